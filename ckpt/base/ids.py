@@ -1,0 +1,125 @@
+"""What things are called: the identifiers that messages, files and logs share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+from ckpt.base.errors import Refused
+from ckpt.base.limits import RUN_NAME_BYTES_MAX
+
+RunName = NewType("RunName", str)
+"""1 to 255 bytes of UTF-8; see `check_run_name`."""
+Step = NewType("Step", int)
+Rank = NewType("Rank", int)
+LaunchNumber = NewType("LaunchNumber", int)
+"""(term << 32) | counter: grows across coordinator restarts without being durable itself."""
+TargetId = NewType("TargetId", str)
+BootId = NewType("BootId", int)
+"""A target process's own incarnation, 64 random bits, never 0."""
+Epoch = NewType("Epoch", int)
+"""(term << 32) | version of the cluster map."""
+ColumnNumber = NewType("ColumnNumber", int)
+"""Position in the stripe: 0 .. k-1 carry data, k .. n-1 carry parity."""
+ReservationId = NewType("ReservationId", int)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Generation:
+    """One attempt to write (run, step) by one launch. Only grows."""
+
+    term: int
+    counter: int
+
+    def __str__(self) -> str:
+        return f"{self.term}.{self.counter}"
+
+    @classmethod
+    def parse(cls, text: str) -> Generation:
+        """The inverse of `str`; raises Refused when the text is not `TERM.COUNTER`."""
+        term, dot, counter = text.partition(".")
+        if not (dot and term.isascii() and term.isdigit() and counter.isascii() and counter.isdigit()):
+            raise Refused(f"generation {text!r} is not of the form TERM.COUNTER")
+        return cls(int(term), int(counter))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CheckpointId:
+    """One generation of one step of one run."""
+
+    run: RunName
+    step: Step
+    generation: Generation
+
+    def __str__(self) -> str:
+        return f"{self.run}@{self.step}#{self.generation}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PayloadId:
+    """The bytes that one rank hands over in one save."""
+
+    checkpoint: CheckpointId
+    rank: Rank
+
+    def __str__(self) -> str:
+        return f"{self.checkpoint} rank {self.rank}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ColumnId:
+    """All fragments of one payload at one stripe position: one file on one target."""
+
+    payload: PayloadId
+    column: ColumnNumber
+
+    def __str__(self) -> str:
+        return f"{self.payload} column {self.column}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Domain:
+    """The failure domains that a target stands in, widest first."""
+
+    power: str
+    rack: str
+    host: str
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.power}/{self.rack}/{self.host}/{self.device}"
+
+    @classmethod
+    def parse(cls, text: str) -> Domain:
+        """`POWER/RACK/HOST/DEVICE`; raises Refused when a level is missing or empty."""
+        parts = text.split("/")
+        if len(parts) != 4 or not all(parts):
+            raise Refused(f"failure domain {text!r} is not of the form POWER/RACK/HOST/DEVICE")
+        return cls(*parts)
+
+
+def check_run_name(name: str) -> RunName:
+    """The name as a RunName, or Refused with the rule that it breaks.
+
+    1 to 255 bytes of UTF-8, no control characters, no `@` (RUN@STEP), no `.` or `..` segments.
+    """
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise Refused(f"run name {name!r} is not valid Unicode") from None
+    if not 1 <= size <= RUN_NAME_BYTES_MAX:
+        raise Refused(f"run name of {size} bytes: 1 to {RUN_NAME_BYTES_MAX} are allowed")
+    if any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in name):
+        raise Refused(f"run name {name!r} has a control character")
+    if "@" in name:
+        raise Refused(f"run name {name!r} has an '@', which separates RUN@STEP")
+    if any(segment in (".", "..") for segment in name.split("/")):
+        raise Refused(f"run name {name!r} has a '.' or '..' segment")
+    return RunName(name)
+
+
+def check_step(step: int) -> Step:
+    """The step as a Step, or Refused: 0 <= step < 2**63."""
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 1 << 63:
+        raise Refused(f"step {step!r} is not an integer from 0 to 2**63 - 1")
+    return Step(step)

@@ -1,0 +1,55 @@
+"""Every bound that two rooms rely on, and the relations that must hold between them."""
+
+from __future__ import annotations
+
+from ckpt.base.units import GiB, KiB, MiB
+
+# Names and counts.
+RUN_NAME_BYTES_MAX = 255
+WORLD_SIZE_MAX = 1 << 20
+CODE_COLUMNS_MAX = 32
+CODE_PARITY_MAX = 4
+TARGET_ID_BYTES_MAX = 64
+
+# Layout.
+PAGE_BYTES = 4 * KiB
+"""O_DIRECT's unit here; every offset and length in a column file is a multiple of it."""
+BLOCK_BYTES = 128 * KiB
+"""Checksum block: the size of damage. A cell has one or several; its last may be shorter."""
+CELL_BYTES_DEFAULT = 512 * KiB
+CELL_BYTES_MAX = 4 * MiB
+PAYLOAD_BYTES_MAX = 1 << 44
+
+# Frames.
+FRAME_META_BYTES_MAX = 64 * KiB
+FRAME_BULK_BYTES_MAX = 8 * MiB
+UNAUTHENTICATED_BYTES_MAX = 4 * KiB
+UNAUTHENTICATED_PEERS_MAX = 64
+UNAUTHENTICATED_LIFE_US = 5_000_000
+READ_RANGES_MAX = 4096
+
+# Documents.
+COMMIT_RECORD_BYTES_MAX = 4 * KiB
+MANIFEST_BYTES_MAX = 64 * MiB
+TABLE_BYTES_MAX = 256 * MiB
+"""A rank's tensor table, and its tree document."""
+INDEX_BYTES_MAX = 4 * GiB
+TREE_DEPTH_MAX = 64
+
+# Leases and deadlines.
+LEASE_US = 3_000_000
+RENEW_US = 1_000_000
+HEDGE_US = 2_000_000
+"""A column without progress for so long, while it owes some, loses its place to a spare."""
+RESOLVE_WAIT_US = 10_000_000
+
+# Targets.
+RESERVE_FRACTION = 0.05
+"""Of each device, never given to a reservation."""
+
+assert PAGE_BYTES <= BLOCK_BYTES <= CELL_BYTES_DEFAULT <= CELL_BYTES_MAX
+assert BLOCK_BYTES & (BLOCK_BYTES - 1) == 0, "blocks of a cell are found by shifting"
+assert CELL_BYTES_DEFAULT % BLOCK_BYTES == 0
+assert CELL_BYTES_MAX <= FRAME_BULK_BYTES_MAX, "one fragment travels in one frame"
+assert CODE_PARITY_MAX < CODE_COLUMNS_MAX
+assert 2 * RENEW_US < LEASE_US, "one lost renewal must not cost the lease"

@@ -1,0 +1,64 @@
+"""Sizes and times: constants, and how people read and write them."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ckpt.base.errors import Refused
+
+KiB: Final = 1 << 10
+MiB: Final = 1 << 20
+GiB: Final = 1 << 30
+TiB: Final = 1 << 40
+
+US_PER_S: Final = 1_000_000
+
+_SUFFIX_BYTES: Final = {
+    "": 1, "b": 1,
+    "k": KiB, "ki": KiB, "kib": KiB, "kb": 10**3,
+    "m": MiB, "mi": MiB, "mib": MiB, "mb": 10**6,
+    "g": GiB, "gi": GiB, "gib": GiB, "gb": 10**9,
+    "t": TiB, "ti": TiB, "tib": TiB, "tb": 10**12,
+}  # fmt: skip
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from `4096`, `64k`, `1.5GiB`, `2GB`: bare letters and -iB are binary, -B decimal."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].lower() not in _SUFFIX_BYTES:
+        raise Refused(f"size {text!r} is not a number with a suffix like k, MiB or GB")
+    return int(float(match[1]) * _SUFFIX_BYTES[match[2].lower()])
+
+
+def format_bytes(count: float) -> str:
+    """Three significant digits with a binary unit: `512 KiB`, `1.25 GiB`."""
+    for unit, size in (("TiB", TiB), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):
+        if abs(count) >= size:
+            return f"{count / size:.3g} {unit}" if count / size < 1000 else f"{count / size:.0f} {unit}"
+    return f"{count:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """`850 us`, `12.3 ms`, `4.56 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def align_up(value: int, unit: int) -> int:
+    """The smallest multiple of `unit` that is not below `value`."""
+    return -(-value // unit) * unit
+
+
+def align_down(value: int, unit: int) -> int:
+    """The largest multiple of `unit` that is not above `value`."""
+    return value // unit * unit

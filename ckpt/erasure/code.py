@@ -1,0 +1,51 @@
+"""The shape of a code: k data and m parity columns, written `4+2`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ckpt.base.errors import Refused
+from ckpt.base.limits import CODE_COLUMNS_MAX, CODE_PARITY_MAX
+
+_TEXT = re.compile(r"(\d{1,2})\+(\d{1,2})")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Code:
+    """Reed-Solomon k+m over GF(2^8). k = 1 is replication, m = 0 has no protection."""
+
+    k: int
+    m: int
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.k and 0 <= self.m <= CODE_PARITY_MAX and self.n <= CODE_COLUMNS_MAX):
+            raise Refused(
+                f"code {self.k}+{self.m}: k >= 1, m <= {CODE_PARITY_MAX} and k + m <= {CODE_COLUMNS_MAX}"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.k}+{self.m}"
+
+    @property
+    def n(self) -> int:
+        """Columns in all."""
+        return self.k + self.m
+
+    @property
+    def floor(self) -> int:
+        """Fewest sealed columns that may commit: min(n, k + 1)."""
+        return min(self.n, self.k + 1)
+
+    @property
+    def missing_max(self) -> int:
+        """Columns that a *planned* full write may commit without, after their hedge deadline: max(0, m - 1)."""
+        return max(0, self.m - 1)
+
+    @classmethod
+    def parse(cls, text: str) -> Code:
+        """`K+M`; raises Refused when the text or the numbers are not a code."""
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            raise Refused(f"code {text!r} is not of the form K+M, such as 4+2")
+        return cls(int(match[1]), int(match[2]))

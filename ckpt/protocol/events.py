@@ -1,0 +1,90 @@
+"""The events and actions that every state machine shares.
+
+A machine is a pure object: `handle(event) -> list[Action]`. It owns no clock, socket, file or thread;
+time arrives in `now_us` (monotonic microseconds of its own process) of each event. The daemons and the
+simulator perform the actions and feed back what happened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+from ckpt.protocol.messages import Message, Role
+
+Session = NewType("Session", int)
+"""One authenticated connection, numbered by the shell that owns it; never used again."""
+
+Buffer = bytes | bytearray | memoryview
+
+
+# --------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """A peer proved the cluster's secret."""
+
+    now_us: int
+    session: Session
+    role: Role
+    name: str
+    """A target's id, or `HOST:PID` of a client; for people, never for decisions about safety."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    """The connection is gone; nothing more arrives on it and sends to it are dropped."""
+
+    now_us: int
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A whole frame. `bulk` is valid only during `handle`, unless the action that keeps it says so."""
+
+    now_us: int
+    session: Session
+    request: int
+    """Correlates a reply with its request; a column stream uses one number throughout."""
+    message: Message
+    bulk: Buffer = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed. Shells tick at least every 100 ms."""
+
+    now_us: int
+
+
+# --------------------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Queue one frame on a session; dropped silently when the session is gone."""
+
+    session: Session
+    request: int
+    message: Message
+    bulk: Buffer = b""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    """Cut a peer off; the reason goes to the log and to a counter."""
+
+    session: Session
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A line for the log, with its fields; machines never log themselves."""
+
+    level: str
+    """`info`, `warning` or `error`."""
+    text: str
+    fields: tuple[tuple[str, str | int | float], ...] = ()

@@ -1,0 +1,789 @@
+"""Who says what: every message of the two planes, one frozen dataclass each.
+
+A message is the `meta` part of a frame (`ckpt.format.frame`), encoded as a MessagePack map by field
+name. A newer peer may add fields with defaults: unknown fields are ignored, missing ones take their
+default, so neighbours of one version understand each other (P11). Numbers in `MESSAGE_TYPES` are
+never used again. Nothing here can carry code.
+
+    handshake      client -> server    ClientHello, ClientProof        server -> client  ServerHello, ServerProof
+    data plane     stager  -> target   BeginColumn, Fragment, SealColumn, AbandonColumn
+                   target  -> stager   ColumnAccepted, CreditGranted, ColumnSealed, Failed
+                   reader  -> target   ReadRanges, ReadManifest, ReadDocument, VerifyColumn, CancelRequest
+                   target  -> reader   RangeData, RangeDamaged, RangesDone, ManifestData, DocumentData, ColumnVerified
+    control plane  stager  -> coord.   JoinLaunch, OpenPayload, RequestSpares, Certify, BoxesCompared, TrainerLeft
+                   coord.  -> stager   LaunchJoined, PayloadPlanned, SparesNamed, Certified, ColumnsLost,
+                                       CompareBoxes, AttemptCommitted, AttemptAborted
+                   reader  -> coord.   JoinLaunch, Resolve, ReleasePin, ReportDamage, Ask, DeleteStep
+                   coord.  -> reader   LaunchJoined, Resolved, DamageJudged, Answer, StepDeleted
+                   target  -> coord.   RegisterTarget, RenewLease (the target dials)
+                   coord.  -> target   TargetRegistered, LeaseRenewed; commands: Reserve, ReleaseReservation,
+                                       Attest, PutDocument, DropGeneration, DropColumn, VerifyColumn, ListColumns
+                   target  -> coord.   Reserved, Attested, DocumentStored, Dropped, ColumnVerified, ColumnsListed
+
+Any request may be answered by `Failed` instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from ckpt.base.ids import (
+    BootId,
+    CheckpointId,
+    ColumnId,
+    ColumnNumber,
+    Epoch,
+    LaunchNumber,
+    PayloadId,
+    Rank,
+    ReservationId,
+    RunName,
+    Step,
+    TargetId,
+)
+
+PROTOCOL_VERSION: Final = 1
+"""Spoken here; a peer of the neighbouring version is accepted."""
+
+
+class Role(Enum):
+    """What a connection's other end claims to be; the handshake binds it."""
+
+    STAGER = "stager"
+    READER = "reader"
+    TARGET = "target"
+    COORDINATOR = "coordinator"
+    ADMIN = "admin"
+
+
+# =========================================================================== handshake
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHello:
+    """The first frame on a connection. Reveals no name."""
+
+    version: int
+    role: Role
+    nonce: bytes
+    """32 random bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerHello:
+    """The server's half. It reveals nothing but a nonce; its identity follows when the client has proved itself."""
+
+    version: int
+    nonce: bytes
+    mac: bytes
+    """HMAC-SHA256(secret, "ckpt server" | transcript), see ckpt.protocol.handshake."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientProof:
+    """The client's half, and who it is."""
+
+    mac: bytes
+    name: str
+    cluster: str = ""
+    """The cluster id that the client expects; empty when it does not know yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProof:
+    """The session stands."""
+
+    cluster: str
+    role: Role
+    name: str
+    """The target's id; empty for the coordinator."""
+    boot: BootId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The answer to any request that was not done; fields as in ckpt.base.errors."""
+
+    code: str
+    message: str
+    hint: str = ""
+    retry_after_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """The asker no longer wants the answer to the request of this frame's number. Never answered."""
+
+
+# =========================================================================== data plane: write
+
+
+@dataclass(frozen=True, slots=True)
+class BeginColumn:
+    """Open a column stream; the frame's request number names it until sealed or abandoned."""
+
+    column: ColumnId
+    launch: LaunchNumber
+    reservation: ReservationId
+    code: str
+    payload_bytes: int
+    cell_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnAccepted:
+    """The target holds space and buffers: this many fragment bytes may be sent at once."""
+
+    credit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """Bulk: one cell. Any order of stripes is accepted; a repeated stripe is ignored."""
+
+    stripe: int
+    crc: int
+    """CRC-32 (IEEE) of the bulk."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreditGranted:
+    """Buffers are free again: so many bytes more may be sent on this stream."""
+
+    credit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SealColumn:
+    """Bulk: the rank's manifest (ckpt.format.manifest), when it fits one frame; else sent in parts by offset."""
+
+    manifest_bytes: int
+    manifest_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnProof:
+    """What a target vouches for: this column is sealed here, under this boot."""
+
+    column: ColumnId
+    target: TargetId
+    boot: BootId
+    code: str
+    payload_bytes: int
+    column_crc: int
+    """CRC-32 over all fragment bytes of the column."""
+    manifest_digest: bytes
+    """xxh3-128 of the manifest."""
+    mac: bytes
+    """HMAC-SHA256 under the target's own key, over all other fields and the cluster id."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSealed:
+    """The column and its metadata are on stable storage."""
+
+    proof: ColumnProof
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonColumn:
+    """The sender gives this stream up; the target frees what it held. Never answered."""
+
+
+# =========================================================================== data plane: read
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Fragment bytes [start, end) of a column, the header page not counted."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRanges:
+    """Vectored read of one column. Answered by RangeData and RangeDamaged in any order, then RangesDone.
+
+    The target verifies whole blocks and sends only the wanted bytes. At most READ_RANGES_MAX ranges.
+    """
+
+    column: ColumnId
+    ranges: tuple[ByteRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RangeData:
+    """Bulk: the fragment bytes at `start`."""
+
+    start: int
+    crc: int
+    """Fresh CRC-32 of the bulk."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeDamaged:
+    """Wanted bytes [start, end) that fail their block's checksum or cannot be read: an erasure."""
+
+    start: int
+    end: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RangesDone:
+    """Every wanted byte was sent or named as damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadManifest:
+    """Ask for a column's manifest. Answered by ManifestData parts until `offset + len(bulk) == total_bytes`."""
+
+    column: ColumnId
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestData:
+    """Bulk: manifest bytes at `offset`."""
+
+    total_bytes: int
+    offset: int = 0
+
+
+class DocumentKind(Enum):
+    """The small documents that targets keep beside columns."""
+
+    INDEX = "index"
+    RECORD = "record"
+    TOMBSTONE = "tombstone"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDocument:
+    """Ask for [start, end) of a document; `end` None means to its end."""
+
+    kind: DocumentKind
+    checkpoint: CheckpointId
+    start: int = 0
+    end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentData:
+    """Bulk: document bytes at `offset`; parts follow until `last`."""
+
+    total_bytes: int
+    offset: int
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyColumn:
+    """Read every byte of a column and compare all checksums."""
+
+    column: ColumnId
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnVerified:
+    """What a full read found. `missing` means that there is no such column here."""
+
+    column: ColumnId
+    missing: bool
+    column_bytes: int
+    damaged: tuple[ByteRange, ...] = ()
+
+
+# =========================================================================== control plane: save
+
+
+@dataclass(frozen=True, slots=True)
+class JoinLaunch:
+    """One rank of one start of a run. Idempotent for the same process."""
+
+    run: RunName
+    key: str | None
+    rank: Rank
+    world_size: int
+    process: str
+    """The trainer's own incarnation: `HOST/PID/random`."""
+    launch: LaunchNumber | None = None
+    """What an earlier join answered; lets a restarted coordinator adopt it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchJoined:
+    """All ranks of one launch get the same number."""
+
+    launch: LaunchNumber
+
+
+class ReplicaPolicy(Enum):
+    """What to do with a replica that differs."""
+
+    ABORT = "abort"
+    KEEP = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPayload:
+    """A rank has staged its payload and asks where it goes. The first one of (run, step) opens the attempt.
+
+    `resume` names the generation when the stager repeats itself to a restarted coordinator.
+    """
+
+    run: RunName
+    step: Step
+    launch: LaunchNumber
+    rank: Rank
+    world_size: int
+    process: str
+    payload_bytes: int
+    replicas: ReplicaPolicy = ReplicaPolicy.ABORT
+    resume: CheckpointId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One target that may take a column, with the reservation that waits for it there."""
+
+    target: TargetId
+    boot: BootId
+    address: str
+    """HOST:PORT."""
+    reservation: ReservationId
+    unix: str = ""
+    """Path of the target's Unix socket, for a stager on its host."""
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadPlanned:
+    """The generation is durable; `places[j]` takes column j, spares replace them in order."""
+
+    payload: PayloadId
+    code: str
+    cell_bytes: int
+    places: tuple[Place, ...]
+    """n entries, or fewer than n: a column without a live target has None."""
+    spares: tuple[Place, ...]
+    absent: tuple[ColumnNumber, ...] = ()
+    """Columns that no live target can take now; `places` holds the other columns in ascending order."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpares:
+    """The named spares are used up, or the plan had none."""
+
+    payload: PayloadId
+    column: ColumnNumber
+    failed: tuple[TargetId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SparesNamed:
+    """More spares; empty when no live target can take the column."""
+
+    payload: PayloadId
+    spares: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Certify:
+    """This payload has enough sealed columns at this moment. Bulk: the rank's table (ckpt.format.table).
+
+    Repeated, with the same content, to a restarted coordinator.
+    """
+
+    payload: PayloadId
+    launch: LaunchNumber
+    world_size: int
+    proofs: tuple[ColumnProof, ...]
+    code: str
+    payload_bytes: int
+    cell_bytes: int
+    manifest_digest: bytes
+    document_offset: int
+    """Where the rank's tree document lies in its payload."""
+    document_bytes: int
+    stall_us: int
+    fault_in_us: int = 0
+    table_bytes: int = 0
+    table_offset: int = 0
+    """A table larger than one frame is sent as several Certify frames, ascending; the last completes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """Noted. The commit counts again."""
+
+    payload: PayloadId
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsLost:
+    """The second count found too few: stream these columns again, onto these places."""
+
+    payload: PayloadId
+    columns: tuple[ColumnNumber, ...]
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BoxQuery:
+    """A part of one tensor that two ranks hold: fingerprint it."""
+
+    name: str
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompareBoxes:
+    """Overlapping shards must agree: every holder answers with the fingerprints of the overlaps."""
+
+    payload: PayloadId
+    boxes: tuple[BoxQuery, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BoxesCompared:
+    """xxh3-128 of each box's bytes in C order, as asked."""
+
+    payload: PayloadId
+    fingerprints: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitInfo:
+    """What everybody may know of a committed checkpoint."""
+
+    checkpoint: CheckpointId
+    launch: LaunchNumber
+    world_size: int
+    code: str
+    payload_bytes: int
+    targets_survivable: int
+    domains_survivable: int
+    domain_level: str
+    """`device`, `host`, `rack` or `power`: what domains_survivable counts."""
+    committed_at_s: float
+    """Wall clock, for people only (P12)."""
+    commit_us: int
+    """From the first OpenPayload to the durable record."""
+    stall_us: int
+    """The longest of all ranks."""
+    slowest_rank: Rank
+    slowest_target: TargetId
+    fault_in_us: int = 0
+    columns_missing: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptCommitted:
+    """Pushed to every stager of the attempt; the arena half is free."""
+
+    info: CommitInfo
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptAborted:
+    """Pushed to every stager of the attempt; it will never commit."""
+
+    checkpoint: CheckpointId
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerLeft:
+    """A stager lost its trainer. Attempts that still lack this rank's payload are aborted."""
+
+    run: RunName
+    launch: LaunchNumber
+    rank: Rank
+    process: str
+
+
+# =========================================================================== control plane: read
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """Which generation to read. With a launch, `step=None` is resolved once for all its ranks."""
+
+    run: RunName
+    step: Step | None
+    launch: LaunchNumber | None = None
+    rank: Rank | None = None
+    world_size: int | None = None
+    timeout_us: int = 10_000_000
+    fallback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TargetAddress:
+    """Where to read."""
+
+    target: TargetId
+    boot: BootId
+    address: str
+    unix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A committed generation, pinned until ReleasePin or the session's end. Bulk: the commit record."""
+
+    info: CommitInfo
+    pin: int
+    targets: tuple[TargetAddress, ...]
+    """Live targets that hold columns or documents of it."""
+    skipped: tuple[str, ...] = ()
+    """Newer steps that were passed over, each with its reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePin:
+    """The reader is done. Never answered."""
+
+    pin: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDamage:
+    """A reader could not decode this payload from the columns it reached."""
+
+    payload: PayloadId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DamageJudged:
+    """`proved`: the generation is lost, resolve again. Otherwise it is out of reach for now."""
+
+    proved: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question of people and tools; the answer is the JSON that HTTP `/v1/<what>` gives."""
+
+    what: str
+    """`status`, `runs`, `steps`, `show`, `health`."""
+    run: RunName | None = None
+    step: Step | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Bulk: JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteStep:
+    """Delete every generation of (run, step): tombstone first, columns when no reader holds them."""
+
+    run: RunName
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class StepDeleted:
+    """The tombstone is durable; nobody resolves this step any more."""
+
+    bytes_freed: int
+
+
+# =========================================================================== control plane: targets
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterTarget:
+    """A target process presents itself. It dials; the coordinator's commands come back on this session."""
+
+    target: TargetId
+    boot: BootId
+    address: str
+    unix: str
+    domain: str
+    directory: str
+    pid: int
+    bytes_total: int
+    bytes_free: int
+    bytes_used: int
+    term_seen: int
+    """The highest coordinator term on this target's stable storage."""
+    reservations: tuple[ReservationId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRegistered:
+    """The target refuses every command of a lower term from now on, also after a restart."""
+
+    term: int
+    epoch: Epoch
+    lease_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLease:
+    """I live. Counters are cumulative since boot."""
+
+    target: TargetId
+    boot: BootId
+    bytes_free: int
+    bytes_used: int
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRenewed:
+    """The current epoch of the cluster map."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Preallocate an aside file for one column. Idempotent by reservation."""
+
+    term: int
+    reservation: ReservationId
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The space is held on disk until used or released."""
+
+    reservation: ReservationId
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseReservation:
+    """Give the space back. Idempotent; never answered."""
+
+    term: int
+    reservation: ReservationId
+
+
+@dataclass(frozen=True, slots=True)
+class Attest:
+    """Prove again, under the current boot, which of these columns are sealed here."""
+
+    term: int
+    columns: tuple[ColumnId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Attested:
+    """One proof for each column that is here and whole; others are absent."""
+
+    proofs: tuple[ColumnProof, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PutDocument:
+    """Bulk: document bytes at `offset`. The part that completes it is answered when all is durable."""
+
+    term: int
+    kind: DocumentKind
+    checkpoint: CheckpointId
+    total_bytes: int
+    offset: int
+    digest: bytes
+    """xxh3-128 of the whole document."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentStored:
+    """On stable storage, whole, digest checked."""
+
+    kind: DocumentKind
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class DropGeneration:
+    """Remove all columns and documents of a generation but its tombstone. Idempotent."""
+
+    term: int
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class DropColumn:
+    """Remove one column that the index does not name. Idempotent."""
+
+    term: int
+    column: ColumnId
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Gone, durably."""
+
+    bytes_freed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListColumns:
+    """What is here, in name order, behind the cursor."""
+
+    cursor: str = ""
+    count_max: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentSummary:
+    """A document that a target holds."""
+
+    kind: DocumentKind
+    checkpoint: CheckpointId
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsListed:
+    """A page. `cursor` is empty at the end."""
+
+    columns: tuple[ColumnProof, ...]
+    documents: tuple[DocumentSummary, ...]
+    cursor: str
+
+
+Message = (
+    ClientHello | ServerHello | ClientProof | ServerProof | Failed | CancelRequest
+    | BeginColumn | ColumnAccepted | Fragment | CreditGranted | SealColumn | ColumnSealed | AbandonColumn
+    | ReadRanges | RangeData | RangeDamaged | RangesDone | ReadManifest | ManifestData
+    | ReadDocument | DocumentData | VerifyColumn | ColumnVerified
+    | JoinLaunch | LaunchJoined | OpenPayload | PayloadPlanned | RequestSpares | SparesNamed
+    | Certify | Certified | ColumnsLost | CompareBoxes | BoxesCompared
+    | AttemptCommitted | AttemptAborted | TrainerLeft
+    | Resolve | Resolved | ReleasePin | ReportDamage | DamageJudged | Ask | Answer | DeleteStep | StepDeleted
+    | RegisterTarget | TargetRegistered | RenewLease | LeaseRenewed | Reserve | Reserved | ReleaseReservation
+    | Attest | Attested | PutDocument | DocumentStored | DropGeneration | DropColumn | Dropped
+    | ListColumns | ColumnsListed
+)  # fmt: skip
+
+MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
+    1: ClientHello, 2: ServerHello, 3: ClientProof, 4: ServerProof, 5: Failed, 6: CancelRequest,
+    16: BeginColumn, 17: ColumnAccepted, 18: Fragment, 19: CreditGranted, 20: SealColumn, 21: ColumnSealed,
+    22: AbandonColumn,
+    32: ReadRanges, 33: RangeData, 34: RangeDamaged, 35: RangesDone, 36: ReadManifest, 37: ManifestData,
+    38: ReadDocument, 39: DocumentData, 40: VerifyColumn, 41: ColumnVerified,
+    48: JoinLaunch, 49: LaunchJoined, 50: OpenPayload, 51: PayloadPlanned, 52: RequestSpares, 53: SparesNamed,
+    54: Certify, 55: Certified, 56: ColumnsLost, 57: CompareBoxes, 58: BoxesCompared,
+    59: AttemptCommitted, 60: AttemptAborted, 61: TrainerLeft,
+    64: Resolve, 65: Resolved, 66: ReleasePin, 67: ReportDamage, 68: DamageJudged, 69: Ask, 70: Answer,
+    71: DeleteStep, 72: StepDeleted,
+    80: RegisterTarget, 81: TargetRegistered, 82: RenewLease, 83: LeaseRenewed, 84: Reserve, 85: Reserved,
+    86: ReleaseReservation, 87: Attest, 88: Attested, 89: PutDocument, 90: DocumentStored,
+    91: DropGeneration, 92: DropColumn, 93: Dropped, 94: ListColumns, 95: ColumnsListed,
+}  # fmt: skip
+"""Frame type number -> message. A number is never given to another message."""
