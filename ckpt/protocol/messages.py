@@ -344,6 +344,8 @@ class OpenPayload:
     payload_bytes: int
     replicas: ReplicaPolicy = ReplicaPolicy.ABORT
     resume: CheckpointId | None = None
+    save: int = 0
+    """This process's own count of its saves, from 1: makes a repeated request recognizable."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,216 @@
+"""What the coordinator keeps on stable storage: the entries, and the image that a restart begins from.
+
+Only opening an attempt, deciding, committing, aborting and deleting are durable; everything else is
+told again by stagers and targets. Each entry moves one checkpoint along
+
+    OPEN -> DECIDED -> COMMITTED -> TOMBSTONED -> DELETED
+      \\-> ABORTED        \\-> DAMAGED (stays listed, is never resolved)
+
+The shell stores entries in order and applies the same fold (`apply_entry`) when it loads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from ckpt.base.ids import CheckpointId, LaunchNumber, TargetId
+
+
+class RowState(Enum):
+    """How far a checkpoint has come; the names are stored."""
+
+    OPEN = "open"
+    DECIDED = "decided"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    DAMAGED = "damaged"
+    TOMBSTONED = "tombstoned"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOpened:
+    """Durable before any rank learns the generation."""
+
+    checkpoint: CheckpointId
+    launch: LaunchNumber
+    launch_key: str | None
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDecided:
+    """The point of no return: from here on the attempt is only rolled forward, with these bytes."""
+
+    checkpoint: CheckpointId
+    record: bytes
+    """The encoded commit record (ckpt.format.record)."""
+    placement: bytes
+    """The encoded Placement: which target holds which column."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptCommitted:
+    """The record lies on enough targets; announced after this."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptAborted:
+    """Will never commit; its columns may be dropped."""
+
+    checkpoint: CheckpointId
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDamaged:
+    """Proved beyond repair; resolution passes it over, loudly."""
+
+    checkpoint: CheckpointId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTombstoned:
+    """Deleted as a fact; its columns go when no reader holds them."""
+
+    checkpoint: CheckpointId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDeleted:
+    """Every target has confirmed; nothing of it is left but tombstones."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSeen:
+    """A target belongs to the cluster: it is named in reports also while it is down."""
+
+    target: TargetId
+    domain: str
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepairNeeded:
+    """A durable intent: these columns of a committed checkpoint are missing."""
+
+    checkpoint: CheckpointId
+    rank: int
+    columns: tuple[int, ...]
+
+
+CatalogEntry = (
+    AttemptOpened
+    | AttemptDecided
+    | AttemptCommitted
+    | AttemptAborted
+    | CheckpointDamaged
+    | CheckpointTombstoned
+    | CheckpointDeleted
+    | TargetSeen
+    | RepairNeeded
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Action: put all entries on stable storage, together; then answer with `Persisted(ticket)`.
+
+    Tickets are numbered from 1 and acknowledged in order.
+    """
+
+    ticket: int
+    entries: tuple[CatalogEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Persisted:
+    """Event: the entries of this ticket survive a crash."""
+
+    now_us: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogRow:
+    """All that is known of one checkpoint."""
+
+    checkpoint: CheckpointId
+    state: RowState
+    launch: LaunchNumber
+    launch_key: str | None
+    world_size: int
+    record: bytes = b""
+    placement: bytes = b""
+    reason: str = ""
+    """Of an abort, damage or deletion: `code: message`."""
+
+
+@dataclass(slots=True)
+class CatalogImage:
+    """The catalog as a restart finds it. `term` is already this process's own, new and durable."""
+
+    term: int
+    rows: dict[CheckpointId, CatalogRow] = field(default_factory=dict)
+    targets: dict[TargetId, TargetSeen] = field(default_factory=dict)
+    repairs: dict[tuple[CheckpointId, int], tuple[int, ...]] = field(default_factory=dict)
+
+    def apply(self, entry: CatalogEntry) -> None:
+        """Fold one entry into the image. Entries about unknown checkpoints are a programmer's mistake."""
+        match entry:
+            case AttemptOpened():
+                self.rows[entry.checkpoint] = CatalogRow(
+                    entry.checkpoint,
+                    RowState.OPEN,
+                    entry.launch,
+                    entry.launch_key,
+                    entry.world_size,
+                )
+            case TargetSeen():
+                self.targets[entry.target] = entry
+            case RepairNeeded():
+                self.repairs[(entry.checkpoint, entry.rank)] = entry.columns
+            case _:
+                self.rows[entry.checkpoint] = _moved(self.rows[entry.checkpoint], entry)
+
+
+def apply_all(image: CatalogImage, entries: Iterable[CatalogEntry]) -> CatalogImage:
+    """The image after all entries, in order."""
+    for entry in entries:
+        image.apply(entry)
+    return image
+
+
+def _moved(
+    row: CatalogRow,
+    entry: AttemptDecided
+    | AttemptCommitted
+    | AttemptAborted
+    | CheckpointDamaged
+    | CheckpointTombstoned
+    | CheckpointDeleted,
+) -> CatalogRow:
+    match entry:
+        case AttemptDecided():
+            return replace(
+                row, state=RowState.DECIDED, record=entry.record, placement=entry.placement
+            )
+        case AttemptCommitted():
+            return replace(row, state=RowState.COMMITTED)
+        case AttemptAborted():
+            return replace(row, state=RowState.ABORTED, reason=f"{entry.code}: {entry.message}")
+        case CheckpointDamaged():
+            return replace(row, state=RowState.DAMAGED, reason=entry.reason)
+        case CheckpointTombstoned():
+            return replace(row, state=RowState.TOMBSTONED, reason=entry.reason)
+        case CheckpointDeleted():
+            return replace(row, state=RowState.DELETED, placement=b"")
