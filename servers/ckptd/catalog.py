@@ -1,0 +1,438 @@
+"""What does the coordinator know after a crash? The catalog on stable storage, in SQLite.
+
+Goals: an acknowledged ticket survives SIGKILL and power loss; one fsync serves every ticket that
+waits; the event loop never blocks on it.
+
+Plan: the write-ahead log with synchronous=FULL; one writer thread that owns the connection, takes
+all tickets that have gathered, puts them into one transaction and acknowledges them behind its
+COMMIT. The tables hold folded rows (`CatalogImage.apply`), not a log, so the file grows with what
+exists and a start reads it once.
+
+Invariants
+- One process at a time: an exclusive flock on `coordinator.lock`, held for life.
+- The term of a process is durable, and above every earlier one, before `open` returns.
+- Tickets are acknowledged in order. After an error nothing more is: after a failed fsync nobody
+  knows what the disk holds, so the only sound step is to stop and to load again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from ckpt.base.errors import Busy, CkptError, Corrupt, Refused, Unavailable
+from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, RunName, Step, TargetId
+from ckpt.protocol.catalog import (
+    AttemptOpened,
+    CatalogEntry,
+    CatalogImage,
+    CatalogRow,
+    Persist,
+    RepairNeeded,
+    RowState,
+    TargetSeen,
+)
+
+CATALOG_NAME: Final = "catalog.sqlite"
+LOCK_NAME: Final = "coordinator.lock"
+SCHEMA_VERSION: Final = 1
+APPLICATION_ID: Final = 0x636B7074  # "ckpt"
+TICKETS_WAITING_MAX: Final = 1 << 20
+"""Above it the disk has stood still for minutes: better to stop than to grow."""
+
+_TERM_MAX: Final = (1 << 31) - 1
+_SCHEMA: Final = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL);
+CREATE TABLE checkpoint (
+    run TEXT NOT NULL, step INTEGER NOT NULL, term INTEGER NOT NULL, counter INTEGER NOT NULL,
+    state TEXT NOT NULL, launch INTEGER NOT NULL, launch_key TEXT, world_size INTEGER NOT NULL,
+    record BLOB NOT NULL, placement BLOB NOT NULL, reason TEXT NOT NULL,
+    PRIMARY KEY (run, step, term, counter));
+CREATE TABLE target (id TEXT PRIMARY KEY, domain TEXT NOT NULL, directory TEXT NOT NULL);
+CREATE TABLE repair (
+    run TEXT NOT NULL, step INTEGER NOT NULL, term INTEGER NOT NULL, counter INTEGER NOT NULL,
+    rank INTEGER NOT NULL, columns TEXT NOT NULL,
+    PRIMARY KEY (run, step, term, counter, rank));
+"""
+_ROW_FIELDS: Final = "state, launch, launch_key, world_size, record, placement, reason"
+_KEY: Final = "run = ? AND step = ? AND term = ? AND counter = ?"
+
+
+class Catalog:
+    """I keep the entries of one coordinator. I expect `start` before the first `submit`.
+
+    After `close` every submitted ticket is either acknowledged or the error was told; the lock is
+    free. `image` is what was found at `open`, with this process's own term; the machine owns it.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, lock: int, cluster: str, image: CatalogImage
+    ) -> None:
+        self.cluster = cluster
+        self.image = image
+        self._connection = connection
+        self._lock = lock
+        #: Tickets that wait for the writer; filled by the loop's thread, emptied by the writer's.
+        self._waiting: deque[Persist] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._failure: CkptError | None = None
+        self._writer: threading.Thread | None = None
+
+    @classmethod
+    def open(cls, directory: Path, cluster: str | None, new_cluster: str) -> Catalog:
+        """Lock, create or load the catalog in `directory`, and begin a new term.
+
+        `cluster` is the id that the caller insists on, `new_cluster` the one for a new catalog.
+        Raises Busy (another coordinator lives here), Refused (another cluster's, or a newer
+        version's catalog), Corrupt (unreadable; `ckpt catalog rebuild` makes a new one).
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = _lock(directory)
+        try:
+            connection = _connect(directory / CATALOG_NAME)
+            try:
+                _create(connection, directory, cluster or new_cluster)
+                found = _meta(connection, "cluster")
+                if cluster is not None and found != cluster:
+                    raise Refused(
+                        f"the catalog in {directory} is of cluster {found}, not {cluster}"
+                    )
+                image = _load(connection)
+                image.term = _begin_term(connection, image)
+            except sqlite3.DatabaseError as error:
+                raise _unreadable(directory, error) from error
+            except BaseException:
+                connection.close()
+                raise
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(connection, lock, str(found), image)
+
+    def start(
+        self, on_durable: Callable[[int], None], on_failed: Callable[[CkptError], None]
+    ) -> None:
+        """Begin to write. Both callbacks come from the writer's thread, `on_failed` at most once."""
+        assert self._writer is None
+        self._writer = threading.Thread(
+            target=self._write_all, args=(on_durable, on_failed), name="catalog", daemon=True
+        )
+        self._writer.start()
+
+    def submit(self, persist: Persist) -> None:
+        """Queue one ticket; returns at once. Raises the error that ended the writer."""
+        with self._changed:
+            assert not self._closing
+            if self._failure is not None:
+                raise self._failure
+            if len(self._waiting) >= TICKETS_WAITING_MAX:
+                raise Unavailable("the catalog's disk does not answer")
+            self._waiting.append(persist)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Write what waits, end the writer, close the file, free the lock."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._writer is not None:
+            self._writer.join()
+        self._connection.close()
+        os.close(self._lock)
+
+    def __enter__(self) -> Catalog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _write_all(
+        self, on_durable: Callable[[int], None], on_failed: Callable[[CkptError], None]
+    ) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                batch = list(self._waiting)
+                self._waiting.clear()
+            if not batch:
+                return
+            try:
+                _store(self._connection, [entry for persist in batch for entry in persist.entries])
+            except (sqlite3.Error, KeyError) as error:
+                failure = CkptError(f"the catalog cannot be written: {error}")
+                with self._changed:
+                    self._failure = failure
+                    self._waiting.clear()
+                on_failed(failure)
+                return
+            for persist in batch:
+                on_durable(persist.ticket)
+
+
+def create_catalog(directory: Path, cluster: str, image: CatalogImage) -> Path:
+    """Write a whole new catalog; for `ckpt catalog rebuild`. Returns its path.
+
+    `image.term` is the highest term seen anywhere: the next coordinator begins above it.
+    Raises Refused when `directory` has a catalog, Busy when a coordinator lives there.
+    """
+    path = directory / CATALOG_NAME
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = _lock(directory)
+    aside = directory / f"{CATALOG_NAME}.new"
+    try:
+        if path.exists():
+            raise Refused(f"{path} exists", hint="move it away first")
+        aside.unlink(missing_ok=True)
+        connection = _connect(aside)
+        try:
+            _create(connection, directory, cluster)
+            with connection:
+                _set_meta(connection, "term", image.term)
+                for row in image.rows.values():
+                    _insert_row(connection, row)
+                for seen in image.targets.values():
+                    _upsert_target(connection, seen)
+                for (checkpoint, rank), columns in image.repairs.items():
+                    _upsert_repair(connection, RepairNeeded(checkpoint, rank, columns))
+        finally:
+            connection.close()  # The last close folds the log into the file and removes the log.
+        aside.rename(path)
+        _sync_directory(directory)
+    finally:
+        os.close(lock)
+    return path
+
+
+def read_image(directory: Path) -> tuple[str, CatalogImage]:
+    """(cluster id, image) of a catalog at rest; begins no term. Raises as `Catalog.open`."""
+    lock = _lock(directory)
+    try:
+        connection = _connect(directory / CATALOG_NAME)
+        try:
+            return str(_meta(connection, "cluster")), _load(connection)
+        except sqlite3.DatabaseError as error:
+            raise _unreadable(directory, error) from error
+        finally:
+            connection.close()
+    finally:
+        os.close(lock)
+
+
+def _lock(directory: Path) -> int:
+    descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise Busy(f"another coordinator works on {directory}") from None
+    return descriptor
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # The writer's thread takes the connection over from the one that opened it: never both at once.
+    connection = sqlite3.connect(
+        path, check_same_thread=False, isolation_level="IMMEDIATE", timeout=5.0
+    )
+    try:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise _unreadable(path.parent, error) from error
+    return connection
+
+
+def _unreadable(directory: Path, error: sqlite3.Error) -> Corrupt:
+    return Corrupt(
+        f"the catalog in {directory} is unreadable: {error}",
+        hint="move it away and run `ckpt catalog rebuild`",
+    )
+
+
+def _create(connection: sqlite3.Connection, directory: Path, cluster: str) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise Refused(f"the catalog in {directory} has schema {version}; this is {SCHEMA_VERSION}")
+    if version == SCHEMA_VERSION:
+        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(verdict)
+        return
+    # One transaction: a crash leaves an empty file of version 0, which the next start fills.
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        for statement in _SCHEMA.split(";")[:-1]:
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        _set_meta(connection, "cluster", cluster)
+        _set_meta(connection, "term", 0)
+    _sync_directory(directory)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _meta(connection: sqlite3.Connection, key: str) -> str | int:
+    found = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    if found is None:
+        raise sqlite3.DatabaseError(f"no {key} in its meta table")
+    value = found[0]
+    assert isinstance(value, str | int)
+    return value
+
+
+def _set_meta(connection: sqlite3.Connection, key: str, value: str | int) -> None:
+    connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def _begin_term(connection: sqlite3.Connection, image: CatalogImage) -> int:
+    term = image.term + 1
+    assert term <= _TERM_MAX, "a launch number is (term << 32) | counter in 63 bits"
+    with connection:
+        _set_meta(connection, "term", term)
+    return term
+
+
+def _load(connection: sqlite3.Connection) -> CatalogImage:
+    image = CatalogImage(int(_meta(connection, "term")))
+    for run, step, term, counter, *rest in connection.execute(
+        f"SELECT run, step, term, counter, {_ROW_FIELDS} FROM checkpoint ORDER BY run, step, term, counter"
+    ):
+        checkpoint = _checkpoint(run, step, term, counter)
+        image.rows[checkpoint] = _row(checkpoint, rest)
+    for name, domain, directory in connection.execute("SELECT * FROM target ORDER BY id"):
+        image.targets[TargetId(name)] = TargetSeen(TargetId(name), domain, directory)
+    for run, step, term, counter, rank, columns in connection.execute(
+        "SELECT * FROM repair ORDER BY run, step, term, counter, rank"
+    ):
+        key = (_checkpoint(run, step, term, counter), int(rank))
+        image.repairs[key] = tuple(int(number) for number in columns.split())
+    return image
+
+
+def _checkpoint(run: str, step: int, term: int, counter: int) -> CheckpointId:
+    return CheckpointId(RunName(run), Step(step), Generation(term, counter))
+
+
+def _key(checkpoint: CheckpointId) -> tuple[str, int, int, int]:
+    generation = checkpoint.generation
+    return checkpoint.run, checkpoint.step, generation.term, generation.counter
+
+
+def _row(checkpoint: CheckpointId, values: list[str | int | bytes | None]) -> CatalogRow:
+    state, launch, launch_key, world_size, record, placement, reason = values
+    assert isinstance(launch, int)
+    assert isinstance(world_size, int)
+    assert isinstance(record, bytes)
+    assert isinstance(placement, bytes)
+    assert launch_key is None or isinstance(launch_key, str)
+    try:
+        known = RowState(state)
+    except ValueError:
+        raise sqlite3.DatabaseError(f"{checkpoint} is in the unknown state {state!r}") from None
+    return CatalogRow(
+        checkpoint,
+        known,
+        LaunchNumber(launch),
+        launch_key,
+        world_size,
+        record,
+        placement,
+        str(reason),
+    )
+
+
+def _values(row: CatalogRow) -> tuple[str | int | bytes | None, ...]:
+    return (
+        row.state.value, row.launch, row.launch_key, row.world_size, row.record, row.placement, row.reason,
+    )  # fmt: skip
+
+
+def _store(connection: sqlite3.Connection, entries: list[CatalogEntry]) -> None:
+    """All entries in one transaction, durable on return."""
+    with connection:
+        for entry in entries:
+            match entry:
+                case AttemptOpened():
+                    image = CatalogImage(0)
+                    image.apply(entry)
+                    _insert_row(connection, image.rows[entry.checkpoint])
+                case TargetSeen():
+                    _upsert_target(connection, entry)
+                case RepairNeeded():
+                    _upsert_repair(connection, entry)
+                case _:
+                    _move_row(connection, entry.checkpoint, entry)
+
+
+def _move_row(
+    connection: sqlite3.Connection, checkpoint: CheckpointId, entry: CatalogEntry
+) -> None:
+    """Fold the entry into the stored row; writes only the fields that changed."""
+    key = _key(checkpoint)
+    found = connection.execute(f"SELECT {_ROW_FIELDS} FROM checkpoint WHERE {_KEY}", key).fetchone()
+    if found is None:
+        raise KeyError(f"{checkpoint} was never opened")
+    before = _row(checkpoint, list(found))
+    image = CatalogImage(0, {checkpoint: before})
+    image.apply(entry)
+    changed = [
+        (name, value)
+        for name, value, old in zip(
+            _ROW_FIELDS.split(", "), _values(image.rows[checkpoint]), _values(before), strict=True
+        )
+        if value != old
+    ]
+    if changed:
+        setters = ", ".join(f"{name} = ?" for name, _ in changed)
+        connection.execute(
+            f"UPDATE checkpoint SET {setters} WHERE {_KEY}",
+            (*(value for _, value in changed), *key),
+        )
+
+
+def _insert_row(connection: sqlite3.Connection, row: CatalogRow) -> None:
+    connection.execute(
+        "INSERT OR REPLACE INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (*_key(row.checkpoint), *_values(row)),
+    )
+
+
+def _upsert_target(connection: sqlite3.Connection, seen: TargetSeen) -> None:
+    connection.execute(
+        "INSERT OR REPLACE INTO target VALUES (?, ?, ?)", (seen.target, seen.domain, seen.directory)
+    )
+
+
+def _upsert_repair(connection: sqlite3.Connection, needed: RepairNeeded) -> None:
+    columns = " ".join(str(number) for number in needed.columns)
+    connection.execute(
+        "INSERT OR REPLACE INTO repair VALUES (?, ?, ?, ?, ?, ?)",
+        (*_key(needed.checkpoint), needed.rank, columns),
+    )
+
+
+assert len(_ROW_FIELDS.split(", ")) == len(fields(CatalogRow)) - 1, (
+    "the fold's row and the table agree"
+)

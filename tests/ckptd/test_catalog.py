@@ -1,0 +1,224 @@
+"""The catalog survives what it promised to survive."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+from ckptd import catalog as catalog_module
+from ckptd.catalog import CATALOG_NAME, Catalog, create_catalog, read_image
+
+from ckpt.base.errors import Busy, CkptError, Corrupt, Refused
+from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, RunName, Step, TargetId
+from ckpt.protocol.catalog import (
+    AttemptAborted,
+    AttemptCommitted,
+    AttemptDecided,
+    AttemptOpened,
+    CatalogEntry,
+    CatalogImage,
+    CheckpointDeleted,
+    CheckpointTombstoned,
+    Persist,
+    RepairNeeded,
+    RowState,
+    TargetSeen,
+    apply_all,
+)
+
+WRITER = """
+import os, sys, threading
+from pathlib import Path
+from ckpt.base.ids import CheckpointId, Generation
+from ckpt.protocol.catalog import AttemptOpened, Persist
+from ckptd.catalog import Catalog
+catalog = Catalog.open(Path(sys.argv[1]), None, "c1")
+window = threading.Semaphore(8)
+def durable(ticket):
+    os.write(1, b"%d %d\\n" % (catalog.image.term, ticket))
+    window.release()
+catalog.start(durable, lambda error: os._exit(9))
+for ticket in range(1, 100_000):
+    window.acquire()
+    opened = AttemptOpened(CheckpointId("run", ticket, Generation(catalog.image.term, ticket)), 1, "key", 4)
+    catalog.submit(Persist(ticket, (opened,)))
+"""
+
+
+def checkpoint(step: int, counter: int = 1) -> CheckpointId:
+    return CheckpointId(RunName("run/ä b"), Step(step), Generation(1, counter))
+
+
+def opened(step: int, counter: int = 1) -> AttemptOpened:
+    return AttemptOpened(checkpoint(step, counter), LaunchNumber((1 << 32) | 7), "key", 4)
+
+
+def every_entry() -> list[CatalogEntry]:
+    return [
+        TargetSeen(TargetId("t0"), "p/r/h/d", "/data/t0"),
+        opened(1),
+        opened(2),
+        opened(3),
+        AttemptDecided(checkpoint(1), b"record", b"placement"),
+        AttemptAborted(checkpoint(2), "aborted", "rank 3 left"),
+        AttemptCommitted(checkpoint(1)),
+        RepairNeeded(checkpoint(1), 2, (0, 5)),
+        opened(2, 2),
+        AttemptDecided(checkpoint(2, 2), b"second", b"place"),
+        AttemptCommitted(checkpoint(2, 2)),
+        CheckpointTombstoned(checkpoint(1), "asked by a user"),
+        CheckpointDeleted(checkpoint(1)),
+    ]
+
+
+def write(catalog: Catalog, batches: list[list[CatalogEntry]]) -> list[int]:
+    """Submit one ticket for each batch and wait until the last is durable; tickets as acknowledged."""
+    durable: SimpleQueue[int | CkptError] = SimpleQueue()
+    catalog.start(durable.put, durable.put)
+    for ticket, entries in enumerate(batches, 1):
+        catalog.submit(Persist(ticket, tuple(entries)))
+    tickets = []
+    for _ in batches:
+        match durable.get(timeout=30):
+            case int() as ticket:
+                tickets.append(ticket)
+            case error:
+                raise error
+    return tickets
+
+
+def test_what_was_stored_is_loaded_as_the_machine_folds_it(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, None, "c1") as catalog:
+        assert write(catalog, [[entry] for entry in every_entry()]) == list(range(1, 14))
+    with Catalog.open(tmp_path, "c1", "unused") as catalog:
+        expected = apply_all(CatalogImage(2), every_entry())
+        assert catalog.image == expected
+        assert catalog.image.rows[checkpoint(2)].state is RowState.ABORTED
+
+
+def test_each_start_has_a_term_above_all_earlier_ones(tmp_path: Path) -> None:
+    terms = []
+    for _ in range(3):
+        with Catalog.open(tmp_path, None, "c1") as catalog:
+            terms.append(catalog.image.term)
+    assert terms == [1, 2, 3]
+
+
+def test_a_second_coordinator_on_the_directory_is_refused(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, None, "c1"):
+        with pytest.raises(Busy):
+            Catalog.open(tmp_path, None, "c1")
+        with pytest.raises(Busy):
+            read_image(tmp_path)
+
+
+def test_a_catalog_of_another_cluster_is_refused(tmp_path: Path) -> None:
+    Catalog.open(tmp_path, None, "c1").close()
+    with pytest.raises(Refused, match="c1"):
+        Catalog.open(tmp_path, "c2", "c2")
+    assert read_image(tmp_path)[0] == "c1"
+
+
+def test_a_catalog_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    Catalog.open(tmp_path, None, "c1").close()
+    connection = sqlite3.connect(tmp_path / CATALOG_NAME)
+    connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    with pytest.raises(Refused, match="schema 2"):
+        Catalog.open(tmp_path, None, "c1")
+
+
+def test_a_damaged_catalog_is_said_to_be_corrupt_and_never_started_over(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, None, "c1") as catalog:
+        write(catalog, [every_entry()])
+    path = tmp_path / CATALOG_NAME
+    content = bytearray(path.read_bytes())
+    content[: 1 << 12] = os.urandom(1 << 12)
+    path.write_bytes(content)
+    with pytest.raises(Corrupt, match="catalog rebuild"):
+        Catalog.open(tmp_path, None, "c1")
+    assert path.read_bytes() == content
+
+
+def test_tickets_that_wait_share_one_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+    first_entered, go_on = threading.Event(), threading.Event()
+    store = catalog_module._store
+
+    def counted(connection: sqlite3.Connection, entries: list[CatalogEntry]) -> None:
+        batches.append(len(entries))
+        first_entered.set()
+        assert go_on.wait(timeout=30)
+        store(connection, entries)
+
+    monkeypatch.setattr(catalog_module, "_store", counted)
+    durable: list[int] = []
+    with Catalog.open(tmp_path, None, "c1") as catalog:
+        catalog.start(durable.append, lambda error: None)
+        catalog.submit(Persist(1, (opened(1),)))
+        assert first_entered.wait(timeout=30)
+        for ticket in range(2, 12):
+            catalog.submit(Persist(ticket, (opened(ticket),)))
+        go_on.set()
+    assert batches == [1, 10]
+    assert durable == list(range(1, 12))
+
+
+def test_after_an_error_no_ticket_is_acknowledged_and_submit_raises_it(tmp_path: Path) -> None:
+    failed: SimpleQueue[CkptError] = SimpleQueue()
+    durable: list[int] = []
+    with Catalog.open(tmp_path, None, "c1") as catalog:
+        catalog.start(durable.append, failed.put)
+        catalog.submit(Persist(1, (opened(1), AttemptCommitted(checkpoint(99)))))
+        error = failed.get(timeout=30)
+        with pytest.raises(CkptError, match="never opened"):
+            catalog.submit(Persist(2, (opened(2),)))
+    assert "never opened" in str(error)
+    assert durable == []
+    assert read_image(tmp_path)[1].rows == {}
+
+
+def test_a_rebuilt_catalog_is_loaded_with_a_term_above_the_seen_one(tmp_path: Path) -> None:
+    image = apply_all(CatalogImage(41), every_entry())
+    create_catalog(tmp_path, "c1", image)
+    assert read_image(tmp_path) == ("c1", image)
+    with pytest.raises(Refused):
+        create_catalog(tmp_path, "c1", image)
+    with Catalog.open(tmp_path, "c1", "c1") as catalog:
+        assert catalog.image.term == 42
+    assert sorted(path.name for path in tmp_path.iterdir()) == [CATALOG_NAME, "coordinator.lock"]
+
+
+def test_acknowledged_tickets_survive_sigkill(tmp_path: Path) -> None:
+    promised: set[tuple[int, int]] = set()
+    for life, lines in enumerate((0, 1, 3, 40, 200, 7, 90), 1):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE
+        ) as writer:
+            assert writer.stdout is not None
+            seen = [writer.stdout.readline() for _ in range(lines)]
+            writer.send_signal(signal.SIGKILL)
+            # What lies in the pipe was promised as well; a torn last line was not read by anyone.
+            seen += [line for line in writer.stdout if line.endswith(b"\n")]
+        for line in seen:
+            term, ticket = line.split()
+            promised.add((int(term), int(ticket)))
+        if (tmp_path / CATALOG_NAME).exists():
+            _, image = read_image(tmp_path)
+            stored = {(row.generation.term, row.step) for row in image.rows}
+            assert promised <= stored
+            assert all(
+                set(range(1, max(tickets) + 1)) == tickets
+                for term in {term for term, _ in stored}
+                if (tickets := {step for each, step in stored if each == term})
+            ), "tickets are stored in order, without a gap"
+            assert image.term <= life
