@@ -10,7 +10,8 @@ never used again. Nothing here can carry code.
                    target  -> stager   ColumnAccepted, CreditGranted, ColumnSealed, Failed
                    reader  -> target   ReadRanges, ReadManifest, ReadDocument, VerifyColumn, CancelRequest
                    target  -> reader   RangeData, RangeDamaged, RangesDone, ManifestData, DocumentData, ColumnVerified
-    control plane  stager  -> coord.   JoinLaunch, OpenPayload, RequestSpares, Certify, BoxesCompared, TrainerLeft
+    control plane  stager  -> coord.   JoinLaunch, OpenPayload, RequestSpares, Certify, BoxesCompared, TrainerLeft,
+                                       PayloadGivenUp
                    coord.  -> stager   LaunchJoined, PayloadPlanned, SparesNamed, Certified, ColumnsLost,
                                        CompareBoxes, AttemptCommitted, AttemptAborted
                    reader  -> coord.   JoinLaunch, Resolve, ReleasePin, ReportDamage, Ask, DeleteStep
@@ -501,6 +502,19 @@ class AttemptAborted:
 
 
 @dataclass(frozen=True, slots=True)
+class PayloadGivenUp:
+    """This payload can never be certified: fewer than floor places can exist, or its bytes broke.
+
+    The coordinator aborts the attempt; AttemptAborted (or an earlier AttemptCommitted) answers it.
+    """
+
+    payload: PayloadId
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerLeft:
     """A stager lost its trainer. Attempts that still lack this rank's payload are aborted."""
 
@@ -766,7 +780,7 @@ Message = (
     | ReadDocument | DocumentData | VerifyColumn | ColumnVerified
     | JoinLaunch | LaunchJoined | OpenPayload | PayloadPlanned | RequestSpares | SparesNamed
     | Certify | Certified | ColumnsLost | CompareBoxes | BoxesCompared
-    | AttemptCommitted | AttemptAborted | TrainerLeft
+    | AttemptCommitted | AttemptAborted | TrainerLeft | PayloadGivenUp
     | Resolve | Resolved | ReleasePin | ReportDamage | DamageJudged | Ask | Answer | DeleteStep | StepDeleted
     | RegisterTarget | TargetRegistered | RenewLease | LeaseRenewed | Reserve | Reserved | ReleaseReservation
     | Attest | Attested | PutDocument | DocumentStored | DropGeneration | DropColumn | Dropped
@@ -782,6 +796,7 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     48: JoinLaunch, 49: LaunchJoined, 50: OpenPayload, 51: PayloadPlanned, 52: RequestSpares, 53: SparesNamed,
     54: Certify, 55: Certified, 56: ColumnsLost, 57: CompareBoxes, 58: BoxesCompared,
     59: AttemptCommitted, 60: AttemptAborted, 61: TrainerLeft,
+    62: PayloadGivenUp,
     64: Resolve, 65: Resolved, 66: ReleasePin, 67: ReportDamage, 68: DamageJudged, 69: Ask, 70: Answer,
     71: DeleteStep, 72: StepDeleted,
     80: RegisterTarget, 81: TargetRegistered, 82: RenewLease, 83: LeaseRenewed, 84: Reserve, 85: Reserved,
