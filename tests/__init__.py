@@ -1,0 +1,1 @@
+"""Tests doubt: one folder for each room, and the simulator."""
