@@ -130,6 +130,8 @@ ERRORS: Final[dict[str, type[CkptError]]] = {
 """Code on the wire -> class."""
 
 
-def error_from_wire(code: str, message: str, hint: str = "", retry_after_s: float | None = None) -> CkptError:
+def error_from_wire(
+    code: str, message: str, hint: str = "", retry_after_s: float | None = None
+) -> CkptError:
     """The error a peer reported; an unknown code (a newer peer's) becomes a plain CkptError."""
     return ERRORS.get(code, CkptError)(message, hint=hint, retry_after_s=retry_after_s)

@@ -38,7 +38,9 @@ class Generation:
     def parse(cls, text: str) -> Generation:
         """The inverse of `str`; raises Refused when the text is not `TERM.COUNTER`."""
         term, dot, counter = text.partition(".")
-        if not (dot and term.isascii() and term.isdigit() and counter.isascii() and counter.isdigit()):
+        if not (
+            dot and term.isascii() and term.isdigit() and counter.isascii() and counter.isdigit()
+        ):
             raise Refused(f"generation {text!r} is not of the form TERM.COUNTER")
         return cls(int(term), int(counter))
 

@@ -36,7 +36,11 @@ def format_bytes(count: float) -> str:
     """Three significant digits with a binary unit: `512 KiB`, `1.25 GiB`."""
     for unit, size in (("TiB", TiB), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):
         if abs(count) >= size:
-            return f"{count / size:.3g} {unit}" if count / size < 1000 else f"{count / size:.0f} {unit}"
+            return (
+                f"{count / size:.3g} {unit}"
+                if count / size < 1000
+                else f"{count / size:.0f} {unit}"
+            )
     return f"{count:.0f} B"
 
 

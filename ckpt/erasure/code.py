@@ -19,9 +19,10 @@ class Code:
     m: int
 
     def __post_init__(self) -> None:
-        if not (1 <= self.k and 0 <= self.m <= CODE_PARITY_MAX and self.n <= CODE_COLUMNS_MAX):
+        if not (self.k >= 1 and 0 <= self.m <= CODE_PARITY_MAX and self.n <= CODE_COLUMNS_MAX):
             raise Refused(
-                f"code {self.k}+{self.m}: k >= 1, m <= {CODE_PARITY_MAX} and k + m <= {CODE_COLUMNS_MAX}"
+                f"code {self.k}+{self.m}: "
+                f"k >= 1, m <= {CODE_PARITY_MAX} and k + m <= {CODE_COLUMNS_MAX}"
             )
 
     def __str__(self) -> str:
@@ -39,7 +40,8 @@ class Code:
 
     @property
     def missing_max(self) -> int:
-        """Columns that a *planned* full write may commit without, after their hedge deadline: max(0, m - 1)."""
+        """Columns that a *planned* full write may commit without, after their hedge deadline:
+        max(0, m - 1)."""
         return max(0, self.m - 1)
 
     @classmethod

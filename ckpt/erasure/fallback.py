@@ -1,8 +1,8 @@
 """The same code through pyeclib's public API, for machines where ISA-L cannot be bound directly.
 
 It copies every cell, holds the GIL and is twenty times slower; its bytes are the same, which makes
-it the oracle of our tests as well. pyeclib puts a header in front of each fragment, which we neither
-store nor send: headers for a given length are learned from a payload of zeros.
+it the oracle of our tests as well. pyeclib puts a header in front of each fragment, which we
+neither store nor send: headers for a given length are learned from a payload of zeros.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The field GF(2^8) and the matrices over it, in plain Python.
 
-This is the definition that the fast libraries are held against, and where decode matrices come from:
-they are small, and computed once for each pattern of losses. The field's polynomial is
+This is the definition that the fast libraries are held against, and where decode matrices come
+from: they are small, and computed once for each pattern of losses. The field's polynomial is
 x^8 + x^4 + x^3 + x^2 + 1 (0x11D), its generator 2. A matrix is a tuple of rows, a row is `bytes`.
 """
 
@@ -18,7 +18,8 @@ _POLYNOMIAL: Final = 0x11D
 
 
 def _power_table() -> bytes:
-    """`table[i]` is 2**i in the field, twice over, so that sums of two logarithms need no modulo."""
+    """`table[i]` is 2**i in the field, twice over, so that sums of two logarithms need no
+    modulo."""
     powers = [1]
     while len(powers) < 255:
         doubled = powers[-1] << 1
@@ -79,7 +80,8 @@ def invert(matrix: Sequence[bytes]) -> Matrix | None:
 
 
 def recovery_matrix(code: Code, sources: Sequence[int], wanted: Sequence[int]) -> Matrix:
-    """One row for each wanted column: its coefficients over the k source columns, in their order."""
+    """One row for each wanted column: its coefficients over the k source columns, in their
+    order."""
     assert len(sources) == code.k
     coding = coding_matrix(code)
     if tuple(sources) == tuple(range(code.k)):

@@ -45,7 +45,7 @@ def self_test() -> None:
         if not _gives_known_answers(codec_for(Code.parse(text)), expected):
             raise CkptError(
                 "erasure code gives wrong answers; unsafe to start",
-                hint=f"code {text} failed its known-answer test: check this machine's memory and CPU",
+                hint=f"code {text} failed its known-answer test: check memory and CPU",
             )
 
 

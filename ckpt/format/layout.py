@@ -5,8 +5,8 @@
     column j  | header page | cell j of stripe 0 | cell j of stripe 1 | .. | tail cell j | trailer
 
 Every stripe has k cells of `cell_bytes`; the last one has smaller cells, just large enough for what
-is left, so that padding stays below k pages. All cells are multiples of the page. Data cells are the
-payload's own bytes, so a whole-payload read decodes nothing.
+is left, so that padding stays below k pages. All cells are multiples of the page. Data cells are
+the payload's own bytes, so a whole-payload read decodes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX, PAGE_BYTES, PAYLOAD_BYTES_MAX
+from ckpt.base.limits import (
+    BLOCK_BYTES,
+    CELL_BYTES_DEFAULT,
+    CELL_BYTES_MAX,
+    PAGE_BYTES,
+    PAYLOAD_BYTES_MAX,
+)
 from ckpt.base.units import align_up
 from ckpt.erasure.code import Code
 
@@ -42,7 +48,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         assert 0 <= self.payload_bytes <= PAYLOAD_BYTES_MAX
-        assert PAGE_BYTES <= self.cell_bytes <= CELL_BYTES_MAX and self.cell_bytes % PAGE_BYTES == 0
+        assert PAGE_BYTES <= self.cell_bytes <= CELL_BYTES_MAX
+        assert self.cell_bytes % PAGE_BYTES == 0
 
     @classmethod
     def plan(cls, code: Code, payload_bytes: int, cell_bytes: int = CELL_BYTES_DEFAULT) -> Layout:
@@ -61,7 +68,8 @@ class Layout:
 
     @property
     def tail_cell_bytes(self) -> int:
-        """Cell size of the last stripe; `cell_bytes` when the payload fills it, 0 without stripes."""
+        """Cell size of the last stripe; `cell_bytes` when the payload fills it, 0 without
+        stripes."""
         if not self.payload_bytes:
             return 0
         tail = self.payload_bytes - (self.stripe_count - 1) * self.stripe_bytes
@@ -84,7 +92,9 @@ class Layout:
         """Checksum blocks of one column."""
         if not self.payload_bytes:
             return 0
-        return (self.stripe_count - 1) * blocks_of(self.cell_bytes) + blocks_of(self.tail_cell_bytes)
+        return (self.stripe_count - 1) * blocks_of(self.cell_bytes) + blocks_of(
+            self.tail_cell_bytes
+        )
 
     def cell_bytes_of(self, stripe: int) -> int:
         """Size of each cell of one stripe."""

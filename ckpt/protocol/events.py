@@ -1,8 +1,8 @@
 """The events and actions that every state machine shares.
 
-A machine is a pure object: `handle(event) -> list[Action]`. It owns no clock, socket, file or thread;
-time arrives in `now_us` (monotonic microseconds of its own process) of each event. The daemons and the
-simulator perform the actions and feed back what happened.
+A machine is a pure object: `handle(event) -> list[Action]`. It owns no clock, socket, file or
+thread; time arrives in `now_us` (monotonic microseconds of its own process) of each event. The
+daemons and the simulator perform the actions and feed back what happened.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class SessionClosed:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A whole frame. `bulk` is valid only during `handle`, unless the action that keeps it says so."""
+    """A whole frame. `bulk` is valid only during `handle`, unless the action that keeps it says
+    so."""
 
     now_us: int
     session: Session

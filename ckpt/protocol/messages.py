@@ -5,21 +5,30 @@ name. A newer peer may add fields with defaults: unknown fields are ignored, mis
 default, so neighbours of one version understand each other (P11). Numbers in `MESSAGE_TYPES` are
 never used again. Nothing here can carry code.
 
-    handshake      client -> server    ClientHello, ClientProof        server -> client  ServerHello, ServerProof
+    handshake      client -> server    ClientHello, ClientProof
+                   server -> client    ServerHello, ServerProof
     data plane     stager  -> target   BeginColumn, Fragment, SealColumn, AbandonColumn
                    target  -> stager   ColumnAccepted, CreditGranted, ColumnSealed, Failed
-                   reader  -> target   ReadRanges, ReadManifest, ReadDocument, VerifyColumn, CancelRequest
-                   target  -> reader   RangeData, RangeDamaged, RangesDone, ManifestData, DocumentData, ColumnVerified
-    control plane  stager  -> coord.   JoinLaunch, OpenPayload, RequestSpares, Certify, BoxesCompared, TrainerLeft,
+                   reader  -> target   ReadRanges, ReadManifest, ReadDocument, VerifyColumn,
+                                       CancelRequest
+                   target  -> reader   RangeData, RangeDamaged, RangesDone, ManifestData,
+                                       DocumentData, ColumnVerified
+    control plane  stager  -> coord.   JoinLaunch, OpenPayload, RequestSpares, Certify,
+                                       BoxesCompared, TrainerLeft,
                                        PayloadGivenUp
-                   coord.  -> stager   LaunchJoined, PayloadPlanned, SparesNamed, Certified, ColumnsLost,
+                   coord.  -> stager   LaunchJoined, PayloadPlanned, SparesNamed, Certified,
+                                       ColumnsLost,
                                        CompareBoxes, AttemptCommitted, AttemptAborted
-                   reader  -> coord.   JoinLaunch, Resolve, ReleasePin, ReportDamage, Ask, DeleteStep
+                   reader  -> coord.   JoinLaunch, Resolve, ReleasePin, ReportDamage, Ask,
+                                       DeleteStep
                    coord.  -> reader   LaunchJoined, Resolved, DamageJudged, Answer, StepDeleted
                    target  -> coord.   RegisterTarget, RenewLease (the target dials)
-                   coord.  -> target   TargetRegistered, LeaseRenewed; commands: Reserve, ReleaseReservation,
-                                       Attest, PutDocument, DropGeneration, DropColumn, VerifyColumn, ListColumns
-                   target  -> coord.   Reserved, Attested, DocumentStored, Dropped, ColumnVerified, ColumnsListed
+                   coord.  -> target   TargetRegistered, LeaseRenewed; commands: Reserve,
+                                       ReleaseReservation,
+                                       Attest, PutDocument, DropGeneration, DropColumn,
+                                       VerifyColumn, ListColumns
+                   target  -> coord.   Reserved, Attested, DocumentStored, Dropped, ColumnVerified,
+                                       ColumnsListed
 
 Any request may be answered by `Failed` instead.
 """
@@ -74,7 +83,8 @@ class ClientHello:
 
 @dataclass(frozen=True, slots=True)
 class ServerHello:
-    """The server's half. It reveals nothing but a nonce; its identity follows when the client has proved itself."""
+    """The server's half. It reveals nothing but a nonce; its identity follows when the client has
+    proved itself."""
 
     version: int
     nonce: bytes
@@ -116,7 +126,8 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest:
-    """The asker no longer wants the answer to the request of this frame's number. Never answered."""
+    """The asker no longer wants the answer to the request of this frame's number. Never
+    answered."""
 
 
 # =========================================================================== data plane: write
@@ -159,7 +170,8 @@ class CreditGranted:
 
 @dataclass(frozen=True, slots=True)
 class SealColumn:
-    """Bulk: the rank's manifest (ckpt.format.manifest), when it fits one frame; else sent in parts by offset."""
+    """Bulk: the rank's manifest (ckpt.format.manifest), when it fits one frame; else sent in parts
+    by offset."""
 
     manifest_bytes: int
     manifest_offset: int = 0
@@ -207,9 +219,11 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class ReadRanges:
-    """Vectored read of one column. Answered by RangeData and RangeDamaged in any order, then RangesDone.
+    """Vectored read of one column. Answered by RangeData and RangeDamaged in any order, then
+    RangesDone.
 
-    The target verifies whole blocks and sends only the wanted bytes. At most READ_RANGES_MAX ranges.
+    The target verifies whole blocks and sends only the wanted bytes. At most READ_RANGES_MAX
+    ranges.
     """
 
     column: ColumnId
@@ -241,7 +255,8 @@ class RangesDone:
 
 @dataclass(frozen=True, slots=True)
 class ReadManifest:
-    """Ask for a column's manifest. Answered by ManifestData parts until `offset + len(bulk) == total_bytes`."""
+    """Ask for a column's manifest. Answered by ManifestData parts until `offset + len(bulk) ==
+    total_bytes`."""
 
     column: ColumnId
 
@@ -331,7 +346,8 @@ class ReplicaPolicy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OpenPayload:
-    """A rank has staged its payload and asks where it goes. The first one of (run, step) opens the attempt.
+    """A rank has staged its payload and asks where it goes. The first one of (run, step) opens the
+    attempt.
 
     `resume` names the generation when the stager repeats itself to a restarted coordinator.
     """
@@ -373,7 +389,8 @@ class PayloadPlanned:
     """n entries, or fewer than n: a column without a live target has None."""
     spares: tuple[Place, ...]
     absent: tuple[ColumnNumber, ...] = ()
-    """Columns that no live target can take now; `places` holds the other columns in ascending order."""
+    """Columns that no live target can take now; `places` holds the other columns in ascending
+    order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +412,8 @@ class SparesNamed:
 
 @dataclass(frozen=True, slots=True)
 class Certify:
-    """This payload has enough sealed columns at this moment. Bulk: the rank's table (ckpt.format.table).
+    """This payload has enough sealed columns at this moment. Bulk: the rank's table
+    (ckpt.format.table).
 
     Repeated, with the same content, to a restarted coordinator.
     """
@@ -415,7 +433,8 @@ class Certify:
     fault_in_us: int = 0
     table_bytes: int = 0
     table_offset: int = 0
-    """A table larger than one frame is sent as several Certify frames, ascending; the last completes it."""
+    """A table larger than one frame is sent as several Certify frames, ascending; the last
+    completes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,7 +571,8 @@ class TargetAddress:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A committed generation, pinned until ReleasePin or the session's end. Bulk: the commit record."""
+    """A committed generation, pinned until ReleasePin or the session's end. Bulk: the commit
+    record."""
 
     info: CommitInfo
     pin: int
@@ -602,7 +622,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class DeleteStep:
-    """Delete every generation of (run, step): tombstone first, columns when no reader holds them."""
+    """Delete every generation of (run, step): tombstone first, columns when no reader holds
+    them."""
 
     run: RunName
     step: Step
@@ -620,7 +641,8 @@ class StepDeleted:
 
 @dataclass(frozen=True, slots=True)
 class RegisterTarget:
-    """A target process presents itself. It dials; the coordinator's commands come back on this session."""
+    """A target process presents itself. It dials; the coordinator's commands come back on this
+    session."""
 
     target: TargetId
     boot: BootId
@@ -705,7 +727,8 @@ class Attested:
 
 @dataclass(frozen=True, slots=True)
 class PutDocument:
-    """Bulk: document bytes at `offset`. The part that completes it is answered when all is durable."""
+    """Bulk: document bytes at `offset`. The part that completes it is answered when all is
+    durable."""
 
     term: int
     kind: DocumentKind
