@@ -1,0 +1,142 @@
+"""The two facts of a checkpoint's life: the commit record and the tombstone.
+
+Each is a MessagePack map in an envelope (`ckpt.format.envelope`), at most one page. Where it is stored,
+it is stored twice, each copy on a page of its own, so that one damaged page does not lose the fact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+import msgspec
+
+from ckpt.base.errors import Corrupt, Refused
+from ckpt.base.ids import CheckpointId, TargetId, check_run_name, check_step
+from ckpt.base.limits import COMMIT_RECORD_BYTES_MAX, INDEX_BYTES_MAX, PAGE_BYTES
+from ckpt.erasure.code import Code
+from ckpt.format.checksum import XXH3_BYTES, Buffer
+from ckpt.format.envelope import Packing, decode_body, document_bytes, unwrap, wrap
+from ckpt.protocol.messages import CommitInfo
+
+RECORD_MAGIC: Final = b"CKPR"
+TOMBSTONE_MAGIC: Final = b"CKPD"
+VERSION: Final = 1
+STORED_BYTES: Final = 2 * PAGE_BYTES
+"""Of a record or a tombstone on a target."""
+REASON_CHARS_MAX: Final = 256
+
+assert COMMIT_RECORD_BYTES_MAX <= PAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """The checkpoint is committed. What is not in here can be found from here."""
+
+    cluster: str
+    info: CommitInfo
+    index_digest: bytes
+    """xxh3-128 of the index document."""
+    index_bytes: int
+    index_targets: tuple[TargetId, ...]
+    term: int
+    """The coordinator's, when it decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """The checkpoint is deleted, or will never commit; nobody resurrects its columns."""
+
+    cluster: str
+    checkpoint: CheckpointId
+    term: int
+    reason: str
+
+
+def encode_record(record: CommitRecord) -> bytes:
+    """The document, at most COMMIT_RECORD_BYTES_MAX."""
+    return _encode(RECORD_MAGIC, record)
+
+
+def decode_record(document: Buffer) -> CommitRecord:
+    """From one copy, or from the two pages as stored. Raises Corrupt when neither copy is whole."""
+    record = _decode(RECORD_MAGIC, _RECORD, document)
+    _check_checkpoint(record.info.checkpoint)
+    try:
+        Code.parse(record.info.code)
+    except Refused as error:
+        raise Corrupt(f"commit record: {error.message}") from None
+    if len(record.index_digest) != XXH3_BYTES or not 0 < record.index_bytes <= INDEX_BYTES_MAX:
+        raise Corrupt("commit record: it names no possible index")
+    return record
+
+
+def encode_tombstone(tombstone: Tombstone) -> bytes:
+    """The document, at most one page; a longer reason is cut."""
+    return _encode(TOMBSTONE_MAGIC, replace(tombstone, reason=tombstone.reason[:REASON_CHARS_MAX]))
+
+
+def decode_tombstone(document: Buffer) -> Tombstone:
+    """From one copy, or from the two pages as stored. Raises Corrupt when neither copy is whole."""
+    tombstone = _decode(TOMBSTONE_MAGIC, _TOMBSTONE, document)
+    _check_checkpoint(tombstone.checkpoint)
+    return tombstone
+
+
+def stored_twice(document: bytes) -> bytes:
+    """The two pages that are stored for a record or a tombstone."""
+    page = document.ljust(PAGE_BYTES, b"\0")
+    assert len(page) == PAGE_BYTES
+    return page + page
+
+
+def document_of(stored: Buffer) -> bytes:
+    """The document itself, from its one copy or its two pages: the first whole one. Raises Corrupt."""
+    for copy in _copies(stored):
+        for magic in (RECORD_MAGIC, TOMBSTONE_MAGIC):
+            try:
+                unwrap(magic, VERSION, copy, PAGE_BYTES)
+            except Corrupt:
+                continue
+            return bytes(copy[: document_bytes(copy)])
+    raise Corrupt("neither copy is a whole commit record or tombstone")
+
+
+_Fact = TypeVar("_Fact", CommitRecord, Tombstone)
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_RECORD: Final = msgspec.msgpack.Decoder(CommitRecord)
+_TOMBSTONE: Final = msgspec.msgpack.Decoder(Tombstone)
+
+
+def _encode(magic: bytes, value: CommitRecord | Tombstone) -> bytes:
+    document = wrap(magic, VERSION, _ENCODER.encode(value), Packing.STORED)
+    assert len(document) <= COMMIT_RECORD_BYTES_MAX, "all its texts are bounded"
+    return document
+
+
+def _copies(stored: Buffer) -> tuple[memoryview, memoryview]:
+    view = memoryview(stored).cast("B")
+    return view[:PAGE_BYTES], view[PAGE_BYTES:STORED_BYTES]
+
+
+def _decode(magic: bytes, decoder: msgspec.msgpack.Decoder[_Fact], document: Buffer) -> _Fact:
+    front, back = _copies(document)
+    try:
+        body = unwrap(magic, VERSION, front, PAGE_BYTES)
+    except Corrupt:
+        if not back:
+            raise
+        body = unwrap(magic, VERSION, back, PAGE_BYTES)
+    return decode_body(decoder, body)
+
+
+def _check_checkpoint(checkpoint: CheckpointId) -> None:
+    generation = checkpoint.generation
+    try:
+        check_run_name(checkpoint.run)
+        check_step(checkpoint.step)
+    except Refused as error:
+        raise Corrupt(error.message) from None
+    if generation.term < 0 or generation.counter < 0:
+        raise Corrupt(f"generation {generation} is negative")
