@@ -1,0 +1,53 @@
+# What a fresh clone can do. Each target makes .venv first, when it is missing or older than
+# pyproject.toml. Needed beforehand: Python 3.11 or newer with venv and pip, and make.
+#
+#   make demo     a training run on an embedded cluster that loses targets, trainers and nothing else
+#   make test     the tests without the slow campaigns; TESTS="tests/erasure -k pattern" picks some
+#   make check    format, lint, types, imports
+#   make bench    roofline, burst and restore as ratios of one run
+#   make soak     the slow campaigns
+#   make clean    remove .venv, caches and builds
+
+# The first interpreter that is new enough; override with PYTHON=/path/to/python.
+PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
+	$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+TESTS ?= tests
+WORKERS ?= 2
+
+.PHONY: demo test check bench soak clean
+.DEFAULT_GOAL := demo
+
+demo: $(READY)
+	$(BIN)/ckpt demo
+
+test: $(READY)
+	$(BIN)/pytest -n $(WORKERS) -m "not slow" $(TESTS)
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	$(BIN)/ckptbench roofline
+	$(BIN)/ckptbench burst
+	$(BIN)/ckptbench restore
+
+soak: $(READY)
+	$(BIN)/pytest -n $(WORKERS) -m slow --timeout=3600 $(TESTS)
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find ckpt servers clients benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A venv without pip is a half-made one: it is made again.
+$(READY): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with PYTHON=..." >&2; exit 1; }
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group dev --editable .
+	@touch $(READY)
