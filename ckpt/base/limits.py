@@ -35,6 +35,10 @@ TABLE_BYTES_MAX = 256 * MiB
 """A rank's tensor table, and its tree document."""
 INDEX_BYTES_MAX = 4 * GiB
 TREE_DEPTH_MAX = 64
+TENSOR_NAME_BYTES_MAX = 4 * KiB
+TENSOR_DIMS_MAX = 64
+INDEX_PAGE_BYTES_MAX = 64 * KiB
+"""Raw size of one page of the index: what a reader fetches to learn of one tensor."""
 
 # Leases and deadlines.
 LEASE_US = 3_000_000
