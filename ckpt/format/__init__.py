@@ -1,0 +1,1 @@
+"""What bytes look like: layout arithmetic, frames, column files, manifests, index, records."""
