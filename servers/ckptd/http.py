@@ -1,0 +1,246 @@
+"""How do people and tools look at a coordinator? A small HTTP plane that only reads.
+
+    /livez /readyz    open; `ok`, or 503; they say nothing else
+    /metrics          Prometheus text; the read-only token (Authorization: Bearer) or a signature
+    /                 a status page; the token, also as ?token=
+    /v1/status /v1/runs /v1/steps?run= /v1/show?run=&step= /v1/health    JSON; signed (ckptd.http_auth)
+
+Every request is bounded: its size, its time, and how many connections there are. A connection that
+has not made a whole request within UNAUTHENTICATED_LIFE_US is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+from aiohttp import web
+
+from ckpt.base.errors import CkptError, Refused
+from ckpt.base.ids import RunName, Step, check_run_name, check_step
+from ckpt.base.limits import UNAUTHENTICATED_LIFE_US
+from ckpt.base.units import US_PER_S
+from ckptd.http_auth import (
+    CHALLENGE_HEADER,
+    MAC_HEADER,
+    Verifier,
+    http_key,
+    sign_answer,
+    token_matches,
+)
+from ckptd.page import render_page
+
+CONNECTIONS_MAX: Final = 64
+BODY_BYTES_MAX: Final = 4096
+LINE_BYTES_MAX: Final = 4096
+QUESTIONS: Final = ("status", "runs", "steps", "show", "health")
+TOKEN_NAME: Final = "metrics.token"
+
+_LIFE_S: Final = UNAUTHENTICATED_LIFE_US / US_PER_S
+_STATUS_OF_CODE: Final = {"refused": 400, "not_found": 404, "unavailable": 503, "busy": 409}
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Reports(Protocol):
+    """What the plane shows; each answers at once, from memory."""
+
+    def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
+        """JSON. Raises NotFound, Refused."""
+
+    def metrics(self) -> str:
+        """Prometheus text."""
+
+    def is_ready(self) -> bool:
+        """Whether a save could be taken now: the catalog is open and there is a live target."""
+
+
+class HttpPlane:
+    """I serve one coordinator's reports. `start` binds; after `close` nothing of me is left."""
+
+    def __init__(self, reports: Reports, *, secret: bytes, token: str) -> None:
+        self._reports = reports
+        self._key = http_key(secret)
+        self._token = token
+        self._verifier = Verifier(self._key, secrets.token_bytes)
+        #: Connections that have not yet made a whole request, with what will cut them off.
+        self._young: dict[object, asyncio.TimerHandle] = {}
+        self._runner = web.AppRunner(
+            self._application(),
+            access_log=None,
+            handle_signals=False,
+            max_line_size=LINE_BYTES_MAX,
+            max_field_size=LINE_BYTES_MAX,
+            keepalive_timeout=_LIFE_S,
+            shutdown_timeout=1.0,
+        )
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int) -> str:
+        """Listen; returns the bound HOST:PORT. OSError when the address is taken."""
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._connection, host, port, backlog=128)
+        bound = self._server.sockets[0].getsockname()
+        return f"{bound[0]}:{bound[1]}"
+
+    async def close(self) -> None:
+        """Stop listening, end every connection."""
+        if self._server is not None:
+            self._server.close()
+        for timer in self._young.values():
+            timer.cancel()
+        self._young.clear()
+        await self._runner.cleanup()
+
+    def _application(self) -> web.Application:
+        application = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._guarded])
+        application.on_response_prepare.append(_hide_software)
+        application.router.add_get("/livez", self._livez)
+        application.router.add_get("/readyz", self._readyz)
+        application.router.add_get("/metrics", self._metrics)
+        application.router.add_get("/", self._page)
+        application.router.add_get("/v1/{what}", self._question)
+        return application
+
+    def _connection(self) -> asyncio.Protocol:
+        assert self._runner.server is not None
+        if len(self._runner.server.connections) >= CONNECTIONS_MAX:
+            return _Refusal()
+        protocol = self._runner.server()
+        loop = asyncio.get_running_loop()
+
+        def cut_off_when_silent() -> None:
+            del self._young[protocol]
+            if protocol.transport is not None:
+                protocol.transport.abort()
+
+        self._young[protocol] = loop.call_later(_LIFE_S, cut_off_when_silent)
+        return protocol
+
+    # ----------------------------------------------------------------------- who may ask
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        try:
+            async with asyncio.timeout(_LIFE_S):
+                body = await request.read()
+        except TimeoutError:
+            return web.Response(status=408)
+        timer = self._young.pop(request.protocol, None)
+        if timer is not None:
+            timer.cancel()
+        if request.path in ("/livez", "/readyz"):
+            return await handler(request)
+        authorization = request.headers.get("Authorization", "")
+        if request.path.startswith("/v1/"):
+            if not self._verifier.accepts(request.method, request.raw_path, body, authorization):
+                return self._unauthorized("CKPT-HMAC-SHA256")
+            response = await handler(request)
+            assert isinstance(response, web.Response)
+            assert isinstance(response.body, bytes)
+            mac = sign_answer(self._key, authorization, response.status, response.body)
+            response.headers[MAC_HEADER] = mac
+            response.headers[CHALLENGE_HEADER] = self._verifier.challenge
+            return response
+        given = authorization.removeprefix("Bearer ")
+        if request.path == "/" and not authorization:
+            given = request.query.get("token", "")
+        if token_matches(self._token, given) or self._verifier.accepts(
+            request.method, request.raw_path, body, authorization
+        ):
+            return await handler(request)
+        return self._unauthorized("Bearer")
+
+    def _unauthorized(self, scheme: str) -> web.Response:
+        headers = {"WWW-Authenticate": scheme, CHALLENGE_HEADER: self._verifier.challenge}
+        return web.Response(status=401, text="unauthorized\n", headers=headers)
+
+    # ----------------------------------------------------------------------- answers
+
+    async def _livez(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        ready = self._reports.is_ready()
+        return web.Response(status=200 if ready else 503, text="ok\n" if ready else "not ready\n")
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        # The version is part of Prometheus' content type; aiohttp's own argument cannot carry it.
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=self._reports.metrics().encode(), headers=headers)
+
+    async def _page(self, request: web.Request) -> web.Response:
+        status = json.loads(self._reports.answer("status", None, None))
+        runs = json.loads(self._reports.answer("runs", None, None))
+        headers = {
+            "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+            "Referrer-Policy": "no-referrer",  # The token may stand in the address.
+            "Cache-Control": "no-store",
+        }
+        return web.Response(
+            text=render_page(status, runs), content_type="text/html", headers=headers
+        )
+
+    async def _question(self, request: web.Request) -> web.Response:
+        what = request.match_info["what"]
+        try:
+            if what not in QUESTIONS:
+                raise Refused(f"no question {what!r}", hint=f"ask one of {', '.join(QUESTIONS)}")
+            body = self._reports.answer(what, _run(request), _step(request))
+        except CkptError as error:
+            return _failure(error)
+        return web.Response(body=body, content_type="application/json")
+
+
+def metrics_token(directory: Path) -> str:
+    """The read-only token of a coordinator's directory; made at the first call, mode 0600."""
+    path = directory / TOKEN_NAME
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        token = path.read_text().strip()
+        if len(token) < 32:
+            raise Refused(f"{path} is too short for a token", hint="remove it") from None
+        return token
+    token = secrets.token_hex(24)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(token + "\n")
+    return token
+
+
+class _Refusal(asyncio.Protocol):
+    """One connection too many: closed before a byte is read."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
+
+
+def _run(request: web.Request) -> RunName | None:
+    text = request.query.get("run")
+    return None if text is None else check_run_name(text)
+
+
+def _step(request: web.Request) -> Step | None:
+    text = request.query.get("step")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+        raise Refused(f"step {text!r} is not a number")
+    return check_step(int(text))
+
+
+def _failure(error: CkptError) -> web.Response:
+    document = {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
+    status = _STATUS_OF_CODE.get(error.code, 500)
+    return web.json_response(document, status=status)
+
+
+async def _hide_software(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.popall("Server", None)

@@ -1,0 +1,266 @@
+"""Who keeps the children running? Start, watch, restart with backoff, and stop at last without remains.
+
+A child's first line on stdout is its ready line (one JSON object); stderr goes to its log file.
+
+    WAITING --start--> STARTING --ready line--> READY --exit--> WAITING (backoff) | DOWN (policy or hold)
+                           \\--exit--> WAITING | DOWN
+
+Invariants
+- Nothing outlives the supervisor: the kernel kills each child when the supervisor dies
+  (PR_SET_PDEATHSIG with SIGKILL, so that a stopped child goes as well).
+- A child that is stopped (SIGSTOP) has not exited and is left alone.
+- A held child is not started; when its hold goes, it is.
+
+Warning: the code between fork and exec is safe because this process has one thread, and the death
+signal follows that thread. Do not start threads here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+BACKOFF_FIRST_S: Final = 0.1
+BACKOFF_LAST_S: Final = 10.0
+STEADY_S: Final = 30.0
+"""A child that ran for so long starts again with the first backoff."""
+HOLD_POLL_S: Final = 0.2
+STOP_GRACE_S: Final = 10.0
+READY_BYTES_MAX: Final = 64 << 10
+LOG_BYTES_MAX: Final = 16 << 20
+"""A log that has grown above it is put aside (one older one is kept) before the next start."""
+
+_PR_SET_PDEATHSIG: Final = 1
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+JsonObject = dict[str, object]
+
+
+class RestartPolicy(Enum):
+    """Whether a child that has exited is started again."""
+
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class ChildState(Enum):
+    """Where a child stands in the automaton above."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    READY = "ready"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class ChildPlan:
+    """One child, as it is to be run."""
+
+    name: str
+    argv: Callable[[], Sequence[str]]
+    """Asked at each start, so that a restart may insist on the port that the first start got."""
+    log: Path
+    restart: RestartPolicy = RestartPolicy.ALWAYS
+    hold: Path | None = None
+    """While this file exists the child is not started."""
+
+
+class Child:
+    """One plan and the process that runs it now, if any."""
+
+    def __init__(self, plan: ChildPlan) -> None:
+        self.plan = plan
+        self.state = ChildState.WAITING
+        self.ready: JsonObject = {}
+        """The latest ready line; kept while the child is down, so that its address stays known."""
+        self.exit_status: int | None = None
+        self.start_count = 0
+        self.start_at_s = 0.0
+        self.backoff_s = BACKOFF_FIRST_S
+        self.started_s = 0.0
+        self.process: subprocess.Popen[bytes] | None = None
+        self.pidfd = -1
+        self.line = bytearray()
+
+    @property
+    def pid(self) -> int | None:
+        """None when no process runs."""
+        return None if self.process is None else self.process.pid
+
+
+class Supervisor:
+    """I own child processes. My owner calls `run_once` in a loop and `stop` at the end, from one thread.
+
+    `on_change` is called after a child became ready or exited; `report(level, text, fields)` takes log lines.
+    """
+
+    def __init__(
+        self,
+        on_change: Callable[[Child], None],
+        report: Callable[[str, str, Mapping[str, str | int | float]], None],
+        *,
+        inherited: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        assert threading.active_count() == 1, "fork with preexec_fn is safe with one thread only"
+        self.children: dict[str, Child] = {}
+        self._on_change = on_change
+        self._report = report
+        self._inherited = tuple(inherited)
+        self._environment = None if environment is None else dict(environment)
+        self._selector = selectors.DefaultSelector()
+
+    def add(self, plan: ChildPlan) -> Child:
+        """Take a child over; it is started by the next `run_once`."""
+        assert plan.name not in self.children
+        child = self.children[plan.name] = Child(plan)
+        return child
+
+    def watch(self, descriptor: int, on_readable: Callable[[], None]) -> None:
+        """Wake `run_once` for a descriptor of the owner's, such as a signal wakeup pipe."""
+        self._selector.register(descriptor, selectors.EVENT_READ, on_readable)
+
+    def run_once(self, timeout_s: float) -> None:
+        """Start what is due, then wait at most `timeout_s` for something to happen."""
+        now_s = time.monotonic()
+        for child in self.children.values():
+            if child.state is ChildState.WAITING and now_s >= child.start_at_s:
+                self._start(child)
+        for key, _ in self._selector.select(min([timeout_s, *self._due(now_s)])):
+            key.data()
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """SIGTERM to all, in the order of adding reversed; SIGKILL behind the grace; returns when all are gone."""
+        for child in reversed(self.children.values()):
+            if child.process is not None:
+                child.process.terminate()
+                # A stopped child takes its SIGTERM only when it goes on.
+                child.process.send_signal(signal.SIGCONT)
+        deadline_s = time.monotonic() + grace_s
+        for child in reversed(self.children.values()):
+            if child.process is not None:
+                try:
+                    child.process.wait(max(0.0, deadline_s - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    self._report("warning", "killed after its grace", {"child": child.plan.name})
+                    child.process.kill()
+                    child.process.wait()
+                self._forget_process(child)
+            child.state = ChildState.DOWN
+        self._selector.close()
+
+    def _due(self, now_s: float) -> list[float]:
+        return [
+            max(0.0, child.start_at_s - now_s)
+            for child in self.children.values()
+            if child.state is ChildState.WAITING
+        ]
+
+    def _start(self, child: Child) -> None:
+        plan = child.plan
+        if plan.hold is not None and plan.hold.exists():
+            child.start_at_s = time.monotonic() + HOLD_POLL_S
+            return
+        plan.log.parent.mkdir(parents=True, exist_ok=True)
+        if plan.log.exists() and plan.log.stat().st_size > LOG_BYTES_MAX:
+            plan.log.replace(plan.log.with_suffix(".old.log"))
+        supervisor = os.getpid()
+
+        def die_with_supervisor() -> None:
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != supervisor:  # It died before the line above.
+                os._exit(1)
+
+        with plan.log.open("ab") as log:
+            process = subprocess.Popen(
+                list(plan.argv()),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                pass_fds=self._inherited,
+                env=self._environment,
+                process_group=0,  # A Ctrl-C is the supervisor's; it stops the children in order.
+                preexec_fn=die_with_supervisor,
+            )
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        child.process = process
+        child.pidfd = os.pidfd_open(process.pid)
+        child.state = ChildState.STARTING
+        child.started_s = time.monotonic()
+        child.start_count += 1
+        child.line.clear()
+        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._exited(child))
+        self._selector.register(process.stdout, selectors.EVENT_READ, lambda: self._printed(child))
+        self._report("info", "started", {"child": plan.name, "pid": process.pid})
+
+    def _printed(self, child: Child) -> None:
+        if child.process is None:
+            return
+        assert child.process.stdout is not None
+        part = child.process.stdout.read(READY_BYTES_MAX)
+        if not part:
+            self._selector.unregister(child.process.stdout)
+            return
+        if child.state is not ChildState.STARTING:
+            return
+        child.line += part
+        line, newline, _ = child.line.partition(b"\n")
+        if not newline:
+            if len(child.line) > READY_BYTES_MAX:
+                child.process.kill()
+            return
+        try:
+            ready = json.loads(line)
+        except ValueError:
+            ready = None
+        if not isinstance(ready, dict):
+            self._report("error", "its first line is no ready line", {"child": child.plan.name})
+            child.process.kill()
+            return
+        child.ready = ready
+        child.state = ChildState.READY
+        self._on_change(child)
+
+    def _exited(self, child: Child) -> None:
+        assert child.process is not None
+        pid, ran_s = child.process.pid, time.monotonic() - child.started_s
+        child.exit_status = child.process.wait()
+        if child.state is ChildState.STARTING:
+            self._printed(child)  # A ready line may still lie in the pipe.
+        self._forget_process(child)
+        child.backoff_s = (
+            BACKOFF_FIRST_S if ran_s >= STEADY_S else min(child.backoff_s * 2, BACKOFF_LAST_S)
+        )
+        if child.plan.restart is RestartPolicy.NEVER:
+            child.state = ChildState.DOWN
+        else:
+            child.state = ChildState.WAITING
+            child.start_at_s = time.monotonic() + child.backoff_s
+        self._report(
+            "warning", "exited", {"child": child.plan.name, "pid": pid, "status": child.exit_status}
+        )
+        self._on_change(child)
+
+    def _forget_process(self, child: Child) -> None:
+        assert child.process is not None
+        assert child.process.stdout is not None
+        registered = self._selector.get_map()
+        for descriptor in (child.pidfd, child.process.stdout.fileno()):
+            if descriptor in registered:
+                self._selector.unregister(descriptor)
+        os.close(child.pidfd)
+        child.process.stdout.close()
+        child.pidfd = -1
+        child.process = None

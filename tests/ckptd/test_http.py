@@ -1,0 +1,255 @@
+"""The HTTP plane, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import secrets
+import socket
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import TypeVar
+
+import pytest
+from ckptd import http as http_module
+from ckptd.http import CONNECTIONS_MAX, HttpPlane, metrics_token
+from ckptd.http_auth import (
+    CHALLENGE_HEADER,
+    CHALLENGE_REQUESTS_MAX,
+    MAC_HEADER,
+    NONCES_MAX,
+    Verifier,
+    answer_is_signed,
+    http_key,
+    sign_request,
+)
+
+from ckpt.base.errors import NotFound
+from ckpt.base.ids import RunName, Step
+
+T = TypeVar("T")
+SECRET = b"s" * 32
+TOKEN = "t" * 48
+
+
+class FakeReports:
+    """A cluster of one target and no surprises."""
+
+    def __init__(self) -> None:
+        self.ready = True
+
+    def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
+        if run == "absent":
+            raise NotFound("no run 'absent'")
+        targets = [{"id": "<t0>", "state": "live", "bytes_used": 2048}]
+        return json.dumps({"what": what, "run": run, "step": step, "targets": targets}).encode()
+
+    def metrics(self) -> str:
+        return "ckpt_target_up 1\n"
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+
+class Plane:
+    """An HttpPlane on a loop of its own, and the address it answers at."""
+
+    def __init__(self, reports: FakeReports) -> None:
+        self.reports = reports
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.plane = HttpPlane(reports, secret=SECRET, token=TOKEN)
+        self.host, _, port = self._run(self.plane.start("127.0.0.1", 0)).rpartition(":")
+        self.port = int(port)
+
+    def _run(self, work: Coroutine[None, None, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
+
+    def close(self) -> None:
+        self._run(self.plane.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def get(
+        self, path: str, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
+        try:
+            connection.request("GET", path, headers=headers or {})
+            response = connection.getresponse()
+            return response.status, dict(response.getheaders()), response.read()
+        finally:
+            connection.close()
+
+    def challenge(self) -> str:
+        return self.get("/v1/status")[1][CHALLENGE_HEADER]
+
+    def signed(self, path: str, secret: bytes = SECRET) -> tuple[int, dict[str, str], bytes]:
+        authorization = sign_request(
+            http_key(secret), "GET", path, b"", self.challenge(), secrets.token_hex(16)
+        )
+        return self.get(path, {"Authorization": authorization})
+
+
+@contextmanager
+def running() -> Iterator[Plane]:
+    plane = Plane(FakeReports())
+    try:
+        yield plane
+    finally:
+        plane.close()
+
+
+@pytest.fixture
+def plane() -> Iterator[Plane]:
+    with running() as plane:
+        yield plane
+
+
+def test_livez_and_readyz_are_open_and_say_nothing_else(plane: Plane) -> None:
+    status, headers, body = plane.get("/livez")
+    assert (status, body) == (200, b"ok\n")
+    assert "Server" not in headers
+    assert plane.get("/readyz")[0::2] == (200, b"ok\n")
+    plane.reports.ready = False
+    assert plane.get("/readyz")[0::2] == (503, b"not ready\n")
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/v1/status", "/v1/nothing", "/absent"])
+def test_without_a_credential_every_other_path_is_refused_alike(plane: Plane, path: str) -> None:
+    status, _, body = plane.get(path)
+    assert (status, body) == (401, b"unauthorized\n")
+
+
+def test_a_signed_request_is_answered_and_the_answer_is_signed(plane: Plane) -> None:
+    path = "/v1/steps?run=a%20run&step=7"
+    authorization = sign_request(
+        http_key(SECRET), "GET", path, b"", plane.challenge(), secrets.token_hex(16)
+    )
+    status, headers, body = plane.get(path, {"Authorization": authorization})
+    assert status == 200
+    found = json.loads(body)
+    assert (found["what"], found["run"], found["step"]) == ("steps", "a run", 7)
+    assert answer_is_signed(http_key(SECRET), authorization, status, body, headers[MAC_HEADER])
+    assert not answer_is_signed(http_key(b"x"), authorization, status, body, headers[MAC_HEADER])
+    assert not answer_is_signed(
+        http_key(SECRET), authorization, status, body + b" ", headers[MAC_HEADER]
+    )
+
+
+def test_a_signature_is_good_for_one_request_of_one_path_and_one_secret(plane: Plane) -> None:
+    nonce = secrets.token_hex(16)
+    signed = {
+        "Authorization": sign_request(
+            http_key(SECRET), "GET", "/v1/runs", b"", plane.challenge(), nonce
+        )
+    }
+    assert plane.get("/v1/status", signed)[0] == 401
+    assert plane.get("/v1/runs?run=x", signed)[0] == 401
+    assert plane.get("/v1/runs", signed)[0] == 200
+    assert plane.get("/v1/runs", signed)[0] == 401, "replayed"
+    assert plane.signed("/v1/runs", secret=b"another")[0] == 401
+
+
+def test_a_signature_from_before_a_restart_is_refused() -> None:
+    with running() as plane:
+        old = sign_request(
+            http_key(SECRET), "GET", "/v1/runs", b"", plane.challenge(), secrets.token_hex(16)
+        )
+    with running() as plane:
+        assert plane.get("/v1/runs", {"Authorization": old})[0] == 401
+
+
+def test_the_token_opens_metrics_and_the_page_but_no_question(plane: Plane) -> None:
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    status, headers, body = plane.get("/metrics", bearer)
+    assert (status, body) == (200, b"ckpt_target_up 1\n")
+    assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert plane.get("/metrics?token=" + TOKEN)[0] == 401
+    assert plane.get("/v1/status", bearer)[0] == 401
+    assert plane.get("/", {"Authorization": "Bearer wrong"})[0] == 401
+    status, _, page = plane.get(f"/?token={TOKEN}")
+    assert status == 200
+    assert b"&lt;t0&gt;" in page
+    assert b"2 KiB" in page
+    assert b"<t0>" not in page
+
+
+def test_a_wrong_question_is_an_error_in_json(plane: Plane) -> None:
+    for path, status, code in [
+        ("/v1/nothing", 400, "refused"),
+        ("/v1/show?run=absent", 404, "not_found"),
+        ("/v1/show?run=a@b", 400, "refused"),
+        ("/v1/show?run=a&step=-1", 400, "refused"),
+    ]:
+        found, _, body = plane.signed(path)
+        assert (found, json.loads(body)["error"]["code"]) == (status, code)
+
+
+def test_oversized_requests_are_refused_and_the_plane_lives_on(plane: Plane) -> None:
+    assert plane.get("/livez", {"Long": "x" * 10_000})[0] == 400
+    assert plane.get("/" + "x" * 10_000)[0] in (400, 414)
+    with socket.create_connection((plane.host, plane.port), timeout=30) as peer:
+        peer.sendall(b"GET /v1/status HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n")
+        peer.sendall(b"x" * 100_000)
+        assert b" 413 " in peer.recv(4096).splitlines()[0]
+    assert plane.get("/livez")[0] == 200
+
+
+def test_a_silent_connection_is_cut_off_and_one_too_many_is_closed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_module, "_LIFE_S", 0.3)
+    with running() as plane:
+        silent = [
+            socket.create_connection((plane.host, plane.port), timeout=30)
+            for _ in range(CONNECTIONS_MAX)
+        ]
+        try:
+            silent[0].sendall(b"GET /livez HTTP/1.1\r\nHo")
+            with (
+                pytest.raises((http.client.RemoteDisconnected, ConnectionError)),
+            ):
+                plane.get("/livez")
+            for peer in silent:
+                with peer:
+                    try:
+                        assert peer.recv(1) == b""
+                    except ConnectionError:
+                        continue
+        finally:
+            for peer in silent:
+                peer.close()
+        assert plane.get("/livez")[0] == 200
+
+
+def test_what_the_verifier_remembers_is_bounded() -> None:
+    verifier = Verifier(http_key(SECRET), os.urandom)
+
+    def ask(challenge: str) -> bool:
+        signed = sign_request(
+            http_key(SECRET), "GET", "/v1/runs", b"", challenge, secrets.token_hex(16)
+        )
+        return verifier.accepts("GET", "/v1/runs", b"", signed)
+
+    first = verifier.challenge
+    assert all(ask(first) for _ in range(CHALLENGE_REQUESTS_MAX))
+    assert verifier.challenge != first
+    assert all(ask(first) for _ in range(CHALLENGE_REQUESTS_MAX)), "under way at the change"
+    assert not ask(first)
+    for _ in range(3 * CHALLENGE_REQUESTS_MAX):
+        assert ask(verifier.challenge)
+        assert verifier.remembered_count <= 2 * NONCES_MAX
+
+
+def test_the_token_is_made_once_and_for_the_owner_alone(tmp_path: Path) -> None:
+    token = metrics_token(tmp_path)
+    assert len(token) == 48
+    assert metrics_token(tmp_path) == token
+    assert (tmp_path / "metrics.token").stat().st_mode & 0o777 == 0o600
