@@ -1,0 +1,1 @@
+"""Effects behind small Protocols: clock, sockets, files, worker pools."""

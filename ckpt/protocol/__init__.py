@@ -1,0 +1,1 @@
+"""Who says what, when: state machines without effects, handle(event) -> list of actions."""

@@ -1,0 +1,1 @@
+"""Seeded fakes of every effect, and contract suites that the real ones pass too."""

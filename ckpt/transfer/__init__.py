@@ -1,0 +1,1 @@
+"""Moves fragments: a column writer and a column reader, for stager, restore and rebuild alike."""

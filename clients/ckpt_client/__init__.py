@@ -1,0 +1,1 @@
+"""Acts for trainers: store, staging, stager process, restore, commands."""

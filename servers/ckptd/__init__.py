@@ -1,0 +1,1 @@
+"""Acts for storage: target daemon, coordinator, local supervisor."""

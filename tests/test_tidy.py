@@ -1,0 +1,266 @@
+"""The code keeps the habits that a machine can check; each offence names what to do instead.
+
+In the spirit of TigerBeetle's tidy: a rule is a function from a source file to its offences, and a
+test at the end shows for every rule that it bites.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE_FOLDERS = ("ckpt", "servers", "clients", "benchmarks")
+
+LINE_LENGTH_MAX = 100
+FUNCTION_LINES_MAX = 60
+FILE_LINES_MAX = 500
+LONGER_FILES = {
+    "ckpt/protocol/messages.py": 900,  # The list of all messages; read as a table.
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One Python file."""
+
+    path: str
+    """Relative to the root, with slashes."""
+    text: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.text.split("\n")
+
+    @property
+    def is_test(self) -> bool:
+        return self.path.startswith("tests/")
+
+    @property
+    def is_for_tests(self) -> bool:
+        return self.is_test or self.path.startswith("ckpt/testing/")
+
+    @property
+    def may_print(self) -> bool:
+        """Commands, the demo and the benchmarks talk to people; nothing else does."""
+        return self.path.startswith("benchmarks/") or bool(
+            re.search(r"(^|/)(cli|demo)(/|\.py$)", self.path)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """A pattern that must not occur, and what stands in its place."""
+
+    pattern: str
+    instead: str
+    applies: Callable[[Source], bool] = lambda source: True
+
+
+BANS = (
+    Ban(r"\b(TODO|FIXME|XXX|HACK)\b", "do it now, or write an issue"),
+    Ban(r"\b(import|from) (pickle|marshal|shelve|dill)\b", "msgspec, which cannot carry code"),
+    Ban(r"allow_pickle=True", "the format rooms' own documents"),
+    Ban(r"unittest\.mock|MagicMock|import mock\b", "a fake that passes the contract suite"),
+    Ban(
+        r"\b(time|asyncio)\.sleep\((?!0\))",
+        "a fake clock, or tests.waiting for real processes",
+        lambda source: source.is_test and source.path != "tests/waiting.py",
+    ),
+    Ban(r"\bshell=True\b|os\.system\(", "subprocess with a list of arguments"),
+    Ban(r"except\s*:|except BaseException:\s*pass", "the exception's class, and handle it"),
+    Ban(r"\b(utcnow|datetime\.now)\(", "a Clock; safety needs no wall clock"),
+    Ban(r"type: ignore(?!\[)", "type: ignore[code] with the reason above it"),
+    Ban(
+        r"from typing import .*\bAny\b|typing\.Any\b",
+        "the type itself, or `object`",
+        lambda source: not source.is_test,
+    ),
+    Ban(r"/(home|root|tmp|work)/\w", "tmp_path, or a path from the configuration"),
+)
+
+
+def banned_words(source: Source) -> Iterator[str]:
+    """Lines that match a ban, with the replacement."""
+    if source.path == "tests/test_tidy.py":
+        return  # It must spell the words in order to ban them.
+    bans = [(re.compile(ban.pattern), ban.instead) for ban in BANS if ban.applies(source)]
+    for number, line in enumerate(source.lines, start=1):
+        for pattern, instead in bans:
+            if match := pattern.search(line):
+                yield f"{source.path}:{number}: {match[0]!r}: instead, {instead}"
+
+
+def stray_prints(source: Source) -> Iterator[str]:
+    """Output that no person asked for."""
+    if source.may_print:
+        return
+    for node in ast.walk(_tree(source)):
+        match node:
+            case ast.Call(func=ast.Name(id="print")):
+                yield f"{source.path}:{node.lineno}: print: instead, the log or the CLI's report"
+
+
+def long_lines(source: Source) -> Iterator[str]:
+    """Lines over the limit, tables that say `fmt: skip` and addresses apart."""
+    tables = set(_table_lines(source))
+    for number, line in enumerate(source.lines, start=1):
+        if len(line) > LINE_LENGTH_MAX and number not in tables and "https://" not in line:
+            yield f"{source.path}:{number}: {len(line)} columns, at most {LINE_LENGTH_MAX}"
+
+
+def long_functions(source: Source) -> Iterator[str]:
+    """Functions that should be several."""
+    for node in ast.walk(_tree(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            line_count = (node.end_lineno or node.lineno) - node.lineno + 1
+            if line_count > FUNCTION_LINES_MAX:
+                yield (
+                    f"{source.path}:{node.lineno}: {node.name} has {line_count} lines, "
+                    f"at most {FUNCTION_LINES_MAX}"
+                )
+
+
+def long_files(source: Source) -> Iterator[str]:
+    """Files that answer more than one question."""
+    limit = LONGER_FILES.get(source.path, FILE_LINES_MAX)
+    line_count = source.text.count("\n")
+    if line_count > limit:
+        yield f"{source.path}: {line_count} lines, at most {limit}"
+
+
+def silent_files(source: Source) -> Iterator[str]:
+    """Files that do not begin by saying what they answer."""
+    if not ast.get_docstring(_tree(source)):
+        yield f"{source.path}: begins without a docstring"
+
+
+def empty_bodies(source: Source) -> Iterator[str]:
+    """Functions and handlers that do nothing and do not say why."""
+    for node in ast.walk(_tree(source)):
+        if isinstance(node, ast.Pass):
+            yield f"{source.path}:{node.lineno}: `pass`: say in a docstring why nothing is to do"
+
+
+RULES = (
+    banned_words,
+    stray_prints,
+    long_lines,
+    long_functions,
+    long_files,
+    silent_files,
+    empty_bodies,
+)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.__name__))
+def test_the_tree_keeps_the_rule(rule: Callable[[Source], Iterable[str]]) -> None:
+    offences = [offence for source in sources() for offence in rule(source)]
+    assert not offences, "\n" + "\n".join(offences)
+
+
+def test_every_module_is_used_by_another() -> None:
+    """What only its own tests use is dead; the fakes are there for tests."""
+    by_tests = set().union(*(_modules_named(source) for source in sources() if source.is_test))
+    by_code = set().union(*(_modules_named(source) for source in sources() if not source.is_test))
+    by_code |= set(re.findall(r'"([\w.]+):\w+"', (ROOT / "pyproject.toml").read_text()))
+    unused = [
+        source.path
+        for source in sources()
+        if not _starts_by_itself(source)
+        and _module_of(source) not in (by_code | by_tests if source.is_for_tests else by_code)
+    ]
+    assert not unused, f"nobody imports, starts or names these: {unused}"
+
+
+def test_every_page_is_linked_from_another() -> None:
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    texts = {page: page.read_text() for page in [*pages, *ROOT.glob("*.md")]}
+    texts |= {ROOT / source.path: source.text for source in sources()}
+    lonely = [
+        str(page.relative_to(ROOT))
+        for page in pages
+        # Decisions are a folder that is read as a list.
+        if page.parent.name != "decisions"
+        and not any(page.name in text for other, text in texts.items() if other != page)
+    ]
+    assert not lonely, f"no page or module names these: {lonely}"
+
+
+OFFENDERS = [
+    (banned_words, "# TODO: later"),
+    (banned_words, "import pickle"),
+    (banned_words, "time.sleep(1)"),
+    (stray_prints, "print(1)"),
+    (long_lines, "x = 1  # " + "y" * 100),
+    (long_functions, "def f():\n" + "    f()\n" * 61),
+    (long_files, "f()\n" * 501),
+    (silent_files, "import os"),
+    (empty_bodies, "def f():\n    pass"),
+]
+
+
+@pytest.mark.parametrize(("rule", "text"), OFFENDERS)
+def test_each_rule_bites(rule: Callable[[Source], Iterable[str]], text: str) -> None:
+    assert list(rule(Source("tests/example.py", text)))
+    assert not list(rule(Source("tests/example.py", '"""An example."""\n\nf()\n')))
+
+
+def test_a_table_may_be_wide_and_a_command_may_print() -> None:
+    table = "table = [\n    " + "1, " * 50 + "\n]  # fmt: skip\n"
+    assert not list(long_lines(Source("tests/example.py", table)))
+    assert not list(stray_prints(Source("servers/ckptd/cli.py", "print(1)")))
+
+
+@cache
+def sources() -> tuple[Source, ...]:
+    """Every Python file of the tree, in the order of their paths."""
+    folders = [ROOT / name for name in (*PACKAGE_FOLDERS, "tests", "tools")]
+    paths = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    return tuple(Source(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths)
+
+
+@cache
+def _tree(source: Source) -> ast.Module:
+    return ast.parse(source.text)
+
+
+def _table_lines(source: Source) -> Iterator[int]:
+    """Numbers of the lines of statements that end in `fmt: skip`."""
+    lines = source.lines
+    for node in ast.walk(_tree(source)):
+        if isinstance(node, ast.stmt) and "# fmt: skip" in lines[(node.end_lineno or 1) - 1]:
+            yield from range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def _starts_by_itself(source: Source) -> bool:
+    """What Python or pytest finds by its name."""
+    name = source.path.rpartition("/")[2]
+    return name in ("__init__.py", "__main__.py", "conftest.py") or name.startswith("test_")
+
+
+def _module_of(source: Source) -> str:
+    """`servers/ckptd/cli.py` is imported as `ckptd.cli`."""
+    dotted = source.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return re.sub(r"^(servers|clients|benchmarks)\.", "", dotted)
+
+
+def _modules_named(source: Source) -> set[str]:
+    """Modules that a file imports, or names in a string in order to start them."""
+    named: set[str] = set()
+    for node in ast.walk(_tree(source)):
+        match node:
+            case ast.Import(names=names):
+                named.update(alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), names=names):
+                named.add(module)
+                named.update(f"{module}.{alias.name}" for alias in names)
+            case ast.Constant(value=str(text)) if re.fullmatch(r"\w+(\.\w+)+(:\w+)?", text):
+                named.add(text.partition(":")[0])
+    return named - {_module_of(source)}
