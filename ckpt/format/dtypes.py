@@ -18,7 +18,7 @@ from ckpt.base.errors import Refused
 _NUMPY: Final = re.compile(
     r"[<>|][biufcSU](0|[1-9][0-9]{0,8})|[<>][mM]8(\[[0-9]{0,9}[a-zA-Z]{1,2}\])?"
 )
-_EXTENSION: Final = re.compile(r"(bfloat16|u?int[0-9]{1,2}|float[0-9]{1,2}_[a-z0-9]{1,16})")
+_EXTENSION: Final = re.compile(r"(bfloat|float|u?int|b?complex)[0-9]{1,2}(_[a-z0-9]{1,16})?")
 DTYPE_CHARS_MAX: Final = 32
 
 
@@ -48,6 +48,6 @@ def dtype_of(name: str) -> np.dtype[np.generic]:
         import ml_dtypes  # here, since most readers never meet one
 
         kind = getattr(ml_dtypes, name, None)
-        if kind is not None:
+        if isinstance(kind, type) and issubclass(kind, np.generic):
             return np.dtype(kind)
     raise Refused(f"dtype {name!r} is unknown here", hint="a newer ml_dtypes may know it")

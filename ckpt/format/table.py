@@ -2,15 +2,40 @@
 
 The stager sends the table with Certify; the coordinator checks coverage and builds the index from all
 ranks' tables. Meaning is declared, never inferred.
+
+An envelope (`CKPB`, version 1, lz4) around MessagePack arrays:
+
+    table  [rank, world_size, [entry, ...]]
+    entry  [name, meaning, dtype, [global dims], [box offset], [box dims],
+            [[start, payload_offset, length], ...], fingerprint]
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
+from typing import Final
 
+import msgspec
+
+from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import Rank
-from ckpt.format.checksum import Buffer
+from ckpt.base.limits import (
+    PAYLOAD_BYTES_MAX,
+    TABLE_BYTES_MAX,
+    TENSOR_DIMS_MAX,
+    TENSOR_NAME_BYTES_MAX,
+    WORLD_SIZE_MAX,
+)
+from ckpt.format.checksum import XXH3_BYTES, Buffer
+from ckpt.format.dtypes import DTYPE_CHARS_MAX
+from ckpt.format.envelope import Packing, decode_body, unwrap, wrap
+
+MAGIC: Final = b"CKPB"
+VERSION: Final = 1
+DIM_MAX: Final = (1 << 63) - 1
 
 
 class Meaning(Enum):
@@ -63,10 +88,128 @@ class RankTable:
 
 
 def encode_table(table: RankTable) -> bytes:
-    """The document; raises Refused when it passes TABLE_BYTES_MAX or a name is too long."""
-    raise NotImplementedError
+    """The document; raises Refused by name when an entry or the whole passes a limit."""
+    problem = _table_problem(table)
+    if problem:
+        raise Refused(problem)
+    entries = tuple(
+        _Entry(
+            name=entry.name,
+            meaning=entry.meaning,
+            dtype=entry.dtype,
+            global_shape=entry.global_shape,
+            offset=entry.offset,
+            shape=entry.shape,
+            pieces=tuple((p.start, p.payload_offset, p.length) for p in entry.pieces),
+            fingerprint=entry.fingerprint,
+        )
+        for entry in table.entries
+    )
+    raw = msgspec.msgpack.encode(_Table(table.rank, table.world_size, entries))
+    if len(raw) > TABLE_BYTES_MAX:
+        raise Refused(f"a table of {len(raw)} bytes: at most {TABLE_BYTES_MAX} are allowed")
+    return wrap(MAGIC, VERSION, raw, Packing.LZ4)
 
 
 def decode_table(document: Buffer) -> RankTable:
     """The inverse; raises Corrupt on anything that `encode_table` does not make."""
-    raise NotImplementedError
+    wire = decode_body(_DECODER, unwrap(MAGIC, VERSION, document, TABLE_BYTES_MAX))
+    entries = tuple(
+        TensorEntry(
+            name=entry.name,
+            meaning=entry.meaning,
+            dtype=entry.dtype,
+            global_shape=entry.global_shape,
+            offset=entry.offset,
+            shape=entry.shape,
+            pieces=tuple(Piece(*piece) for piece in entry.pieces),
+            fingerprint=entry.fingerprint,
+        )
+        for entry in wire.entries
+    )
+    table = RankTable(Rank(wire.rank), wire.world_size, entries)
+    problem = _table_problem(table)
+    if problem:
+        raise Corrupt(problem)
+    return table
+
+
+def tensor_problem(
+    name: str,
+    dtype: str,
+    global_shape: tuple[int, ...],
+    boxes: Iterable[tuple[tuple[int, ...], tuple[int, ...]]],
+) -> str:
+    """What is wrong with a tensor and its boxes (offset, shape); empty when nothing is."""
+    if len(name) > TENSOR_NAME_BYTES_MAX or len(name.encode()) > TENSOR_NAME_BYTES_MAX:
+        return f"{name[:40]}...: a name of more than {TENSOR_NAME_BYTES_MAX} bytes"
+    if not 0 < len(dtype) <= DTYPE_CHARS_MAX or not dtype.isascii() or not dtype.isprintable():
+        return f"{name}: dtype {dtype[:40]!r} is no name of one"
+    if len(global_shape) > TENSOR_DIMS_MAX or not all(0 <= d <= DIM_MAX for d in global_shape):
+        return f"{name}: shape {global_shape[:8]} is out of bounds"
+    for offset, shape in boxes:
+        if not len(offset) == len(shape) == len(global_shape):
+            return f"{name}: a box of {len(shape)} dimensions in a tensor of {len(global_shape)}"
+        for start, size, whole in zip(offset, shape, global_shape, strict=True):
+            if start < 0 or size < 0 or start + size > whole:
+                return f"{name}: box {shape} at {offset} is not inside {global_shape}"
+    return ""
+
+
+# --------------------------------------------------------------------------- the wire's own types
+
+
+class _Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    name: str
+    meaning: Meaning
+    dtype: str
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    pieces: tuple[tuple[int, int, int], ...]
+    fingerprint: bytes
+
+
+class _Table(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    rank: int
+    world_size: int
+    entries: tuple[_Entry, ...]
+
+
+_DECODER: Final = msgspec.msgpack.Decoder(_Table)
+
+
+def _table_problem(table: RankTable) -> str:
+    if not 0 <= table.rank < table.world_size <= WORLD_SIZE_MAX:
+        return f"rank {table.rank} of {table.world_size} cannot be"
+    for entry in table.entries:
+        problem = _entry_problem(entry)
+        if problem:
+            return problem
+    for before, after in pairwise(table.entries):
+        if before.name >= after.name:
+            return f"{after.name}: names must be unique and ascending"
+    return ""
+
+
+def _entry_problem(entry: TensorEntry) -> str:
+    try:
+        problem = tensor_problem(
+            entry.name, entry.dtype, entry.global_shape, ((entry.offset, entry.shape),)
+        )
+    except UnicodeEncodeError:
+        return f"{entry.name!r} is not valid Unicode"
+    if problem:
+        return problem
+    if entry.meaning is not Meaning.SHARD and entry.shape != entry.global_shape:
+        return f"{entry.name}: only a shard is a part of its tensor"
+    if len(entry.fingerprint) not in (0, XXH3_BYTES):
+        return f"{entry.name}: a fingerprint of {len(entry.fingerprint)} bytes"
+    end = 0
+    for piece in entry.pieces:
+        if piece.start < end or piece.length <= 0 or piece.payload_offset < 0:
+            return f"{entry.name}: its pieces overlap or do not ascend"
+        end = piece.start + piece.length
+        if end > PAYLOAD_BYTES_MAX or piece.payload_offset + piece.length > PAYLOAD_BYTES_MAX:
+            return f"{entry.name}: a piece lies outside of any payload"
+    return ""

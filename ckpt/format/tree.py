@@ -1,13 +1,44 @@
-"""A rank's tree document: the shape of its state, its plain scalars, and the names of its tensors."""
+"""A rank's tree document: the shape of its state, its plain scalars, and the names of its tensors.
+
+An envelope (`CKPT`, version 1, lz4) around MessagePack. A node is
+
+    nil, bool, int, float64, str, bin   a scalar, as it is
+    [0, name]                           a tensor: its name in the rank's table
+    [1, key, node, key, node, ...]      a dict, in its own order
+    [2, node, ...]                      a list
+    [3, node, ...]                      a tuple
+    [4, bin]                            an int outside -2^63 .. 2^64-1: two's complement, little-endian
+    [5, float64, float64]               a complex number
+
+and a key is str, bool, int, [4, bin] or [3, key, ...] (a tuple). A float keeps its 64 bits.
+Only exact types are taken: a subclass would come back as something else.
+
+The text of a path names a tensor everywhere else. Its steps are joined by `/`:
+
+    str key      itself, with `~` written `~0`, `/` `~1`, `,` in a tuple `~4`; a leading `#` `~2`,
+                 a leading `=` `~3`, a leading `)` in a tuple `~5`; the empty text `~.`
+    int key      `=3`, `=-1`
+    bool key     `=true`, `=false`
+    tuple key    `=(` each element as above and a `,` `)`
+    position     `#3`
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
+from typing import Final, TypeAlias
 
+import msgspec
+
+from ckpt.base.errors import Corrupt, Refused
+from ckpt.base.limits import TABLE_BYTES_MAX, TREE_DEPTH_MAX
 from ckpt.format.checksum import Buffer
+from ckpt.format.envelope import Packing, decode_body, unwrap, wrap
 
-Key = Union[str, int, bool, tuple["Key", ...]]
+MAGIC: Final = b"CKPT"
+VERSION: Final = 1
+
+Key: TypeAlias = "str | int | bool | tuple[Key, ...]"
 """A dict's key; comes back with its type."""
 Scalar = None | bool | int | float | complex | str | bytes
 """Comes back with its type and every bit."""
@@ -20,7 +51,7 @@ class Index:
     position: int
 
 
-Path = tuple[Key | Index, ...]
+Path: TypeAlias = "tuple[Key | Index, ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +90,180 @@ Node = DictNode | ListNode | TupleNode | ScalarNode | LeafNode
 
 def encode_tree(node: Node) -> bytes:
     """The document; raises Refused by path for what has no exact encoding."""
-    raise NotImplementedError
+    raw = msgspec.msgpack.encode(_pack(node, ()))
+    if len(raw) > TABLE_BYTES_MAX:
+        raise Refused(
+            f"the state's tree takes {len(raw)} bytes without its tensors: at most {TABLE_BYTES_MAX} are allowed",
+            hint="store long texts and many numbers as arrays",
+        )
+    return wrap(MAGIC, VERSION, raw, Packing.LZ4)
 
 
 def decode_tree(document: Buffer) -> Node:
     """The inverse; raises Corrupt."""
-    raise NotImplementedError
+    return _unpack(decode_body(_DECODER, unwrap(MAGIC, VERSION, document, TABLE_BYTES_MAX)), 0)
 
 
 def path_text(path: Path) -> str:
-    """The path as text; two paths never give the same one."""
-    raise NotImplementedError
+    """The path as text; two paths never give the same one. The root is the empty text."""
+    return "/".join(_step_text(step) for step in path)
+
+
+# --------------------------------------------------------------------------- encoding
+
+_LEAF, _DICT, _LIST, _TUPLE, _BIG, _COMPLEX = range(6)
+
+Packed: TypeAlias = "None | bool | int | float | str | bytes | list[Packed]"
+"""What MessagePack carries for a node or a key."""
+
+
+def _pack(node: Node, path: Path) -> Packed:
+    if len(path) > TREE_DEPTH_MAX:
+        raise Refused(f"{_shown(path)}: nested deeper than {TREE_DEPTH_MAX}")
+    match node:
+        case LeafNode(name):
+            return [_LEAF, _pack_text(name, path)]
+        case DictNode(items):
+            if len({key for key, _ in items}) != len(items):
+                raise Refused(f"{_shown(path)}: two keys are equal")
+            packed: list[Packed] = [_DICT]
+            for key, child in items:
+                packed.append(_pack_key(key, (*path, key)))
+                packed.append(_pack(child, (*path, key)))
+            return packed
+        case ListNode(children):
+            return [_LIST, *(_pack(child, (*path, Index(i))) for i, child in enumerate(children))]
+        case TupleNode(children):
+            return [_TUPLE, *(_pack(child, (*path, Index(i))) for i, child in enumerate(children))]
+        case ScalarNode(value):
+            return _pack_scalar(value, path)
+
+
+def _pack_scalar(value: Scalar, path: Path) -> Packed:
+    # Exact types: bool is an int, and numpy's float64 is a float.
+    if value is None or type(value) in (bool, float, bytes):
+        return value  # type: ignore[return-value]
+    if type(value) is int:
+        return _pack_int(value)
+    if type(value) is str:
+        return _pack_text(value, path)
+    if type(value) is complex:
+        return [_COMPLEX, value.real, value.imag]
+    raise Refused(f"{_shown(path)}: a {type(value).__name__} is no plain value")
+
+
+def _pack_key(key: Key, path: Path, depth: int = 0) -> Packed:
+    if type(key) is bool:
+        return key
+    if type(key) is int:
+        return _pack_int(key)
+    if type(key) is str:
+        return _pack_text(key, path)
+    if type(key) is tuple and depth < TREE_DEPTH_MAX:
+        return [_TUPLE, *(_pack_key(part, path, depth + 1) for part in key)]
+    raise Refused(f"{_shown(path)}: a {type(key).__name__} is no key that can be stored")
+
+
+def _pack_int(value: int) -> Packed:
+    if -(1 << 63) <= value < 1 << 64:
+        return value
+    return [_BIG, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)]
+
+
+def _pack_text(text: str, path: Path) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Refused(f"{_shown(path)}: the text {text[:40]!r} is not valid Unicode") from None
+    return text
+
+
+# --------------------------------------------------------------------------- decoding
+
+_DECODER: Final = msgspec.msgpack.Decoder(object)
+
+
+def _unpack(packed: object, depth: int) -> Node:
+    if depth > TREE_DEPTH_MAX:
+        raise Corrupt(f"tree document: nested deeper than {TREE_DEPTH_MAX}")
+    match packed:
+        case None | bool() | int() | float() | str() | bytes():
+            return ScalarNode(packed)
+        case [int(tag), str(name)] if tag == _LEAF:
+            return LeafNode(name)
+        case [int(tag), *rest] if tag == _DICT and len(rest) % 2 == 0:
+            keys = tuple(_unpack_key(key, 0) for key in rest[::2])
+            if len(set(keys)) != len(keys):
+                raise Corrupt("tree document: two keys of a dict are equal")
+            nodes = (_unpack(child, depth + 1) for child in rest[1::2])
+            return DictNode(tuple(zip(keys, nodes, strict=True)))
+        case [int(tag), *rest] if tag == _LIST:
+            return ListNode(tuple(_unpack(child, depth + 1) for child in rest))
+        case [int(tag), *rest] if tag == _TUPLE:
+            return TupleNode(tuple(_unpack(child, depth + 1) for child in rest))
+        case [int(tag), bytes(digits)] if tag == _BIG:
+            return ScalarNode(int.from_bytes(digits, "little", signed=True))
+        case [int(tag), float(real), float(imag)] if tag == _COMPLEX:
+            return ScalarNode(complex(real, imag))
+        case _:
+            raise Corrupt("tree document: a node that cannot be")
+
+
+def _unpack_key(packed: object, depth: int) -> Key:
+    if depth > TREE_DEPTH_MAX:
+        raise Corrupt(f"tree document: a key nested deeper than {TREE_DEPTH_MAX}")
+    match packed:
+        case bool() | int() | str():
+            return packed
+        case [int(tag), *rest] if tag == _TUPLE:
+            return tuple(_unpack_key(part, depth + 1) for part in rest)
+        case [int(tag), bytes(digits)] if tag == _BIG:
+            return int.from_bytes(digits, "little", signed=True)
+        case _:
+            raise Corrupt("tree document: a key that cannot be")
+
+
+# --------------------------------------------------------------------------- paths
+
+
+def _step_text(step: Key | Index) -> str:
+    match step:
+        case Index(position):
+            return f"#{position}"
+        case str():
+            return _escaped(step, ("#~2", "=~3"))
+        case _:
+            return _key_text(step)
+
+
+def _key_text(key: Key) -> str:
+    match key:
+        case bool():
+            return "=true" if key else "=false"
+        case int():
+            return f"={_digits(key)}"
+        case str():
+            return _escaped(key, ("#~2", "=~3", ")~5")).replace(",", "~4")
+        case tuple():
+            return "=(" + "".join(f"{_key_text(part)}," for part in key) + ")"
+
+
+def _digits(value: int) -> str:
+    # Python refuses to print very long ints in decimal (a guard against slow conversion); hex is linear.
+    return str(value) if value.bit_length() < 1024 else hex(value)
+
+
+def _escaped(text: str, leading: tuple[str, ...]) -> str:
+    if not text:
+        return "~."
+    text = text.replace("~", "~0").replace("/", "~1")
+    for rule in leading:
+        if text[0] == rule[0]:
+            return rule[1:] + text[1:]
+    return text
+
+
+def _shown(path: Path) -> str:
+    """The path in an error, which must itself be printable."""
+    text = path_text(path).encode(errors="backslashreplace").decode()
+    return f"state[{text}]" if path else "state"
