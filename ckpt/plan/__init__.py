@@ -1,0 +1,1 @@
+"""Where bytes go: placement, coverage, replica shares, reads and retention. Pure functions."""
