@@ -31,12 +31,12 @@ def test_no_byte_behind_a_cell_is_read_or_written() -> None:
         data = data_cells(code, length)
         columns = [page[PAGE - length :] for page in pages]
         for column, cell in zip(columns, data, strict=False):
-            column[:] = cell
+            column[:] = source
         codec_for(code).encode(columns[: code.k], columns[code.k :])
         assert [bytes(cell) for cell in columns[code.k :]] == parity_by_tables(code, data), length
         lost = {1: columns[1], 4: columns[4]}
-        for cell in lost.values():
-            cell[:] = bytes(length)
+        for column in lost.values():
+            column[:] = bytes(length)
         present = {at: cell for at, cell in enumerate(columns) if at not in lost}
         codec_for(code).reconstruct(present, lost)
         assert bytes(columns[1]) == data[1], length
