@@ -30,7 +30,7 @@ def test_no_byte_behind_a_cell_is_read_or_written() -> None:
     for length in [*range(1, 300), 1000, PAGE - 1, PAGE]:
         data = data_cells(code, length)
         columns = [page[PAGE - length :] for page in pages]
-        for column, cell in zip(columns, data, strict=False):
+        for column, source in zip(columns, data, strict=False):
             column[:] = source
         codec_for(code).encode(columns[: code.k], columns[code.k :])
         assert [bytes(cell) for cell in columns[code.k :]] == parity_by_tables(code, data), length
