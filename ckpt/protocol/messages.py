@@ -100,6 +100,8 @@ class ClientProof:
     name: str
     cluster: str = ""
     """The cluster id that the client expects; empty when it does not know yet."""
+    server: str = ""
+    """The server name that the client expects (a target's id); empty when any will do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,6 +437,9 @@ class Certify:
     table_offset: int = 0
     """A table larger than one frame is sent as several Certify frames, ascending; the last
     completes it."""
+    slowest_target: TargetId = TargetId("")
+    """Whose column took longest, for the report."""
+    slowest_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,192 @@
+"""How attempts end: aborted for a named reason, or announced as committed; and what each leaves behind.
+
+Who aborts an attempt: a newer launch that begins while a rank is missing; a later save of a rank
+that is missing; a trainer that left before it staged; a stager that stays away too long; a payload
+that can never be certified. Nobody aborts a decided one. Whoever is told of an end is told again
+whenever he asks, so a lost message costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ckpt.base.errors import Aborted, CkptError, Fenced
+from ckpt.base.ids import CheckpointId, LaunchNumber, RunName
+from ckpt.protocol import catalog
+from ckpt.protocol.attempts import ABORTABLE, ENDED, Attempt, AttemptBook, AttemptState, Payload
+from ckpt.protocol.checkpoints import Checkpoints
+from ckpt.protocol.desk import Desk
+from ckpt.protocol.events import Session
+from ckpt.protocol.launches import Launches, check_not_fenced
+from ckpt.protocol.membership import Membership
+from ckpt.protocol.messages import (
+    AttemptAborted,
+    AttemptCommitted,
+    OpenPayload,
+    PayloadGivenUp,
+    TrainerLeft,
+)
+from ckpt.protocol.reservations import Reservations
+
+STAGER_AWAY_US = 15_000_000
+"""A stager that left an uncertified payload must come back within this."""
+ENDED_KEPT = 4096
+"""Ended attempts remembered for stagers that ask again; older ones are answered as unknown."""
+
+
+class Ending:
+    """I end attempts. `dropped` is told of each aborted one, to remove its columns."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        book: AttemptBook,
+        members: Membership,
+        launches: Launches,
+        reservations: Reservations,
+        checkpoints: Checkpoints,
+        dropped: Callable[[Attempt], None],
+    ) -> None:
+        self._desk = desk
+        self._book = book
+        self._members = members
+        self._launches = launches
+        self._reservations = reservations
+        self._checkpoints = checkpoints
+        self._dropped = dropped
+
+    # ----------------------------------------------------------------------- reasons to abort
+
+    def abort_what_lacks(self, message: OpenPayload) -> None:
+        """A rank that saves a later step will never hand over the earlier ones that it is missing in."""
+        check_not_fenced(message.run, message.launch, self._launches.begun(message.run))
+        for attempt in self._book.of_run(message.run):
+            earlier = attempt.checkpoint.step < message.step
+            if (
+                attempt.launch == message.launch
+                and earlier
+                and message.rank not in attempt.payloads
+            ):
+                reason = f"rank {message.rank} went on to step {message.step} without saving it"
+                self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}"))
+
+    def fence_older(self, run: RunName, launch: LaunchNumber) -> None:
+        """A new launch begins: what older ones have wholly handed over may finish, the rest ends."""
+        for attempt in self._book.of_run(run):
+            if attempt.launch < launch and not attempt.handed_over:
+                reason = f"launch {launch} of the run has begun"
+                self.abort(attempt, Fenced(f"{attempt.checkpoint}: {reason}"))
+
+    def given_up(self, session: Session, request: int, message: PayloadGivenUp) -> None:
+        """A stager says that its payload can never be certified."""
+        found = self._book.find(message.payload)
+        if found is None:
+            self.tell_unknown(session, request, message.payload.checkpoint)
+            return
+        attempt, payload = found
+        payload.session, payload.request = session, request
+        if attempt.state in ABORTABLE:
+            from_wire = Aborted(f"rank {payload.id.rank}: {message.message}", hint=message.hint)
+            self.abort(attempt, from_wire)
+        elif attempt.state in ENDED:
+            self.tell_end(attempt, payload)
+
+    def trainer_left(self, message: TrainerLeft) -> None:
+        """Attempts that still lack this rank's payload will never be whole."""
+        if not self._launches.trainer_left(
+            message.run, message.launch, message.rank, message.process
+        ):
+            return
+        for attempt in self._book.of_run(message.run):
+            if attempt.launch == message.launch and message.rank not in attempt.payloads:
+                reason = (
+                    f"the trainer of rank {message.rank} ended before it handed over its payload"
+                )
+                self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
+
+    def abort(self, attempt: Attempt, error: CkptError) -> None:
+        """End an attempt for good: durable first, then told, then its columns go. Decided ones stay."""
+        if attempt.state not in ABORTABLE:
+            return
+        attempt.state = AttemptState.ABORTING
+        attempt.failure = (error.code, error.message, error.hint)
+        self._desk.report(
+            "warning", "attempt aborted", checkpoint=str(attempt.checkpoint), reason=error.message
+        )
+
+        def durable() -> None:
+            attempt.state = AttemptState.ABORTED
+            self._let_go(attempt)
+            for payload in attempt.payloads.values():
+                self.tell_end(attempt, payload)
+            self._dropped(attempt)
+
+        entry = catalog.AttemptAborted(attempt.checkpoint, error.code, error.message)
+        self._desk.persist((entry,), durable)
+
+    def announce(self, attempt: Attempt) -> None:
+        """Committed and durable: everybody hears of it, and space for the next save is held."""
+        self._let_go(attempt)
+        for rank, payload in sorted(attempt.payloads.items()):
+            self.tell_end(attempt, payload)
+            if payload.planned is not None:
+                self._reservations.stand(attempt.checkpoint.run, rank, payload.layout)
+
+    def tell_end(self, attempt: Attempt, payload: Payload) -> None:
+        if payload.session is None:
+            return
+        if attempt.state is AttemptState.COMMITTED and attempt.info is not None:
+            self._desk.send(payload.session, 0, AttemptCommitted(attempt.info))
+        elif attempt.state is AttemptState.ABORTED and attempt.failure is not None:
+            code, text, hint = attempt.failure
+            aborted = AttemptAborted(attempt.checkpoint, code, text, hint)
+            self._desk.send(payload.session, 0, aborted)
+
+    def _let_go(self, attempt: Attempt) -> None:
+        for payload in attempt.payloads.values():
+            if payload.allotment is not None:
+                self._reservations.used(payload.allotment)
+                payload.allotment = None
+            payload.table, payload.certify = None, None
+            payload.table_bytes.clear()
+        attempt.index = b""
+        self._book.trim(ENDED_KEPT)
+
+    # ----------------------------------------------------------------------- time and sessions
+
+    def session_closed(self, session: Session) -> None:
+        for attempt in self._book.open():
+            for payload in attempt.payloads.values():
+                if payload.session == session:
+                    payload.session = None
+                    payload.away_since_us = self._desk.now_us
+
+    def tick(self) -> None:
+        """Stagers that stay away end their attempts."""
+        for attempt in self._book.open():
+            self._abort_if_abandoned(attempt)
+
+    def _abort_if_abandoned(self, attempt: Attempt) -> None:
+        now = self._desk.now_us
+        for payload in attempt.payloads.values():
+            away = payload.away_since_us
+            if not payload.certified and away is not None and now - away >= STAGER_AWAY_US:
+                reason = f"the stager of rank {payload.id.rank} has been away for {(now - away) // 1_000_000} s"
+                self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
+                return
+        unclaimed = attempt.recovered and not attempt.payloads
+        if unclaimed and now - attempt.opened_us >= 4 * STAGER_AWAY_US:
+            reason = "no stager came back for it after the coordinator restarted"
+            self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
+
+    # ----------------------------------------------------------------------- telling
+
+    def tell_unknown(self, session: Session, request: int, checkpoint: CheckpointId) -> None:
+        held = self._checkpoints.get(checkpoint)
+        if held is not None:
+            self._desk.send(session, request, AttemptCommitted(held.info))
+            return
+        aborted = AttemptAborted(
+            checkpoint, Aborted.code, f"{checkpoint} is not known: it was aborted", "save again"
+        )
+        self._desk.send(session, request, aborted)
