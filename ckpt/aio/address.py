@@ -1,0 +1,93 @@
+"""Where a peer listens, as text: `HOST:PORT`, `[v6]:PORT` or `unix:/path`."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import Final
+
+from ckpt.base.errors import Refused, Unavailable
+
+UNIX_PATH_BYTES_MAX: Final = 107
+"""sun_path holds 108 with its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """A TCP endpoint; `host` may be a name."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress:
+    """A Unix stream socket on this host."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+
+Address = TcpAddress | UnixAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What `socket` and `connect` take: no name is left to be resolved."""
+
+    family: socket.AddressFamily
+    sockaddr: tuple[str, int] | tuple[str, int, int, int] | str
+
+
+def parse_address(text: str) -> Address:
+    """The address, or Refused with the form that was expected."""
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        if not path.startswith("/") or len(path.encode()) > UNIX_PATH_BYTES_MAX or "\0" in path:
+            raise Refused(
+                f"{text!r} is not unix:/PATH with a path of at most {UNIX_PATH_BYTES_MAX} bytes"
+            )
+        return UnixAddress(path)
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise Refused(f"address {text!r} is not of the form HOST:PORT")
+    return TcpAddress(host, int(port))
+
+
+def endpoint_nowait(address: Address) -> Endpoint | None:
+    """Where to connect, or None when the host is a name that a resolver must look up."""
+    match address:
+        case UnixAddress(path):
+            return Endpoint(socket.AF_UNIX, path)
+        case TcpAddress(host, port):
+            for family in (socket.AF_INET, socket.AF_INET6):
+                try:
+                    socket.inet_pton(family, host)
+                except OSError:
+                    continue
+                return Endpoint(family, (host, port))
+            return None
+
+
+def endpoint_by_resolver(address: Address) -> Endpoint:
+    """As `endpoint_nowait`, asking the system's resolver for a name; may block. Raises Unavailable."""
+    known = endpoint_nowait(address)
+    if known is not None:
+        return known
+    assert isinstance(address, TcpAddress)
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise Unavailable(f"no address for host {address.host!r}: {error}") from None
+    family, _, _, _, sockaddr = found[0]
+    assert not isinstance(sockaddr[0], int)
+    return Endpoint(family, sockaddr)

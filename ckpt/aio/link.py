@@ -1,0 +1,357 @@
+"""Connections of plain threads: the stager's sender, readers, and blocking calls to the coordinator.
+
+A `LinkLoop` belongs to one thread, which calls `poll`; it watches any number of `Link`s. Nothing here blocks
+but `poll`, and no network failure raises: it comes as `LinkClosed`.
+
+    CONNECTING --handshake is done: LinkOpened--> OPEN --failure, deadline: LinkClosed--> CLOSED
+         +------------------- failure, deadline: LinkClosed ------------------------------->+
+
+Sending: `try_send` queues a frame whole, without copying its bulk, and pushes what the socket takes. A
+sender goes round its links and gives each that is `writable_now` its next fragment; when none is, it polls
+and hears `LinkDrained` from the first that has room again. So no slow peer ever holds up another.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Final, Self
+
+from ckpt.aio.address import endpoint_by_resolver, parse_address
+from ckpt.aio.channel import Bulk, Channel, Sent, tune
+from ckpt.aio.clock import now_us
+from ckpt.base.errors import CkptError, Unavailable
+from ckpt.base.ids import Epoch
+from ckpt.base.units import US_PER_S, MiB
+from ckpt.format.frame import FrameHead
+from ckpt.protocol.events import Buffer, Session
+from ckpt.protocol.handshake import NONCE_BYTES, ClientHandshake, Established
+from ckpt.protocol.messages import Message, Role
+
+LINK_QUEUED_BYTES_MAX: Final = 8 * MiB
+CONNECT_TIMEOUT_US: Final = 3 * US_PER_S
+
+Sink = Callable[[FrameHead, Message], memoryview | None]
+"""Where a bulk shall land: exactly `head.bulk_bytes` of writable bytes, or None for memory of its own."""
+
+
+class LinkState(Enum):
+    """See the module."""
+
+    CONNECTING = "connecting"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOpened:
+    """The server proved itself; frames may be sent."""
+
+    link: Link
+    peer: Established
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReceived:
+    """A whole frame. Release the bulk when done with it."""
+
+    link: Link
+    request: int
+    message: Message
+    bulk: Bulk | None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDrained:
+    """Everything queued was taken by the socket."""
+
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class LinkClosed:
+    """The connection failed or was lost. Its sink is not called and its memory not written any more."""
+
+    link: Link
+    error: CkptError
+
+
+LinkEvent = LinkOpened | LinkReceived | LinkDrained | LinkClosed
+
+
+class Link:
+    """One connection; made by `LinkLoop.connect`, used by the thread that polls."""
+
+    def __init__(self, loop: LinkLoop, address: str, deadline_us: int, sink: Sink | None) -> None:
+        self.address = address
+        self.state = LinkState.CONNECTING
+        self.peer: Established | None = None
+        self.deadline_us: int | None = deadline_us
+        """Past it `poll` closes the link. For connecting at first, then None; the owner sets it for silence."""
+        self.heard_us = 0
+        """When the last byte arrived."""
+        self.moved_us = 0
+        """When the socket last took bytes in `poll`, or when a frame was queued on an idle link."""
+        self.epoch = Epoch(0)
+        self.channel: Channel | None = None
+        """The loop's business."""
+        self.connected = False
+        """The socket stands; the loop's business."""
+        self.mask = 0
+        """What is watched; the loop's business."""
+        self.sink = sink
+        self._loop = loop
+
+    @property
+    def session(self) -> Session:
+        """A number that no other connection of this process has or had; 0 when it never had a socket."""
+        return Session(0) if self.channel is None else self.channel.session
+
+    @property
+    def queued_bytes(self) -> int:
+        """What the socket has not taken yet."""
+        return 0 if self.channel is None else self.channel.queued_bytes
+
+    @property
+    def writable_now(self) -> bool:
+        """Open, and nothing is queued."""
+        return self.state is LinkState.OPEN and self.queued_bytes == 0
+
+    def try_send(
+        self, request: int, message: Message, bulk: Buffer = b"", *, sent: Sent | None = None
+    ) -> bool:
+        """Queue one frame and push what the socket takes.
+
+        False, and nothing was queued, when the link is not open or LINK_QUEUED_BYTES_MAX are queued. The
+        bulk is not copied: it must stay as it is until `sent` is called (exactly once, also on closing),
+        which may be before this returns.
+        """
+        channel = self.channel
+        if self.state is not LinkState.OPEN or channel is None:
+            return False
+        if channel.queued_bytes >= LINK_QUEUED_BYTES_MAX:
+            return False
+        if not channel.queued_bytes:
+            self.moved_us = now_us()
+        channel.send(request, message, bulk, epoch=self.epoch, sent=sent)
+        self._loop.watch(self)
+        return True
+
+
+class LinkLoop:
+    """See the module. Everything but `wake` belongs to one thread."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ)
+        #: Every link that is not closed, by session.
+        self._links: dict[Session, Link] = {}
+        #: What the next `poll` returns.
+        self._events: list[LinkEvent] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shut()
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """Every link that is not closed, in the order of `connect`."""
+        return tuple(self._links.values())
+
+    def connect(
+        self,
+        address: str,
+        *,
+        secret: bytes,
+        role: Role,
+        name: str,
+        server_role: Role,
+        cluster: str = "",
+        server_name: str = "",
+        sink: Sink | None = None,
+        unchecked: frozenset[type] = frozenset(),
+        connect_timeout_us: int = CONNECT_TIMEOUT_US,
+    ) -> Link:
+        """Begin to connect; LinkOpened or LinkClosed follows.
+
+        Raises Refused for a malformed address or a short secret. A host name asks the system's resolver,
+        which may block: give numbers where that matters.
+        """
+        where = parse_address(address)
+        handshake = ClientHandshake(
+            secret=secret,
+            role=role,
+            name=name,
+            server_role=server_role,
+            nonce=os.urandom(NONCE_BYTES),
+            cluster=cluster,
+            server_name=server_name,
+        )
+        link = Link(self, address, now_us() + connect_timeout_us, sink)
+        try:
+            endpoint = endpoint_by_resolver(where)
+            sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
+        except (OSError, Unavailable) as error:
+            self._lose(link, Unavailable(f"cannot connect to {address}: {error}"))
+            return link
+        link.channel = Channel(sock, handshake, self, unchecked=unchecked)
+        try:
+            tune(sock)
+            code = sock.connect_ex(endpoint.sockaddr)
+        except OSError as error:
+            code = error.errno or errno.EIO
+        self._links[link.session] = link
+        if code not in (0, errno.EINPROGRESS):
+            self._lose(link, _cannot_connect(link, code))
+            return link
+        self._register(link, selectors.EVENT_WRITE)
+        return link
+
+    def close(self, link: Link) -> None:
+        """Close a link; no event follows. Idempotent."""
+        link.state = LinkState.CLOSED
+        self._events = [event for event in self._events if not _is_of(event, link)]
+        channel = link.channel
+        if channel is None or self._links.pop(link.session, None) is None:
+            return
+        if link.mask:
+            self._selector.unregister(channel.sock)
+            link.mask = 0
+        channel.close()
+
+    def shut(self) -> None:
+        """Close every link and the loop."""
+        for link in self.links:
+            self.close(link)
+        self._selector.close()
+        if self._wake_fd >= 0:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
+
+    def wake(self) -> None:
+        """Let a `poll` in progress, or the next one, return at once. From any thread."""
+        os.eventfd_write(self._wake_fd, 1)
+
+    def poll(self, timeout_us: int | None) -> list[LinkEvent]:
+        """What happened; waits for at most `timeout_us` (None: without limit) when nothing has.
+
+        May return an empty list before that, after `wake`.
+        """
+        self._expire()
+        timeout_s = self._patience_s(0 if self._events else timeout_us)
+        for key, mask in self._selector.select(timeout_s):
+            link = key.data
+            if link is None:
+                os.eventfd_read(self._wake_fd)
+            elif link.state is not LinkState.CLOSED:
+                self._work(link, mask)
+        self._expire()
+        events, self._events = self._events, []
+        return events
+
+    def watch(self, link: Link) -> None:
+        """Watch the link's socket for what it wants now; links call this."""
+        channel = link.channel
+        if channel is None or channel.closed:
+            return
+        mask = selectors.EVENT_READ
+        if channel.queued_bytes or not link.connected:
+            mask |= selectors.EVENT_WRITE
+        if mask != link.mask:
+            self._selector.modify(channel.sock, mask, link)
+            link.mask = mask
+
+    # ----------------------------------------------------------------------- the channel's owner
+
+    def established(self, channel: Channel, peer: Established) -> None:
+        """A channel calls this."""
+        link = self._links[channel.session]
+        link.state = LinkState.OPEN
+        link.peer = peer
+        link.deadline_us = None
+        self._events.append(LinkOpened(link, peer))
+
+    def arrived(self, channel: Channel, request: int, message: Message, bulk: Bulk | None) -> None:
+        """A channel calls this."""
+        self._events.append(LinkReceived(self._links[channel.session], request, message, bulk))
+
+    def land(self, channel: Channel, head: FrameHead, message: Message) -> memoryview:
+        """A channel calls this."""
+        sink = self._links[channel.session].sink
+        landing = None if sink is None else sink(head, message)
+        return memoryview(bytearray(head.bulk_bytes)) if landing is None else landing
+
+    # ----------------------------------------------------------------------- inside
+
+    def _register(self, link: Link, mask: int) -> None:
+        assert link.channel is not None
+        self._selector.register(link.channel.sock, mask, link)
+        link.mask = mask
+
+    def _work(self, link: Link, mask: int) -> None:
+        channel = link.channel
+        assert channel is not None
+        try:
+            if not link.connected:
+                code = channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if code:
+                    raise _cannot_connect(link, code)
+                link.connected = True
+                channel.greet()
+            elif mask & selectors.EVENT_WRITE:
+                before = channel.sent_bytes
+                channel.flush()
+                if channel.sent_bytes != before:
+                    link.moved_us = now_us()
+                if not channel.queued_bytes and link.state is LinkState.OPEN:
+                    self._events.append(LinkDrained(link))
+            if mask & selectors.EVENT_READ:
+                channel.receive()
+                link.heard_us = now_us()
+        except CkptError as error:
+            self._lose(link, error)
+        else:
+            self.watch(link)
+
+    def _lose(self, link: Link, error: CkptError) -> None:
+        """What arrived before the end stays in the queue of events."""
+        events = self._events
+        self._events = []
+        self.close(link)
+        self._events = [*events, LinkClosed(link, error)]
+
+    def _expire(self) -> None:
+        now = now_us()
+        for link in self.links:
+            if link.deadline_us is not None and link.deadline_us <= now:
+                what = "does not answer" if link.state is LinkState.OPEN else "cannot be reached"
+                self._lose(link, Unavailable(f"{link.address} {what} in time"))
+
+    def _patience_s(self, timeout_us: int | None) -> float | None:
+        deadlines = [link.deadline_us for link in self.links if link.deadline_us is not None]
+        if deadlines:
+            left_us = max(0, min(deadlines) - now_us())
+            timeout_us = left_us if timeout_us is None else min(timeout_us, left_us)
+        return None if timeout_us is None else timeout_us / US_PER_S
+
+
+def _is_of(event: LinkEvent, link: Link) -> bool:
+    return event.link is link
+
+
+def _cannot_connect(link: Link, code: int) -> Unavailable:
+    return Unavailable(f"cannot connect to {link.address}: {os.strerror(code)}")

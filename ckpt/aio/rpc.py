@@ -1,0 +1,280 @@
+"""Blocking requests to the coordinator, for code that has no loop: trainers, readers, commands.
+
+One background thread owns one link. A request is registered under the lock, the thread sends it, and the
+caller waits. When the session dies, the thread dials again and repeats every request that has no answer
+yet, until its deadline: control requests are at-least-once and every handler is idempotent.
+
+A server that cannot be reached makes calls wait for their deadline (it may come back: a restart is no
+failure); a server that refuses the handshake makes all of them fail at once.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Self
+
+from ckpt.aio.address import parse_address
+from ckpt.aio.clock import now_us
+from ckpt.aio.link import Link, LinkClosed, LinkDrained, LinkLoop, LinkOpened, LinkReceived
+from ckpt.base.errors import CkptError, Refused, Unauthorized, Unavailable, error_from_wire
+from ckpt.base.units import US_PER_S
+from ckpt.protocol.events import Buffer
+from ckpt.protocol.handshake import SECRET_BYTES_MIN, Established
+from ckpt.protocol.messages import Failed, Message, Role
+
+BACKOFF_US: Final = (20_000, 1_000_000)
+"""First and longest rest between two attempts; half of each is jitter."""
+TELL_MAX: Final = 1024
+"""Messages that wait for the thread to send them."""
+
+OnPush = Callable[[int, Message, memoryview], None]
+OnOpened = Callable[[Established], None]
+_EMPTY: Final = memoryview(b"")
+
+
+@dataclass(slots=True)
+class _Call:
+    """One request on its way. The thread fills in the answer and sets `done`."""
+
+    request: int
+    message: Message
+    bulk: Buffer
+    done: threading.Event = field(default_factory=threading.Event)
+    reply: Message | None = None
+    reply_bulk: memoryview = _EMPTY
+    error: CkptError | None = None
+    sent: bool = False
+    """On the present session."""
+
+    def finish(self, reply: Message | None, bulk: memoryview, error: CkptError | None) -> None:
+        self.reply, self.reply_bulk, self.error = reply, bulk, error
+        self.done.set()
+
+
+class RpcClient:
+    """I am thread safe. `on_push` and `on_opened` are called on my thread: they may `tell`, never `call`.
+
+    Dials at the first call or tell, then keeps the session up. `close` me.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        secret: bytes,
+        role: Role,
+        name: str,
+        server_role: Role = Role.COORDINATOR,
+        cluster: str = "",
+        server_name: str = "",
+        on_push: OnPush | None = None,
+        on_opened: OnOpened | None = None,
+    ) -> None:
+        parse_address(address)
+        if len(secret) < SECRET_BYTES_MIN:
+            raise Refused(f"a cluster secret of {len(secret)} bytes is too short")
+        self.address = address
+        self.peer: Established | None = None
+        """Who answers, while the session stands."""
+        self.last_error: CkptError | None = None
+        self._secret = secret
+        self._role = role
+        self._name = name
+        self._server_role = server_role
+        self._cluster = cluster
+        self._server_name = server_name
+        self._on_push = on_push
+        self._on_opened = on_opened
+        self._lock = threading.Lock()
+        #: Requests without an answer, oldest first; callers add and remove, the thread sends and answers.
+        self._calls: dict[int, _Call] = {}
+        #: (request, message, bulk) that nobody waits for; the thread takes them.
+        self._told: list[tuple[int, Message, Buffer]] = []
+        self._next_request = 1
+        self._closing = False
+        self._loop = LinkLoop()
+        self._link: Link | None = None
+        self._dial_at_us = 0
+        self._rest_us = BACKOFF_US[0]
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def call(
+        self, message: Message, bulk: Buffer = b"", *, timeout_s: float = 10.0
+    ) -> tuple[Message, memoryview]:
+        """The reply and its bulk. `bulk` must stay as it is until this returns.
+
+        Raises the error that the server reported, Unavailable when no answer came in time (the request may
+        still have been done), Unauthorized or Refused when the server is not the one it should be.
+        """
+        with self._lock:
+            self._check_open()
+            call = _Call(self._next_request, message, bulk)
+            self._next_request += 1
+            self._calls[call.request] = call
+            self._start_thread()
+        call.done.wait(timeout_s)
+        with self._lock:
+            self._calls.pop(call.request, None)
+        if call.error is not None:
+            raise call.error
+        if call.reply is None:
+            raise self._too_late(message, timeout_s)
+        return call.reply, call.reply_bulk
+
+    def tell(self, message: Message, bulk: Buffer = b"", *, request: int = 0) -> None:
+        """Send what is not answered (or answers a push's `request`); dropped when no session stands.
+
+        A bulk must not change afterwards.
+        """
+        with self._lock:
+            self._check_open()
+            if len(self._told) < TELL_MAX:
+                self._told.append((request, message, bulk))
+            self._start_thread()
+
+    def close(self) -> None:
+        """End the session; calls in progress fail. What was told before is still sent. Idempotent."""
+        with self._lock:
+            already, self._closing = self._closing, True
+            thread = self._thread
+            if not already:
+                self._loop.wake()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        elif not already and thread is None:
+            self._loop.shut()
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise Refused("this client is closed")
+
+    def _start_thread(self) -> None:
+        """Under the lock."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ckpt-rpc", daemon=True)
+            self._thread.start()
+        self._loop.wake()
+
+    def _too_late(self, message: Message, timeout_s: float) -> Unavailable:
+        reason = "" if self.last_error is None else f": {self.last_error.message}"
+        what = type(message).__name__
+        return Unavailable(f"no answer to {what} from {self.address} in {timeout_s:g} s{reason}")
+
+    # ----------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._dial()
+                self._send()
+                for event in self._loop.poll(self._patience_us()):
+                    self._take(event)
+            self._send()
+        finally:
+            with self._lock:
+                self._closing = True
+                calls = list(self._calls.values())
+                self.peer = None
+                self._loop.shut()
+            for call in calls:
+                call.finish(None, _EMPTY, Unavailable("this client was closed"))
+
+    def _patience_us(self) -> int | None:
+        return None if self._link is not None else max(0, self._dial_at_us - now_us())
+
+    def _dial(self) -> None:
+        if self._link is None and now_us() >= self._dial_at_us:
+            self._link = self._loop.connect(
+                self.address,
+                secret=self._secret,
+                role=self._role,
+                name=self._name,
+                server_role=self._server_role,
+                cluster=self._cluster,
+                server_name=self._server_name,
+            )
+
+    def _send(self) -> None:
+        """Everything that waits, as far as the session takes it."""
+        link = self._link
+        if link is None or self.peer is None:
+            return
+        with self._lock:
+            told, self._told = self._told, []
+            calls = [call for call in self._calls.values() if not call.sent]
+        for index, (request, message, bulk) in enumerate(told):
+            if not self._try(link, request, message, bulk):
+                with self._lock:
+                    self._told = told[index:] + self._told
+                return
+        for call in calls:
+            try:
+                call.sent = link.try_send(call.request, call.message, call.bulk)
+            except Refused as error:
+                call.finish(None, _EMPTY, error)
+
+    def _try(self, link: Link, request: int, message: Message, bulk: Buffer) -> bool:
+        try:
+            return link.try_send(request, message, bulk)
+        except Refused as error:
+            # Nobody waits for it; too long for a frame, it is dropped and remembered.
+            self.last_error = error
+            return True
+
+    def _take(self, event: LinkOpened | LinkReceived | LinkDrained | LinkClosed) -> None:
+        match event:
+            case LinkOpened(_, peer):
+                self.peer = peer
+                self.last_error = None
+                self._rest_us = BACKOFF_US[0]
+                if self._on_opened is not None:
+                    self._on_opened(peer)
+            case LinkReceived(_, request, message, bulk):
+                self._receive(request, message, _EMPTY if bulk is None else bulk.view)
+            case LinkClosed(_, error):
+                self._lose(error)
+            case LinkDrained():
+                # There is room again: the next round sends.
+                return
+
+    def _receive(self, request: int, message: Message, bulk: memoryview) -> None:
+        with self._lock:
+            call = self._calls.pop(request, None)
+        match call, message:
+            case None, _:
+                if self._on_push is not None:
+                    self._on_push(request, message, bulk)
+            case _Call(), Failed(code, text, hint, retry_us):
+                retry_s = None if retry_us is None else retry_us / US_PER_S
+                call.finish(None, _EMPTY, error_from_wire(code, text, hint, retry_s))
+            case _Call(), _:
+                call.finish(message, bulk, None)
+
+    def _lose(self, error: CkptError) -> None:
+        self._link = None
+        self.peer = None
+        self.last_error = error
+        self._dial_at_us = now_us() + int(self._rest_us * random.uniform(0.5, 1.0))
+        self._rest_us = min(BACKOFF_US[1], self._rest_us * 2)
+        with self._lock:
+            calls = list(self._calls.values())
+            self._told.clear()
+        for call in calls:
+            call.sent = False
+            if isinstance(error, Unauthorized | Refused):
+                call.finish(None, _EMPTY, error)

@@ -1,0 +1,500 @@
+"""The listening side of a daemon: many peers, one loop, bounded memory.
+
+    stranger --ClientProof is right--> session --cut off, gone or closed--> nothing
+       |                                  |
+       5 s, 4 KiB, 64 at once             bulks in the pool's slots; no slot free: its socket is not read
+
+A peer is cut off when it is malformed (any PeerError), stops in the middle of a frame, does not read
+what it asked for (too many bytes queued, or none taken for too long), or fails the handshake. It is
+counted, the daemon lives on. A session that is merely quiet stays; TCP's keepalive finds dead hosts.
+
+While 64 strangers are being asked for their proof, or no descriptor is free, nobody else is accepted:
+a burst of honest peers waits in the listen queue instead of being refused.
+
+Memory: pool (bulks) + 4 KiB for each session + what is queued to peers, at most `queued_bytes_max` each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections import deque
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from ckpt.aio.address import UNIX_PATH_BYTES_MAX
+from ckpt.aio.channel import Bulk, Channel, Sent, SessionHandler, tune
+from ckpt.aio.clock import now_us
+from ckpt.aio.slots import Slot, SlotPool
+from ckpt.aio.watch import Watch
+from ckpt.base.errors import Busy, CkptError, PeerError, Refused, Unauthorized, Unavailable
+from ckpt.base.limits import UNAUTHENTICATED_LIFE_US, UNAUTHENTICATED_PEERS_MAX
+from ckpt.base.units import US_PER_S, MiB
+from ckpt.format.frame import FrameHead
+from ckpt.protocol.events import Buffer, Session
+from ckpt.protocol.handshake import NONCE_BYTES, Established, Identity, ServerHandshake
+from ckpt.protocol.messages import Message
+
+_BACKLOG: Final = 4096
+_ACCEPTS_PER_TURN: Final = 16
+_LINGER_STEP_S: Final = 0.01
+_SWEEPS_PER_LIMIT: Final = 4
+"""How often the shortest time limit is looked at within its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What peers may cost."""
+
+    unauthenticated_peers_max: int = UNAUTHENTICATED_PEERS_MAX
+    unauthenticated_life_us: int = UNAUTHENTICATED_LIFE_US
+    frame_silence_us: int = 30 * US_PER_S
+    """Without a byte in the middle of a frame that we want to read."""
+    unread_us: int = 30 * US_PER_S
+    """Without a byte taken by a peer that we have something for."""
+    queued_bytes_max: int = 64 * MiB
+    """For one peer."""
+    sessions_max: int = 16_384
+    accept_rest_us: int = 100_000
+    """Without descriptors nobody is accepted for so long."""
+
+
+class Cut(Enum):
+    """Why a connection ended."""
+
+    MALFORMED = "malformed"
+    UNAUTHORIZED = "unauthorized"
+    TIMEOUT = "timeout"
+    SILENT = "silent"
+    UNREAD = "unread"
+    GONE = "gone"
+    CLOSED = "closed"
+    """By the handler, or because the server closes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatistics:
+    """Counts since the start; `sessions`, `strangers`, `waiting` and `queued_bytes` are of this moment."""
+
+    sessions: int
+    strangers: int
+    waiting: int
+    """Connections that wait for a slot."""
+    queued_bytes: int
+    accepted: int
+    opened: int
+    received_bytes: int
+    sent_bytes: int
+    malformed: int
+    unauthorized: int
+    timeout: int
+    """Strangers that did not prove themselves in time."""
+    silent: int
+    """Stopped in the middle of a frame."""
+    unread: int
+    """Did not read what was sent."""
+    gone: int
+    slot_waits: int
+    accept_rests: int
+
+
+def serve(
+    handler: SessionHandler,
+    *,
+    listen: tuple[str, int] | None,
+    unix: str | None,
+    secret: bytes,
+    identity: Identity,
+    pool: SlotPool,
+    unchecked: frozenset[type] = frozenset(),
+    limits: ServerLimits | None = None,
+) -> Server:
+    """Listen on a TCP `(host, port)`, a Unix path, or both, in the running loop.
+
+    Port 0 takes a free one. A Unix path at which nobody answers any more is taken over; Busy when
+    somebody does. Raises Unavailable when the address cannot be had.
+    """
+    assert listen is not None or unix is not None
+    server = Server(handler, secret, identity, pool, unchecked, limits or ServerLimits())
+    try:
+        if listen is not None:
+            server.listen_tcp(*listen)
+        if unix is not None:
+            server.listen_unix(unix)
+    except BaseException:
+        server.abandon()
+        raise
+    return server
+
+
+class Server:
+    """See the module; made by `serve`. Every method belongs to the loop's thread."""
+
+    def __init__(
+        self,
+        handler: SessionHandler,
+        secret: bytes,
+        identity: Identity,
+        pool: SlotPool,
+        unchecked: frozenset[type],
+        limits: ServerLimits,
+    ) -> None:
+        self.port = 0
+        """Of TCP; 0 without."""
+        self.unix: str | None = None
+        self.epoch = identity.epoch
+        """Goes out with every frame; the owner sets it."""
+        self.limits = limits
+        self._handler = handler
+        self._secret = secret
+        self._identity = identity
+        self._pool = pool
+        self._unchecked = unchecked
+        self._loop = asyncio.get_running_loop()
+        self._listeners: list[socket.socket] = []
+        self._accepting = False
+        self._closing = False
+        #: Every connection that is not closed; strangers are those whose channel has no peer yet.
+        self._watches: dict[Session, Watch] = {}
+        self._strangers = 0
+        #: Connections that wait for a slot, longest first. Only the first may take one, so that a
+        #: large bulk is not overtaken by small ones for ever.
+        self._waiting: deque[Session] = deque()
+        self._serving_waiting = False
+        self._cuts = dict.fromkeys(Cut, 0)
+        self._accepted = self._opened = self._slot_waits = self._accept_rests = 0
+        self._past_received_bytes = self._past_sent_bytes = 0
+        pool.listen(self._on_slot_free)
+        self._timer = self._loop.call_later(self._sweep_s, self._sweep)
+
+    # ----------------------------------------------------------------------- listening
+
+    def listen_tcp(self, host: str, port: int) -> None:
+        """Only `serve` calls this."""
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        self._add_listener(sock)
+        self.port = sock.getsockname()[1]
+
+    def listen_unix(self, path: str) -> None:
+        """Only `serve` calls this."""
+        if len(os.fsencode(path)) > UNIX_PATH_BYTES_MAX:
+            raise Refused(f"socket path {path!r} is longer than {UNIX_PATH_BYTES_MAX} bytes")
+        _remove_orphan(path)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.bind(path)
+            os.chmod(path, 0o600)
+            sock.listen(_BACKLOG)
+        except OSError as error:
+            sock.close()
+            raise Unavailable(f"cannot listen on {path}: {error.strerror}") from None
+        self._add_listener(sock)
+        self.unix = path
+
+    def _add_listener(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._listeners.append(sock)
+        if self._accepting:
+            self._loop.add_reader(sock.fileno(), self._accept, sock)
+        self._update_accepting()
+
+    def _update_accepting(self) -> None:
+        """Look at the listen queue only while there is room."""
+        room = (
+            not self._closing
+            and self._strangers < self.limits.unauthenticated_peers_max
+            and len(self._watches) < self.limits.sessions_max
+        )
+        if room is self._accepting:
+            return
+        self._accepting = room
+        for sock in self._listeners:
+            if room:
+                self._loop.add_reader(sock.fileno(), self._accept, sock)
+            else:
+                self._loop.remove_reader(sock.fileno())
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            if not self._accepting:
+                return
+            try:
+                sock, _ = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:
+                # No descriptor or no memory: let others go first.
+                self._accept_rests += 1
+                self._loop.remove_reader(listener.fileno())
+                self._loop.call_later(
+                    self.limits.accept_rest_us / US_PER_S, self._accept_again, listener
+                )
+                return
+            self._accepted += 1
+            self._begin(sock)
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if self._accepting:
+            self._loop.add_reader(listener.fileno(), self._accept, listener)
+
+    def _begin(self, sock: socket.socket) -> None:
+        try:
+            tune(sock)
+        except OSError:
+            # It left before we looked.
+            self._cuts[Cut.GONE] += 1
+            sock.close()
+            return
+        identity = replace(self._identity, epoch=self.epoch)
+        handshake = ServerHandshake(
+            secret=self._secret, identity=identity, nonce=os.urandom(NONCE_BYTES)
+        )
+        channel = Channel(sock, handshake, self, unchecked=self._unchecked)
+        watch = Watch(self._loop, channel, self._fail)
+        watch.received_at_us = watch.sent_at_us = now_us()
+        watch.timer = self._loop.call_later(
+            self.limits.unauthenticated_life_us / US_PER_S, self._expire, channel
+        )
+        self._watches[channel.session] = watch
+        self._strangers += 1
+        watch.update()
+        self._update_accepting()
+
+    # ----------------------------------------------------------------------- the channel's owner
+
+    def established(self, channel: Channel, peer: Established) -> None:
+        """A channel calls this."""
+        self._watches[channel.session].cancel_timer()
+        self._strangers -= 1
+        self._opened += 1
+        self._update_accepting()
+        self._handler.opened(channel.session, peer)
+
+    def arrived(self, channel: Channel, request: int, message: Message, bulk: Bulk | None) -> None:
+        """A channel calls this."""
+        self._handler.received(channel.session, request, message, bulk)
+
+    def land(self, channel: Channel, head: FrameHead, message: Message) -> Slot | memoryview | None:
+        """A channel calls this."""
+        if not self._waiting or self._serving_waiting:
+            slot = self._pool.take(head.bulk_bytes)
+            if slot is not None:
+                return slot
+        if not self._serving_waiting:
+            self._waiting.append(channel.session)
+            self._slot_waits += 1
+            # A slot may have come back between our asking and our waiting.
+            self._loop.call_soon(self._serve_waiting)
+        return None
+
+    def _on_slot_free(self) -> None:
+        """On whatever thread released a slot."""
+        if self._waiting:
+            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+                self._loop.call_soon_threadsafe(self._serve_waiting)
+
+    def _serve_waiting(self) -> None:
+        """Let the longest waiting go on, as many as there is memory for."""
+        if self._serving_waiting:
+            return
+        while self._waiting:
+            watch = self._watches.get(self._waiting[0])
+            if watch is not None and watch.channel.paused and not self._resume(watch):
+                return
+            self._waiting.popleft()
+
+    def _resume(self, watch: Watch) -> bool:
+        """False when there is still no memory for it."""
+        self._serving_waiting = True
+        try:
+            watch.guard(watch.channel.resume)
+        finally:
+            self._serving_waiting = False
+        return watch.channel.closed or not watch.channel.paused
+
+    # ----------------------------------------------------------------------- the handler's side
+
+    def send(
+        self,
+        session: Session,
+        request: int,
+        message: Message,
+        bulk: Buffer = b"",
+        *,
+        sent: Sent | None = None,
+    ) -> None:
+        """Queue one frame; dropped silently when the session is gone.
+
+        The bulk is not copied: it must stay as it is until `sent` is called, which happens exactly
+        once. Raises Refused when the message does not fit one frame.
+        """
+        watch = self._watches.get(session)
+        if watch is None or watch.channel.closed:
+            if sent is not None:
+                sent()
+            return
+        channel = watch.channel
+        if not channel.queued_bytes:
+            watch.sent_at_us = now_us()
+        channel.send(request, message, bulk, epoch=self.epoch, sent=sent)
+        if channel.queued_bytes > self.limits.queued_bytes_max:
+            self._end(channel, Cut.UNREAD, "it does not read what is sent to it")
+        else:
+            watch.update()
+
+    def queued_bytes(self, session: Session) -> int:
+        """What the peer has not taken yet; 0 when the session is gone."""
+        watch = self._watches.get(session)
+        return 0 if watch is None else watch.channel.queued_bytes
+
+    def close_session(self, session: Session, reason: str) -> None:
+        """Cut a peer off; what is queued is dropped. `closed` is called soon."""
+        watch = self._watches.get(session)
+        if watch is not None:
+            self._end(watch.channel, Cut.CLOSED, reason)
+
+    def statistics(self) -> ServerStatistics:
+        """A snapshot."""
+        channels = [watch.channel for watch in self._watches.values()]
+        return ServerStatistics(
+            sessions=len(channels) - self._strangers,
+            strangers=self._strangers,
+            waiting=len(self._waiting),
+            queued_bytes=sum(channel.queued_bytes for channel in channels),
+            accepted=self._accepted,
+            opened=self._opened,
+            received_bytes=self._past_received_bytes
+            + sum(channel.received_bytes for channel in channels),
+            sent_bytes=self._past_sent_bytes + sum(channel.sent_bytes for channel in channels),
+            malformed=self._cuts[Cut.MALFORMED],
+            unauthorized=self._cuts[Cut.UNAUTHORIZED],
+            timeout=self._cuts[Cut.TIMEOUT],
+            silent=self._cuts[Cut.SILENT],
+            unread=self._cuts[Cut.UNREAD],
+            gone=self._cuts[Cut.GONE],
+            slot_waits=self._slot_waits,
+            accept_rests=self._accept_rests,
+        )
+
+    async def close(self, *, linger_s: float = 1.0) -> None:
+        """Stop listening, let queued frames leave for at most `linger_s`, close every session."""
+        self._stop_listening()
+        deadline_us = now_us() + int(linger_s * US_PER_S)
+        while now_us() < deadline_us and self.statistics().queued_bytes:  # noqa: ASYNC110, once in a life
+            await asyncio.sleep(_LINGER_STEP_S)
+        self.abandon()
+        # Behind the calls of `closed`.
+        said = self._loop.create_future()
+        self._loop.call_soon(said.set_result, None)
+        await said
+
+    def abandon(self) -> None:
+        """Close everything at once."""
+        self._stop_listening()
+        self._timer.cancel()
+        for watch in list(self._watches.values()):
+            self._end(watch.channel, Cut.CLOSED, "the server closes")
+        self._pool.unlisten(self._on_slot_free)
+
+    def _stop_listening(self) -> None:
+        self._closing = True
+        self._update_accepting()
+        for sock in self._listeners:
+            self._loop.remove_reader(sock.fileno())
+            sock.close()
+        self._listeners.clear()
+        if self.unix is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.unix)
+            self.unix = None
+
+    # ----------------------------------------------------------------------- endings
+
+    def _fail(self, channel: Channel, error: CkptError) -> None:
+        match error:
+            case Unauthorized():
+                cut = Cut.UNAUTHORIZED
+            case PeerError():
+                cut = Cut.MALFORMED
+            case _:
+                cut = Cut.GONE
+        if cut is Cut.GONE and channel.in_frame:
+            cut = Cut.MALFORMED
+        self._end(channel, cut, error.message)
+
+    def _end(self, channel: Channel, cut: Cut, reason: str) -> None:
+        watch = self._watches.pop(channel.session, None)
+        if watch is None:
+            return
+        watch.stop()
+        self._cuts[cut] += 1
+        self._past_received_bytes += channel.received_bytes
+        self._past_sent_bytes += channel.sent_bytes
+        if channel.peer is None:
+            self._strangers -= 1
+        channel.close()
+        if channel.peer is not None:
+            # Later, since the handler may be in the middle of something: it sent, and we cut.
+            self._loop.call_soon(self._handler.closed, channel.session, reason)
+        if self._waiting:
+            self._loop.call_soon(self._serve_waiting)
+        self._update_accepting()
+
+    # ----------------------------------------------------------------------- time limits
+
+    @property
+    def _sweep_s(self) -> float:
+        limits = self.limits
+        return min(limits.frame_silence_us, limits.unread_us) / US_PER_S / _SWEEPS_PER_LIMIT
+
+    def _sweep(self) -> None:
+        """Cut off whoever is past a time limit."""
+        now = now_us()
+        for watch in list(self._watches.values()):
+            verdict = self._overdue(watch, now)
+            if verdict is not None:
+                self._end(watch.channel, *verdict)
+        self._timer = self._loop.call_later(self._sweep_s, self._sweep)
+
+    def _expire(self, channel: Channel) -> None:
+        if channel.peer is None:
+            self._end(channel, Cut.TIMEOUT, "it did not prove itself in time")
+
+    def _overdue(self, watch: Watch, now: int) -> tuple[Cut, str] | None:
+        channel = watch.channel
+        if channel.received_bytes != watch.seen_received_bytes or channel.paused:
+            watch.seen_received_bytes = channel.received_bytes
+            watch.received_at_us = now
+        if channel.sent_bytes != watch.seen_sent_bytes or not channel.queued_bytes:
+            watch.seen_sent_bytes = channel.sent_bytes
+            watch.sent_at_us = now
+        if channel.peer is None:
+            return None
+        if channel.in_frame and now - watch.received_at_us >= self.limits.frame_silence_us:
+            return Cut.SILENT, "it stopped in the middle of a frame"
+        if channel.queued_bytes and now - watch.sent_at_us >= self.limits.unread_us:
+            return Cut.UNREAD, "it does not read what is sent to it"
+        return None
+
+
+def _remove_orphan(path: str) -> None:
+    """Take the name of a socket whose listener is dead; Busy when it answers."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except FileNotFoundError:
+            return
+        except ConnectionRefusedError:
+            os.unlink(path)
+        except OSError as error:
+            raise Busy(f"{path} cannot be taken over: {error.strerror}") from None
+        else:
+            raise Busy(f"somebody listens on {path} already")

@@ -1,0 +1,320 @@
+"""How two processes prove to each other that they know the cluster's secret, without showing it.
+
+    client                                              server
+    ClientHello(version, role, nonce_c)  ------------->             names nobody
+                                         <-------------  ServerHello(version, nonce_s, mac_s)
+    mac_s is right: the server knows the secret
+    ClientProof(mac_c, name, cluster, server)  ------->             only now are names told
+                                                         mac_c is right: the client knows it too
+                                         <-------------  ServerProof(cluster, role, name, boot, epoch)
+                                                         or Failed, already under the session's key
+
+    offer = "ckpt 1" | version_c | version_s | role_c | role_s | nonce_c | nonce_s      each with its length
+    claim = offer | name | cluster | server
+    mac_s = HMAC-SHA256(secret, "ckpt server" | offer)
+    mac_c = HMAC-SHA256(secret, "ckpt client" | claim)
+    key of a direction = HMAC-SHA256(secret, "ckpt client to server" or "ckpt server to client" | claim)
+
+Invariants:
+- The two macs and the two keys have different labels, so nothing that one side says can be thrown
+  back at it, nor a frame of one direction into the other.
+- Both nonces enter everything, so nothing can be replayed.
+- `role_s` is what the client dials for and what the server is: a target cannot pass for a coordinator.
+- ServerProof is the first frame under the session's keys; the frame's own mac authenticates it.
+- A server tells a stranger a nonce and a mac over nonces; a client tells a stranger its role and a nonce.
+
+I am told every nonce (32 random bytes, used once). Errors: Unauthorized when the secret differs,
+Refused when cluster or server is another than expected, PeerError when a message is out of turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from ckpt.base.errors import PeerError, Refused, Unauthorized, error_from_wire
+from ckpt.base.ids import BootId, Epoch
+from ckpt.base.units import US_PER_S
+from ckpt.protocol.messages import (
+    PROTOCOL_VERSION,
+    ClientHello,
+    ClientProof,
+    Failed,
+    Message,
+    Role,
+    ServerHello,
+    ServerProof,
+)
+
+NONCE_BYTES: Final = 32
+SECRET_BYTES_MIN: Final = 16
+NAME_BYTES_MAX: Final = 512
+"""Of every name in a proof: a peer's name goes into logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKeys:
+    """One key for each direction, 32 bytes."""
+
+    client_to_server: bytes
+    server_to_client: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a server is."""
+
+    cluster: str
+    role: Role
+    name: str
+    """A target's id; empty for the coordinator."""
+    boot: BootId
+    epoch: Epoch = Epoch(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Established:
+    """Who the other end proved to be. `boot` and `epoch` are 0 and `cluster` is what it expects when it is a client."""
+
+    role: Role
+    name: str
+    cluster: str
+    boot: BootId
+    epoch: Epoch
+    version: int
+    """The lower of both sides' versions: what is spoken."""
+
+
+class HandshakeState(Enum):
+    """Where a handshake stands."""
+
+    HELLO = "hello"
+    PROOF = "proof"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class ClientHandshake:
+    """I speak first. Send `hello()`, then hand me each message; I answer with what to send, or with Established.
+
+    After I returned a ClientProof, `keys` stand: send the proof, then change to them.
+    """
+
+    def __init__(
+        self,
+        *,
+        secret: bytes,
+        role: Role,
+        name: str,
+        server_role: Role,
+        nonce: bytes,
+        cluster: str = "",
+        server_name: str = "",
+    ) -> None:
+        _check_arguments(secret, nonce)
+        self.keys: SessionKeys | None = None
+        self.state = HandshakeState.HELLO
+        self._secret = secret
+        self._role = role
+        self._server_role = server_role
+        self._nonce = nonce
+        self._name = name
+        self._cluster = cluster
+        self._server_name = server_name
+        self._version = PROTOCOL_VERSION
+
+    def hello(self) -> ClientHello:
+        """The first frame."""
+        return ClientHello(version=PROTOCOL_VERSION, role=self._role, nonce=self._nonce)
+
+    def receive(self, message: Message) -> ClientProof | Established:
+        """The next step, or an error after which nothing but closing is left."""
+        try:
+            match self.state, message:
+                case HandshakeState.HELLO, ServerHello():
+                    proof = self._prove(message)
+                    self.state = HandshakeState.PROOF
+                    return proof
+                case HandshakeState.PROOF, ServerProof():
+                    established = self._accept(message)
+                    self.state = HandshakeState.DONE
+                    return established
+                case HandshakeState.PROOF, Failed():
+                    raise _failure(message)
+                case _:
+                    raise PeerError(f"{type(message).__name__} out of turn in a handshake")
+        except Exception:
+            self.state = HandshakeState.FAILED
+            raise
+
+    def _prove(self, hello: ServerHello) -> ClientProof:
+        self._version = _common_version(hello.version)
+        _check_nonce(hello.nonce)
+        offer = _offer(
+            PROTOCOL_VERSION, hello.version, self._role, self._server_role, self._nonce, hello.nonce
+        )
+        if not hmac.compare_digest(hello.mac, _mac(self._secret, b"ckpt server", offer)):
+            raise Unauthorized(
+                f"the {self._server_role.value} there does not know this cluster's secret",
+                hint=f"compare the secret files, and that a {self._server_role.value} listens at this address",
+            )
+        claim = _claim(offer, self._name, self._cluster, self._server_name)
+        self.keys = _session_keys(self._secret, claim)
+        return ClientProof(
+            mac=_mac(self._secret, b"ckpt client", claim),
+            name=self._name,
+            cluster=self._cluster,
+            server=self._server_name,
+        )
+
+    def _accept(self, proof: ServerProof) -> Established:
+        if proof.role is not self._server_role:
+            raise PeerError(f"a {proof.role.value} proved itself as {self._server_role.value}")
+        if self._cluster and proof.cluster != self._cluster:
+            raise Refused(f"the server is of cluster {proof.cluster!r}, not {self._cluster!r}")
+        if self._server_name and proof.name != self._server_name:
+            raise Refused(f"the server is {proof.name!r}, not {self._server_name!r}")
+        return Established(
+            proof.role, proof.name, proof.cluster, proof.boot, proof.epoch, self._version
+        )
+
+
+class ServerHandshake:
+    """I answer. Hand me each message and send what I return.
+
+    Once I returned ServerProof or Failed, `keys` stand and that answer already goes out under them.
+    With ServerProof `established` says who the client is; after Failed the connection is to be closed.
+    """
+
+    def __init__(self, *, secret: bytes, identity: Identity, nonce: bytes) -> None:
+        _check_arguments(secret, nonce)
+        self.keys: SessionKeys | None = None
+        self.established: Established | None = None
+        self.state = HandshakeState.HELLO
+        self._secret = secret
+        self._identity = identity
+        self._nonce = nonce
+        self._role = Role.ADMIN
+        self._version = PROTOCOL_VERSION
+        self._offer = b""
+
+    def receive(self, message: Message) -> ServerHello | ServerProof | Failed:
+        """The answer, or an error after which the connection is closed without a word."""
+        try:
+            match self.state, message:
+                case HandshakeState.HELLO, ClientHello():
+                    answer = self._greet(message)
+                    self.state = HandshakeState.PROOF
+                    return answer
+                case HandshakeState.PROOF, ClientProof():
+                    verdict = self._judge(message)
+                    accepted = isinstance(verdict, ServerProof)
+                    self.state = HandshakeState.DONE if accepted else HandshakeState.FAILED
+                    return verdict
+                case _:
+                    raise PeerError(f"{type(message).__name__} out of turn in a handshake")
+        except Exception:
+            self.state = HandshakeState.FAILED
+            raise
+
+    def _greet(self, hello: ClientHello) -> ServerHello:
+        self._version = _common_version(hello.version)
+        _check_nonce(hello.nonce)
+        self._role = hello.role
+        self._offer = _offer(
+            hello.version,
+            PROTOCOL_VERSION,
+            hello.role,
+            self._identity.role,
+            hello.nonce,
+            self._nonce,
+        )
+        return ServerHello(
+            version=PROTOCOL_VERSION,
+            nonce=self._nonce,
+            mac=_mac(self._secret, b"ckpt server", self._offer),
+        )
+
+    def _judge(self, proof: ClientProof) -> ServerProof | Failed:
+        names = (proof.name, proof.cluster, proof.server)
+        if any(len(name.encode(errors="replace")) > NAME_BYTES_MAX for name in names):
+            raise PeerError("a name in a proof is too long")
+        claim = _claim(self._offer, *names)
+        if not hmac.compare_digest(proof.mac, _mac(self._secret, b"ckpt client", claim)):
+            raise Unauthorized("a client does not know the cluster's secret")
+        self.keys = _session_keys(self._secret, claim)
+        mine = self._identity
+        if proof.cluster and proof.cluster != mine.cluster:
+            return Failed(Refused.code, f"this is cluster {mine.cluster!r}, not {proof.cluster!r}")
+        if proof.server and proof.server != mine.name:
+            return Failed(Refused.code, f"this is {mine.name!r}, not {proof.server!r}")
+        self.established = Established(
+            self._role, proof.name, proof.cluster, BootId(0), Epoch(0), self._version
+        )
+        return ServerProof(mine.cluster, mine.role, mine.name, mine.boot, mine.epoch)
+
+
+def _check_arguments(secret: bytes, nonce: bytes) -> None:
+    assert len(nonce) == NONCE_BYTES
+    if len(secret) < SECRET_BYTES_MIN:
+        raise Refused(
+            f"a cluster secret of {len(secret)} bytes: at least {SECRET_BYTES_MIN} are needed"
+        )
+
+
+def _check_nonce(nonce: bytes) -> None:
+    if len(nonce) != NONCE_BYTES:
+        raise PeerError(f"a nonce of {len(nonce)} bytes")
+
+
+def _common_version(theirs: int) -> int:
+    """What both speak; neighbours of one version understand each other (P11)."""
+    if abs(theirs - PROTOCOL_VERSION) > 1 or theirs < 1:
+        raise PeerError(f"protocol version {theirs}; spoken here: {PROTOCOL_VERSION}")
+    return min(theirs, PROTOCOL_VERSION)
+
+
+def _failure(failed: Failed) -> Exception:
+    retry = None if failed.retry_after_us is None else failed.retry_after_us / US_PER_S
+    return error_from_wire(failed.code, failed.message, failed.hint, retry)
+
+
+def _offer(
+    client_version: int,
+    server_version: int,
+    client_role: Role,
+    server_role: Role,
+    client_nonce: bytes,
+    server_nonce: bytes,
+) -> bytes:
+    return _join(
+        b"ckpt 1",
+        client_version.to_bytes(4, "little"),
+        server_version.to_bytes(4, "little"),
+        client_role.value.encode(),
+        server_role.value.encode(),
+        client_nonce,
+        server_nonce,
+    )
+
+
+def _claim(offer: bytes, name: str, cluster: str, server: str) -> bytes:
+    return _join(offer, name.encode(), cluster.encode(), server.encode())
+
+
+def _join(*fields: bytes) -> bytes:
+    """Each field behind its length, so that no two different lists of fields look alike."""
+    return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
+
+
+def _mac(secret: bytes, label: bytes, text: bytes) -> bytes:
+    return hmac.new(secret, _join(label, text), hashlib.sha256).digest()
+
+
+def _session_keys(secret: bytes, claim: bytes) -> SessionKeys:
+    return SessionKeys(
+        _mac(secret, b"ckpt client to server", claim), _mac(secret, b"ckpt server to client", claim)
+    )
