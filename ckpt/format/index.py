@@ -1,14 +1,55 @@
-"""Where every tensor of a checkpoint lies: the index, readable in ranges by tensor name."""
+"""Where every tensor of a checkpoint lies: the index, readable in ranges by tensor name.
+
+    header page | header page again | directory | payload pages | tensor pages | directory again
+
+The document lies on m + 1 targets. Within one, header and directory are there twice; a page that is damaged
+in one document comes from another. A reader fetches header, directory and then only the pages it needs:
+tensors are sorted by name, and the directory knows the first name of each page. The bytes are in
+`ckpt.format.index_pages`, how pages are filled in `ckpt.format.index_builder`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, groupby, pairwise
+from typing import Final, TypeVar
 
+from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, TargetId
+from ckpt.base.limits import (
+    CELL_BYTES_MAX,
+    INDEX_BYTES_MAX,
+    PAGE_BYTES,
+    PAYLOAD_BYTES_MAX,
+    TENSOR_DIMS_MAX,
+    WORLD_SIZE_MAX,
+)
 from ckpt.erasure.code import Code
-from ckpt.format.checksum import Buffer
-from ckpt.format.table import Meaning
+from ckpt.format.checksum import XXH3_BYTES, Buffer
+from ckpt.format.index_builder import payload_pages, tensor_pages
+from ckpt.format.index_pages import (
+    HEADER_BYTES,
+    Directory,
+    IndexHeader,
+    PayloadPage,
+    TensorPage,
+    WireLocation,
+    WirePayload,
+    WireTensor,
+    all_pages,
+    decode_directory,
+    decode_header,
+    decode_payload_page,
+    decode_tensor_page,
+    encode_directory,
+    encode_header,
+    pack_page,
+)
+from ckpt.format.table import DIM_MAX, Meaning, tensor_problem
 
 Fetch = Callable[[int, int], Buffer]
 """Bytes [start, end) of one copy of the document, exactly as many; errors of the way pass through."""
@@ -30,7 +71,7 @@ class IndexPayload:
     columns: tuple[TargetId | None, ...]
     """n entries; None for a column that was missing at commit."""
     column_crcs: tuple[int, ...]
-    """n entries; also of missing columns."""
+    """n entries; 0 for a column that was missing at commit."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,7 +100,11 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class IndexTensor:
-    """One name. An OWN tensor has one box for each rank that has it; their shapes may differ from `global_shape`."""
+    """One form of one name: boxes that share meaning, dtype and global shape.
+
+    An OWN tensor has one box for each rank that has it. Ranks whose own tensors of one name differ in
+    dtype or shape give several forms of that name.
+    """
 
     name: str
     meaning: Meaning
@@ -78,52 +123,321 @@ class Index:
     payloads: tuple[IndexPayload, ...]
     """Ascending by rank."""
     tensors: tuple[IndexTensor, ...]
-    """Ascending by (name, box rank of OWN): names are unique."""
+    """Ascending by `tensor_order`, which no two share."""
 
 
 def encode_index(index: Index) -> bytes:
-    """The document; raises Refused when it passes INDEX_BYTES_MAX."""
-    raise NotImplementedError
+    """The document; raises Refused when a tensor passes a limit or the whole INDEX_BYTES_MAX."""
+    payloads = sorted(index.payloads, key=lambda payload: payload.rank)
+    tensors = sorted(index.tensors, key=tensor_order)
+    for tensor in tensors:
+        _check_tensor(tensor, Refused)
+    assert all(a.rank < b.rank for a, b in pairwise(payloads)), "one payload for each rank"
+    assert all(tensor_order(a) < tensor_order(b) for a, b in pairwise(tensors)), "one form, once"
+    targets = sorted({t for payload in payloads for t in payload.columns if t is not None})
+    numbers = {target: number for number, target in enumerate(targets)}
+    parts: list[bytes] = []
+    payload_entries: list[PayloadPage] = []
+    for ranks in payload_pages(payloads, numbers):
+        packed, raw_bytes, crc = pack_page(ranks)
+        parts.append(packed)
+        payload_entries.append(PayloadPage(ranks[0].rank, len(packed), raw_bytes, crc))
+    tensor_entries: list[TensorPage] = []
+    for names in tensor_pages(tensors):
+        packed, raw_bytes, crc = pack_page(names)
+        parts.append(packed)
+        tensor_entries.append(TensorPage(names[0].name, len(packed), raw_bytes, crc))
+    directory = encode_directory(
+        Directory(tuple(targets), tuple(payload_entries), tuple(tensor_entries))
+    )
+    offset = 2 * HEADER_BYTES
+    again = offset + len(directory) + sum(len(part) for part in parts)
+    size = again + len(directory)
+    if size > INDEX_BYTES_MAX:
+        raise Refused(f"an index of {size} bytes: at most {INDEX_BYTES_MAX} are allowed")
+    header = encode_header(
+        IndexHeader(
+            index.checkpoint, index.launch, index.world_size, size, offset, len(directory), again
+        )
+    )
+    return b"".join((header, header, directory, *parts, directory))
 
 
-def decode_index(document: Buffer) -> Index:
-    """The whole index; raises Corrupt."""
-    raise NotImplementedError
+def decode_index(*documents: Buffer) -> Index:
+    """The whole index from one copy, or from several that mend each other; raises Corrupt."""
+    fetches = [_fetch_from(memoryview(document).cast("B")) for document in documents]
+    reader = IndexReader(*fetches)
+    return Index(
+        reader.checkpoint,
+        reader.launch,
+        reader.world_size,
+        reader.payloads(),
+        tuple(reader.tensors()),
+    )
+
+
+TensorKey = tuple[str, str, str, tuple[int, ...]]
+
+
+def tensor_order(tensor: IndexTensor) -> TensorKey:
+    """The key by which an index is sorted; no two of its tensors have the same."""
+    return tensor.name, tensor.meaning.value, tensor.dtype, tensor.global_shape
 
 
 class IndexReader:
-    """I read one index by ranges. Each part that is damaged in one copy is fetched from the next.
+    """I read one index by ranges: two or three fetches find one tensor of millions.
 
-    Methods raise Corrupt when no copy has a whole one, and whatever `fetch` raises.
+    I expect `fetch` to give bytes of one copy, and `others` bytes of further copies of the same document. A
+    part that is damaged or out of reach in one copy comes from the next. Methods raise Corrupt when no copy
+    has it whole, or the fetch's own CkptError when a copy was out of reach.
     """
 
     def __init__(self, fetch: Fetch, *others: Fetch) -> None:
-        raise NotImplementedError
+        self._copies = (fetch, *others)
+        twice = ((0, HEADER_BYTES), (HEADER_BYTES, 2 * HEADER_BYTES))
+        self._header = header = self._whole(twice, decode_header)
+        starts = (header.directory_offset, header.directory_again_offset)
+        self._directory = self._whole(
+            [(start, start + header.directory_bytes) for start in starts],
+            lambda view: decode_directory(header, view),
+        )
+        pages = all_pages(self._directory)
+        end = header.directory_offset + header.directory_bytes
+        self._starts = list(accumulate((page.packed_bytes for page in pages), initial=end))
+        #: Decoded tensor pages, least recently used first, at most _CACHED_PAGES.
+        self._cache: OrderedDict[int, tuple[WireTensor, ...]] = OrderedDict()
 
     @property
     def checkpoint(self) -> CheckpointId:
-        raise NotImplementedError
+        """Whose index it is."""
+        return self._header.checkpoint
 
     @property
     def launch(self) -> LaunchNumber:
-        raise NotImplementedError
+        """Which launch wrote it."""
+        return self._header.launch
 
     @property
     def world_size(self) -> int:
-        raise NotImplementedError
+        """Ranks of that launch."""
+        return self._header.world_size
 
     def payloads(self) -> tuple[IndexPayload, ...]:
         """All payloads, ascending by rank."""
-        raise NotImplementedError
+        pages = range(len(self._directory.payload_pages))
+        found = tuple(payload for number in pages for payload in self._payload_page(number))
+        if any(before.rank >= after.rank for before, after in pairwise(found)):
+            raise Corrupt("index: its payloads do not ascend")
+        return found
 
     def payload(self, rank: Rank) -> IndexPayload:
         """One rank's payload; raises NotFound."""
-        raise NotImplementedError
+        pages = self._directory.payload_pages
+        number = bisect_right(pages, int(rank), key=lambda page: page.first) - 1
+        if number >= 0:
+            for payload in self._payload_page(number):
+                if payload.rank == rank:
+                    return payload
+        raise NotFound(f"{self.checkpoint} has no payload of rank {rank}")
 
     def tensor(self, name: str) -> IndexTensor:
-        """One tensor; raises NotFound."""
-        raise NotImplementedError
+        """The one tensor of that name; raises NotFound, or Refused when ranks hold it in several forms."""
+        found = self.variants(name)
+        if len(found) > 1:
+            raise Refused(
+                f"{name}: ranks hold it with {len(found)} different meanings, dtypes or shapes"
+            )
+        return found[0]
+
+    def variants(self, name: str) -> tuple[IndexTensor, ...]:
+        """Every form of a name, at least one; raises NotFound."""
+        found: list[IndexTensor] = []
+        for tensor in self._walk(name, lambda other: other > name, 1):
+            if tensor.name > name:
+                break
+            if tensor.name == name:
+                found.append(tensor)
+        if not found:
+            raise NotFound(f"{self.checkpoint} has no tensor {name}")
+        return tuple(found)
 
     def tensors(self, prefix: str = "") -> Iterator[IndexTensor]:
-        """All tensors whose name begins with `prefix`, ascending by name."""
-        raise NotImplementedError
+        """All tensors whose name begins with `prefix`, ascending by `tensor_order`."""
+
+        def beyond(name: str) -> bool:
+            return name > prefix and not name.startswith(prefix)
+
+        for tensor in self._walk(prefix, beyond, _PAGES_AT_ONCE):
+            if beyond(tensor.name):
+                return
+            if tensor.name.startswith(prefix):
+                yield tensor
+
+    def _walk(
+        self, low: str, beyond: Callable[[str], bool], pages_at_once: int
+    ) -> Iterator[IndexTensor]:
+        """Tensors in order, from one at or before `low`, to the last page that is not `beyond`."""
+        pages = self._directory.tensor_pages
+        # A page that begins with `low` may go on with a tensor of the page before.
+        start = max(0, bisect_left(pages, low, key=lambda page: page.first) - 1)
+        end = start
+        while end < len(pages) and (end == start or not beyond(pages[end].first)):
+            end += 1
+        before: TensorKey | None = None
+        for key, parts in groupby(self._wire_tensors(start, end, pages_at_once), _wire_order):
+            if before is not None and key <= before:
+                raise Corrupt("index: its tensors do not ascend")
+            before = key
+            yield _tensor_of(list(parts))
+
+    def _wire_tensors(self, start: int, end: int, pages_at_once: int) -> Iterator[WireTensor]:
+        for number in range(start, end):
+            if number not in self._cache:
+                self._load(number, min(end, number + pages_at_once))
+            self._cache.move_to_end(number)
+            yield from self._cache[number]
+
+    def _load(self, start: int, end: int) -> None:
+        """Bring tensor pages [start, end) into the cache, by one fetch if nothing is damaged."""
+        pages = self._directory.tensor_pages[start:end]
+        offsets = self._starts[len(self._directory.payload_pages) + start :]
+        try:
+            view = memoryview(self._copies[0](offsets[0], offsets[len(pages)]))
+        except CkptError:
+            view = memoryview(b"")
+        for number, page, offset in zip(range(start, end), pages, offsets, strict=False):
+            decode = partial(decode_tensor_page, page)
+            at = offset - offsets[0]
+            try:
+                tensors = decode(view[at : at + page.packed_bytes])
+            except Corrupt:
+                tensors = self._whole(((offset, offset + page.packed_bytes),), decode)
+            self._cache[number] = tensors
+        while len(self._cache) > _CACHED_PAGES:
+            self._cache.popitem(last=False)
+
+    def _payload_page(self, number: int) -> tuple[IndexPayload, ...]:
+        page = self._directory.payload_pages[number]
+        start = self._starts[number]
+        wires = self._whole(
+            ((start, start + page.packed_bytes),), partial(decode_payload_page, page)
+        )
+        return tuple(_payload_of(wire, self._directory.targets) for wire in wires)
+
+    def _whole(self, ranges: Sequence[tuple[int, int]], decode: Callable[[Buffer], _Part]) -> _Part:
+        """The first whole one among all copies' ranges."""
+        problem: CkptError | None = None
+        for fetch in self._copies:
+            for start, end in ranges:
+                try:
+                    return decode(fetch(start, end))
+                except CkptError as error:
+                    # What is out of reach may come back; only what was read can be called damaged.
+                    if problem is None or (error.retryable and not problem.retryable):
+                        problem = error
+        assert problem is not None
+        raise problem
+
+
+# --------------------------------------------------------------------------- from the wire's own types
+
+_CACHED_PAGES: Final = 64
+_PAGES_AT_ONCE: Final = 16
+
+_Part = TypeVar("_Part")
+
+
+def _wire_order(tensor: WireTensor) -> TensorKey:
+    return tensor.name, tensor.meaning.value, tensor.dtype, tensor.global_shape
+
+
+def _tensor_of(parts: list[WireTensor]) -> IndexTensor:
+    """One tensor from all its parts; raises Corrupt."""
+    boxes: list[Box] = []
+    for wire in (box for part in parts for box in part.boxes):
+        locations = tuple(_location_of(location) for location in wire.locations)
+        if wire.continued:
+            if not boxes:
+                raise Corrupt(f"index: {parts[0].name} begins in the middle of a box")
+            last = boxes.pop()
+            boxes.append(Box(last.rank, last.offset, last.shape, last.locations + locations))
+        else:
+            boxes.append(Box(Rank(wire.rank), wire.offset, wire.shape, locations))
+    head = parts[0]
+    tensor = IndexTensor(head.name, head.meaning, head.dtype, head.global_shape, tuple(boxes))
+    _check_tensor(tensor, Corrupt)
+    return tensor
+
+
+def _location_of(wire: WireLocation) -> Location:
+    generation = None
+    if wire.term is not None and wire.counter is not None:
+        generation = Generation(wire.term, wire.counter)
+    return Location(generation, Rank(wire.rank), wire.start, wire.payload_offset, wire.length)
+
+
+def _check_tensor(tensor: IndexTensor, problem: type[CkptError]) -> None:
+    """Raises `problem` when a value is out of bounds. (An own tensor's boxes are no parts of a global one.)"""
+    shard = tensor.meaning is not Meaning.OWN
+    boxes = [(box.offset, box.shape) for box in tensor.boxes if shard]
+    text = tensor_problem(tensor.name, tensor.dtype, tensor.global_shape, boxes)
+    if text:
+        raise problem(f"index: {text}")
+    for box in tensor.boxes:
+        if not 0 <= box.rank < WORLD_SIZE_MAX or not _bounded(box.offset + box.shape):
+            raise problem(f"index: {tensor.name} has a box that cannot be")
+        end = 0
+        for location in box.locations:
+            if not (
+                0 <= location.rank < WORLD_SIZE_MAX
+                and end <= location.start
+                and location.length > 0
+                and location.payload_offset >= 0
+                and location.start + location.length <= PAYLOAD_BYTES_MAX
+                and location.payload_offset + location.length <= PAYLOAD_BYTES_MAX
+            ):
+                raise problem(f"index: {tensor.name} has a location that cannot be: {location}")
+            end = location.start + location.length
+
+
+def _bounded(dims: tuple[int, ...]) -> bool:
+    return len(dims) <= 2 * TENSOR_DIMS_MAX and all(0 <= dim <= DIM_MAX for dim in dims)
+
+
+def _payload_of(wire: WirePayload, targets: tuple[str, ...]) -> IndexPayload:
+    """One payload; raises Corrupt when a value is out of bounds."""
+    try:
+        code = Code(wire.k, wire.m)
+    except Refused as error:
+        raise Corrupt(f"index: {error.message}") from None
+    if not (
+        0 <= wire.rank < WORLD_SIZE_MAX
+        and 0 <= wire.payload_bytes <= PAYLOAD_BYTES_MAX
+        and PAGE_BYTES <= wire.cell_bytes <= CELL_BYTES_MAX
+        and wire.cell_bytes % PAGE_BYTES == 0
+        and wire.document_offset >= 0
+        and wire.document_bytes >= 0
+        and wire.document_offset + wire.document_bytes <= wire.payload_bytes
+        and len(wire.manifest_digest) == XXH3_BYTES
+        and len(wire.columns) == len(wire.column_crcs) == code.n
+        and all(number is None or 0 <= number < len(targets) for number in wire.columns)
+        and all(0 <= crc < 1 << 32 for crc in wire.column_crcs)
+    ):
+        raise Corrupt(f"index: the payload of rank {wire.rank} cannot be")
+    return IndexPayload(
+        rank=Rank(wire.rank),
+        code=code,
+        payload_bytes=wire.payload_bytes,
+        cell_bytes=wire.cell_bytes,
+        document_offset=wire.document_offset,
+        document_bytes=wire.document_bytes,
+        manifest_digest=wire.manifest_digest,
+        columns=tuple(
+            None if number is None else TargetId(targets[number]) for number in wire.columns
+        ),
+        column_crcs=wire.column_crcs,
+    )
+
+
+def _fetch_from(view: memoryview) -> Fetch:
+    return lambda start, end: view[start:end]

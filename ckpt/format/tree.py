@@ -113,7 +113,7 @@ def path_text(path: Path) -> str:
 
 _LEAF, _DICT, _LIST, _TUPLE, _BIG, _COMPLEX = range(6)
 
-Packed: TypeAlias = "None | bool | int | float | str | bytes | list[Packed]"
+Packed: TypeAlias = "bool | int | float | str | bytes | list[Packed] | None"
 """What MessagePack carries for a node or a key."""
 
 

@@ -1,0 +1,144 @@
+"""How an index is cut into pages: greedily, by an upper bound of each part's encoded size.
+
+A tensor with many boxes, or a box with many locations (a large replica written by many ranks), goes on in
+the next page; so a page never passes INDEX_PAGE_BYTES_MAX, whatever the checkpoint looks like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from ckpt.base.ids import TargetId
+from ckpt.base.limits import (
+    CODE_COLUMNS_MAX,
+    INDEX_PAGE_BYTES_MAX,
+    TENSOR_DIMS_MAX,
+    TENSOR_NAME_BYTES_MAX,
+)
+from ckpt.format.dtypes import DTYPE_CHARS_MAX
+from ckpt.format.index_pages import WireBox, WireLocation, WirePayload, WireTensor
+
+if TYPE_CHECKING:
+    from ckpt.format.index import Box, IndexPayload, IndexTensor, Location
+
+# Upper bounds in MessagePack: 9 bytes for a number, 5 in front of an array, a text or bytes.
+_NUMBER: Final = 9
+_FRAME: Final = 5
+_LOCATION_COST: Final = _FRAME + 6 * _NUMBER
+_PAYLOAD_COST: Final = _FRAME + 7 * _NUMBER + 21 + 2 * (_FRAME + CODE_COLUMNS_MAX * _NUMBER)
+_ROOM: Final = INDEX_PAGE_BYTES_MAX - _FRAME
+_DIMS_COST_MAX: Final = _FRAME + TENSOR_DIMS_MAX * _NUMBER
+_TENSOR_COST_MAX: Final = 4 * _FRAME + TENSOR_NAME_BYTES_MAX + 16 + DTYPE_CHARS_MAX + _DIMS_COST_MAX
+_BOX_COST_MAX: Final = 3 * _FRAME + _NUMBER + 2 * _DIMS_COST_MAX
+
+assert _TENSOR_COST_MAX + _BOX_COST_MAX + _LOCATION_COST < _ROOM, "every page takes a step on"
+
+
+def payload_pages(
+    payloads: Iterable[IndexPayload], numbers: Mapping[TargetId, int]
+) -> Iterator[list[WirePayload]]:
+    """Pages in rank order; `numbers` are the targets' positions in the directory."""
+    page: list[WirePayload] = []
+    for payload in payloads:
+        page.append(_wire_payload(payload, numbers))
+        if (len(page) + 1) * _PAYLOAD_COST > _ROOM:
+            yield page
+            page = []
+    if page:
+        yield page
+
+
+def tensor_pages(tensors: Iterable[IndexTensor]) -> Iterator[list[WireTensor]]:
+    """Pages in the given order."""
+    builder = _PageBuilder()
+    for tensor in tensors:
+        yield from builder.add(tensor)
+    yield from builder.finish()
+
+
+class _PageBuilder:
+    """I fill one page at a time and give it away when the next part would not fit."""
+
+    def __init__(self) -> None:
+        self._page: list[WireTensor] = []
+        self._boxes: list[WireBox] = []
+        self._room = _ROOM
+
+    def add(self, tensor: IndexTensor) -> Iterator[list[WireTensor]]:
+        tensor_cost = _tensor_cost(tensor)
+        if self._room < tensor_cost + _BOX_COST_MAX:
+            yield from self.finish()
+        self._room -= tensor_cost
+        for box in tensor.boxes:
+            yield from self._add_box(tensor, tensor_cost, box)
+        self._close_tensor(tensor)
+
+    def finish(self) -> Iterator[list[WireTensor]]:
+        if self._page:
+            yield self._page
+        self._page = []
+        self._room = _ROOM
+
+    def _add_box(
+        self, tensor: IndexTensor, tensor_cost: int, box: Box
+    ) -> Iterator[list[WireTensor]]:
+        box_cost = _box_cost(box)
+        done, continued = 0, False
+        while done < len(box.locations) or not continued:
+            count = (self._room - box_cost) // _LOCATION_COST
+            if count < 1:
+                self._close_tensor(tensor)
+                yield from self.finish()
+                self._room -= tensor_cost
+                continue
+            part = box.locations[done : done + count]
+            locations = tuple(_wire_location(location) for location in part)
+            self._boxes.append(WireBox(box.rank, box.offset, box.shape, locations, continued))
+            self._room -= box_cost + len(part) * _LOCATION_COST
+            done += len(part)
+            continued = True
+
+    def _close_tensor(self, tensor: IndexTensor) -> None:
+        self._page.append(
+            WireTensor(
+                tensor.name, tensor.meaning, tensor.dtype, tensor.global_shape, tuple(self._boxes)
+            )
+        )
+        self._boxes = []
+
+
+def _tensor_cost(tensor: IndexTensor) -> int:
+    texts = len(tensor.name.encode()) + len(tensor.dtype) + 16
+    return 5 * _FRAME + texts + len(tensor.global_shape) * _NUMBER
+
+
+def _box_cost(box: Box) -> int:
+    return 5 * _FRAME + _NUMBER + (len(box.offset) + len(box.shape)) * _NUMBER
+
+
+def _wire_location(location: Location) -> WireLocation:
+    generation = location.generation
+    return WireLocation(
+        location.rank,
+        location.start,
+        location.payload_offset,
+        location.length,
+        None if generation is None else generation.term,
+        None if generation is None else generation.counter,
+    )
+
+
+def _wire_payload(payload: IndexPayload, numbers: Mapping[TargetId, int]) -> WirePayload:
+    return WirePayload(
+        payload.rank,
+        payload.code.k,
+        payload.code.m,
+        payload.payload_bytes,
+        payload.cell_bytes,
+        payload.document_offset,
+        payload.document_bytes,
+        payload.manifest_digest,
+        tuple(None if target is None else numbers[target] for target in payload.columns),
+        payload.column_crcs,
+    )

@@ -1,0 +1,300 @@
+"""The parts of an index document: header page, directory and pages, each encoded and decoded by itself.
+
+    header page, offset  size  type  field
+                      0     4  bytes magic `CKPX`
+                      4     1  u8    version, 1
+                      5     1  u8    run_bytes
+                      6     2  u16   zero
+                      8     8  u64   step
+                     16     8  u64   generation term
+                     24     8  u64   generation counter
+                     32     8  u64   launch
+                     40     4  u32   world_size
+                     44     4  u32   zero
+                     48     8  u64   index_bytes: of the whole document
+                     56     8  u64   directory_offset
+                     64     8  u64   directory_bytes, one copy
+                     72     8  u64   directory_again_offset
+                     80   256  bytes run, UTF-8, zeros behind it
+                    336  3756  bytes zero
+                   4092     4  u32   CRC-32 of the 4092 bytes before
+
+The directory is an envelope (`CKPY`, version 1, lz4) around MessagePack arrays:
+
+    directory  [[target, ...], [payload page, ...], [tensor page, ...]]
+    page       [first, packed_bytes, raw_bytes, crc]     first: the first rank, or the first name
+
+A page is one lz4 block of at most 64 KiB raw, its CRC-32 (of the packed bytes) in the directory:
+
+    payload page  [[rank, k, m, payload_bytes, cell_bytes, document_offset, document_bytes, manifest_digest,
+                    [target number or nil, ...], [column_crc, ...]], ...]
+    tensor page   [[name, meaning, dtype, [global dims], [box, ...]], ...]
+    box           [rank, [offset], [dims], [location, ...], continued]
+    location      [rank, start, payload_offset, length, term or nil, counter or nil]
+
+Pages lie back to back between the two copies of the directory, payload pages first. A tensor that does not
+fit a page goes on in the next with the same name and type; `continued` boxes go on with the locations of
+the box before. A location whose term is nil lies in the index's own generation.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from ckpt.base.errors import Corrupt, Refused
+from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, check_run_name, check_step
+from ckpt.base.limits import (
+    INDEX_BYTES_MAX,
+    INDEX_PAGE_BYTES_MAX,
+    PAGE_BYTES,
+    WORLD_SIZE_MAX,
+)
+from ckpt.base.units import MiB
+from ckpt.format.checksum import Buffer, crc32
+from ckpt.format.envelope import (
+    ENVELOPE_BYTES,
+    Packing,
+    compress,
+    decode_body,
+    decompress,
+    unwrap,
+    wrap,
+)
+from ckpt.format.table import Meaning
+
+HEADER_MAGIC: Final = b"CKPX"
+DIRECTORY_MAGIC: Final = b"CKPY"
+VERSION: Final = 1
+HEADER_BYTES: Final = PAGE_BYTES
+DIRECTORY_RAW_BYTES_MAX: Final = 256 * MiB
+PAGE_PACKED_BYTES_MAX: Final = INDEX_PAGE_BYTES_MAX + INDEX_PAGE_BYTES_MAX // 255 + 64
+"""lz4's own bound for what does not compress, and a little."""
+
+_HEAD = struct.Struct("<4sBBHQQQQIIQQQQ256s")
+_CRC = struct.Struct("<I")
+_CRC_OFFSET: Final = HEADER_BYTES - _CRC.size
+
+assert _HEAD.size == 336
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHeader:
+    """What the first page says, and the second again."""
+
+    checkpoint: CheckpointId
+    launch: LaunchNumber
+    world_size: int
+    index_bytes: int
+    directory_offset: int
+    directory_bytes: int
+    directory_again_offset: int
+
+
+def encode_header(header: IndexHeader) -> bytes:
+    """The page of PAGE_BYTES."""
+    checkpoint = header.checkpoint
+    run = checkpoint.run.encode()
+    page = _HEAD.pack(
+        HEADER_MAGIC,
+        VERSION,
+        len(run),
+        0,
+        checkpoint.step,
+        checkpoint.generation.term,
+        checkpoint.generation.counter,
+        header.launch,
+        header.world_size,
+        0,
+        header.index_bytes,
+        header.directory_offset,
+        header.directory_bytes,
+        header.directory_again_offset,
+        run,
+    ).ljust(_CRC_OFFSET, b"\0")
+    return page + _CRC.pack(crc32(page))
+
+
+def decode_header(page: Buffer) -> IndexHeader:
+    """From one page; raises Corrupt."""
+    view = memoryview(page).cast("B")
+    if len(view) != HEADER_BYTES:
+        raise Corrupt(f"an index header of {len(view)} bytes cannot be")
+    if _CRC.unpack_from(view, _CRC_OFFSET)[0] != crc32(view[:_CRC_OFFSET]):
+        raise Corrupt("index header fails its checksum")
+    (
+        magic, version, run_bytes, _, step, term, counter, launch, world_size, _, index_bytes, offset, size, again, run,
+    ) = _HEAD.unpack_from(view)  # fmt: skip
+    if magic != HEADER_MAGIC or version != VERSION:
+        raise Corrupt(f"not an index of version {VERSION}: it begins with {magic!r}, {version}")
+    if index_bytes > INDEX_BYTES_MAX or world_size > WORLD_SIZE_MAX:
+        raise Corrupt(f"index of {index_bytes} bytes for {world_size} ranks is out of bounds")
+    if not (
+        ENVELOPE_BYTES <= size <= DIRECTORY_RAW_BYTES_MAX + MiB
+        and offset >= 2 * HEADER_BYTES
+        and offset + size <= again
+        and again + size <= index_bytes
+    ):
+        raise Corrupt(f"index directory of {size} bytes at {offset} and {again} cannot be")
+    try:
+        checkpoint = CheckpointId(
+            check_run_name(run[:run_bytes].decode()), check_step(step), Generation(term, counter)
+        )
+    except (Refused, UnicodeDecodeError) as error:
+        raise Corrupt(f"index header: {error}") from None
+    return IndexHeader(
+        checkpoint, LaunchNumber(launch), world_size, index_bytes, offset, size, again
+    )
+
+
+# --------------------------------------------------------------------------- the directory
+
+
+class PayloadPage(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How to find and check a page of payloads."""
+
+    first: int
+    packed_bytes: int
+    raw_bytes: int
+    crc: int
+
+
+class TensorPage(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How to find and check a page of tensors."""
+
+    first: str
+    packed_bytes: int
+    raw_bytes: int
+    crc: int
+
+
+class Directory(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Every page, in file order, and the targets that payloads name by number."""
+
+    targets: tuple[str, ...]
+    payload_pages: tuple[PayloadPage, ...]
+    tensor_pages: tuple[TensorPage, ...]
+
+
+_DIRECTORY: Final = msgspec.msgpack.Decoder(Directory)
+
+
+def encode_directory(directory: Directory) -> bytes:
+    """One copy; raises Refused when there are too many pages."""
+    raw = msgspec.msgpack.encode(directory)
+    if len(raw) > DIRECTORY_RAW_BYTES_MAX:
+        raise Refused(f"an index directory of {len(raw)} bytes: too many tensors or boxes")
+    return wrap(DIRECTORY_MAGIC, VERSION, raw, Packing.LZ4)
+
+
+def decode_directory(header: IndexHeader, document: Buffer) -> Directory:
+    """From one copy; the pages that it names fill the space between the copies. Raises Corrupt."""
+    raw = unwrap(DIRECTORY_MAGIC, VERSION, document, DIRECTORY_RAW_BYTES_MAX)
+    directory = decode_body(_DIRECTORY, raw)
+    end = header.directory_offset + header.directory_bytes
+    for page in all_pages(directory):
+        if not (
+            0 < page.packed_bytes <= PAGE_PACKED_BYTES_MAX
+            and 0 < page.raw_bytes <= INDEX_PAGE_BYTES_MAX
+        ):
+            raise Corrupt(f"index directory: a page of {page.packed_bytes}, {page.raw_bytes} bytes")
+        end += page.packed_bytes
+    if end != header.directory_again_offset:
+        raise Corrupt(f"index directory: the pages end at {end}")
+    firsts = [page.first for page in directory.tensor_pages]
+    ranks = [page.first for page in directory.payload_pages]
+    if firsts != sorted(firsts) or ranks != sorted(ranks):
+        raise Corrupt("index directory: its pages do not ascend")
+    return directory
+
+
+def all_pages(directory: Directory) -> tuple[PayloadPage | TensorPage, ...]:
+    """Every page in file order."""
+    return directory.payload_pages + directory.tensor_pages
+
+
+# --------------------------------------------------------------------------- pages
+
+
+class WirePayload(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """IndexPayload as it is stored."""
+
+    rank: int
+    k: int
+    m: int
+    payload_bytes: int
+    cell_bytes: int
+    document_offset: int
+    document_bytes: int
+    manifest_digest: bytes
+    columns: tuple[int | None, ...]
+    column_crcs: tuple[int, ...]
+
+
+class WireLocation(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Location as it is stored."""
+
+    rank: int
+    start: int
+    payload_offset: int
+    length: int
+    term: int | None
+    counter: int | None
+
+
+class WireBox(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Box as it is stored, or a part of one."""
+
+    rank: int
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    locations: tuple[WireLocation, ...]
+    continued: bool
+
+
+class WireTensor(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """IndexTensor as it is stored, or a part of one."""
+
+    name: str
+    meaning: Meaning
+    dtype: str
+    global_shape: tuple[int, ...]
+    boxes: tuple[WireBox, ...]
+
+
+_PAYLOADS: Final = msgspec.msgpack.Decoder(tuple[WirePayload, ...])
+_TENSORS: Final = msgspec.msgpack.Decoder(tuple[WireTensor, ...])
+
+
+def pack_page(wires: Sequence[WirePayload] | Sequence[WireTensor]) -> tuple[bytes, int, int]:
+    """(packed bytes, raw size, CRC-32) of one page."""
+    raw = msgspec.msgpack.encode(wires)
+    assert 0 < len(raw) <= INDEX_PAGE_BYTES_MAX, "the builder's cost is an upper bound"
+    packed = compress(raw)
+    return packed, len(raw), crc32(packed)
+
+
+def decode_payload_page(page: PayloadPage, packed: Buffer) -> tuple[WirePayload, ...]:
+    """Raises Corrupt."""
+    payloads = decode_body(_PAYLOADS, _raw_page(page, packed))
+    if not payloads or payloads[0].rank != page.first:
+        raise Corrupt("index: a payload page does not begin as its directory says")
+    return payloads
+
+
+def decode_tensor_page(page: TensorPage, packed: Buffer) -> tuple[WireTensor, ...]:
+    """Raises Corrupt."""
+    tensors = decode_body(_TENSORS, _raw_page(page, packed))
+    if not tensors or tensors[0].name != page.first:
+        raise Corrupt("index: a tensor page does not begin as its directory says")
+    return tensors
+
+
+def _raw_page(page: PayloadPage | TensorPage, packed: Buffer) -> bytes:
+    if len(packed) != page.packed_bytes or crc32(packed) != page.crc:
+        raise Corrupt(f"index: the page of {page.first!r} fails its checksum")
+    return decompress(packed, page.raw_bytes)
