@@ -1,0 +1,265 @@
+"""Encodes one payload straight over its arena: parity, and the checksum of every cell while it is warm.
+
+    head pass    Stripe by stripe, all m parity cells into ring slots, CRC of all n cells. Done once.
+    catch-up     One parity cell of one stripe again, for a column that was detached or starts anew.
+
+A parity column that lags holds ring slots and would stop the head pass for all others. It is detached:
+its slots are given back, the pass goes on (the manifest needs every CRC), and its cells are encoded
+again when it can send them. A cell that comes out different the second time means that the arena's
+bytes have changed: the payload fails rather than be sealed.
+
+Sketch, 4+2 with cells of 512 KiB: a stripe is 2 MiB in, 1 MiB out, 6 CRCs: about 0.2 ms of CPU.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ckpt.base.errors import Corrupt
+from ckpt.base.ids import LaunchNumber, PayloadId
+from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID, codec_for
+from ckpt.format.checksum import crc32, crc32_combine, xxh3_128
+from ckpt.format.layout import Layout
+from ckpt.format.manifest import RankManifest, encode_manifest
+from ckpt.transfer.parity_ring import ParityRing
+
+
+WINDOW_STRIPES: Final = 4
+"""The head pass runs so far ahead of the parity columns: enough to decouple, little enough to stay in cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One fragment's bytes, ready to send."""
+
+    view: memoryview
+    crc: int
+    ring: ParityRing | None
+    """Where `slot` is given back once the bytes are sent; None for data cells, which lie in the arena."""
+    slot: int
+
+    def release(self) -> None:
+        """The bytes are sent or dropped. Exactly once."""
+        if self.ring is not None:
+            self.ring.give(self.slot)
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestBytes:
+    """What the seal needs of the whole payload."""
+
+    document: bytes
+    digest: bytes
+    column_crcs: tuple[int, ...]
+
+
+class PayloadEncoder:
+    """The encode thread calls `step`; the send thread takes cells. I expect the arena not to change."""
+
+    def __init__(
+        self,
+        payload: PayloadId,
+        launch: LaunchNumber,
+        layout: Layout,
+        arena: memoryview,
+        rings: tuple[ParityRing, ParityRing],
+    ) -> None:
+        """`arena` holds at least `layout.padded_bytes`; `rings`: of the head pass, of catch-up."""
+        assert arena.nbytes >= layout.padded_bytes
+        self.layout = layout
+        self.head = 0
+        """Stripes whose cells all have their CRC. Written by the encode thread alone."""
+        self.manifest: ManifestBytes | None = None
+        self.starved_since_us: int | None = None
+        """Since when the head pass waits for parity columns."""
+        self.encode_cpu_s = 0.0
+        self.crc_cpu_s = 0.0
+        self._payload, self._launch = payload, launch
+        self._codec = codec_for(layout.code)
+        self._arena = arena
+        self._ring, self._again_ring = rings
+        self._crcs = np.zeros((layout.stripe_count, layout.code.n), np.uint32)
+        self._column_crcs = [0] * layout.code.n
+        self._lock = threading.Lock()
+        #: Guards the four below; both threads use them.
+        self._cells: dict[tuple[int, int], Cell] = {}
+        #: Encoded parity cells that nobody has taken, by (stripe, column).
+        self._attached = [True] * layout.code.n
+        self._wanted: deque[tuple[int, int]] = deque()
+        #: Catch-up cells that can be sent as soon as they exist.
+        self._stopped = self._stepping = False
+
+    # ----------------------------------------------------------------------- send thread
+
+    def take(self, stripe: int, column: int) -> Cell | None:
+        """The cell, if it is encoded; it is the caller's until released. A detached column's is ordered."""
+        layout = self.layout
+        if stripe >= self.head:
+            return None
+        crc = int(self._crcs[stripe, column])
+        if column < layout.code.k:
+            begin = layout.cell_offset(stripe, column)
+            return Cell(self._arena[begin : begin + layout.cell_bytes_of(stripe)], crc, None, 0)
+        key = (stripe, column)
+        with self._lock:
+            cell = self._cells.pop(key, None)
+            if cell is None:
+                if self._attached[column]:
+                    self._attached[column] = False
+                    self._drop(column)
+                if key not in self._wanted and not self._stopped:
+                    self._wanted.append(key)
+            return cell
+
+    def put_back(self, stripe: int, column: int, cell: Cell) -> None:
+        """It could not be sent after all."""
+        if cell.ring is not None:
+            with self._lock:
+                self._cells[stripe, column] = cell
+
+    def detach(self, column: int) -> None:
+        """Give back what this parity column holds; from now on its cells are encoded on demand."""
+        with self._lock:
+            self._attached[column] = False
+            self._drop(column)
+
+    def holds(self, column: int) -> bool:
+        """True when ring slots wait for this parity column."""
+        return self._attached[column] and any(key[1] == column for key in list(self._cells))
+
+    def stop(self) -> None:
+        """No further step begins; `quiet` tells when the arena is not read any more."""
+        with self._lock:
+            self._stopped = True
+            self._wanted.clear()
+            for column in range(self.layout.code.k, self.layout.code.n):
+                self._drop(column)
+
+    @property
+    def quiet(self) -> bool:
+        return self._stopped and not self._stepping
+
+    @property
+    def has_orders(self) -> bool:
+        """Catch-up cells are wanted."""
+        return bool(self._wanted)
+
+    def _drop(self, column: int) -> None:
+        for key in [key for key in self._cells if key[1] == column]:
+            self._cells.pop(key).release()
+
+    # ----------------------------------------------------------------------- encode thread
+
+    def step(self) -> bool:
+        """Encode one stripe or one catch-up cell; False when nothing can be done now. Raises Corrupt."""
+        with self._lock:
+            if self._stopped:
+                return False
+            self._stepping = True
+        try:
+            return self._catch_up() or self._advance_head()
+        finally:
+            self._stepping = False
+
+    def _advance_head(self) -> bool:
+        stripe, layout = self.head, self.layout
+        if stripe == layout.stripe_count:
+            return self._finish()
+        m = layout.code.m
+        full = m > 0 and len(self._cells) >= WINDOW_STRIPES * m
+        slots = None if full else self._ring.take(m)
+        if slots is None:
+            if self.starved_since_us is None:
+                self.starved_since_us = time.monotonic_ns() // 1000
+            return False
+        self.starved_since_us = None
+        size = layout.cell_bytes_of(stripe)
+        data = self._data(stripe, size)
+        parity = [self._ring.view(slot, size) for slot in slots]
+        clock = time.thread_time()
+        self._codec.encode(data, parity)
+        encoded = time.thread_time()
+        for column, view in enumerate((*data, *parity)):
+            crc = crc32(view)
+            self._crcs[stripe, column] = crc
+            self._column_crcs[column] = crc32_combine(self._column_crcs[column], crc, size)
+        self.encode_cpu_s += encoded - clock
+        self.crc_cpu_s += time.thread_time() - encoded
+        with self._lock:
+            for column, slot, view in zip(
+                range(layout.code.k, layout.code.n), slots, parity, strict=True
+            ):
+                cell = Cell(view, int(self._crcs[stripe, column]), self._ring, slot)
+                if self._attached[column] and not self._stopped:
+                    self._cells[stripe, column] = cell
+                else:
+                    cell.release()
+        self.head = stripe + 1
+        return True
+
+    def _catch_up(self) -> bool:
+        """One ordered cell; the column's link can take it at once."""
+        slots = self._again_ring.take(1) if self._wanted else None
+        if slots is None:
+            return False
+        with self._lock:
+            if not self._wanted:
+                self._again_ring.give(slots[0])
+                return False
+            stripe, column = self._wanted[0]
+        size = self.layout.cell_bytes_of(stripe)
+        view = self._again_ring.view(slots[0], size)
+        cell = Cell(view, int(self._crcs[stripe, column]), self._again_ring, slots[0])
+        clock = time.thread_time()
+        self._codec.encode_rows([column], self._data(stripe, size), [view])
+        encoded = time.thread_time()
+        same = crc32(view) == cell.crc
+        self.encode_cpu_s += encoded - clock
+        self.crc_cpu_s += time.thread_time() - encoded
+        with self._lock:
+            if same and self._wanted and (stripe, column) not in self._cells:
+                self._wanted.popleft()
+                self._cells[stripe, column] = cell
+            else:
+                cell.release()
+        if not same:
+            raise Corrupt(
+                f"{self._payload}: stripe {stripe} of the arena changed after it was checksummed"
+            )
+        return True
+
+    def _finish(self) -> bool:
+        if self.manifest is not None:
+            return False
+        layout = self.layout
+        manifest = RankManifest(
+            payload=self._payload,
+            launch=self._launch,
+            code=layout.code,
+            matrix_id=MATRIX_ID,
+            code_version=CODE_VERSION,
+            payload_bytes=layout.payload_bytes,
+            cell_bytes=layout.cell_bytes,
+            fragment_crcs=self._crcs,
+            column_crcs=np.array(self._column_crcs, np.uint32),
+        )
+        document = encode_manifest(manifest)
+        self.manifest = ManifestBytes(document, xxh3_128(document), tuple(self._column_crcs))
+        return True
+
+    def _data(self, stripe: int, size: int) -> list[memoryview]:
+        offsets = (self.layout.cell_offset(stripe, j) for j in range(self.layout.code.k))
+        return [self._arena[begin : begin + size] for begin in offsets]
+
+
+def zero_tail(layout: Layout, arena: memoryview) -> None:
+    """Clear what lies between the payload and the end of its last stripe: less than k + 1 pages."""
+    tail = layout.padded_bytes - layout.payload_bytes
+    if tail:
+        arena[layout.payload_bytes : layout.padded_bytes] = bytes(tail)

@@ -1,0 +1,66 @@
+"""Memory for parity cells: a few reused slots that stay warm in cache.
+
+First touch is the dearest thing there is: the mapping is private with huge pages, made once, and the
+slot given back last is taken first. Slots come from a free list, never from a running index: a cell
+whose send completes out of order must not be overwritten by a later stripe.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from typing import Final
+
+from ckpt.base.limits import CELL_BYTES_DEFAULT
+from ckpt.base.units import MiB, align_up
+
+RING_BYTES_MAX: Final = 16 * MiB
+HUGE_PAGE_BYTES: Final = 2 * MiB
+
+
+class ParityRing:
+    """`slot_count` slots of `slot_bytes`. Taken by the encode thread, given back by any."""
+
+    def __init__(self, slot_bytes: int, slot_count: int) -> None:
+        assert slot_bytes > 0
+        assert slot_count > 0
+        self.slot_bytes = slot_bytes
+        self.slot_count = slot_count
+        size = align_up(slot_bytes * slot_count, HUGE_PAGE_BYTES)
+        self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._view = memoryview(self._map)
+        self._free = list(range(slot_count - 1, -1, -1))
+        #: Free slots, the warmest last. Under `_lock`.
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> list[int] | None:
+        """So many slots, or None when fewer are free; never a part of them."""
+        with self._lock:
+            if len(self._free) < count:
+                return None
+            taken = self._free[len(self._free) - count :]
+            del self._free[len(self._free) - count :]
+            return taken
+
+    def give(self, slot: int) -> None:
+        """The slot's bytes are needed no more."""
+        with self._lock:
+            assert slot not in self._free, "a slot is given back once"
+            self._free.append(slot)
+
+    @property
+    def free_count(self) -> int:
+        return len(self._free)
+
+    def view(self, slot: int, size: int) -> memoryview:
+        """The first `size` bytes of a slot."""
+        assert size <= self.slot_bytes
+        begin = slot * self.slot_bytes
+        return self._view[begin : begin + size]
+
+
+def ring_for(cell_bytes: int) -> ParityRing:
+    """The ring of the encode pass: at most RING_BYTES_MAX, touched only as far as it is used."""
+    slot_bytes = max(cell_bytes, CELL_BYTES_DEFAULT)
+    return ParityRing(slot_bytes, RING_BYTES_MAX // slot_bytes)
