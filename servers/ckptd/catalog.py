@@ -121,7 +121,7 @@ class Catalog:
     def start(
         self, on_durable: Callable[[int], None], on_failed: Callable[[CkptError], None]
     ) -> None:
-        """Begin to write. Both callbacks come from the writer's thread, `on_failed` at most once."""
+        """Begin to write. The callbacks come from the writer's thread, `on_failed` at most once."""
         assert self._writer is None
         self._writer = threading.Thread(
             target=self._write_all, args=(on_durable, on_failed), name="catalog", daemon=True
@@ -317,7 +317,8 @@ def _begin_term(connection: sqlite3.Connection, image: CatalogImage) -> int:
 def _load(connection: sqlite3.Connection) -> CatalogImage:
     image = CatalogImage(int(_meta(connection, "term")))
     for run, step, term, counter, *rest in connection.execute(
-        f"SELECT run, step, term, counter, {_ROW_FIELDS} FROM checkpoint ORDER BY run, step, term, counter"
+        f"SELECT run, step, term, counter, {_ROW_FIELDS} FROM checkpoint"
+        " ORDER BY run, step, term, counter"
     ):
         checkpoint = _checkpoint(run, step, term, counter)
         image.rows[checkpoint] = _row(checkpoint, rest)
@@ -365,7 +366,8 @@ def _row(checkpoint: CheckpointId, values: list[str | int | bytes | None]) -> Ca
 
 def _values(row: CatalogRow) -> tuple[str | int | bytes | None, ...]:
     return (
-        row.state.value, row.launch, row.launch_key, row.world_size, row.record, row.placement, row.reason,
+        row.state.value, row.launch, row.launch_key, row.world_size,
+        row.record, row.placement, row.reason,
     )  # fmt: skip
 
 

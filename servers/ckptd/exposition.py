@@ -2,7 +2,9 @@
 
 # HELP name text        backslash and newline escaped
 # TYPE name kind
-name{label="value"} number      backslash, quote and newline escaped; histograms as _bucket, _sum, _count
+name{label="value"} number      backslash, quote and newline escaped
+
+A histogram has one _bucket for each bound, _sum and _count.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value into the bucket whose upper bound (inclusive) is the first not below it."""
+        """Count one value into the first bucket whose bound (inclusive) is not below it."""
         self.counts[bisect.bisect_left(self.bounds, value)] += 1
         self.total += value
 

@@ -3,7 +3,7 @@
     /livez /readyz    open; `ok`, or 503; they say nothing else
     /metrics          Prometheus text; the read-only token (Authorization: Bearer) or a signature
     /                 a status page; the token, also as ?token=
-    /v1/status /v1/runs /v1/steps?run= /v1/show?run=&step= /v1/health    JSON; signed (ckptd.http_auth)
+    /v1/status /v1/runs /v1/steps?run= /v1/show?run=&step= /v1/sessions    JSON; signed (http_auth)
 
 Every request is bounded: its size, its time, and how many connections there are. A connection that
 has not made a whole request within UNAUTHENTICATED_LIFE_US is cut off.
@@ -38,7 +38,7 @@ from ckptd.page import render_page
 CONNECTIONS_MAX: Final = 64
 BODY_BYTES_MAX: Final = 4096
 LINE_BYTES_MAX: Final = 4096
-QUESTIONS: Final = ("status", "runs", "steps", "show", "health")
+QUESTIONS: Final = ("status", "runs", "steps", "show", "sessions")
 TOKEN_NAME: Final = "metrics.token"
 
 _LIFE_S: Final = UNAUTHENTICATED_LIFE_US / US_PER_S

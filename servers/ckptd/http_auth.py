@@ -1,20 +1,21 @@
-"""Who may ask over HTTP? Signatures for the cluster's members, a token for whoever only reads metrics.
+"""Who may ask over HTTP? Members sign each request; a token is for who only reads metrics.
 
 A request is signed with the cluster's secret, which never travels:
 
     Authorization: CKPT-HMAC-SHA256 challenge=<hex>, nonce=<hex>, mac=<hex>
     key  = HMAC-SHA256(secret, "ckpt http v1")
-    mac  = HMAC-SHA256(key, "request" LF method LF path?query LF sha256(body) hex LF challenge LF nonce)
+    mac  = HMAC-SHA256(key, text) in hex
+    text = "request" LF method LF path?query LF hex(sha256(body)) LF challenge LF nonce
 
 No clock is in it. The challenge is the server's: 16 random bytes, learned from the `Ckpt-Challenge`
 header of any 401 or signed answer. It is replaced after CHALLENGE_REQUESTS_MAX requests; the one
-before it is accepted for as many more, so that requests under way do not fail at a change. The nonce is the client's: 16 random bytes, once
-for each request. A (challenge, nonce) pair is accepted once; the server remembers the pairs of its
+before it is accepted for as many more, so that requests under way do not fail at a change.
+The nonce is the client's: 16 random bytes, once for each request. A (challenge, nonce) pair is accepted once; the server remembers the pairs of its
 two challenges and no more, so its memory is bounded, and only signed requests enter it. A restart
 makes a new challenge, so nothing from before it can be replayed.
 
-The answer carries `Ckpt-Mac`: HMAC-SHA256(key, "answer" LF request mac LF status LF sha256(body) hex),
-by which the client knows that it speaks with a member.
+The answer carries `Ckpt-Mac`, by which the client knows that it speaks with a member: the mac, in
+the same way, over "answer" LF request mac LF status LF hex(sha256(body)).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _FIELDS = re.compile(
 
 
 def http_key(secret: bytes) -> bytes:
-    """The key of this plane; frames use others, so a signature of one means nothing on the other."""
+    """The key of this plane; frames use others: a signature of one means nothing on the other."""
     return hmac.digest(secret, b"ckpt http v1", "sha256")
 
 

@@ -1,4 +1,4 @@
-"""What does a person see in a browser? One page, rendered here, without scripts or outside parts."""
+"""What does a person see in a browser? One page, without scripts or outside parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ th, td { padding: .2rem .9rem .2rem 0; text-align: left; border-bottom: 1px soli
 
 
 def render_page(status: Json, runs: object) -> str:
-    """HTML of the JSON that /v1/status and /v1/runs give; fields it does not know are shown as they are."""
+    """HTML of what /v1/status and /v1/runs give; unknown fields are shown as they are."""
     targets = _rows(status.get("targets"))
     facts = {key: value for key, value in status.items() if not isinstance(value, list | dict)}
     parts = [

@@ -1,8 +1,8 @@
-"""Who keeps the children running? Start, watch, restart with backoff, and stop at last without remains.
+"""Who keeps the children running? Start, watch, restart with backoff, stop without remains.
 
 A child's first line on stdout is its ready line (one JSON object); stderr goes to its log file.
 
-    WAITING --start--> STARTING --ready line--> READY --exit--> WAITING (backoff) | DOWN (policy or hold)
+    WAITING --start--> STARTING --ready line--> READY --exit--> WAITING (backoff) | DOWN (policy)
                            \\--exit--> WAITING | DOWN
 
 Invariants
@@ -100,9 +100,10 @@ class Child:
 
 
 class Supervisor:
-    """I own child processes. My owner calls `run_once` in a loop and `stop` at the end, from one thread.
+    """I own child processes. My owner calls `run_once` in a loop and `stop` at the end.
 
-    `on_change` is called after a child became ready or exited; `report(level, text, fields)` takes log lines.
+    `on_change` is called after a child became ready or exited; `report(level, text, fields)` takes
+    log lines.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class Supervisor:
             key.data()
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """SIGTERM to all, in the order of adding reversed; SIGKILL behind the grace; returns when all are gone."""
+        """SIGTERM to all, the last added first; SIGKILL behind the grace; all are gone on return."""
         for child in reversed(self.children.values()):
             if child.process is not None:
                 child.process.terminate()
@@ -211,7 +212,7 @@ class Supervisor:
         assert child.process.stdout is not None
         part = child.process.stdout.read(READY_BYTES_MAX)
         if not part:
-            self._selector.unregister(child.process.stdout)
+            self._unwatch(child.process.stdout.fileno())
             return
         if child.state is not ChildState.STARTING:
             return
@@ -256,11 +257,13 @@ class Supervisor:
     def _forget_process(self, child: Child) -> None:
         assert child.process is not None
         assert child.process.stdout is not None
-        registered = self._selector.get_map()
-        for descriptor in (child.pidfd, child.process.stdout.fileno()):
-            if descriptor in registered:
-                self._selector.unregister(descriptor)
+        self._unwatch(child.pidfd)
+        self._unwatch(child.process.stdout.fileno())
         os.close(child.pidfd)
         child.process.stdout.close()
         child.pidfd = -1
         child.process = None
+
+    def _unwatch(self, descriptor: int) -> None:
+        if descriptor in self._selector.get_map():
+            self._selector.unregister(descriptor)

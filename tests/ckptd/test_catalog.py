@@ -47,7 +47,8 @@ def durable(ticket):
 catalog.start(durable, lambda error: os._exit(9))
 for ticket in range(1, 100_000):
     window.acquire()
-    opened = AttemptOpened(CheckpointId("run", ticket, Generation(catalog.image.term, ticket)), 1, "key", 4)
+    id = CheckpointId("run", ticket, Generation(catalog.image.term, ticket))
+    opened = AttemptOpened(id, 1, "key", 4)
     catalog.submit(Persist(ticket, (opened,)))
 """
 
@@ -79,7 +80,7 @@ def every_entry() -> list[CatalogEntry]:
 
 
 def write(catalog: Catalog, batches: list[list[CatalogEntry]]) -> list[int]:
-    """Submit one ticket for each batch and wait until the last is durable; tickets as acknowledged."""
+    """Submit one ticket for each batch, wait until all are durable; as they were acknowledged."""
     durable: SimpleQueue[int | CkptError] = SimpleQueue()
     catalog.start(durable.put, durable.put)
     for ticket, entries in enumerate(batches, 1):

@@ -1,0 +1,211 @@
+"""What was DIR made as? `cluster.toml`: written by the first `ckptd local`, obeyed by every later.
+
+cluster = "0123456789abcdef"   # id, in every handshake and every file
+host = "node7"                 # DIR is refused on another one
+device = "259:1"               # of DIR, when it was made
+targets = 7
+code = "4+2"
+keep = 0                       # newest committed steps to keep; 0 keeps all
+restart = "always"             # or "never": of targets that have exited
+linger_s = 300.0               # idle time after which the supervisor stops
+capacity_bytes = 0             # for all targets together; 0 is what the device has
+pretend_domains = false        # each target its own device in placement and reports
+cell_bytes = 524288
+unprotected = false            # m = 0 was asked for
+created_by = "ckptd 0.1.0"
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Final
+
+from ckpt.base.errors import CkptError, Corrupt, Refused
+from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX
+from ckpt.erasure.code import Code
+from ckptd.supervise import RestartPolicy
+
+FILE_NAME: Final = "cluster.toml"
+TARGETS_DEFAULT: Final = 7
+TARGETS_MAX: Final = 64
+LINGER_DEFAULT_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """What the caller asked for; None where it did not say."""
+
+    targets: int | None = None
+    code: str | None = None
+    keep: int | None = None
+    restart: str | None = None
+    linger_s: float | None = None
+    capacity_bytes: int | None = None
+    pretend_domains: bool | None = None
+    cell_bytes: int | None = None
+    unprotected: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFile:
+    """The file's fields, checked. Bytes and seconds as the names say."""
+
+    cluster: str
+    host: str
+    device: str
+    targets: int
+    code: str
+    keep: int
+    restart: str
+    linger_s: float
+    capacity_bytes: int
+    pretend_domains: bool
+    cell_bytes: int
+    unprotected: bool
+    created_by: str
+
+    def __post_init__(self) -> None:
+        code = Code.parse(self.code)
+        _require(1 <= self.targets <= TARGETS_MAX, f"targets={self.targets}: 1 to {TARGETS_MAX}")
+        _require(
+            code.n <= self.targets,
+            f"code={code} needs {code.n} targets, there are {self.targets}",
+        )
+        _require(
+            code.m > 0 or self.unprotected,
+            f"code={code} survives no loss at all; say unprotected=1 if that is meant",
+        )
+        _require(self.keep >= 0, f"keep={self.keep} is negative")
+        _require(
+            self.restart in {policy.value for policy in RestartPolicy},
+            f"restart={self.restart}: always or never",
+        )
+        _require(self.linger_s >= 0, f"linger={self.linger_s} is negative")
+        _require(self.capacity_bytes >= 0, f"capacity={self.capacity_bytes} is negative")
+        _require(
+            BLOCK_BYTES <= self.cell_bytes <= CELL_BYTES_MAX and self.cell_bytes % BLOCK_BYTES == 0,
+            f"cell={self.cell_bytes}: a multiple of {BLOCK_BYTES} up to {CELL_BYTES_MAX}",
+        )
+
+    @property
+    def target_ids(self) -> tuple[str, ...]:
+        """`t0` .. in order."""
+        return tuple(f"t{number}" for number in range(self.targets))
+
+    def domain(self, target: str, device: str) -> str:
+        """POWER/RACK/HOST/DEVICE of one target on `device`."""
+        return f"local/local/{self.host}/{f'dev-{target}' if self.pretend_domains else device}"
+
+
+def code_for_targets(targets: int) -> str:
+    """The code when none is asked for: 4+2 from 6 targets, 2+1 from 3, 1+1 from 2, else 1+0."""
+    return "4+2" if targets >= 6 else "2+1" if targets >= 3 else "1+1" if targets == 2 else "1+0"
+
+
+def device_of(directory: Path) -> str:
+    """MAJOR:MINOR of the device that the directory lies on."""
+    number = directory.stat().st_dev
+    return f"{os.major(number)}:{os.minor(number)}"
+
+
+def load_or_create(
+    directory: Path, options: ClusterOptions, host: str, created_by: str
+) -> ClusterFile:
+    """DIR's cluster, made now if DIR has none. The caller holds DIR's lock.
+
+    Raises Refused when the options contradict the file (naming both), when DIR belongs to another
+    host, or when the options make no cluster; Corrupt when the file does not parse.
+    """
+    path = directory / FILE_NAME
+    if path.exists():
+        found = read_cluster(path)
+        if found.host != host:
+            raise Refused(
+                f"{directory} belongs to host {found.host}, this is {host}",
+                hint="targets on one machine serve that machine alone",
+            )
+        for each in fields(ClusterOptions):
+            asked, kept = getattr(options, each.name), getattr(found, each.name)
+            if asked is not None and asked != kept:
+                raise Refused(
+                    f"{each.name}={asked} contradicts {each.name}={kept} in {path}",
+                    hint="options count only when DIR is made; leave it out, or use another DIR",
+                )
+        return found
+    made = _made(directory, options, host, created_by)
+    write_aside(path, _to_toml(made).encode(), 0o644)
+    return made
+
+
+def read_cluster(path: Path) -> ClusterFile:
+    """Parse one `cluster.toml`, unknown keys apart. Corrupt when one is missing or mistyped."""
+    try:
+        document = tomllib.loads(path.read_text())
+        values = {}
+        for each in fields(ClusterFile):
+            value = document[each.name]
+            if each.type == "float" and type(value) is int:
+                value = float(value)
+            if type(value).__name__ != each.type:
+                raise TypeError(f"{each.name} is not of type {each.type}")
+            values[each.name] = value
+        return ClusterFile(**values)
+    except (ValueError, KeyError, TypeError, CkptError) as error:
+        raise Corrupt(f"{path} does not parse: {error}") from error
+
+
+def write_aside(path: Path, content: bytes, mode: int) -> None:
+    """Replace a file atomically and durably: aside, sync, rename, sync the directory."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _made(directory: Path, options: ClusterOptions, host: str, created_by: str) -> ClusterFile:
+    least = TARGETS_DEFAULT if options.code is None else Code.parse(options.code).n
+    targets = max(TARGETS_DEFAULT, least) if options.targets is None else options.targets
+    code = code_for_targets(targets) if options.code is None else str(Code.parse(options.code))
+    return ClusterFile(
+        cluster=secrets.token_hex(8),
+        host=host,
+        device=device_of(directory),
+        targets=targets,
+        code=code,
+        keep=options.keep or 0,
+        restart=options.restart or RestartPolicy.ALWAYS.value,
+        linger_s=LINGER_DEFAULT_S if options.linger_s is None else options.linger_s,
+        capacity_bytes=options.capacity_bytes or 0,
+        pretend_domains=bool(options.pretend_domains),
+        cell_bytes=options.cell_bytes or CELL_BYTES_DEFAULT,
+        # One target alone cannot be protected; whoever makes it is warned instead of refused.
+        unprotected=bool(options.unprotected) or (options.code is None and code == "1+0"),
+        created_by=created_by,
+    )
+
+
+def _to_toml(cluster: ClusterFile) -> str:
+    lines = []
+    for each in fields(cluster):
+        value = getattr(cluster, each.name)
+        # JSON's strings, numbers and booleans are TOML's while no character is escaped in pairs.
+        lines.append(f"{each.name} = {json.dumps(value, ensure_ascii=False)}\n")
+    return "".join(lines)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise Refused(message)

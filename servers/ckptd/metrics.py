@@ -1,0 +1,155 @@
+"""What does a coordinator tell Prometheus? Names, kinds and meanings, in one table of functions.
+
+Labels are few on purpose: target, role, state, run. Ranks, steps and generations are in the JSON.
+`ckpt_last_commit_timestamp_seconds` is the one number to page for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from ckpt.protocol.catalog import RowState
+from ckpt.protocol.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.membership import Membership, TargetState
+from ckpt.protocol.messages import CommitInfo, Role
+from ckptd.exposition import Family, Histogram, Kind, render
+
+STALL_BOUNDS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+COMMIT_BOUNDS_S: Final = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+RUNS_LABELED_MAX: Final = 64
+"""Runs with a label of their own: the latest to commit. A label's values must stay few."""
+COUNTERS_LABELED_MAX: Final = 64
+"""Of each target; a counter's name comes from a peer."""
+
+_COUNTER_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,47}")
+
+
+class CommitStatistics:
+    """What this process saw commit, since it began."""
+
+    def __init__(self) -> None:
+        self.stall_s = Histogram(STALL_BOUNDS_S)
+        self.commit_s = Histogram(COMMIT_BOUNDS_S)
+        self.aborted_count = 0
+        self.bytes = 0
+        self.rank_seconds_lost = 0.0
+
+    def committed(self, info: CommitInfo) -> None:
+        """Count one commit."""
+        self.stall_s.observe(info.stall_us / 1e6)
+        self.commit_s.observe(info.commit_us / 1e6)
+        self.bytes += info.payload_bytes
+        self.rank_seconds_lost += info.world_size * info.stall_us / 1e6
+
+
+def render_metrics(
+    *,
+    version: str,
+    members: Membership,
+    checkpoints: Checkpoints,
+    statistics: CommitStatistics,
+    sessions: Counter[Role],
+    tickets_waiting: int,
+) -> str:
+    """The whole text, from memory."""
+    return render(
+        [
+            Family("ckpt_build_info", Kind.GAUGE, "Version, always 1.").add(1, version=version),
+            *_cluster(members, sessions, tickets_waiting),
+            *_commits(statistics),
+            *_runs(checkpoints),
+            *_targets(members),
+        ]
+    )
+
+
+def _cluster(
+    members: Membership, sessions: Counter[Role], tickets_waiting: int
+) -> Iterator[Family]:
+    yield Family("ckpt_coordinator_term", Kind.GAUGE, "Grows by one at each start.").add(
+        members.term
+    )
+    yield Family("ckpt_map_version", Kind.GAUGE, "Of the cluster map, within the term.").add(
+        members.version
+    )
+    yield Family("ckpt_catalog_tickets_waiting", Kind.GAUGE, "Not yet durable.").add(
+        tickets_waiting
+    )
+    family = Family("ckpt_sessions", Kind.GAUGE, "Authenticated connections by the peer's role.")
+    for role in Role:
+        if role is not Role.COORDINATOR:
+            family.add(sessions[role], role=role.value)
+    yield family
+
+
+def _commits(statistics: CommitStatistics) -> Iterator[Family]:
+    yield Family(
+        "ckpt_save_stall_seconds",
+        Kind.HISTOGRAM,
+        "Training blocked by save(), of the slowest rank.",
+        histograms=[((), statistics.stall_s)],
+    )
+    yield Family(
+        "ckpt_save_commit_seconds",
+        Kind.HISTOGRAM,
+        "From the first payload handed over to the durable record.",
+        histograms=[((), statistics.commit_s)],
+    )
+    yield Family("ckpt_save_aborted_total", Kind.COUNTER, "Attempts that were aborted.").add(
+        statistics.aborted_count
+    )
+    yield Family("ckpt_committed_bytes_total", Kind.COUNTER, "Payload bytes committed.").add(
+        statistics.bytes
+    )
+    yield Family(
+        "ckpt_rank_seconds_lost_total", Kind.COUNTER, "World size times stall, summed over commits."
+    ).add(statistics.rank_seconds_lost)
+
+
+def _runs(checkpoints: Checkpoints) -> Iterator[Family]:
+    newest: dict[str, Checkpoint] = {}
+    states: Counter[RowState] = Counter()
+    for checkpoint in checkpoints.all():
+        states[checkpoint.state] += 1
+        if checkpoint.state is RowState.COMMITTED:
+            newest[checkpoint.id.run] = checkpoint  # `all` is ascending within a run.
+    by_state = Family("ckpt_checkpoints", Kind.GAUGE, "Generations in the catalog by state.")
+    for state in (RowState.COMMITTED, RowState.DAMAGED, RowState.TOMBSTONED):
+        by_state.add(states[state], state=state.value)
+    yield by_state
+    steps = Family("ckpt_last_committed_step", Kind.GAUGE, "Newest step that a load would find.")
+    times = Family(
+        "ckpt_last_commit_timestamp_seconds", Kind.GAUGE, "Unix time of the newest commit of a run."
+    )
+    latest = sorted(newest.items(), key=lambda item: item[1].info.committed_at_s, reverse=True)
+    for run, checkpoint in sorted(latest[:RUNS_LABELED_MAX]):
+        steps.add(checkpoint.id.step, run=run)
+        times.add(checkpoint.info.committed_at_s, run=run)
+    yield from (steps, times)
+
+
+def _targets(members: Membership) -> Iterator[Family]:
+    up = Family("ckpt_target_up", Kind.GAUGE, "1 when the target is live.")
+    capacity = Family("ckpt_capacity_bytes", Kind.GAUGE, "Of live targets, by state.")
+    columns = Family("ckpt_target_columns", Kind.GAUGE, "Columns proved in the current boot.")
+    counters: dict[str, Family] = {}
+    used = free = 0
+    for target in members.targets.values():
+        live = target.state is TargetState.LIVE
+        up.add(int(live), target=target.id)
+        columns.add(len(target.proved), target=target.id)
+        if live:
+            used, free = used + target.bytes_used, free + target.bytes_free
+        for name, value in sorted(target.counters.items())[:COUNTERS_LABELED_MAX]:
+            if _COUNTER_NAME.fullmatch(name):
+                full = f"ckpt_target_{name.removesuffix('_total')}_total"
+                family = counters.setdefault(
+                    full, Family(full, Kind.COUNTER, "Of one target, since it began.")
+                )
+                family.add(value, target=target.id)
+    capacity.add(used, state="used").add(free, state="free")
+    yield from (up, capacity, columns)
+    yield from (counters[name] for name in sorted(counters)[:COUNTERS_LABELED_MAX])

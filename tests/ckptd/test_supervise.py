@@ -1,0 +1,184 @@
+"""The supervisor, over real processes; in one of its own, since it forks and owns signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import wait_until
+
+SUPERVISOR = """
+import json, os, sys
+from pathlib import Path
+from ckptd import supervise
+from ckptd.supervise import ChildPlan, RestartPolicy, Supervisor
+
+supervise.BACKOFF_FIRST_S, supervise.BACKOFF_LAST_S = 0.02, 0.1
+directory, policy, child = Path(sys.argv[1]), RestartPolicy(sys.argv[2]), sys.argv[3]
+
+def say(what):
+    children = supervisor.children
+    document = {name: [c.state.value, c.pid, c.start_count] for name, c in children.items()}
+    aside = directory / "state.aside"
+    aside.write_text(json.dumps(document))
+    aside.rename(directory / "state")
+
+supervisor = Supervisor(say, lambda *line: None)
+for name in ("a", "b"):
+    argv = [sys.executable, "-c", child, str(directory / name)]
+    log = directory / f"{name}.log"
+    supervisor.add(ChildPlan(name, lambda argv=argv: argv, log, policy, directory / f"{name}.held"))
+ended = []
+supervisor.watch(0, lambda: ended.append(os.read(0, 1)))
+while not ended:
+    supervisor.run_once(1.0)
+supervisor.stop(grace_s=float(sys.argv[4]))
+"""
+
+CHILD = """
+import os, signal, sys, time
+print('{"address": "%d"}' % os.getpid(), flush=True)
+print("an error", file=sys.stderr, flush=True)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(open(sys.argv[1] + ".clean", "w").close()))
+while True:
+    signal.pause()
+"""
+
+
+class Running:
+    """A supervisor of children `a` and `b`."""
+
+    def __init__(
+        self, directory: Path, policy: str, child: str = CHILD, grace_s: float = 30
+    ) -> None:
+        self.directory = directory
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SUPERVISOR, str(directory), policy, child, str(grace_s)],
+            stdin=subprocess.PIPE,
+        )
+
+    def state(self, name: str) -> tuple[str, int | None, int]:
+        """(state, pid, starts)"""
+        path = self.directory / "state"
+        if not path.exists():
+            return ("unknown", None, 0)
+        state, pid, start_count = json.loads(path.read_text())[name]
+        return (state, pid, start_count)
+
+    def wait_ready(self, *names: str, start_count: int = 1) -> list[int]:
+        def ready() -> bool:
+            states = [self.state(name) for name in names]
+            return all(state == "ready" and n >= start_count for state, _, n in states)
+
+        wait_until(ready, f"{names} ready")
+        pids = [self.state(name)[1] for name in names]
+        return [pid for pid in pids if pid is not None]
+
+    def stop(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        assert self.process.wait(timeout=30) == 0
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] in "ZX"
+    except OSError:
+        return True
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[list[Running]]:
+    started: list[Running] = []
+    yield started
+    for running in started:
+        running.process.kill()
+        running.process.wait()
+        assert running.process.stdin is not None
+        running.process.stdin.close()
+
+
+def test_children_are_stopped_cleanly_also_a_stopped_one(
+    tmp_path: Path, start: list[Running]
+) -> None:
+    start.append(running := Running(tmp_path, "always"))
+    pids = running.wait_ready("a", "b")
+    os.kill(pids[0], signal.SIGSTOP)
+    running.stop()
+    assert all(is_gone(pid) for pid in pids)
+    assert (tmp_path / "a.clean").exists()
+    assert (tmp_path / "b.clean").exists()
+    assert (tmp_path / "a.log").read_text() == "an error\n"
+
+
+def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(
+    tmp_path: Path, start: list[Running]
+) -> None:
+    stubborn = CHILD.replace("lambda *_: sys.exit", "lambda *_: (lambda x: None)")
+    start.append(running := Running(tmp_path, "always", stubborn, grace_s=0.1))
+    pids = running.wait_ready("a", "b")
+    running.stop()
+    assert all(is_gone(pid) for pid in pids)
+
+
+def test_a_child_that_died_is_started_again_as_another_process(
+    tmp_path: Path, start: list[Running]
+) -> None:
+    start.append(running := Running(tmp_path, "always"))
+    pids = running.wait_ready("a", "b")
+    for life in (2, 3, 4):
+        os.kill(pids[0], signal.SIGKILL)
+        (again,) = running.wait_ready("a", start_count=life)
+        assert again != pids[0]
+        pids[0] = again
+    assert running.state("b") == ("ready", pids[1], 1)
+    running.stop()
+
+
+def test_with_restart_never_it_stays_down(tmp_path: Path, start: list[Running]) -> None:
+    start.append(running := Running(tmp_path, "never"))
+    pids = running.wait_ready("a", "b")
+    os.kill(pids[0], signal.SIGKILL)
+    wait_until(lambda: running.state("a") == ("down", None, 1), "a is down")
+    assert running.state("b") == ("ready", pids[1], 1)
+    running.stop()
+
+
+def test_a_held_child_stays_down_until_its_hold_goes(tmp_path: Path, start: list[Running]) -> None:
+    start.append(running := Running(tmp_path, "always"))
+    pids = running.wait_ready("a", "b")
+    (tmp_path / "a.held").touch()
+    os.kill(pids[0], signal.SIGKILL)
+    os.kill(pids[1], signal.SIGKILL)
+    running.wait_ready("b", start_count=2)
+    assert running.state("a") == ("waiting", None, 1)
+    (tmp_path / "a.held").unlink()
+    running.wait_ready("a", start_count=2)
+    running.stop()
+
+
+def test_when_the_supervisor_is_killed_no_child_is_left_not_even_a_stopped_one(
+    tmp_path: Path, start: list[Running]
+) -> None:
+    start.append(running := Running(tmp_path, "always"))
+    pids = running.wait_ready("a", "b")
+    os.kill(pids[0], signal.SIGSTOP)
+    running.process.kill()
+    wait_until(lambda: all(is_gone(pid) for pid in pids), "no child is left")
+
+
+def test_a_child_without_a_ready_line_is_killed_and_tried_again(
+    tmp_path: Path, start: list[Running]
+) -> None:
+    start.append(
+        running := Running(tmp_path, "always", "print('hello')\nimport signal\nsignal.pause()")
+    )
+    wait_until(lambda: running.state("a")[2] >= 2, "a second start")
+    running.stop()
