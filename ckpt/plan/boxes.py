@@ -29,7 +29,9 @@ def volume_of(shape: Extent) -> int:
 
 def bounds_of(boxes: Sequence[tuple[Extent, Extent]], axis_count: int) -> tuple[Bounds, Bounds]:
     """(starts, ends) of (offset, shape) pairs."""
-    starts = np.array([offset for offset, _ in boxes], dtype=np.int64).reshape(len(boxes), axis_count)
+    starts = np.array([offset for offset, _ in boxes], dtype=np.int64).reshape(
+        len(boxes), axis_count
+    )
     shapes = np.array([shape for _, shape in boxes], dtype=np.int64).reshape(len(boxes), axis_count)
     return starts, starts + shapes
 
@@ -39,13 +41,18 @@ def intersect(
 ) -> tuple[Extent, Extent] | None:
     """The common part of two boxes, or None when they share no item."""
     starts = tuple(map(max, offset, other_offset))
-    ends = tuple(min(a + n, b + m) for a, n, b, m in zip(offset, shape, other_offset, other_shape, strict=True))
+    ends = tuple(
+        min(a + n, b + m)
+        for a, n, b, m in zip(offset, shape, other_offset, other_shape, strict=True)
+    )
     if any(a >= b for a, b in zip(starts, ends, strict=True)):
         return None
     return starts, tuple(b - a for a, b in zip(starts, ends, strict=True))
 
 
-def subtract(offset: Extent, shape: Extent, part: tuple[Extent, Extent]) -> list[tuple[Extent, Extent]]:
+def subtract(
+    offset: Extent, shape: Extent, part: tuple[Extent, Extent]
+) -> list[tuple[Extent, Extent]]:
     """Disjoint boxes that make up a box without `part`, which lies inside it; at most two for each axis."""
     rest: list[tuple[Extent, Extent]] = []
     low, size = list(offset), list(shape)
@@ -54,7 +61,10 @@ def subtract(offset: Extent, shape: Extent, part: tuple[Extent, Extent]) -> list
         for first, last in ((low[axis], start), (start + count, end)):
             if first < last:
                 rest.append(
-                    ((*low[:axis], first, *low[axis + 1 :]), (*size[:axis], last - first, *size[axis + 1 :]))
+                    (
+                        (*low[:axis], first, *low[axis + 1 :]),
+                        (*size[:axis], last - first, *size[axis + 1 :]),
+                    )
                 )
         low[axis], size[axis] = start, count
     return rest
@@ -72,7 +82,9 @@ def crossing_pairs(starts: Bounds, ends: Bounds, pair_count_max: int) -> npt.NDA
         return np.stack(np.triu_indices(box_count, 1), axis=1)[: pair_count_max + 1]
     if box_count < 2:
         return np.empty((0, 2), dtype=np.int64)
-    order, counts = min((_sweep(starts[:, a], ends[:, a]) for a in range(axis_count)), key=lambda s: int(s[1].sum()))
+    order, counts = min(
+        (_sweep(starts[:, a], ends[:, a]) for a in range(axis_count)), key=lambda s: int(s[1].sum())
+    )
 
     found: list[npt.NDArray[np.int64]] = []
     found_count = row = 0

@@ -17,9 +17,11 @@ Goals, in this order:
    Reducing the Frequency of Data Loss in Cloud Storage", USENIX ATC 2013) with scatter width
    "group size - 1". Within a group, columns are declustered (Holland and Gibson, "Parity
    Declustering for Continuous Operation in Redundant Disk Arrays", ASPLOS 1992): ties are broken by
-   an affine permutation, stride * position + turn, another stride every round, so that a lost
-   target is rebuilt from all others of its group. Whole groups were preferred to many permuted copysets because
-   the choice inside them stays free, which is what keeps goal 3 under any mix of sizes and losses.
+   another affine permutation every turn, stride * position + shift modulo a prime, which brings all
+   pairs together about equally often (Carter and Wegman, "Universal Classes of Hash Functions",
+   1979), so that a lost target is rebuilt from all that goal 2 lets stand beside it. Whole groups
+   were preferred to many permuted copysets because the choice inside them stays free, which is
+   what keeps goal 3 under any mix of sizes and losses.
 5. Parity goes to the targets that have least of it and roles rotate, so that a healthy read, which
    leaves parity alone, loads all alike.
 
@@ -118,7 +120,10 @@ def place(
     `column_bytes` is the file size that a target reserves for each column and each spare. `turn` is
     the payload's number in the burst (its rank will do): it rotates roles and breaks ties.
     """
-    assert column_bytes >= 0 and max_per_domain >= 1 and spare_count >= 0 and turn >= 0
+    assert column_bytes >= 0
+    assert max_per_domain >= 1
+    assert spare_count >= 0
+    assert turn >= 0
     everyone = _seats(candidates, turn)
     home: Sequence[_Seat] = everyone
     best: list[_Seat] = []
@@ -154,9 +159,13 @@ def place_all(
     """
     placements = [Placement((), ())] * len(column_bytes)
     current = {c.target: c for c in candidates}
-    for turn, index in enumerate(sorted(range(len(column_bytes)), key=lambda i: (-column_bytes[i], i))):
+    for turn, index in enumerate(
+        sorted(range(len(column_bytes)), key=lambda i: (-column_bytes[i], i))
+    ):
         size = column_bytes[index]
-        placed = place(code, size, tuple(current.values()), level, max_per_domain, spare_count, turn)
+        placed = place(
+            code, size, tuple(current.values()), level, max_per_domain, spare_count, turn
+        )
         placements[index] = placed
         current = _with_load(current, placed, code, size)
     return placements
@@ -196,7 +205,10 @@ def document_targets(candidates: Sequence[Candidate], count: int) -> tuple[Targe
     seen: Counter[tuple[Level, DomainKey]] = Counter()
     chosen: list[TargetId] = []
     while left and len(chosen) < count:
-        best = min(left, key=lambda c: [seen[lv, domain_key(c.target, c.domain, lv)] for lv in reversed(LEVELS)])
+        best = min(
+            left,
+            key=lambda c: [seen[lv, domain_key(c.target, c.domain, lv)] for lv in reversed(LEVELS)],
+        )
         left.remove(best)
         chosen.append(best.target)
         seen.update((lv, domain_key(best.target, best.domain, lv)) for lv in LEVELS)
@@ -257,7 +269,12 @@ class _Table:
     """
 
     def __init__(
-        self, column_bytes: int, level: Level, max_per_domain: int, seats: Iterable[_Seat], column_count: int
+        self,
+        column_bytes: int,
+        level: Level,
+        max_per_domain: int,
+        seats: Iterable[_Seat],
+        column_count: int,
     ) -> None:
         self.taken: list[_Seat] = []
         self._column_bytes = column_bytes
@@ -272,7 +289,9 @@ class _Table:
         for c in usable:
             size.update((lv, domain_key(c.target, c.domain, lv)) for lv in LEVELS[1:])
         #: A domain's even share of the columns: its share of the usable targets, rounded up.
-        self._share = {key: -(-column_count * targets // len(usable)) for key, targets in size.items()}
+        self._share = {
+            key: -(-column_count * targets // len(usable)) for key, targets in size.items()
+        }
 
     def fits(self, seat: _Seat) -> bool:
         c = seat.candidate
@@ -281,7 +300,8 @@ class _Table:
             c.live
             and room >= self._column_bytes
             and c.target not in self._targets
-            and self._held[self._level, domain_key(c.target, c.domain, self._level)] < self._max_per_domain
+            and self._held[self._level, domain_key(c.target, c.domain, self._level)]
+            < self._max_per_domain
         )
 
     def is_even(self, seat: _Seat) -> bool:
@@ -314,7 +334,9 @@ def _has_room(candidate: Candidate, column_bytes: int) -> bool:
     return candidate.live and candidate.bytes_free >= column_bytes
 
 
-def _groups_by_load(code: Code, candidates: Sequence[Candidate], turn: int) -> Iterable[list[_Seat]]:
+def _groups_by_load(
+    code: Code, candidates: Sequence[Candidate], turn: int
+) -> Iterable[list[_Seat]]:
     """Each group in its order of choice, the least loaded group first; none when the cluster is one group."""
     groups = _groups(code, candidates)
     if len(groups) == 1:
@@ -339,11 +361,10 @@ def _mean_load(group: Sequence[Candidate]) -> float:
 def _seats(candidates: Sequence[Candidate], turn: int) -> list[_Seat]:
     """Least loaded first; equals in an order that another turn permutes."""
     ordered = sorted(candidates, key=lambda c: (c.domain, c.target))
-    size = len(ordered)
-    strides = [s for s in range(1, size + 1) if math.gcd(s, size) == 1]
-    stride = strides[(turn // size) % len(strides)] if strides else 1
+    prime = _prime_from(len(ordered))
+    stride, shift = 1 + turn % (prime - 1), _golden(turn, prime)
     seats = [_Seat(c, i) for i, c in enumerate(ordered)]
-    seats.sort(key=lambda s: (s.candidate.load_bytes, (s.position * stride + turn) % size))
+    seats.sort(key=lambda s: (s.candidate.load_bytes, (s.position * stride + shift) % prime))
     return seats
 
 
@@ -352,11 +373,10 @@ def _assign_roles(code: Code, seats: Sequence[_Seat], turn: int) -> tuple[Target
 
     Among equals, roles rotate by a multiple of the golden ratio. A plain `turn % n` would be blind:
     with twice as many targets as columns, a target is chosen every second turn and would only ever
-    see every second role. Multiples of the golden ratio fill the circle evenly for every step width
-    (Knuth, TAOCP 3, 6.4, theorem S).
+    see every second role.
     """
     ordered = [s.candidate for s in sorted(seats, key=lambda s: s.position)]
-    shift = ((turn * 0x9E3779B1) & 0xFFFFFFFF) * len(ordered) >> 32
+    shift = _golden(turn, len(ordered))
     rotated = ordered[shift:] + ordered[:shift]
     parity_count = max(0, len(rotated) - code.k)
     by_parity = sorted(range(len(rotated)), key=lambda i: (rotated[i].parity_bytes, -i))
@@ -364,6 +384,22 @@ def _assign_roles(code: Code, seats: Sequence[_Seat], turn: int) -> tuple[Target
     data = [c.target for i, c in enumerate(rotated) if i not in parity]
     last = [c.target for i, c in enumerate(rotated) if i in parity]
     return (*data, *last, *[None] * (code.n - len(rotated)))
+
+
+def _golden(turn: int, size: int) -> int:
+    """A number below `size` that fills the circle evenly, for turns of any step width.
+
+    Multiples of the golden ratio do (Knuth, TAOCP 3, 6.4, theorem S); here in 32-bit fixed point.
+    """
+    return ((turn * 0x9E3779B1) & 0xFFFFFFFF) * size >> 32
+
+
+def _prime_from(size: int) -> int:
+    """The smallest prime that is at least `size`, and at least 2."""
+    prime = max(2, size)
+    while any(prime % factor == 0 for factor in range(2, math.isqrt(prime) + 1)):
+        prime += 1
+    return prime
 
 
 def _with_load(

@@ -88,9 +88,12 @@ def plan_read(
     Where boxes overlap, `prefer`'s comes first, then the one that has most of what is wanted, so that
     few payloads are opened. Boxes of OWN tensors belong to ranks: the caller passes those it wants.
     """
-    assert len(offset) == len(shape) and item_bytes >= 1
-    runs: defaultdict[tuple[Generation | None, Rank], list[tuple[Offsets, Offsets, Offsets]]] = defaultdict(list)
-    if volume_of(shape):
+    assert len(offset) == len(shape)
+    assert item_bytes >= 0
+    runs: defaultdict[tuple[Generation | None, Rank], list[tuple[Offsets, Offsets, Offsets]]] = (
+        defaultdict(list)
+    )
+    if volume_of(shape) * item_bytes:
         for box, part in _choose(boxes, offset, shape, prefer):
             sources, destinations, length = _box_runs(box, item_bytes, offset, shape, part)
             for key, found in _locate(box.locations, sources, destinations, length):
@@ -157,8 +160,12 @@ def _box_runs(
     for a, start in enumerate(part_offset):
         # The axis of the run itself contributes its start only.
         steps = np.arange(part_shape[a] if a < axis else 1, dtype=np.int64)
-        sources = np.add.outer(sources, (steps + (start - box.offset[a])) * source_strides[a]).ravel()
-        destinations = np.add.outer(destinations, (steps + (start - offset[a])) * wanted_strides[a]).ravel()
+        sources = np.add.outer(
+            sources, (steps + (start - box.offset[a])) * source_strides[a]
+        ).ravel()
+        destinations = np.add.outer(
+            destinations, (steps + (start - offset[a])) * wanted_strides[a]
+        ).ravel()
     return sources, destinations, volume_of(part_shape[axis:]) * item_bytes
 
 
@@ -175,7 +182,9 @@ def _locate(
     ends = np.array([end for _, end, _ in parts], dtype=np.int64)
     shifts = np.array([lo.payload_offset - lo.start for _, _, lo in parts], dtype=np.int64)
     payloads = list(dict.fromkeys((lo.generation, lo.rank) for _, _, lo in parts))
-    owners = np.array([payloads.index((lo.generation, lo.rank)) for _, _, lo in parts], dtype=np.int64)
+    owners = np.array(
+        [payloads.index((lo.generation, lo.rank)) for _, _, lo in parts], dtype=np.int64
+    )
 
     first = np.searchsorted(ends, sources, side="right")
     counts = np.searchsorted(starts, sources + length, side="left") - first
@@ -209,6 +218,10 @@ def _coalesce(
     starts, lengths, destinations = (np.concatenate(arrays) for arrays in zip(*runs, strict=True))
     order = np.lexsort((destinations, starts))
     starts, lengths, destinations = starts[order], lengths[order], destinations[order]
-    apart = (starts[1:] != starts[:-1] + lengths[:-1]) | (destinations[1:] != destinations[:-1] + lengths[:-1])
+    apart = (starts[1:] != starts[:-1] + lengths[:-1]) | (
+        destinations[1:] != destinations[:-1] + lengths[:-1]
+    )
     firsts = np.concatenate(([0], np.flatnonzero(apart) + 1))
-    return SourceRuns(generation, rank, starts[firsts], np.add.reduceat(lengths, firsts), destinations[firsts])
+    return SourceRuns(
+        generation, rank, starts[firsts], np.add.reduceat(lengths, firsts), destinations[firsts]
+    )

@@ -31,7 +31,8 @@ def share_replicas(sizes: Sequence[int], world_size: int) -> list[int]:
     sum. Each cut lies at most half a small leaf from the even one, so a share exceeds the mean by
     less than 1 MiB. Every rank computes the same cuts by itself.
     """
-    assert world_size >= 1 and all(size >= 0 for size in sizes)
+    assert world_size >= 1
+    assert all(size >= 0 for size in sizes)
     starts = list(accumulate(sizes, initial=0))
     total = starts[-1]
     cuts = [_nearest_cut(starts, rank * total // world_size) for rank in range(world_size)]

@@ -27,7 +27,7 @@ def expired(
     assert keep is None or keep >= 1
     if not committed:
         return []
-    newest = {step: generation for step, generation in sorted(committed)}
+    newest = dict(sorted(committed))
     steps = sorted(newest)
     kept = steps if keep is None else steps[-keep:]
     last = max(committed, key=lambda entry: (entry[1], entry[0]))

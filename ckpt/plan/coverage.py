@@ -1,0 +1,434 @@
+"""Do all ranks' tables make up whole tensors, and what does the index say then?
+
+    OWN          each rank's own array under that name          -> one box for each rank
+    REPLICATED   declared by every rank, stored in shares       -> one box, pieces of all ranks
+    SHARD        boxes of one global tensor                     -> one box for each declaration
+
+A checkpoint that has a problem must not commit: a hole, a box that reaches out of its tensor, pieces
+that do not cover their box, replicas that differ or that a rank lacks, ranks that disagree about
+dtype, shape or meaning. Each problem names path and ranks.
+
+Shards that overlap are allowed when they agree. Identical boxes with fingerprints are compared here;
+every other overlap is named for its holders to fingerprint, and `judge_overlap` compares the answers.
+All copies stay stored, and the index names all boxes.
+
+A hole is found exactly: with boxes inside the tensor and no two crossing, covering everything is the
+same as having its volume; else, coordinates are compressed (ckpt.plan.boxes). Tensors that are cut
+alike, nearly all of a model's, share one look at their geometry.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from ckpt.base.errors import Refused
+from ckpt.base.ids import Rank
+from ckpt.format.dtypes import dtype_of
+from ckpt.format.index import Box, IndexTensor, Location
+from ckpt.format.table import Meaning, RankTable, TensorEntry
+from ckpt.plan.boxes import (
+    Extent,
+    bounds_of,
+    crossing_pairs,
+    first_hole,
+    intersect,
+    volume_of,
+)
+
+OVERLAPS_MAX: Final = 1 << 16
+"""Of one checkpoint; more is refused, since every one is a question to its holders."""
+PROBLEMS_MAX: Final = 64
+"""Named one by one; the last says that there are more."""
+RANKS_NAMED_MAX: Final = 8
+AXIS_ITEMS_MAX: Final = 1 << 62
+
+
+class Differing(Enum):
+    """What becomes of replicas that differ; the values are those of the message's ReplicaPolicy."""
+
+    ABORT = "abort"
+    KEEP = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why the tables make no checkpoint; for people."""
+
+    name: str
+    ranks: tuple[Rank, ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """A part of a tensor that several ranks hold and that must be equal in all of them."""
+
+    name: str
+    offset: Extent
+    """In the global tensor."""
+    shape: Extent
+    ranks: tuple[Rank, ...]
+    """Ascending, at least two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The union of all tables. It may become an index when `problems` is empty and every overlap agrees."""
+
+    tensors: tuple[IndexTensor, ...]
+    """Ascending by name; those with problems are left out."""
+    overlaps: tuple[Overlap, ...]
+    problems: tuple[Problem, ...]
+    warnings: tuple[Problem, ...]
+    """Replicas kept apart under Differing.KEEP."""
+
+
+Holding = tuple[Rank, TensorEntry]
+
+
+def merge_tables(tables: Sequence[RankTable], differing: Differing = Differing.ABORT) -> Merged:
+    """All members' tables, one for each rank, in any order."""
+    tables = sorted(tables, key=lambda table: table.rank)
+    ranks = tuple(table.rank for table in tables)
+    assert len(set(ranks)) == len(ranks), "one table for each rank"
+    holdings: defaultdict[str, list[Holding]] = defaultdict(list)
+    for table in tables:
+        for entry in table.entries:
+            holdings[entry.name].append((table.rank, entry))
+
+    merger = _Merger(ranks, differing)
+    if len({table.world_size for table in tables}) > 1:
+        merger.report("", ranks, "ranks disagree about the world size")
+    for name in sorted(holdings):
+        merger.merge(name, holdings[name])
+    return Merged(
+        tuple(merger.tensors),
+        tuple(merger.overlaps),
+        tuple(merger.problems),
+        tuple(merger.warnings),
+    )
+
+
+def judge_overlap(overlap: Overlap, fingerprints: Mapping[Rank, bytes]) -> Problem | None:
+    """The answers of an overlap's holders: a problem when one is missing or differs, else None."""
+    silent = tuple(rank for rank in overlap.ranks if not fingerprints.get(rank))
+    part = f"{_path(overlap.name)}, box at {overlap.offset} of shape {overlap.shape}"
+    if silent:
+        return Problem(
+            overlap.name, silent, f"{part}: {ranks_text(silent)} did not fingerprint its copy"
+        )
+    groups = _by_fingerprint([(rank, fingerprints[rank]) for rank in overlap.ranks])
+    if len(groups) == 1:
+        return None
+    odd = _odd_ranks(groups)
+    return Problem(overlap.name, odd, f"{part}: shards overlap and differ: {_groups_text(groups)}")
+
+
+def ranks_text(ranks: Sequence[Rank]) -> str:
+    """`rank 3`, `ranks 0, 1, 2`, `ranks 0, 1, .., 7 and 1016 more`."""
+    named = ", ".join(str(rank) for rank in ranks[:RANKS_NAMED_MAX])
+    more = f" and {len(ranks) - RANKS_NAMED_MAX} more" if len(ranks) > RANKS_NAMED_MAX else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {named}{more}"
+
+
+# --------------------------------------------------------------------------- one name at a time
+
+
+@dataclass(frozen=True, slots=True)
+class _Geometry:
+    """How the boxes of one tensor lie to each other; numbers are positions in the list of boxes."""
+
+    identical: tuple[tuple[int, ...], ...]
+    """Boxes that are given more than once, and are not empty."""
+    crossings: tuple[tuple[int, int, Extent, Extent], ...]
+    """Pairs of different boxes with the part that they share, by the first of each identical group."""
+    crossing_more: bool
+    """There are more than OVERLAPS_MAX crossings."""
+    hole: tuple[Extent, Extent] | None
+
+
+@dataclass(slots=True)
+class _Merger:
+    """I take the holdings of one name after the other and collect what the index gets, or what is wrong."""
+
+    ranks: tuple[Rank, ...]
+    differing: Differing
+    tensors: list[IndexTensor] = field(default_factory=list)
+    overlaps: list[Overlap] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+    #: (global shape, boxes) -> geometry: most tensors of a model are cut alike.
+    geometries: dict[tuple[Extent, tuple[tuple[Extent, Extent], ...]], _Geometry] = field(
+        default_factory=dict
+    )
+
+    def merge(self, name: str, holdings: Sequence[Holding]) -> None:
+        """Add one tensor."""
+        if not self._agree(name, holdings) or not self._well_formed(name, holdings):
+            return
+        match holdings[0][1].meaning:
+            case Meaning.OWN:
+                self._merge_own(name, holdings)
+            case Meaning.REPLICATED:
+                self._merge_replicas(name, holdings)
+            case Meaning.SHARD:
+                self._merge_shards(name, holdings)
+
+    def report(self, name: str, ranks: Sequence[Rank], text: str) -> None:
+        """Note a problem, as long as there is room for it."""
+        if len(self.problems) < PROBLEMS_MAX - 1:
+            self.problems.append(
+                Problem(name, tuple(ranks), f"{_path(name)}: {text}" if name else text)
+            )
+        elif len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(Problem("", (), "there are more problems"))
+
+    def _agree(self, name: str, holdings: Sequence[Holding]) -> bool:
+        """Meaning and dtype are the same everywhere; the global shape too, unless each rank has its own."""
+        facts = [("meaning", [entry.meaning.value for _, entry in holdings])]
+        facts.append(("dtype", [entry.dtype for _, entry in holdings]))
+        if holdings[0][1].meaning is not Meaning.OWN:
+            facts.append(("global shape", [str(entry.global_shape) for _, entry in holdings]))
+        for what, values in facts:
+            groups = _group(
+                [(rank, value) for (rank, _), value in zip(holdings, values, strict=True)]
+            )
+            if len(groups) > 1:
+                said = "; ".join(f"{ranks_text(ranks)}: {value}" for value, ranks in _few(groups))
+                self.report(name, _odd_ranks(groups), f"ranks disagree about the {what}: {said}")
+                return False
+        return True
+
+    def _well_formed(self, name: str, holdings: Sequence[Holding]) -> bool:
+        """Each entry by itself: a known dtype, a box inside the tensor, pieces inside the box."""
+        try:
+            item_bytes = dtype_of(holdings[0][1].dtype).itemsize
+        except Refused as error:
+            self.report(name, [rank for rank, _ in holdings], error.message)
+            return False
+        good = True
+        for rank, entry in holdings:
+            fault = _fault(entry, item_bytes)
+            if fault:
+                self.report(name, [rank], f"rank {rank} {fault}")
+                good = False
+        return good
+
+    def _merge_own(self, name: str, holdings: Sequence[Holding]) -> None:
+        self._add(
+            name, holdings[0][1], [_box(rank, entry, [(rank, entry)]) for rank, entry in holdings]
+        )
+
+    def _merge_shards(self, name: str, holdings: Sequence[Holding]) -> None:
+        shape = holdings[0][1].global_shape
+        boxes = tuple((entry.offset, entry.shape) for _, entry in holdings)
+        geometry = self.geometries.get((shape, boxes))
+        if geometry is None:
+            geometry = self.geometries.setdefault((shape, boxes), _look(shape, boxes))
+        if geometry.hole is not None:
+            offset, hole_shape = geometry.hole
+            holders = [rank for rank, _ in holdings]
+            self.report(
+                name,
+                holders,
+                f"no rank holds the box at {offset} of shape {hole_shape} of the global shape {shape}; "
+                f"it is declared by {ranks_text(holders)}",
+            )
+            return
+        if not self._compare_shards(name, holdings, geometry):
+            return
+        ordered = sorted(holdings, key=lambda h: (h[1].offset, h[0]))
+        self._add(
+            name, holdings[0][1], [_box(rank, entry, [(rank, entry)]) for rank, entry in ordered]
+        )
+
+    def _compare_shards(self, name: str, holdings: Sequence[Holding], geometry: _Geometry) -> bool:
+        """Compare identical boxes at once where fingerprints stand, and name all other overlaps."""
+        for copies in geometry.identical:
+            same = [holdings[i] for i in copies]
+            entry = same[0][1]
+            if all(other.fingerprint for _, other in same):
+                groups = _by_fingerprint([(rank, other.fingerprint) for rank, other in same])
+                if len(groups) > 1:
+                    self.report(
+                        name,
+                        _odd_ranks(groups),
+                        f"shards of the same box at {entry.offset} of shape {entry.shape} differ: {_groups_text(groups)}",
+                    )
+                    return False
+            else:
+                self.overlaps.append(
+                    Overlap(name, entry.offset, entry.shape, tuple(rank for rank, _ in same))
+                )
+        parts: defaultdict[tuple[Extent, Extent], set[Rank]] = defaultdict(set)
+        for a, b, offset, shape in geometry.crossings:
+            parts[offset, shape] |= {holdings[a][0], holdings[b][0]}
+        self.overlaps += [
+            Overlap(name, *part, tuple(sorted(parts[part]))) for part in sorted(parts)
+        ]
+        if geometry.crossing_more or len(self.overlaps) > OVERLAPS_MAX:
+            self.report(
+                name, [rank for rank, _ in holdings], f"more than {OVERLAPS_MAX} overlaps of shards"
+            )
+            return False
+        return True
+
+    def _merge_replicas(self, name: str, holdings: Sequence[Holding]) -> None:
+        holders = [rank for rank, _ in holdings]
+        absent = [rank for rank in self.ranks if rank not in set(holders)]
+        if absent:
+            text = f"replicated on {ranks_text(holders)} but absent on {ranks_text(absent)}"
+            if self.differing is Differing.ABORT:
+                return self.report(name, absent, text)
+            self.warnings.append(Problem(name, tuple(absent), f"{_path(name)}: {text}"))
+        silent = [rank for rank, entry in holdings if not entry.fingerprint]
+        if silent and len(holdings) > 1:
+            return self.report(
+                name, silent, f"{ranks_text(silent)} did not fingerprint its replica"
+            )
+        groups = _by_fingerprint([(rank, entry.fingerprint) for rank, entry in holdings])
+        if len(groups) > 1:
+            text = f"replicas differ: {_groups_text(groups)}"
+            if self.differing is Differing.ABORT:
+                return self.report(name, _odd_ranks(groups), text)
+            self.warnings.append(
+                Problem(name, _odd_ranks(groups), f"{_path(name)}: {text}; kept apart")
+            )
+
+        by_rank = dict(holdings)
+        boxes: list[Box] = []
+        for _, members in groups:
+            writers = [(rank, by_rank[rank]) for rank in members]
+            gap = _first_gap(writers)
+            if gap is not None:
+                text = f"bytes {gap[0]} to {gap[1]} of the replica are stored by none of {ranks_text(members)}"
+                return self.report(name, members, text)
+            # Kept apart, a replica is each rank's own; else one box stands for all.
+            declared = members if len(groups) > 1 else members[:1]
+            boxes += [_box(rank, by_rank[rank], writers) for rank in declared]
+        meaning = Meaning.OWN if len(groups) > 1 else Meaning.REPLICATED
+        self._add(name, holdings[0][1], sorted(boxes, key=lambda box: box.rank), meaning)
+        return None
+
+    def _add(
+        self, name: str, entry: TensorEntry, boxes: Sequence[Box], meaning: Meaning | None = None
+    ) -> None:
+        self.tensors.append(
+            IndexTensor(
+                name, meaning or entry.meaning, entry.dtype, entry.global_shape, tuple(boxes)
+            )
+        )
+
+
+# --------------------------------------------------------------------------- helpers
+
+
+def _look(shape: Extent, boxes: Sequence[tuple[Extent, Extent]]) -> _Geometry:
+    """Identical boxes, crossing boxes and the first hole; boxes lie inside the tensor."""
+    same: defaultdict[tuple[Extent, Extent], list[int]] = defaultdict(list)
+    for number, box in enumerate(boxes):
+        if volume_of(box[1]):
+            same[box].append(number)
+    unique = list(same)
+    starts, ends = bounds_of(unique, len(shape))
+    pairs = crossing_pairs(starts, ends, OVERLAPS_MAX).tolist()
+    crossings: list[tuple[int, int, Extent, Extent]] = []
+    for a, b in sorted(sorted(pair) for pair in pairs[:OVERLAPS_MAX]):
+        part = intersect(*unique[a], *unique[b])
+        assert part is not None, "crossing_pairs names pairs that share an item"
+        crossings.append((same[unique[a]][0], same[unique[b]][0], *part))
+    covered = not crossings and sum(volume_of(box[1]) for box in unique) == volume_of(shape)
+    return _Geometry(
+        identical=tuple(tuple(numbers) for numbers in same.values() if len(numbers) > 1),
+        crossings=tuple(crossings),
+        crossing_more=len(pairs) > OVERLAPS_MAX,
+        hole=None if covered else first_hole(shape, starts, ends),
+    )
+
+
+def _fault(entry: TensorEntry, item_bytes: int) -> str:
+    """What is wrong with an entry by itself; empty when nothing is."""
+    whole, offset, shape = entry.global_shape, entry.offset, entry.shape
+    if not len(whole) == len(offset) == len(shape):
+        return f"declares a box at {offset} of shape {shape} in the global shape {whole}: the numbers of axes differ"
+    if any(
+        not (a >= 0 and n >= 0 and a + n <= w < AXIS_ITEMS_MAX)
+        for a, n, w in zip(offset, shape, whole, strict=True)
+    ):
+        return f"declares a box at {offset} of shape {shape}, which reaches out of the global shape {whole}"
+    if entry.meaning is not Meaning.SHARD and shape != whole:
+        return f"declares a box of shape {shape} of a tensor of shape {whole} that is no shard"
+
+    box_bytes, reach = volume_of(shape) * item_bytes, 0
+    for piece in entry.pieces:
+        if (
+            piece.start < reach
+            or piece.length < 1
+            or piece.start + piece.length > box_bytes
+            or piece.payload_offset < 0
+        ):
+            return f"stores bytes {piece.start} to {piece.start + piece.length} of a box of {box_bytes}, out of order"
+        if piece.start > reach and entry.meaning is not Meaning.REPLICATED:
+            break
+        reach = piece.start + piece.length
+    if reach < box_bytes and entry.meaning is not Meaning.REPLICATED:
+        return f"stores {reach} bytes from the beginning of a box of {box_bytes}; the next ones are missing"
+    return ""
+
+
+def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> Box:
+    """The box of `entry` with the pieces of all its writers."""
+    locations = [
+        Location(None, writer, piece.start, piece.payload_offset, piece.length)
+        for writer, held in writers
+        for piece in held.pieces
+    ]
+    locations.sort(key=lambda location: (location.start, location.rank))
+    return Box(rank, entry.offset, entry.shape, tuple(locations))
+
+
+def _first_gap(writers: Sequence[Holding]) -> tuple[int, int] | None:
+    """Bytes [start, end) of a replica that no writer stores."""
+    entry = writers[0][1]
+    box_bytes, reach = volume_of(entry.shape) * dtype_of(entry.dtype).itemsize, 0
+    for start, length in sorted(
+        (piece.start, piece.length) for _, held in writers for piece in held.pieces
+    ):
+        if start > reach:
+            return reach, start
+        reach = max(reach, start + length)
+    return (reach, box_bytes) if reach < box_bytes else None
+
+
+def _group(values: Sequence[tuple[Rank, str]]) -> list[tuple[str, tuple[Rank, ...]]]:
+    """Ranks by what they said, most ranks first, then the group of the lowest rank."""
+    groups: defaultdict[str, list[Rank]] = defaultdict(list)
+    for rank, value in values:
+        groups[value].append(rank)
+    return sorted(((v, tuple(r)) for v, r in groups.items()), key=lambda g: (-len(g[1]), g[1]))
+
+
+def _by_fingerprint(values: Sequence[tuple[Rank, bytes]]) -> list[tuple[str, tuple[Rank, ...]]]:
+    return _group([(rank, fingerprint.hex()) for rank, fingerprint in values])
+
+
+def _odd_ranks(groups: Sequence[tuple[str, tuple[Rank, ...]]]) -> tuple[Rank, ...]:
+    """All ranks outside the largest group."""
+    return tuple(sorted(rank for _, ranks in groups[1:] for rank in ranks))
+
+
+def _few(groups: Sequence[tuple[str, tuple[Rank, ...]]]) -> Sequence[tuple[str, tuple[Rank, ...]]]:
+    return groups[:RANKS_NAMED_MAX]
+
+
+def _groups_text(groups: Sequence[tuple[str, tuple[Rank, ...]]]) -> str:
+    """Who agrees with whom."""
+    return " against ".join(ranks_text(ranks) for _, ranks in reversed(_few(groups)))
+
+
+def _path(name: str) -> str:
+    return f"tensor {name!r}"
