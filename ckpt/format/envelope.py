@@ -87,11 +87,6 @@ def decode_body(decoder: msgspec.msgpack.Decoder[_Value], raw: bytes) -> _Value:
         raise Corrupt(f"a document body does not parse: {error}") from None
 
 
-def document_bytes(document: Buffer) -> int:
-    """Length of the document that begins the buffer, by its own word; raises Corrupt without an envelope."""
-    return ENVELOPE_BYTES + _head_of(memoryview(document).cast("B"))[5]
-
-
 def compress(raw: Buffer) -> bytes:
     """One lz4 block without its size in front."""
     return lz4.block.compress(raw, store_size=False)  # type: ignore[no-any-return]

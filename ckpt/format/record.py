@@ -1,7 +1,8 @@
 """The two facts of a checkpoint's life: the commit record and the tombstone.
 
-Each is a MessagePack map in an envelope (`ckpt.format.envelope`), at most one page. Where it is stored,
-it is stored twice, each copy on a page of its own, so that one damaged page does not lose the fact.
+Each is a MessagePack map by field name in an envelope (`ckpt.format.envelope`; `CKPR` and `CKPS`, version
+1, stored), at most one page. A target stores it twice (`ckpt.format.document`), so that one damaged
+page does not lose the fact.
 """
 
 from __future__ import annotations
@@ -16,14 +17,12 @@ from ckpt.base.ids import CheckpointId, TargetId, check_run_name, check_step
 from ckpt.base.limits import COMMIT_RECORD_BYTES_MAX, INDEX_BYTES_MAX, PAGE_BYTES
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import XXH3_BYTES, Buffer
-from ckpt.format.envelope import Packing, decode_body, document_bytes, unwrap, wrap
+from ckpt.format.envelope import Packing, decode_body, unwrap, wrap
 from ckpt.protocol.messages import CommitInfo
 
 RECORD_MAGIC: Final = b"CKPR"
-TOMBSTONE_MAGIC: Final = b"CKPD"
+TOMBSTONE_MAGIC: Final = b"CKPS"
 VERSION: Final = 1
-STORED_BYTES: Final = 2 * PAGE_BYTES
-"""Of a record or a tombstone on a target."""
 REASON_CHARS_MAX: Final = 256
 
 assert COMMIT_RECORD_BYTES_MAX <= PAGE_BYTES
@@ -59,7 +58,7 @@ def encode_record(record: CommitRecord) -> bytes:
 
 
 def decode_record(document: Buffer) -> CommitRecord:
-    """From one copy, or from the two pages as stored. Raises Corrupt when neither copy is whole."""
+    """The inverse; zeros may follow it. Raises Corrupt."""
     record = _decode(RECORD_MAGIC, _RECORD, document)
     _check_checkpoint(record.info.checkpoint)
     try:
@@ -77,29 +76,10 @@ def encode_tombstone(tombstone: Tombstone) -> bytes:
 
 
 def decode_tombstone(document: Buffer) -> Tombstone:
-    """From one copy, or from the two pages as stored. Raises Corrupt when neither copy is whole."""
+    """The inverse; zeros may follow it. Raises Corrupt."""
     tombstone = _decode(TOMBSTONE_MAGIC, _TOMBSTONE, document)
     _check_checkpoint(tombstone.checkpoint)
     return tombstone
-
-
-def stored_twice(document: bytes) -> bytes:
-    """The two pages that are stored for a record or a tombstone."""
-    page = document.ljust(PAGE_BYTES, b"\0")
-    assert len(page) == PAGE_BYTES
-    return page + page
-
-
-def document_of(stored: Buffer) -> bytes:
-    """The document itself, from its one copy or its two pages: the first whole one. Raises Corrupt."""
-    for copy in _copies(stored):
-        for magic in (RECORD_MAGIC, TOMBSTONE_MAGIC):
-            try:
-                unwrap(magic, VERSION, copy, PAGE_BYTES)
-            except Corrupt:
-                continue
-            return bytes(copy[: document_bytes(copy)])
-    raise Corrupt("neither copy is a whole commit record or tombstone")
 
 
 _Fact = TypeVar("_Fact", CommitRecord, Tombstone)
@@ -115,20 +95,8 @@ def _encode(magic: bytes, value: CommitRecord | Tombstone) -> bytes:
     return document
 
 
-def _copies(stored: Buffer) -> tuple[memoryview, memoryview]:
-    view = memoryview(stored).cast("B")
-    return view[:PAGE_BYTES], view[PAGE_BYTES:STORED_BYTES]
-
-
 def _decode(magic: bytes, decoder: msgspec.msgpack.Decoder[_Fact], document: Buffer) -> _Fact:
-    front, back = _copies(document)
-    try:
-        body = unwrap(magic, VERSION, front, PAGE_BYTES)
-    except Corrupt:
-        if not back:
-            raise
-        body = unwrap(magic, VERSION, back, PAGE_BYTES)
-    return decode_body(decoder, body)
+    return decode_body(decoder, unwrap(magic, VERSION, document, COMMIT_RECORD_BYTES_MAX))
 
 
 def _check_checkpoint(checkpoint: CheckpointId) -> None:

@@ -1,0 +1,88 @@
+"""Manifests come back equal, have the size that the layout foretells, and never parse when damaged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpt.base.errors import Corrupt, Refused
+from ckpt.erasure.code import Code
+from ckpt.format.checksum import crc32
+from ckpt.format.layout import Layout
+from ckpt.format.manifest import (
+    RankManifest,
+    combine_fragments,
+    decode_manifest,
+    encode_manifest,
+    manifest_bytes,
+)
+from tests.format.strategies import flipped, manifests, masks, positions, read_or_refused
+
+
+@given(manifests())
+def test_a_manifest_comes_back_equal(manifest: RankManifest) -> None:
+    document = encode_manifest(manifest)
+    assert len(document) == manifest_bytes(manifest.layout)
+    found = decode_manifest(document)
+    assert found == manifest
+    assert found.payload == manifest.payload
+    assert np.array_equal(found.fragment_crcs, manifest.fragment_crcs)
+
+
+@given(manifests(), positions, masks)
+def test_a_damaged_manifest_is_refused(manifest: RankManifest, position: int, mask: int) -> None:
+    with pytest.raises(Corrupt):
+        decode_manifest(flipped(encode_manifest(manifest), position, mask))
+
+
+@given(manifests(), positions)
+def test_a_cut_manifest_is_refused(manifest: RankManifest, position: int) -> None:
+    document = encode_manifest(manifest)
+    with pytest.raises(Corrupt):
+        decode_manifest(document[: position % len(document)])
+
+
+@given(st.binary(max_size=600), st.booleans())
+def test_random_bytes_are_refused(noise: bytes, with_crc: bool) -> None:
+    document = noise + crc32(noise).to_bytes(4, "little") if with_crc else noise
+    with pytest.raises(Corrupt):
+        decode_manifest(document)
+
+
+@given(manifests(), positions, masks)
+def test_a_lying_writer_is_refused_or_read(
+    manifest: RankManifest, position: int, mask: int
+) -> None:
+    body = flipped(encode_manifest(manifest)[:-4], position, mask)
+    found = read_or_refused(decode_manifest, body + crc32(body).to_bytes(4, "little"))
+    assert found is None or found.fragment_crcs.shape == manifest.fragment_crcs.shape
+
+
+def test_a_payload_too_large_for_its_cells_is_refused() -> None:
+    with pytest.raises(Refused, match="larger cells"):
+        manifest_bytes(Layout(Code(4, 2), 1 << 44, 4096))
+
+
+@given(manifests())
+def test_the_tables_do_not_alias_the_buffer(manifest: RankManifest) -> None:
+    buffer = bytearray(encode_manifest(manifest))
+    found = decode_manifest(buffer)
+    buffer[:] = bytes(len(buffer))
+    assert found == manifest
+
+
+@given(st.binary(max_size=60_000))
+def test_fragment_checksums_combine_to_column_checksums(data: bytes) -> None:
+    layout = Layout.plan(Code(2, 0), len(data), 8192)
+    padded = data.ljust(layout.padded_bytes, b"\0")
+    columns = [b"", b""]
+    crcs = np.zeros((layout.stripe_count, 2), np.uint32)
+    for stripe in range(layout.stripe_count):
+        for column in range(2):
+            start = layout.cell_offset(stripe, column)
+            cell = padded[start : start + layout.cell_bytes_of(stripe)]
+            crcs[stripe, column] = crc32(cell)
+            columns[column] += cell
+    assert combine_fragments(layout, crcs).tolist() == [crc32(column) for column in columns]
