@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckpt.base.ids import Rank
+from ckpt.format.index import Box, IndexTensor, Location
+from ckpt.format.table import Meaning, Piece, TensorEntry
+from ckpt.plan import coverage
+from ckpt.plan.coverage import Differing, Merged, Overlap, judge_overlap, merge_tables, ranks_text
+
+from .clusters import entry, tables
+
+OWN, REPLICATED, SHARD = Meaning.OWN, Meaning.REPLICATED, Meaning.SHARD
+A, B = b"a" * 16, b"b" * 16
+
+
+def shard(
+    offset: tuple[int, ...],
+    shape: tuple[int, ...],
+    whole: tuple[int, ...],
+    fingerprint: bytes = b"",
+    name: str = "w",
+) -> TensorEntry:
+    return entry(name, SHARD, whole, offset, shape, fingerprint=fingerprint)
+
+
+def replica(*pieces: Piece, fingerprint: bytes = A, size: int = 10) -> TensorEntry:
+    return entry("bias", REPLICATED, (size,), pieces=pieces, fingerprint=fingerprint)
+
+
+def the_problem(merged: Merged) -> str:
+    (problem,) = merged.problems
+    assert merged.tensors == ()
+    return problem.message
+
+
+def test_own_tensors_get_one_box_for_each_rank_that_has_them() -> None:
+    merged = merge_tables(
+        tables((entry("a", OWN, (3,)), entry("b", OWN, (2,))), (entry("b", OWN, (4,)),))
+    )
+    assert merged == Merged(
+        (
+            IndexTensor(
+                "a",
+                OWN,
+                "|u1",
+                (3,),
+                (Box(Rank(0), (0,), (3,), (Location(None, Rank(0), 0, 4096, 3),)),),
+            ),
+            IndexTensor(
+                "b",
+                OWN,
+                "|u1",
+                (2,),
+                (
+                    Box(Rank(0), (0,), (2,), (Location(None, Rank(0), 0, 4096, 2),)),
+                    Box(Rank(1), (0,), (4,), (Location(None, Rank(1), 0, 4096, 4),)),
+                ),
+            ),
+        ),
+        (),
+        (),
+        (),
+    )
+
+
+def test_a_replica_is_one_box_with_the_pieces_of_all_writers() -> None:
+    merged = merge_tables(
+        tables(
+            (replica(Piece(0, 7, 4)),), (replica(Piece(4, 0, 5), Piece(9, 50, 1)),), (replica(),)
+        )
+    )
+    assert merged.problems == ()
+    (tensor,) = merged.tensors
+    assert tensor.boxes == (
+        Box(
+            Rank(0),
+            (0,),
+            (10,),
+            (
+                Location(None, Rank(0), 0, 7, 4),
+                Location(None, Rank(1), 4, 0, 5),
+                Location(None, Rank(1), 9, 50, 1),
+            ),
+        ),
+    )
+
+
+def test_a_replica_that_differs_is_named_by_path_and_rank() -> None:
+    ranks = [(replica(Piece(0, 0, 10)),), (replica(fingerprint=B),), (replica(),)]
+    merged = merge_tables(tables(*ranks))
+    assert the_problem(merged) == "tensor 'bias': replicas differ: rank 1 against ranks 0, 2"
+    assert merged.problems[0].ranks == (1,)
+
+
+def test_a_replica_that_differs_is_kept_apart_by_policy() -> None:
+    full = Piece(0, 0, 10)
+    ranks = [
+        (replica(Piece(0, 0, 4)),),
+        (replica(full, fingerprint=B),),
+        (replica(Piece(4, 9, 6)),),
+    ]
+    merged = merge_tables(tables(*ranks), Differing.KEEP)
+    assert merged.problems == ()
+    assert [w.message for w in merged.warnings] == [
+        "tensor 'bias': replicas differ: rank 1 against ranks 0, 2; kept apart"
+    ]
+    (tensor,) = merged.tensors
+    shared = (Location(None, Rank(0), 0, 0, 4), Location(None, Rank(2), 4, 9, 6))
+    assert tensor.meaning is OWN
+    assert [(box.rank, box.locations) for box in tensor.boxes] == [
+        (0, shared),
+        (1, (Location(None, Rank(1), 0, 0, 10),)),
+        (2, shared),
+    ]
+
+
+def test_a_replica_kept_apart_must_be_stored_whole() -> None:
+    ranks = [(replica(Piece(0, 0, 5)),), (replica(Piece(5, 0, 5), fingerprint=B),)]
+    merged = merge_tables(tables(*ranks), Differing.KEEP)
+    assert (
+        the_problem(merged)
+        == "tensor 'bias': bytes 5 to 10 of the replica are stored by none of rank 0"
+    )
+
+
+def test_a_replica_that_a_rank_lacks_is_named_by_path_and_rank() -> None:
+    ranks = [(replica(Piece(0, 0, 10)),), (), (replica(),)]
+    message = "tensor 'bias': replicated on ranks 0, 2 but absent on rank 1"
+    assert the_problem(merge_tables(tables(*ranks))) == message
+    kept = merge_tables(tables(*ranks), Differing.KEEP)
+    assert [w.message for w in kept.warnings] == [message]
+    assert len(kept.tensors) == 1
+
+
+def test_a_replica_without_fingerprint_is_a_problem_unless_it_is_alone() -> None:
+    silent = replica(Piece(0, 0, 10), fingerprint=b"")
+    assert the_problem(merge_tables(tables((silent,), (replica(),)))) == (
+        "tensor 'bias': rank 0 did not fingerprint its replica"
+    )
+    assert merge_tables(tables((silent,))).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "gap"),
+    [
+        ((Piece(0, 0, 4),), (Piece(5, 0, 5),), "4 to 5"),
+        ((Piece(0, 0, 4),), (Piece(4, 0, 5),), "9 to 10"),
+        ((), (Piece(1, 0, 9),), "0 to 1"),
+    ],
+)
+def test_bytes_of_a_replica_that_nobody_stores_are_named(
+    first: tuple[Piece, ...], second: tuple[Piece, ...], gap: str
+) -> None:
+    assert the_problem(merge_tables(tables((replica(*first),), (replica(*second),)))) == (
+        f"tensor 'bias': bytes {gap} of the replica are stored by none of ranks 0, 1"
+    )
+
+
+def test_shards_that_cover_their_tensor_are_all_in_the_index() -> None:
+    merged = merge_tables(
+        tables(
+            (shard((4, 0), (4, 6), (8, 6)),),
+            (shard((0, 3), (4, 3), (8, 6)),),
+            (shard((0, 0), (4, 3), (8, 6)),),
+        )
+    )
+    assert merged.problems == merged.overlaps == ()
+    (tensor,) = merged.tensors
+    assert [(box.rank, box.offset, box.shape) for box in tensor.boxes] == [
+        (2, (0, 0), (4, 3)),
+        (1, (0, 3), (4, 3)),
+        (0, (4, 0), (4, 6)),
+    ]
+
+
+def test_a_hole_is_named_by_path_and_box_also_when_volumes_add_up() -> None:
+    missing = merge_tables(
+        tables((shard((0, 0), (4, 6), (8, 6)),), (shard((4, 0), (4, 5), (8, 6)),))
+    )
+    assert the_problem(missing) == (
+        "tensor 'w': no rank holds the box at (4, 5) of shape (4, 1) of the global shape (8, 6); "
+        "it is declared by ranks 0, 1"
+    )
+    doubled = merge_tables(tables((shard((0,), (5,), (8,)),), (shard((3,), (3,), (8,)),)))
+    assert "no rank holds the box at (6,) of shape (2,)" in the_problem(doubled)
+
+
+def test_scalar_and_empty_shards_are_covered_by_anyone() -> None:
+    merged = merge_tables(tables((shard((), (), ()), shard((0, 0), (0, 4), (0, 4), name="e"))))
+    assert merged.problems == ()
+    assert [t.name for t in merged.tensors] == ["e", "w"]
+
+
+def test_identical_boxes_with_fingerprints_are_compared_at_once() -> None:
+    same = merge_tables(tables(*[(shard((0,), (4,), (4,), A),)] * 3))
+    assert same.problems == same.overlaps == ()
+    differ = merge_tables(tables(*[(shard((0,), (4,), (4,), f),) for f in (A, A, B)]))
+    assert the_problem(differ) == (
+        "tensor 'w': shards of the same box at (0,) of shape (4,) differ: rank 2 against ranks 0, 1"
+    )
+
+
+def test_identical_boxes_without_fingerprints_are_asked_for() -> None:
+    merged = merge_tables(tables(*[(shard((0,), (4,), (4,), f),) for f in (A, b"", A)]))
+    assert merged.problems == ()
+    assert merged.overlaps == (Overlap("w", (0,), (4,), (Rank(0), Rank(1), Rank(2))),)
+
+
+def test_overlaps_are_asked_for_once_for_each_part() -> None:
+    merged = merge_tables(
+        tables(
+            (shard((0, 0), (4, 4), (6, 4)),),
+            (shard((2, 0), (4, 4), (6, 4)),),
+            (shard((2, 0), (2, 4), (6, 4)),),
+        )
+    )
+    assert merged.problems == ()
+    assert merged.overlaps == (Overlap("w", (2, 0), (2, 4), (Rank(0), Rank(1), Rank(2))),)
+
+
+def test_an_overlap_is_judged_by_its_holders_answers() -> None:
+    overlap = Overlap("w", (2,), (2,), (Rank(0), Rank(1), Rank(5)))
+    answers = {Rank(0): A, Rank(1): A, Rank(5): A}
+    assert judge_overlap(overlap, answers) is None
+    differs = judge_overlap(overlap, answers | {Rank(1): B})
+    assert differs is not None
+    assert differs.message == (
+        "tensor 'w', box at (2,) of shape (2,): shards overlap and differ: rank 1 against ranks 0, 5"
+    )
+    silent = judge_overlap(overlap, {Rank(0): A, Rank(1): A})
+    assert silent is not None
+    assert silent.ranks == (5,)
+
+
+def test_more_overlaps_than_can_be_asked_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coverage, "OVERLAPS_MAX", 10)
+    ranks = [(shard((0,), (20 + rank,), (40,)),) for rank in range(21)]
+    assert the_problem(merge_tables(tables(*ranks))).startswith("tensor 'w': more than 10 overlaps")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"meaning": REPLICATED, "shape": (8,), "offset": (0,)}, "ranks disagree about the meaning: ranks 0, 1: shard; rank 2: replicated"),
+        ({"dtype": "<f4"}, "ranks disagree about the dtype: ranks 0, 1: |u1; rank 2: <f4"),
+        ({"global_shape": (9,)}, "ranks disagree about the global shape: ranks 0, 1: (8,); rank 2: (9,)"),
+    ],
+)  # fmt: skip
+def test_ranks_that_disagree_are_named(change: dict[str, object], text: str) -> None:
+    ranks = [shard((0,), (4,), (8,)), shard((4,), (4,), (8,)), shard((4,), (4,), (8,))]
+    ranks[2] = replace(ranks[2], **change)  # type: ignore[arg-type]
+    merged = merge_tables(tables(*[(r,) for r in ranks]))
+    assert the_problem(merged) == f"tensor 'w': {text}"
+    assert merged.problems[0].ranks == (2,)
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        (shard((6,), (4,), (8,)), "rank 0 declares a box at (6,) of shape (4,), which reaches out of the global shape (8,)"),
+        (shard((0,), (8, 1), (8,)), "the numbers of axes differ"),
+        (entry("w", OWN, (8,), (0,), (4,)), "that is no shard"),
+        (entry("w", OWN, (8,), pieces=(Piece(0, 0, 7),)), "rank 0 stores 7 bytes from the beginning of a box of 8"),
+        (entry("w", OWN, (8,), pieces=(Piece(1, 0, 7),)), "rank 0 stores 0 bytes from the beginning of a box of 8"),
+        (entry("w", OWN, (8,), pieces=(Piece(0, 0, 9),)), "rank 0 stores bytes 0 to 9 of a box of 8"),
+        (entry("w", OWN, (8,), pieces=(Piece(0, 0, 4), Piece(3, 0, 5))), "stores bytes 3 to 8 of a box of 8, out of order"),
+        (entry("w", OWN, (8,), dtype="<q9"), "dtype '<q9' is unknown here"),
+    ],
+)  # fmt: skip
+def test_an_entry_that_cannot_be_is_a_problem(bad: TensorEntry, text: str) -> None:
+    assert text in the_problem(merge_tables(tables((bad,))))
+
+
+def test_a_problem_does_not_hide_others_and_their_number_is_bounded() -> None:
+    bad = tuple(shard((0,), (4,), (8,), name=f"t{i:03}") for i in range(200))
+    merged = merge_tables(tables((*bad, entry("z", OWN, (1,)))))
+    assert len(merged.problems) == coverage.PROBLEMS_MAX
+    assert merged.problems[-1].message == "there are more problems"
+    assert [t.name for t in merged.tensors] == ["z"]
+
+
+def test_ranks_of_different_world_sizes_do_not_meet() -> None:
+    two = tables((entry("a", OWN, (1,)),), ())
+    assert merge_tables([two[0], replace(two[1], world_size=3)]).problems != ()
+
+
+def test_many_ranks_are_named_briefly() -> None:
+    assert ranks_text([Rank(3)]) == "rank 3"
+    assert (
+        ranks_text([Rank(r) for r in range(1024)]) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1016 more"
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple), st.data())
+def test_shards_merge_exactly_when_they_cover_and_all_shared_items_are_asked_for(
+    whole: tuple[int, ...], data: st.DataObject
+) -> None:
+    axes = [
+        st.integers(0, n).flatmap(lambda a, n=n: st.tuples(st.just(a), st.integers(0, n - a)))
+        for n in whole
+    ]
+    boxes = data.draw(st.lists(st.tuples(*axes), min_size=1, max_size=6))
+    if data.draw(st.booleans()):
+        boxes.append(tuple((0, n) for n in whole))
+    holders: list[tuple[TensorEntry, ...]] = [
+        (shard(tuple(a for a, _ in box), tuple(n for _, n in box), whole),) for box in boxes
+    ]
+    merged = merge_tables(tables(*holders))
+
+    times = np.zeros(whole, dtype=np.int64)
+    for box in boxes:
+        times[tuple(slice(a, a + n) for a, n in box)] += 1
+    assert (not merged.problems) == bool((times > 0).all())
+    if not merged.problems:
+        asked = np.zeros(whole, dtype=bool)
+        for overlap in merged.overlaps:
+            part = tuple(
+                slice(a, a + n) for a, n in zip(overlap.offset, overlap.shape, strict=True)
+            )
+            asked[part] = True
+            assert len(overlap.ranks) >= 2
+            assert times[part].min() >= 2
+        assert (asked == (times > 1)).all()
+
+
+def test_a_thousand_ranks_merge_hundreds_of_tensors_cut_in_two_axes() -> None:
+    side, ranks = 32, []
+    for rank in range(side * side):
+        x, y = divmod(rank, side)
+        ranks.append(
+            tuple(shard((8 * x, 8 * y), (8, 8), (256, 256), name=f"t{i}") for i in range(50))
+        )
+    Random(0).shuffle(ranks)
+    merged = merge_tables(tables(*ranks))
+    assert merged.problems == merged.overlaps == ()
+    assert len(merged.tensors) == 50
+    ranks[17] = ranks[17][1:]
+    assert [p.name for p in merge_tables(tables(*ranks)).problems] == ["t0"]
