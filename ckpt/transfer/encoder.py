@@ -29,7 +29,6 @@ from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, encode_manifest
 from ckpt.transfer.parity_ring import ParityRing
 
-
 WINDOW_STRIPES: Final = 4
 """The head pass runs so far ahead of the parity columns: enough to decouple, little enough to stay in cache."""
 
@@ -101,6 +100,7 @@ class PayloadEncoder:
         """The cell, if it is encoded; it is the caller's until released. A detached column's is ordered."""
         layout = self.layout
         if stripe >= self.head:
+            self._attached[column] = True  # It has caught up with the head pass.
             return None
         crc = int(self._crcs[stripe, column])
         if column < layout.code.k:

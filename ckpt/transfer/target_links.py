@@ -1,0 +1,86 @@
+"""One lasting connection to each target, shared by all payloads of this process."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from ckpt.aio.link import Link, LinkLoop, LinkState
+from ckpt.base.ids import BootId, TargetId
+from ckpt.protocol.messages import Place, Role
+
+
+@dataclass(frozen=True, slots=True)
+class SenderOptions:
+    """Who sends, and how."""
+
+    secret: bytes = field(repr=False)
+    name: str
+    """`HOST:PID`, for people."""
+    cluster: str = ""
+    force_tcp: bool = False
+    """Never use a target's Unix socket: for measuring."""
+
+    @classmethod
+    def from_environment(
+        cls, environment: Mapping[str, str], *, secret: bytes, name: str, cluster: str = ""
+    ) -> Self:
+        """CKPT_FORCE_TCP=1 sets `force_tcp`."""
+        forced = environment.get("CKPT_FORCE_TCP", "") not in ("", "0")
+        return cls(secret=secret, name=name, cluster=cluster, force_tcp=forced)
+
+
+class TargetLinks:
+    """I find or make the link to a place. The send thread alone uses me."""
+
+    def __init__(self, loop: LinkLoop, options: SenderOptions) -> None:
+        self._loop = loop
+        self._options = options
+        self._links: dict[tuple[TargetId, BootId], Link] = {}
+        #: The live link to each incarnation of a target.
+        self._unix_broken: set[str] = set()
+        #: Sockets of this host that nobody answered on; TCP is used instead.
+
+    def obtain(self, place: Place) -> Link:
+        """A link that is open or being made; LinkClosed follows if it cannot be. Raises Refused."""
+        key = (place.target, place.boot)
+        link = self._links.get(key)
+        if link is None or link.state is LinkState.CLOSED:
+            link = self._links[key] = self._loop.connect(
+                self._address(place),
+                secret=self._options.secret,
+                role=Role.STAGER,
+                name=self._options.name,
+                server_role=Role.TARGET,
+                cluster=self._options.cluster,
+                server_name=place.target,
+            )
+        return link
+
+    def cut(self, link: Link) -> None:
+        """Close a link that is not trusted any more; no event follows."""
+        self._loop.close(link)
+        self.forget(link)
+
+    def forget(self, link: Link) -> bool:
+        """The link is gone. True when a place may be tried again at once, by TCP."""
+        self._links = {key: other for key, other in self._links.items() if other is not link}
+        local = link.address.startswith("unix:")
+        if local and link.peer is None:
+            self._unix_broken.add(link.address)
+        return local and link.peer is None
+
+    def _address(self, place: Place) -> str:
+        local = f"unix:{place.unix}"
+        usable = place.unix and not self._options.force_tcp and local not in self._unix_broken
+        return local if usable and _is_socket(place.unix) else place.address
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        return False
