@@ -1,0 +1,242 @@
+"""Both disks keep one contract; the real one falls back and locks, the fake one loses what was not synced."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt.aio.disk import DirectoryLock, Disk, RealDisk, scan
+from ckpt.base.errors import Busy
+from ckpt.base.limits import PAGE_BYTES
+from ckpt.testing.disk import FakeDisk, Fault, Keep
+from ckpt.testing.disk_contract import DiskContract, read
+
+
+class TestFakeDisk(DiskContract):
+    @pytest.fixture
+    def disk(self) -> Disk:
+        disk = FakeDisk(seed=1)
+        disk.make_directory("a")
+        disk.make_directory("b")
+        return disk
+
+
+def _real(directory: Path, **options: object) -> RealDisk:
+    disk = RealDisk(directory, **options)  # type: ignore[arg-type]
+    disk.make_directory("a")
+    disk.make_directory("b")
+    return disk
+
+
+class TestRealDisk(DiskContract):
+    @pytest.fixture
+    def disk(self, tmp_path: Path) -> Iterator[Disk]:
+        disk = _real(tmp_path)
+        yield disk
+        assert disk.buffers_lent == 0
+        disk.close()
+
+
+class TestBufferedDisk(DiskContract):
+    @pytest.fixture
+    def disk(self, tmp_path: Path) -> Iterator[Disk]:
+        disk = _real(tmp_path, direct=False)
+        yield disk
+        disk.close()
+
+
+class TestDiskThatRefusesDirectOpens(DiskContract):
+    @pytest.fixture
+    def disk(self, tmp_path: Path) -> Iterator[Disk]:
+        def open_file(path: str, flags: int, mode: int) -> int:
+            if flags & os.O_DIRECT:
+                raise OSError(errno.EINVAL, "no O_DIRECT here")
+            return os.open(path, flags, mode)
+
+        disk = _real(tmp_path, open_file=open_file)
+        yield disk
+        disk.close()
+
+
+def test_a_refused_direct_write_is_written_buffered_and_direct_is_given_up(tmp_path: Path) -> None:
+    refused: list[int] = []
+
+    def write(descriptor: int, data: object, offset: int) -> int:
+        import fcntl
+
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(offset)
+            raise OSError(errno.EINVAL, "not with this alignment")
+        return os.pwrite(descriptor, data, offset)  # type: ignore[arg-type]
+
+    disk = _real(tmp_path, write=write)
+    disk.write_at("a/x", 0, b"z" * PAGE_BYTES)
+    disk.write_at("a/x", PAGE_BYTES, b"y" * PAGE_BYTES)
+    assert read(disk, "a/x", PAGE_BYTES - 1, 2) == b"zy"
+    assert (refused, disk.direct) == ([0], False)
+    disk.close()
+
+
+def test_a_short_write_is_continued(tmp_path: Path) -> None:
+    def write(descriptor: int, data: object, offset: int) -> int:
+        return os.pwrite(descriptor, memoryview(data)[:PAGE_BYTES], offset)  # type: ignore[arg-type]
+
+    disk = _real(tmp_path, write=write)
+    with mmap.mmap(-1, 3 * PAGE_BYTES) as memory:
+        memory[:] = os.urandom(len(memory))
+        with memoryview(memory) as view:
+            disk.write_at("a/x", 0, view)
+        assert read(disk, "a/x", 0, len(memory)) == memory[:]
+    disk.close()
+
+
+def test_a_read_buffer_is_not_lent_twice_before_it_is_released(tmp_path: Path) -> None:
+    disk = _real(tmp_path)
+    disk.write_at("a/x", 0, b"x" * PAGE_BYTES)
+    disk.write_at("a/y", 0, b"y" * PAGE_BYTES)
+    first = disk.read_at("a/x", 0, PAGE_BYTES)
+    second = disk.read_at("a/y", 0, PAGE_BYTES)
+    assert (bytes(first[:1]), bytes(second[:1])) == (b"x", b"y")
+    disk.release(first)
+    third = disk.read_at("a/y", 0, PAGE_BYTES)
+    assert bytes(second[:1]) == b"y"
+    disk.release(second)
+    disk.release(third)
+    assert disk.buffers_lent == 0
+    disk.close()
+
+
+def test_only_one_process_holds_a_directory(tmp_path: Path) -> None:
+    lock = DirectoryLock(tmp_path)
+    with pytest.raises(Busy, match="another process serves"):
+        DirectoryLock(tmp_path)
+    lock.close()
+    DirectoryLock(tmp_path).close()
+
+
+def test_a_scan_of_an_empty_directory_makes_its_rooms(tmp_path: Path) -> None:
+    disk = RealDisk(tmp_path)
+    loaded = scan(disk, now_us=5)
+    assert (loaded.files, loaded.term) == ((), 0)
+    assert disk.list_directory("") == ["aside", "columns", "documents", "staging"]
+    disk.close()
+
+
+# --------------------------------------------------------------------------- the fake's faults
+
+
+def _fake() -> FakeDisk:
+    disk = FakeDisk(seed=3, bytes_total=64 * PAGE_BYTES)
+    disk.make_directory("a")
+    disk.make_directory("b")
+    return disk
+
+
+def test_a_crash_drops_what_was_not_synced() -> None:
+    disk = _fake()
+    disk.write_at("a/x", 0, b"durable")
+    disk.sync_file("a/x")
+    disk.sync_directory("a")
+    disk.write_at("a/x", 0, b"lost...")
+    disk.write_at("a/y", 0, b"never named")
+    disk.crash(Keep.NOTHING)
+    assert disk.list_directory("a") == ["x"]
+    assert read(disk, "a/x", 0, 7) == b"durable"
+
+
+def test_a_synced_file_without_a_synced_directory_has_no_name_after_a_crash() -> None:
+    disk = _fake()
+    disk.write_at("a/x", 0, b"bytes")
+    disk.sync_file("a/x")
+    disk.crash(Keep.NOTHING)
+    assert disk.files() == []
+
+
+def test_a_crash_tears_writes_at_pages() -> None:
+    kept: set[bytes] = set()
+    for seed in range(20):
+        disk = FakeDisk(seed=seed)
+        disk.make_directory("a")
+        disk.preallocate("a/x", 2 * PAGE_BYTES)
+        disk.sync_file("a/x")
+        disk.sync_directory("a")
+        disk.write_at("a/x", 0, b"1" * 2 * PAGE_BYTES)
+        disk.crash(Keep.SOME)
+        kept.add(read(disk, "a/x", PAGE_BYTES - 1, 2))
+    assert kept == {b"\0\0", b"1\0", b"\x001", b"11"}
+
+
+def test_a_rename_never_loses_both_names() -> None:
+    for seed in range(30):
+        disk = FakeDisk(seed=seed)
+        disk.make_directory("a")
+        disk.make_directory("b")
+        disk.write_at("a/x", 0, b"content")
+        disk.sync_file("a/x")
+        disk.sync_directory("a")
+        disk.rename_file("a/x", "b/y")
+        disk.sync_directory("a" if seed % 2 else "b")
+        disk.crash(Keep.SOME)
+        assert disk.files()
+        assert all(read(disk, file, 0, 7) == b"content" for file in disk.files())
+
+
+def test_a_failed_sync_is_followed_by_one_that_lies() -> None:
+    disk = _fake()
+    disk.write_at("a/x", 0, b"old")
+    disk.sync_file("a/x")
+    disk.sync_directory("a")
+    disk.write_at("a/x", 0, b"new")
+    disk.faults.append(Fault("sync"))
+    with pytest.raises(OSError, match="Input/output"):
+        disk.sync_file("a/x")
+    disk.sync_file("a/x")
+    disk.crash(Keep.ALL)
+    assert read(disk, "a/x", 0, 3) == b"old"
+
+
+def test_a_full_disk_writes_short() -> None:
+    disk = FakeDisk(seed=0, bytes_total=2 * PAGE_BYTES)
+    disk.make_directory("a")
+    with pytest.raises(OSError, match="No space") as caught:
+        disk.write_at("a/x", 0, b"f" * 3 * PAGE_BYTES)
+    assert caught.value.errno == errno.ENOSPC
+    assert disk.file_bytes("a/x") == 2 * PAGE_BYTES
+
+
+def test_rot_flips_one_bit_for_good() -> None:
+    disk = _fake()
+    disk.write_at("a/x", 0, b"\0\0")
+    disk.sync_file("a/x")
+    disk.sync_directory("a")
+    disk.rot("a/x", 1, bit=3)
+    disk.crash(Keep.NOTHING)
+    assert read(disk, "a/x", 0, 2) == b"\0\x08"
+
+
+def test_a_misdirected_write_lands_elsewhere() -> None:
+    disk = _fake()
+    disk.preallocate("a/x", 4 * PAGE_BYTES)
+    disk.misdirect_next_write = True
+    disk.write_at("a/x", 0, b"m" * PAGE_BYTES)
+    assert read(disk, "a/x", 0, 1) == b"\0"
+    assert b"m" * PAGE_BYTES in read(disk, "a/x", PAGE_BYTES, 3 * PAGE_BYTES)
+
+
+def test_equal_seeds_give_equal_crashes() -> None:
+    def run() -> list[tuple[str, bytes]]:
+        disk = FakeDisk(seed=11)
+        disk.make_directory("a")
+        for index in range(8):
+            disk.write_at(f"a/{index}", 0, bytes([index]) * 3 * PAGE_BYTES)
+            if index % 3 == 0:
+                disk.sync_file(f"a/{index}")
+        disk.crash()
+        return [(file, read(disk, file, 0, disk.file_bytes(file))) for file in disk.files()]
+
+    assert run() == run()
