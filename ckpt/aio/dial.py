@@ -183,8 +183,8 @@ class Dialer:
             )
             if not ended.done() and not proved.done():
                 return Unavailable(f"{self._address} does not finish the handshake")
-            error: CkptError = await ended
-            return error
+            reason: CkptError = await ended
+            return reason
         finally:
             self._end(watch)
 

@@ -116,14 +116,14 @@ class RpcClient:
     def call(
         self, message: Message, bulk: Buffer = b"", *, timeout_s: float = 10.0
     ) -> tuple[Message, memoryview]:
-        """The reply and its bulk. `bulk` must stay as it is until this returns.
+        """The reply and its bulk.
 
         Raises the error that the server reported, Unavailable when no answer came in time (the request may
         still have been done), Unauthorized or Refused when the server is not the one it should be.
         """
         with self._lock:
             self._check_open()
-            call = _Call(self._next_request, message, bulk)
+            call = _Call(self._next_request, message, _own(bulk))
             self._next_request += 1
             self._calls[call.request] = call
             self._start_thread()
@@ -137,18 +137,15 @@ class RpcClient:
         return call.reply, call.reply_bulk
 
     def tell(self, message: Message, bulk: Buffer = b"", *, request: int = 0) -> None:
-        """Send what is not answered (or answers a push's `request`); dropped when no session stands.
-
-        A bulk must not change afterwards.
-        """
+        """Send what is not answered, or answers a push's `request`. Dropped when the session dies first."""
         with self._lock:
             self._check_open()
             if len(self._told) < TELL_MAX:
-                self._told.append((request, message, bulk))
+                self._told.append((request, message, _own(bulk)))
             self._start_thread()
 
     def close(self) -> None:
-        """End the session; calls in progress fail. What was told before is still sent. Idempotent."""
+        """End the session; calls in progress fail. What was told is still sent when a session stands. Idempotent."""
         with self._lock:
             already, self._closing = self._closing, True
             thread = self._thread
@@ -278,3 +275,8 @@ class RpcClient:
             call.sent = False
             if isinstance(error, Unauthorized | Refused):
                 call.finish(None, _EMPTY, error)
+
+
+def _own(bulk: Buffer) -> bytes:
+    """A copy unless it cannot change: a call that gave up leaves its bulk in the link's queue."""
+    return bulk if isinstance(bulk, bytes) else bytes(bulk)

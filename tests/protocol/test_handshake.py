@@ -1,0 +1,261 @@
+"""The handshake proves the secret both ways and tells strangers nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpt.base.errors import PeerError, Refused, Unauthorized
+from ckpt.base.ids import BootId, Epoch
+from ckpt.protocol.handshake import (
+    ClientHandshake,
+    Established,
+    HandshakeState,
+    Identity,
+    ServerHandshake,
+)
+from ckpt.protocol.messages import (
+    PROTOCOL_VERSION,
+    CancelRequest,
+    ClientHello,
+    ClientProof,
+    Failed,
+    Message,
+    Role,
+    ServerHello,
+    ServerProof,
+)
+
+SECRET = b"the cluster's secret, long enough"
+TARGET = Identity("cluster-a", Role.TARGET, "t3", BootId(77), Epoch(5))
+
+
+def client(
+    *,
+    secret: bytes = SECRET,
+    nonce: bytes = b"c" * 32,
+    server_role: Role = Role.TARGET,
+    cluster: str = "",
+    server_name: str = "",
+) -> ClientHandshake:
+    return ClientHandshake(
+        secret=secret,
+        role=Role.STAGER,
+        name="host:42",
+        server_role=server_role,
+        nonce=nonce,
+        cluster=cluster,
+        server_name=server_name,
+    )
+
+
+def server(
+    *, secret: bytes = SECRET, nonce: bytes = b"s" * 32, identity: Identity = TARGET
+) -> ServerHandshake:
+    return ServerHandshake(secret=secret, identity=identity, nonce=nonce)
+
+
+def shake(a: ClientHandshake, b: ServerHandshake) -> Established:
+    """All four messages; what the client ends with."""
+    proof = a.receive(b.receive(a.hello()))
+    assert isinstance(proof, ClientProof)
+    end = a.receive(b.receive(proof))
+    assert isinstance(end, Established)
+    return end
+
+
+def test_both_sides_end_with_the_same_keys_and_know_each_other() -> None:
+    a, b = client(cluster="cluster-a", server_name="t3"), server()
+    assert shake(a, b) == Established(
+        Role.TARGET, "t3", "cluster-a", BootId(77), Epoch(5), PROTOCOL_VERSION
+    )
+    assert b.established == Established(
+        Role.STAGER, "host:42", "cluster-a", BootId(0), Epoch(0), PROTOCOL_VERSION
+    )
+    assert a.keys is not None
+    assert a.keys == b.keys
+    assert a.keys.client_to_server != a.keys.server_to_client
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_every_nonce_enters_the_keys(side: str) -> None:
+    first, second = client(), server()
+    shake(first, second)
+    other = client(nonce=b"C" * 32) if side == "client" else client()
+    other_server = server(nonce=b"S" * 32) if side == "server" else server()
+    shake(other, other_server)
+    assert first.keys is not None
+    assert other.keys is not None
+    assert first.keys.client_to_server != other.keys.client_to_server
+    assert first.keys.server_to_client != other.keys.server_to_client
+
+
+def test_a_client_refuses_a_server_with_another_secret_before_it_names_itself() -> None:
+    a, b = client(), server(secret=b"another secret of some length")
+    with pytest.raises(Unauthorized):
+        a.receive(b.receive(a.hello()))
+    assert a.keys is None
+    assert a.state is HandshakeState.FAILED
+
+
+def test_a_server_refuses_a_client_with_another_secret() -> None:
+    # An attacker that goes on although the server's mac tells it nothing.
+    b = server()
+    b.receive(client().hello())
+    forged = ClientProof(mac=bytes(32), name="host:42", cluster="", server="")
+    with pytest.raises(Unauthorized):
+        b.receive(forged)
+    assert b.established is None
+    assert b.keys is None
+
+
+def test_a_hello_names_nobody() -> None:
+    a, b = client(cluster="cluster-a", server_name="t3"), server()
+    hello = a.hello()
+    assert hello == ClientHello(PROTOCOL_VERSION, Role.STAGER, b"c" * 32)
+    answer = b.receive(hello)
+    assert isinstance(answer, ServerHello)
+    assert {each.name for each in dataclasses.fields(answer)} == {"version", "nonce", "mac"}
+
+
+def test_a_server_cannot_pass_for_another_role() -> None:
+    a, b = client(server_role=Role.COORDINATOR), server()
+    with pytest.raises(Unauthorized):
+        a.receive(b.receive(a.hello()))
+
+
+def test_a_client_that_is_thrown_its_own_words_back_notices() -> None:
+    # Reflection: the attacker opens a second connection to the client's own listener and copies.
+    a = client(server_role=Role.STAGER)
+    with pytest.raises(PeerError):
+        a.receive(a.hello())
+    b = server()
+    hello = b.receive(client().hello())
+    assert isinstance(hello, ServerHello)
+    with pytest.raises(Unauthorized):
+        b.receive(ClientProof(mac=hello.mac, name="host:42"))
+
+
+def test_a_recorded_proof_does_not_open_a_second_session() -> None:
+    a, b = client(), server()
+    proof = a.receive(b.receive(a.hello()))
+    assert isinstance(proof, ClientProof)
+    later = server(nonce=b"n" * 32)
+    later.receive(a.hello())
+    with pytest.raises(Unauthorized):
+        later.receive(proof)
+
+
+@pytest.mark.parametrize("name", ["name", "cluster", "server"])
+def test_a_changed_name_in_a_proof_is_refused(name: str) -> None:
+    a, b = client(cluster="cluster-a", server_name="t3"), server()
+    proof = a.receive(b.receive(a.hello()))
+    assert isinstance(proof, ClientProof)
+    match name:
+        case "name":
+            changed = dataclasses.replace(proof, name="x")
+        case "cluster":
+            changed = dataclasses.replace(proof, cluster="")
+        case _:
+            changed = dataclasses.replace(proof, server="")
+    with pytest.raises(Unauthorized):
+        b.receive(changed)
+
+
+@pytest.mark.parametrize("expected", [("cluster-b", ""), ("", "t4"), ("cluster-b", "t4")], ids=str)
+def test_another_cluster_or_target_than_expected_is_refused_with_its_name(
+    expected: tuple[str, str],
+) -> None:
+    cluster, name = expected
+    a, b = client(cluster=cluster, server_name=name), server()
+    answer = b.receive(a.hello())
+    proof = a.receive(answer)
+    assert isinstance(proof, ClientProof)
+    failed = b.receive(proof)
+    assert isinstance(failed, Failed)
+    assert b.established is None
+    assert b.keys == a.keys
+    with pytest.raises(Refused):
+        a.receive(failed)
+
+
+def test_a_client_checks_the_names_itself() -> None:
+    a, b = client(cluster="cluster-a", server_name="t3"), server()
+    proof = a.receive(b.receive(a.hello()))
+    assert isinstance(proof, ClientProof)
+    good = b.receive(proof)
+    assert isinstance(good, ServerProof)
+    with pytest.raises(Refused):
+        a.receive(dataclasses.replace(good, name="t4"))
+
+
+@pytest.mark.parametrize("version", [PROTOCOL_VERSION + 1, PROTOCOL_VERSION])
+def test_a_neighbouring_version_is_accepted(version: int) -> None:
+    hello = dataclasses.replace(client().hello(), version=version)
+    assert isinstance(server().receive(hello), ServerHello)
+
+
+@pytest.mark.parametrize("version", [PROTOCOL_VERSION + 2, 0, -1, 1 << 62])
+def test_a_far_version_is_not(version: int) -> None:
+    b = server()
+    with pytest.raises(PeerError):
+        b.receive(dataclasses.replace(client().hello(), version=version))
+
+
+@pytest.mark.parametrize("nonce", [b"", b"x" * 31, b"x" * 33])
+def test_a_nonce_of_another_length_is_not_accepted(nonce: bytes) -> None:
+    with pytest.raises(PeerError):
+        server().receive(ClientHello(PROTOCOL_VERSION, Role.READER, nonce))
+
+
+HELLO = client().hello()
+MESSAGES: list[Message] = [
+    HELLO,
+    ServerHello(PROTOCOL_VERSION, b"s" * 32, bytes(32)),
+    ClientProof(bytes(32), "x"),
+    ServerProof("cluster-a", Role.TARGET, "t3", BootId(1), Epoch(0)),
+    Failed("refused", "no"),
+    CancelRequest(),
+]
+
+
+@given(st.lists(st.sampled_from(MESSAGES), max_size=5))
+def test_no_order_of_messages_without_the_secret_establishes_a_server(said: list[Message]) -> None:
+    b = server()
+    for message in said:
+        try:
+            b.receive(message)
+        except (PeerError, Unauthorized):
+            assert b.state is HandshakeState.FAILED
+    assert b.established is None
+    assert b.keys is None
+
+
+@given(st.lists(st.sampled_from(MESSAGES), max_size=5))
+def test_no_order_of_messages_without_the_secret_establishes_a_client(said: list[Message]) -> None:
+    a = client()
+    for message in said:
+        try:
+            answer = a.receive(message)
+        except (PeerError, Unauthorized):
+            assert a.state is HandshakeState.FAILED
+        else:
+            raise AssertionError(f"{message} was answered with {answer}")
+    assert a.keys is None
+
+
+@pytest.mark.parametrize("make", [client, server])
+def test_a_short_secret_is_refused(make: Callable[..., object]) -> None:
+    with pytest.raises(Refused):
+        make(secret=b"short")
+
+
+def test_a_name_without_end_is_not_accepted() -> None:
+    b = server()
+    b.receive(HELLO)
+    with pytest.raises(PeerError):
+        b.receive(ClientProof(bytes(32), "x" * 4000))
