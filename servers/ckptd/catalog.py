@@ -18,6 +18,7 @@ Invariants
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import sqlite3
 import threading
@@ -139,13 +140,19 @@ class Catalog:
             self._waiting.append(persist)
             self._changed.notify()
 
-    def close(self) -> None:
-        """Write what waits, end the writer, close the file, free the lock."""
+    def close(self, term_seen: int = 0) -> None:
+        """Write what waits, end the writer, close the file, free the lock.
+
+        The next `open` begins above `term_seen`, durably.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify()
         if self._writer is not None:
             self._writer.join()
+        if self.image.term < term_seen <= _TERM_MAX:
+            with self._connection:
+                _set_meta(self._connection, "term", term_seen)
         self._connection.close()
         os.close(self._lock)
 
@@ -183,18 +190,21 @@ class Catalog:
                 on_durable(persist.ticket)
 
 
-def create_catalog(directory: Path, cluster: str, image: CatalogImage) -> Path:
+def create_catalog(
+    directory: Path, cluster: str, image: CatalogImage, *, keep_old: bool = False
+) -> Path:
     """Write a whole new catalog; for `ckpt catalog rebuild`. Returns its path.
 
-    `image.term` is the highest term seen anywhere: the next coordinator begins above it.
-    Raises Refused when `directory` has a catalog, Busy when a coordinator lives there.
+    `image.term` is the highest term seen anywhere: the next coordinator begins above it. With
+    `keep_old` an old catalog is moved aside as `catalog.sqlite.N`. Raises Refused when there is one
+    without that, Busy when a coordinator lives there.
     """
     path = directory / CATALOG_NAME
     directory.mkdir(parents=True, exist_ok=True)
     lock = _lock(directory)
     aside = directory / f"{CATALOG_NAME}.new"
     try:
-        if path.exists():
+        if path.exists() and not keep_old:
             raise Refused(f"{path} exists", hint="move it away first")
         aside.unlink(missing_ok=True)
         connection = _connect(aside)
@@ -210,11 +220,25 @@ def create_catalog(directory: Path, cluster: str, image: CatalogImage) -> Path:
                     _upsert_repair(connection, RepairNeeded(checkpoint, rank, columns))
         finally:
             connection.close()  # The last close folds the log into the file and removes the log.
+        _move_old_away(path)
         aside.rename(path)
         _sync_directory(directory)
     finally:
         os.close(lock)
     return path
+
+
+def _move_old_away(path: Path) -> None:
+    """The old file and its log keep each other's names, so that both can still be read.
+
+    The file first: without it the log is void, while the file without its log would be an older
+    catalog in force.
+    """
+    number = next(n for n in itertools.count(1) if not Path(f"{path}.{n}").exists())
+    for suffix in ("", "-wal"):
+        old = Path(f"{path}{suffix}")
+        if old.exists():
+            old.rename(f"{path}.{number}{suffix}")
 
 
 def read_image(directory: Path) -> tuple[str, CatalogImage]:

@@ -10,9 +10,10 @@ A request is signed with the cluster's secret, which never travels:
 No clock is in it. The challenge is the server's: 16 random bytes, learned from the `Ckpt-Challenge`
 header of any 401 or signed answer. It is replaced after CHALLENGE_REQUESTS_MAX requests; the one
 before it is accepted for as many more, so that requests under way do not fail at a change.
-The nonce is the client's: 16 random bytes, once for each request. A (challenge, nonce) pair is accepted once; the server remembers the pairs of its
-two challenges and no more, so its memory is bounded, and only signed requests enter it. A restart
-makes a new challenge, so nothing from before it can be replayed.
+The nonce is the client's: 16 random bytes, once for each request. A (challenge, nonce) pair is
+accepted once; the server remembers the pairs of its two challenges and no more, so its memory is
+bounded, and only signed requests enter it. A restart makes a new challenge, so nothing from before
+it can be replayed.
 
 The answer carries `Ckpt-Mac`, by which the client knows that it speaks with a member: the mac, in
 the same way, over "answer" LF request mac LF status LF hex(sha256(body)).

@@ -197,6 +197,20 @@ def test_a_rebuilt_catalog_is_loaded_with_a_term_above_the_seen_one(tmp_path: Pa
     with Catalog.open(tmp_path, "c1", "c1") as catalog:
         assert catalog.image.term == 42
     assert sorted(path.name for path in tmp_path.iterdir()) == [CATALOG_NAME, "coordinator.lock"]
+    create_catalog(tmp_path, "c1", CatalogImage(50), keep_old=True)
+    assert read_image(tmp_path) == ("c1", CatalogImage(50))
+    (tmp_path / CATALOG_NAME).unlink()
+    (tmp_path / f"{CATALOG_NAME}.1").rename(tmp_path / CATALOG_NAME)
+    assert read_image(tmp_path)[1].rows == image.rows
+
+
+def test_a_term_seen_elsewhere_is_exceeded_by_the_next_start(tmp_path: Path) -> None:
+    Catalog.open(tmp_path, None, "c1").close(term_seen=9)
+    with Catalog.open(tmp_path, None, "c1") as catalog:
+        assert catalog.image.term == 10
+    Catalog.open(tmp_path, None, "c1").close(term_seen=3)
+    with Catalog.open(tmp_path, None, "c1") as catalog:
+        assert catalog.image.term == 12
 
 
 def test_acknowledged_tickets_survive_sigkill(tmp_path: Path) -> None:
