@@ -1,6 +1,7 @@
 """Do all ranks' tables make up whole tensors, and what does the index say then?
 
-    OWN          each rank's own array under that name          -> one box for each rank
+    OWN          each rank's own array under that name          -> one box for each rank, one tensor
+                                                                   for each dtype and shape
     REPLICATED   declared by every rank, stored in shares       -> one box, pieces of all ranks
     SHARD        boxes of one global tensor                     -> one box for each declaration
 
@@ -28,7 +29,7 @@ from typing import Final
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index import Box, IndexTensor, Location
+from ckpt.format.index import Box, IndexTensor, Location, tensor_order
 from ckpt.format.table import Meaning, RankTable, TensorEntry
 from ckpt.plan.boxes import (
     Extent,
@@ -80,7 +81,7 @@ class Merged:
     """The union of all tables. It may become an index when `problems` is empty and every overlap agrees."""
 
     tensors: tuple[IndexTensor, ...]
-    """Ascending by name; those with problems are left out."""
+    """In the index's order; those with problems are left out."""
     overlaps: tuple[Overlap, ...]
     problems: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
@@ -106,7 +107,7 @@ def merge_tables(tables: Sequence[RankTable], differing: Differing = Differing.A
     for name in sorted(holdings):
         merger.merge(name, holdings[name])
     return Merged(
-        tuple(merger.tensors),
+        tuple(sorted(merger.tensors, key=tensor_order)),
         tuple(merger.overlaps),
         tuple(merger.problems),
         tuple(merger.warnings),
@@ -188,10 +189,10 @@ class _Merger:
             self.problems.append(Problem("", (), "there are more problems"))
 
     def _agree(self, name: str, holdings: Sequence[Holding]) -> bool:
-        """Meaning and dtype are the same everywhere; the global shape too, unless each rank has its own."""
+        """Meaning is the same everywhere; dtype and global shape too, unless each rank has its own."""
         facts = [("meaning", [entry.meaning.value for _, entry in holdings])]
-        facts.append(("dtype", [entry.dtype for _, entry in holdings]))
         if holdings[0][1].meaning is not Meaning.OWN:
+            facts.append(("dtype", [entry.dtype for _, entry in holdings]))
             facts.append(("global shape", [str(entry.global_shape) for _, entry in holdings]))
         for what, values in facts:
             groups = _group(
@@ -205,23 +206,22 @@ class _Merger:
 
     def _well_formed(self, name: str, holdings: Sequence[Holding]) -> bool:
         """Each entry by itself: a known dtype, a box inside the tensor, pieces inside the box."""
-        try:
-            item_bytes = dtype_of(holdings[0][1].dtype).itemsize
-        except Refused as error:
-            self.report(name, [rank for rank, _ in holdings], error.message)
-            return False
         good = True
         for rank, entry in holdings:
-            fault = _fault(entry, item_bytes)
+            fault = _fault(entry)
             if fault:
                 self.report(name, [rank], f"rank {rank} {fault}")
                 good = False
         return good
 
     def _merge_own(self, name: str, holdings: Sequence[Holding]) -> None:
-        self._add(
-            name, holdings[0][1], [_box(rank, entry, [(rank, entry)]) for rank, entry in holdings]
-        )
+        forms: defaultdict[tuple[str, Extent], list[Holding]] = defaultdict(list)
+        for rank, entry in holdings:
+            forms[entry.dtype, entry.shape].append((rank, entry))
+        for form in forms.values():
+            self._add(
+                name, form[0][1], [_box(rank, entry, [(rank, entry)]) for rank, entry in form]
+            )
 
     def _merge_shards(self, name: str, holdings: Sequence[Holding]) -> None:
         shape = holdings[0][1].global_shape
@@ -350,8 +350,12 @@ def _look(shape: Extent, boxes: Sequence[tuple[Extent, Extent]]) -> _Geometry:
     )
 
 
-def _fault(entry: TensorEntry, item_bytes: int) -> str:
+def _fault(entry: TensorEntry) -> str:
     """What is wrong with an entry by itself; empty when nothing is."""
+    try:
+        item_bytes = dtype_of(entry.dtype).itemsize
+    except Refused as error:
+        return f"declares what cannot be stored: {error.message}"
     whole, offset, shape = entry.global_shape, entry.offset, entry.shape
     if not len(whole) == len(offset) == len(shape):
         return f"declares a box at {offset} of shape {shape} in the global shape {whole}: the numbers of axes differ"
@@ -381,13 +385,17 @@ def _fault(entry: TensorEntry, item_bytes: int) -> str:
 
 
 def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> Box:
-    """The box of `entry` with the pieces of all its writers."""
-    locations = [
-        Location(None, writer, piece.start, piece.payload_offset, piece.length)
-        for writer, held in writers
-        for piece in held.pieces
-    ]
-    locations.sort(key=lambda location: (location.start, location.rank))
+    """The box that `rank` declared as `entry`, with each byte at one place: its own payload first, then the lowest rank's."""
+    pieces = [(piece, writer) for writer, held in writers for piece in held.pieces]
+    pieces.sort(key=lambda p: (p[0].start, p[1] != rank, -p[0].length, p[1]))
+    locations: list[Location] = []
+    reach = 0
+    for piece, writer in pieces:
+        start, end = max(piece.start, reach), piece.start + piece.length
+        if start < end:
+            payload_offset = piece.payload_offset + start - piece.start
+            locations.append(Location(None, writer, start, payload_offset, end - start))
+            reach = end
     return Box(rank, entry.offset, entry.shape, tuple(locations))
 
 

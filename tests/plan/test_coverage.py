@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt.base.ids import Rank
-from ckpt.format.index import Box, IndexTensor, Location
-from ckpt.format.table import Meaning, Piece, TensorEntry
+from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step
+from ckpt.format.index import Box, Index, IndexTensor, Location, decode_index, encode_index
+from ckpt.format.table import Meaning, Piece, TensorEntry, decode_table, encode_table
 from ckpt.plan import coverage
 from ckpt.plan.coverage import Differing, Merged, Overlap, judge_overlap, merge_tables, ranks_text
+from ckpt.plan.reads import plan_read
 
 from .clusters import entry, tables
 
@@ -42,7 +43,7 @@ def the_problem(merged: Merged) -> str:
 
 def test_own_tensors_get_one_box_for_each_rank_that_has_them() -> None:
     merged = merge_tables(
-        tables((entry("a", OWN, (3,)), entry("b", OWN, (2,))), (entry("b", OWN, (4,)),))
+        tables((entry("a", OWN, (3,)), entry("b", OWN, (2,))), (entry("b", OWN, (2,)),))
     )
     assert merged == Merged(
         (
@@ -60,7 +61,7 @@ def test_own_tensors_get_one_box_for_each_rank_that_has_them() -> None:
                 (2,),
                 (
                     Box(Rank(0), (0,), (2,), (Location(None, Rank(0), 0, 4096, 2),)),
-                    Box(Rank(1), (0,), (4,), (Location(None, Rank(1), 0, 4096, 4),)),
+                    Box(Rank(1), (0,), (2,), (Location(None, Rank(1), 0, 4096, 2),)),
                 ),
             ),
         ),
@@ -68,6 +69,39 @@ def test_own_tensors_get_one_box_for_each_rank_that_has_them() -> None:
         (),
         (),
     )
+
+
+def test_own_tensors_of_one_name_may_differ_in_dtype_and_shape() -> None:
+    merged = merge_tables(
+        tables(
+            (entry("b", OWN, (4,)),),
+            (entry("b", OWN, (2,)),),
+            (entry("b", OWN, (4,)),),
+            (entry("b", OWN, (4,), dtype="|i1"),),
+        )
+    )
+    assert merged.problems == ()
+    assert [(t.dtype, t.global_shape, [box.rank for box in t.boxes]) for t in merged.tensors] == [
+        ("|i1", (4,), [3]),
+        ("|u1", (2,), [1]),
+        ("|u1", (4,), [0, 2]),
+    ]
+
+
+def test_a_byte_stored_by_several_ranks_has_one_place_in_a_box_and_its_own_payload_first() -> None:
+    ranks = [(replica(Piece(0, 100, 6)),), (replica(Piece(4, 50, 6)),), (replica(Piece(2, 9, 3)),)]
+    (tensor,) = merge_tables(tables(*ranks)).tensors
+    assert tensor.boxes[0].locations == (
+        Location(None, Rank(0), 0, 100, 6),
+        Location(None, Rank(1), 6, 52, 4),
+    )
+    full = (replica(Piece(0, 0, 10)),)
+    kept = merge_tables(
+        tables(full, full, (replica(Piece(0, 0, 10), fingerprint=B),)), Differing.KEEP
+    )
+    assert [box.locations for box in kept.tensors[0].boxes] == [
+        (Location(None, Rank(rank), 0, 0, 10),) for rank in range(3)
+    ]
 
 
 def test_a_replica_is_one_box_with_the_pieces_of_all_writers() -> None:
@@ -271,7 +305,7 @@ def test_ranks_that_disagree_are_named(change: dict[str, object], text: str) -> 
         (entry("w", OWN, (8,), pieces=(Piece(1, 0, 7),)), "rank 0 stores 0 bytes from the beginning of a box of 8"),
         (entry("w", OWN, (8,), pieces=(Piece(0, 0, 9),)), "rank 0 stores bytes 0 to 9 of a box of 8"),
         (entry("w", OWN, (8,), pieces=(Piece(0, 0, 4), Piece(3, 0, 5))), "stores bytes 3 to 8 of a box of 8, out of order"),
-        (entry("w", OWN, (8,), dtype="<q9"), "dtype '<q9' is unknown here"),
+        (entry("w", OWN, (8,), dtype="<q9"), "rank 0 declares what cannot be stored: dtype '<q9' is unknown here"),
     ],
 )  # fmt: skip
 def test_an_entry_that_cannot_be_is_a_problem(bad: TensorEntry, text: str) -> None:
@@ -344,3 +378,33 @@ def test_a_thousand_ranks_merge_hundreds_of_tensors_cut_in_two_axes() -> None:
     assert len(merged.tensors) == 50
     ranks[17] = ranks[17][1:]
     assert [p.name for p in merge_tables(tables(*ranks)).problems] == ["t0"]
+
+
+def test_a_merged_index_gives_every_box_back_after_its_way_through_the_formats() -> None:
+    random = Random(5)
+    array = np.arange(24 * 18, dtype="<u2").reshape(24, 18)
+    payloads: list[bytes] = []
+    holders: list[tuple[TensorEntry, ...]] = []
+    for x in range(3):
+        for y in range(2):
+            held = array[8 * x : 8 * x + 8, 9 * y : 9 * y + 9].tobytes()
+            cut = random.randrange(1, len(held))
+            payloads.append(held[cut:] + b"\xee" * 5 + held[:cut])
+            pieces = (Piece(0, len(held) - cut + 5, cut), Piece(cut, 0, len(held) - cut))
+            box = entry("w", SHARD, (24, 18), (8 * x, 9 * y), (8, 9), dtype="<u2", pieces=pieces)
+            holders.append((box, entry("own", OWN, (x + 1,), pieces=(Piece(0, 0, x + 1),))))
+    merged = merge_tables([decode_table(encode_table(table)) for table in tables(*holders)])
+    assert merged.problems == ()
+
+    checkpoint = CheckpointId(RunName("run"), Step(7), Generation(1, 1))
+    index = Index(checkpoint, LaunchNumber(1), len(holders), (), merged.tensors)
+    (tensor,) = [t for t in decode_index(encode_index(index)).tensors if t.name == "w"]
+    plan = plan_read(tensor.boxes, 2, (5, 3), (14, 12))
+
+    out = bytearray(plan.wanted_bytes)
+    for source in plan.sources:
+        for copy in source.copies():
+            part = payloads[source.rank][copy.start : copy.end]
+            out[copy.destination : copy.destination + len(part)] = part
+    assert bytes(out) == array[5:19, 3:15].tobytes()
+    assert plan.missing_bytes == 0
