@@ -276,7 +276,7 @@ class IndexReader:
     def _walk(
         self, low: str, beyond: Callable[[str], bool], pages_at_once: int
     ) -> Iterator[IndexTensor]:
-        """Tensors in order, from one at or before `low`, to the last page that is not `beyond`."""
+        """Tensors in order, from the first at or above `low`, to the last page that is not `beyond`."""
         pages = self._directory.tensor_pages
         # A page that begins with `low` may go on with a tensor of the page before.
         start = max(0, bisect_left(pages, low, key=lambda page: page.first) - 1)
@@ -288,7 +288,9 @@ class IndexReader:
             if before is not None and key <= before:
                 raise Corrupt("index: its tensors do not ascend")
             before = key
-            yield _tensor_of(list(parts))
+            # The first page may begin in the middle of a tensor, which then is below `low`.
+            if key[0] >= low:
+                yield _tensor_of(list(parts))
 
     def _wire_tensors(self, start: int, end: int, pages_at_once: int) -> Iterator[WireTensor]:
         for number in range(start, end):

@@ -128,7 +128,7 @@ def _pack(node: Node, path: Path) -> Packed:
                 raise Refused(f"{_shown(path)}: two keys are equal")
             packed: list[Packed] = [_DICT]
             for key, child in items:
-                packed.append(_pack_key(key, (*path, key)))
+                packed.append(_pack_key(key, path))
                 packed.append(_pack(child, (*path, key)))
             return packed
         case ListNode(children):
@@ -161,7 +161,9 @@ def _pack_key(key: Key, path: Path, depth: int = 0) -> Packed:
         return _pack_text(key, path)
     if type(key) is tuple and depth < TREE_DEPTH_MAX:
         return [_TUPLE, *(_pack_key(part, path, depth + 1) for part in key)]
-    raise Refused(f"{_shown(path)}: a {type(key).__name__} is no key that can be stored")
+    raise Refused(
+        f"{_shown(path)}: the key {key!r:.40} is a {type(key).__name__}, not text, int, bool or tuple"
+    )
 
 
 def _pack_int(value: int) -> Packed:

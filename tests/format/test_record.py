@@ -1,0 +1,118 @@
+"""Commit records and tombstones: one page at most, whole or refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpt.base.errors import Corrupt
+from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step, TargetId
+from ckpt.base.limits import COMMIT_RECORD_BYTES_MAX
+from ckpt.format.envelope import Packing, wrap
+from ckpt.format.record import (
+    RECORD_MAGIC,
+    CommitRecord,
+    Tombstone,
+    decode_record,
+    decode_tombstone,
+    encode_record,
+    encode_tombstone,
+)
+from ckpt.protocol.messages import CommitInfo
+from tests.format.strategies import checkpoints, flipped, masks, positions, read_or_refused, u63
+
+INFO = CommitInfo(
+    checkpoint=CheckpointId(RunName("r"), Step(1), Generation(1, 1)),
+    launch=LaunchNumber(1),
+    world_size=4,
+    code="4+2",
+    payload_bytes=1 << 30,
+    targets_survivable=2,
+    domains_survivable=1,
+    domain_level="host",
+    committed_at_s=1.5e9,
+    commit_us=1000,
+    stall_us=10,
+    slowest_rank=Rank(3),
+    slowest_target=TargetId("t" * 64),
+)
+RECORD = CommitRecord("c" * 64, INFO, bytes(16), 12_345, (TargetId("t" * 64),) * 5, 1)
+
+
+@given(checkpoints, u63)
+def test_a_record_comes_back_equal_and_fits_a_page(checkpoint: CheckpointId, number: int) -> None:
+    info = replace(INFO, checkpoint=checkpoint, launch=LaunchNumber(number))
+    record = replace(RECORD, info=info, term=number)
+    document = encode_record(record)
+    assert len(document) <= COMMIT_RECORD_BYTES_MAX
+    assert decode_record(document) == record
+    assert decode_record(document + bytes(100)) == record
+
+
+@given(checkpoints, st.text())
+def test_a_tombstone_comes_back_with_its_reason_cut(checkpoint: CheckpointId, reason: str) -> None:
+    tombstone = Tombstone("c1", checkpoint, 7, reason * 50)
+    found = decode_tombstone(encode_tombstone(tombstone))
+    assert found == replace(tombstone, reason=tombstone.reason[:256])
+
+
+def test_the_largest_record_fits_a_page() -> None:
+    run = RunName("\U0001f980" * 63 + "abc")
+    info = replace(
+        INFO, checkpoint=CheckpointId(run, Step((1 << 63) - 1), Generation(1 << 62, 1 << 62))
+    )
+    record = replace(RECORD, info=info)
+    assert decode_record(encode_record(record)) == record
+    tombstone = Tombstone("c" * 64, info.checkpoint, 1 << 63, "\U0001f980" * 1000)
+    assert len(encode_tombstone(tombstone)) <= COMMIT_RECORD_BYTES_MAX
+
+
+@given(positions, masks)
+def test_a_damaged_record_is_refused(position: int, mask: int) -> None:
+    with pytest.raises(Corrupt):
+        decode_record(flipped(encode_record(RECORD), position, mask))
+
+
+@given(st.binary(max_size=500))
+def test_random_bytes_are_refused(noise: bytes) -> None:
+    for document in (noise, wrap(RECORD_MAGIC, 1, noise, Packing.STORED)):
+        with pytest.raises(Corrupt):
+            decode_record(document)
+
+
+@given(positions, masks)
+def test_a_lying_coordinator_is_refused_or_read(position: int, mask: int) -> None:
+    body = flipped(msgspec.msgpack.encode(RECORD), position, mask)
+    found = read_or_refused(decode_record, wrap(RECORD_MAGIC, 1, body, Packing.STORED))
+    assert found is None or len(found.index_digest) == 16
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        replace(RECORD, info=replace(INFO, code="40+2")),
+        replace(RECORD, info=replace(INFO, checkpoint=replace(INFO.checkpoint, run=RunName("../x")))),
+        replace(RECORD, info=replace(INFO, checkpoint=replace(INFO.checkpoint, step=Step(-1)))),
+        replace(RECORD, info=replace(INFO, checkpoint=replace(INFO.checkpoint, generation=Generation(-1, 0)))),
+        replace(RECORD, index_digest=b"short"),
+        replace(RECORD, index_bytes=1 << 40),
+    ],
+    ids=["code", "run", "step", "generation", "digest", "index bytes"],
+)  # fmt: skip
+def test_a_value_that_cannot_be_is_refused(bad: CommitRecord) -> None:
+    with pytest.raises(Corrupt):
+        decode_record(encode_record(bad))
+
+
+def test_a_record_is_no_tombstone() -> None:
+    with pytest.raises(Corrupt, match="CKPS"):
+        decode_tombstone(encode_record(RECORD))
+
+
+def test_another_version_is_refused_by_name() -> None:
+    with pytest.raises(Corrupt, match="version 2"):
+        decode_record(wrap(RECORD_MAGIC, 2, msgspec.msgpack.encode(RECORD), Packing.STORED))

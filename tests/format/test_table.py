@@ -1,0 +1,155 @@
+"""Rank tables come back equal; what breaks a rule is refused on both sides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpt.base.errors import Corrupt, Refused
+from ckpt.base.ids import Rank
+from ckpt.format.checksum import crc32
+from ckpt.format.envelope import ENVELOPE_BYTES, Packing, wrap
+from ckpt.format.table import (
+    MAGIC,
+    Meaning,
+    Piece,
+    RankTable,
+    TensorEntry,
+    decode_table,
+    encode_table,
+)
+from tests.format.strategies import flipped, masks, positions, read_or_refused
+
+SHARD = TensorEntry(
+    name="w",
+    meaning=Meaning.SHARD,
+    dtype="<f4",
+    global_shape=(8, 4),
+    offset=(2, 0),
+    shape=(2, 4),
+    pieces=(Piece(0, 4096, 16), Piece(16, 0, 16)),
+    fingerprint=bytes(16),
+)
+
+
+@st.composite
+def entries(draw: st.DrawFn, name: str) -> TensorEntry:
+    """Any entry that keeps the rules."""
+    meaning = draw(st.sampled_from(Meaning))
+    dims = draw(st.lists(st.tuples(*[st.integers(0, 1 << 40)] * 3), max_size=4))
+    shard = meaning is Meaning.SHARD
+    pieces, start = [], 0
+    for gap, at, length in draw(st.lists(st.tuples(*[st.integers(1, 1 << 30)] * 3), max_size=3)):
+        pieces.append(Piece(start + gap - 1, at, length))
+        start += gap + length
+    return TensorEntry(
+        name=name,
+        meaning=meaning,
+        dtype=draw(st.sampled_from(["<f4", "bfloat16", ">i8"])),
+        global_shape=tuple(a + b + c for a, b, c in dims),
+        offset=tuple(a if shard else 0 for a, _, _ in dims),
+        shape=tuple(b if shard else a + b + c for a, b, c in dims),
+        pieces=tuple(pieces),
+        fingerprint=draw(st.sampled_from([b"", bytes(range(16))])),
+    )
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> RankTable:
+    """Any table that keeps the rules."""
+    names = sorted(draw(st.sets(st.text(max_size=20), max_size=6)))
+    rank = draw(st.integers(0, 1000))
+    return RankTable(Rank(rank), rank + 1, tuple(draw(entries(name)) for name in names))
+
+
+@given(tables())
+def test_a_table_comes_back_equal(table: RankTable) -> None:
+    assert decode_table(encode_table(table)) == table
+
+
+@given(tables(), positions, masks)
+def test_a_damaged_table_is_refused(table: RankTable, position: int, mask: int) -> None:
+    with pytest.raises(Corrupt):
+        decode_table(flipped(encode_table(table), position, mask))
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_refused(noise: bytes) -> None:
+    with pytest.raises(Corrupt):
+        decode_table(noise)
+    with pytest.raises(Corrupt):
+        decode_table(wrap(MAGIC, 1, noise, Packing.LZ4))
+
+
+@given(tables(), positions, masks)
+def test_a_lying_stager_is_refused_or_read(table: RankTable, position: int, mask: int) -> None:
+    body = encode_table(table)
+    raw = msgspec.msgpack.encode([table.rank, table.world_size, []])
+    found = read_or_refused(decode_table, wrap(MAGIC, 1, flipped(raw, position, mask), Packing.LZ4))
+    assert found is None or found.entries == ()
+    assert len(body) >= ENVELOPE_BYTES
+
+
+def as_wire(table: RankTable) -> bytes:
+    """The document of any table, without the encoder's checks."""
+    entries = [
+        [e.name, e.meaning.value, e.dtype, e.global_shape, e.offset, e.shape,
+         [[p.start, p.payload_offset, p.length] for p in e.pieces], e.fingerprint]
+        for e in table.entries
+    ]  # fmt: skip
+    raw = msgspec.msgpack.encode([table.rank, table.world_size, entries])
+    return wrap(MAGIC, 1, raw, Packing.LZ4)
+
+
+@pytest.mark.parametrize(
+    ("bad", "word"),
+    [
+        (replace(SHARD, name="n" * 5000), "name"),
+        (replace(SHARD, dtype=""), "dtype"),
+        (replace(SHARD, dtype="f\n4"), "dtype"),
+        (replace(SHARD, global_shape=(1,) * 65, offset=(0,) * 65, shape=(1,) * 65), "bounds"),
+        (replace(SHARD, shape=(2,)), "dimensions"),
+        (replace(SHARD, offset=(7, 0)), "not inside"),
+        (replace(SHARD, offset=(-1, 0)), "not inside"),
+        (replace(SHARD, meaning=Meaning.OWN), "only a shard"),
+        (replace(SHARD, fingerprint=b"x"), "fingerprint"),
+        (replace(SHARD, pieces=(Piece(0, 0, 9), Piece(8, 9, 1))), "overlap"),
+        (replace(SHARD, pieces=(Piece(0, 0, 0),)), "overlap"),
+        (replace(SHARD, pieces=(Piece(0, 1 << 44, 1),)), "outside"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_entry_that_breaks_a_rule_is_refused_on_both_sides(bad: TensorEntry, word: str) -> None:
+    table = RankTable(Rank(0), 1, (bad,))
+    with pytest.raises(Refused, match=word):
+        encode_table(table)
+    with pytest.raises(Corrupt, match=word):
+        decode_table(as_wire(table))
+
+
+def test_names_are_unique_and_ascending() -> None:
+    for names in (("b", "a"), ("a", "a")):
+        table = RankTable(Rank(0), 1, tuple(replace(SHARD, name=name) for name in names))
+        with pytest.raises(Refused, match="ascending"):
+            encode_table(table)
+        with pytest.raises(Corrupt, match="ascending"):
+            decode_table(as_wire(table))
+
+
+def test_a_rank_outside_of_its_world_is_refused() -> None:
+    for rank, world_size in ((1, 1), (-1, 2), (0, (1 << 20) + 1)):
+        with pytest.raises(Refused):
+            encode_table(RankTable(Rank(rank), world_size, ()))
+
+
+def test_a_raw_size_over_the_limit_is_refused_before_anything_is_unpacked() -> None:
+    document = bytearray(encode_table(RankTable(Rank(0), 1, (SHARD,))))
+    document[8:16] = (1 << 50).to_bytes(8, "little")
+    crc = crc32(bytes(document[ENVELOPE_BYTES:]), crc32(bytes(document[:28])))
+    document[28:32] = crc.to_bytes(4, "little")
+    with pytest.raises(Corrupt, match="allowed"):
+        decode_table(document)
