@@ -1,0 +1,106 @@
+"""A coordinator process of the world: the real machine over a fake catalog that crashes honestly."""
+
+from __future__ import annotations
+
+from ckpt.erasure.code import Code
+from ckpt.protocol.catalog import CatalogEntry, CatalogImage, Persist, Persisted, apply_all
+from ckpt.protocol.coordinator import CoordinatorMachine, CoordinatorPolicy, Event
+from ckpt.protocol.events import CloseSession, Received, Send, Session, SessionClosed, SessionOpened, Ticked
+from ckpt.protocol.messages import Message, Role
+from tests.sim.clockwork import Clockwork
+from tests.sim.network import Network
+from tests.sim.oracles import Oracles
+
+SECRET = b"simulated secret of 32 bytes ...!"
+CLUSTER = "sim"
+TICK_US = 200_000
+
+
+class CoordinatorNode:
+    """I restart with a new term from what was durable. `durable` outlives my crashes."""
+
+    def __init__(self, clock: Clockwork, network: Network, oracles: Oracles, code: Code) -> None:
+        self.name = "coordinator"
+        self.up = False
+        self.stopped = False
+        self.durable: list[CatalogEntry] = []
+        self._clock = clock
+        self._network = network
+        self._oracles = oracles
+        self._policy = CoordinatorPolicy(CLUSTER, code, cell_bytes=4096, level="target")
+        self._term = 0
+        self._pending: list[Persist] = []
+        #: Written but not yet synced; a crash keeps a prefix of them.
+        self.crash_after: str | None = None
+        """Crash just before an entry of this type is durable, once."""
+        self.machine: CoordinatorMachine
+
+    def start(self) -> None:
+        self._term += 1
+        image = apply_all(CatalogImage(self._term), self.durable)
+        self._oracles.coordinator_started(image)
+        self.machine = CoordinatorMachine(
+            self._policy, image, secret=SECRET, wall_s=lambda: self._clock.now_us / 1e6
+        )
+        self.up, self.stopped = True, False
+        self._tick(self._term)
+
+    def crash(self) -> None:
+        if not self.up:
+            return
+        self.up = False
+        kept = self._clock.rng.randint(0, len(self._pending))
+        for persist in self._pending[:kept]:
+            self.durable.extend(persist.entries)
+        self._pending.clear()
+        self._network.died(self)
+
+    # ----------------------------------------------------------------------- network
+
+    def session_opened(self, session: Session, role: Role, name: str) -> None:
+        self._handle(SessionOpened(self._clock.now_us, session, role, name))
+
+    def session_closed(self, session: Session) -> None:
+        self._handle(SessionClosed(self._clock.now_us, session))
+
+    def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
+        self._handle(Received(self._clock.now_us, session, request, message, bulk))
+
+    # ----------------------------------------------------------------------- inside
+
+    def _tick(self, term: int) -> None:
+        if not self.up or self._term != term:
+            return
+        if not self.stopped:
+            self._handle(Ticked(self._clock.now_us))
+        self._clock.after(TICK_US, lambda: self._tick(term))
+
+    def _handle(self, event: Event) -> None:
+        for action in self.machine.handle(event):
+            if not self.up:
+                return
+            match action:
+                case Send():
+                    self._oracles.coordinator_says(self.machine, action)
+                    self._network.send(action)
+                case CloseSession():
+                    self._network.cut(action.session)
+                case Persist():
+                    self._persist(action)
+
+    def _persist(self, persist: Persist) -> None:
+        self._pending.append(persist)
+        if any(type(entry).__name__ == self.crash_after for entry in persist.entries):
+            self.crash_after = None
+            self._clock.after(self._clock.rng.randint(0, 3000), self.crash)
+        term = self._term
+        delay_us = self._clock.rng.randint(100, 2500)
+        self._clock.after(delay_us, lambda: self._synced(term))
+
+    def _synced(self, term: int) -> None:
+        if not self.up or self._term != term or not self._pending:
+            return
+        persist = self._pending.pop(0)
+        self.durable.extend(persist.entries)
+        self._oracles.catalog_wrote(persist.entries)
+        self._handle(Persisted(self._clock.now_us, persist.ticket))

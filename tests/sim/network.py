@@ -1,0 +1,203 @@
+"""A fake network of connections: ordered like TCP, but slow, cut, half-open, and stuttering on demand.
+
+Faults: a cut tells both ends (late) and loses what was under way; a half-open connection swallows one
+direction until it is cut; a stutter delivers a frame twice, as a repeated request would; a stopped
+node receives nothing until it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ckpt.protocol.events import Send, Session
+from ckpt.protocol.messages import Message, Role
+from tests.sim.clockwork import Clockwork
+
+
+class Node(Protocol):
+    """What the network delivers to. `up` is False while the process is dead, `stopped` while SIGSTOPped."""
+
+    name: str
+    up: bool
+    stopped: bool
+
+    def session_opened(self, session: Session, role: Role, name: str) -> None:
+        """The handshake is done."""
+
+    def session_closed(self, session: Session) -> None:
+        """The connection is gone."""
+
+    def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
+        """A frame."""
+
+
+@dataclass(slots=True)
+class _End:
+    node: Node
+    incarnation: int
+    session: Session
+    ready_us: int = 0
+    """Nothing arrives here before this: frames keep their order."""
+    swallowed: bool = False
+    """Half open: what is sent to this end vanishes."""
+
+
+@dataclass(slots=True)
+class Connection:
+    """Two ends of one authenticated connection."""
+
+    client: _End
+    server: _End
+    open: bool = True
+    latency_us: int = 0
+
+    def other(self, session: Session) -> _End:
+        return self.server if self.client.session == session else self.client
+
+
+@dataclass(slots=True)
+class Weather:
+    """How bad the network is now; the scenario changes it."""
+
+    latency_us: int = 80
+    jitter_us: int = 200
+    stutter: float = 0.0
+    """Probability that a frame arrives twice."""
+    cut: float = 0.0
+    """Probability that a frame cuts its connection instead."""
+
+
+class Network:
+    """I own every connection of the world."""
+
+    def __init__(self, clock: Clockwork) -> None:
+        self.clock = clock
+        self.weather = Weather()
+        self.slow: dict[str, int] = {}
+        #: Node name -> extra latency of everything it receives.
+        self._sessions: dict[Session, Connection] = {}
+        self._incarnations: dict[str, int] = {}
+        self._next_session = 1
+        self.messages = 0
+
+    def incarnation(self, node: Node) -> int:
+        return self._incarnations.get(node.name, 0)
+
+    # ----------------------------------------------------------------------- connections
+
+    def dial(
+        self, client: Node, server: Node, role: Role, server_role: Role,
+        failed: Callable[[], None], opened: Callable[[Session], None],
+    ) -> None:  # fmt: skip
+        """Connect after a round trip; `failed` when nobody answers there."""
+        birth = self.incarnation(client)
+
+        def arrive() -> None:
+            if not client.up or self.incarnation(client) != birth:
+                return
+            if not server.up or server.stopped or client.stopped:
+                failed()
+                return
+            connection = self._connect(client, server)
+            opened(connection.client.session)
+            client.session_opened(connection.client.session, server_role, server.name)
+            server.session_opened(connection.server.session, role, client.name)
+
+        self.clock.after(2 * self._delay(server.name), arrive)
+
+    def _connect(self, client: Node, server: Node) -> Connection:
+        near = _End(client, self.incarnation(client), self._new_session())
+        far = _End(server, self.incarnation(server), self._new_session())
+        connection = Connection(near, far)
+        self._sessions[near.session] = self._sessions[far.session] = connection
+        return connection
+
+    def _new_session(self) -> Session:
+        self._next_session += 1
+        return Session(self._next_session)
+
+    def send(self, action: Send) -> None:
+        """Deliver a frame to the other end, in order; dropped when the connection is gone."""
+        connection = self._sessions.get(action.session)
+        if connection is None or not connection.open:
+            return
+        if self.weather.cut and self.clock.rng.random() < self.weather.cut:
+            self.cut(action.session)
+            return
+        self.messages += 1
+        copies = 1
+        if self.weather.stutter and self.clock.rng.random() < self.weather.stutter:
+            copies = 2
+        bulk = bytes(action.bulk)
+        for _ in range(copies):
+            self._deliver(connection, connection.other(action.session), action, bulk)
+
+    def _deliver(self, connection: Connection, end: _End, action: Send, bulk: bytes) -> None:
+        at_us = max(end.ready_us + 1, self.clock.now_us + self._delay(end.node.name))
+        end.ready_us = at_us
+
+        def arrive() -> None:
+            if not connection.open or end.swallowed or not self._alive(end):
+                return
+            if end.node.stopped:
+                self.clock.after(20_000, arrive)
+                return
+            end.node.received(end.session, action.request, action.message, bulk)
+
+        self.clock.after(at_us - self.clock.now_us, arrive)
+
+    def _delay(self, name: str) -> int:
+        weather = self.weather
+        jitter = int(self.clock.rng.random() * weather.jitter_us)
+        return weather.latency_us + jitter + self.slow.get(name, 0)
+
+    def _alive(self, end: _End) -> bool:
+        return end.node.up and self.incarnation(end.node) == end.incarnation
+
+    # ----------------------------------------------------------------------- faults
+
+    def cut(self, session: Session) -> None:
+        """End a connection; both ends hear of it a little later."""
+        connection = self._sessions.get(session)
+        if connection is None or not connection.open:
+            return
+        connection.open = False
+        for end in (connection.client, connection.server):
+            del self._sessions[end.session]
+            self._tell_closed(end)
+
+    def _tell_closed(self, end: _End) -> None:
+        def arrive() -> None:
+            if not self._alive(end):
+                return
+            if end.node.stopped:
+                self.clock.after(20_000, arrive)
+                return
+            end.node.session_closed(end.session)
+
+        self.clock.after(self._delay(end.node.name), arrive)
+
+    def died(self, node: Node) -> None:
+        """A process ended: the kernel closes its connections."""
+        self._incarnations[node.name] = self.incarnation(node) + 1
+        for session, connection in list(self._sessions.items()):
+            if connection.open and node in (connection.client.node, connection.server.node):
+                self.cut(session)
+
+    def sessions_of(self, node: Node) -> list[Session]:
+        """Open connections of a node, oldest first."""
+        return [
+            session
+            for session, connection in self._sessions.items()
+            if connection.other(session).node is not node and connection.open
+        ]
+
+    def half_open(self, session: Session, cut_after_us: int) -> None:
+        """The frames to the other end vanish; the connection dies later."""
+        connection = self._sessions.get(session)
+        if connection is not None:
+            connection.other(session).swallowed = True
+            self.clock.after(cut_after_us, lambda: self.cut(session))
+

@@ -1,0 +1,193 @@
+"""What must be true, checked from outside the machines; the promises are DESIGN's P1 to P14.
+
+Each method is told something that happened and raises Violation when a promise is broken. The oracles
+look at the fake disks' durable bytes and at their own history, never at a machine's opinion alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, LaunchNumber, PayloadId, TargetId
+from ckpt.erasure.code import Code
+from ckpt.format.column import decode_header
+from ckpt.protocol import catalog, messages
+from ckpt.protocol.catalog import CatalogEntry, CatalogImage, RowState
+from ckpt.protocol.events import Send
+from ckpt.protocol.placements import Placement, decode_placement
+from ckpt.protocol.stager_events import Outcome, SaveCommitted
+from ckpt.protocol.target_core import column_name
+from ckpt.testing.disk import FakeDisk
+
+if TYPE_CHECKING:
+    from ckpt.protocol.coordinator import CoordinatorMachine
+    from tests.sim.rank_node import Job, RankNode
+
+
+class Violation(AssertionError):
+    """A promise is broken. The message names it."""
+
+
+@dataclass(slots=True)
+class Announced:
+    """A checkpoint that somebody outside heard of."""
+
+    info: messages.CommitInfo
+    placement: Placement
+
+
+@dataclass(slots=True)
+class Oracles:
+    """I watch one world."""
+
+    disk_of: Callable[[TargetId], FakeDisk]
+    announced: dict[CheckpointId, Announced] = field(default_factory=dict)
+    #: Every committed checkpoint that anybody was told of.
+    aborted: set[CheckpointId] = field(default_factory=set)
+    opened: dict[CheckpointId, catalog.AttemptOpened] = field(default_factory=dict)
+    #: Durable openings, in order.
+    decided: dict[CheckpointId, catalog.AttemptDecided] = field(default_factory=dict)
+    deleted: set[CheckpointId] = field(default_factory=set)
+    begun: dict[str, LaunchNumber] = field(default_factory=dict)
+    #: Run -> the newest launch with a durable opening.
+    handed: set[tuple[str, int, int]] = field(default_factory=set)
+    #: (launch name, step, rank) that was staged whole.
+    halves: dict[tuple[str, int], int] = field(default_factory=dict)
+    #: (rank node, half) -> the save that holds it.
+    refusals: list[str] = field(default_factory=list)
+
+    # ----------------------------------------------------------------------- catalog
+
+    def coordinator_started(self, image: CatalogImage) -> None:
+        """A restart may not have forgotten what was announced (P1, P2)."""
+        for id in self.announced:
+            row = image.rows.get(id)
+            fine = (RowState.COMMITTED, RowState.DAMAGED, RowState.TOMBSTONED, RowState.DELETED)
+            if row is None or row.state not in fine:
+                raise Violation(f"P1: {id} was announced, a restart finds {row and row.state}")
+
+    def catalog_wrote(self, entries: tuple[CatalogEntry, ...]) -> None:
+        """Entries that became durable."""
+        for entry in entries:
+            match entry:
+                case catalog.AttemptOpened():
+                    self._opened(entry)
+                case catalog.AttemptDecided():
+                    self.decided[entry.checkpoint] = entry
+                case catalog.AttemptAborted():
+                    if entry.checkpoint in self.announced:
+                        raise Violation(f"P2: {entry.checkpoint} was announced and then aborted")
+                    self.aborted.add(entry.checkpoint)
+                case catalog.CheckpointTombstoned():
+                    self.deleted.add(entry.checkpoint)
+
+    def _opened(self, entry: catalog.AttemptOpened) -> None:
+        run = entry.checkpoint.run
+        generations = [id.generation for id in self.opened if id.run == run]
+        if generations and entry.checkpoint.generation <= max(generations):
+            raise Violation(f"P10: generation {entry.checkpoint} does not grow")
+        if entry.launch < self.begun.get(run, LaunchNumber(0)):
+            raise Violation(f"P10: fenced launch {entry.launch} opened {entry.checkpoint}")
+        self.begun[run] = entry.launch
+        self.opened[entry.checkpoint] = entry
+
+    # ----------------------------------------------------------------------- what is said
+
+    def coordinator_says(self, machine: CoordinatorMachine, action: Send) -> None:
+        """Every message of the coordinator, before it leaves."""
+        match action.message:
+            case messages.AttemptCommitted(info):
+                self._announce(info)
+            case messages.Resolved(info):
+                self._announce(info)
+            case messages.PayloadPlanned(payload):
+                if payload.checkpoint not in self.opened:
+                    raise Violation(f"P10: plan of {payload} left before its generation was durable")
+            case messages.AttemptAborted(checkpoint):
+                if checkpoint in self.announced:
+                    raise Violation(f"P2: {checkpoint} was announced, now it is said to be aborted")
+
+    def _announce(self, info: messages.CommitInfo) -> None:
+        id = info.checkpoint
+        if id in self.announced:
+            return
+        decided = self.decided.get(id)
+        if decided is None:
+            raise Violation(f"P2: {id} is announced before its record is durable")
+        if id in self.aborted:
+            raise Violation(f"P2: {id} is announced after it was aborted")
+        placement = decode_placement(decided.placement)
+        self._check_ranks(info, placement)
+        for rank, columns in placement.items():
+            self._check_columns(info, PayloadId(id, rank), columns)
+        self.announced[id] = Announced(info, placement)
+
+    def _check_ranks(self, info: messages.CommitInfo, placement: Placement) -> None:
+        opened = self.opened[info.checkpoint]
+        if sorted(placement) != list(range(opened.world_size)):
+            raise Violation(f"P2: {info.checkpoint} misses ranks: {sorted(placement)}")
+
+    def _check_columns(
+        self, info: messages.CommitInfo, payload: PayloadId, columns: tuple[TargetId | None, ...]
+    ) -> None:
+        """Whatever its answer promises must already lie on stable storage (P1, P13)."""
+        code = Code.parse(info.code)
+        named = [target for target in columns if target is not None]
+        if len(set(named)) != len(named):
+            raise Violation(f"P13: {payload} has two columns on one target: {columns}")
+        durable = sum(
+            self._is_durable(target, ColumnId(payload, ColumnNumber(j)), info.launch)
+            for j, target in enumerate(columns)
+            if target is not None
+        )
+        if durable < code.floor:
+            raise Violation(f"P1: {payload} is announced with {durable} durable columns, floor {code.floor}")
+        if durable - code.k < info.targets_survivable:
+            raise Violation(
+                f"P1: {payload} promises to survive {info.targets_survivable}, has {durable} columns"
+            )
+
+    def _is_durable(self, target: TargetId, column: ColumnId, launch: LaunchNumber) -> bool:
+        data = self.disk_of(target).durable(f"columns/{column_name(column)}")
+        if data is None:
+            return False
+        header = decode_header(data[:4096])
+        if header.launch != launch:
+            raise Violation(f"P2: {column} of launch {header.launch} in a checkpoint of {launch}")
+        return header.column == column
+
+    # ----------------------------------------------------------------------- ranks
+
+    def half_granted(self, node: RankNode, half: int, save: int) -> None:
+        """A half is given to one save at a time, until the coordinator ended that save's attempt."""
+        key = (node.name, half)
+        earlier = self.halves.get(key)
+        if earlier is not None and not self._save_ended(node, earlier):
+            raise Violation(f"P2: half {half} of {node.name} is reused before save {earlier} ended")
+        self.halves[key] = save
+
+    def _save_ended(self, node: RankNode, save: int) -> bool:
+        """Committed or aborted as a fact, or refused before it became an attempt."""
+        step = node.step_of(save)
+        ids = [
+            id
+            for id, opened in self.opened.items()
+            if id.step == step and opened.launch == node.launch_number
+        ]
+        return all(id in self.announced or id in self.aborted for id in ids)
+
+    def handed_over(self, job: Job, step: int, rank: int) -> None:
+        self.handed.add((job.launch_name, step, rank))
+
+    def trainer_told(self, node: RankNode, step: int, outcome: Outcome) -> None:
+        """A trainer hears of a commit only when it is one."""
+        if isinstance(outcome, SaveCommitted) and outcome.info.checkpoint not in self.announced:
+            raise Violation(f"P2: {node.name} was told of {outcome.info.checkpoint} too early")
+
+    def column_refused(self, code: str, text: str) -> None:
+        """Space was reserved: no write may fail for lack of it (P6)."""
+        self.refusals.append(f"{code}: {text}")
+        if code == "no_space":
+            raise Violation(f"P6: an admitted write was refused for space: {text}")

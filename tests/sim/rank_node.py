@@ -1,0 +1,465 @@
+"""One rank of one launch: a scripted trainer, and its stager's real machines, streams and arena."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank, RunName, Step, TargetId
+from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID, codec_for
+from ckpt.format.checksum import crc32, xxh3_128
+from ckpt.format.layout import Layout
+from ckpt.format.manifest import RankManifest, encode_manifest
+from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
+from ckpt.protocol import messages as m
+from ckpt.protocol import payload_events as pe
+from ckpt.protocol import stager_events as se
+from ckpt.protocol.events import Received, Send, Session, SessionClosed, SessionOpened, Ticked
+from ckpt.protocol.payload_writer import PayloadWriter
+from ckpt.protocol.stager import Identity, StagerConfig, StagerMachine
+from tests.sim.clockwork import Clockwork
+from tests.sim.network import Network, Node
+from tests.sim.oracles import Oracles
+
+TICK_US = 200_000
+HALF_BYTES = 1 << 17
+SHARD_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a launch saves: the same for all its ranks."""
+
+    run: RunName
+    key: str | None
+    launch_name: str
+    world_size: int
+    steps: tuple[int, ...]
+    gap_us: int
+    payload_bytes: int
+
+
+def content(job: Job, step: int, rank: int, seed: int) -> bytes:
+    """The bytes that a rank hands over: a function of who, when and the seed alone (oracle of P1 to P3)."""
+    rng = np.random.default_rng([seed, hash_of(job.launch_name), step, rank])
+    return rng.bytes(job.payload_bytes)
+
+
+def hash_of(text: str) -> int:
+    """A small stable number of a name."""
+    return crc32(text.encode())
+
+
+def table_of(job: Job, rank: int) -> bytes:
+    """A private array, and a slice of a global one."""
+    size, shard = job.payload_bytes, min(SHARD_BYTES, job.payload_bytes)
+    pieces = (Piece(0, shard, size - shard),) if size > shard else ()
+    own = TensorEntry("own", Meaning.OWN, "|u1", (size - shard,), (0,), (size - shard,), pieces)
+    piece = (Piece(0, 0, shard),) if shard else ()
+    whole = (shard * job.world_size,)
+    part = TensorEntry("shard", Meaning.SHARD, "|u1", whole, (rank * shard,), (shard,), piece)
+    return encode_table(RankTable(Rank(rank), job.world_size, (own, part)))
+
+
+@dataclass(slots=True)
+class _Link:
+    """A connection to one boot of one target."""
+
+    target: TargetId
+    session: Session | None = None
+    waiting: list[pe.OpenStream] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Sending:
+    """One payload under way: its machine, its cells as encoded, and its manifest."""
+
+    writer: PayloadWriter
+    layout: Layout
+    half: int
+    launch: int
+    cells: list[list[bytes]]
+    """By stripe, by column."""
+    manifest: bytes
+
+
+class RankNode:
+    """I am two processes in one object: `kill_trainer` leaves the stager, `crash` takes both."""
+
+    def __init__(
+        self, clock: Clockwork, network: Network, oracles: Oracles, coordinator: Node,
+        target_of: Callable[[TargetId], Node], job: Job, rank: int, seed: int,
+    ) -> None:  # fmt: skip
+        self.name = f"{job.launch_name}/rank{rank}"
+        self.up = True
+        self.stopped = False
+        self.trainer_alive = True
+        self.job = job
+        self.rank = rank
+        self._clock, self._network, self._oracles = clock, network, oracles
+        self._coordinator = coordinator
+        self._target_of = target_of
+        self._seed = seed
+        self._process = f"{self.name}/{seed}"
+        self.machine = StagerMachine(
+            Identity(job.key, Rank(rank), job.world_size, self._process), StagerConfig()
+        )
+        self._halves = [bytearray(HALF_BYTES), bytearray(HALF_BYTES)]
+        self._sending: dict[PayloadId, _Sending] = {}
+        self._links: dict[tuple[TargetId, int], _Link] = {}
+        self._by_session: dict[Session, _Link] = {}
+        self._stream_numbers = itertools.count(1)
+        self._stream_payload: dict[int, PayloadId] = {}
+        self._script: list[int] = list(job.steps)
+        self._saves: dict[int, int] = {}
+        #: Save number -> step.
+        self.outcomes: dict[int, se.Outcome] = {}
+        #: Step -> what the trainer was told last.
+        self._coordinator_session: Session | None = None
+        self.done_saving = False
+
+    # ----------------------------------------------------------------------- trainer
+
+    def start(self) -> None:
+        self._handle(se.TrainerAttached(self._clock.now_us))
+        self._tick()
+        self._next_save()
+
+    def _next_save(self) -> None:
+        if not self.trainer_alive or not self.up:
+            return
+        if not self._script:
+            self.done_saving = True
+            return
+        step = self._script.pop(0)
+        number = len(self._saves) + 1
+        self._saves[number] = step
+        self._handle(se.HalfAsked(self._clock.now_us, number, self.job.run, Step(step)))
+
+    def _stage(self, number: int, half: int) -> None:
+        step = self._saves[number]
+        data = content(self.job, step, self.rank, self._seed)
+        self._oracles.half_granted(self, half, number)
+
+        def copied() -> None:
+            if not self.trainer_alive or not self.up:
+                return
+            self._halves[half][: len(data)] = data
+            handed = se.PayloadHandedOver(
+                self._clock.now_us, number, len(data), 0, 0, m.ReplicaPolicy.ABORT, 100
+            )
+            self._oracles.handed_over(self.job, step, self.rank)
+            self._handle(handed)
+            table = table_of(self.job, self.rank)
+            self._clock.after(300, lambda: self._tell_table(number, table))
+            self._clock.after(self.job.gap_us, self._next_save)
+
+        self._clock.after(self._clock.rng.randint(50, 2000), copied)
+
+    def _tell_table(self, number: int, table: bytes) -> None:
+        if self.up:
+            self._handle(se.TableReady(self._clock.now_us, number, table))
+
+    def step_of(self, save: int) -> int:
+        """The step of one of this process's saves."""
+        return self._saves[save]
+
+    @property
+    def launch_number(self) -> int | None:
+        """As the coordinator answered; None before."""
+        run = self.machine.runs.get(self.job.run)
+        return run.number if run is not None else None
+
+    def kill_trainer(self) -> None:
+        if self.trainer_alive and self.up:
+            self.trainer_alive = False
+            self._clock.after(500, self._detached)
+
+    def _detached(self) -> None:
+        if self.up:
+            self._handle(se.TrainerDetached(self._clock.now_us))
+
+    def crash(self) -> None:
+        """Both processes die, and the arena with them."""
+        if self.up:
+            self.up = self.trainer_alive = False
+            self._network.died(self)
+
+    # ----------------------------------------------------------------------- network
+
+    def session_opened(self, session: Session, role: m.Role, name: str) -> None:
+        if role is m.Role.COORDINATOR:
+            self._coordinator_session = session
+            self._handle(SessionOpened(self._clock.now_us, session, role, name))
+
+    def session_closed(self, session: Session) -> None:
+        link = self._by_session.pop(session, None)
+        if link is None:
+            self._handle(SessionClosed(self._clock.now_us, session))
+            return
+        self._links = {key: each for key, each in self._links.items() if each is not link}
+        self._lose_streams(link)
+
+    def _lose_streams(self, link: _Link) -> None:
+        for sending in list(self._sending.values()):
+            for column in sending.writer.columns:
+                if column.stream and column.place is not None and column.place.target == link.target:
+                    lost = pe.StreamLost(self._clock.now_us, column.stream, "connection ended")
+                    self._write(sending, lost)
+
+    def received(self, session: Session, request: int, message: m.Message, bulk: bytes) -> None:
+        if session not in self._by_session:
+            self._handle(Received(self._clock.now_us, session, request, message, bulk))
+            return
+        payload = self._stream_payload.get(request)
+        sending = self._sending.get(payload) if payload is not None else None
+        if sending is None:
+            return
+        now_us = self._clock.now_us
+        match message:
+            case m.ColumnAccepted(credit):
+                self._write(sending, pe.StreamAccepted(now_us, request, credit))
+            case m.CreditGranted(credit):
+                self._write(sending, pe.StreamCredited(now_us, request, credit))
+            case m.ColumnSealed(proof):
+                self._write(sending, pe.StreamSealed(now_us, request, proof))
+            case m.Failed(code, text):
+                self._oracles.column_refused(code, text)
+                self._write(sending, pe.StreamRefused(now_us, request, code, text))
+
+    # ----------------------------------------------------------------------- stager
+
+    def _tick(self) -> None:
+        if not self.up:
+            return
+        if not self.stopped:
+            for sending in list(self._sending.values()):
+                self._write(sending, Ticked(self._clock.now_us))
+            self._handle(Ticked(self._clock.now_us))
+        self._clock.after(TICK_US, self._tick)
+
+    def _handle(self, event: se.StagerEvent) -> None:
+        for action in self.machine.handle(event):
+            if self.up:
+                self._perform(action)
+        if self.up:
+            self.machine.check()
+
+    def _perform(self, action: se.StagerAction) -> None:
+        now_us = self._clock.now_us
+        match action:
+            case Send():
+                self._network.send(action)
+            case se.DialCoordinator():
+                self._dial_coordinator()
+            case se.GrantHalf(number, half):
+                self._stage(number, half)
+            case se.RefuseSave(number, code, text):
+                self.outcomes[self._saves[number]] = se.SaveFailed(code, text)
+                self._clock.after(self.job.gap_us, self._next_save)
+            case se.StartPayload():
+                self._start(action)
+            case se.AddSpares(payload, column, spares) if payload in self._sending:
+                self._write(self._sending[payload], pe.SparesGiven(now_us, column, spares))
+            case se.ReopenColumns(payload, columns, places) if payload in self._sending:
+                self._write(self._sending[payload], pe.ColumnsReopened(now_us, columns, places))
+            case se.StopPayload(payload):
+                self._stop(payload)
+            case se.ComputeBoxes(payload, _, boxes):
+                prints = tuple(b"\0" * 16 for _ in boxes)
+                self._handle(se.BoxesFingerprinted(now_us, payload, prints))
+            case se.TellTrainer(number, outcome):
+                self._tell(number, outcome)
+
+    def _tell(self, number: int, outcome: se.Outcome) -> None:
+        if not self.trainer_alive:
+            return
+        self.outcomes[self._saves[number]] = outcome
+        self._oracles.trainer_told(self, self._saves[number], outcome)
+        self._clock.after(50, lambda: self.up and self._handle(se.OutcomeHeard(self._clock.now_us, number)))
+
+    def _dial_coordinator(self) -> None:
+        self._network.dial(
+            self,
+            self._coordinator,
+            m.Role.STAGER,
+            m.Role.COORDINATOR,
+            failed=lambda: self._handle(se.DialFailed(self._clock.now_us)),
+            opened=lambda session: None,
+        )
+
+    # ----------------------------------------------------------------------- streams
+
+    def _start(self, action: se.StartPayload) -> None:
+        writer = PayloadWriter(
+            action.plan, action.payload_bytes, self._stream_numbers, self._clock.now_us
+        )
+        layout = writer.layout
+        half = self._halves[action.half]
+        half[action.payload_bytes : layout.padded_bytes] = bytes(
+            layout.padded_bytes - action.payload_bytes
+        )
+        cells = encode_cells(layout, half)
+        manifest, crcs = manifest_of(action.plan.payload, action.launch, layout, cells)
+        sending = _Sending(writer, layout, action.half, action.launch, cells, manifest)
+        self._sending[action.plan.payload] = sending
+        self._do(sending, writer.begin())
+        ready = pe.ManifestReady(self._clock.now_us, xxh3_128(manifest), crcs)
+        self._clock.after(200, lambda: self._write(sending, ready))
+
+    def _stop(self, payload: PayloadId) -> None:
+        sending = self._sending.pop(payload, None)
+        if sending is not None:
+            self._do(sending, sending.writer.handle(pe.WriterStopped(self._clock.now_us)))
+        self._handle(se.PayloadStopped(self._clock.now_us, payload))
+
+    def _write(self, sending: _Sending, event: pe.WriterEvent) -> None:
+        if not self.up:
+            return
+        self._do(sending, sending.writer.handle(event))
+        self._pump(sending)
+        sending.writer.check()
+
+    def _do(self, sending: _Sending, actions: list[pe.WriterAction]) -> None:
+        payload = sending.writer.payload
+        now_us = self._clock.now_us
+        for action in actions:
+            match action:
+                case pe.OpenStream(_, stream, place):
+                    self._stream_payload[stream] = payload
+                    self._open_stream(action, place)
+                case pe.SealStream(column, stream):
+                    seal = m.SealColumn(len(sending.manifest))
+                    self._send_to(sending, column, stream, seal, sending.manifest)
+                case pe.AbandonStream(_, stream, place, reason):
+                    self._abandon(stream, place, reason)
+                case pe.AskSpares(column, failed):
+                    self._handle(se.SparesWanted(now_us, payload, column, failed))
+                case pe.CertifyPayload(proofs):
+                    digest = xxh3_128(sending.manifest)
+                    self._handle(se.PayloadSealed(now_us, payload, proofs, digest))
+                case pe.FailPayload(code, text, hint):
+                    self._handle(se.PayloadFailed(now_us, payload, code, text, hint))
+
+    def _open_stream(self, action: pe.OpenStream, place: m.Place) -> None:
+        key = (place.target, int(place.boot))
+        link = self._links.get(key)
+        if link is None:
+            link = self._links[key] = _Link(place.target)
+            link.waiting.append(action)
+            self._network.dial(
+                self,
+                self._target_of(place.target),
+                m.Role.STAGER,
+                m.Role.TARGET,
+                failed=lambda: self._link_failed(key, link),
+                opened=lambda session: self._link_opened(link, session),
+            )
+        elif link.session is None:
+            link.waiting.append(action)
+        else:
+            self._begin(link, action)
+
+    def _link_failed(self, key: tuple[TargetId, int], link: _Link) -> None:
+        self._links.pop(key, None)
+        for action in link.waiting:
+            payload = self._stream_payload[action.stream]
+            if payload in self._sending:
+                lost = pe.StreamLost(self._clock.now_us, action.stream, "nobody answers")
+                self._write(self._sending[payload], lost)
+
+    def _link_opened(self, link: _Link, session: Session) -> None:
+        link.session = session
+        self._by_session[session] = link
+        waiting, link.waiting = link.waiting, []
+        for action in waiting:
+            self._begin(link, action)
+
+    def _begin(self, link: _Link, action: pe.OpenStream) -> None:
+        payload = self._stream_payload[action.stream]
+        sending = self._sending.get(payload)
+        if sending is None or link.session is None:
+            return
+        layout = sending.layout
+        begin = m.BeginColumn(
+            ColumnId(payload, action.column),
+            m.LaunchNumber(sending.launch),
+            action.place.reservation,
+            str(layout.code),
+            layout.payload_bytes,
+            layout.cell_bytes,
+        )
+        self._network.send(Send(link.session, action.stream, begin))
+
+    def _send_to(
+        self, sending: _Sending, column: ColumnNumber, stream: int, message: m.Message, bulk: bytes
+    ) -> None:
+        place = sending.writer.columns[column].place
+        link = self._links.get((place.target, int(place.boot))) if place is not None else None
+        if link is not None and link.session is not None:
+            self._network.send(Send(link.session, stream, message, bulk))
+
+    def _abandon(self, stream: int, place: m.Place, reason: pe.AbandonReason) -> None:
+        link = self._links.get((place.target, int(place.boot)))
+        if link is None or link.session is None:
+            return
+        if reason is pe.AbandonReason.STALLED:
+            self._network.cut(link.session)
+        else:
+            self._network.send(Send(link.session, stream, m.AbandonColumn()))
+
+    def _pump(self, sending: _Sending) -> None:
+        """The hot loop's rule: most bytes left first, as far as credit goes."""
+        moved = True
+        while moved:
+            moved = False
+            for column in sending.writer.send_order():
+                stripe = sending.writer.next_stripe(column.number)
+                if stripe is None:
+                    continue
+                cell = sending.cells[stripe][column.number]
+                fragment = m.Fragment(stripe, crc32(cell))
+                self._send_to(sending, column.number, column.stream, fragment, cell)
+                sent = pe.FragmentSent(self._clock.now_us, column.stream, stripe)
+                self._do(sending, sending.writer.handle(sent))
+                moved = True
+
+
+def encode_cells(layout: Layout, memory: bytearray) -> list[list[bytes]]:
+    """All fragments of a payload, by stripe and column."""
+    cells: list[list[bytes]] = []
+    codec = codec_for(layout.code)
+    for stripe in range(layout.stripe_count):
+        size = layout.cell_bytes_of(stripe)
+        data = [
+            bytes(memory[layout.cell_offset(stripe, j) : layout.cell_offset(stripe, j) + size])
+            for j in range(layout.code.k)
+        ]
+        parity = [bytearray(size) for _ in range(layout.code.m)]
+        codec.encode([memoryview(d) for d in data], [memoryview(p) for p in parity])
+        cells.append(data + [bytes(p) for p in parity])
+    return cells
+
+
+def manifest_of(
+    payload: PayloadId, launch: int, layout: Layout, cells: list[list[bytes]]
+) -> tuple[bytes, tuple[int, ...]]:
+    """The encoded manifest and the column checksums."""
+    n = layout.code.n
+    fragments = np.array([[crc32(c) for c in row] for row in cells], dtype=np.uint32)
+    columns = tuple(crc32(b"".join(row[j] for row in cells)) for j in range(n))
+    manifest = RankManifest(
+        payload,
+        m.LaunchNumber(launch),
+        layout.code,
+        MATRIX_ID,
+        CODE_VERSION,
+        layout.payload_bytes,
+        layout.cell_bytes,
+        fragments.reshape(layout.stripe_count, n),
+        np.array(columns, dtype=np.uint32),
+    )
+    return encode_manifest(manifest), columns

@@ -1,0 +1,163 @@
+"""A target process of the world: the real machine over a seeded fake disk."""
+
+from __future__ import annotations
+
+from ckpt.aio.disk import perform, scan
+from ckpt.base.ids import BootId, TargetId
+from ckpt.protocol.disk_events import (
+    Preallocate,
+    ReadAt,
+    ReleaseBulk,
+    RemoveFile,
+    RenameFile,
+    SessionDrained,
+    SpaceMeasured,
+    SyncDirectory,
+    SyncFile,
+    TruncateFile,
+    WriteAt,
+)
+from ckpt.protocol.events import CloseSession, Received, Send, Session, SessionClosed, SessionOpened, Ticked
+from ckpt.protocol.messages import Message, Role
+from ckpt.protocol.target import TargetEvent, TargetMachine
+from ckpt.protocol.target_core import TargetIdentity, TargetLimits
+from ckpt.testing.disk import FakeDisk, Keep
+from tests.sim.clockwork import Clockwork
+from tests.sim.coordinator_node import CLUSTER, SECRET, TICK_US
+from tests.sim.network import Network, Node
+
+DISK_BYTES = 1 << 23
+LIMITS = TargetLimits(stream_credit_bytes=8192, credit_pool_bytes=65536)
+
+
+class TargetNode:
+    """I restart with a new boot id from what my disk kept."""
+
+    def __init__(
+        self, clock: Clockwork, network: Network, coordinator: Node, number: int, seed: int
+    ) -> None:
+        self.id = TargetId(f"t{number}")
+        self.name = self.id
+        self.up = False
+        self.stopped = False
+        self.lost = False
+        """For good: it never comes back, its disk counts for nothing."""
+        self.disk = FakeDisk(seed * 31 + number, DISK_BYTES)
+        self.disk_slow = 1
+        """Disk operations take so many times longer."""
+        self._clock, self._network, self._coordinator = clock, network, coordinator
+        self._number = number
+        self._boots = 0
+        self.machine: TargetMachine
+
+    def start(self) -> None:
+        if self.up or self.lost:
+            return
+        self._boots += 1
+        boot = BootId(self._number * 1000 + self._boots)
+        domain = f"power/rack/host/dev{self._number}"
+        identity = TargetIdentity(CLUSTER, self.id, boot, domain, self.id)
+        self.machine = TargetMachine(identity, SECRET, LIMITS)
+        self.up, self.stopped = True, False
+        self._handle(scan(self.disk, self._clock.now_us))
+        self._measure()
+        self._tick(self._boots)
+        self._dial(self._boots)
+
+    def crash(self, keep: Keep = Keep.SOME) -> None:
+        """The process is killed; `keep` says what a power loss leaves of unsynced bytes."""
+        if self.up:
+            self.up = False
+            self._network.died(self)
+            self.disk.crash(keep)
+
+    # ----------------------------------------------------------------------- network
+
+    def session_opened(self, session: Session, role: Role, name: str) -> None:
+        self._handle(SessionOpened(self._clock.now_us, session, role, name))
+
+    def session_closed(self, session: Session) -> None:
+        if session == self._coordinator_session:
+            self._coordinator_session = None
+            boots = self._boots
+            self._clock.after(100_000, lambda: self._dial(boots))
+        self._handle(SessionClosed(self._clock.now_us, session))
+
+    def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
+        self._handle(Received(self._clock.now_us, session, request, message, bulk))
+
+    _coordinator_session: Session | None = None
+
+    def _dial(self, boots: int) -> None:
+        if not self.up or self._boots != boots or self._coordinator_session is not None:
+            return
+        if self.stopped:
+            self._clock.after(100_000, lambda: self._dial(boots))
+            return
+        self._network.dial(
+            self,
+            self._coordinator,
+            Role.TARGET,
+            Role.COORDINATOR,
+            failed=lambda: self._clock.after(100_000, lambda: self._dial(boots)),
+            opened=self._dialed,
+        )
+
+    def _dialed(self, session: Session) -> None:
+        self._coordinator_session = session
+
+    # ----------------------------------------------------------------------- inside
+
+    def _tick(self, boots: int) -> None:
+        if not self.up or self._boots != boots:
+            return
+        if not self.stopped:
+            self._measure()
+            self._handle(Ticked(self._clock.now_us))
+        self._clock.after(TICK_US, lambda: self._tick(boots))
+
+    def _measure(self) -> None:
+        space = self.disk.space()
+        self._handle(SpaceMeasured(self._clock.now_us, space.bytes_total, space.bytes_free))
+
+    def _handle(self, event: TargetEvent) -> None:
+        drained: set[Session] = set()
+        for action in self.machine.handle(event):
+            match action:
+                case Send():
+                    self._network.send(action)
+                    if action.bulk:
+                        drained.add(action.session)
+                case CloseSession():
+                    self._network.cut(action.session)
+                case (
+                    Preallocate() | WriteAt() | TruncateFile() | SyncFile() | RenameFile()
+                    | SyncDirectory() | RemoveFile() | ReadAt()
+                ):  # fmt: skip
+                    self._disk(action)
+                case ReleaseBulk():
+                    continue
+        for session in sorted(drained):
+            self._clock.after(100, lambda s=session: self._drained(s, self._boots))  # type: ignore[misc]
+
+    def _drained(self, session: Session, boots: int) -> None:
+        if self.up and self._boots == boots:
+            self._handle(SessionDrained(self._clock.now_us, session))
+
+    def _disk(
+        self,
+        action: Preallocate | WriteAt | TruncateFile | SyncFile | RenameFile | SyncDirectory
+        | RemoveFile | ReadAt,
+    ) -> None:  # fmt: skip
+        boots = self._boots
+        delay_us = self._clock.rng.randint(30, 400) * self.disk_slow
+
+        def happen() -> None:
+            if not self.up or self._boots != boots:
+                return
+            if self.stopped:
+                self._clock.after(20_000, happen)
+                return
+            self._handle(perform(self.disk, action, self._clock.now_us))
+
+        self._clock.after(delay_us, happen)

@@ -1,0 +1,77 @@
+"""One seed, one history: nodes, launches, faults, and the end in which everything heals and is checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckpt.base.ids import RunName, TargetId
+from ckpt.erasure.code import Code
+from tests.sim.clockwork import Clockwork
+from tests.sim.coordinator_node import CoordinatorNode
+from tests.sim.network import Network
+from tests.sim.oracles import Oracles, Violation
+from tests.sim.rank_node import Job, RankNode
+from tests.sim.target_node import TargetNode
+
+CODE = Code(4, 2)
+TARGET_COUNT = 7
+RANK_COUNT = 4
+RUN = RunName("sim run")
+
+
+@dataclass(slots=True)
+class World:
+    """I build the nodes of a seed and know them by name."""
+
+    seed: int
+    clock: Clockwork
+    network: Network
+    oracles: Oracles
+    coordinator: CoordinatorNode
+    targets: dict[TargetId, TargetNode]
+    ranks: list[RankNode]
+    launches: int = 0
+
+    @classmethod
+    def build(cls, seed: int) -> World:
+        clock = Clockwork(seed)
+        network = Network(clock)
+        targets: dict[TargetId, TargetNode] = {}
+        oracles = Oracles(lambda id: targets[id].disk)
+        coordinator = CoordinatorNode(clock, network, oracles, CODE)
+        for number in range(TARGET_COUNT):
+            node = TargetNode(clock, network, coordinator, number, seed)
+            targets[node.id] = node
+        return cls(seed, clock, network, oracles, coordinator, targets, [])
+
+    def start(self) -> None:
+        self.coordinator.start()
+        for target in self.targets.values():
+            target.start()
+        self.clock.run(lambda: self.live_targets == TARGET_COUNT, 5_000_000)
+        if self.live_targets != TARGET_COUNT:
+            raise Violation(f"only {self.live_targets} targets came up")
+
+    def launch(self, steps: tuple[int, ...], gap_us: int, payload_bytes: int) -> list[RankNode]:
+        """All ranks of one start of the run."""
+        self.launches += 1
+        job = Job(RUN, f"key{self.launches}", f"L{self.launches}", RANK_COUNT, steps, gap_us, payload_bytes)
+        nodes = [
+            RankNode(
+                self.clock, self.network, self.oracles, self.coordinator,
+                lambda id: self.targets[id], job, rank, self.seed,
+            )
+            for rank in range(RANK_COUNT)
+        ]  # fmt: skip
+        self.ranks.extend(nodes)
+        for node in nodes:
+            self.clock.after(self.clock.rng.randint(0, 3000), node.start)
+        return nodes
+
+    @property
+    def live_targets(self) -> int:
+        return len(self.coordinator.machine.members.live()) if self.coordinator.up else 0
+
+    @property
+    def open_attempts(self) -> int:
+        return len(self.coordinator.machine.book.open()) if self.coordinator.up else 0
