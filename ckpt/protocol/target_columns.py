@@ -23,6 +23,7 @@ import numpy as np
 from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import CheckpointId, ColumnId
 from ckpt.base.limits import MANIFEST_BYTES_MAX, PAGE_BYTES
+from ckpt.base.units import align_down, align_up
 from ckpt.format.checksum import crc32_combine, xxh3_128
 from ckpt.format.column import (
     FRAGMENTS_OFFSET,
@@ -176,9 +177,9 @@ class Columns:
     def _allot(self, stream: Stream) -> None:
         """Give the stream a window: its share, or half of what is left, at least one cell, or none yet."""
         least = stream.layout.cell_bytes
+        whole = max(least, align_up(stream.layout.column_bytes, least))
         share = max(least, self._core.limits.stream_credit_bytes)
-        want = min(share, max(least, stream.layout.column_bytes), max(least, self._pool_bytes // 2))
-        want = want // least * least
+        want = align_down(min(share, whole, max(least, self._pool_bytes // 2)), least)
         if want > self._pool_bytes:
             self._thirsty.append(stream)
             return
