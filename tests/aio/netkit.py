@@ -113,8 +113,10 @@ def serving(
     thread.start()
     try:
         server = asyncio.run_coroutine_threadsafe(start(), loop).result(PATIENCE_S)
-        yield ServerThread(server, recorder, pool)
-        asyncio.run_coroutine_threadsafe(server.close(linger_s=0), loop).result(PATIENCE_S)
+        try:
+            yield ServerThread(server, recorder, pool)
+        finally:
+            asyncio.run_coroutine_threadsafe(server.close(linger_s=0), loop).result(PATIENCE_S)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(PATIENCE_S)
