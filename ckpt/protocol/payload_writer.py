@@ -271,12 +271,12 @@ class PayloadWriter:
             else:
                 self._place_or_fail(column, event.now_us, actions)
         self._spares += event.places[len(event.columns) :]
+        self._certified = ()  # The coordinator waits to hear it again, changed or not.
 
     def _ticked(self, now_us: int, actions: list[WriterAction]) -> None:
         self._forgive_absence(now_us)
         for column in self.columns:
-            waited = column.waiting_since_us
-            if waited is None:
+            if column.waiting_since_us is None:
                 continue
             if self.has_stalled(column, now_us):
                 self._hedge(column, now_us, actions)
