@@ -1,0 +1,276 @@
+"""Bytes that must never change: what one release wrote, every later one reads, and writes again.
+
+The files in tests/golden were written once by `golden` below and are frozen. When a test here fails, the format
+has changed: give it a new version number, keep reading the old one, and add a file beside the old one.
+Documents that are packed by lz4 are compared unpacked, since its releases may pack differently.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ckpt.base.ids import (
+    BootId,
+    CheckpointId,
+    ColumnId,
+    ColumnNumber,
+    Generation,
+    LaunchNumber,
+    PayloadId,
+    Rank,
+    RunName,
+    Step,
+    TargetId,
+)
+from ckpt.erasure.code import Code
+from ckpt.format import index_pages, table, tree
+from ckpt.format.checksum import crc32, xxh3_128
+from ckpt.format.column import (
+    HEADER_BYTES,
+    ColumnHeader,
+    decode_header,
+    decode_trailer,
+    encode_header,
+    encode_trailer,
+    trailer_bytes,
+)
+from ckpt.format.envelope import decompress, unwrap
+from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter
+from ckpt.format.index import (
+    Box,
+    Index,
+    IndexPayload,
+    IndexTensor,
+    Location,
+    decode_index,
+    encode_index,
+)
+from ckpt.format.layout import Layout
+from ckpt.format.manifest import RankManifest, decode_manifest, encode_manifest
+from ckpt.format.record import (
+    CommitRecord,
+    Tombstone,
+    decode_record,
+    decode_tombstone,
+    encode_record,
+    encode_tombstone,
+)
+from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry
+from ckpt.format.tree import DictNode, LeafNode, ListNode, ScalarNode, TupleNode
+from ckpt.protocol.messages import CommitInfo, Fragment, Message, PutDocument, RenewLease
+from ckpt.protocol.messages import DocumentKind as Kind
+
+DIRECTORY = Path(__file__).parent.parent / "golden"
+KEY = bytes(range(32))
+CHECKPOINT = CheckpointId(RunName("llm/größe 7b"), Step(1200), Generation(3, 41))
+PAYLOAD = PayloadId(CHECKPOINT, Rank(5))
+LAUNCH = LaunchNumber(3 << 32 | 7)
+LAYOUT = Layout.plan(Code(4, 2), 3_000_000)
+
+
+def golden(name: str, now: bytes) -> bytes:
+    """The frozen bytes. For a new format there are none yet: they are written, looked at and committed."""
+    path = DIRECTORY / name
+    if not path.exists():
+        path.write_bytes(now)
+        raise AssertionError(
+            f"{path} did not exist and was written: look at it, commit it, run again"
+        )
+    return path.read_bytes()
+
+
+def manifest() -> RankManifest:
+    count, n = LAYOUT.stripe_count, LAYOUT.code.n
+    return RankManifest(
+        payload=PAYLOAD,
+        launch=LAUNCH,
+        code=LAYOUT.code,
+        matrix_id=1,
+        code_version=1,
+        payload_bytes=LAYOUT.payload_bytes,
+        cell_bytes=LAYOUT.cell_bytes,
+        fragment_crcs=np.arange(0xA0000000, 0xA0000000 + count * n, dtype=np.uint32).reshape(
+            count, n
+        ),
+        column_crcs=np.arange(0xB0000000, 0xB0000000 + n, dtype=np.uint32),
+    )
+
+
+def header(document: bytes) -> ColumnHeader:
+    return ColumnHeader(
+        cluster="c0ffee",
+        column=ColumnId(PAYLOAD, ColumnNumber(4)),
+        launch=LAUNCH,
+        code=LAYOUT.code,
+        payload_bytes=LAYOUT.payload_bytes,
+        cell_bytes=LAYOUT.cell_bytes,
+        column_bytes=LAYOUT.column_bytes,
+        column_crc=0xB0000004,
+        trailer_bytes=trailer_bytes(LAYOUT, len(document)),
+        manifest_bytes=len(document),
+        manifest_digest=xxh3_128(document),
+    )
+
+
+INDEX = Index(
+    CHECKPOINT,
+    LAUNCH,
+    2,
+    tuple(
+        IndexPayload(
+            Rank(rank), Code(2, 1), 10_000, 4096, 9000, 1000, bytes(range(16)),
+            (TargetId("t0"), None, TargetId("t2")), (1, 0, 0xFFFFFFFF),
+        )
+        for rank in range(2)
+    ),
+    (
+        IndexTensor(
+            "b", Meaning.OWN, "bfloat16", (), (Box(Rank(1), (), (), (Location(None, Rank(1), 0, 64, 2),)),)
+        ),
+        IndexTensor(
+            "w", Meaning.SHARD, "<f4", (4, 2),
+            (
+                Box(Rank(0), (0, 0), (2, 2), (Location(None, Rank(0), 0, 0, 8), Location(None, Rank(0), 8, 512, 8))),
+                Box(Rank(1), (2, 0), (2, 2), (Location(Generation(3, 40), Rank(1), 0, 128, 16),)),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+TABLE = RankTable(
+    Rank(1),
+    2,
+    (
+        TensorEntry("b", Meaning.REPLICATED, "bfloat16", (3,), (0,), (3,), (), bytes(range(16))),
+        TensorEntry("w", Meaning.SHARD, "<f4", (4, 2), (2, 0), (2, 2), (Piece(0, 64, 16),)),
+    ),
+)
+
+TREE = DictNode(
+    (
+        ("model", DictNode((("w", LeafNode("model/w")), (3, LeafNode("model/=3"))))),
+        (True, ListNode((ScalarNode(None), ScalarNode(True), ScalarNode(-1), ScalarNode(1 << 70)))),
+        (
+            ("k", 1 << 70),
+            TupleNode((ScalarNode(-0.0), ScalarNode(float("inf")), ScalarNode(1 - 2j))),
+        ),
+        ("text", ListNode((ScalarNode("größe"), ScalarNode(b"\x00\xff"), ScalarNode(-(1 << 64))))),
+    )
+)
+
+
+def test_frames_are_as_ever() -> None:
+    writer = FrameWriter(KEY)
+    bulk = bytes(range(256))
+    sent: list[tuple[Message, bytes]] = [
+        (Fragment(3, crc32(bulk)), bulk),
+        (PutDocument(3, Kind.RECORD, CHECKPOINT, 256, 0, xxh3_128(bulk)), bulk),
+        (RenewLease(TargetId("t0"), BootId(1 << 63), 5, 6, {"frames": 7}), b""),
+    ]
+    frames = [writer.encode(message, 9, data, 1 << 33) for message, data in sent]
+    frozen = golden("frames.bin", b"".join(frames))
+    assert frozen == b"".join(frames)
+    reader = FrameReader(KEY)
+    for message, data in sent:
+        head = reader.prefix(frozen[:PREFIX_BYTES])
+        end = PREFIX_BYTES + head.meta_bytes
+        assert reader.message(head, frozen[PREFIX_BYTES:end]) == message
+        reader.check_bulk(head, message, data)
+        frozen = frozen[end:]
+    assert frozen == b""
+
+
+def test_a_manifest_is_as_ever() -> None:
+    document = encode_manifest(manifest())
+    frozen = golden("rank_manifest.bin", document)
+    assert frozen == document
+    assert decode_manifest(frozen) == manifest()
+
+
+def test_a_column_header_and_trailer_are_as_ever() -> None:
+    document = encode_manifest(manifest())
+    crcs = np.arange(0xC0000000, 0xC0000000 + LAYOUT.block_count, dtype=np.uint32)
+    now = encode_header(header(document)) + encode_trailer(crcs, document)
+    frozen = golden("column_header_trailer.bin", now)
+    assert frozen == now
+    found = decode_header(frozen[:HEADER_BYTES])
+    assert found == header(document)
+    table_found, document_found = decode_trailer(found, frozen[HEADER_BYTES:])
+    assert table_found.tolist() == crcs.tolist()
+    assert document_found == document
+
+
+def test_a_commit_record_is_as_ever() -> None:
+    info = CommitInfo(
+        checkpoint=CHECKPOINT,
+        launch=LAUNCH,
+        world_size=8,
+        code="4+2",
+        payload_bytes=24_000_000,
+        targets_survivable=2,
+        domains_survivable=1,
+        domain_level="host",
+        committed_at_s=1_700_000_000.25,
+        commit_us=850_000,
+        stall_us=12_000,
+        slowest_rank=Rank(5),
+        slowest_target=TargetId("t2"),
+        fault_in_us=300_000,
+        columns_missing=1,
+    )
+    record = CommitRecord(
+        "c0ffee", info, bytes(range(16)), 20_480, (TargetId("t0"), TargetId("t1")), 3
+    )
+    frozen = golden("commit_record.bin", encode_record(record))
+    assert frozen == encode_record(record)
+    assert decode_record(frozen) == record
+
+
+def test_a_tombstone_is_as_ever() -> None:
+    tombstone = Tombstone("c0ffee", CHECKPOINT, 4, "deleted by hand")
+    frozen = golden("tombstone.bin", encode_tombstone(tombstone))
+    assert frozen == encode_tombstone(tombstone)
+    assert decode_tombstone(frozen) == tombstone
+
+
+def index_parts(document: bytes) -> list[bytes]:
+    """The raw directory and pages, unpacked."""
+    head = index_pages.decode_header(document[: index_pages.HEADER_BYTES])
+    start = head.directory_offset
+    end = start + head.directory_bytes
+    directory = index_pages.decode_directory(head, document[start:end])
+    parts = []
+    for page in index_pages.all_pages(directory):
+        parts.append(decompress(document[end : end + page.packed_bytes], page.raw_bytes))
+        end += page.packed_bytes
+    return parts
+
+
+def test_an_index_is_as_ever() -> None:
+    now = encode_index(INDEX)
+    frozen = golden("index.bin", now)
+    assert decode_index(frozen) == INDEX
+    assert index_parts(frozen) == index_parts(now)
+    assert frozen[:48] == now[:48]
+
+
+def test_a_tree_document_is_as_ever() -> None:
+    now = raw_tree(tree.encode_tree(TREE))
+    frozen = golden("tree.bin", tree.encode_tree(TREE))
+    assert raw_tree(frozen) == now
+    assert tree.decode_tree(frozen) == TREE
+
+
+def raw_tree(document: bytes) -> bytes:
+    """Its MessagePack."""
+    return unwrap(tree.MAGIC, tree.VERSION, document, 1 << 20)
+
+
+def test_a_rank_table_is_as_ever() -> None:
+    document = table.encode_table(TABLE)
+    frozen = golden("rank_table.bin", document)
+    raw = unwrap(table.MAGIC, table.VERSION, frozen, 1 << 20)
+    assert raw == unwrap(table.MAGIC, table.VERSION, document, 1 << 20)
+    assert table.decode_table(frozen) == TABLE
