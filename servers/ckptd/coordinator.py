@@ -1,0 +1,339 @@
+"""`ckptd coordinator`: the shell around the coordinator's machine. It decides nothing.
+
+    sessions, ticks, tickets --events--> CoordinatorMachine --actions--> frames, catalog, log
+
+Start: lock and load the catalog, begin a term (durable before the port is open), recover, listen,
+print one ready line. Stop on SIGTERM or SIGINT: close the port, write what waits, free the lock.
+An error of the catalog stops the process: a restart loads what the disk really holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, cast, get_args
+
+from ckpt.aio.channel import Bulk
+from ckpt.aio.clock import now_us
+from ckpt.aio.server import Server, serve
+from ckpt.aio.slots import SlotPool
+from ckpt.base.errors import CkptError, Refused, Unavailable
+from ckpt.base.ids import BootId, CheckpointId, RunName, Step
+from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX
+from ckpt.base.units import MiB
+from ckpt.erasure.code import Code
+from ckpt.plan.placement import Level
+from ckpt.protocol import catalog as entries
+from ckpt.protocol.catalog import Persist, Persisted
+from ckpt.protocol.coordinator import CoordinatorMachine, CoordinatorPolicy, Event
+from ckpt.protocol.desk import Action
+from ckpt.protocol.events import (
+    CloseSession,
+    Received,
+    Report,
+    Send,
+    Session,
+    SessionClosed,
+    SessionOpened,
+    Ticked,
+)
+from ckpt.protocol.handshake import Established, Identity
+from ckpt.protocol.membership import TargetState
+from ckpt.protocol.messages import Message, RegisterTarget, Role
+from ckptd.catalog import Catalog
+from ckptd.http import HttpPlane, metrics_token
+from ckptd.metrics import CommitStatistics, render_metrics
+
+TICK_S: Final = 0.05
+SLOT_BYTES: Final = 64 * MiB
+"""For bulks of requests (tables); what does not fit waits in the sender."""
+CLOSE_LINGER_S: Final = 1.0
+
+CLIENT_ROLES: Final = (Role.STAGER, Role.READER, Role.ADMIN)
+Reporter = Callable[[str, str, Mapping[str, str | int | float]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """What `ckptd coordinator` is told by TOML, environment or flags."""
+
+    directory: Path
+    """Of the catalog, its lock and the metrics token."""
+    listen: str = "127.0.0.1:7070"
+    """HOST:PORT of targets and clients; port 0 takes a free one."""
+    http: str = ""
+    """HOST:PORT of the page, metrics and tools; empty for none."""
+    cluster: str = ""
+    """The cluster's id; empty takes the catalog's, or a new one for a new catalog."""
+    code: str = "4+2"
+    """Of new saves, K+M."""
+    cell_bytes: int = CELL_BYTES_DEFAULT
+    level: str = "host"
+    """Columns of a payload are spread over: target, device, host, rack or power."""
+    max_per_domain: int = 1
+    """Columns of a payload in one domain of that level."""
+    spare_count: int = 1
+    """Spares that a plan names for each payload."""
+    keep: int = 0
+    """Newest committed steps of a run to keep; 0 keeps all."""
+
+    def __post_init__(self) -> None:
+        Code.parse(self.code)
+        _host_and_port(self.listen)
+        if self.http:
+            _host_and_port(self.http)
+        if self.level not in get_args(Level):
+            raise Refused(f"level {self.level!r}: one of {', '.join(get_args(Level))}")
+        if self.cell_bytes % BLOCK_BYTES or not BLOCK_BYTES <= self.cell_bytes <= CELL_BYTES_MAX:
+            raise Refused(f"cell_bytes {self.cell_bytes}: a multiple of {BLOCK_BYTES}")
+        if self.max_per_domain < 1 or self.spare_count < 0 or self.keep < 0:
+            raise Refused("max_per_domain is at least 1, spare_count and keep at least 0")
+
+    def policy(self, cluster: str) -> CoordinatorPolicy:
+        """As the machine wants it."""
+        return CoordinatorPolicy(
+            cluster=cluster,
+            code=Code.parse(self.code),
+            cell_bytes=self.cell_bytes,
+            level=cast(Level, self.level),
+            max_per_domain=self.max_per_domain,
+            spare_count=self.spare_count,
+            keep=self.keep or None,
+        )
+
+
+async def run_coordinator(config: CoordinatorConfig, *, secret: bytes, report: Reporter) -> None:
+    """Serve until SIGTERM or SIGINT. Raises why it had to stop otherwise, or could not start."""
+    catalog = Catalog.open(config.directory, config.cluster or None, secrets.token_hex(8))
+    term_seen = 0
+    try:
+        shell = CoordinatorShell(config.policy(catalog.cluster), catalog, secret, report)
+        await _serve(config, shell, catalog, secret)
+        term_seen = shell.term_seen
+    finally:
+        catalog.close(term_seen)
+    if shell.failure is not None:
+        raise shell.failure
+
+
+async def _serve(
+    config: CoordinatorConfig, shell: CoordinatorShell, catalog: Catalog, secret: bytes
+) -> None:
+    boot = BootId(secrets.randbits(64) | 1)
+    identity = Identity(catalog.cluster, Role.COORDINATOR, "", boot, shell.machine.members.epoch)
+    host, port = _host_and_port(config.listen)
+    pool = SlotPool(SLOT_BYTES)
+    server = serve(
+        shell, listen=(host, port), unix=None, secret=secret, identity=identity, pool=pool
+    )
+    plane = HttpPlane(shell, secret=secret, token=metrics_token(config.directory))
+    try:
+        catalog.start(shell.durable, shell.failed)
+        shell.begin(server)
+        ready = {"ready": "coordinator", "address": f"{host}:{server.port}", "pid": os.getpid()}
+        ready |= {"cluster": catalog.cluster, "boot": f"{boot:016x}", "term": catalog.image.term}
+        if config.http:
+            ready["http"] = await plane.start(*_host_and_port(config.http))
+        os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
+        await shell.run()
+    finally:
+        await plane.close()
+        await server.close(linger_s=CLOSE_LINGER_S)
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    """Where to listen; port 0 takes a free one."""
+    host, colon, port = text.rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise Refused(f"address {text!r} is not of the form HOST:PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class CoordinatorShell:
+    """I perform the machine's actions in order, one event at a time, on the loop's thread.
+
+    `stopped` is set when the daemon should end; `failure` says why, None for a clean stop.
+    """
+
+    def __init__(
+        self, policy: CoordinatorPolicy, catalog: Catalog, secret: bytes, report: Reporter
+    ) -> None:
+        self.machine = CoordinatorMachine(policy, catalog.image, secret=secret, wall_s=time.time)
+        self.stopped = asyncio.Event()
+        self.failure: CkptError | None = None
+        self.term_seen = 0
+        """A higher term than ours that a target has acknowledged; the next start is above it."""
+        self._server: Server | None = None
+        self._catalog = catalog
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+        #: Events that came while another was handled; a send may end a session.
+        self._events: deque[Event] = deque()
+        self._handling = False
+        #: Role of every authenticated peer.
+        self._roles: dict[Session, Role] = {}
+        self._idle_since_us = now_us()
+        #: Tickets under way, with the checkpoints that they commit.
+        self._tickets: dict[int, list[CheckpointId]] = {}
+        self._statistics = CommitStatistics()
+
+    def begin(self, server: Server) -> None:
+        """Take the server; what a restart has to do happens now."""
+        self._server = server
+        self.tick()
+
+    async def run(self) -> None:
+        """Tick until `stopped`, which SIGTERM and SIGINT set."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self.stopped.set)
+        while not self.stopped.is_set():
+            self.tick()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self.stopped.wait()
+
+    # ----------------------------------------------------------------------- sessions
+
+    def opened(self, session: Session, peer: Established) -> None:
+        self._roles[session] = peer.role
+        self.feed(SessionOpened(now_us(), session, peer.role, peer.name))
+
+    def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
+        if isinstance(message, RegisterTarget) and message.term_seen > self._catalog.image.term:
+            self._stop_above(message)
+            return
+        content = b"" if bulk is None else bulk.view
+        if self._handling:
+            content = bytes(content)  # It is handled later, when the slot may be another's.
+        self.feed(Received(now_us(), session, request, message, content))
+        if bulk is not None:
+            bulk.release()
+
+    def closed(self, session: Session, reason: str) -> None:
+        role = self._roles.pop(session)
+        if role in CLIENT_ROLES and not self.client_count:
+            self._idle_since_us = now_us()
+        fields = {"session": session, "role": role.value, "reason": reason}
+        self._report("info", "session closed", fields)
+        self.feed(SessionClosed(now_us(), session))
+
+    @property
+    def client_count(self) -> int:
+        """Sessions of trainers, readers and tools."""
+        return sum(role in CLIENT_ROLES for role in self._roles.values())
+
+    # ----------------------------------------------------------------------- the machine
+
+    def feed(self, event: Event) -> None:
+        """Handle one event, and those that its actions cause, in order."""
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                for action in self.machine.handle(self._events.popleft()):
+                    self._perform(action)
+        finally:
+            self._handling = False
+        assert self._server is not None
+        self._server.epoch = self.machine.members.epoch
+
+    def tick(self) -> None:
+        """Time passes."""
+        self.feed(Ticked(now_us()))
+
+    def durable(self, ticket: int) -> None:
+        """Called by the catalog's thread."""
+        self._loop.call_soon_threadsafe(self._persisted, ticket)
+
+    def failed(self, error: CkptError) -> None:
+        """Called by the catalog's thread."""
+        self._loop.call_soon_threadsafe(self._stop_for, error)
+
+    def _persisted(self, ticket: int) -> None:
+        if self.stopped.is_set():
+            return  # The peers are gone; the next start finds it.
+        committed = self._tickets.pop(ticket)
+        self.feed(Persisted(now_us(), ticket))
+        for id in committed:
+            checkpoint = self.machine.checkpoints.get(id)
+            if checkpoint is not None:
+                self._statistics.committed(checkpoint.info)
+
+    def _perform(self, action: Action) -> None:
+        assert self._server is not None
+        match action:
+            case Send():
+                self._server.send(action.session, action.request, action.message, action.bulk)
+            case CloseSession():
+                self._server.close_session(action.session, action.reason)
+            case Report():
+                self._report(action.level, action.text, dict(action.fields))
+            case Persist():
+                self._persist(action)
+
+    def _persist(self, action: Persist) -> None:
+        self._tickets[action.ticket] = [
+            entry.checkpoint
+            for entry in action.entries
+            if isinstance(entry, entries.AttemptCommitted)
+        ]
+        self._statistics.aborted_count += sum(
+            isinstance(entry, entries.AttemptAborted) for entry in action.entries
+        )
+        try:
+            self._catalog.submit(action)
+        except CkptError as error:
+            self._stop_for(error)
+
+    def _stop_above(self, message: RegisterTarget) -> None:
+        """This catalog is older than what a target has obeyed: rebuilt without it, or a copy.
+
+        Generations of this term might repeat ones that exist, so nothing is done under it.
+        """
+        self.term_seen = message.term_seen
+        term = self._catalog.image.term
+        text = f"target {message.target} has obeyed term {message.term_seen}, this one is {term}"
+        self._stop_for(Unavailable(text, hint="start again: the next term is above it"))
+
+    def _stop_for(self, error: CkptError) -> None:
+        self.failure = self.failure or error
+        self.stopped.set()
+
+    # ----------------------------------------------------------------------- reports (ckptd.http)
+
+    def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
+        """JSON; `sessions` is this shell's own, all else the machine's."""
+        if what != "sessions":
+            return self.machine.views.answer(what, run, step)
+        idle_s = 0.0 if self.client_count else (now_us() - self._idle_since_us) / 1e6
+        live = [target.id for target in self.machine.members.live()]
+        return json.dumps({"clients": self.client_count, "idle_s": idle_s, "live": live}).encode()
+
+    def metrics(self) -> str:
+        """Prometheus text."""
+        return render_metrics(
+            version=version("ckpt-burst"),
+            members=self.machine.members,
+            checkpoints=self.machine.checkpoints,
+            statistics=self._statistics,
+            sessions=Counter(self._roles.values()),
+            tickets_waiting=len(self._tickets),
+        )
+
+    def is_ready(self) -> bool:
+        """The catalog takes entries and a target is live."""
+        targets = self.machine.members.targets.values()
+        return self.failure is None and any(t.state is TargetState.LIVE for t in targets)

@@ -1,0 +1,161 @@
+"""The coordinator daemon as a process: its start, its planes, its end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ckptd.http_client import HttpAsker
+
+from ckpt.aio.rpc import RpcClient
+from ckpt.base.errors import NotFound, Refused, Unauthorized
+from ckpt.base.ids import BootId, RunName, Step, TargetId
+from ckpt.protocol.messages import Answer, Ask, RegisterTarget, Role
+
+SECRET = bytes(range(32))
+DAEMON = """
+import asyncio, sys
+from pathlib import Path
+from ckpt.base.errors import CkptError
+from ckptd.coordinator import CoordinatorConfig, run_coordinator
+config = CoordinatorConfig(Path(sys.argv[1]), listen="127.0.0.1:0", http="127.0.0.1:0", code="2+1")
+report = lambda level, text, fields: print(level, text, fields, file=sys.stderr)
+try:
+    asyncio.run(run_coordinator(config, secret=bytes(range(32)), report=report))
+except CkptError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+
+class Daemon:
+    """One coordinator process that has said it is ready, or has ended."""
+
+    def __init__(self, directory: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DAEMON, str(directory)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        self.ready: dict[str, str] = json.loads(line) if line else {}
+
+    def client(self, secret: bytes = SECRET, role: Role = Role.ADMIN) -> RpcClient:
+        return RpcClient(self.ready["address"], secret=secret, role=role, name="test")
+
+    def end(self, signal_number: int = signal.SIGTERM) -> tuple[int, str]:
+        """(exit status, stderr)"""
+        self.process.send_signal(signal_number)
+        _, errors = self.process.communicate(timeout=30)
+        return self.process.returncode, errors.decode()
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> Iterator[list[Daemon]]:
+    running: list[Daemon] = []
+    yield running
+    for daemon in running:
+        daemon.process.kill()
+        daemon.process.communicate()
+
+
+def start(daemons: list[Daemon], directory: Path) -> Daemon:
+    daemons.append(daemon := Daemon(directory))
+    return daemon
+
+
+def test_it_answers_on_both_planes_alike_and_stops_cleanly(
+    tmp_path: Path, daemons: list[Daemon]
+) -> None:
+    daemon = start(daemons, tmp_path)
+    assert daemon.ready["pid"] == daemon.process.pid
+    with daemon.client() as client:
+        answer, bulk = client.call(Ask("status"))
+        assert isinstance(answer, Answer)
+        status = json.loads(bytes(bulk))
+        with pytest.raises(NotFound):
+            client.call(Ask("show", RunName("run"), Step(1)))
+        asker = HttpAsker(daemon.ready["http"], SECRET, timeout_s=30)
+        assert asker.ask("/v1/status") == status
+        with pytest.raises(NotFound):
+            asker.ask("/v1/show?run=run&step=1")
+        sessions = asker.ask("/v1/sessions")
+        assert sessions == {"clients": 1, "idle_s": 0.0, "live": []}
+    assert status["cluster"] == daemon.ready["cluster"]
+    assert daemon.end()[0] == 0
+
+
+def test_another_secret_gets_in_on_neither_plane(tmp_path: Path, daemons: list[Daemon]) -> None:
+    daemon = start(daemons, tmp_path)
+    with daemon.client(b"x" * 32) as client, pytest.raises(Unauthorized):
+        client.call(Ask("status"))
+    with pytest.raises(Unauthorized):
+        HttpAsker(daemon.ready["http"], b"x" * 32, timeout_s=30).ask("/v1/status")
+
+
+def test_metrics_are_read_with_the_token_of_the_directory(
+    tmp_path: Path, daemons: list[Daemon]
+) -> None:
+    daemon = start(daemons, tmp_path)
+    token = (tmp_path / "metrics.token").read_text().strip()
+    connection = http.client.HTTPConnection(daemon.ready["http"], timeout=30)
+    try:
+        connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {token}"})
+        text = connection.getresponse().read().decode()
+    finally:
+        connection.close()
+    assert "ckpt_coordinator_term 1\n" in text
+    assert 'ckpt_sessions{role="stager"} 0\n' in text
+
+
+def test_a_second_one_on_the_directory_is_refused_and_the_first_serves_on(
+    tmp_path: Path, daemons: list[Daemon]
+) -> None:
+    first = start(daemons, tmp_path)
+    second = start(daemons, tmp_path)
+    assert second.ready == {}
+    assert second.process.wait(timeout=30) == 11
+    with first.client() as client:
+        client.call(Ask("runs"))
+
+
+def test_a_killed_one_comes_back_with_a_higher_term_and_the_same_cluster(
+    tmp_path: Path, daemons: list[Daemon]
+) -> None:
+    first = start(daemons, tmp_path)
+    first.end(signal.SIGKILL)
+    second = start(daemons, tmp_path)
+    assert second.ready["cluster"] == first.ready["cluster"]
+    assert second.ready["term"] > first.ready["term"]
+
+
+def test_a_target_that_obeyed_a_higher_term_makes_it_start_again_above_that(
+    tmp_path: Path, daemons: list[Daemon]
+) -> None:
+    daemon = start(daemons, tmp_path)
+    register = RegisterTarget(
+        target=TargetId("t0"), boot=BootId(1), address="127.0.0.1:1", unix="", domain="p/r/h/d",
+        directory="/d", pid=os.getpid(), bytes_total=1, bytes_free=1, bytes_used=0, term_seen=41,
+    )  # fmt: skip
+    with daemon.client(role=Role.TARGET) as client:
+        client.tell(register, request=1)
+        assert daemon.process.wait(timeout=30) == 75
+    again = start(daemons, tmp_path)
+    assert again.ready["term"] == 42
+
+
+def test_a_wrong_address_is_refused() -> None:
+    from ckptd.coordinator import CoordinatorConfig
+
+    with pytest.raises(Refused):
+        CoordinatorConfig(Path("d"), listen="nowhere")
+    with pytest.raises(Refused):
+        CoordinatorConfig(Path("d"), level="galaxy")
