@@ -1,0 +1,88 @@
+"""ckpt: checkpoint-burst storage. What a training script calls; everything is loaded on first use.
+
+`import ckpt` itself loads no third-party module, no asyncio and no socket, so that a script which only
+may save pays nothing (tests/client/test_facade.py compares sys.modules).
+
+    import ckpt
+
+    with ckpt.open("ckpt+local:///scratch/burst?targets=7&code=4+2") as store:
+        save = store.save("run", step, {"w": w, "m": ckpt.Shard(m, (4096, 1024), (1024, 0))})
+        ...
+        print(save.wait().targets_survivable)
+        state = store.load("run")
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from ckpt_client.declare import Box, PerRank, Replicated, Shard
+    from ckpt_client.restore import Checkpoint
+    from ckpt_client.saving import Commit, Save
+    from ckpt_client.store import Store, load, open, save
+
+    from ckpt.base.errors import (
+        Aborted,
+        Busy,
+        CkptError,
+        Corrupt,
+        Degraded,
+        Fenced,
+        Lost,
+        NoSpace,
+        NotFound,
+        PeerError,
+        Refused,
+        Unauthorized,
+        Unavailable,
+    )
+
+__all__ = [
+    "Aborted",
+    "Box",
+    "Busy",
+    "Checkpoint",
+    "CkptError",
+    "Commit",
+    "Corrupt",
+    "Degraded",
+    "Fenced",
+    "Lost",
+    "NoSpace",
+    "NotFound",
+    "PeerError",
+    "PerRank",
+    "Refused",
+    "Replicated",
+    "Save",
+    "Shard",
+    "Store",
+    "Unauthorized",
+    "Unavailable",
+    "load",
+    "open",
+    "save",
+]
+
+_ERRORS: Final = "ckpt.base.errors"
+_HOMES: Final = {
+    **dict.fromkeys(("Box", "PerRank", "Replicated", "Shard"), "ckpt_client.declare"),
+    **dict.fromkeys(("Commit", "Save"), "ckpt_client.saving"),
+    **dict.fromkeys(("Store", "load", "open", "save"), "ckpt_client.store"),
+    "Checkpoint": "ckpt_client.restore",
+}
+"""Public name -> the module that defines it; names that are absent here are errors."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'ckpt' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_HOMES.get(name, _ERRORS)), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

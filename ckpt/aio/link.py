@@ -246,6 +246,10 @@ class LinkLoop:
         """Let a `poll` in progress, or the next one, return at once. From any thread."""
         os.eventfd_write(self._wake_fd, 1)
 
+    def fileno(self) -> int:
+        """Readable when `poll(0)` would find something: for a thread that waits for other things too."""
+        return self._selector.fileno()
+
     def poll(self, timeout_us: int | None) -> list[LinkEvent]:
         """What happened; waits for at most `timeout_us` (None: without limit) when nothing has.
 

@@ -1,0 +1,81 @@
+"""The memory that staging copies into: made and faulted in by the stager, mapped by the trainer too.
+
+A half is a memfd. Its first touch is the dearest thing on the whole path (0.5 to 0.8 s/GB), so it is
+paid once, off the stager's loop, and the memory is used again for every save that fits. Not /dev/shm:
+that has 64 MB in many containers. The size is sealed: nobody can shrink it under another's mapping.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from ckpt.base.errors import CkptError, NoSpace
+from ckpt.base.units import MiB, align_up, format_bytes
+
+HALF_UNIT_BYTES: Final = 2 * MiB
+GROWTH_SHARE: Final = 16
+"""A half that must grow gets 1/16 more than asked, so that a slowly growing state grows it rarely."""
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """One mapped half. The memory lives as long as anyone maps it or holds a descriptor."""
+
+    memory: memoryview
+    """Writable, `size` bytes."""
+    descriptor: int
+    """Owned here; -1 in a trainer, which needs none."""
+
+    @property
+    def size(self) -> int:
+        return len(self.memory)
+
+
+def half_size(asked_bytes: int, current_bytes: int) -> int:
+    """The size to make a half that must hold `asked_bytes` and had `current_bytes` before."""
+    slack = asked_bytes // GROWTH_SHARE if current_bytes else 0
+    return align_up(max(asked_bytes + slack, 1), HALF_UNIT_BYTES)
+
+
+def make_half(size: int) -> Half:
+    """New memory of `size` bytes, every page of it present. Raises NoSpace; slow, call it off the loop."""
+    descriptor = os.memfd_create("ckpt-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        # This allocates without the interpreter's lock; mapping afterwards is cheap.
+        os.posix_fallocate(descriptor, 0, size)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        return Half(_mapped(descriptor, size), descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        raise NoSpace(
+            f"the host gives no {format_bytes(size)} of memory for the arena: {error.strerror}",
+            hint="lower arena_bytes_max, or give the job more memory",
+        ) from None
+
+
+def map_half(descriptor: int, size: int) -> Half:
+    """The trainer's view of a half that its stager made. Takes the descriptor over and closes it."""
+    try:
+        if os.fstat(descriptor).st_size < size:
+            raise CkptError(f"the stager sent an arena smaller than {format_bytes(size)}")
+        return Half(_mapped(descriptor, size), -1)
+    finally:
+        os.close(descriptor)
+
+
+def drop_half(half: Half) -> None:
+    """Give up this process's hold; the mapping goes with the last view of it."""
+    if half.descriptor >= 0:
+        os.close(half.descriptor)
+
+
+def _mapped(descriptor: int, size: int) -> memoryview:
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+    return memoryview(
+        mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    )

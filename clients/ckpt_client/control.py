@@ -1,0 +1,122 @@
+"""Blocking conversation with the coordinator: one connection for the life of a store, found again when it moves."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TypeVar
+
+from ckpt.aio.rpc import RpcClient
+from ckpt.base.errors import PeerError, Unavailable
+from ckpt.base.ids import LaunchNumber, Rank, RunName, Step
+from ckpt.protocol.messages import (
+    Answer,
+    Ask,
+    JoinLaunch,
+    LaunchJoined,
+    Message,
+    ReleasePin,
+    Resolve,
+    Resolved,
+    Role,
+)
+from ckpt_client.environment import process_name
+from ckpt_client.locate import Locator, client_name
+from ckpt_client.secret import read_secret
+
+Reply = TypeVar("Reply")
+CALL_TIMEOUT_S = 30.0
+
+
+class Control:
+    """I am thread safe. Every question may be asked twice on the wire; all of them are idempotent."""
+
+    def __init__(self, locator: Locator, secret_file: Path, launch_key: str | None) -> None:
+        self.locator = locator
+        self.secret = read_secret(secret_file)
+        self.launch_key = launch_key
+        self._lock = threading.Lock()
+        self._rpc: RpcClient | None = None
+        self._launches: dict[tuple[RunName, Rank, int], LaunchNumber] = {}
+        #: What earlier joins answered; told again, so that a restarted coordinator adopts it.
+
+    @property
+    def cluster(self) -> str:
+        """The cluster's id, once a question was answered."""
+        peer = self._connection().peer
+        if peer is None:
+            self.ask("status")
+            peer = self._connection().peer
+        return peer.cluster if peer is not None else ""
+
+    def call(
+        self, message: Message, reply: type[Reply], *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> tuple[Reply, memoryview]:
+        """The reply of the expected type, and its bulk. Raises what the coordinator reported, or Unavailable."""
+        rpc = self._connection()
+        try:
+            answer, bulk = rpc.call(message, timeout_s=timeout_s)
+        except Unavailable:
+            # A local supervisor that was started again has another port.
+            if self._connection() is rpc:
+                raise
+            answer, bulk = self._connection().call(message, timeout_s=timeout_s)
+        if not isinstance(answer, reply):
+            raise PeerError(f"the coordinator answered with a {type(answer).__name__}")
+        return answer, bulk
+
+    def ask(self, what: str, run: RunName | None = None, step: Step | None = None) -> bytes:
+        """The JSON that answers a question of people and tools."""
+        _, bulk = self.call(Ask(what, run, step), Answer)
+        return bytes(bulk)
+
+    def join(self, run: RunName, rank: Rank, world_size: int) -> LaunchNumber:
+        """The launch of this rank. Joining begins nothing."""
+        seat = (run, rank, world_size)
+        known = self._launches.get(seat)
+        message = JoinLaunch(run, self.launch_key, rank, world_size, process_name(), known)
+        joined, _ = self.call(message, LaunchJoined)
+        self._launches[seat] = joined.launch
+        return joined.launch
+
+    def resolve(
+        self,
+        run: RunName,
+        step: Step | None,
+        *,
+        launch: LaunchNumber | None,
+        rank: Rank | None,
+        world_size: int | None,
+        timeout_s: float,
+        fallback: bool,
+    ) -> tuple[Resolved, bytes]:
+        """A pinned generation, and its commit record."""
+        message = Resolve(run, step, launch, rank, world_size, int(timeout_s * 1e6), fallback)
+        resolved, record = self.call(message, Resolved, timeout_s=timeout_s + CALL_TIMEOUT_S)
+        return resolved, bytes(record)
+
+    def release(self, pin: int) -> None:
+        """The reader is done with a pinned generation."""
+        with self._lock:
+            if self._rpc is not None:
+                self._rpc.tell(ReleasePin(pin))
+
+    def close(self) -> None:
+        with self._lock:
+            rpc, self._rpc = self._rpc, None
+        if rpc is not None:
+            rpc.close()
+
+    def _connection(self) -> RpcClient:
+        address = self.locator.address()
+        with self._lock:
+            if self._rpc is not None and self._rpc.address == address:
+                return self._rpc
+            old, self._rpc = (
+                self._rpc,
+                RpcClient(address, secret=self.secret, role=Role.READER, name=client_name()),
+            )
+            fresh = self._rpc
+        if old is not None:
+            old.close()
+        return fresh

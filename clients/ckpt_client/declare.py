@@ -1,0 +1,100 @@
+"""How a caller says what an array means: Shard, Replicated; and what a load asks for or returns: Box, PerRank."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ckpt.base.errors import Refused
+
+Value = TypeVar("Value")
+
+
+def _whole_numbers(what: str, numbers: Sequence[int]) -> tuple[int, ...]:
+    """The numbers as plain ints; numpy integers are taken, floats and negatives refused."""
+    try:
+        plain = tuple(operator.index(number) for number in numbers)
+    except TypeError:
+        raise Refused(f"{what} {numbers!r} is not a sequence of integers") from None
+    if any(number < 0 for number in plain):
+        raise Refused(f"{what} {numbers!r} has a negative number")
+    return plain
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """This rank's box of one global tensor, which is named by the leaf's path in the tree.
+
+    `array` has the box's shape; element (0, 0, ..) of it is element `offset` of the global tensor.
+    Raises Refused when the box does not fit into `global_shape`.
+    """
+
+    array: object
+    """A numpy array, or anything with `__dlpack__` or `__array__`."""
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        global_shape = _whole_numbers("global_shape", self.global_shape)
+        offset = _whole_numbers("offset", self.offset)
+        object.__setattr__(self, "global_shape", global_shape)
+        object.__setattr__(self, "offset", offset)
+        shape = getattr(self.array, "shape", None)
+        if shape is None:
+            raise Refused(f"a Shard holds an array, not a {type(self.array).__name__}")
+        check_box("Shard", tuple(shape), global_shape, offset)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replicated:
+    """Every plain leaf below is the same on all ranks of the launch and is stored once."""
+
+    tree: object
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """What a `like` tree asks for: these elements of a global tensor, of whatever dtype was saved."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        offset = _whole_numbers("offset", self.offset)
+        shape = _whole_numbers("shape", self.shape)
+        object.__setattr__(self, "offset", offset)
+        object.__setattr__(self, "shape", shape)
+        if len(offset) != len(shape):
+            raise Refused(f"Box offset {offset} and shape {shape} differ in their number of axes")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PerRank(Generic[Value]):
+    """A leaf that belongs to ranks, as `whole=True` returns it: one value for each rank that has it."""
+
+    values: Mapping[int, Value]
+
+    def __getitem__(self, rank: int) -> Value:
+        return self.values[rank]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def check_box(
+    what: str, shape: Sequence[int], global_shape: Sequence[int], offset: Sequence[int]
+) -> None:
+    """Raises Refused unless the box (offset, shape) lies within the global shape."""
+    if not len(shape) == len(global_shape) == len(offset):
+        raise Refused(
+            f"{what} of shape {tuple(shape)} at {tuple(offset)} and global shape "
+            f"{tuple(global_shape)} differ in their number of axes"
+        )
+    for start, extent, whole in zip(offset, shape, global_shape, strict=True):
+        if start + extent > whole:
+            raise Refused(
+                f"{what} of shape {tuple(shape)} at {tuple(offset)} reaches beyond "
+                f"global shape {tuple(global_shape)}"
+            )

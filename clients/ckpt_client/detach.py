@@ -1,0 +1,60 @@
+"""How a process is started that outlives this one: own session, not our child, nothing inherited but what is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from ckpt.base.errors import CkptError
+
+_RELAY: Final = """
+import os, sys
+child = os.fork()
+if child:
+    print(child)
+    sys.exit()
+os.dup2(2, 1)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Forks once and leaves: the started process is nobody's child, so nobody has to wait for it.
+Its stdout becomes the log, since our pipe must end when the relay does."""
+_RELAY_TIMEOUT_S: Final = 60.0
+
+
+def start_detached(arguments: Sequence[str], *, log: Path, pass_fds: Sequence[int] = ()) -> int:
+    """Run `python ARGUMENTS` on its own; its output is appended to `log`. Returns the process id."""
+    command = [sys.executable, "-I", "-S", "-c", _RELAY, sys.executable, "-P", *arguments]
+    log_descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log_descriptor,
+            pass_fds=tuple(pass_fds),
+            start_new_session=True,
+            cwd="/",
+            env=child_environment(),
+            timeout=_RELAY_TIMEOUT_S,
+            check=False,
+        )
+    finally:
+        os.close(log_descriptor)
+    if done.returncode != 0 or not done.stdout.strip().isdigit():
+        raise CkptError(f"cannot start {arguments[1]}", hint=f"see {log}")
+    return int(done.stdout)
+
+
+def child_environment() -> dict[str, str]:
+    """Ours, with the packages that run here found there too, and no thread pools that nobody asked for."""
+    import ckpt
+    import ckpt_client
+
+    roots = [str(Path(module.__path__[0]).parent) for module in (ckpt, ckpt_client)]
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [one for one in dict.fromkeys([*known, *roots]) if one]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

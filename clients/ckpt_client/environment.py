@@ -1,0 +1,155 @@
+"""Who am I: rank, world size and launch key, from arguments or from what launchers leave in the environment."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ckpt.base.errors import Refused
+from ckpt.base.ids import Rank
+from ckpt.base.limits import WORLD_SIZE_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """This process's seat in its launch."""
+
+    rank: Rank
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """The variables of one launcher. Any of `sizes` may carry the world size, the first one set counts."""
+
+    rank: str
+    sizes: tuple[str, ...]
+
+
+_FAMILIES: Final = (
+    _Family("RANK", ("WORLD_SIZE",)),
+    _Family("SLURM_PROCID", ("SLURM_NTASKS", "SLURM_NPROCS")),
+    _Family("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",)),
+    _Family("PALS_RANKID", ("PALS_SIZE", "PMI_SIZE")),
+    _Family("PMI_RANK", ("PMI_SIZE",)),
+)
+"""In the order of trust: what a script sets itself stands before what a launcher sets for it."""
+
+
+def find_place(
+    rank: int | None = None,
+    world_size: int | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Place:
+    """Arguments, else the first launcher whose variables are set, else rank 0 of 1.
+
+    Raises Refused when one of rank and world size is known without the other, or when they do not fit.
+    """
+    if rank is not None or world_size is not None:
+        return _from_arguments(rank, world_size)
+    for family in _FAMILIES:
+        size_name = next((name for name in family.sizes if environ.get(name)), None)
+        rank_text = environ.get(family.rank)
+        if not rank_text and size_name is None:
+            continue
+        if not rank_text and family.rank == "PALS_RANKID":
+            continue  # PMI_SIZE alone is judged with PMI_RANK, its own partner.
+        if not rank_text:
+            raise Refused(
+                f"{size_name} is set but {family.rank} is not: the rank would be a guess",
+                hint="pass rank= and world_size=",
+            )
+        if size_name is None:
+            raise Refused(
+                f"{family.rank} is set but {family.sizes[0]} is not: the world size would be a guess",
+                hint="pass rank= and world_size=",
+            )
+        return _checked(
+            _number(family.rank, rank_text),
+            _number(size_name, environ[size_name]),
+            f"{family.rank}, {size_name}",
+        )
+    return Place(Rank(0), 1)
+
+
+def find_launch_key(
+    launch: str | None = None, environ: Mapping[str, str] = os.environ
+) -> str | None:
+    """What all ranks of this start of the job share and no other start has; None when nothing says so."""
+    if launch is not None:
+        if not launch:
+            raise Refused("launch= is empty: leave it out, or name this start of the run")
+        return launch
+    elastic = environ.get("TORCHELASTIC_RUN_ID")
+    restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    # torchrun's default id is the word "none", the same for every start: it names nothing.
+    if elastic and elastic != "none":
+        return f"torchelastic:{elastic}:{restart}"
+    slurm = environ.get("SLURM_JOB_ID")
+    if slurm:
+        # Two job steps of one allocation are two starts.
+        step = environ.get("SLURM_STEP_ID", "")
+        return f"slurm:{slurm}:{environ.get('SLURM_RESTART_COUNT', '0')}:{step}:{restart}"
+    for name in ("PALS_APID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"):
+        value = environ.get(name)
+        if value:
+            return f"{name.lower()}:{value}:{restart}"
+    return None
+
+
+@dataclass(slots=True)
+class _Process:
+    """This process's incarnation, and how many saves it has numbered."""
+
+    pid: int
+    name: str
+    save_count: int = 0
+
+
+_process: _Process | None = None
+
+
+def process_name() -> str:
+    """`HOST/PID/random`, one for the life of this process; a forked child gets its own."""
+    return _this_process().name
+
+
+def next_save_number() -> int:
+    """From 1, ascending, over all stores of this process."""
+    process = _this_process()
+    process.save_count += 1
+    return process.save_count
+
+
+def _this_process() -> _Process:
+    global _process
+    if _process is None or _process.pid != os.getpid():
+        name = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(8)}"
+        _process = _Process(os.getpid(), name)
+    return _process
+
+
+def _from_arguments(rank: int | None, world_size: int | None) -> Place:
+    if rank is None:
+        raise Refused("world_size= was given without rank=")
+    if world_size is None:
+        raise Refused("rank= was given without world_size=")
+    return _checked(rank, world_size, "rank=, world_size=")
+
+
+def _checked(rank: int, world_size: int, source: str) -> Place:
+    if not 1 <= world_size <= WORLD_SIZE_MAX:
+        raise Refused(f"world size {world_size} ({source}): 1 to {WORLD_SIZE_MAX} are allowed")
+    if not 0 <= rank < world_size:
+        raise Refused(f"rank {rank} does not fit world size {world_size} ({source})")
+    return Place(Rank(int(rank)), int(world_size))
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise Refused(f"{name}={text!r} is not a number")
+    return int(text)

@@ -1,0 +1,192 @@
+"""`ckpt+local:///DIR`: one open starts the supervisor, the others wait; all find it running afterwards.
+
+DIR/lock is held from the look at DIR until the caller is connected, so that two opens never start two
+supervisors and an idle supervisor does not stop between the look and the connection. The supervisor
+runs on its own: it is nobody's child and has its own session.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+import tomllib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ckpt.base.errors import CkptError, Corrupt, Refused, Unavailable
+from ckpt_client.detach import start_detached
+from ckpt_client.locate import ReadyFile, read_ready
+from ckpt_client.secret import find_secret_file, make_secret, read_secret
+from ckpt_client.url import LocalOptions, LocalUrl
+
+CLUSTER_NAME: Final = "cluster.toml"
+LOCK_NAME: Final = "lock"
+SUPERVISOR_LOCK_NAME: Final = "supervisor.lock"
+POLL_S: Final = 0.02
+LOG_TAIL_BYTES: Final = 2000
+_KEYS: Final = (
+    # (option in the URL, key in cluster.toml, flag of `ckptd local`)
+    ("targets", "targets", "--targets"),
+    ("code", "code", "--code"),
+    ("keep", "keep", "--keep"),
+    ("restart", "restart", "--restart"),
+    ("linger", "linger_s", "--linger-s"),
+    ("capacity", "capacity_bytes", "--capacity-bytes"),
+    ("pretend_domains", "pretend_domains", "--pretend-domains"),
+    ("cell", "cell_bytes", "--cell-bytes"),
+    ("unprotected", "unprotected", "--unprotected"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCluster:
+    """A cluster that was serving a moment ago."""
+
+    directory: Path
+    secret_file: Path
+    ready: ReadyFile
+
+
+@contextmanager
+def opened_cluster(url: LocalUrl, timeout_s: float) -> Iterator[LocalCluster]:
+    """The running cluster of DIR, started if need be. Connect inside the `with`.
+
+    Raises Refused when the URL's options contradict those that DIR was made with or DIR belongs to
+    another host, Unavailable when the cluster does not come up in time.
+    """
+    directory = Path(url.directory)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    deadline_s = time.monotonic() + timeout_s
+    lock = _wait_for_lock(directory, deadline_s)
+    try:
+        check_options(directory, url.options)
+        secret_file = find_secret_file(directory)
+        if secret_file == directory / "secret" and not secret_file.exists():
+            make_secret(secret_file)
+        read_secret(secret_file)
+        ready = read_ready(directory) if is_supervised(directory) else None
+        if ready is None:
+            ready = _start(directory, url.options, deadline_s)
+        yield LocalCluster(directory, secret_file, ready)
+    finally:
+        os.close(lock)
+
+
+def is_supervised(directory: Path) -> bool:
+    """Whether a supervisor (or a child that one left behind) holds DIR."""
+    try:
+        descriptor = os.open(directory / SUPERVISOR_LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def check_options(directory: Path, options: LocalOptions) -> None:
+    """Raises Refused naming both sides when DIR was made otherwise, or on another host. A new DIR takes all."""
+    path = directory / CLUSTER_NAME
+    try:
+        made = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        options.shape()
+        return
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"{path} does not parse: {error}") from None
+    host = made.get("host")
+    if host != socket.gethostname():
+        raise Refused(
+            f"{directory} belongs to host {host}, this is {socket.gethostname()}",
+            hint="a local cluster serves the machine that made it; use ckpt://HOST:PORT elsewhere",
+        )
+    for option, key, _ in _KEYS:
+        asked, kept = getattr(options, option), made.get(key)
+        if asked is not None and asked != kept and option != "unprotected":
+            raise Refused(
+                f"the URL says {option}={_text(asked)}, {path} says {key}={_text(kept)}",
+                hint="options count only when DIR is made; leave them out or use another DIR",
+            )
+
+
+def start_arguments(directory: Path, options: LocalOptions) -> list[str]:
+    """The supervisor's command: `ckptd local DIR` with what the URL says; DIR remembers the rest."""
+    arguments = ["-m", "ckptd.cli", "local", str(directory)]
+    for option, _, flag in _KEYS:
+        value = getattr(options, option)
+        if option == "targets" and value is None and not (directory / CLUSTER_NAME).exists():
+            with warnings.catch_warnings(action="ignore"):
+                value = options.shape()[0]
+        if value is None or value is False:
+            continue
+        arguments += [flag] if value is True else [flag, _text(value)]
+    return arguments
+
+
+def _start(directory: Path, options: LocalOptions, deadline_s: float) -> ReadyFile:
+    logs = directory / "logs"
+    logs.mkdir(mode=0o700, exist_ok=True)
+    log = logs / "supervisor.log"
+    supervised = is_supervised(directory)  # One that is just starting, or about to end.
+    started = 0 if supervised else start_detached(start_arguments(directory, options), log=log)
+    while time.monotonic() < deadline_s:
+        ready = read_ready(directory)
+        if ready is not None and is_supervised(directory):
+            return ready
+        if not is_supervised(directory) and not (started and _runs(started)):
+            if started:
+                raise CkptError(
+                    f"the supervisor of {directory} ended: {_tail(log)}", hint=f"see {log}"
+                )
+            started = start_detached(start_arguments(directory, options), log=log)
+        time.sleep(POLL_S)
+    raise Unavailable(f"the cluster in {directory} did not come up in time", hint=f"see {log}")
+
+
+def _wait_for_lock(directory: Path, deadline_s: float) -> int:
+    descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                os.close(descriptor)
+                raise Unavailable(
+                    f"another process is still starting the cluster in {directory}"
+                ) from None
+            time.sleep(POLL_S)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def _tail(log: Path) -> str:
+    try:
+        lines = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
+    except OSError:
+        return "it left no log"
+    return lines[-1] if lines else "it said nothing"
+
+
+def _text(value: object) -> str:
+    match value:
+        case bool():
+            return str(int(value))
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)

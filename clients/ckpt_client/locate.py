@@ -1,0 +1,56 @@
+"""Where the coordinator is now: a fixed address, or what a local cluster's ready file says."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ckpt.base.errors import Unavailable
+
+READY_NAME = "ready.json"
+
+
+class ReadyFile(msgspec.Struct, frozen=True):
+    """What the local supervisor says while it serves; it writes more than is needed here."""
+
+    address: str
+    pid: int
+    cluster: str
+    boot: str
+
+
+_ready_decoder = msgspec.json.Decoder(ReadyFile)
+
+
+@dataclass(frozen=True, slots=True)
+class Locator:
+    """I know where to look. Empty `directory` means that `address` is fixed."""
+
+    directory: str
+    address_fixed: str
+
+    def address(self) -> str:
+        """HOST:PORT. Raises Unavailable when the local cluster does not serve now."""
+        if not self.directory:
+            return self.address_fixed
+        ready = read_ready(Path(self.directory))
+        if ready is None:
+            raise Unavailable(f"the cluster in {self.directory} is not running")
+        return ready.address
+
+
+def read_ready(directory: Path) -> ReadyFile | None:
+    """The ready file, or None when there is none (or none that parses: it is replaced atomically)."""
+    try:
+        return _ready_decoder.decode((directory / READY_NAME).read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def client_name() -> str:
+    """`HOST:PID` of this process, for people."""
+    return f"{socket.gethostname()}:{os.getpid()}"

@@ -1,0 +1,169 @@
+"""What `store.save` gives back: a Save that is under way, and the Commit that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ckpt.base.errors import Busy, CkptError, Unavailable, error_from_wire
+from ckpt.base.ids import Generation
+from ckpt.protocol.messages import CommitInfo
+from ckpt.protocol.views import StepView
+from ckpt_client.stager import wire
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A checkpoint that is on stable storage and that anyone may load."""
+
+    run: str
+    step: int
+    generation: Generation
+    bytes: int
+    """Of all ranks, without parity."""
+    world_size: int
+    code: str
+    targets_survivable: int
+    """So many targets, any of them, may be lost without losing this checkpoint."""
+    domains_survivable: int
+    """The same for whole failure domains, which `domain_level` names."""
+    domain_level: str
+    columns_missing: int
+    stall_s: float
+    """The longest time that a rank's training stood still, first-save fault-in not counted."""
+    fault_in_s: float
+    """What the slowest rank paid once for its stager's start and its memory's first touch."""
+    commit_s: float
+    """From the first hand-over to the durable record."""
+    committed_at_s: float
+    """Wall clock, for people."""
+    slowest_rank: int
+    slowest_target: str
+
+
+def commit_from_info(info: CommitInfo) -> Commit:
+    """What the coordinator announced, in the caller's words."""
+    return Commit(
+        run=info.checkpoint.run,
+        step=info.checkpoint.step,
+        generation=info.checkpoint.generation,
+        bytes=info.payload_bytes,
+        world_size=info.world_size,
+        code=info.code,
+        targets_survivable=info.targets_survivable,
+        domains_survivable=info.domains_survivable,
+        domain_level=info.domain_level,
+        columns_missing=info.columns_missing,
+        stall_s=info.stall_us / 1e6,
+        fault_in_s=info.fault_in_us / 1e6,
+        commit_s=info.commit_us / 1e6,
+        committed_at_s=info.committed_at_s,
+        slowest_rank=info.slowest_rank,
+        slowest_target=info.slowest_target,
+    )
+
+
+def commit_from_view(view: StepView) -> Commit:
+    """A listed checkpoint: its redundancy is what it is now, not at the write."""
+    return Commit(
+        run=view.run,
+        step=view.step,
+        generation=Generation.parse(view.generation),
+        bytes=view.bytes,
+        world_size=view.world_size,
+        code=view.code,
+        targets_survivable=view.targets_survivable,
+        domains_survivable=view.domains_survivable,
+        domain_level=view.domain_level,
+        columns_missing=view.columns_missing,
+        stall_s=view.stall_s,
+        fault_in_s=view.fault_in_s,
+        commit_s=view.commit_s,
+        committed_at_s=view.committed_at_s,
+        slowest_rank=view.slowest_rank,
+        slowest_target=view.slowest_target,
+    )
+
+
+class Waiter(Protocol):
+    """What a Save needs of its stager."""
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Listen to the stager until `ready()`; False when the time is over first."""
+
+
+class Save:
+    """One rank's save: staged when you get it, ended when `wait` returns or raises."""
+
+    def __init__(self, run: str, step: int, rank: int, stager: Waiter | None) -> None:
+        self.run = run
+        self.step = step
+        self.rank = rank
+        self.staged_bytes = 0
+        """Bytes that this rank stores."""
+        self.stall_s = 0.0
+        """How long `store.save` took here, first-save fault-in not counted."""
+        self.fault_in_s = 0.0
+        self.skipped = stager is None
+        """The arena was full and the store's policy is to skip; nothing was staged."""
+        self._stager = stager
+        self._commit: Commit | None = None
+        self._error: CkptError | None = None
+        self._error_told = False
+
+    def __repr__(self) -> str:
+        if self.skipped:
+            state = "skipped"
+        elif self._commit is not None:
+            state = "committed"
+        else:
+            state = "failed" if self._error is not None else "under way"
+        return f"<Save {self.run}@{self.step} rank {self.rank}: {state}>"
+
+    @property
+    def ended(self) -> bool:
+        """Known to be committed or failed; does not look for news."""
+        return self.skipped or self._commit is not None or self._error is not None
+
+    def wait(self, timeout_s: float | None = None) -> Commit:
+        """The commit, once all ranks' bytes are on stable storage.
+
+        Raises the error that ended the save; Unavailable when it is still under way after `timeout_s`
+        (it goes on, wait again); Busy when it was skipped.
+        """
+        if self._stager is None:
+            raise Busy(
+                f"{self.run}@{self.step} was skipped: an earlier save still held the arena",
+                hint="save again later, or open the store with when_full='wait'",
+            )
+        if not self.ended and not self._stager.wait_until(lambda: self.ended, timeout_s):
+            raise Unavailable(
+                f"{self.run}@{self.step} is not committed after {timeout_s:g} s; it goes on",
+                hint="wait again, or see ckpt status",
+            )
+        if self._commit is not None:
+            return self._commit
+        assert self._error is not None
+        self._error_told = True
+        raise self._error
+
+    # ----------------------------------------------------------------------- for the stager's end
+
+    def settle(self, outcome: wire.Outcome) -> None:
+        """The stager's last word."""
+        if outcome.info is not None:
+            self._commit = commit_from_info(outcome.info)
+        else:
+            self.fail(error_from_wire(outcome.code, outcome.message, outcome.hint))
+
+    def fail(self, error: CkptError) -> None:
+        """Nothing more will be heard of it."""
+        self._error = error
+
+    def take_error(self) -> CkptError | None:
+        """The error, when there is one that nobody has been told; it counts as told from here on."""
+        if self._error is None or self._error_told:
+            return None
+        self._error_told = True
+        return self._error

@@ -1,0 +1,107 @@
+"""The stager's end of the socket to its trainer: packets in order, never blocking, gone when either side is."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+
+from ckpt_client.stager import wire
+
+
+class TrainerChannel:
+    """I queue what the socket does not take at once. I am `open` until the trainer's process or socket ends."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._socket.setblocking(False)
+        self._queue: deque[tuple[bytes, int | None]] = deque()
+        #: Packets not yet sent, each with a descriptor of its own, if any.
+        self._process = -1
+        self.open = True
+
+    def watch_process(self, pid: int) -> None:
+        """Note the trainer's death also when a forked child of it keeps the socket open."""
+        with suppress(OSError):
+            self._process = os.pidfd_open(pid)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What becomes readable when there is something for `receive`."""
+        if not self.open:
+            return []
+        return [self._socket.fileno(), *([self._process] if self._process >= 0 else [])]
+
+    @property
+    def wants_write(self) -> bool:
+        return self.open and bool(self._queue)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: wire.FromStager, descriptor: int | None = None) -> None:
+        """Queue a message; the descriptor is duplicated and stays the caller's."""
+        if self.open:
+            copy = os.dup(descriptor) if descriptor is not None else None
+            self._queue.append((wire.encode_packet(message), copy))
+            self.flush()
+
+    def flush(self) -> None:
+        """Push as much as the socket takes."""
+        while self._queue and self.open:
+            packet, descriptor = self._queue[0]
+            try:
+                if descriptor is None:
+                    self._socket.send(packet)
+                else:
+                    socket.send_fds(self._socket, [packet], [descriptor])
+            except BlockingIOError:
+                return
+            except OSError:
+                self.close()
+                return
+            self._queue.popleft()
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def receive(self) -> Iterator[wire.FromTrainer]:
+        """All packets that are here; closes the channel at the trainer's end. Raises PeerError."""
+        # A dead trainer's last packets are still in the socket: read them before believing the death.
+        died = self._process_ended()
+        while self.open:
+            try:
+                packet, _ = wire.receive_packet(self._socket)
+            except BlockingIOError:
+                break
+            except OSError:
+                packet = b""
+            if not packet:
+                self.close()
+                return
+            yield wire.decode_from_trainer(packet)
+        if died:
+            self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        if not self.open:
+            return
+        self.open = False
+        self._socket.close()
+        for _, descriptor in self._queue:
+            if descriptor is not None:
+                os.close(descriptor)
+        self._queue.clear()
+        if self._process >= 0:
+            os.close(self._process)
+            self._process = -1
+
+    def _process_ended(self) -> bool:
+        if self._process < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._process, select.POLLIN)
+        return bool(poll.poll(0))

@@ -1,0 +1,94 @@
+"""Which halves of the arena have memory, how large they may become, and which is being made.
+
+Memory is made on a worker thread; until it is there a granted save waits. The cap counts both halves:
+free memory is given up when another half needs the room, held memory never is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ckpt.base.units import align_up
+from ckpt_client.arena import HALF_UNIT_BYTES, Half, drop_half, half_size
+
+
+@dataclass(slots=True)
+class Slot:
+    """One half: its memory, who holds it, and what is being made for it."""
+
+    memory: Half | None = None
+    held: bool = False
+    """Granted to a save that has not ended."""
+    making_bytes: int = 0
+    """Size of the memory that a worker is making; 0 when none is."""
+    serial: int = 0
+    """Grows with each new memory: what lay in an older one is not in this."""
+
+    @property
+    def size(self) -> int:
+        return self.memory.size if self.memory is not None else 0
+
+    @property
+    def claimed_bytes(self) -> int:
+        """What counts against the cap and cannot be given up now."""
+        return max(self.size if self.held else 0, self.making_bytes)
+
+
+@dataclass(slots=True)
+class Halves:
+    """I decide sizes. I expect `installed` for each size that `plan` returns; I never call a worker myself."""
+
+    bytes_max: int
+    slots: list[Slot] = field(default_factory=lambda: [Slot(), Slot()])
+
+    def fits_ever(self, half_bytes: int) -> bool:
+        """The cap allows one half of this size."""
+        return align_up(max(half_bytes, 1), HALF_UNIT_BYTES) <= self.bytes_max
+
+    def fits_now(self, half_bytes: int) -> bool:
+        """The cap allows one more half of this size beside those that are held."""
+        claimed = sum(slot.claimed_bytes for slot in self.slots)
+        return any(not slot.held for slot in self.slots) and (
+            claimed + align_up(max(half_bytes, 1), HALF_UNIT_BYTES) <= self.bytes_max
+        )
+
+    def plan(self, number: int, half_bytes: int) -> int | None:
+        """The size to make for this half, or None when its memory will do or the cap forbids it.
+
+        Free memory of other halves is given up when the cap asks for it.
+        """
+        slot = self.slots[number]
+        if slot.size >= half_bytes or slot.making_bytes >= half_bytes:
+            return None
+        others = [one for place, one in enumerate(self.slots) if place != number]
+        room = self.bytes_max - sum(one.claimed_bytes for one in others)
+        size = half_size(half_bytes, slot.size)
+        if size > room:
+            size = align_up(half_bytes, HALF_UNIT_BYTES)
+        if size > room:
+            return None
+        for one in others:
+            if not one.held and one.size + size > room:
+                self._drop(one)
+        self._drop(slot)
+        slot.making_bytes = size
+        return size
+
+    def installed(self, number: int, memory: Half) -> None:
+        """The worker is done."""
+        slot = self.slots[number]
+        slot.memory, slot.making_bytes = memory, 0
+        slot.serial += 1
+
+    def failed(self, number: int) -> None:
+        """The worker got no memory."""
+        self.slots[number].making_bytes = 0
+
+    def close(self) -> None:
+        for slot in self.slots:
+            self._drop(slot)
+
+    def _drop(self, slot: Slot) -> None:
+        if slot.memory is not None:
+            drop_half(slot.memory)
+            slot.memory = None

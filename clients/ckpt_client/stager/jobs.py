@@ -1,0 +1,71 @@
+"""Work that must not hold up the stager's loop: making memory, fingerprinting. Results come back in the loop."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from ckpt.base.errors import CkptError
+
+Result = TypeVar("Result")
+WORKER_COUNT: Final = 2
+
+
+class Jobs:
+    """I run functions on worker threads and hand each result to its `then` when `finish` is called."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(WORKER_COUNT, thread_name_prefix="ckpt-stager")
+        self._done: deque[Callable[[], None]] = deque()
+        #: Filled by workers, emptied by the loop.
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.pending = 0
+
+    @property
+    def descriptor(self) -> int:
+        """Readable when a job has ended."""
+        return self._bell
+
+    def start(
+        self,
+        work: Callable[[], Result],
+        then: Callable[[Result], None],
+        failed: Callable[[CkptError], None],
+    ) -> None:
+        """Exactly one of `then` and `failed` runs, in `finish`."""
+        self.pending += 1
+        future = self._pool.submit(work)
+        future.add_done_callback(lambda done: self._ended(done, then, failed))
+
+    def finish(self) -> None:
+        """Run what ended jobs are followed by."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        while self._done:
+            self.pending -= 1
+            self._done.popleft()()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        os.close(self._bell)
+
+    def _ended(
+        self,
+        done: Future[Result],
+        then: Callable[[Result], None],
+        failed: Callable[[CkptError], None],
+    ) -> None:
+        error = done.exception()
+        if error is None:
+            result = done.result()
+            self._done.append(lambda: then(result))
+        elif isinstance(error, CkptError):
+            self._done.append(lambda: failed(error))
+        else:
+            broken = CkptError(f"the stager broke: {type(error).__name__}: {error}")
+            self._done.append(lambda: failed(broken))
+        os.eventfd_write(self._bell, 1)

@@ -1,0 +1,190 @@
+"""How a restarted trainer reads committed bytes from the memory of the stager that outlived it.
+
+The stager listens on a Unix socket in a private directory, named by cluster, run and rank. A reader of
+the same user names (step, generation, manifest digest) as the coordinator committed them, and gets the
+half's descriptor, read only, when exactly that lies there and no trainer can overwrite it any more.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import stat
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ckpt.base.errors import Refused
+from ckpt.base.ids import CheckpointId, Rank, RunName
+from ckpt.format.checksum import xxh3_128
+
+REQUEST_BYTES_MAX: Final = 4096
+TIMEOUT_S: Final = 2.0
+_UCRED: Final = struct.Struct("3i")
+
+
+class MemoryRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Exactly this payload, or nothing."""
+
+    checkpoint: CheckpointId
+    rank: int
+    manifest_digest: bytes
+
+
+class MemoryGrant(msgspec.Struct, frozen=True, array_like=True):
+    """The payload lies at `offset` of the descriptor that comes along; absent when `payload_bytes` is -1."""
+
+    payload_bytes: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the stager gives out: a descriptor (still the stager's) and the payload's length."""
+
+    descriptor: int
+    payload_bytes: int
+
+
+Lookup = Callable[[MemoryRequest], Held | None]
+_requests = msgspec.msgpack.Decoder(MemoryRequest)
+_grants = msgspec.msgpack.Decoder(MemoryGrant)
+
+
+def runtime_directory() -> Path:
+    """A directory that only this user can enter. Raises Refused when somebody else made it."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and os.access(base, os.W_OK):
+        path = Path(base) / "ckpt"
+    else:
+        path = Path(tempfile.gettempdir()) / f"ckpt-{os.getuid()}"
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise Refused(
+            f"{path} is not a directory of this user alone",
+            hint="set XDG_RUNTIME_DIR to a private directory",
+        )
+    return path
+
+
+def socket_prefix(cluster: str, run: RunName, rank: int) -> str:
+    """What the socket names of all stagers of this rank begin with."""
+    return xxh3_128(f"{cluster}\0{run}\0{rank}".encode()).hex()
+
+
+class MemoryServer:
+    """I answer readers, one short exchange each, without ever blocking the stager's loop."""
+
+    def __init__(self, cluster: str, run: RunName, rank: int) -> None:
+        name = f"{socket_prefix(cluster, run, rank)}.{os.getpid()}"
+        self._path = runtime_directory() / name
+        with suppress(FileNotFoundError):
+            self._path.unlink()  # Of a process that had our number before.
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        self.socket.setblocking(False)
+        self.socket.bind(str(self._path))
+        self.socket.listen(16)
+
+    def accept(self) -> socket.socket | None:
+        """A reader of the same user, or None."""
+        try:
+            peer, _ = self.socket.accept()
+        except OSError:
+            return None
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        if _UCRED.unpack(credentials)[1] != os.getuid():
+            peer.close()
+            return None
+        peer.setblocking(False)
+        return peer
+
+    def close(self) -> None:
+        self.socket.close()
+        with suppress(FileNotFoundError):
+            self._path.unlink()
+
+
+def answer_reader(peer: socket.socket, lookup: Lookup) -> None:
+    """Read one request and answer it; whatever is wrong with the peer ends only its connection."""
+    with peer:
+        try:
+            request = _requests.decode(peer.recv(REQUEST_BYTES_MAX))
+            held = lookup(request)
+            if held is None:
+                peer.send(msgspec.msgpack.encode(MemoryGrant(-1)))
+                return
+            # Opened anew, so that the reader cannot write through it.
+            read_only = os.open(f"/proc/self/fd/{held.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                grant = msgspec.msgpack.encode(MemoryGrant(held.payload_bytes))
+                socket.send_fds(peer, [grant], [read_only])
+            finally:
+                os.close(read_only)
+        except (OSError, msgspec.MsgspecError):
+            return
+
+
+def memory_source(
+    cluster: str, run: RunName, rank: Rank, checkpoint: CheckpointId, manifest_digest: bytes
+) -> memoryview | None:
+    """The payload's bytes in a lingering stager on this host (read only), or None when none has exactly these.
+
+    The mapping lives as long as the view. Nothing here is verified: the digest names the manifest that
+    the stager sealed these bytes under, so the caller may check blocks against it.
+    """
+    request = msgspec.msgpack.encode(MemoryRequest(checkpoint, rank, manifest_digest))
+    for path in _sockets(socket_prefix(cluster, run, rank)):
+        view = _ask(path, request)
+        if view is not None:
+            return view
+    return None
+
+
+def _sockets(prefix: str) -> Iterator[Path]:
+    try:
+        directory = runtime_directory()
+    except (Refused, OSError):
+        return
+    yield from sorted(directory.glob(f"{prefix}.*"))
+
+
+def _ask(path: Path, request: bytes) -> memoryview | None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
+        sock.settimeout(TIMEOUT_S)
+        try:
+            sock.connect(str(path))
+            sock.send(request)
+            packet, descriptors, _, _ = socket.recv_fds(
+                sock, REQUEST_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionRefusedError:
+            with suppress(OSError):
+                path.unlink()  # Its stager was killed.
+            return None
+        except OSError:
+            return None
+    try:
+        grant = _grants.decode(packet)
+        if grant.payload_bytes < 0 or not descriptors:
+            return None
+        return _map(descriptors[0], grant)
+    except (msgspec.MsgspecError, OSError, ValueError):
+        return None
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _map(descriptor: int, grant: MemoryGrant) -> memoryview:
+    end = grant.offset + grant.payload_bytes
+    mapping = mmap.mmap(descriptor, end, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    return memoryview(mapping)[grant.offset : end]

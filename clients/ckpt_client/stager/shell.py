@@ -1,0 +1,530 @@
+"""The stager process: one loop over the trainer, the coordinator, the sender and workers, around StagerMachine.
+
+    trainer ──packets──> TrainerChannel ─┐                      ┌─> LinkLoop ──frames──> coordinator
+    workers ──results──> Jobs ───────────┤ events      actions  ├─> PayloadSender (own threads) ──> targets
+    sender  ──results──> PayloadSender ──┼─> StagerMachine ─────┼─> TrainerChannel, Jobs
+    coordinator ─frames─> LinkLoop ──────┘                      └─> MemoryServer: what readers may have
+
+The machine decides, this file performs. Nothing in the loop may block: memory is made and
+fingerprints are computed by workers, bytes are sent by the sender's threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from ckpt.aio.clock import now_us
+from ckpt.aio.link import Link, LinkClosed, LinkLoop, LinkOpened, LinkReceived
+from ckpt.base.errors import CkptError, PeerError
+from ckpt.base.ids import CheckpointId, Rank, RunName, Step
+from ckpt.format.table import encode_table
+from ckpt.protocol.events import Received, Report, Send, SessionClosed, SessionOpened, Ticked
+from ckpt.protocol.messages import ReplicaPolicy, Role
+from ckpt.protocol.stager import Identity, StagerConfig, StagerMachine
+from ckpt.protocol.stager_events import (
+    AddSpares,
+    BoxesFingerprinted,
+    ComputeBoxes,
+    DialCoordinator,
+    DialFailed,
+    Exit,
+    FullPolicy,
+    GrantHalf,
+    HalfAsked,
+    Outcome,
+    OutcomeHeard,
+    PayloadHandedOver,
+    PayloadSealed,
+    RefuseSave,
+    ReleaseHalf,
+    ReopenColumns,
+    SaveCommitted,
+    SaveFailed,
+    StagerAction,
+    StagerEvent,
+    StagingDropped,
+    StartPayload,
+    StopPayload,
+    TableReady,
+    TellTrainer,
+    TrainerAttached,
+    TrainerDetached,
+)
+from ckpt.transfer.payload_sender import PayloadSender, SenderOptions
+from ckpt_client.arena import Half, make_half
+from ckpt_client.locate import Locator, client_name
+from ckpt_client.packing import Declaration, read_declaration
+from ckpt_client.secret import read_secret
+from ckpt_client.stager import wire
+from ckpt_client.stager.channel import TrainerChannel
+from ckpt_client.stager.fingerprint import fingerprint_boxes, fingerprint_replicas
+from ckpt_client.stager.halves import Halves
+from ckpt_client.stager.jobs import Jobs
+from ckpt_client.stager.memory import Held, MemoryRequest
+from ckpt_client.stager.readers import Readers
+
+TICK_MS: Final = 50
+TICK_IDLE_MS: Final = 500
+ATTACH_TIMEOUT_S: Final = 60.0
+
+
+def serve(sock: socket.socket) -> None:
+    """Wait for Attach, then run until the machine says that nobody needs this process."""
+    sock.settimeout(ATTACH_TIMEOUT_S)
+    packet, _ = wire.receive_packet(sock)
+    if not packet:
+        sock.close()
+        return
+    attach = wire.decode_from_trainer(packet)
+    if not isinstance(attach, wire.Attach):
+        raise PeerError("the trainer's first packet is not Attach")
+    shell = StagerShell(TrainerChannel(sock), attach)
+    try:
+        shell.run()
+    finally:
+        shell.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What lies in a half."""
+
+    checkpoint: CheckpointId
+    payload_bytes: int
+    serial: int
+    """Of the half's memory."""
+    manifest_digest: bytes
+    """Empty until sealed."""
+
+
+class StagerShell:
+    """I own the arena, the sockets and the threads of one rank's stager."""
+
+    def __init__(self, trainer: TrainerChannel, attach: wire.Attach) -> None:
+        self._trainer = trainer
+        self._locator = Locator(attach.directory, attach.address)
+        self._secret_file = Path(attach.secret_file)
+        self._rank = Rank(attach.rank)
+        identity = Identity(attach.key, self._rank, attach.world_size, attach.process)
+        self._machine = StagerMachine(identity, StagerConfig(idle_us=int(attach.idle_s * 1e6)))
+        self._halves = Halves(attach.arena_bytes_max)
+        self._jobs = Jobs()
+        self._loop = LinkLoop()
+        self._link: Link | None = None
+        #: The connection to the coordinator, from DialCoordinator until it is closed.
+        self._session_open = False
+        self._sender: PayloadSender | None = None
+        #: Made with the first payload, when the secret must be there.
+        self._asked_bytes: dict[int, int] = {}
+        #: save -> how large a half it needs, from AskHalf until it is granted memory or refused.
+        self._parked: list[wire.AskHalf] = []
+        #: Saves that wait because the cap has no room for another half.
+        self._granted: dict[int, int] = {}
+        #: half -> save that was granted it and waits for its memory.
+        self._declared: dict[int, Declaration] = {}
+        #: half -> what lies in it, from the hand-over until it is released.
+        self._half_of: dict[int, int] = {}
+        #: save -> half, from the grant on.
+        self._contents: dict[int, Content] = {}
+        #: half -> the payload that was last sent from it.
+        self._readers = Readers(self._rank, self._look_up)
+        self._preparing = 0
+        self._prepare_error: CkptError | None = None
+        self._cluster = ""
+        self._running = True
+        trainer.watch_process(attach.pid)
+
+    def run(self) -> None:
+        """The loop."""
+        self._trainer.send(wire.Attached(os.getpid()))
+        self._handle(TrainerAttached(now_us()))
+        while self._running:
+            self._wait()
+            self._jobs.finish()
+            self._read_trainer()
+            self._read_coordinator()
+            self._read_sender()
+            self._readers.serve(now_us())
+            self._handle(Ticked(now_us()))
+
+    def close(self) -> None:
+        """Everything that this process holds goes; sealed columns stay where they are."""
+        self._trainer.flush()
+        self._trainer.close()
+        if self._sender is not None:
+            self._sender.close()
+        self._loop.shut()
+        self._jobs.close()
+        self._readers.close()
+        self._halves.close()
+
+    # ----------------------------------------------------------------------- the loop
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        for descriptor in self._trainer.descriptors:
+            poll.register(descriptor, select.POLLIN)
+        if self._trainer.wants_write:
+            poll.register(self._trainer.fileno(), select.POLLIN | select.POLLOUT)
+        poll.register(self._jobs.descriptor, select.POLLIN)
+        poll.register(self._loop.fileno(), select.POLLIN)
+        if self._sender is not None:
+            poll.register(self._sender.wakeup_fd, select.POLLIN)
+        for descriptor in self._readers.descriptors:
+            poll.register(descriptor, select.POLLIN)
+        quiet = self._machine.idle and not self._jobs.pending and self._link is None
+        poll.poll(TICK_IDLE_MS if quiet else TICK_MS)
+
+    def _handle(self, event: StagerEvent) -> None:
+        """Perform what the machine says; actions may cause events, which are handled in order."""
+        events = [event]
+        while events:
+            for action in self._machine.handle(events.pop(0)):
+                answer = self._perform(action)
+                if answer is not None:
+                    events.append(answer)
+
+    def _perform(self, action: StagerAction) -> StagerEvent | None:
+        match action:
+            case Send(_, request, message, bulk):
+                if self._link is not None:
+                    self._link.try_send(request, message, bulk)
+            case DialCoordinator():
+                return self._dial()
+            case GrantHalf(save, half):
+                self._grant(save, half)
+            case RefuseSave(save, code, message, hint):
+                self._asked_bytes.pop(save, None)
+                self._trainer.send(
+                    wire.SaveRefused(save, code, wire.cut_text(message), wire.cut_text(hint))
+                )
+            case ReleaseHalf(half):
+                self._release(half)
+            case ComputeBoxes():
+                self._compute_boxes(action)
+            case TellTrainer(save, outcome):
+                self._tell(save, outcome)
+            case Exit(reason):
+                _log("info", "exit", reason=reason)
+                self._running = False
+            case Report(level, text, fields):
+                _log(level, text, **dict(fields))
+            case StartPayload() | AddSpares() | ReopenColumns() | StopPayload():
+                self._command_sender(action)
+        return None
+
+    # ----------------------------------------------------------------------- trainer
+
+    def _read_trainer(self) -> None:
+        if not self._trainer.open:
+            return
+        self._trainer.flush()
+        try:
+            for packet in self._trainer.receive():
+                self._trainer_said(packet)
+        except PeerError as error:
+            _log("error", str(error))
+            self._trainer.close()
+        if not self._trainer.open:
+            self._parked.clear()
+            self._handle(TrainerDetached(now_us()))
+
+    def _trainer_said(self, packet: wire.FromTrainer) -> None:
+        match packet:
+            case wire.AskHalf():
+                self._parked.append(packet)
+                self._unpark()
+            case wire.HandOver():
+                self._handed_over(packet)
+            case wire.DropStaging(save):
+                self._asked_bytes.pop(save, None)
+                self._parked = [one for one in self._parked if one.save != save]
+                self._handle(StagingDropped(now_us(), save))
+            case wire.HeardOutcome(save):
+                self._handle(OutcomeHeard(now_us(), save))
+            case wire.Prepare(half_bytes):
+                self._prepare(half_bytes)
+            case wire.Attach():
+                raise PeerError("the trainer attached twice")
+
+    def _unpark(self) -> None:
+        """Pass on what the cap allows now, in the order in which it was asked."""
+        while self._parked:
+            ask = self._parked[0]
+            policy = FullPolicy(ask.when_full)
+            if not self._halves.fits_ever(ask.half_bytes):
+                self._refuse(
+                    ask.save,
+                    "refused",
+                    f"the state needs an arena half of {ask.half_bytes} bytes, "
+                    f"the cap is {self._halves.bytes_max}",
+                    "raise arena_bytes_max",
+                )
+            elif self._halves.fits_now(ask.half_bytes) or self._both_could_stand(ask.half_bytes):
+                self._asked_bytes[ask.save] = ask.half_bytes
+                self._handle(
+                    HalfAsked(now_us(), ask.save, RunName(ask.run), Step(ask.step), policy)
+                )
+            elif policy is FullPolicy.WAIT:
+                return
+            else:
+                code = "busy" if policy is FullPolicy.ERROR else "skipped"
+                text = "an earlier save still holds the arena and its cap has no room for another"
+                self._refuse(ask.save, code, text, "raise arena_bytes_max")
+            self._parked.pop(0)
+
+    def _both_could_stand(self, half_bytes: int) -> bool:
+        """The cap is not what stands in the way: whether a half is free is the machine's to say."""
+        held = [slot.claimed_bytes for slot in self._halves.slots]
+        return min(held) + half_bytes <= self._halves.bytes_max and all(
+            slot.held for slot in self._halves.slots
+        )
+
+    def _refuse(self, save: int, code: str, message: str, hint: str = "") -> None:
+        self._trainer.send(wire.SaveRefused(save, code, wire.cut_text(message), hint))
+
+    def _handed_over(self, packet: wire.HandOver) -> None:
+        half = self._half_of.get(packet.save)
+        memory = self._halves.slots[half].memory if half is not None else None
+        if half is None or memory is None:
+            raise PeerError(f"save {packet.save} was handed over without a half")
+        end = packet.declaration_offset + packet.declaration_bytes
+        if not 0 < packet.payload_bytes <= packet.declaration_offset <= end <= memory.size:
+            raise PeerError(f"save {packet.save} does not fit its half")
+        declaration = read_declaration(memory.memory[packet.declaration_offset : end])
+        self._declared[half] = declaration
+        self._handle(
+            PayloadHandedOver(
+                now_us=now_us(),
+                save=packet.save,
+                payload_bytes=packet.payload_bytes,
+                document_offset=0,
+                document_bytes=packet.document_bytes,
+                replicas=ReplicaPolicy(packet.replicas),
+                stall_us=packet.stall_us,
+                fault_in_us=packet.fault_in_us,
+            )
+        )
+        self._jobs.start(
+            lambda: encode_table(fingerprint_replicas(memory.memory, declaration)),
+            lambda table: self._handle(TableReady(now_us(), packet.save, table)),
+            lambda error: _log("error", f"save {packet.save} has no table: {error}"),
+        )
+        self._make(1 - half, memory.size)  # Soon needed: pay its first touch beside the training.
+
+    def _tell(self, save: int, outcome: Outcome) -> None:
+        match outcome:
+            case SaveCommitted(info):
+                self._trainer.send(wire.Outcome(save, info))
+            case SaveFailed(code, message, hint):
+                self._trainer.send(
+                    wire.Outcome(save, None, code, wire.cut_text(message), wire.cut_text(hint))
+                )
+
+    # ----------------------------------------------------------------------- arena
+
+    def _grant(self, save: int, half: int) -> None:
+        slot = self._halves.slots[half]
+        slot.held = True
+        self._half_of[save] = half
+        self._granted[half] = save
+        self._settle(half)
+
+    def _settle(self, half: int) -> None:
+        """Tell the trainer of its half once the memory is there and large enough; else have it made."""
+        save = self._granted.get(half)
+        slot = self._halves.slots[half]
+        if save is None or slot.making_bytes:
+            return
+        wanted = self._asked_bytes.get(save, 0)
+        if slot.size < wanted:
+            self._make(half, wanted)
+            if not slot.making_bytes:
+                self._lack(save, half, CkptError("the arena's cap has no room for this half"))
+            return
+        del self._granted[half]
+        self._asked_bytes.pop(save, None)
+        self._trainer.send(wire.HalfGranted(save, half))
+
+    def _make(self, half: int, half_bytes: int) -> bool:
+        """Have memory made for a half that has less; True when a worker is at it now."""
+        slot = self._halves.slots[half]
+        if slot.making_bytes or (slot.held and half not in self._granted):
+            return False
+        size = self._halves.plan(half, half_bytes)
+        if size is None:
+            return False
+        begun = time.monotonic_ns()
+        self._jobs.start(
+            partial(make_half, size),
+            lambda memory: self._made(half, memory, (time.monotonic_ns() - begun) // 1000),
+            lambda error: self._not_made(half, error),
+        )
+        return True
+
+    def _made(self, half: int, memory: Half, spent_us: int) -> None:
+        self._halves.installed(half, memory)
+        self._trainer.send(wire.HalfReady(half, memory.size, spent_us), memory.descriptor)
+        self._settle(half)
+        self._prepared()
+
+    def _not_made(self, half: int, error: CkptError) -> None:
+        self._halves.failed(half)
+        save = self._granted.get(half)
+        if save is not None:
+            self._lack(save, half, error)
+        if self._preparing:
+            self._prepare_error = error
+            self._prepared()
+
+    def _lack(self, save: int, half: int, error: CkptError) -> None:
+        self._granted.pop(half, None)
+        self._asked_bytes.pop(save, None)
+        self._refuse(save, error.code, error.message, error.hint)
+        self._handle(StagingDropped(now_us(), save))
+
+    def _release(self, half: int) -> None:
+        self._halves.slots[half].held = False
+        self._declared.pop(half, None)
+        self._granted.pop(half, None)
+        self._half_of = {save: held for save, held in self._half_of.items() if held != half}
+        self._unpark()
+
+    def _prepare(self, half_bytes: int) -> None:
+        if not self._halves.fits_ever(half_bytes):
+            text = f"the state needs {half_bytes} bytes, the cap is {self._halves.bytes_max}"
+            self._trainer.send(wire.Prepared("refused", text))
+            return
+        self._prepare_error = None
+        self._preparing = 1 + sum(self._make(half, half_bytes) for half in (0, 1))
+        self._prepared()
+
+    def _prepared(self) -> None:
+        if not self._preparing:
+            return
+        self._preparing -= 1
+        if not self._preparing:
+            error = self._prepare_error
+            self._trainer.send(
+                wire.Prepared(error.code, wire.cut_text(str(error))) if error else wire.Prepared()
+            )
+
+    # ----------------------------------------------------------------------- coordinator
+
+    def _dial(self) -> StagerEvent | None:
+        try:
+            address = self._locator.address()
+            secret = read_secret(self._secret_file)
+        except CkptError as error:
+            _log("warning", f"no coordinator: {error}")
+            return DialFailed(now_us())
+        self._link = self._loop.connect(
+            address,
+            secret=secret,
+            role=Role.STAGER,
+            name=client_name(),
+            server_role=Role.COORDINATOR,
+        )
+        return None
+
+    def _read_coordinator(self) -> None:
+        for event in self._loop.poll(0):
+            match event:
+                case LinkOpened(link, peer):
+                    self._cluster = peer.cluster
+                    self._session_open = True
+                    self._handle(SessionOpened(now_us(), link.session, peer.role, peer.name))
+                case LinkReceived(link, request, message, bulk):
+                    view = bulk.view if bulk is not None else b""
+                    self._handle(Received(now_us(), link.session, request, message, view))
+                    if bulk is not None:
+                        bulk.release()
+                case LinkClosed(link, error):
+                    self._link = None
+                    _log("warning", f"coordinator: {error}")
+                    opened, self._session_open = self._session_open, False
+                    self._handle(
+                        SessionClosed(now_us(), link.session) if opened else DialFailed(now_us())
+                    )
+                case _:
+                    continue
+
+    # ----------------------------------------------------------------------- sender, workers
+
+    def _command_sender(
+        self, action: StartPayload | AddSpares | ReopenColumns | StopPayload
+    ) -> None:
+        if self._sender is None:
+            options = SenderOptions(read_secret(self._secret_file), client_name())
+            self._sender = PayloadSender(options)
+        match action:
+            case StartPayload(_, half, payload_bytes, _, plan):
+                slot = self._halves.slots[half]
+                assert slot.memory is not None, "a granted half has memory"
+                checkpoint = plan.payload.checkpoint
+                self._contents[half] = Content(checkpoint, payload_bytes, slot.serial, b"")
+                self._readers.serve_run(self._cluster, checkpoint.run)
+                self._sender.start(action, slot.memory.memory)
+            case AddSpares(payload, column, spares):
+                self._sender.add_spares(payload, column, spares)
+            case ReopenColumns(payload, columns, places):
+                self._sender.reopen(payload, columns, places)
+            case StopPayload(payload):
+                self._sender.stop(payload)
+
+    def _read_sender(self) -> None:
+        if self._sender is None:
+            return
+        for result in self._sender.results():
+            if isinstance(result, PayloadSealed):
+                self._note_digest(result)
+            self._handle(result)
+
+    def _note_digest(self, sealed: PayloadSealed) -> None:
+        for half, content in self._contents.items():
+            if content.checkpoint == sealed.payload.checkpoint:
+                self._contents[half] = replace(content, manifest_digest=sealed.manifest_digest)
+
+    def _compute_boxes(self, action: ComputeBoxes) -> None:
+        memory = self._halves.slots[action.half].memory
+        declaration = self._declared.get(action.half)
+        assert memory is not None, "a held half has memory"
+        assert declaration is not None, "a held half is declared"
+        answer: Callable[[tuple[bytes, ...]], None] = lambda prints: self._handle(  # noqa: E731
+            BoxesFingerprinted(now_us(), action.payload, prints)
+        )
+        self._jobs.start(
+            lambda: fingerprint_boxes(memory.memory, declaration.table, action.boxes),
+            answer,
+            lambda error: _log("error", f"{action.payload}: {error}"),
+        )
+
+    def _look_up(self, request: MemoryRequest) -> Held | None:
+        """The half that holds exactly this committed payload and that nobody can overwrite."""
+        half = self._machine.committed_half(request.checkpoint)
+        content = self._contents.get(half) if half is not None else None
+        if half is None or content is None or request.rank != self._rank:
+            return None
+        slot = self._halves.slots[half]
+        wanted = Content(
+            request.checkpoint, content.payload_bytes, slot.serial, request.manifest_digest
+        )
+        if slot.memory is None or content != wanted:
+            return None
+        return Held(slot.memory.descriptor, content.payload_bytes)
+
+
+def _log(level: str, text: str, **fields: str | int | float) -> None:
+    """One JSON line on stderr, which is the stager's log file."""
+    line = {"at": time.time(), "level": level, "pid": os.getpid(), "text": text, **fields}
+    print(json.dumps(line), file=sys.stderr, flush=True)

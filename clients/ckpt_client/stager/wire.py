@@ -1,0 +1,178 @@
+"""What trainer and stager say to each other, over an inherited Unix socket pair (SOCK_SEQPACKET).
+
+One packet is one message, so nothing needs a length. A HalfReady packet carries the half's descriptor.
+
+    trainer -> stager   Attach (first), Prepare, AskHalf, DropStaging, HandOver, HeardOutcome
+    stager  -> trainer  Attached, HalfReady (+ descriptor), Prepared, HalfGranted, SaveRefused, Outcome
+
+A save goes AskHalf -> HalfGranted -> HandOver (or DropStaging) -> Outcome -> HeardOutcome, or ends with
+SaveRefused. The end of either side is the end of the socket.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+import msgspec
+
+from ckpt.base.errors import PeerError
+from ckpt.protocol.messages import CommitInfo
+
+PACKET_BYTES_MAX: Final = 64 << 10
+TEXT_CHARS_MAX: Final = 4096
+"""Longer error texts are cut, so that every message fits a packet."""
+
+
+class _Packet(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages; the class name is the tag."""
+
+
+class Attach(_Packet, frozen=True, tag=True, array_like=True):
+    """Who the trainer is and where the cluster is. The secret itself stays in its file."""
+
+    pid: int
+    process: str
+    rank: int
+    world_size: int
+    key: str | None
+    directory: str
+    """Of a local cluster; its ready file names the coordinator. Empty for a remote one."""
+    address: str
+    secret_file: str
+    arena_bytes_max: int
+    idle_s: float
+
+
+class Prepare(_Packet, frozen=True, tag=True, array_like=True):
+    """Fault halves of this size in before they are needed."""
+
+    half_bytes: int
+
+
+class AskHalf(_Packet, frozen=True, tag=True, array_like=True):
+    """May I stage this save? `when_full` says what to do while both halves are held."""
+
+    save: int
+    run: str
+    step: int
+    half_bytes: int
+    when_full: str
+
+
+class DropStaging(_Packet, frozen=True, tag=True, array_like=True):
+    """The copy failed; the half holds nothing."""
+
+    save: int
+
+
+class HandOver(_Packet, frozen=True, tag=True, array_like=True):
+    """All is in the half: the save is the stager's from here on."""
+
+    save: int
+    payload_bytes: int
+    document_bytes: int
+    declaration_offset: int
+    declaration_bytes: int
+    replicas: str
+    stall_us: int
+    fault_in_us: int
+
+
+class HeardOutcome(_Packet, frozen=True, tag=True, array_like=True):
+    """The trainer has noted this outcome; the stager may forget it."""
+
+    save: int
+
+
+class Attached(_Packet, frozen=True, tag=True, array_like=True):
+    """The stager is up."""
+
+    pid: int
+
+
+class HalfReady(_Packet, frozen=True, tag=True, array_like=True):
+    """The half has this new memory; the packet carries its descriptor. Older memory of it is gone."""
+
+    half: int
+    half_bytes: int
+    fault_in_us: int
+
+
+class Prepared(_Packet, frozen=True, tag=True, array_like=True):
+    """As much as the arena's cap allows is faulted in. An error is told in `message`."""
+
+    code: str = ""
+    message: str = ""
+
+
+class HalfGranted(_Packet, frozen=True, tag=True, array_like=True):
+    """Stage into this half; its memory was announced by HalfReady."""
+
+    save: int
+    half: int
+
+
+class SaveRefused(_Packet, frozen=True, tag=True, array_like=True):
+    """No half for this save; `code` is an error's, or `skipped`."""
+
+    save: int
+    code: str
+    message: str
+    hint: str
+
+
+class Outcome(_Packet, frozen=True, tag=True, array_like=True):
+    """How a save ended: `info` when it committed, else the error."""
+
+    save: int
+    info: CommitInfo | None
+    code: str = ""
+    message: str = ""
+    hint: str = ""
+
+
+FromTrainer = Attach | Prepare | AskHalf | DropStaging | HandOver | HeardOutcome
+FromStager = Attached | HalfReady | Prepared | HalfGranted | SaveRefused | Outcome
+
+_encoder = msgspec.msgpack.Encoder()
+_from_trainer = msgspec.msgpack.Decoder(FromTrainer)
+_from_stager = msgspec.msgpack.Decoder(FromStager)
+
+
+def encode_packet(message: FromTrainer | FromStager) -> bytes:
+    packet = _encoder.encode(message)
+    assert len(packet) <= PACKET_BYTES_MAX
+    return packet
+
+
+def cut_text(text: str) -> str:
+    """The text, short enough for a packet."""
+    return text if len(text) <= TEXT_CHARS_MAX else text[: TEXT_CHARS_MAX - 3] + "..."
+
+
+def decode_from_trainer(packet: bytes) -> FromTrainer:
+    """Raises PeerError."""
+    try:
+        return _from_trainer.decode(packet)
+    except msgspec.MsgspecError as error:
+        raise PeerError(f"the trainer sent a packet that does not parse: {error}") from None
+
+
+def decode_from_stager(packet: bytes) -> FromStager:
+    """Raises PeerError."""
+    try:
+        return _from_stager.decode(packet)
+    except msgspec.MsgspecError as error:
+        raise PeerError(f"the stager sent a packet that does not parse: {error}") from None
+
+
+def receive_packet(sock: socket.socket) -> tuple[bytes, int | None]:
+    """One packet and the descriptor that came with it; an empty packet is the other side's end."""
+    try:
+        packet, descriptors, _, _ = socket.recv_fds(
+            sock, PACKET_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC
+        )
+    except ConnectionResetError:
+        return b"", None
+    return packet, descriptors[0] if descriptors else None

@@ -1,0 +1,277 @@
+"""The trainer's end of its stager: start it, stage into its memory, hear what became of each save.
+
+No thread: whoever waits reads the socket, one at a time, and notes what arrives for all. Packets are
+few and small, so nothing is lost while nobody reads.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from ckpt.base.errors import Aborted, CkptError, Unavailable, error_from_wire
+from ckpt.protocol.messages import ReplicaPolicy
+from ckpt_client.arena import Half, map_half
+from ckpt_client.detach import start_detached
+from ckpt_client.packing import Packing
+from ckpt_client.saving import Save
+from ckpt_client.stager import wire
+
+START_TIMEOUT_S = 60.0
+_links: weakref.WeakSet[StagerLink] = weakref.WeakSet()
+
+
+class StagerLink:
+    """I speak with one stager. I am thread safe; saves of one rank are staged one after the other."""
+
+    def __init__(self, attach: wire.Attach, log: Path) -> None:
+        """Start a stager and wait until it is up. Raises Unavailable."""
+        begun = time.monotonic()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                number = theirs.fileno()
+                start_detached(
+                    ["-m", "ckpt_client.stager", str(number)], log=log, pass_fds=(number,)
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self._socket = ours
+        self._log = log
+        self._rank = attach.rank
+        self._news = threading.Condition()
+        #: Guards everything below; notified when a packet was noted or the reader's place is free.
+        self._reading = False
+        self._dead: CkptError | None = None
+        self._halves: dict[int, Half] = {}
+        self._granted: dict[int, int] = {}
+        self._refused: dict[int, wire.SaveRefused] = {}
+        self._pending: dict[int, Save] = {}
+        #: Handed over and not ended.
+        self._failed: list[Save] = []
+        #: Ended with an error that may not have been told yet.
+        self._prepared: wire.Prepared | None = None
+        self.pid = 0
+        self._made_s: dict[int, float] = {}
+        #: half -> how long its memory took to make and map, since the last ask.
+        _links.add(self)
+        try:
+            self._send(attach)
+            if not self.wait_until(lambda: self.pid != 0, START_TIMEOUT_S):
+                raise Unavailable("the stager did not come up in time", hint=f"see {log}")
+        except BaseException:
+            self.close()
+            raise
+        self.started_s = time.monotonic() - begun
+
+    @property
+    def alive(self) -> bool:
+        """Whether the stager was there when last heard of; looks for its end without waiting."""
+        self.take_news()
+        return self._dead is None
+
+    @property
+    def pending_count(self) -> int:
+        return len(self._pending)
+
+    # ----------------------------------------------------------------------- staging
+
+    def prepare(self, half_bytes: int) -> None:
+        """Have both halves faulted in at this size. Raises NoSpace or Refused."""
+        with self._news:
+            self._prepared = None
+        self._send(wire.Prepare(half_bytes))
+        self.wait_until(lambda: self._prepared is not None, None)
+        answer = self._prepared
+        if answer is not None and answer.code:
+            raise error_from_wire(answer.code, answer.message)
+
+    def wait_half(
+        self, number: int, run: str, step: int, half_bytes: int, when_full: str
+    ) -> tuple[memoryview, float] | None:
+        """Memory to stage into, and the seconds that its first touch cost this call; None when the
+        policy skips this save. Raises what refused it.
+        """
+        self.take_news()
+        with self._news:
+            self._made_s.clear()
+        begun = time.monotonic()
+        self._send(wire.AskHalf(number, run, step, half_bytes, when_full))
+        try:
+            self.wait_until(lambda: number in self._granted or number in self._refused, None)
+        except BaseException:
+            self.drop(number)
+            raise
+        waited_s = time.monotonic() - begun
+        with self._news:
+            refusal = self._refused.pop(number, None)
+            if refusal is None:
+                half = self._granted.pop(number)
+                return self._halves[half].memory, min(waited_s, self._made_s.get(half, 0.0))
+        if refusal.code == "skipped":
+            return None
+        raise error_from_wire(refusal.code, refusal.message, refusal.hint)
+
+    def drop(self, number: int) -> None:
+        """Nothing was staged after all."""
+        with suppress(CkptError):
+            self._send(wire.DropStaging(number))
+
+    def hand_over(self, number: int, save: Save, packing: Packing, replicas: ReplicaPolicy) -> None:
+        """From here on the save is the stager's; `save` hears of its end."""
+        with self._news:
+            self._pending[number] = save
+        try:
+            self._send(
+                wire.HandOver(
+                    save=number,
+                    payload_bytes=packing.payload_bytes,
+                    document_bytes=len(packing.document),
+                    declaration_offset=packing.declaration_offset,
+                    declaration_bytes=len(packing.declaration),
+                    replicas=replicas.value,
+                    stall_us=int(save.stall_s * 1e6),
+                    fault_in_us=int(save.fault_in_s * 1e6),
+                )
+            )
+        except CkptError:
+            with self._news:
+                self._pending.pop(number, None)
+            save.take_error()  # Told here.
+            raise
+
+    def take_error(self) -> CkptError | None:
+        """The oldest error that nobody was told."""
+        self.take_news()
+        with self._news:
+            while self._failed:
+                error = self._failed.pop(0).take_error()
+                if error is not None:
+                    return error
+        return None
+
+    def close(self) -> None:
+        """Leave the stager alone; it finishes what it has and goes when idle."""
+        self._socket.close()
+        with self._news:
+            self._end(Aborted("the store was closed before the outcome was known"))
+            self._halves.clear()
+
+    def abandon(self) -> None:
+        """In a forked child: the socket is the parent's."""
+        self._socket.close()
+
+    # ----------------------------------------------------------------------- listening
+
+    def take_news(self) -> None:
+        """Note what is there already; a stager's end is news too."""
+        with suppress(CkptError):
+            self.wait_until(lambda: False, 0.0)
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Read until `ready()` (True), the time is over (False), or the stager is gone (raises)."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._news:
+            while not ready():
+                if self._dead is not None:
+                    raise self._dead
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if self._reading:
+                    if not self._news.wait(left):
+                        return False
+                elif not self._read_one(left):
+                    return ready()
+            return True
+
+    def _read_one(self, left_s: float | None) -> bool:
+        """Wait for one packet without the lock and note it; False when none came in time."""
+        self._reading = True
+        self._news.release()
+        packet: bytes | None = None
+        descriptor: int | None = None
+        try:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            if poll.poll(None if left_s is None else left_s * 1000):
+                packet, descriptor = wire.receive_packet(self._socket)
+        except (OSError, ValueError):
+            packet = b""  # Another thread closed the store.
+        finally:
+            self._news.acquire()
+            self._reading = False
+            if packet is not None:
+                self._note(packet, descriptor)
+            self._news.notify_all()
+        return packet is not None
+
+    def _note(self, packet: bytes, descriptor: int | None) -> None:
+        if not packet:
+            self._end(
+                Aborted(
+                    f"the stager of rank {self._rank} (pid {self.pid}) ended before the save did",
+                    hint=f"store.steps() tells what committed; save again; its log is {self._log}",
+                )
+            )
+            return
+        match wire.decode_from_stager(packet):
+            case wire.Attached(pid):
+                self.pid = pid
+            case wire.HalfReady(half, half_bytes, fault_in_us):
+                begun = time.monotonic()
+                self._halves.pop(half, None)
+                assert descriptor is not None, "HalfReady carries its memory"
+                self._halves[half] = map_half(descriptor, half_bytes)
+                self._made_s[half] = fault_in_us / 1e6 + time.monotonic() - begun
+            case wire.Prepared() as answer:
+                self._prepared = answer
+            case wire.HalfGranted(number, half):
+                self._granted[number] = half
+            case wire.SaveRefused() as refusal:
+                self._refused[refusal.save] = refusal
+            case wire.Outcome() as outcome:
+                self._noted_outcome(outcome)
+
+    def _noted_outcome(self, outcome: wire.Outcome) -> None:
+        save = self._pending.pop(outcome.save, None)
+        if save is not None:
+            save.settle(outcome)
+            if outcome.info is None:
+                self._failed.append(save)
+        with suppress(OSError):
+            self._socket.send(wire.encode_packet(wire.HeardOutcome(outcome.save)))
+
+    def _end(self, error: CkptError) -> None:
+        """The stager is gone, or we are: nothing more will be heard of any save."""
+        if self._dead is None:
+            self._dead = error
+            for save in self._pending.values():
+                save.fail(error)
+                self._failed.append(save)
+            self._pending.clear()
+
+    def _send(self, message: wire.FromTrainer) -> None:
+        try:
+            self._socket.send(wire.encode_packet(message))
+        except OSError:
+            with suppress(CkptError):  # Hear its end, and with it what becomes of pending saves.
+                self.wait_until(lambda: self._dead is not None, 1.0)
+            raise self._dead or Unavailable(
+                f"the stager of rank {self._rank} does not listen"
+            ) from None
+
+
+def _close_in_child() -> None:
+    """A forked child must not keep the parent's stagers believing that their trainer lives."""
+    for link in list(_links):
+        link.abandon()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

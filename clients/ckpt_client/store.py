@@ -1,0 +1,469 @@
+"""`ckpt.open`: where a training script saves to and loads from.
+
+A store has one connection to the coordinator and, once something is saved, one stager for each rank
+that saves through it (nearly always one). It belongs to the process that opened it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+import msgspec
+
+from ckpt.base.errors import CkptError, Refused, Unavailable
+from ckpt.base.ids import RunName, check_run_name, check_step
+from ckpt.base.units import format_bytes
+from ckpt.protocol.messages import ReplicaPolicy
+from ckpt.protocol.stager_events import FullPolicy
+from ckpt.protocol.views import StepView
+from ckpt_client.control import Control
+from ckpt_client.environment import (
+    Place,
+    find_launch_key,
+    find_place,
+    next_save_number,
+    process_name,
+)
+from ckpt_client.local import is_supervised, opened_cluster
+from ckpt_client.locate import Locator
+from ckpt_client.packing import Packing, copy_into, plan_packing
+from ckpt_client.saving import Commit, Save, commit_from_view
+from ckpt_client.secret import find_secret_file
+from ckpt_client.stager import wire
+from ckpt_client.stager.memory import runtime_directory
+from ckpt_client.stagers import StagerLink
+from ckpt_client.state import flatten
+from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
+from ckpt_client.verify import Verification, verify_step
+
+if TYPE_CHECKING:
+    from ckpt_client.restore import Checkpoint
+
+CLOSE_TIMEOUT_S: Final = 120.0
+START_TIMEOUT_S: Final = 60.0
+RESOLVE_TIMEOUT_S: Final = 30.0
+_steps_decoder = msgspec.json.Decoder(list[StepView])
+
+
+def open(
+    url: str | None = None,
+    *,
+    launch: str | None = None,
+    replicas: str = "abort",
+    when_full: str = "wait",
+    arena_bytes_max: int | None = None,
+    stager_idle_s: float = 60.0,
+    start_timeout_s: float = START_TIMEOUT_S,
+) -> Store:
+    """Connect to a store: `ckpt+local:///DIR?targets=7&code=4+2`, `ckpt://HOST:PORT`, else $CKPT_STORE.
+
+    launch: what all ranks of this start of the job share and no other start has; else from the
+        environment (torchrun, Slurm, PALS, MPI), else ranks that come again begin a new launch.
+    replicas: `abort` a save whose Replicated leaves differ between ranks, or `keep` each that differs.
+    when_full: what a save does while earlier ones hold the whole arena: `wait`, `error` or `skip`.
+    arena_bytes_max: cap of this rank's staging memory, both halves; default half of the host's memory.
+    stager_idle_s: how long a stager without a trainer stays, for a restart to read from its memory.
+
+    Raises Refused for a bad URL or contradicting options, Unauthorized, Unavailable.
+    """
+    settings = Settings(
+        launch=find_launch_key(launch),
+        replicas=_choice("replicas", replicas, ReplicaPolicy),
+        when_full=_choice("when_full", when_full, FullPolicy),
+        arena_bytes_max=arena_bytes_max if arena_bytes_max is not None else _half_of_memory(),
+        stager_idle_s=stager_idle_s,
+        start_timeout_s=start_timeout_s,
+    )
+    return Store(parse_url(url), settings)
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """`open`'s options, checked."""
+
+    launch: str | None
+    replicas: str
+    when_full: str
+    arena_bytes_max: int
+    stager_idle_s: float
+    start_timeout_s: float
+
+
+class Store:
+    """An open store. Use it in a `with`, or close it; its methods may be called from several threads."""
+
+    def __init__(self, url: LocalUrl | RemoteUrl, settings: Settings) -> None:
+        self._url = url
+        self._settings = settings
+        self._pid = os.getpid()
+        self._closed = False
+        self._lock = threading.RLock()
+        #: Guards the stagers below; held while a save is staged.
+        self._stagers: dict[Place, StagerLink] = {}
+        self._secret_file = Path()
+        self._control = self._connect()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        # The script failed: its own error counts. Saves that are handed over go on without us.
+        with suppress(CkptError):
+            self._leave()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and self._pid == os.getpid():
+            self._leave()
+
+    # ----------------------------------------------------------------------- saving
+
+    def prepare(
+        self,
+        state: object,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        replicated: bool = False,
+    ) -> None:
+        """Fault the arena in for states like this one, so that the first save need not. Raises NoSpace, Refused."""
+        self._check_usable()
+        place = find_place(rank, world_size)
+        packing = self._plan(state, place, replicated)
+        with self._lock:
+            self._stager(place).prepare(packing.half_bytes)
+
+    def save(
+        self,
+        run: str,
+        step: int,
+        state: object,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        replicated: bool = False,
+    ) -> Save:
+        """Stage this rank's state and return; sending and committing go on beside the training.
+
+        The state may be changed as soon as this returns. Raises Refused naming the path of what cannot
+        be stored (nothing was staged then), and the error of an earlier save that nobody has heard of.
+        """
+        self._check_usable()
+        begun = time.monotonic()
+        name, number = check_run_name(run), check_step(step)
+        place = find_place(rank, world_size)
+        self._raise_background_error()
+        packing = self._plan(state, place, replicated)
+        with self._lock:
+            self._ensure_cluster()
+            return self._stage(name, number, place, packing, begun)
+
+    # ----------------------------------------------------------------------- loading
+
+    def resolve(
+        self,
+        run: str,
+        step: int | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        timeout_s: float = RESOLVE_TIMEOUT_S,
+        fallback: bool = False,
+    ) -> Checkpoint:
+        """The committed checkpoint to read, pinned until closed. `step=None` is the same for all ranks of a launch.
+
+        Raises NotFound, Unavailable after `timeout_s` (with `fallback=True` an older step instead), Lost.
+        """
+        from ckpt_client import restore
+
+        self._check_usable()
+        name = check_run_name(run)
+        number = check_step(step) if step is not None else None
+        place = find_place(rank, world_size)
+        self._ensure_cluster()
+        launch = self._control.join(name, place.rank, place.world_size) if step is None else None
+        return restore.resolve(
+            self._control,
+            self._control.secret,
+            name,
+            number,
+            launch,
+            place.rank,
+            place.world_size,
+            timeout_s,
+            fallback,
+        )
+
+    def load(
+        self,
+        run: str,
+        step: int | None = None,
+        like: object = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        strict: bool = True,
+        whole: bool = False,
+        timeout_s: float = RESOLVE_TIMEOUT_S,
+        fallback: bool = False,
+    ) -> object:
+        """`resolve`, load and close: this rank's own tree, what `like` asks for, or the union of all ranks (`whole`)."""
+        checkpoint = self.resolve(
+            run, step, rank=rank, world_size=world_size, timeout_s=timeout_s, fallback=fallback
+        )
+        try:
+            return checkpoint.load(like=like, strict=strict, whole=whole)
+        finally:
+            checkpoint.close()
+
+    # ----------------------------------------------------------------------- looking
+
+    def steps(self, run: str) -> list[Commit]:
+        """The newest committed generation of each step, ascending. A run that never was has none."""
+        self._check_usable()
+        self._ensure_cluster()
+        views = _steps_decoder.decode(self._control.ask("steps", check_run_name(run)))
+        newest: dict[int, Commit] = {}
+        for view in views:
+            if view.state == "committed":
+                newest[view.step] = commit_from_view(view)
+        return [newest[step] for step in sorted(newest)]
+
+    def latest(self, run: str) -> int | None:
+        """The newest committed step, or None."""
+        commits = self.steps(run)
+        return commits[-1].step if commits else None
+
+    def verify(self, run: str, step: int) -> Verification:
+        """Have every column of a checkpoint read whole and compared with its checksums, where it lies."""
+        self._check_usable()
+        self._ensure_cluster()
+        return verify_step(self._control, check_run_name(run), check_step(step))
+
+    # ----------------------------------------------------------------------- ending
+
+    def close(self, timeout_s: float | None = CLOSE_TIMEOUT_S) -> None:
+        """Wait for what was saved, then let go. Raises the error that nobody has heard of yet.
+
+        After `timeout_s` raises Unavailable; what was handed over is finished by the stager all the same.
+        Idempotent.
+        """
+        if self._closed:
+            return
+        self._check_usable()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        late = 0
+        with self._lock:
+            for stager in self._stagers.values():
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                with suppress(CkptError):  # A stager's end is told by its saves.
+                    if not stager.wait_until(lambda s=stager: s.pending_count == 0, left):  # type: ignore[misc]
+                        late += stager.pending_count
+            try:
+                self._raise_background_error()
+            finally:
+                self._leave()
+        if late:
+            raise Unavailable(
+                f"{late} saves were not committed within {timeout_s:g} s; their stager goes on",
+                hint="open the store again and look at steps()",
+            )
+
+    def _leave(self) -> None:
+        self._closed = True
+        for stager in self._stagers.values():
+            stager.close()
+        self._stagers.clear()
+        self._control.close()
+
+    # ----------------------------------------------------------------------- inside
+
+    def _check_usable(self) -> None:
+        if self._pid != os.getpid():
+            raise Refused(
+                f"this store was opened by process {self._pid}, this is a forked child of it",
+                hint="open a store in the child",
+            )
+        if self._closed:
+            raise Refused("this store is closed")
+
+    def _connect(self) -> Control:
+        match self._url:
+            case RemoteUrl():
+                self._secret_file = find_secret_file()
+                control = self._new_control(Locator("", self._url.address))
+                self._greet(control)
+            case LocalUrl():
+                with opened_cluster(self._url, self._settings.start_timeout_s) as cluster:
+                    self._secret_file = cluster.secret_file
+                    control = self._new_control(Locator(str(cluster.directory), ""))
+                    self._greet(control)
+        return control
+
+    def _new_control(self, locator: Locator) -> Control:
+        return Control(locator, self._secret_file, self._settings.launch)
+
+    def _greet(self, control: Control) -> None:
+        """One question, so that a wrong address or secret is told by `open`."""
+        try:
+            control.ask("runs")
+        except BaseException:
+            control.close()
+            raise
+
+    def _ensure_cluster(self) -> None:
+        """A local cluster that stopped while the store was open is started again."""
+        if isinstance(self._url, LocalUrl) and not is_supervised(Path(self._url.directory)):
+            with opened_cluster(self._url, self._settings.start_timeout_s):
+                self._greet(self._control)
+
+    def _plan(self, state: object, place: Place, replicated: bool) -> Packing:
+        policy = ReplicaPolicy(self._settings.replicas)
+        flat = flatten(state, replicated=replicated)
+        packing = plan_packing(flat, place.rank, place.world_size, policy)
+        if packing.half_bytes > self._settings.arena_bytes_max:
+            raise Refused(
+                f"this rank's state needs {format_bytes(packing.half_bytes)} of staging memory, "
+                f"the cap is {format_bytes(self._settings.arena_bytes_max)}",
+                hint="raise arena_bytes_max",
+            )
+        return packing
+
+    def _stager(self, place: Place) -> StagerLink:
+        """The rank's stager; a new one when there is none, or when it was killed."""
+        known = self._stagers.get(place)
+        if known is not None and known.alive:
+            return known
+        if known is not None:
+            known.close()
+        attach = wire.Attach(
+            pid=os.getpid(),
+            process=process_name(),
+            rank=place.rank,
+            world_size=place.world_size,
+            key=self._settings.launch,
+            directory=self._url.directory if isinstance(self._url, LocalUrl) else "",
+            address=self._url.address if isinstance(self._url, RemoteUrl) else "",
+            secret_file=str(self._secret_file.absolute()),
+            arena_bytes_max=self._settings.arena_bytes_max,
+            idle_s=self._settings.stager_idle_s,
+        )
+        started = self._stagers[place] = StagerLink(attach, self._log_file(place))
+        return started
+
+    def _log_file(self, place: Place) -> Path:
+        if isinstance(self._url, LocalUrl):
+            directory = Path(self._url.directory) / "logs"
+            directory.mkdir(mode=0o700, exist_ok=True)
+        else:
+            directory = runtime_directory()
+        return directory / f"stager-{place.rank}.log"
+
+    def _stage(self, run: RunName, step: int, place: Place, packing: Packing, begun: float) -> Save:
+        asked = time.monotonic()
+        fresh = place not in self._stagers or not self._stagers[place].alive
+        stager = self._stager(place)
+        start_s = time.monotonic() - asked if fresh else 0.0
+        number = next_save_number()
+        granted = stager.wait_half(number, run, step, packing.half_bytes, self._settings.when_full)
+        if granted is None:
+            warnings.warn(f"{run}@{step} was skipped: the arena is full", UserWarning, stacklevel=4)
+            return Save(run, step, place.rank, None)
+        half, touch_s = granted
+        save = Save(run, step, place.rank, stager)
+        try:
+            copy_into(packing, half)
+        except BaseException:
+            stager.drop(number)
+            raise
+        save.staged_bytes = packing.payload_bytes
+        save.fault_in_s = start_s + touch_s
+        save.stall_s = max(0.0, time.monotonic() - begun - save.fault_in_s)
+        stager.hand_over(number, save, packing, ReplicaPolicy(self._settings.replicas))
+        return save
+
+    def _raise_background_error(self) -> None:
+        with self._lock:
+            for stager in self._stagers.values():
+                error = stager.take_error()
+                if error is not None:
+                    raise error
+
+
+def save(
+    run: str,
+    step: int,
+    state: object,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    replicated: bool = False,
+) -> Save:
+    """`Store.save` on the store that $CKPT_STORE names, which is opened once for this process."""
+    return _default_store().save(
+        run, step, state, rank=rank, world_size=world_size, replicated=replicated
+    )
+
+
+def load(
+    run: str,
+    step: int | None = None,
+    like: object = None,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    strict: bool = True,
+    whole: bool = False,
+) -> object:
+    """`Store.load` on the store that $CKPT_STORE names."""
+    return _default_store().load(
+        run, step, like, rank=rank, world_size=world_size, strict=strict, whole=whole
+    )
+
+
+_default: tuple[str, int, Store] | None = None
+_default_lock = threading.Lock()
+
+
+def _default_store() -> Store:
+    """One store for each process and value of $CKPT_STORE; closed when the interpreter ends."""
+    global _default
+    url = os.environ.get("CKPT_STORE", "")
+    with _default_lock:
+        if _default is not None and _default[:2] == (url, os.getpid()):
+            return _default[2]
+        import atexit
+
+        store = open(url or None)
+        _default = (url, os.getpid(), store)
+        atexit.register(_close_default, store)
+        return store
+
+
+def _close_default(store: Store) -> None:
+    if store._pid == os.getpid():
+        store.close()
+
+
+def _choice(name: str, value: str, kind: type[ReplicaPolicy] | type[FullPolicy]) -> str:
+    known = [one.value for one in kind]
+    if value not in known:
+        raise Refused(f"{name}={value!r} is not one of {', '.join(known)}")
+    return value
+
+
+def _half_of_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

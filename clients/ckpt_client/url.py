@@ -1,0 +1,193 @@
+"""What `ckpt.open` is given: a URL, cut into parts and checked.
+
+    ckpt+local:///DIR?targets=7&code=4+2    one machine; the options count when DIR is made
+    ckpt://HOST:PORT                        a coordinator
+
+A `+` stands for itself (codes are written 4+2); everything else may be percent-encoded.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Final
+from urllib.parse import unquote
+
+from ckpt.base.errors import Refused
+from ckpt.base.units import parse_bytes
+from ckpt.erasure.code import Code
+
+TARGET_COUNT_DEFAULT: Final = 7
+TARGET_COUNT_MAX: Final = 64
+_CODES_BY_TARGETS: Final = ((6, Code(4, 2)), (3, Code(2, 1)), (2, Code(1, 1)), (1, Code(1, 0)))
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """What the query says; None where it says nothing. The field names are the options' names."""
+
+    targets: int | None = None
+    code: str | None = None
+    keep: int | None = None
+    """Newest committed checkpoints to keep; None keeps all."""
+    restart: str | None = None
+    """`always`: a target that died is started again, with backoff; `never`."""
+    linger: float | None = None
+    """Seconds without a client after which the supervisor stops."""
+    capacity: int | None = None
+    """Bytes that all targets together may use."""
+    pretend_domains: bool | None = None
+    """Report each target as a failure domain of its own, although they share a device."""
+    unprotected: bool | None = None
+    """Needed for a code without parity."""
+    cell: int | None = None
+    """Bytes of one data cell."""
+
+    def shape(self) -> tuple[int, Code]:
+        """Target count and code, with defaults filled in. Raises Refused when they do not fit."""
+        code = Code.parse(self.code) if self.code is not None else None
+        targets = self.targets
+        if targets is None:
+            targets = TARGET_COUNT_DEFAULT if code is None else max(TARGET_COUNT_DEFAULT, code.n)
+        if not 1 <= targets <= TARGET_COUNT_MAX:
+            raise Refused(f"targets={targets}: 1 to {TARGET_COUNT_MAX} are allowed")
+        if code is None:
+            code = default_code(targets)
+        elif code.m == 0 and not self.unprotected:
+            raise Refused(
+                f"code={code} loses data with the first target that fails",
+                hint="add unprotected=1 if that is meant",
+            )
+        if code.n > targets:
+            raise Refused(f"code={code} needs {code.n} targets, there are {targets}")
+        return targets, code
+
+
+@dataclass(frozen=True, slots=True)
+class LocalUrl:
+    """A cluster on this machine, in one directory."""
+
+    directory: str
+    """Absolute."""
+    options: LocalOptions
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteUrl:
+    """A coordinator elsewhere."""
+
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def default_code(targets: int) -> Code:
+    """4+2 from 6 targets, 2+1 from 3, 1+1 from 2, 1+0 from one with a warning."""
+    code = next(code for least, code in _CODES_BY_TARGETS if targets >= least)
+    if code.m == 0:
+        warnings.warn(
+            "one target has no redundancy: a checkpoint is lost with it", UserWarning, stacklevel=2
+        )
+    return code
+
+
+def parse_url(
+    url: str | None = None, environ: Mapping[str, str] = os.environ
+) -> LocalUrl | RemoteUrl:
+    """The parts of `url`, else of $CKPT_STORE. Raises Refused naming what is wrong and what is known."""
+    if url is None:
+        url = environ.get("CKPT_STORE") or None
+        if url is None:
+            raise Refused(
+                "no store is named",
+                hint="pass a URL such as ckpt+local:///scratch/burst, or set CKPT_STORE",
+            )
+    scheme, separator, rest = url.partition("://")
+    if separator and scheme == "ckpt+local":
+        return _local(url, rest)
+    if separator and scheme == "ckpt":
+        return _remote(url, rest)
+    raise Refused(f"store {url!r} is not of the form ckpt+local:///DIR or ckpt://HOST:PORT")
+
+
+def _local(url: str, rest: str) -> LocalUrl:
+    path, _, query = rest.partition("?")
+    directory = unquote(path)
+    if not directory.startswith("/"):
+        raise Refused(f"store {url!r}: the directory must be absolute", hint="ckpt+local:///DIR")
+    if "\0" in directory:
+        raise Refused(f"store {url!r}: the directory has a zero byte")
+    options = LocalOptions(**_parse_query(query))  # type: ignore[arg-type]
+    if directory.strip("/") == "":
+        raise Refused(f"store {url!r} names no directory")
+    return LocalUrl(os.path.normpath(directory), options)
+
+
+def _remote(url: str, rest: str) -> RemoteUrl:
+    authority, question, _ = rest.partition("?")
+    if question:
+        raise Refused(f"store {url!r}: a coordinator's URL takes no options")
+    host, colon, port = authority.rstrip("/").rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise Refused(f"store {url!r} is not of the form ckpt://HOST:PORT")
+    return RemoteUrl(unquote(host), int(port))
+
+
+def _parse_query(query: str) -> dict[str, object]:
+    known = [one.name for one in fields(LocalOptions)]
+    values: dict[str, object] = {}
+    for part in query.split("&") if query else ():
+        name, _, text = part.partition("=")
+        name, text = unquote(name), unquote(text)
+        if name not in known:
+            raise Refused(f"option {name!r} is not known", hint=f"known are {', '.join(known)}")
+        if name in values:
+            raise Refused(f"option {name!r} is given twice")
+        values[name] = _parse_option(name, text)
+    return values
+
+
+def _parse_option(name: str, text: str) -> int | float | bool | str:
+    match name:
+        case "targets":
+            return _whole(name, text, 1)
+        case "keep":
+            return _whole(name, text, 1)
+        case "code":
+            return str(Code.parse(text))
+        case "restart":
+            if text not in ("always", "never"):
+                raise Refused(f"restart={text!r}: 'always' or 'never'")
+            return text
+        case "linger":
+            return _seconds(name, text)
+        case "capacity" | "cell":
+            return parse_bytes(text)
+        case _:
+            if text not in ("0", "1"):
+                raise Refused(f"{name}={text!r}: 0 or 1")
+            return text == "1"
+
+
+def _whole(name: str, text: str, least: int) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise Refused(f"{name}={text!r} is not a whole number from {least}")
+    return int(text)
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        value = float(text.removesuffix("s"))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise Refused(f"{name}={text!r} is not a number of seconds")
+    return value

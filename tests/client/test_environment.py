@@ -1,0 +1,113 @@
+"""Rank, world size and launch key come from arguments, else from one launcher, and are never guessed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ckpt.base.errors import Refused
+from ckpt.base.ids import Rank
+from ckpt_client.environment import (
+    Place,
+    find_launch_key,
+    find_place,
+    next_save_number,
+    process_name,
+)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, (1, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, (2, 3)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2)),
+        ({"PALS_RANKID": "5", "PMI_SIZE": "6"}, (5, 6)),
+        ({"PALS_RANKID": "5", "PALS_SIZE": "6"}, (5, 6)),
+        ({"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, (0, 1)),
+    ],
+)
+def test_each_launcher_names_the_rank(environ: dict[str, str], expected: tuple[int, int]) -> None:
+    assert find_place(environ=environ) == Place(Rank(expected[0]), expected[1])
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"WORLD_SIZE": "8"}, "RANK"),
+        ({"RANK": "3"}, "WORLD_SIZE"),
+        ({"SLURM_NTASKS": "8"}, "SLURM_PROCID"),
+        ({"SLURM_PROCID": "8"}, "SLURM_NTASKS"),
+        ({"PMI_SIZE": "8"}, "PMI_RANK"),
+        ({"PALS_RANKID": "8"}, "PALS_SIZE"),
+        ({"RANK": "x", "WORLD_SIZE": "8"}, "RANK"),
+        ({"RANK": "8", "WORLD_SIZE": "8"}, "RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE"),
+    ],
+)
+def test_one_without_the_other_is_refused_by_name(environ: dict[str, str], named: str) -> None:
+    with pytest.raises(Refused, match=named):
+        find_place(environ=environ)
+
+
+def test_arguments_stand_before_the_environment() -> None:
+    assert find_place(1, 2, {"RANK": "7", "WORLD_SIZE": "8"}) == Place(Rank(1), 2)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, None), (None, 2), (2, 2), (-1, 2)])
+def test_half_an_argument_is_not_completed_from_the_environment(
+    rank: int | None, world_size: int | None
+) -> None:
+    with pytest.raises(Refused):
+        find_place(rank, world_size, {"RANK": "0", "WORLD_SIZE": "2"})
+
+
+def test_a_launch_key_differs_between_starts_and_not_between_ranks() -> None:
+    base = {"SLURM_JOB_ID": "17", "SLURM_PROCID": "0"}
+    assert find_launch_key(environ=base) == find_launch_key(environ={**base, "SLURM_PROCID": "1"})
+    assert find_launch_key(environ=base) != find_launch_key(
+        environ={**base, "SLURM_RESTART_COUNT": "1"}
+    )
+    assert find_launch_key(environ=base) != find_launch_key(environ={**base, "SLURM_STEP_ID": "1"})
+
+
+def test_torchrun_restarts_are_launches_of_their_own() -> None:
+    first = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "0"}
+    assert find_launch_key(environ=first) == "torchelastic:job:0"
+    assert (
+        find_launch_key(environ={**first, "TORCHELASTIC_RESTART_COUNT": "1"})
+        == "torchelastic:job:1"
+    )
+
+
+def test_the_default_id_of_torchrun_names_nothing() -> None:
+    assert find_launch_key(environ={"TORCHELASTIC_RUN_ID": "none"}) is None
+
+
+def test_without_any_sign_there_is_no_key() -> None:
+    assert find_launch_key(environ={}) is None
+    assert find_launch_key("mine", environ={"SLURM_JOB_ID": "17"}) == "mine"
+    with pytest.raises(Refused):
+        find_launch_key("", environ={})
+
+
+def test_a_forked_child_is_another_process() -> None:
+    ours = process_name()
+    assert ours == process_name()
+    assert f"/{os.getpid()}/" in ours
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writer, process_name().encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        assert pipe.read() not in ("", ours)
+    os.waitpid(child, 0)
+
+
+def test_save_numbers_ascend() -> None:
+    assert next_save_number() < next_save_number()

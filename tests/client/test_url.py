@@ -1,0 +1,104 @@
+"""A store's URL is cut into parts, and everything that is wrong with it is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpt.base.errors import Refused
+from ckpt.erasure.code import Code
+from ckpt_client.url import LocalOptions, LocalUrl, RemoteUrl, default_code, parse_url
+
+
+def _options(query: str) -> LocalOptions:
+    url = parse_url(f"ckpt+local:///d?{query}")
+    assert isinstance(url, LocalUrl)
+    return url.options
+
+
+def test_a_local_url_has_a_directory_and_options() -> None:
+    url = parse_url("ckpt+local:///scratch/burst?targets=7&code=4+2")
+    assert url == LocalUrl("/scratch/burst", LocalOptions(targets=7, code="4+2"))
+
+
+def test_a_plus_stands_for_itself_and_percent_is_decoded() -> None:
+    assert parse_url("ckpt+local:///a+b%20c%2Bd") == LocalUrl("/a+b c+d", LocalOptions())
+    assert _options("code=4%2B2").code == "4+2"
+
+
+def test_every_option_has_its_type() -> None:
+    query = (
+        "keep=3&restart=never&linger=1.5&capacity=2GiB&pretend_domains=1&unprotected=0&cell=512k"
+    )
+    assert _options(query) == LocalOptions(
+        keep=3,
+        restart="never",
+        linger=1.5,
+        capacity=2 << 30,
+        pretend_domains=True,
+        unprotected=False,
+        cell=512 << 10,
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ("target=7", "known are targets, code"),
+        ("targets=x", "targets"),
+        ("targets=0", "targets"),
+        ("code=42", "K\\+M"),
+        ("restart=sometimes", "restart"),
+        ("linger=-1", "linger"),
+        ("linger=nan", "linger"),
+        ("pretend_domains=yes", "pretend_domains"),
+        ("keep=1&keep=2", "twice"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(query: str, named: str) -> None:
+    with pytest.raises(Refused, match=named):
+        _options(query)
+
+
+def test_a_coordinator_is_host_and_port() -> None:
+    assert parse_url("ckpt://node7:7000") == RemoteUrl("node7", 7000)
+    v6 = parse_url("ckpt://[::1]:7000")
+    assert v6 == RemoteUrl("::1", 7000)
+    assert v6.address == "[::1]:7000"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ckpt://node7", "ckpt://:1", "ckpt://h:0", "ckpt://h:1?x=1", "file:///d", "/d", "",
+     "ckpt+local://host/d", "ckpt+local:///", "ckpt+local:d"],
+)  # fmt: skip
+def test_what_is_no_store_is_refused(url: str) -> None:
+    with pytest.raises(Refused):
+        parse_url(url, {})
+
+
+def test_without_a_url_the_environment_counts() -> None:
+    assert parse_url(None, {"CKPT_STORE": "ckpt://h:1"}) == RemoteUrl("h", 1)
+    with pytest.raises(Refused, match="CKPT_STORE"):
+        parse_url(None, {})
+
+
+@pytest.mark.parametrize(
+    ("targets", "code"), [(9, "4+2"), (6, "4+2"), (5, "2+1"), (3, "2+1"), (2, "1+1")]
+)
+def test_the_code_follows_the_number_of_targets(targets: int, code: str) -> None:
+    assert LocalOptions(targets=targets).shape() == (targets, Code.parse(code))
+
+
+def test_one_target_is_taken_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="no redundancy"):
+        assert default_code(1) == Code(1, 0)
+
+
+def test_the_code_must_fit_the_targets_and_have_parity() -> None:
+    with pytest.raises(Refused, match="needs 6 targets"):
+        LocalOptions(targets=5, code="4+2").shape()
+    with pytest.raises(Refused, match="unprotected=1"):
+        LocalOptions(targets=4, code="4+0").shape()
+    assert LocalOptions(targets=4, code="4+0", unprotected=True).shape() == (4, Code(4, 0))
+    assert LocalOptions(code="8+4").shape() == (12, Code(8, 4))
+    assert LocalOptions().shape() == (7, Code(4, 2))
