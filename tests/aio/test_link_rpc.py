@@ -1,0 +1,226 @@
+"""RpcClient: blocking calls that survive a lost session."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from ckpt.aio.rpc import RpcClient
+from ckpt.base.errors import NoSpace, Refused, Unauthorized, Unavailable
+from ckpt.base.ids import BootId
+from ckpt.protocol.handshake import Established, Identity
+from ckpt.protocol.messages import (
+    Answer,
+    Ask,
+    CreditGranted,
+    Failed,
+    Message,
+    ReleasePin,
+    Role,
+)
+from ckpt.testing.network import Heard
+from tests.aio.netkit import PATIENCE_S, SECRET, ServerThread, serving
+
+COORDINATOR = Identity("cluster-a", Role.COORDINATOR, "", BootId(5))
+
+
+def client(
+    port: int,
+    *,
+    secret: bytes = SECRET,
+    on_push: Callable[[int, Message, memoryview], None] | None = None,
+    on_opened: Callable[[Established], None] | None = None,
+) -> RpcClient:
+    return RpcClient(
+        f"127.0.0.1:{port}",
+        secret=secret,
+        role=Role.READER,
+        name="host:1",
+        cluster="cluster-a",
+        on_push=on_push,
+        on_opened=on_opened,
+    )
+
+
+def echo(running: ServerThread) -> None:
+    """Answer every question with its own words."""
+
+    def answer(heard: Heard) -> None:
+        if isinstance(heard.message, Ask):
+            words = heard.message.what.encode()
+            running.server.send(heard.session, heard.request, Answer(), words + heard.bulk)
+
+    running.handler.answer = answer
+
+
+def test_a_call_returns_the_reply_and_its_bulk() -> None:
+    with serving(identity=COORDINATOR) as running, client(running.server.port) as rpc:
+        echo(running)
+        reply, bulk = rpc.call(Ask("status"), b" and more", timeout_s=PATIENCE_S)
+        assert (reply, bytes(bulk)) == (Answer(), b"status and more")
+        assert rpc.peer is not None
+        assert rpc.peer.boot == 5
+
+
+def test_calls_of_many_threads_get_their_own_replies() -> None:
+    with serving(identity=COORDINATOR) as running, client(running.server.port) as rpc:
+        echo(running)
+        wrong: list[str] = []
+
+        def work(thread: int) -> None:
+            for number in range(20):
+                words = f"{thread}/{number}"
+                if bytes(rpc.call(Ask(words), timeout_s=PATIENCE_S)[1]) != words.encode():
+                    wrong.append(words)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        assert len(running.handler.received_) == 160
+
+
+def test_a_failed_request_raises_its_error() -> None:
+    with serving(identity=COORDINATOR) as running, client(running.server.port) as rpc:
+        failed = Failed("no_space", "no room", "wait", 2_000_000)
+        running.handler.answer = lambda heard: running.server.send(
+            heard.session, heard.request, failed
+        )
+        with pytest.raises(NoSpace) as caught:
+            rpc.call(Ask("x"), timeout_s=PATIENCE_S)
+        error = caught.value
+        assert (error.message, error.hint, error.retry_after_s) == ("no room", "wait", 2.0)
+
+
+def test_a_request_without_an_answer_is_repeated_on_the_next_session() -> None:
+    with serving(identity=COORDINATOR) as running, client(running.server.port) as rpc:
+
+        def answer(heard: Heard) -> None:
+            if len(running.handler.received_) == 1:
+                running.server.close_session(heard.session, "for a test")
+            else:
+                running.server.send(heard.session, heard.request, Answer(), b"second")
+
+        running.handler.answer = answer
+        assert bytes(rpc.call(Ask("x"), timeout_s=PATIENCE_S)[1]) == b"second"
+        assert [heard.message for heard in running.handler.received_] == [Ask("x"), Ask("x")]
+
+
+def test_a_call_outlives_a_restart_of_the_server() -> None:
+    with serving(identity=COORDINATOR) as first:
+        port = first.server.port
+        rpc = client(port)
+        echo(first)
+        rpc.call(Ask("before"), timeout_s=PATIENCE_S)
+    with rpc:
+        answers: list[bytes] = []
+        caller = threading.Thread(
+            target=lambda: answers.append(bytes(rpc.call(Ask("after"), timeout_s=PATIENCE_S)[1]))
+        )
+        caller.start()
+        with serving(identity=COORDINATOR, port=port) as second:
+            echo(second)
+            caller.join()
+        assert answers == [b"after"]
+
+
+def test_no_answer_in_time_is_unavailable_and_names_the_reason() -> None:
+    with serving(identity=COORDINATOR) as running:
+        port = running.server.port
+        with client(port) as rpc, pytest.raises(Unavailable, match="no answer to Ask"):
+            rpc.call(Ask("x"), timeout_s=0.05)
+    with client(port) as rpc, pytest.raises(Unavailable, match="Connection refused"):
+        rpc.call(Ask("x"), timeout_s=0.3)
+
+
+def test_another_secret_fails_the_call_at_once() -> None:
+    with (
+        serving(identity=COORDINATOR) as running,
+        client(running.server.port, secret=b"another secret, long enough") as rpc,
+        pytest.raises(Unauthorized),
+    ):
+        rpc.call(Ask("x"), timeout_s=PATIENCE_S)
+
+
+def test_pushes_and_questions_reach_the_callback_and_can_be_answered() -> None:
+    pushed: list[tuple[int, Message, bytes]] = []
+    arrived = threading.Event()
+
+    def on_push(request: int, message: Message, bulk: memoryview) -> None:
+        pushed.append((request, message, bytes(bulk)))
+        rpc.tell(Answer(), b"to a question", request=request)
+        arrived.set()
+
+    with serving(identity=COORDINATOR) as running:
+        with client(running.server.port, on_push=on_push) as rpc:
+            echo(running)
+            rpc.call(Ask("open"), timeout_s=PATIENCE_S)
+            session = running.handler.opened_[0][0]
+            running.do(lambda: running.server.send(session, 1 << 32, CreditGranted(3)))
+            assert arrived.wait(PATIENCE_S)
+            running.wait_until(lambda: len(running.handler.received_) == 2)
+        assert pushed == [(1 << 32, CreditGranted(3), b"")]
+        told = running.handler.received_[1]
+        assert (told.request, told.message, told.bulk) == (1 << 32, Answer(), b"to a question")
+
+
+def test_on_opened_hears_of_every_session() -> None:
+    openings: list[Established] = []
+    with serving(identity=COORDINATOR) as running:
+        with client(running.server.port, on_opened=openings.append) as rpc:
+            echo(running)
+            rpc.call(Ask("a"), timeout_s=PATIENCE_S)
+            session = running.handler.opened_[0][0]
+            running.do(lambda: running.server.close_session(session, "for a test"))
+            rpc.call(Ask("b"), timeout_s=PATIENCE_S)
+            running.wait_until(lambda: len(running.handler.opened_) == 2)
+        assert [peer.boot for peer in openings] == [5, 5]
+
+
+def test_what_was_told_leaves_before_the_client_closes() -> None:
+    with serving(identity=COORDINATOR) as running:
+        echo(running)
+        with client(running.server.port) as rpc:
+            rpc.call(Ask("open"), timeout_s=PATIENCE_S)
+            rpc.tell(ReleasePin(4))
+        running.wait_until(lambda: len(running.handler.received_) == 2)
+        assert running.handler.received_[1].message == ReleasePin(4)
+
+
+def test_a_closed_client_refuses_and_its_calls_in_progress_end() -> None:
+    with serving(identity=COORDINATOR) as running:
+        rpc = client(running.server.port)
+        errors: list[Exception] = []
+
+        def call() -> None:
+            try:
+                rpc.call(Ask("x"), timeout_s=PATIENCE_S)
+            except Unavailable as error:
+                errors.append(error)
+
+        caller = threading.Thread(target=call)
+        caller.start()
+        running.wait_until(lambda: len(running.handler.received_) == 1)
+        rpc.close()
+        rpc.close()
+        caller.join()
+        assert len(errors) == 1
+        with pytest.raises(Refused):
+            rpc.call(Ask("x"))
+
+
+def test_a_client_that_never_called_closes_too() -> None:
+    client(1).close()
+
+
+def test_a_request_too_long_for_a_frame_is_refused() -> None:
+    with (
+        serving(identity=COORDINATOR) as running,
+        client(running.server.port) as rpc,
+        pytest.raises(Refused, match="one frame"),
+    ):
+        rpc.call(Ask("x" * 100_000), timeout_s=PATIENCE_S)
