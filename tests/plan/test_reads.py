@@ -227,6 +227,15 @@ def test_missing_pieces_of_a_box_are_missing_bytes() -> None:
     assert plan_read([], 1, (0,), (10,)).missing_bytes == 10
 
 
+def test_a_byte_with_two_places_is_read_from_one() -> None:
+    locations = (Location(None, Rank(0), 0, 0, 6), Location(None, Rank(1), 4, 50, 6))
+    plan = plan_read([Box(Rank(0), (0,), (10,), locations)], 1, (0,), (10,))
+    assert [(s.rank, list(s.copies())) for s in plan.sources] == [
+        (0, [Copy(0, 6, 0)]),
+        (1, [Copy(52, 56, 6)]),
+    ]
+
+
 def test_items_without_bytes_and_empty_boxes_need_nothing() -> None:
     assert plan_read([], 0, (0,), (10,)) == ReadPlan(0, 0, ())
     assert plan_read([one_box((0, 5), 4)], 4, (0, 0), (0, 5)) == ReadPlan(0, 0, ())

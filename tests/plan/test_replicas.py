@@ -65,5 +65,6 @@ def test_the_cuts_are_frozen() -> None:
     ]
     assert share_replicas([10, 10, 10], 3) == [0, 10, 20, 30]
     assert share_replicas([10, 30, 10], 2) == [0, 10, 50]
+    assert share_replicas([30, 10], 2) == [0, 30, 40]
     assert share_replicas([], 3) == [0, 0, 0, 0]
     assert share_replicas([MiB + 5], 3) == [0, 348160, 700416, MiB + 5]
