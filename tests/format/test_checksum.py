@@ -5,10 +5,12 @@ from __future__ import annotations
 import zlib
 
 import numpy as np
+import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpt.format import checksum
 from ckpt.format.checksum import (
     Xxh3,
     crc32,
@@ -55,3 +57,11 @@ def test_streaming_xxh3_equals_one_shot(parts: list[bytes]) -> None:
         state.update(memoryview(part))
     assert state.digest() == xxh3_128(b"".join(parts))
     assert len(state.digest()) == 16
+
+
+@given(st.binary(max_size=500), st.binary(max_size=500))
+def test_without_isal_the_values_are_the_same(a: bytes, b: bytes) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checksum, "_HAS_ISAL", False)
+        assert crc32(memoryview(a)) == zlib.crc32(a)
+        assert crc32_combine(crc32(a), crc32(b), len(b)) == zlib.crc32(a + b)

@@ -7,6 +7,8 @@ Documents that are packed by lz4 are compared unpacked, since its releases may p
 
 from __future__ import annotations
 
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -274,3 +276,15 @@ def test_a_rank_table_is_as_ever() -> None:
     raw = unwrap(table.MAGIC, table.VERSION, frozen, 1 << 20)
     assert raw == unwrap(table.MAGIC, table.VERSION, document, 1 << 20)
     assert table.decode_table(frozen) == TABLE
+
+
+def test_the_documented_offsets_hold() -> None:
+    page = golden("column_header_trailer.bin", b"")[:HEADER_BYTES]
+    assert struct.unpack_from("<4sBBBB", page, 0) == (b"CKPC", 1, 4, 2, 16)
+    assert struct.unpack_from("<QQQQQII", page, 8) == (1200, 3, 41, LAUNCH, 3_000_000, 512 << 10, 5)
+    assert page[56 : 56 + 16].decode() == "llm/größe 7b"
+    assert struct.unpack_from("<HHB", page, 312) == (4, 1, 6)
+    assert struct.unpack_from("<QQQI", page, 320) == (753_664, 4096, 396, 0xB0000004)
+    assert page[352:368] == xxh3_128(golden("rank_manifest.bin", b""))
+    assert page[368:374] == b"c0ffee"
+    assert struct.unpack_from("<I", page, 4092) == (zlib.crc32(page[:4092]),)
