@@ -1,0 +1,170 @@
+"""Every byte that a rank stages has its place, all ranks together store each replica once, and nothing overlaps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ckpt_client.declare import Replicated, Shard
+from ckpt_client.packing import (
+    ITEM_ALIGN,
+    TAIL_BYTES,
+    Packing,
+    copy_bytes,
+    copy_into,
+    plan_packing,
+    read_declaration,
+)
+from ckpt_client.stager.fingerprint import fingerprint_boxes, fingerprint_replicas
+from ckpt_client.state import flatten, unflatten
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpt.base.errors import Corrupt
+from ckpt.format.checksum import xxh3_128
+from ckpt.format.dtypes import dtype_of
+from ckpt.format.table import Meaning, TensorEntry
+from ckpt.format.tree import decode_tree
+from ckpt.protocol.messages import BoxQuery, ReplicaPolicy
+from tests.client import trees
+
+
+def _staged(packing: Packing) -> memoryview:
+    half = memoryview(bytearray(b"\xaa" * packing.half_bytes))
+    copy_into(packing, half)
+    return half
+
+
+def _declaration(packing: Packing, half: memoryview) -> memoryview:
+    return half[packing.declaration_offset : packing.half_bytes]
+
+
+def _read(half: memoryview, entry: TensorEntry) -> np.ndarray:  # type: ignore[type-arg]
+    stored = b"".join(half[p.payload_offset : p.payload_offset + p.length] for p in entry.pieces)
+    return np.frombuffer(stored, dtype_of(entry.dtype), np.prod(entry.shape, dtype=int)).reshape(
+        entry.shape
+    )
+
+
+@given(trees.states)
+def test_a_staged_state_is_read_back_from_the_half_alone(state: object) -> None:
+    packing = plan_packing(flatten(state), 0, 1)
+    half = _staged(packing)
+    table = read_declaration(_declaration(packing, half)).table
+    entries = {entry.name: entry for entry in table.entries}
+    root = decode_tree(half[: len(packing.document)])
+    back = unflatten(root, lambda name: _read(half, entries[name]))
+    assert trees.bits_of(back) == trees.bits_of(state)
+
+
+@given(trees.states, st.integers(1, 5))
+def test_items_are_aligned_and_do_not_overlap_and_zeros_follow_the_payload(
+    state: object, world_size: int
+) -> None:
+    packing = plan_packing(
+        flatten({"a": state, "r": Replicated(state)}), world_size - 1, world_size
+    )
+    half = _staged(packing)
+    end = len(packing.document)
+    for span in packing.spans:
+        assert span.offset % ITEM_ALIGN == 0
+        assert span.offset >= end
+        end = span.offset + span.length
+    assert end <= packing.declaration_offset
+    assert bytes(half[packing.payload_bytes : packing.payload_bytes + TAIL_BYTES]) == bytes(
+        TAIL_BYTES
+    )
+
+
+def _replicas() -> dict[str, object]:
+    numbers = np.random.default_rng(1)
+    return {
+        "large": Replicated(np.asfortranarray(numbers.random((700, 901)))),
+        "odd": Replicated(numbers.random(1_100_003).astype("<f2")[::-1]),
+        "text": Replicated(np.array(["abc"] * 100_001, "<U3").reshape(11, -1).T),
+        "small": Replicated({"n": 7, "a": np.arange(5)}),
+        "own": np.arange(9),
+    }
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_all_ranks_together_store_every_replicated_byte_once_and_in_balance(
+    world_size: int,
+) -> None:
+    flat = flatten(_replicas())
+    stored: dict[str, list[tuple[int, bytes]]] = {}
+    sizes = []
+    for rank in range(world_size):
+        packing = plan_packing(flat, rank, world_size)
+        half = _staged(packing)
+        sizes.append(packing.payload_bytes)
+        for entry in read_declaration(_declaration(packing, half)).table.entries:
+            for piece in entry.pieces:
+                data = bytes(half[piece.payload_offset : piece.payload_offset + piece.length])
+                if entry.meaning is Meaning.REPLICATED:
+                    stored.setdefault(entry.name, []).append((piece.start, data))
+    for leaf in flat.leaves:
+        if leaf.meaning is Meaning.REPLICATED:
+            pieces = sorted(stored[leaf.name])
+            assert b"".join(data for _, data in pieces) == leaf.array.tobytes()
+            starts = np.cumsum([0, *(len(data) for _, data in pieces)])[:-1]
+            assert [start for start, _ in pieces] == list(starts)
+    assert max(sizes) - min(sizes) < 2 << 20
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_every_rank_fingerprints_its_whole_replica(rank: int) -> None:
+    flat = flatten(_replicas())
+    packing = plan_packing(flat, rank, 3)
+    half = _staged(packing)
+    table = fingerprint_replicas(half, read_declaration(_declaration(packing, half)))
+    for leaf, entry in zip(flat.leaves, table.entries, strict=True):
+        whole = xxh3_128(leaf.array.tobytes())
+        assert entry.fingerprint == (whole if leaf.meaning is Meaning.REPLICATED else b"")
+
+
+def test_replicas_that_may_differ_are_stored_whole_by_each_rank() -> None:
+    packing = plan_packing(flatten(_replicas()), 1, 3, ReplicaPolicy.KEEP)
+    declaration = read_declaration(_declaration(packing, _staged(packing)))
+    assert not declaration.witnesses
+    for entry, leaf in zip(declaration.table.entries, packing.leaves, strict=True):
+        assert sum(piece.length for piece in entry.pieces) == leaf.array.nbytes
+
+
+@given(trees.arrays(), st.data())
+def test_any_byte_range_of_any_array_is_copied(array: np.ndarray, data: st.DataObject) -> None:  # type: ignore[type-arg]
+    start = data.draw(st.integers(0, array.nbytes))
+    end = data.draw(st.integers(start, array.nbytes))
+    target = np.zeros(end - start, np.uint8)
+    copy_bytes(array, start, target)
+    assert target.tobytes() == array.tobytes()[start:end]
+
+
+def test_a_box_of_a_shard_is_fingerprinted_by_global_offset() -> None:
+    whole = np.random.default_rng(2).random((40, 30, 20)).astype(">f4")
+    shard = Shard(whole[10:30, 5:], whole.shape, (10, 5, 0))
+    packing = plan_packing(flatten({"w": shard}), 0, 2)
+    half = _staged(packing)
+    table = read_declaration(_declaration(packing, half)).table
+    asked = [((12, 7, 3), (9, 20, 10)), ((10, 5, 0), (20, 25, 20)), ((15, 5, 0), (0, 1, 1))]
+    boxes = [BoxQuery("w", offset, shape) for offset, shape in asked]
+    for (offset, shape), digest in zip(asked, fingerprint_boxes(half, table, boxes), strict=True):
+        inside = tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))
+        assert digest == xxh3_128(whole[inside].tobytes())
+
+
+def test_a_box_that_the_rank_does_not_hold_is_an_error() -> None:
+    packing = plan_packing(flatten({"w": Shard(np.zeros((2, 2)), (4, 2), (2, 0))}), 0, 2)
+    half = _staged(packing)
+    table = read_declaration(_declaration(packing, half)).table
+    for box in (
+        BoxQuery("w", (1, 0), (1, 1)),
+        BoxQuery("x", (2, 0), (1, 1)),
+        BoxQuery("w", (2,), (1,)),
+    ):
+        with pytest.raises(Corrupt):
+            fingerprint_boxes(half, table, [box])
+
+
+def test_a_declaration_that_does_not_parse_is_corrupt() -> None:
+    with pytest.raises(Corrupt):
+        read_declaration(memoryview(b"\xff\x00"))

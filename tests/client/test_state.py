@@ -1,0 +1,131 @@
+"""A state comes apart into a document and leaves, and together again as it was; all else is refused by path."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from enum import IntEnum
+
+import numpy as np
+import pytest
+from ckpt_client.declare import Box, Replicated, Shard
+from ckpt_client.state import flatten, unflatten
+from hypothesis import given
+
+from ckpt.base.errors import Refused
+from ckpt.format.table import Meaning
+from ckpt.format.tree import decode_tree, encode_tree
+from tests.client import trees
+
+
+@given(trees.states)
+def test_a_state_comes_back_with_its_types_its_order_and_every_bit(state: object) -> None:
+    flat = flatten(state)
+    arrays = {leaf.name: leaf.array for leaf in flat.leaves}
+    assert len(arrays) == len(flat.leaves)
+    root = decode_tree(encode_tree(flat.root))
+    assert trees.bits_of(unflatten(root, arrays.__getitem__)) == trees.bits_of(state)
+
+
+@given(trees.states)
+def test_leaves_are_sorted_by_name(state: object) -> None:
+    names = [leaf.name for leaf in flatten(state).leaves]
+    assert names == sorted(names)
+
+
+class _Color(IntEnum):
+    RED = 1
+
+
+class _Array:
+    """Something of another library."""
+
+    def __init__(self, array: np.ndarray) -> None:  # type: ignore[type-arg]
+        self._array = array
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:  # type: ignore[type-arg]
+        return self._array
+
+
+_Point = namedtuple("_Point", "x y")
+_structured = np.zeros(2, [("a", "<i4")])
+_itself: list[object] = []
+_itself.append(_itself)
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        object(), {1, 2}, lambda: 0, _Point(1, 2), OrderedDict(a=1), _Color.RED, bytearray(b"x"), range(3),
+        np.array([object()]), _structured, np.ma.masked_array([1.0], [True]), np.ndarray, int, {1.5: 0},
+        {None: 0}, {(1, 2.0): 0}, {b"k": 0}, "\ud800", {"\ud800": 1}, Box((0,), (1,)),
+        _Array(np.array([object()])), Replicated(object()),
+        Replicated(Shard(np.zeros(2), (2,), (0,)).array.__class__), _itself,
+    ],
+    ids=lambda leaf: type(leaf).__name__,
+)  # fmt: skip
+def test_what_cannot_come_back_equal_is_refused_by_its_path(leaf: object) -> None:
+    with pytest.raises(Refused, match=r"layers/.*0"):
+        flatten({"layers": [leaf]})
+
+
+def test_a_foreign_array_is_stored_by_its_protocol() -> None:
+    array = np.arange(6.0).reshape(2, 3)
+    (leaf,) = flatten({"a": _Array(array)}).leaves
+    assert trees.bits_of(leaf.array) == trees.bits_of(array)
+
+
+def test_numpy_scalars_are_arrays_without_axes() -> None:
+    (leaf,) = flatten({"a": np.float64(1.5)}).leaves
+    assert (leaf.array.shape, leaf.dtype) == ((), "<f8")
+
+
+def test_a_plain_leaf_is_the_ranks_own_and_a_replicated_one_is_not() -> None:
+    state = {"own": np.zeros(2), "same": Replicated({"a": np.ones(2), "n": 3}), "s": 4}
+    flat = flatten(state)
+    assert {leaf.name: leaf.meaning for leaf in flat.leaves} == {
+        "own": Meaning.OWN,
+        "same/a": Meaning.REPLICATED,
+        "same/n": Meaning.REPLICATED,
+    }
+
+
+def test_replicated_scalars_that_differ_have_other_bytes() -> None:
+    def scalar_bytes(value: object) -> bytes:
+        (leaf,) = flatten(Replicated({"n": value})).leaves
+        return leaf.array.tobytes()
+
+    assert scalar_bytes(1) == scalar_bytes(1)
+    assert len({scalar_bytes(value) for value in (1, True, 1.0, "1", None)}) == 5
+
+
+def test_replicated_true_makes_all_plain_leaves_replicas_and_leaves_shards_alone() -> None:
+    shard = Shard(np.zeros((2, 2)), (4, 2), (2, 0))
+    flat = flatten({"a": np.zeros(2), "s": shard}, replicated=True)
+    meanings = [(leaf.meaning, leaf.global_shape, leaf.offset) for leaf in flat.leaves]
+    assert meanings == [
+        (Meaning.REPLICATED, (2,), (0,)),
+        (Meaning.SHARD, (4, 2), (2, 0)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "global_shape", "offset"),
+    [((2, 2), (4, 2), (3, 0)), ((2,), (4, 2), (0, 0)), ((2, 2), (4, 2), (0,)), ((2,), (4,), (-1,))],
+)
+def test_a_shard_must_lie_within_its_global_tensor(
+    shape: tuple[int, ...], global_shape: tuple[int, ...], offset: tuple[int, ...]
+) -> None:
+    with pytest.raises(Refused):
+        Shard(np.zeros(shape), global_shape, offset)
+
+
+def test_a_shard_of_something_without_a_shape_is_refused() -> None:
+    with pytest.raises(Refused, match="list"):
+        Shard([1.0], (1,), (0,))
+
+
+def test_leaves_are_views_not_copies() -> None:
+    array = np.zeros(4)
+    (leaf,) = flatten([array]).leaves
+    array[0] = 7
+    assert leaf.array[0] == 7
