@@ -131,7 +131,8 @@ def load_or_create(
             )
         for each in fields(ClusterOptions):
             asked, kept = getattr(options, each.name), getattr(found, each.name)
-            if asked is not None and asked != kept:
+            # Leave to go unprotected is no property of a cluster that has parity.
+            if asked is not None and asked != kept and each.name != "unprotected":
                 raise Refused(
                     f"{each.name}={asked} contradicts {each.name}={kept} in {path}",
                     hint="options count only when DIR is made; leave it out, or use another DIR",

@@ -26,6 +26,7 @@ from typing import Final, cast, get_args
 
 from ckpt.aio.channel import Bulk
 from ckpt.aio.clock import now_us
+from ckpt.aio.secret import find_secret_file, read_secret
 from ckpt.aio.server import Server, serve
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError, Refused, Unavailable
@@ -87,6 +88,8 @@ class CoordinatorConfig:
     """Spares that a plan names for each payload."""
     keep: int = 0
     """Newest committed steps of a run to keep; 0 keeps all."""
+    secret_file: Path | None = None
+    """None looks at $CKPT_SECRET_FILE, DIRECTORY/secret and ~/.config/ckpt/secret."""
 
     def __post_init__(self) -> None:
         Code.parse(self.code)
@@ -99,6 +102,13 @@ class CoordinatorConfig:
             raise Refused(f"cell_bytes {self.cell_bytes}: a multiple of {BLOCK_BYTES}")
         if self.max_per_domain < 1 or self.spare_count < 0 or self.keep < 0:
             raise Refused("max_per_domain is at least 1, spare_count and keep at least 0")
+
+    def secret(self) -> bytes:
+        """Raises Unauthorized, Refused."""
+        if self.secret_file is not None:
+            return read_secret(self.secret_file)
+        here = find_secret_file(self.directory)
+        return read_secret(here if here.exists() else find_secret_file())
 
     def policy(self, cluster: str) -> CoordinatorPolicy:
         """As the machine wants it."""
@@ -113,8 +123,9 @@ class CoordinatorConfig:
         )
 
 
-async def run_coordinator(config: CoordinatorConfig, *, secret: bytes, report: Reporter) -> None:
+async def run_coordinator(config: CoordinatorConfig, *, report: Reporter) -> None:
     """Serve until SIGTERM or SIGINT. Raises why it had to stop otherwise, or could not start."""
+    secret = config.secret()
     catalog = Catalog.open(config.directory, config.cluster or None, secrets.token_hex(8))
     term_seen = 0
     try:

@@ -10,8 +10,8 @@ reason, and left untouched on the targets:
     index missing             on none of the targets that answered: bring them and rebuild again
 
 The new catalog's term is the highest seen in records, generations, tombstones and the targets' own
-term files. The next coordinator begins above it; a target that has acknowledged a higher one (it was
-away) makes that coordinator start once more, above that (ckptd.coordinator).
+term files. The next coordinator begins above it; a target that has acknowledged a higher one (it
+was away) makes that coordinator start once more, above that (ckptd.coordinator).
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def rebuild(cluster: str, sources: Sequence[Source]) -> Rebuilt:
 
 
 def rebuild_directory(directory: Path) -> tuple[Rebuilt, Path]:
-    """Rebuild the catalog of a local cluster at rest, from its target directories; (found, new file).
+    """Rebuild a local cluster's catalog, at rest, from its target directories; (found, new file).
 
     An old catalog is kept beside it as `catalog.sqlite.N`. Raises Busy while the cluster runs.
     """
@@ -145,7 +145,7 @@ def rebuild_directory(directory: Path) -> tuple[Rebuilt, Path]:
 def rebuild_running(
     directory: Path, addresses: Sequence[str], secret: bytes
 ) -> tuple[Rebuilt, Path]:
-    """Rebuild a coordinator's catalog in `directory` from running targets at HOST:PORT; as above."""
+    """Rebuild the catalog in `directory` from running targets at HOST:PORT; as above."""
     sources = [RunningTarget(address, secret) for address in addresses]
     try:
         clusters = {source.cluster() for source in sources}

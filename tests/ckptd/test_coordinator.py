@@ -28,7 +28,7 @@ from ckptd.coordinator import CoordinatorConfig, run_coordinator
 config = CoordinatorConfig(Path(sys.argv[1]), listen="127.0.0.1:0", http="127.0.0.1:0", code="2+1")
 report = lambda level, text, fields: print(level, text, fields, file=sys.stderr)
 try:
-    asyncio.run(run_coordinator(config, secret=bytes(range(32)), report=report))
+    asyncio.run(run_coordinator(config, report=report))
 except CkptError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)
@@ -39,6 +39,8 @@ class Daemon:
     """One coordinator process that has said it is ready, or has ended."""
 
     def __init__(self, directory: Path) -> None:
+        (directory / "secret").touch(mode=0o600)
+        (directory / "secret").write_text(SECRET.hex())
         self.process = subprocess.Popen(
             [sys.executable, "-c", DAEMON, str(directory)],
             stdout=subprocess.PIPE,

@@ -1,0 +1,77 @@
+"""Where the cluster's secret lies: $CKPT_SECRET_FILE, else DIR/secret, else ~/.config/ckpt/secret.
+
+The secret is 32 random bytes, written as hex in a file that only its owner can read. It is read
+where it is needed and never travels: not over a socket, not in an argument, not in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from ckpt.base.errors import Refused, Unauthorized
+
+SECRET_BYTES: Final = 32
+_FILE_BYTES_MAX: Final = 4096
+
+
+def find_secret_file(
+    directory: Path | None = None, environ: Mapping[str, str] = os.environ
+) -> Path:
+    """The file that counts here; it need not exist yet. `directory` is a local cluster's DIR."""
+    named = environ.get("CKPT_SECRET_FILE")
+    if named:
+        return Path(named)
+    if directory is not None:
+        return directory / "secret"
+    home = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(home) / "ckpt" / "secret"
+
+
+def read_secret(path: Path) -> bytes:
+    """Its bytes. Raises Unauthorized when it is absent, Refused when it is exposed or malformed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise Unauthorized(
+            f"cannot read the cluster's secret {path}: {error.strerror}",
+            hint="set CKPT_SECRET_FILE to a copy of it",
+        ) from None
+    with os.fdopen(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise Refused(f"others can read the secret {path}", hint=f"chmod 600 {path}")
+        text = file.read(_FILE_BYTES_MAX)
+    try:
+        secret = bytes.fromhex(text.decode("ascii"))
+    except ValueError:
+        raise Refused(f"the secret {path} is not written in hex") from None
+    if len(secret) < SECRET_BYTES:
+        raise Refused(f"the secret {path} has {len(secret)} bytes, {SECRET_BYTES} are needed")
+    return secret
+
+
+def make_secret(path: Path) -> None:
+    """Write a new secret, readable by the owner alone; an existing one stays. Durable on return."""
+    aside = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_hex(SECRET_BYTES).encode() + b"\n")
+            file.flush()
+            os.fsync(descriptor)
+        try:
+            os.link(aside, path)  # Fails when another was faster: theirs counts.
+        except FileExistsError:
+            return
+    finally:
+        os.unlink(aside)
+    parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)

@@ -1,0 +1,374 @@
+"""`ckptd local DIR`: a whole cluster of one machine under one process.
+
+    DIR/cluster.toml      what it was made as                 DIR/secret           0600
+    DIR/supervisor.lock   held by this process, and through it by every child: whoever gets it knows
+                          that nothing of an earlier supervisor runs any more; holds its pid
+    DIR/ready.json        only while it serves: address, http, pid, cluster, boot, targets
+    DIR/lock              whoever opens the store holds it until connected; so does an idle stop
+    DIR/logs/*.log        stderr of each child               DIR/targets/t0 ..    their directories
+    DIR/catalog.sqlite, coordinator.lock, metrics.token      the coordinator's
+
+Life: LOCKED -> coordinator ready -> each target ready, or given up -> READY (ready.json) -> STOPPED
+on SIGTERM, SIGINT, SIGHUP, or after `linger_s` without a client. The coordinator is always started
+again, on the same port; a target unless `restart=never` or while `targets/<id>/held` exists.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from ckpt.aio.secret import find_secret_file, make_secret, read_secret
+from ckpt.base.errors import Busy, CkptError, Unavailable
+from ckpt.erasure.code import Code
+from ckptd.cluster_file import (
+    ClusterFile,
+    ClusterOptions,
+    device_of,
+    load_or_create,
+    write_aside,
+)
+from ckptd.http_client import HttpAsker
+from ckptd.supervise import Child, ChildPlan, ChildState, RestartPolicy, Supervisor
+
+READY_NAME: Final = "ready.json"
+LOCK_NAME: Final = "supervisor.lock"
+OPEN_LOCK_NAME: Final = "lock"
+HOLD_NAME: Final = "held"
+COORDINATOR: Final = "coordinator"
+
+PREDECESSOR_WAIT_S: Final = 10.0
+"""For the children of a supervisor that was killed: the kernel is ending them."""
+JOIN_WAIT_S: Final = 15.0
+"""For started targets to be live in the coordinator's map before ready.json is written."""
+JOIN_POLL_S: Final = 0.05
+IDLE_POLL_S: Final = 1.0
+LOCK_POLL_S: Final = 0.02
+
+PROGRAM: Final = (sys.executable, "-m", "ckptd.cli")
+"""What the children are started with; the command and its flags follow."""
+
+Reporter = Callable[[str, str, Mapping[str, str | int | float]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalConfig:
+    """What `ckptd local DIR` is told. All but `directory` count only when DIR is made."""
+
+    directory: Path
+    targets: int | None = None
+    """How many; 7 when not told."""
+    code: str | None = None
+    """K+M; when not told 4+2 from 6 targets, 2+1 from 3, 1+1 from 2, 1+0 from one."""
+    keep: int | None = None
+    """Newest committed steps of a run to keep; 0 keeps all."""
+    restart: str | None = None
+    """`always` or `never`: of targets that have exited."""
+    linger_s: float | None = None
+    """Stop after so long without a client."""
+    capacity_bytes: int | None = None
+    """Of all targets together; 0 is what the device has."""
+    pretend_domains: bool | None = None
+    """Count each target as a failure domain of its own, although they share a device."""
+    cell_bytes: int | None = None
+    unprotected: bool | None = None
+    """Allow a code without parity."""
+
+    def options(self) -> ClusterOptions:
+        """What was asked for."""
+        names = (each.name for each in fields(ClusterOptions))
+        return ClusterOptions(**{name: getattr(self, name) for name in names})
+
+
+def run_local(config: LocalConfig, *, report: Reporter, program: Sequence[str] = PROGRAM) -> None:
+    """Serve DIR until a stop signal or idle. Call from the main thread of a process with no other.
+
+    Raises Busy (already served), Refused (options contradict, another host, a secret that others
+    can read), Corrupt, Unavailable (the coordinator does not start).
+    """
+    directory = config.directory.resolve()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = lock_directory(directory)
+    created_by = f"ckptd {version('ckpt-burst')}"
+    cluster = load_or_create(directory, config.options(), socket.gethostname(), created_by)
+    if Code.parse(cluster.code).m == 0:
+        report("warning", "no redundancy: a lost target loses checkpoints", {"code": cluster.code})
+    secret_file = find_secret_file(directory)
+    if secret_file == directory / "secret" and not secret_file.exists():
+        make_secret(secret_file)
+    LocalCluster(
+        directory,
+        cluster,
+        lock=lock,
+        secret_file=secret_file,
+        secret=read_secret(secret_file),
+        report=report,
+        program=program,
+    ).run()
+
+
+class LocalCluster:
+    """I run one DIR. I hold its lock from `lock_directory` until my process ends."""
+
+    def __init__(
+        self, directory: Path, cluster: ClusterFile, *, lock: int, secret_file: Path, secret: bytes,
+        report: Reporter, program: Sequence[str],
+    ) -> None:  # fmt: skip
+        self._directory = directory
+        self._program = tuple(program)
+        self._cluster = cluster
+        self._secret_file = secret_file
+        self._secret = secret
+        self._report = report
+        self._boot = secrets.token_hex(8)
+        self._device = device_of(directory)
+        self._supervisor = Supervisor(self._changed, report, inherited=(lock,))
+        self._coordinator: Child | None = None
+        self._targets: dict[str, Child] = {}
+        self._asker: HttpAsker | None = None
+        self._ready = False
+        self._join_until_s = 0.0
+        self._next_poll_s = 0.0
+        self._stop_reason = ""
+
+    def run(self) -> None:
+        """Serve until stopped or idle. Raises Unavailable when the coordinator cannot start."""
+        with _Signals(self._supervisor, self._stop):
+            (self._directory / READY_NAME).unlink(missing_ok=True)
+            try:
+                self._coordinator = self._supervisor.add(self._coordinator_plan())
+                while not self._stop_reason:
+                    self._supervisor.run_once(JOIN_POLL_S if not self._ready else IDLE_POLL_S)
+                    self._poll()
+            finally:
+                (self._directory / READY_NAME).unlink(missing_ok=True)
+                self._supervisor.stop()
+                self._report("info", "stopped", {"reason": self._stop_reason})
+
+    def _stop(self, reason: str) -> None:
+        self._stop_reason = self._stop_reason or reason
+
+    # ----------------------------------------------------------------------- children
+
+    def _coordinator_plan(self) -> ChildPlan:
+        cluster = self._cluster
+        fixed = [
+            *self._program,
+            COORDINATOR,
+            *("--directory", str(self._directory), "--secret-file", str(self._secret_file)),
+            *("--cluster", cluster.cluster, "--code", cluster.code),
+            *("--cell-bytes", str(cluster.cell_bytes), "--keep", str(cluster.keep)),
+            # Columns go to different targets; reports count devices (see ClusterFile.domain).
+            *("--level", "target"),
+        ]
+
+        def argv() -> list[str]:
+            assert self._coordinator is not None
+            ready = self._coordinator.ready
+            address = str(ready.get("address", "127.0.0.1:0"))
+            return [*fixed, "--listen", address, "--http", str(ready.get("http", "127.0.0.1:0"))]
+
+        return ChildPlan(COORDINATOR, argv, self._log(COORDINATOR))
+
+    def _target_plan(self, id: str, address: str) -> ChildPlan:
+        cluster = self._cluster
+        directory = self._directory / "targets" / id
+        directory.mkdir(parents=True, exist_ok=True)
+        argv = [
+            *self._program,
+            "target",
+            *("--id", id, "--directory", str(directory), "--coordinator", address),
+            *("--listen", "127.0.0.1:0", "--secret-file", str(self._secret_file)),
+            *("--cluster", cluster.cluster, "--domain", cluster.domain(id, self._device)),
+        ]
+        if cluster.capacity_bytes:
+            argv += ["--capacity-bytes", str(cluster.capacity_bytes // cluster.targets)]
+        policy = RestartPolicy(cluster.restart)
+        return ChildPlan(id, lambda: argv, self._log(id), policy, directory / HOLD_NAME)
+
+    def _log(self, name: str) -> Path:
+        return self._directory / "logs" / f"{name}.log"
+
+    def _changed(self, child: Child) -> None:
+        if child is self._coordinator:
+            self._coordinator_changed(child)
+        if self._ready:
+            self._write_ready()
+
+    def _coordinator_changed(self, child: Child) -> None:
+        if child.state is ChildState.READY:
+            self._asker = HttpAsker(str(child.ready["http"]), self._secret, timeout_s=1.0)
+            if not self._targets:
+                for id in self._cluster.target_ids:
+                    plan = self._target_plan(id, str(child.ready["address"]))
+                    self._targets[id] = self._supervisor.add(plan)
+        elif not self._targets:
+            log = self._log(COORDINATOR)
+            raise Unavailable(
+                f"the coordinator did not start, status {child.exit_status}: see {log}"
+            )
+
+    # ----------------------------------------------------------------------- ready and idle
+
+    def _poll(self) -> None:
+        now_s = time.monotonic()
+        if not self._targets or now_s < self._next_poll_s:
+            return
+        if not self._ready:
+            self._next_poll_s = now_s + JOIN_POLL_S
+            self._wait_for_targets(now_s)
+        else:
+            self._next_poll_s = now_s + IDLE_POLL_S
+            if self._is_idle():
+                self._stop_when_idle()
+
+    def _wait_for_targets(self, now_s: float) -> None:
+        """Ready when each target is live, held, or has failed; or when that takes too long."""
+        self._join_until_s = self._join_until_s or now_s + JOIN_WAIT_S
+        started = {
+            id
+            for id, child in self._targets.items()
+            if child.exit_status is None and not _is_held(child)
+        }
+        live = self._ask_sessions().get("live")
+        missing = started - set(live if isinstance(live, list) else ())
+        if missing and now_s < self._join_until_s:
+            return
+        if missing:
+            self._report("warning", "ready without", {"targets": " ".join(sorted(missing))})
+        self._ready = True
+        self._write_ready()
+        os.write(sys.stdout.fileno(), json.dumps(self._ready_document()).encode() + b"\n")
+        self._report("info", "ready", {"directory": str(self._directory), "pid": os.getpid()})
+
+    def _write_ready(self) -> None:
+        content = json.dumps(self._ready_document(), indent=1).encode()
+        write_aside(self._directory / READY_NAME, content, 0o644)
+
+    def _ready_document(self) -> dict[str, object]:
+        assert self._coordinator is not None
+        targets = [
+            {
+                "id": id,
+                "pid": child.pid if child.state is ChildState.READY else None,
+                "address": child.ready.get("address"),
+                "directory": str(self._directory / "targets" / id),
+            }
+            for id, child in self._targets.items()
+        ]
+        return {
+            "address": self._coordinator.ready["address"],
+            "http": self._coordinator.ready["http"],
+            "pid": os.getpid(),
+            "coordinator_pid": self._coordinator.pid,
+            "cluster": self._cluster.cluster,
+            "boot": self._boot,
+            "targets": targets,
+        }
+
+    def _ask_sessions(self) -> dict[str, object]:
+        """The coordinator's `/v1/sessions`; empty when it does not answer now."""
+        assert self._asker is not None
+        try:
+            answer = self._asker.ask("/v1/sessions")
+        except CkptError:
+            return {}
+        return answer if isinstance(answer, dict) else {}
+
+    def _is_idle(self) -> bool:
+        sessions = self._ask_sessions()
+        idle_s = sessions.get("idle_s")
+        return (
+            sessions.get("clients") == 0
+            and isinstance(idle_s, float)
+            and idle_s >= self._cluster.linger_s
+        )
+
+    def _stop_when_idle(self) -> None:
+        """Stop under DIR/lock, so that nobody who is just opening the store finds it going away."""
+        descriptor = os.open(self._directory / OPEN_LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            with suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_idle():
+                    (self._directory / READY_NAME).unlink(missing_ok=True)
+                    self._stop("idle")
+        finally:
+            os.close(descriptor)
+
+
+def lock_directory(directory: Path) -> int:
+    """Become DIR's supervisor; the descriptor holds the lock. Raises Busy when another one lives.
+
+    A killed supervisor's children share its lock; they are waited for.
+    """
+    descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline_s = time.monotonic() + PREDECESSOR_WAIT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            holder = os.pread(descriptor, 64, 0).decode(errors="replace")
+            if _is_alive(holder) or time.monotonic() >= deadline_s:
+                os.close(descriptor)
+                pid = holder.partition(" ")[0] or "?"
+                raise Busy(f"process {pid} runs the cluster in {directory}") from None
+            time.sleep(LOCK_POLL_S)
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, _incarnation(os.getpid()).encode(), 0)
+    return descriptor
+
+
+def _is_alive(holder: str) -> bool:
+    """Whether the process that wrote this into the lock still runs."""
+    pid = holder.partition(" ")[0]
+    return pid.isascii() and pid.isdigit() and _incarnation(int(pid)) == holder
+
+
+def _incarnation(pid: int) -> str:
+    """`PID START`, which no later process repeats; empty when there is none, or only a zombie."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return ""
+    return "" if after_name[0] in "ZX" else f"{pid} {after_name[19]}"
+
+
+def _is_held(child: Child) -> bool:
+    return child.plan.hold is not None and child.pid is None and child.plan.hold.exists()
+
+
+class _Signals:
+    """While I am entered, a stop signal wakes the loop and calls `stop` with its name."""
+
+    def __init__(self, supervisor: Supervisor, stop: Callable[[str], None]) -> None:
+        self._supervisor = supervisor
+        self._stop = stop
+        self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def __enter__(self) -> None:
+        self._supervisor.watch(self._pipe[0], self._drain)
+        signal.set_wakeup_fd(self._pipe[1])
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda number, _frame: self._stop(signal.Signals(number).name))
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(-1)
+        for descriptor in self._pipe:
+            os.close(descriptor)
+
+    def _drain(self) -> None:
+        os.read(self._pipe[0], 4096)
