@@ -145,6 +145,11 @@ class PayloadEncoder:
     def quiet(self) -> bool:
         return self._stopped and not self._stepping
 
+    def forget_arena(self) -> None:
+        """Hold no view of the arena any more, so that its owner may unmap it."""
+        assert self.quiet
+        self._arena = memoryview(b"")
+
     @property
     def has_orders(self) -> bool:
         """Catch-up cells are wanted."""

@@ -129,7 +129,10 @@ class PayloadSender:
         for thread in self._threads:
             thread.join()
         self._loop.shut()
-        self._jobs.clear()
+        for job in self._jobs.values():
+            job.encoder.stop()
+            job.encoder.forget_arena()
+        self._jobs = {}
         os.close(self.wakeup_fd)
 
     def _order(self, order: Callable[[], None]) -> None:
@@ -244,6 +247,7 @@ class PayloadSender:
         for payload, job in list(self._jobs.items()):
             since = job.stopping_since_us
             if job.is_stopped:
+                job.encoder.forget_arena()
                 self._statistics[payload] = job.statistics()
                 while len(self._statistics) > STATISTICS_MAX:
                     del self._statistics[next(iter(self._statistics))]
