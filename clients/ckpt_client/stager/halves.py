@@ -45,12 +45,15 @@ class Halves:
         """The cap allows one half of this size."""
         return align_up(max(half_bytes, 1), HALF_UNIT_BYTES) <= self.bytes_max
 
-    def fits_now(self, half_bytes: int) -> bool:
-        """The cap allows one more half of this size beside those that are held."""
-        claimed = sum(slot.claimed_bytes for slot in self.slots)
-        return any(not slot.held for slot in self.slots) and (
-            claimed + align_up(max(half_bytes, 1), HALF_UNIT_BYTES) <= self.bytes_max
-        )
+    def may_fit(self, half_bytes: int) -> bool:
+        """The cap does not forbid one more half of this size beside those that are held.
+
+        Also true while both are held: whether one is free is not a question of bytes.
+        """
+        claimed = sorted(slot.claimed_bytes for slot in self.slots if slot.held)
+        if len(claimed) == len(self.slots):
+            claimed.pop()  # The next save gets the half that is released first, whichever that is.
+        return sum(claimed) + align_up(max(half_bytes, 1), HALF_UNIT_BYTES) <= self.bytes_max
 
     def plan(self, number: int, half_bytes: int) -> int | None:
         """The size to make for this half, or None when its memory will do or the cap forbids it.

@@ -19,14 +19,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from ckpt.aio.clock import now_us
 from ckpt.aio.link import Link, LinkClosed, LinkLoop, LinkOpened, LinkReceived
 from ckpt.base.errors import CkptError, PeerError
-from ckpt.base.ids import CheckpointId, Rank, RunName, Step
+from ckpt.base.ids import CheckpointId, Rank
 from ckpt.format.table import encode_table
 from ckpt.protocol.events import Received, Report, Send, SessionClosed, SessionOpened, Ticked
 from ckpt.protocol.messages import ReplicaPolicy, Role
@@ -38,9 +37,7 @@ from ckpt.protocol.stager_events import (
     DialCoordinator,
     DialFailed,
     Exit,
-    FullPolicy,
     GrantHalf,
-    HalfAsked,
     Outcome,
     OutcomeHeard,
     PayloadHandedOver,
@@ -61,14 +58,13 @@ from ckpt.protocol.stager_events import (
     TrainerDetached,
 )
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions
-from ckpt_client.arena import Half, make_half
 from ckpt_client.locate import Locator, client_name
 from ckpt_client.packing import Declaration, read_declaration
 from ckpt_client.secret import read_secret
 from ckpt_client.stager import wire
 from ckpt_client.stager.channel import TrainerChannel
+from ckpt_client.stager.desk import HalfDesk
 from ckpt_client.stager.fingerprint import fingerprint_boxes, fingerprint_replicas
-from ckpt_client.stager.halves import Halves
 from ckpt_client.stager.jobs import Jobs
 from ckpt_client.stager.memory import Held, MemoryRequest
 from ckpt_client.stager.readers import Readers
@@ -117,30 +113,21 @@ class StagerShell:
         self._rank = Rank(attach.rank)
         identity = Identity(attach.key, self._rank, attach.world_size, attach.process)
         self._machine = StagerMachine(identity, StagerConfig(idle_us=int(attach.idle_s * 1e6)))
-        self._halves = Halves(attach.arena_bytes_max)
         self._jobs = Jobs()
+        self._desk = HalfDesk(attach.arena_bytes_max, self._jobs, trainer.send, self._handle)
         self._loop = LinkLoop()
         self._link: Link | None = None
         #: The connection to the coordinator, from DialCoordinator until it is closed.
         self._session_open = False
         self._sender: PayloadSender | None = None
         #: Made with the first payload, when the secret must be there.
-        self._asked_bytes: dict[int, int] = {}
-        #: save -> how large a half it needs, from AskHalf until it is granted memory or refused.
-        self._parked: list[wire.AskHalf] = []
-        #: Saves that wait because the cap has no room for another half.
-        self._granted: dict[int, int] = {}
-        #: half -> save that was granted it and waits for its memory.
         self._declared: dict[int, Declaration] = {}
         #: half -> what lies in it, from the hand-over until it is released.
-        self._half_of: dict[int, int] = {}
-        #: save -> half, from the grant on.
         self._contents: dict[int, Content] = {}
         #: half -> the payload that was last sent from it.
         self._readers = Readers(self._rank, self._look_up)
-        self._preparing = 0
-        self._prepare_error: CkptError | None = None
         self._cluster = ""
+        self._complaint = ""
         self._running = True
         trainer.watch_process(attach.pid)
 
@@ -166,7 +153,7 @@ class StagerShell:
         self._loop.shut()
         self._jobs.close()
         self._readers.close()
-        self._halves.close()
+        self._desk.close()
 
     # ----------------------------------------------------------------------- the loop
 
@@ -202,14 +189,15 @@ class StagerShell:
             case DialCoordinator():
                 return self._dial()
             case GrantHalf(save, half):
-                self._grant(save, half)
+                self._desk.grant(save, half)
             case RefuseSave(save, code, message, hint):
-                self._asked_bytes.pop(save, None)
+                self._desk.forget(save)
                 self._trainer.send(
                     wire.SaveRefused(save, code, wire.cut_text(message), wire.cut_text(hint))
                 )
             case ReleaseHalf(half):
-                self._release(half)
+                self._declared.pop(half, None)
+                self._desk.release(half)
             case ComputeBoxes():
                 self._compute_boxes(action)
             case TellTrainer(save, outcome):
@@ -236,66 +224,28 @@ class StagerShell:
             _log("error", str(error))
             self._trainer.close()
         if not self._trainer.open:
-            self._parked.clear()
+            self._desk.leave()
             self._handle(TrainerDetached(now_us()))
 
     def _trainer_said(self, packet: wire.FromTrainer) -> None:
         match packet:
             case wire.AskHalf():
-                self._parked.append(packet)
-                self._unpark()
+                self._desk.ask(packet)
             case wire.HandOver():
                 self._handed_over(packet)
             case wire.DropStaging(save):
-                self._asked_bytes.pop(save, None)
-                self._parked = [one for one in self._parked if one.save != save]
+                self._desk.forget(save)
                 self._handle(StagingDropped(now_us(), save))
             case wire.HeardOutcome(save):
                 self._handle(OutcomeHeard(now_us(), save))
             case wire.Prepare(half_bytes):
-                self._prepare(half_bytes)
+                self._desk.prepare(half_bytes)
             case wire.Attach():
                 raise PeerError("the trainer attached twice")
 
-    def _unpark(self) -> None:
-        """Pass on what the cap allows now, in the order in which it was asked."""
-        while self._parked:
-            ask = self._parked[0]
-            policy = FullPolicy(ask.when_full)
-            if not self._halves.fits_ever(ask.half_bytes):
-                self._refuse(
-                    ask.save,
-                    "refused",
-                    f"the state needs an arena half of {ask.half_bytes} bytes, "
-                    f"the cap is {self._halves.bytes_max}",
-                    "raise arena_bytes_max",
-                )
-            elif self._halves.fits_now(ask.half_bytes) or self._both_could_stand(ask.half_bytes):
-                self._asked_bytes[ask.save] = ask.half_bytes
-                self._handle(
-                    HalfAsked(now_us(), ask.save, RunName(ask.run), Step(ask.step), policy)
-                )
-            elif policy is FullPolicy.WAIT:
-                return
-            else:
-                code = "busy" if policy is FullPolicy.ERROR else "skipped"
-                text = "an earlier save still holds the arena and its cap has no room for another"
-                self._refuse(ask.save, code, text, "raise arena_bytes_max")
-            self._parked.pop(0)
-
-    def _both_could_stand(self, half_bytes: int) -> bool:
-        """The cap is not what stands in the way: whether a half is free is the machine's to say."""
-        held = [slot.claimed_bytes for slot in self._halves.slots]
-        return min(held) + half_bytes <= self._halves.bytes_max and all(
-            slot.held for slot in self._halves.slots
-        )
-
-    def _refuse(self, save: int, code: str, message: str, hint: str = "") -> None:
-        self._trainer.send(wire.SaveRefused(save, code, wire.cut_text(message), hint))
-
     def _handed_over(self, packet: wire.HandOver) -> None:
-        half = self._half_of.get(packet.save)
-        memory = self._halves.slots[half].memory if half is not None else None
+        half = self._desk.half_of(packet.save)
+        memory = self._desk.slot(half).memory if half is not None else None
         if half is None or memory is None:
             raise PeerError(f"save {packet.save} was handed over without a half")
         end = packet.declaration_offset + packet.declaration_bytes
@@ -320,7 +270,9 @@ class StagerShell:
             lambda table: self._handle(TableReady(now_us(), packet.save, table)),
             lambda error: _log("error", f"save {packet.save} has no table: {error}"),
         )
-        self._make(1 - half, memory.size)  # Soon needed: pay its first touch beside the training.
+        self._desk.make(
+            1 - half, memory.size
+        )  # Soon needed: pay its first touch beside the training.
 
     def _tell(self, save: int, outcome: Outcome) -> None:
         match outcome:
@@ -331,94 +283,6 @@ class StagerShell:
                     wire.Outcome(save, None, code, wire.cut_text(message), wire.cut_text(hint))
                 )
 
-    # ----------------------------------------------------------------------- arena
-
-    def _grant(self, save: int, half: int) -> None:
-        slot = self._halves.slots[half]
-        slot.held = True
-        self._half_of[save] = half
-        self._granted[half] = save
-        self._settle(half)
-
-    def _settle(self, half: int) -> None:
-        """Tell the trainer of its half once the memory is there and large enough; else have it made."""
-        save = self._granted.get(half)
-        slot = self._halves.slots[half]
-        if save is None or slot.making_bytes:
-            return
-        wanted = self._asked_bytes.get(save, 0)
-        if slot.size < wanted:
-            self._make(half, wanted)
-            if not slot.making_bytes:
-                self._lack(save, half, CkptError("the arena's cap has no room for this half"))
-            return
-        del self._granted[half]
-        self._asked_bytes.pop(save, None)
-        self._trainer.send(wire.HalfGranted(save, half))
-
-    def _make(self, half: int, half_bytes: int) -> bool:
-        """Have memory made for a half that has less; True when a worker is at it now."""
-        slot = self._halves.slots[half]
-        if slot.making_bytes or (slot.held and half not in self._granted):
-            return False
-        size = self._halves.plan(half, half_bytes)
-        if size is None:
-            return False
-        begun = time.monotonic_ns()
-        self._jobs.start(
-            partial(make_half, size),
-            lambda memory: self._made(half, memory, (time.monotonic_ns() - begun) // 1000),
-            lambda error: self._not_made(half, error),
-        )
-        return True
-
-    def _made(self, half: int, memory: Half, spent_us: int) -> None:
-        self._halves.installed(half, memory)
-        self._trainer.send(wire.HalfReady(half, memory.size, spent_us), memory.descriptor)
-        self._settle(half)
-        self._prepared()
-
-    def _not_made(self, half: int, error: CkptError) -> None:
-        self._halves.failed(half)
-        save = self._granted.get(half)
-        if save is not None:
-            self._lack(save, half, error)
-        if self._preparing:
-            self._prepare_error = error
-            self._prepared()
-
-    def _lack(self, save: int, half: int, error: CkptError) -> None:
-        self._granted.pop(half, None)
-        self._asked_bytes.pop(save, None)
-        self._refuse(save, error.code, error.message, error.hint)
-        self._handle(StagingDropped(now_us(), save))
-
-    def _release(self, half: int) -> None:
-        self._halves.slots[half].held = False
-        self._declared.pop(half, None)
-        self._granted.pop(half, None)
-        self._half_of = {save: held for save, held in self._half_of.items() if held != half}
-        self._unpark()
-
-    def _prepare(self, half_bytes: int) -> None:
-        if not self._halves.fits_ever(half_bytes):
-            text = f"the state needs {half_bytes} bytes, the cap is {self._halves.bytes_max}"
-            self._trainer.send(wire.Prepared("refused", text))
-            return
-        self._prepare_error = None
-        self._preparing = 1 + sum(self._make(half, half_bytes) for half in (0, 1))
-        self._prepared()
-
-    def _prepared(self) -> None:
-        if not self._preparing:
-            return
-        self._preparing -= 1
-        if not self._preparing:
-            error = self._prepare_error
-            self._trainer.send(
-                wire.Prepared(error.code, wire.cut_text(str(error))) if error else wire.Prepared()
-            )
-
     # ----------------------------------------------------------------------- coordinator
 
     def _dial(self) -> StagerEvent | None:
@@ -426,7 +290,7 @@ class StagerShell:
             address = self._locator.address()
             secret = read_secret(self._secret_file)
         except CkptError as error:
-            _log("warning", f"no coordinator: {error}")
+            self._complain(error)
             return DialFailed(now_us())
         self._link = self._loop.connect(
             address,
@@ -442,7 +306,7 @@ class StagerShell:
             match event:
                 case LinkOpened(link, peer):
                     self._cluster = peer.cluster
-                    self._session_open = True
+                    self._session_open, self._complaint = True, ""
                     self._handle(SessionOpened(now_us(), link.session, peer.role, peer.name))
                 case LinkReceived(link, request, message, bulk):
                     view = bulk.view if bulk is not None else b""
@@ -451,13 +315,19 @@ class StagerShell:
                         bulk.release()
                 case LinkClosed(link, error):
                     self._link = None
-                    _log("warning", f"coordinator: {error}")
+                    self._complain(error)
                     opened, self._session_open = self._session_open, False
                     self._handle(
                         SessionClosed(now_us(), link.session) if opened else DialFailed(now_us())
                     )
                 case _:
                     continue
+
+    def _complain(self, error: CkptError) -> None:
+        """Log why there is no session; not again at every attempt to dial."""
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            _log("warning", "no session with the coordinator", why=self._complaint)
 
     # ----------------------------------------------------------------------- sender, workers
 
@@ -469,7 +339,7 @@ class StagerShell:
             self._sender = PayloadSender(options)
         match action:
             case StartPayload(_, half, payload_bytes, _, plan):
-                slot = self._halves.slots[half]
+                slot = self._desk.slot(half)
                 assert slot.memory is not None, "a granted half has memory"
                 checkpoint = plan.payload.checkpoint
                 self._contents[half] = Content(checkpoint, payload_bytes, slot.serial, b"")
@@ -496,7 +366,7 @@ class StagerShell:
                 self._contents[half] = replace(content, manifest_digest=sealed.manifest_digest)
 
     def _compute_boxes(self, action: ComputeBoxes) -> None:
-        memory = self._halves.slots[action.half].memory
+        memory = self._desk.slot(action.half).memory
         declaration = self._declared.get(action.half)
         assert memory is not None, "a held half has memory"
         assert declaration is not None, "a held half is declared"
@@ -515,7 +385,7 @@ class StagerShell:
         content = self._contents.get(half) if half is not None else None
         if half is None or content is None or request.rank != self._rank:
             return None
-        slot = self._halves.slots[half]
+        slot = self._desk.slot(half)
         wanted = Content(
             request.checkpoint, content.payload_bytes, slot.serial, request.manifest_digest
         )

@@ -1,0 +1,212 @@
+"""A real stager process: its memory, its cap, its end and its trainer's end. No cluster is needed for these."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ckpt_client.packing import copy_into, plan_packing
+from ckpt_client.saving import Save
+from ckpt_client.secret import make_secret
+from ckpt_client.stager import wire
+from ckpt_client.stagers import StagerLink
+from ckpt_client.state import flatten
+
+from ckpt.base.errors import Aborted, Busy, CkptError, Refused
+from ckpt.base.units import MiB
+from ckpt.protocol.messages import ReplicaPolicy
+from tests.waiting import wait_until
+
+
+class Bench:
+    """Starts stagers that dial a coordinator which is not there, and ends them."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.directory = directory
+        self._stack = stack
+        make_secret(directory / "secret")
+
+    def attach(self, *, arena_bytes_max: int = 64 * MiB, idle_s: float = 0.2) -> wire.Attach:
+        return wire.Attach(
+            pid=os.getpid(),
+            process="host/1/test",
+            rank=0,
+            world_size=1,
+            key=None,
+            directory=str(self.directory),
+            address="",
+            secret_file=str(self.directory / "secret"),
+            arena_bytes_max=arena_bytes_max,
+            idle_s=idle_s,
+        )
+
+    def start(self, *, arena_bytes_max: int = 64 * MiB, idle_s: float = 0.2) -> StagerLink:
+        attach = self.attach(arena_bytes_max=arena_bytes_max, idle_s=idle_s)
+        link = StagerLink(attach, self.directory / "stager.log")
+        self._stack.callback(kill, link.pid)
+        self._stack.callback(link.close)
+        return link
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with ExitStack() as stack:
+        yield Bench(tmp_path, stack)
+
+
+def kill(pid: int) -> None:
+    if runs(pid):
+        os.kill(pid, signal.SIGKILL)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def stage(link: StagerLink, number: int, size: int = MiB, when_full: str = "wait") -> Save | None:
+    packing = plan_packing(flatten({"a": np.zeros(size, np.uint8)}), 0, 1)
+    granted = link.wait_half(number, "run", number, packing.half_bytes, when_full)
+    if granted is None:
+        return None
+    copy_into(packing, granted[0])
+    save = Save("run", number, 0, link)
+    link.hand_over(number, save, packing, ReplicaPolicy.ABORT)
+    return save
+
+
+def test_a_stager_is_nobodys_child_and_leads_no_session_of_its_trainer(bench: Bench) -> None:
+    link = bench.start()
+    fields = Path(f"/proc/{link.pid}/stat").read_text().rpartition(") ")[2].split()
+    assert int(fields[1]) != os.getpid()
+    assert int(fields[3]) != os.getsid(0)
+
+
+def test_prepared_memory_is_there_before_the_first_save(bench: Bench) -> None:
+    link = bench.start()
+    link.prepare(3 * MiB)
+    granted = link.wait_half(1, "run", 1, 3 * MiB, "wait")
+    assert granted is not None
+    half, touch_s = granted
+    assert len(half) >= 3 * MiB
+    assert touch_s == 0.0
+
+
+def test_the_first_save_says_what_its_memory_cost(bench: Bench) -> None:
+    granted = bench.start().wait_half(1, "run", 1, 8 * MiB, "wait")
+    assert granted is not None
+    assert granted[1] > 0
+
+
+def test_a_half_is_held_until_its_save_ends(bench: Bench) -> None:
+    link = bench.start()
+    assert stage(link, 1) is not None
+    assert stage(link, 2) is not None
+    with pytest.raises(Busy):
+        stage(link, 3, when_full="error")
+    assert stage(link, 4, when_full="skip") is None
+
+
+def test_a_dropped_half_is_granted_again(bench: Bench) -> None:
+    link = bench.start()
+    for number in range(1, 6):
+        granted = link.wait_half(number, "run", number, MiB, "error")
+        assert granted is not None
+        link.drop(number)
+
+
+def test_the_cap_counts_both_halves(bench: Bench) -> None:
+    link = bench.start(arena_bytes_max=16 * MiB)
+    assert stage(link, 1, 10 * MiB) is not None
+    with pytest.raises(Busy, match="cap"):
+        stage(link, 2, 10 * MiB, "error")
+    assert stage(link, 3, 10 * MiB, "skip") is None
+    assert stage(link, 4, 2 * MiB, "error") is not None
+
+
+def test_a_state_above_the_cap_is_refused(bench: Bench) -> None:
+    link = bench.start(arena_bytes_max=16 * MiB)
+    with pytest.raises(Refused, match="cap"):
+        stage(link, 1, 20 * MiB)
+    with pytest.raises(CkptError, match="cap"):
+        link.prepare(20 * MiB)
+    assert stage(link, 2, MiB) is not None
+
+
+def test_a_half_grows_with_the_state(bench: Bench) -> None:
+    link = bench.start()
+    for number, size in enumerate((MiB, 5 * MiB, 3 * MiB, 9 * MiB), 1):
+        granted = link.wait_half(number, "run", number, size, "wait")
+        assert granted is not None
+        granted[0][:size] = bytes(size)
+        link.drop(number)
+
+
+def test_a_killed_stager_is_told_by_wait_once_and_for_all(bench: Bench) -> None:
+    link = bench.start()
+    save = stage(link, 1)
+    assert save is not None
+    os.kill(link.pid, signal.SIGKILL)
+    with pytest.raises(Aborted, match=f"pid {link.pid}"):
+        save.wait(timeout_s=30)
+    assert not link.alive
+    assert link.take_error() is None, "wait has told it"
+    with pytest.raises(Aborted):
+        save.wait()
+
+
+def test_an_error_that_wait_did_not_tell_is_kept(bench: Bench) -> None:
+    link = bench.start()
+    assert stage(link, 1) is not None
+    os.kill(link.pid, signal.SIGKILL)
+    wait_until(lambda: not link.alive, "the stager's end was not heard")
+    assert isinstance(link.take_error(), Aborted)
+    assert link.take_error() is None
+
+
+def test_an_idle_stager_without_a_trainer_goes(bench: Bench) -> None:
+    link = bench.start(idle_s=0.05)
+    link.close()
+    wait_until(lambda: not runs(link.pid), "the stager stayed")
+
+
+_TRAINER = """
+import os, sys, time
+import msgspec
+from pathlib import Path
+from ckpt_client.stager import wire
+from ckpt_client.stagers import StagerLink
+attach = msgspec.structs.replace(msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=wire.Attach), pid=os.getpid())
+link = StagerLink(attach, Path(sys.argv[2]))
+if os.fork() == 0:
+    time.sleep(600)
+print(link.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_trainer_is_noticed_also_while_a_forked_child_of_it_lives(bench: Bench) -> None:
+    import msgspec
+
+    attach = msgspec.msgpack.encode(bench.attach(idle_s=0.05)).hex()
+    command = [sys.executable, "-c", _TRAINER, attach, str(bench.directory / "stager.log")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as trainer:
+        try:
+            assert trainer.stdout is not None
+            stager = int(trainer.stdout.readline())
+            assert runs(stager)
+            trainer.kill()
+            wait_until(lambda: not runs(stager), "the stager stayed")
+        finally:
+            os.killpg(trainer.pid, signal.SIGKILL)
