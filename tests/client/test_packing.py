@@ -38,7 +38,7 @@ def _declaration(packing: Packing, half: memoryview) -> memoryview:
     return half[packing.declaration_offset : packing.half_bytes]
 
 
-def _read(half: memoryview, entry: TensorEntry) -> np.ndarray:  # type: ignore[type-arg]
+def _read(half: memoryview, entry: TensorEntry) -> np.ndarray:
     stored = b"".join(half[p.payload_offset : p.payload_offset + p.length] for p in entry.pieces)
     return np.frombuffer(stored, dtype_of(entry.dtype), np.prod(entry.shape, dtype=int)).reshape(
         entry.shape
@@ -131,7 +131,7 @@ def test_replicas_that_may_differ_are_stored_whole_by_each_rank() -> None:
 
 
 @given(trees.arrays(), st.data())
-def test_any_byte_range_of_any_array_is_copied(array: np.ndarray, data: st.DataObject) -> None:  # type: ignore[type-arg]
+def test_any_byte_range_of_any_array_is_copied(array: np.ndarray, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, array.nbytes))
     end = data.draw(st.integers(start, array.nbytes))
     target = np.zeros(end - start, np.uint8)

@@ -39,10 +39,10 @@ class _Color(IntEnum):
 class _Array:
     """Something of another library."""
 
-    def __init__(self, array: np.ndarray) -> None:  # type: ignore[type-arg]
+    def __init__(self, array: np.ndarray) -> None:
         self._array = array
 
-    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:  # type: ignore[type-arg]
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
         return self._array
 
 

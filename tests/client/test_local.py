@@ -1,0 +1,100 @@
+"""A local cluster's DIR remembers what it was made as, and its lock says whether a supervisor lives."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from ckpt_client.local import check_options, is_supervised, opened_cluster, start_arguments
+from ckpt_client.locate import Locator, read_ready
+from ckpt_client.url import LocalOptions, LocalUrl
+
+from ckpt.base.errors import Refused, Unavailable
+
+
+def _make(directory: Path, host: str | None = None) -> None:
+    (directory / "cluster.toml").write_text(
+        f'cluster = "c0"\nhost = "{host or socket.gethostname()}"\ntargets = 7\ncode = "4+2"\nkeep = 0\n'
+        'restart = "never"\nlinger_s = 300.0\ncapacity_bytes = 0\npretend_domains = false\n'
+        "cell_bytes = 524288\nunprotected = false\n"
+    )
+
+
+def test_equal_options_and_no_options_are_taken(tmp_path: Path) -> None:
+    _make(tmp_path)
+    check_options(tmp_path, LocalOptions())
+    check_options(tmp_path, LocalOptions(targets=7, code="4+2", restart="never", linger=300.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "asked", "kept"),
+    [
+        (LocalOptions(targets=6), "targets=6", "targets=7"),
+        (LocalOptions(code="2+1"), r"code=2\+1", r"code=4\+2"),
+        (LocalOptions(restart="always"), "restart=always", "restart=never"),
+        (LocalOptions(pretend_domains=True), "pretend_domains=1", "pretend_domains=0"),
+        (LocalOptions(keep=3), "keep=3", "keep=0"),
+    ],
+)
+def test_a_contradiction_names_both_sides(
+    tmp_path: Path, options: LocalOptions, asked: str, kept: str
+) -> None:
+    _make(tmp_path)
+    with pytest.raises(Refused, match=asked) as caught:
+        check_options(tmp_path, options)
+    assert kept.replace("\\", "") in str(caught.value)
+
+
+def test_another_host_is_refused(tmp_path: Path) -> None:
+    _make(tmp_path, "elsewhere")
+    with pytest.raises(Refused, match="elsewhere"):
+        check_options(tmp_path, LocalOptions())
+
+
+def test_a_new_directory_is_checked_before_anything_is_started(tmp_path: Path) -> None:
+    url = LocalUrl(str(tmp_path / "new"), LocalOptions(targets=3, code="4+2"))
+    with pytest.raises(Refused, match="needs 6 targets"), opened_cluster(url, 1.0):
+        raise AssertionError("it must not open")
+    assert not (tmp_path / "new" / "secret").exists()
+
+
+def test_the_supervisor_is_told_what_the_url_says(tmp_path: Path) -> None:
+    options = LocalOptions(code="8+2", linger=2.5, pretend_domains=True, unprotected=False)
+    assert start_arguments(tmp_path, options) == [
+        "-m", "ckptd.cli", "local", str(tmp_path),
+        "--targets", "10", "--code", "8+2", "--linger-s", "2.5", "--pretend-domains",
+    ]  # fmt: skip
+
+
+def test_a_held_lock_means_a_supervisor(tmp_path: Path) -> None:
+    assert not is_supervised(tmp_path)
+    lock = os.open(tmp_path / "supervisor.lock", os.O_RDWR | os.O_CREAT)
+    assert not is_supervised(tmp_path)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert is_supervised(tmp_path)
+    os.close(lock)
+    assert not is_supervised(tmp_path)
+
+
+def test_an_open_waits_for_another_open_and_no_longer_than_asked(tmp_path: Path) -> None:
+    lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    url = LocalUrl(str(tmp_path), LocalOptions())
+    with pytest.raises(Unavailable, match="still starting"), opened_cluster(url, 0.05):
+        raise AssertionError("it must not open")
+    os.close(lock)
+
+
+def test_the_ready_file_says_where_the_coordinator_is(tmp_path: Path) -> None:
+    locator = Locator(str(tmp_path), "")
+    with pytest.raises(Unavailable, match="not running"):
+        locator.address()
+    text = '{"address": "127.0.0.1:7", "pid": 1, "cluster": "c", "boot": "b", "later": []}'
+    (tmp_path / "ready.json").write_text(text)
+    assert locator.address() == "127.0.0.1:7"
+    (tmp_path / "ready.json").write_text(text[:20])
+    assert read_ready(tmp_path) is None
+    assert Locator("", "h:1").address() == "h:1"

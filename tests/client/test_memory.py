@@ -1,0 +1,107 @@
+"""A lingering stager's memory goes to exactly who asks for exactly what it holds."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ckpt_client.arena import Half, drop_half, make_half
+from ckpt_client.stager.memory import (
+    Held,
+    MemoryRequest,
+    MemoryServer,
+    memory_source,
+    runtime_directory,
+    socket_prefix,
+)
+from ckpt_client.stager.readers import Readers
+
+from ckpt.aio.clock import now_us
+from ckpt.base.errors import Refused
+from ckpt.base.ids import CheckpointId, Generation, Rank, RunName, Step
+from ckpt.base.units import MiB
+
+RUN = RunName("a run")
+CHECKPOINT = CheckpointId(RUN, Step(3), Generation(1, 2))
+DIGEST = b"d" * 16
+
+
+@pytest.fixture(autouse=True)
+def _runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def half() -> Iterator[Half]:
+    made = make_half(2 * MiB)
+    made.memory[:5] = b"bytes"
+    yield made
+    drop_half(made)
+
+
+@pytest.fixture
+def serving(half: Half) -> Iterator[None]:
+    """A stager's readers, served on a thread until the test ends."""
+
+    def look_up(request: MemoryRequest) -> Held | None:
+        exact = request == MemoryRequest(CHECKPOINT, 0, DIGEST)
+        return Held(half.descriptor, 5) if exact else None
+
+    readers = Readers(Rank(0), look_up)
+    readers.serve_run("cluster", RUN)
+    ended = threading.Event()
+
+    def serve() -> None:
+        while not ended.wait(0.002):
+            readers.serve(now_us())
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+    readers.close()
+
+
+@pytest.mark.usefixtures("serving")
+def test_the_exact_generation_is_served_and_cannot_be_written() -> None:
+    view = memory_source("cluster", RUN, Rank(0), CHECKPOINT, DIGEST)
+    assert view is not None
+    assert bytes(view) == b"bytes"
+    assert view.readonly
+
+
+@pytest.mark.usefixtures("serving")
+def test_another_generation_digest_rank_run_or_cluster_is_not() -> None:
+    other = CheckpointId(RUN, Step(3), Generation(1, 3))
+    assert memory_source("cluster", RUN, Rank(0), other, DIGEST) is None
+    assert memory_source("cluster", RUN, Rank(0), CHECKPOINT, b"e" * 16) is None
+    assert memory_source("cluster", RUN, Rank(1), CHECKPOINT, DIGEST) is None
+    assert memory_source("cluster", RunName("b"), Rank(0), CHECKPOINT, DIGEST) is None
+    assert memory_source("cluster2", RUN, Rank(0), CHECKPOINT, DIGEST) is None
+
+
+def test_without_a_stager_there_is_nothing() -> None:
+    assert memory_source("cluster", RUN, Rank(0), CHECKPOINT, DIGEST) is None
+
+
+def test_the_socket_of_a_killed_stager_is_cleared_away() -> None:
+    server = MemoryServer("cluster", RUN, Rank(0))
+    server.socket.close()  # As a SIGKILL leaves it: the name stays.
+    assert memory_source("cluster", RUN, Rank(0), CHECKPOINT, DIGEST) is None
+    assert not list(runtime_directory().glob(f"{socket_prefix('cluster', RUN, Rank(0))}.*"))
+    server.close()
+
+
+def test_a_directory_that_others_can_enter_is_refused() -> None:
+    runtime_directory().chmod(0o755)
+    with pytest.raises(Refused):
+        runtime_directory()
+
+
+def test_arena_memory_cannot_be_shrunk_under_its_users(half: Half) -> None:
+    with pytest.raises(PermissionError):
+        os.ftruncate(half.descriptor, 4096)
