@@ -139,6 +139,7 @@ class LocalCluster:
         self._targets: dict[str, Child] = {}
         self._asker: HttpAsker | None = None
         self._ready = False
+        self._ready_s = 0.0
         self._join_until_s = 0.0
         self._next_poll_s = 0.0
         self._stop_reason = ""
@@ -249,6 +250,7 @@ class LocalCluster:
         if missing:
             self._report("warning", "ready without", {"targets": " ".join(sorted(missing))})
         self._ready = True
+        self._ready_s = now_s
         self._write_ready()
         os.write(sys.stdout.fileno(), json.dumps(self._ready_document()).encode() + b"\n")
         self._report("info", "ready", {"directory": str(self._directory), "pid": os.getpid()})
@@ -290,10 +292,11 @@ class LocalCluster:
     def _is_idle(self) -> bool:
         sessions = self._ask_sessions()
         idle_s = sessions.get("idle_s")
+        served_s = time.monotonic() - self._ready_s
         return (
             sessions.get("clients") == 0
             and isinstance(idle_s, float)
-            and idle_s >= self._cluster.linger_s
+            and min(idle_s, served_s) >= self._cluster.linger_s
         )
 
     def _stop_when_idle(self) -> None:
