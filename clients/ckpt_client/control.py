@@ -15,9 +15,6 @@ from ckpt.protocol.messages import (
     JoinLaunch,
     LaunchJoined,
     Message,
-    ReleasePin,
-    Resolve,
-    Resolved,
     Role,
 )
 from ckpt_client.environment import process_name
@@ -78,28 +75,6 @@ class Control:
         joined, _ = self.call(message, LaunchJoined)
         self._launches[seat] = joined.launch
         return joined.launch
-
-    def resolve(
-        self,
-        run: RunName,
-        step: Step | None,
-        *,
-        launch: LaunchNumber | None,
-        rank: Rank | None,
-        world_size: int | None,
-        timeout_s: float,
-        fallback: bool,
-    ) -> tuple[Resolved, bytes]:
-        """A pinned generation, and its commit record."""
-        message = Resolve(run, step, launch, rank, world_size, int(timeout_s * 1e6), fallback)
-        resolved, record = self.call(message, Resolved, timeout_s=timeout_s + CALL_TIMEOUT_S)
-        return resolved, bytes(record)
-
-    def release(self, pin: int) -> None:
-        """The reader is done with a pinned generation."""
-        with self._lock:
-            if self._rpc is not None:
-                self._rpc.tell(ReleasePin(pin))
 
     def close(self) -> None:
         with self._lock:

@@ -32,7 +32,7 @@ from ckpt_client.environment import (
     process_name,
 )
 from ckpt_client.local import is_supervised, opened_cluster
-from ckpt_client.locate import Locator
+from ckpt_client.locate import Locator, client_name
 from ckpt_client.packing import Packing, copy_into, plan_packing
 from ckpt_client.saving import Commit, Save, commit_from_view
 from ckpt_client.secret import find_secret_file
@@ -41,10 +41,10 @@ from ckpt_client.stager.memory import runtime_directory
 from ckpt_client.stagers import StagerLink
 from ckpt_client.state import flatten
 from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
-from ckpt_client.verify import Verification, verify_step
 
 if TYPE_CHECKING:
-    from ckpt_client.restore import Checkpoint
+    from ckpt_client.restore import Checkpoint, ReaderContext
+    from ckpt_client.verify import VerifyReport
 
 CLOSE_TIMEOUT_S: Final = 120.0
 START_TIMEOUT_S: Final = 60.0
@@ -102,12 +102,14 @@ class Store:
         self._url = url
         self._settings = settings
         self._pid = os.getpid()
-        self._closed = False
+        self._closed = True
+        #: Until the connection stands; then the end of `close`.
         self._lock = threading.RLock()
         #: Guards the stagers below; held while a save is staged.
         self._stagers: dict[Place, StagerLink] = {}
         self._secret_file = Path()
         self._control = self._connect()
+        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -196,15 +198,14 @@ class Store:
         self._ensure_cluster()
         launch = self._control.join(name, place.rank, place.world_size) if step is None else None
         return restore.resolve(
-            self._control,
-            self._control.secret,
+            self._reader(),
             name,
             number,
-            launch,
-            place.rank,
-            place.world_size,
-            timeout_s,
-            fallback,
+            rank=place.rank,
+            world_size=place.world_size,
+            launch=launch,
+            timeout_s=timeout_s,
+            fallback=fallback,
         )
 
     def load(
@@ -247,11 +248,13 @@ class Store:
         commits = self.steps(run)
         return commits[-1].step if commits else None
 
-    def verify(self, run: str, step: int) -> Verification:
+    def verify(self, run: str, step: int) -> VerifyReport:
         """Have every column of a checkpoint read whole and compared with its checksums, where it lies."""
+        from ckpt_client import verify
+
         self._check_usable()
         self._ensure_cluster()
-        return verify_step(self._control, check_run_name(run), check_step(step))
+        return verify.verify(self._reader(), check_run_name(run), check_step(step))
 
     # ----------------------------------------------------------------------- ending
 
@@ -329,6 +332,14 @@ class Store:
         if isinstance(self._url, LocalUrl) and not is_supervised(Path(self._url.directory)):
             with opened_cluster(self._url, self._settings.start_timeout_s):
                 self._greet(self._control)
+
+    def _reader(self) -> ReaderContext:
+        from ckpt_client.restore import ReaderContext
+
+        control = self._control
+        return ReaderContext(
+            control.locator.address, control.secret, control.cluster, client_name()
+        )
 
     def _plan(self, state: object, place: Place, replicated: bool) -> Packing:
         policy = ReplicaPolicy(self._settings.replicas)
