@@ -270,7 +270,8 @@ class PayloadWriter:
                 self._open(column, place, event.now_us, actions)
             else:
                 self._place_or_fail(column, event.now_us, actions)
-        self._spares += event.places[len(event.columns) :]
+        free = [p for p in wanted.values() if p and not any(_is_at(c, p) for c in self.columns)]
+        self._spares += free  # For columns on their way, should they need it.
         self._certified = ()  # The coordinator waits to hear it again, changed or not.
 
     def _ticked(self, now_us: int, actions: list[WriterAction]) -> None:
@@ -346,13 +347,9 @@ class PayloadWriter:
 
     def may_certify(self) -> bool:
         """All sealed; or from the floor up, when each other column failed or passed its deadline."""
-        sealed = [c for c in self.columns if c.state is ColumnState.SEALED]
-        excused = [
-            c for c in self.columns if c.state is ColumnState.FAILED or (c.late and not c.proof)
-        ]
-        return len(sealed) >= self.layout.code.floor and len(sealed) + len(excused) == len(
-            self.columns
-        )
+        sealed = sum(c.proof is not None for c in self.columns)
+        excused = sum(c.state is ColumnState.FAILED or c.late for c in self.columns)
+        return sealed >= self.layout.code.floor and sealed + excused == len(self.columns)
 
     def places_possible(self) -> int:
         """Columns that are sealed, have a place or may still get one."""
