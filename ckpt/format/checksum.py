@@ -1,8 +1,8 @@
 """Which checksums guard our bytes: IEEE CRC-32 against damage, xxh3-128 for equality of content.
 
-CRC-32 may be combined: the checksum of a column comes from those of its blocks without reading a byte
-again. It never decides that two contents are equal; xxh3-128 does. All functions take contiguous
-buffers as they are and copy nothing.
+CRC-32 may be combined: the checksum of a column comes from those of its blocks without reading a
+byte again. It never decides that two contents are equal; xxh3-128 does. All functions take
+contiguous buffers as they are and copy nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def crc32_concat(parts: Iterable[tuple[int, int]]) -> int:
 
 
 def crc32_combine_pure(a: int, b: int, length_b: int) -> int:
-    """`crc32_combine` by arithmetic alone: appending n bytes multiplies by x^(8n) modulo the polynomial."""
+    """`crc32_combine` by arithmetic alone: n more bytes multiply by x^8n modulo the polynomial."""
     assert length_b >= 0
     factor = _ONE
     square = 0x00800000  # x^8: one byte

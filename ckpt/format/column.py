@@ -7,8 +7,8 @@
          + trailer_bytes    trailer_bytes  trailer, copy 1
          + trailer_bytes    4096           header page again
 
-A header page and a trailer (block checksums and the rank's manifest) exist twice and far apart, so that no
-single flipped byte loses the column. Everything lies on whole pages, for O_DIRECT.
+A header page and a trailer (block checksums and the rank's manifest) exist twice and far apart,
+so that no single flipped byte loses the column. Everything lies on whole pages, for O_DIRECT.
 
     header page, offset  size  type  field
                       0   312  .     identity block (ckpt.format.identity), magic `CKPC`, version 1
@@ -27,7 +27,7 @@ single flipped byte loses the column. Everything lies on whole pages, for O_DIRE
                    4092     4  u32   CRC-32 of the 4092 bytes before
 
     trailer, offset         size            type  field
-                  0         4 block_count   u32   CRC-32 of each block, in file order; a cell's last may be short
+                  0         4 block_count   u32   CRC-32 of each block, in file order
                   .         manifest_bytes  .     rank manifest (ckpt.format.manifest)
                   .         4               u32   CRC-32 of everything before
                   .         .               bytes zeros to the next page
@@ -131,7 +131,8 @@ def decode_header(page: Buffer) -> ColumnHeader:
         raise Corrupt("column header fails its checksum")
     identity = unpack_identity(MAGIC, VERSION, view)
     (
-        column, checksum_id, cluster_bytes, column_size, trailer_size, manifest_size, column_crc, _, digest, cluster,
+        column, checksum_id, cluster_bytes, column_size, trailer_size, manifest_size,
+        column_crc, _, digest, cluster,
     ) = _REST.unpack_from(view, IDENTITY_BYTES)  # fmt: skip
     layout = identity.layout
     if checksum_id != CHECKSUM_ID:
@@ -162,7 +163,7 @@ def decode_header(page: Buffer) -> ColumnHeader:
 
 
 def encode_trailer(block_crcs: NDArray[np.uint32], manifest: Buffer) -> bytes:
-    """One copy of the trailer, padded to pages. `block_crcs` has Layout.block_count entries, in file order."""
+    """One copy, padded to pages. `block_crcs`: [Layout.block_count], in file order."""
     assert block_crcs.ndim == 1
     body = block_crcs.astype("<u4").tobytes() + manifest
     whole = body + _CRC.pack(crc32(body))

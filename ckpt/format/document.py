@@ -21,11 +21,12 @@ from typing import Final
 
 import msgspec
 
-from ckpt.base.errors import Corrupt
-from ckpt.base.ids import CheckpointId, Generation, RunName, Step
+from ckpt.base.errors import Corrupt, Refused
+from ckpt.base.ids import CheckpointId, Generation, check_run_name, check_step
 from ckpt.base.limits import INDEX_BYTES_MAX, PAGE_BYTES
 from ckpt.base.units import KiB, align_up
 from ckpt.format.checksum import crc32, xxh3_128
+from ckpt.format.envelope import decode_body
 
 DOCUMENT_MAGIC: Final = b"CKPD"
 DOCUMENT_VERSION: Final = 1
@@ -100,13 +101,13 @@ def decode_document_header(page: bytes | memoryview) -> DocumentHeader:
         raise Corrupt("document header fails its checksum")
     if version != DOCUMENT_VERSION:
         raise Corrupt(f"document header of version {version}")
+    cluster, kind, run, step, term, counter, total_bytes, digest = decode_body(
+        _META, body[_HEAD.size : _HEAD.size + meta_bytes]
+    )
     try:
-        cluster, kind, run, step, term, counter, total_bytes, digest = _META.decode(
-            body[_HEAD.size : _HEAD.size + meta_bytes]
-        )
-    except msgspec.MsgspecError as error:
-        raise Corrupt(f"document header does not parse: {error}") from None
-    checkpoint = CheckpointId(RunName(run), Step(step), Generation(term, counter))
+        checkpoint = CheckpointId(check_run_name(run), check_step(step), Generation(term, counter))
+    except Refused as error:
+        raise Corrupt(f"document header: {error.message}") from None
     header = DocumentHeader(cluster, kind, checkpoint, total_bytes, digest)
     if not 0 <= total_bytes <= INDEX_BYTES_MAX or len(digest) != 16 or header.copies != copies:
         raise Corrupt("document header contradicts itself")

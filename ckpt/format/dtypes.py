@@ -1,13 +1,14 @@
 """How element types are named in tables and indexes.
 
-numpy's own names with their byte order (`<f4`, `>i8`, `|b1`, `<c16`, `<U5`, `<M8[ns]`), and the names of
-ml_dtypes (`bfloat16`, `float8_e4m3fn`, `int4`, ...), whose bytes are little-endian. Structured types and Python
-objects have no name here: nothing that could carry code is stored.
+numpy's own names with their byte order (`<f4`, `>i8`, `|b1`, `<c16`, `<U5`, `<M8[ns]`), and the
+names of ml_dtypes (`bfloat16`, `float8_e4m3fn`, `int4`, ...), whose bytes are little-endian.
+Structured types and Python objects have no name here: nothing that could carry code is stored.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import lru_cache
 from typing import Final
 
@@ -40,10 +41,8 @@ def dtype_name(dtype: np.dtype[np.generic]) -> str:
 def dtype_of(name: str) -> np.dtype[np.generic]:
     """The dtype of a stored name; raises Refused when this program has no such type."""
     if _NUMPY.fullmatch(name):
-        try:
+        with suppress(TypeError):  # such as a float of a size that this platform has not
             return np.dtype(name)
-        except TypeError:
-            pass
     elif _EXTENSION.fullmatch(name):
         import ml_dtypes  # here, since most readers never meet one
 

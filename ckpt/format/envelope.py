@@ -49,7 +49,7 @@ def wrap(magic: bytes, version: int, raw: bytes, packing: Packing) -> bytes:
 
 
 def unwrap(magic: bytes, version: int, document: Buffer, raw_bytes_max: int) -> bytes:
-    """The MessagePack body of a document that fills the buffer, or only begins it (padding may follow).
+    """The MessagePack body of the document that begins the buffer (padding may follow).
 
     Raises Corrupt when it is another document, another version, too large, cut or damaged.
     """
@@ -79,7 +79,7 @@ def unwrap(magic: bytes, version: int, document: Buffer, raw_bytes_max: int) -> 
 
 
 def decode_body(decoder: msgspec.msgpack.Decoder[_Value], raw: bytes) -> _Value:
-    """The typed value of a MessagePack body; raises Corrupt when it does not parse or has other types."""
+    """The typed value of a MessagePack body; raises Corrupt when it does not parse."""
     try:
         return decoder.decode(raw)
     # msgspec lets invalid UTF-8 and too deep nesting out as they are.

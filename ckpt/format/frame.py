@@ -10,14 +10,15 @@
         16     8  u64   request
         24     8  u64   epoch of the cluster map
         32    16  bytes mac
-        48     .  .     meta: the message as a MessagePack map by field name; then, when there is bulk and the
-                        message has no field `crc` of its own, a u32 with the bulk's CRC-32
+        48     .  .     meta: the message as a MessagePack map by field name; then, when there is
+                        bulk and the message has no field `crc`, a u32 with the bulk's CRC-32
          .     .  bytes bulk
 
-All numbers are little-endian. The mac is the first 16 bytes of HMAC-SHA256 under the session key of this
-direction, over the frame's sequence number (u64, from 0, counted in each direction of a connection, also
-through the handshake), the prefix with its mac zeroed, and the meta. So a frame cannot be forged, changed,
-repeated, left out or moved to another connection. Bulk is guarded by its CRC, which stands in the meta.
+All numbers are little-endian. The mac is the first 16 bytes of HMAC-SHA256 under the session key
+of this direction, over the frame's sequence number (u64, from 0, counted in each direction of a
+connection, also through the handshake), the prefix with its mac zeroed, and the meta. So a frame
+cannot be forged, changed, repeated, left out or moved to another connection. Bulk is guarded by
+its CRC, which stands in the meta.
 
 Until the session key is set, the key is zeros, and only handshake messages without bulk are taken.
 
@@ -97,8 +98,8 @@ class FrameWriter:
     def encode(self, message: Message, request: int, bulk: Buffer = b"", epoch: int = 0) -> bytes:
         """Prefix and meta; the caller sends the bulk behind them.
 
-        A message with a field `crc` holds the bulk's CRC-32 already. Raises Refused when the message
-        is too large for one frame; then no sequence number was used.
+        A message with a field `crc` holds the bulk's CRC-32 already. Raises Refused when the
+        message is too large for one frame; then no sequence number was used.
         """
         number = _NUMBERS[type(message)]
         meta = _ENCODER.encode(message)
@@ -107,7 +108,8 @@ class FrameWriter:
             meta += _CRC.pack(crc32(bulk))
         if len(meta) > FRAME_META_BYTES_MAX or bulk_bytes > FRAME_BULK_BYTES_MAX:
             raise Refused(
-                f"{type(message).__name__} of {len(meta)} + {bulk_bytes} bytes does not fit one frame"
+                f"{type(message).__name__} of {len(meta)} + {bulk_bytes} bytes "
+                "does not fit one frame"
             )
         head = _PREFIX.pack(MAGIC, VERSION, number, 0, len(meta), bulk_bytes, request, epoch)
         mac = _mac(self._key, self._sequence, head, meta)
@@ -118,8 +120,8 @@ class FrameWriter:
 class FrameReader:
     """I check the frames of one direction of one connection, in the order in which they came.
 
-    Call `prefix`, `message` and, if the bulk matters, `check_bulk`, once for each frame. After a PeerError
-    the connection must be cut.
+    Call `prefix`, `message` and, if the bulk matters, `check_bulk`, once for each frame. After a
+    PeerError the connection must be cut.
     """
 
     __slots__ = ("_bulk_crc", "_head", "_key", "_sequence")
@@ -129,7 +131,7 @@ class FrameReader:
         self._key = key
         self._sequence = 0
         self._head: FrameHead | None = None
-        #: What the bulk of `_head`'s frame must have; None when the message itself says it, or without bulk.
+        #: CRC-32 of the bulk of `_head`'s frame; None when the message says it or there is none.
         self._bulk_crc: int | None = None
 
     def set_key(self, key: bytes) -> None:
@@ -138,7 +140,7 @@ class FrameReader:
         self._key = key
 
     def prefix(self, view: Buffer) -> FrameHead:
-        """From the first PREFIX_BYTES of a frame; raises PeerError. Its mac is compared by `message`."""
+        """From the first PREFIX_BYTES of a frame; raises PeerError. `message` compares its mac."""
         wire = bytes(view[:PREFIX_BYTES])
         assert len(wire) == PREFIX_BYTES
         magic, version, number, _, meta_bytes, bulk_bytes, request, epoch = _PREFIX.unpack_from(
@@ -180,7 +182,7 @@ class FrameReader:
             raise PeerError(f"frame of type {head.type} does not parse: {error}") from None
 
     def check_bulk(self, head: FrameHead, message: Message, bulk: Buffer) -> None:
-        """Raises PeerError unless the bulk is what the sender framed. Call it before the next `message`."""
+        """Raises PeerError unless it is the bulk that was framed; before the next `message`."""
         assert head is self._head, "the bulk of an earlier frame can be checked no more"
         size = bulk.nbytes if isinstance(bulk, memoryview) else len(bulk)
         if size != head.bulk_bytes:

@@ -1,4 +1,4 @@
-"""The block that a column header and a rank manifest begin with: whose bytes, and how they were cut.
+"""What a column header and a rank manifest begin with: whose bytes, and how they were cut.
 
     offset  size  type  field
          0     4  bytes magic
@@ -15,7 +15,8 @@
         52     4  u32   rank
         56   256  bytes run, UTF-8, zeros behind it
 
-All numbers are little-endian. The run name has room for its longest form, so that sizes do not hang on it.
+All numbers are little-endian. The run name has room for its longest form, so that sizes do not
+hang on it.
 """
 
 from __future__ import annotations
@@ -90,9 +91,10 @@ def pack_identity(magic: bytes, version: int, identity: Identity) -> bytes:
 
 
 def unpack_identity(magic: bytes, version: int, block: Buffer) -> Identity:
-    """From the start of a document whose checksum was compared; raises Corrupt on a value that cannot be."""
+    """From a document whose checksum was compared; raises Corrupt on a value that cannot be."""
     (
-        found_magic, found_version, k, m, run_bytes, step, term, counter, launch, payload_bytes, cell_bytes, rank, run,
+        found_magic, found_version, k, m, run_bytes, step, term, counter, launch,
+        payload_bytes, cell_bytes, rank, run,
     ) = _BLOCK.unpack_from(block)  # fmt: skip
     name = magic.decode("ascii")
     if found_magic != magic:

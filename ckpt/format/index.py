@@ -2,10 +2,11 @@
 
     header page | header page again | directory | payload pages | tensor pages | directory again
 
-The document lies on m + 1 targets. Within one, header and directory are there twice; a page that is damaged
-in one document comes from another. A reader fetches header, directory and then only the pages it needs:
-tensors are sorted by name, and the directory knows the first name of each page. The bytes are in
-`ckpt.format.index_pages`, how pages are filled in `ckpt.format.index_builder`.
+The document lies on m + 1 targets. Within one, header and directory are there twice; a page that
+is damaged in one document comes from another. A reader fetches header, directory and then only
+the pages it needs: tensors are sorted by name, and the directory knows the first name of each
+page. The bytes are in `ckpt.format.index_pages`, how pages are filled in
+`ckpt.format.index_builder`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from ckpt.format.index_pages import (
 from ckpt.format.table import DIM_MAX, Meaning, tensor_problem
 
 Fetch = Callable[[int, int], Buffer]
-"""Bytes [start, end) of one copy of the document, exactly as many; errors of the way pass through."""
+"""Bytes [start, end) of one copy of the document; errors of the way pass through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +103,8 @@ class Box:
 class IndexTensor:
     """One form of one name: boxes that share meaning, dtype and global shape.
 
-    An OWN tensor has one box for each rank that has it. Ranks whose own tensors of one name differ in
-    dtype or shape give several forms of that name.
+    An OWN tensor has one box for each rank that has it. Ranks whose own tensors of one name
+    differ in dtype or shape give several forms of that name.
     """
 
     name: str
@@ -187,9 +188,10 @@ def tensor_order(tensor: IndexTensor) -> TensorKey:
 class IndexReader:
     """I read one index by ranges: two or three fetches find one tensor of millions.
 
-    I expect `fetch` to give bytes of one copy, and `others` bytes of further copies of the same document. A
-    part that is damaged or out of reach in one copy comes from the next. Methods raise Corrupt when no copy
-    has it whole, or the fetch's own CkptError when a copy was out of reach.
+    I expect `fetch` to give bytes of one copy, and `others` bytes of further copies of the same
+    document. A part that is damaged or out of reach in one copy comes from the next. Methods
+    raise Corrupt when no copy has it whole, or the fetch's own CkptError when a copy was out of
+    reach.
     """
 
     def __init__(self, fetch: Fetch, *others: Fetch) -> None:
@@ -241,7 +243,7 @@ class IndexReader:
         raise NotFound(f"{self.checkpoint} has no payload of rank {rank}")
 
     def tensor(self, name: str) -> IndexTensor:
-        """The one tensor of that name; raises NotFound, or Refused when ranks hold it in several forms."""
+        """The one tensor of that name; raises NotFound, or Refused when it has several forms."""
         found = self.variants(name)
         if len(found) > 1:
             raise Refused(
@@ -276,7 +278,7 @@ class IndexReader:
     def _walk(
         self, low: str, beyond: Callable[[str], bool], pages_at_once: int
     ) -> Iterator[IndexTensor]:
-        """Tensors in order, from the first at or above `low`, to the last page that is not `beyond`."""
+        """Tensors in order, from the first at or above `low` to the last page not `beyond`."""
         pages = self._directory.tensor_pages
         # A page that begins with `low` may go on with a tensor of the page before.
         start = max(0, bisect_left(pages, low, key=lambda page: page.first) - 1)
@@ -341,7 +343,7 @@ class IndexReader:
         raise problem
 
 
-# --------------------------------------------------------------------------- from the wire's own types
+# --------------------------------------------------------------------------- the wire's own types
 
 _CACHED_PAGES: Final = 64
 _PAGES_AT_ONCE: Final = 16
@@ -379,7 +381,7 @@ def _location_of(wire: WireLocation) -> Location:
 
 
 def _check_tensor(tensor: IndexTensor, problem: type[CkptError]) -> None:
-    """Raises `problem` when a value is out of bounds. (An own tensor's boxes are no parts of a global one.)"""
+    """Raises `problem` when a value is out of bounds. (An OWN tensor has no global one.)"""
     shard = tensor.meaning is not Meaning.OWN
     boxes = [(box.offset, box.shape) for box in tensor.boxes if shard]
     text = tensor_problem(tensor.name, tensor.dtype, tensor.global_shape, boxes)

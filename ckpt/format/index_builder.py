@@ -1,7 +1,8 @@
 """How an index is cut into pages: greedily, by an upper bound of each part's encoded size.
 
-A tensor with many boxes, or a box with many locations (a large replica written by many ranks), goes on in
-the next page; so a page never passes INDEX_PAGE_BYTES_MAX, whatever the checkpoint looks like.
+A tensor with many boxes, or a box with many locations (a large replica written by many ranks),
+goes on in the next page; so a page never passes INDEX_PAGE_BYTES_MAX, whatever the checkpoint
+looks like.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parts of an index document: header page, directory and pages, each encoded and decoded by itself.
+"""The parts of an index document: header page, directory and pages, each by itself.
 
     header page, offset  size  type  field
                       0     4  bytes magic `CKPX`
@@ -26,15 +26,15 @@ The directory is an envelope (`CKPY`, version 1, lz4) around MessagePack arrays:
 
 A page is one lz4 block of at most 64 KiB raw, its CRC-32 (of the packed bytes) in the directory:
 
-    payload page  [[rank, k, m, payload_bytes, cell_bytes, document_offset, document_bytes, manifest_digest,
-                    [target number or nil, ...], [column_crc, ...]], ...]
+    payload page  [[rank, k, m, payload_bytes, cell_bytes, document_offset, document_bytes,
+                    manifest_digest, [target number or nil, ...], [column_crc, ...]], ...]
     tensor page   [[name, meaning, dtype, [global dims], [box, ...]], ...]
     box           [rank, [offset], [dims], [location, ...], continued]
     location      [rank, start, payload_offset, length, term or nil, counter or nil]
 
-Pages lie back to back between the two copies of the directory, payload pages first. A tensor that does not
-fit a page goes on in the next with the same name and type; `continued` boxes go on with the locations of
-the box before. A location whose term is nil lies in the index's own generation.
+Pages lie back to back between the two copies of the directory, payload pages first. A tensor that
+does not fit a page goes on in the next with the same name and type; `continued` boxes go on with
+the locations of the box before. A location whose term is nil lies in the index's own generation.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ def decode_header(page: Buffer) -> IndexHeader:
     if _CRC.unpack_from(view, _CRC_OFFSET)[0] != crc32(view[:_CRC_OFFSET]):
         raise Corrupt("index header fails its checksum")
     (
-        magic, version, run_bytes, _, step, term, counter, launch, world_size, _, index_bytes, offset, size, again, run,
+        magic, version, run_bytes, _, step, term, counter, launch, world_size, _, index_bytes,
+        offset, size, again, run,
     ) = _HEAD.unpack_from(view)  # fmt: skip
     if magic != HEADER_MAGIC or version != VERSION:
         raise Corrupt(f"not an index of version {VERSION}: it begins with {magic!r}, {version}")

@@ -1,8 +1,8 @@
 """What every column knows of its whole payload: the checksums of all fragments of all n columns.
 
-A column that is read, scrubbed or rebuilt is proved against it; any column can be restored from k others
-and checked without asking anybody. Its size is a function of the layout alone, so that the space of a
-column file is known before the first byte is sent.
+A column that is read, scrubbed or rebuilt is proved against it; any column can be restored from k
+others and checked without asking anybody. Its size is a function of the layout alone, so that the
+space of a column file is known before the first byte is sent.
 
     offset  size        type  field
          0   312        .     identity block (ckpt.format.identity), magic `CKPM`, version 1
@@ -72,11 +72,12 @@ class RankManifest:
 
 
 def manifest_bytes(layout: Layout) -> int:
-    """Size of the manifest of any payload of this layout; raises Refused above MANIFEST_BYTES_MAX."""
+    """Size of any manifest of this layout; raises Refused above MANIFEST_BYTES_MAX."""
     size = TABLES_OFFSET + 4 * layout.code.n * (1 + layout.stripe_count) + _CRC.size
     if size > MANIFEST_BYTES_MAX:
         raise Refused(
-            f"a payload of {layout.payload_bytes} bytes in cells of {layout.cell_bytes} needs a manifest of {size} bytes",
+            f"a payload of {layout.payload_bytes} bytes in cells of {layout.cell_bytes} "
+            f"needs a manifest of {size} bytes",
             hint=f"at most {MANIFEST_BYTES_MAX} are allowed: use larger cells or more ranks",
         )
     return size
@@ -124,7 +125,8 @@ def decode_manifest(document: Buffer) -> RankManifest:
     n, stripe_count = identity.code.n, identity.layout.stripe_count
     if end != TABLES_OFFSET + 4 * n * (1 + stripe_count):
         raise Corrupt(
-            f"a manifest of {len(view)} bytes does not fit {stripe_count} stripes of {identity.code}"
+            f"a manifest of {len(view)} bytes does not fit "
+            f"{stripe_count} stripes of {identity.code}"
         )
     crcs = np.frombuffer(view[TABLES_OFFSET:end], "<u4").astype(np.uint32)
     crcs.flags.writeable = False

@@ -1,7 +1,7 @@
 """What a rank declares about its payload: its tensors, what they mean and where their bytes lie.
 
-The stager sends the table with Certify; the coordinator checks coverage and builds the index from all
-ranks' tables. Meaning is declared, never inferred.
+The stager sends the table with Certify; the coordinator checks coverage and builds the index from
+all ranks' tables. Meaning is declared, never inferred.
 
 An envelope (`CKPB`, version 1, lz4) around MessagePack arrays:
 
@@ -51,7 +51,7 @@ class Meaning(Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Piece:
-    """Bytes [start, start + length) of a box's C-order bytes lie at `payload_offset` of the rank's payload."""
+    """C-order bytes [start, start + length) of a box lie at `payload_offset` of the payload."""
 
     start: int
     payload_offset: int
@@ -60,7 +60,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a rank. A replica's pieces are only those that this rank stores; they may be none."""
+    """One tensor of a rank. Of a replica, the pieces are those that this rank stores, if any."""
 
     name: str
     """The path as text (ckpt.format.tree.path_text)."""

@@ -2,12 +2,12 @@
 
 An envelope (`CKPT`, version 1, lz4) around MessagePack. A node is
 
-    nil, bool, int, float64, str, bin   a scalar, as it is
+    nil, bool, int, float64, str, bin   a scalar, as it is; ints from -2^63 to 2^64-1
     [0, name]                           a tensor: its name in the rank's table
     [1, key, node, key, node, ...]      a dict, in its own order
     [2, node, ...]                      a list
     [3, node, ...]                      a tuple
-    [4, bin]                            an int outside -2^63 .. 2^64-1: two's complement, little-endian
+    [4, bin]                            another int: two's complement, little-endian
     [5, float64, float64]               a complex number
 
 and a key is str, bool, int, [4, bin] or [3, key, ...] (a tuple). A float keeps its 64 bits.
@@ -93,7 +93,8 @@ def encode_tree(node: Node) -> bytes:
     raw = msgspec.msgpack.encode(_pack(node, ()))
     if len(raw) > TABLE_BYTES_MAX:
         raise Refused(
-            f"the state's tree takes {len(raw)} bytes without its tensors: at most {TABLE_BYTES_MAX} are allowed",
+            f"the state's tree takes {len(raw)} bytes without its tensors: "
+            f"at most {TABLE_BYTES_MAX} are allowed",
             hint="store long texts and many numbers as arrays",
         )
     return wrap(MAGIC, VERSION, raw, Packing.LZ4)
@@ -162,7 +163,8 @@ def _pack_key(key: Key, path: Path, depth: int = 0) -> Packed:
     if type(key) is tuple and depth < TREE_DEPTH_MAX:
         return [_TUPLE, *(_pack_key(part, path, depth + 1) for part in key)]
     raise Refused(
-        f"{_shown(path)}: the key {key!r:.40} is a {type(key).__name__}, not text, int, bool or tuple"
+        f"{_shown(path)}: the key {key!r:.40} is a {type(key).__name__}, "
+        "not text, int, bool or tuple"
     )
 
 
@@ -251,7 +253,7 @@ def _key_text(key: Key) -> str:
 
 
 def _digits(value: int) -> str:
-    # Python refuses to print very long ints in decimal (a guard against slow conversion); hex is linear.
+    # Python refuses to print very long ints in decimal, since that is slow; hex is linear.
     return str(value) if value.bit_length() < 1024 else hex(value)
 
 

@@ -1,0 +1,1 @@
+"""What bytes look like: round trips, hostile input, damage, frozen bytes."""

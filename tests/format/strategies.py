@@ -95,7 +95,7 @@ def headers(draw: st.DrawFn) -> ColumnHeader:
 
 
 def read_or_refused(decode: Callable[[Buffer], Value], document: Buffer) -> Value | None:
-    """What hostile bytes decode to; None when they are refused as Corrupt. Anything else passes through."""
+    """What hostile bytes decode to; None when refused as Corrupt. Other errors pass through."""
     try:
         return decode(document)
     except Corrupt:

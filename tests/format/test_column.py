@@ -1,4 +1,4 @@
-"""Column files: headers and trailers come back equal, and one flipped byte never loses both copies."""
+"""Column files: headers and trailers come back equal; one flipped byte never loses both copies."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from ckpt.base.errors import Refused
 from ckpt.format.dtypes import dtype_name, dtype_of
 
 NUMPY = [
-    "|b1", "|i1", "|u1", "<i2", ">i8", "<u4", "<f2", "<f4", ">f8", "<c8", ">c16", "|S5", "<U7", ">U2",
+    "|b1", "|i1", "|u1", "<i2", ">i8", "<u4", "<f2", "<f4", ">f8", "<c8", ">c16", "|S5",
+    "<U7", ">U2",
     "<M8[ns]", ">m8[us]", "<M8[25s]", "<m8",
 ]  # fmt: skip
 EXTENSIONS = sorted(
@@ -51,7 +52,8 @@ def test_objects_and_structures_are_refused(dtype: np.dtype[np.generic]) -> None
 
 @pytest.mark.parametrize(
     "name",
-    ["", "O", "|O", "|O8", "f4", "float32", "<f3", "<f4,<f4", "(2,)<f4", "|V8", "finfo", "float99_x",
+    ["", "O", "|O", "|O8", "f4", "float32", "<f3", "<f4,<f4", "(2,)<f4", "|V8", "finfo",
+     "float99_x",
      "<U9999999999", "<M8[nonsense]", "__class__", "<f4 "],
 )  # fmt: skip
 def test_unknown_names_are_refused(name: str) -> None:

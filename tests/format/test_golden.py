@@ -1,8 +1,9 @@
 """Bytes that must never change: what one release wrote, every later one reads, and writes again.
 
-The files in tests/golden were written once by `golden` below and are frozen. When a test here fails, the format
-has changed: give it a new version number, keep reading the old one, and add a file beside the old one.
-Documents that are packed by lz4 are compared unpacked, since its releases may pack differently.
+The files in tests/golden were written once by `golden` below and are frozen. When a test here
+fails, the format has changed: give it a new version number, keep reading the old one, and add a
+file beside the old one. Documents that are packed by lz4 are compared unpacked, since its
+releases may pack differently.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ LAYOUT = Layout.plan(Code(4, 2), 3_000_000)
 
 
 def golden(name: str, now: bytes) -> bytes:
-    """The frozen bytes. For a new format there are none yet: they are written, looked at and committed."""
+    """The frozen bytes. Those of a new format are written once, looked at and committed."""
     path = DIRECTORY / name
     if not path.exists():
         path.write_bytes(now)
@@ -129,12 +130,16 @@ INDEX = Index(
     ),
     (
         IndexTensor(
-            "b", Meaning.OWN, "bfloat16", (), (Box(Rank(1), (), (), (Location(None, Rank(1), 0, 64, 2),)),)
+            "b", Meaning.OWN, "bfloat16", (),
+            (Box(Rank(1), (), (), (Location(None, Rank(1), 0, 64, 2),)),),
         ),
         IndexTensor(
             "w", Meaning.SHARD, "<f4", (4, 2),
             (
-                Box(Rank(0), (0, 0), (2, 2), (Location(None, Rank(0), 0, 0, 8), Location(None, Rank(0), 8, 512, 8))),
+                Box(
+                    Rank(0), (0, 0), (2, 2),
+                    (Location(None, Rank(0), 0, 0, 8), Location(None, Rank(0), 8, 512, 8)),
+                ),
                 Box(Rank(1), (2, 0), (2, 2), (Location(Generation(3, 40), Rank(1), 0, 128, 16),)),
             ),
         ),
@@ -280,9 +285,9 @@ def test_a_rank_table_is_as_ever() -> None:
 
 def test_the_documented_offsets_hold() -> None:
     page = golden("column_header_trailer.bin", b"")[:HEADER_BYTES]
-    assert struct.unpack_from("<4sBBBB", page, 0) == (b"CKPC", 1, 4, 2, 16)
+    assert struct.unpack_from("<4sBBBB", page, 0) == (b"CKPC", 1, 4, 2, 14)
     assert struct.unpack_from("<QQQQQII", page, 8) == (1200, 3, 41, LAUNCH, 3_000_000, 512 << 10, 5)
-    assert page[56 : 56 + 16].decode() == "llm/größe 7b"
+    assert page[56 : 56 + 14].decode() == "llm/größe 7b"
     assert struct.unpack_from("<HHB", page, 312) == (4, 1, 6)
     assert struct.unpack_from("<QQQI", page, 320) == (753_664, 4096, 396, 0xB0000004)
     assert page[352:368] == xxh3_128(golden("rank_manifest.bin", b""))

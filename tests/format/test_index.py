@@ -83,7 +83,8 @@ def tensors(draw: st.DrawFn, name: str) -> IndexTensor:
             start += length
         boxes.append(Box(Rank(rank), offset, shape, tuple(locations)))
     return IndexTensor(
-        name, draw(st.sampled_from(Meaning)), draw(st.sampled_from(["<f4", "bfloat16"])), dims, tuple(boxes)
+        name, draw(st.sampled_from(Meaning)), draw(st.sampled_from(["<f4", "bfloat16"])),
+        dims, tuple(boxes),
     )  # fmt: skip
 
 
@@ -130,7 +131,10 @@ def large_index() -> Index:
     found = [row_sharded(name, 20) for name in names]
     found += [row_sharded("many boxes", 5000), wide_replica("many pieces", 5000)]
     ranks = tuple(
-        IndexPayload(Rank(r), Code(2, 1), 10**6, 4096, 0, 10, bytes(16), (TargetId(f"t{r}"), None, None), (1, 2, 3))
+        IndexPayload(
+            Rank(r), Code(2, 1), 10**6, 4096, 0, 10, bytes(16),
+            (TargetId(f"t{r}"), None, None), (1, 2, 3),
+        )
         for r in range(1000)
     )  # fmt: skip
     return Index(CHECKPOINT, LaunchNumber(3), 1000, ranks, tuple(sorted(found, key=tensor_order)))
@@ -289,9 +293,10 @@ def test_a_copy_out_of_reach_is_replaced_by_the_next() -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_what_is_out_of_reach_for_now_is_not_called_corrupt(order: int) -> None:
-    copies: list[Fetch] = [unreachable, Copy(bytes(len(DOCUMENT))).fetch][::order]
+    zeros: Fetch = Copy(bytes(len(DOCUMENT))).fetch
+    copies: list[Fetch] = [unreachable, zeros]
     with pytest.raises(Unavailable):
-        IndexReader(*copies)
+        IndexReader(*copies[::order])
 
 
 @given(st.integers(0, len(SMALL_DOCUMENT) - 1))
@@ -317,7 +322,10 @@ def test_random_bytes_are_refused(noise: bytes) -> None:
         replace(row_sharded("a", 2), global_shape=(1, 8)),
         replace(row_sharded("a", 2), dtype="f\x00"),
         replace(row_sharded("a", 2), name="n" * 5000),
-        replace(wide_replica("a", 1), boxes=(Box(Rank(0), (0,), (1,), (Location(None, Rank(0), 0, -1, 4),)),)),
+        replace(
+            wide_replica("a", 1),
+            boxes=(Box(Rank(0), (0,), (1,), (Location(None, Rank(0), 0, -1, 4),)),),
+        ),
         replace(wide_replica("a", 1), boxes=(Box(Rank(-1), (0,), (1,), ()),)),
     ],
     ids=["box outside", "dtype", "name", "location", "rank"],

@@ -1,4 +1,4 @@
-"""Manifests come back equal, have the size that the layout foretells, and never parse when damaged."""
+"""Manifests come back equal, have the size that the layout foretells, and are whole or refused."""
 
 from __future__ import annotations
 

@@ -43,6 +43,11 @@ INFO = CommitInfo(
 RECORD = CommitRecord("c" * 64, INFO, bytes(16), 12_345, (TargetId("t" * 64),) * 5, 1)
 
 
+def named(checkpoint: CheckpointId) -> CommitRecord:
+    """The record of another checkpoint."""
+    return replace(RECORD, info=replace(INFO, checkpoint=checkpoint))
+
+
 @given(checkpoints, u63)
 def test_a_record_comes_back_equal_and_fits_a_page(checkpoint: CheckpointId, number: int) -> None:
     info = replace(INFO, checkpoint=checkpoint, launch=LaunchNumber(number))
@@ -95,9 +100,9 @@ def test_a_lying_coordinator_is_refused_or_read(position: int, mask: int) -> Non
     "bad",
     [
         replace(RECORD, info=replace(INFO, code="40+2")),
-        replace(RECORD, info=replace(INFO, checkpoint=replace(INFO.checkpoint, run=RunName("../x")))),
-        replace(RECORD, info=replace(INFO, checkpoint=replace(INFO.checkpoint, step=Step(-1)))),
-        replace(RECORD, info=replace(INFO, checkpoint=replace(INFO.checkpoint, generation=Generation(-1, 0)))),
+        named(replace(INFO.checkpoint, run=RunName("../x"))),
+        named(replace(INFO.checkpoint, step=Step(-1))),
+        named(replace(INFO.checkpoint, generation=Generation(-1, 0))),
         replace(RECORD, index_digest=b"short"),
         replace(RECORD, index_bytes=1 << 40),
     ],

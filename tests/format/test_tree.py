@@ -110,7 +110,8 @@ def test_a_damaged_document_is_refused(tree: Node, position: int, mask: int) -> 
 @pytest.mark.parametrize(
     "hostile",
     [
-        [], [9], [0], [0, 1], [1, "a"], [1, 2.5, None], [1, "a", None, "a", None], [1, 1, None, True, None],
+        [], [9], [0], [0, 1], [1, "a"], [1, 2.5, None],
+        [1, "a", None, "a", None], [1, 1, None, True, None],
         [4, "a"], [5, 1.0], {"a": 1}, [1, [3, None], 1], [[]], msgspec.msgpack.Ext(1, b"x"),
     ],
     ids=repr,
