@@ -66,9 +66,6 @@ from ckpt.protocol.views import Views
 
 Event = SessionOpened | SessionClosed | Received | Ticked | Persisted
 
-ORPHAN_GRACE_US = 60_000_000
-"""How long streams may still use reservations that an earlier coordinator gave out."""
-
 TARGET_MESSAGES = (RegisterTarget, RenewLease)
 
 
@@ -83,12 +80,15 @@ class CoordinatorPolicy:
     """Columns of a payload are spread over domains of this level."""
     max_per_domain: int = 1
     spare_count: int = 1
+    orphan_grace_us: int = 60_000_000
     keep: int | None = None
     """How many steps of a run stay; None keeps all."""
 
     @property
     def spread(self) -> SpreadRule:
-        return SpreadRule(self.level, self.max_per_domain, self.spare_count)
+        return SpreadRule(
+            self.level, self.max_per_domain, self.spare_count, self.orphan_grace_us
+        )
 
     @property
     def report_level(self) -> Level:
@@ -229,8 +229,7 @@ class CoordinatorMachine:
                 self.members.register(session, request, message)
                 target = self.members.target_of(session)
                 if target is not None:
-                    held = message.reservations
-                    self.reservations.adopt_orphans(target, held, ORPHAN_GRACE_US)
+                    self.reservations.reconcile(target, message.reservations)
             case RenewLease():
                 self.members.renew(session, request, message)
             case JoinLaunch():

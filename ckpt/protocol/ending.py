@@ -133,14 +133,16 @@ class Ending:
                 self._reservations.stand(attempt.checkpoint.run, rank, payload.layout)
 
     def tell_end(self, attempt: Attempt, payload: Payload) -> None:
+        """Say how it ended: as the answer to a stager that has no plan yet, else unasked."""
         if payload.session is None:
             return
+        request = payload.request if payload.planned is None else 0
         if attempt.state is AttemptState.COMMITTED and attempt.info is not None:
-            self._desk.send(payload.session, 0, AttemptCommitted(attempt.info))
+            self._desk.send(payload.session, request, AttemptCommitted(attempt.info))
         elif attempt.state is AttemptState.ABORTED and attempt.failure is not None:
             code, text, hint = attempt.failure
             aborted = AttemptAborted(attempt.checkpoint, code, text, hint)
-            self._desk.send(payload.session, 0, aborted)
+            self._desk.send(payload.session, request, aborted)
 
     def _let_go(self, attempt: Attempt) -> None:
         for payload in attempt.payloads.values():

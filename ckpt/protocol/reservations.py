@@ -37,6 +37,8 @@ class SpreadRule:
     level: Level
     max_per_domain: int = 1
     spare_count: int = 1
+    orphan_grace_us: int = 60_000_000
+    """How long streams may still use reservations that an earlier coordinator gave out."""
 
 
 @dataclass(slots=True)
@@ -77,6 +79,8 @@ class Reservations:
         self._rule = rule
         self._counter = 0
         self._turn = 0
+        self._known: set[ReservationId] = set()
+        #: Asked for by me and not given back; whatever else a target holds is released.
         self._standing: dict[StandingKey, Allotment] = {}
         #: Allotments that wait for the next save of the same shape; nobody else refers to them.
         self._orphans: list[tuple[int, TargetId, BootId, ReservationId]] = []
@@ -141,6 +145,11 @@ class Reservations:
         """The save ended: files that became columns stay, everything else goes back."""
         self.release(allotment)
 
+    @property
+    def standing_places(self) -> int:
+        """Reservations that wait for a next save, over all allotments."""
+        return sum(len(allotment.places) for allotment in self._standing.values())
+
     # ----------------------------------------------------------------------- time and targets
 
     def tick(self) -> None:
@@ -158,12 +167,19 @@ class Reservations:
                     target.session, 0, ReleaseReservation(self._members.term, reservation)
                 )
 
-    def adopt_orphans(self, target: Target, held: tuple[ReservationId, ...], grace_us: int) -> None:
-        """A target came with reservations of an earlier coordinator: streams may still use them for a while."""
+    def reconcile(self, target: Target, held: tuple[ReservationId, ...]) -> None:
+        """A target came with reservations: what nobody knows any more goes back.
+
+        Those of an earlier coordinator may still be used by streams, so they are left for a while.
+        """
+        assert target.session is not None
         for reservation in held:
             if reservation >> 32 < self._members.term:
-                self._orphans.append(
-                    (self._desk.now_us + grace_us, target.id, target.boot, reservation)
+                due_us = self._desk.now_us + self._rule.orphan_grace_us
+                self._orphans.append((due_us, target.id, target.boot, reservation))
+            elif reservation not in self._known:
+                self._desk.send(
+                    target.session, 0, ReleaseReservation(self._members.term, reservation)
                 )
 
     def drop_standing(self) -> bool:
@@ -264,12 +280,14 @@ class Reservations:
         self._counter += 1
         reservation = ReservationId(self._members.term << 32 | self._counter)
         target.load_bytes += allotment.file_bytes
+        self._known.add(reservation)
         place = Place(target.id, target.boot, target.address, reservation, target.unix)
 
         def answered(message: Message, _bulk: Buffer) -> None:
             if isinstance(message, Reserved):
                 then(place)
                 return
+            self._known.discard(reservation)
             self._unload(place, allotment.file_bytes)
             failure = (
                 message if isinstance(message, Failed) else Failed("peer", "unexpected answer")
@@ -319,6 +337,7 @@ class Reservations:
         )
 
     def _give_back(self, place: Place, size: int) -> None:
+        self._known.discard(place.reservation)
         target = self._members.targets.get(place.target)
         if target is None or target.boot != place.boot:
             return

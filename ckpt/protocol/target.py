@@ -21,6 +21,7 @@ from ckpt.format.checksum import crc32
 from ckpt.protocol.disk_events import (
     DiskDone,
     DiskFailed,
+    RemoveFile,
     RenameFile,
     SessionDrained,
     SpaceMeasured,
@@ -284,9 +285,7 @@ class TargetMachine:
             case Reserve():
                 self._reservations.reserve(session, request, message)
             case ReleaseReservation():
-                used = self._reservations.release(message)
-                if used is not None:
-                    self._columns.released(used)
+                self._reservations.release(message)
             case Attest():
                 self._attest(session, request, message)
             case PutDocument():
@@ -357,6 +356,7 @@ class TargetMachine:
             newest, self._term_pending = self._term_pending, None
             if failure is not None:
                 self._core.report("error", "term not persisted", error=failure.errno_name)
+                self._core.chain([partial(RemoveFile, file=aside)], lambda _: None)
                 self._held.clear()
                 reason = "the term could not be made durable"
                 self._core.out.append(CloseSession(self._coordinator or session, reason))

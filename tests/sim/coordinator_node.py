@@ -27,7 +27,7 @@ class CoordinatorNode:
         self._clock = clock
         self._network = network
         self._oracles = oracles
-        self._policy = CoordinatorPolicy(CLUSTER, code, cell_bytes=4096, level="target")
+        self._policy = CoordinatorPolicy(CLUSTER, code, cell_bytes=4096, level="target", orphan_grace_us=1_000_000)
         self._term = 0
         self._pending: list[Persist] = []
         #: Written but not yet synced; a crash keeps a prefix of them.
@@ -52,6 +52,7 @@ class CoordinatorNode:
         kept = self._clock.rng.randint(0, len(self._pending))
         for persist in self._pending[:kept]:
             self.durable.extend(persist.entries)
+            self._oracles.catalog_wrote(persist.entries)
         self._pending.clear()
         self._network.died(self)
 

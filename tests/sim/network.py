@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ckpt.protocol.events import Send, Session
-from ckpt.protocol.messages import Message, Role
+from ckpt.protocol.messages import Fragment, Message, Role
 from tests.sim.clockwork import Clockwork
 
 
@@ -81,6 +81,8 @@ class Network:
         self._incarnations: dict[str, int] = {}
         self._next_session = 1
         self.messages = 0
+        self.corrupt_fragments = 0
+        """So many of the next fragments arrive with one bit flipped."""
 
     def incarnation(self, node: Node) -> int:
         return self._incarnations.get(node.name, 0)
@@ -131,6 +133,9 @@ class Network:
         if self.weather.stutter and self.clock.rng.random() < self.weather.stutter:
             copies = 2
         bulk = bytes(action.bulk)
+        if self.corrupt_fragments and bulk and isinstance(action.message, Fragment):
+            self.corrupt_fragments -= 1
+            bulk = bytes([bulk[0] ^ 1]) + bulk[1:]
         for _ in range(copies):
             self._deliver(connection, connection.other(action.session), action, bulk)
 

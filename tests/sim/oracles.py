@@ -10,9 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ckpt.base.errors import Corrupt
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, LaunchNumber, PayloadId, TargetId
+from ckpt.base.limits import PAGE_BYTES
 from ckpt.erasure.code import Code
-from ckpt.format.column import decode_header
+from ckpt.format.column import ColumnHeader, decode_header
 from ckpt.protocol import catalog, messages
 from ckpt.protocol.catalog import CatalogEntry, CatalogImage, RowState
 from ckpt.protocol.events import Send
@@ -28,6 +30,14 @@ if TYPE_CHECKING:
 
 class Violation(AssertionError):
     """A promise is broken. The message names it."""
+
+
+def _header(data: bytes) -> ColumnHeader:
+    """Either copy: the scenario may have harmed one."""
+    try:
+        return decode_header(data[:PAGE_BYTES])
+    except Corrupt:
+        return decode_header(data[-PAGE_BYTES:])
 
 
 @dataclass(slots=True)
@@ -56,6 +66,8 @@ class Oracles:
     #: (launch name, step, rank) that was staged whole.
     halves: dict[tuple[str, int], int] = field(default_factory=dict)
     #: (rank node, half) -> the save that holds it.
+    overwritten: dict[tuple[CheckpointId, int], str] = field(default_factory=dict)
+    #: Payloads whose arena half was given on while their attempt was open.
     refusals: list[str] = field(default_factory=list)
 
     # ----------------------------------------------------------------------- catalog
@@ -121,6 +133,8 @@ class Oracles:
         placement = decode_placement(decided.placement)
         self._check_ranks(info, placement)
         for rank, columns in placement.items():
+            if (id, rank) in self.overwritten:
+                raise Violation(f"P2: {id} commits, but rank {rank}'s half was given on before")
             self._check_columns(info, PayloadId(id, rank), columns)
         self.announced[id] = Announced(info, placement)
 
@@ -153,7 +167,7 @@ class Oracles:
         data = self.disk_of(target).durable(f"columns/{column_name(column)}")
         if data is None:
             return False
-        header = decode_header(data[:4096])
+        header = _header(data)
         if header.launch != launch:
             raise Violation(f"P2: {column} of launch {header.launch} in a checkpoint of {launch}")
         return header.column == column
@@ -161,22 +175,18 @@ class Oracles:
     # ----------------------------------------------------------------------- ranks
 
     def half_granted(self, node: RankNode, half: int, save: int) -> None:
-        """A half is given to one save at a time, until the coordinator ended that save's attempt."""
+        """A half may be given on before its save's attempt ended only if that attempt never commits."""
         key = (node.name, half)
         earlier = self.halves.get(key)
-        if earlier is not None and not self._save_ended(node, earlier):
-            raise Violation(f"P2: half {half} of {node.name} is reused before save {earlier} ended")
+        if earlier is not None:
+            for id in self._attempts_of(node, earlier):
+                if id not in self.announced and id not in self.aborted:
+                    self.overwritten[(id, node.rank)] = node.name
         self.halves[key] = save
 
-    def _save_ended(self, node: RankNode, save: int) -> bool:
-        """Committed or aborted as a fact, or refused before it became an attempt."""
-        step = node.step_of(save)
-        ids = [
-            id
-            for id, opened in self.opened.items()
-            if id.step == step and opened.launch == node.launch_number
-        ]
-        return all(id in self.announced or id in self.aborted for id in ids)
+    def _attempts_of(self, node: RankNode, save: int) -> list[CheckpointId]:
+        step, launch = node.step_of(save), node.launch_number
+        return [id for id, o in self.opened.items() if id.step == step and o.launch == launch]
 
     def handed_over(self, job: Job, step: int, rank: int) -> None:
         self.handed.add((job.launch_name, step, rank))

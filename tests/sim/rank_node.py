@@ -18,7 +18,7 @@ from ckpt.protocol import messages as m
 from ckpt.protocol import payload_events as pe
 from ckpt.protocol import stager_events as se
 from ckpt.protocol.events import Received, Send, Session, SessionClosed, SessionOpened, Ticked
-from ckpt.protocol.payload_writer import PayloadWriter
+from ckpt.protocol.payload_writer import Column, PayloadWriter
 from ckpt.protocol.stager import Identity, StagerConfig, StagerMachine
 from tests.sim.clockwork import Clockwork
 from tests.sim.network import Network, Node
@@ -166,6 +166,11 @@ class RankNode:
     def step_of(self, save: int) -> int:
         """The step of one of this process's saves."""
         return self._saves[save]
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns of every payload under way."""
+        return [c for sending in self._sending.values() for c in sending.writer.columns]
 
     @property
     def launch_number(self) -> int | None:

@@ -48,6 +48,7 @@ class TargetNode:
         self._clock, self._network, self._coordinator = clock, network, coordinator
         self._number = number
         self._boots = 0
+        self._coordinator_session: Session | None = None
         self.machine: TargetMachine
 
     def start(self) -> None:
@@ -59,6 +60,7 @@ class TargetNode:
         identity = TargetIdentity(CLUSTER, self.id, boot, domain, self.id)
         self.machine = TargetMachine(identity, SECRET, LIMITS)
         self.up, self.stopped = True, False
+        self._coordinator_session = None
         self._handle(scan(self.disk, self._clock.now_us))
         self._measure()
         self._tick(self._boots)
@@ -85,8 +87,6 @@ class TargetNode:
 
     def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
         self._handle(Received(self._clock.now_us, session, request, message, bulk))
-
-    _coordinator_session: Session | None = None
 
     def _dial(self, boots: int) -> None:
         if not self.up or self._boots != boots or self._coordinator_session is not None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ckpt.base.ids import RunName, TargetId
 from ckpt.erasure.code import Code
+from ckpt.protocol.attempts import Attempt
 from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CoordinatorNode
-from tests.sim.network import Network
+from tests.sim.network import Network, Weather
 from tests.sim.oracles import Oracles, Violation
 from tests.sim.rank_node import Job, RankNode
-from tests.sim.target_node import TargetNode
+from tests.sim.target_node import DISK_BYTES, TargetNode
 
 CODE = Code(4, 2)
 TARGET_COUNT = 7
@@ -31,6 +32,8 @@ class World:
     targets: dict[TargetId, TargetNode]
     ranks: list[RankNode]
     launches: int = 0
+    rotted: list[str] = field(default_factory=list)
+    #: `TARGET/FILE` of every column that a fault has harmed at rest.
 
     @classmethod
     def build(cls, seed: int) -> World:
@@ -73,5 +76,33 @@ class World:
         return len(self.coordinator.machine.members.live()) if self.coordinator.up else 0
 
     @property
-    def open_attempts(self) -> int:
-        return len(self.coordinator.machine.book.open()) if self.coordinator.up else 0
+    def attempts(self) -> list[Attempt]:
+        """Attempts that have not ended, as the running coordinator sees them."""
+        return self.coordinator.machine.book.open() if self.coordinator.up else []
+
+    def job_of_launch(self, number: int) -> Job:
+        """The job whose ranks were given this launch number."""
+        for node in self.ranks:
+            if node.launch_number == number:
+                return node.job
+        raise Violation(f"P10: nobody was ever given launch {number}")
+
+    # ----------------------------------------------------------------------- healing
+
+    def restart_coordinator(self) -> None:
+        if not self.coordinator.up:
+            self.coordinator.start()
+
+    def heal(self) -> None:
+        """All faults end; everything that can come back does."""
+        self.network.weather = Weather()
+        self.network.slow.clear()
+        self.network.corrupt_fragments = 0
+        self.coordinator.crash_after = None
+        self.coordinator.stopped = False
+        self.restart_coordinator()
+        for target in self.targets.values():
+            target.stopped, target.disk_slow = False, 1
+            target.disk.faults.clear()
+            target.disk.bytes_total = DISK_BYTES
+            target.start()

@@ -1,0 +1,203 @@
+"""The history of one seed: two launches, at least two faults at chosen phases, then healing and the last checks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, TargetId
+from ckpt.format.layout import Layout
+from ckpt.protocol.attempts import AttemptState
+from ckpt.protocol.payload_writer import ColumnState
+from ckpt.protocol.target_core import column_name
+from tests.sim.faults import FAULTS
+from tests.sim.oracles import Announced, Violation
+from tests.sim.rank_node import RankNode, content, encode_cells
+from tests.sim.world import World
+
+SETTLE_US = 90_000_000
+COMMITTING = frozenset(
+    {AttemptState.INDEXING, AttemptState.DECIDING, AttemptState.RECORDING, AttemptState.CLOSING}
+)
+
+
+@dataclass(slots=True)
+class Report:
+    """What one seed did."""
+
+    seed: int
+    cells: Counter[tuple[str, str]] = field(default_factory=Counter)
+    committed: int = 0
+    steps: int = 0
+
+
+# --------------------------------------------------------------------------- phases
+
+
+def _reserving(world: World) -> bool:
+    return any(
+        a.state is AttemptState.OPENING or any(p.planned is None for p in a.payloads.values())
+        for a in world.attempts
+    )
+
+
+def _in_column_state(*states: ColumnState) -> Callable[[World], bool]:
+    def now(world: World) -> bool:
+        return any(column.state in states for rank in world.ranks for column in rank.columns)
+
+    return now
+
+
+def _committing(world: World) -> bool:
+    return any(a.state in COMMITTING for a in world.attempts)
+
+
+def _at_rest(world: World) -> bool:
+    return bool(world.oracles.announced) and not world.attempts
+
+
+PHASES: dict[str, Callable[[World], bool]] = {
+    "R": _reserving,
+    "S": _in_column_state(ColumnState.OPENING, ColumnState.STREAMING),
+    "L": _in_column_state(ColumnState.SEALING),
+    "C": _committing,
+    "A": _at_rest,
+}
+
+
+# --------------------------------------------------------------------------- the history
+
+
+def run_seed(seed: int) -> Report:
+    """Run a seed to its end; raises Violation (or a machine's AssertionError) when a promise breaks."""
+    world = World.build(seed)
+    report = Report(seed)
+    rng = world.clock.rng
+    world.start()
+    sizes = [100, 4096, 20_000, 33_000, 60_000]
+    first = world.launch((10, 20, 30), rng.choice([2_000, 30_000, 400_000]), rng.choice(sizes))
+    for _ in range(rng.choice([2, 2, 2, 3])):
+        _fault_at_phase(world, report)
+    _end_launch(world, first)
+    _fault_at_phase(world, report)
+    world.heal()
+    world.clock.run(lambda: False, 600_000)
+    world.clock.run(lambda: world.live_targets >= 6, SETTLE_US)
+    second = world.launch((25, 40), 50_000, rng.choice(sizes))
+    _settle(world, second)
+    _check_end(world, second)
+    report.committed = len(world.oracles.announced)
+    report.steps = world.clock.steps
+    return report
+
+
+def _fault_at_phase(world: World, report: Report) -> None:
+    """Wait for a phase and strike; when the phase does not come, strike anyway and count what is."""
+    rng = world.clock.rng
+    name, phase = rng.choice(list(FAULTS)), rng.choice(list(PHASES))
+    world.clock.run(lambda: PHASES[phase](world), 1_500_000)
+    reached = phase if PHASES[phase](world) else next(
+        (p for p, holds in PHASES.items() if holds(world)), "-"
+    )  # fmt: skip
+    FAULTS[name](world)
+    report.cells[(name, reached)] += 1
+
+
+def _end_launch(world: World, nodes: list[RankNode]) -> None:
+    """The job ends as jobs do: done, trainers killed, or everything killed."""
+    rng = world.clock.rng
+    way = rng.choice(["done", "trainers", "all"])
+    if way == "done":
+        world.clock.run(lambda: all(_finished(n) for n in nodes), 6_000_000)
+    else:
+        world.clock.run(lambda: False, rng.randint(0, 300_000))
+    for node in nodes:
+        if way == "all":
+            node.crash()
+        else:
+            node.kill_trainer()
+
+
+def _finished(node: RankNode) -> bool:
+    return not node.trainer_alive or len(node.outcomes) == len(node.job.steps)
+
+
+def _settle(world: World, nodes: list[RankNode]) -> None:
+    def quiet() -> bool:
+        return all(_finished(n) for n in nodes) and not world.attempts
+
+    if not world.clock.run(quiet, SETTLE_US):
+        states = [(str(a.checkpoint), a.state.value, len(a.payloads)) for a in world.attempts]
+        raise Violation(f"P4: no end within {SETTLE_US // 1_000_000} s of healing: {states}")
+    world.clock.run(lambda: False, 2_000_000)
+
+
+# --------------------------------------------------------------------------- the last checks
+
+
+def _check_end(world: World, last: list[RankNode]) -> None:
+    for node in last:
+        for step, outcome in node.outcomes.items():
+            if type(outcome).__name__ != "SaveCommitted":
+                raise Violation(f"after healing, {node.name} cannot save step {step}: {outcome}")
+    for id, announced in world.oracles.announced.items():
+        if id not in world.oracles.deleted:
+            _check_readable(world, id, announced)
+    _check_no_leak(world)
+
+
+def _check_readable(world: World, id: CheckpointId, announced: Announced) -> None:
+    """P1: readable as long as no more was lost than its answer allows; P3: the columns hold exactly its bytes."""
+    info = announced.info
+    allowed = True
+    for rank, columns in announced.placement.items():
+        payload = PayloadId(id, rank)
+        good, bad = _good_columns(world, payload, columns)
+        allowed = allowed and bad <= info.targets_survivable
+        if bad <= info.targets_survivable and good < 4:
+            raise Violation(f"P1: {payload} has {good} good columns, {bad} were harmed, {info.targets_survivable} allowed")
+    checkpoint = world.coordinator.machine.checkpoints.get(id)
+    if checkpoint is None:
+        raise Violation(f"P1: {id} was announced, the coordinator knows it no more")
+    if allowed and not world.coordinator.machine.checkpoints.readable(checkpoint):
+        raise Violation(f"P1: {id} should be readable after healing")
+
+
+def _good_columns(
+    world: World, payload: PayloadId, columns: tuple[TargetId | None, ...]
+) -> tuple[int, int]:
+    """(columns with exactly the right bytes, columns that a fault of the scenario harmed)."""
+    job = world.job_of_launch(world.oracles.opened[payload.checkpoint].launch)
+    data = content(job, payload.checkpoint.step, payload.rank, world.seed)
+    layout = Layout.plan(world.coordinator.machine.policy.code, len(data), 4096)
+    memory = bytearray(data).ljust(max(layout.padded_bytes, 1), b"\0")
+    cells = encode_cells(layout, memory)
+    good = harmed = 0
+    for j, target in enumerate(columns):
+        if target is None:
+            continue
+        file = f"columns/{column_name(ColumnId(payload, ColumnNumber(j)))}"
+        node = world.targets[target]
+        if node.lost or f"{target}/{file}" in world.rotted:
+            harmed += 1
+            continue
+        stored = node.disk.durable(file)
+        wanted = b"".join(row[j] for row in cells)
+        if stored is None:
+            raise Violation(f"P1: {payload} column {j} vanished from {target}")
+        if stored[4096 : 4096 + len(wanted)] != wanted:
+            raise Violation(f"P3: {payload} column {j} on {target} holds other bytes")
+        good += 1
+    return good, harmed
+
+
+def _check_no_leak(world: World) -> None:
+    """P5, P6: no aside file stays but the standing space of the last launches."""
+    held = sum(
+        file.startswith("staging/") for t in world.targets.values() if t.up for file in t.disk.files()
+    )
+    standing = world.coordinator.machine.reservations.standing_places
+    if held > standing:
+        raise Violation(f"P6: {held} aside files are held, {standing} reservations stand")
+
