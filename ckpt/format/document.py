@@ -25,7 +25,7 @@ from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import CheckpointId, Generation, check_run_name, check_step
 from ckpt.base.limits import INDEX_BYTES_MAX, PAGE_BYTES
 from ckpt.base.units import KiB, align_up
-from ckpt.format.checksum import crc32, xxh3_128
+from ckpt.format.checksum import Buffer, crc32, xxh3_128
 from ckpt.format.envelope import decode_body
 
 DOCUMENT_MAGIC: Final = b"CKPD"
@@ -91,7 +91,7 @@ def encode_document_header(header: DocumentHeader) -> bytes:
 _META = msgspec.msgpack.Decoder(tuple[str, str, str, int, int, int, int, bytes])
 
 
-def decode_document_header(page: bytes | memoryview) -> DocumentHeader:
+def decode_document_header(page: Buffer) -> DocumentHeader:
     """The inverse; raises Corrupt when the page is not a header or fails its checksum."""
     if len(page) != PAGE_BYTES:
         raise Corrupt(f"document header of {len(page)} bytes")
