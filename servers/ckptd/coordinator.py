@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -26,7 +26,6 @@ from typing import Final, cast, get_args
 
 from ckpt.aio.channel import Bulk
 from ckpt.aio.clock import now_us
-from ckpt.aio.secret import find_secret_file, read_secret
 from ckpt.aio.server import Server, serve
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError, Refused, Unavailable
@@ -52,9 +51,12 @@ from ckpt.protocol.events import (
 from ckpt.protocol.handshake import Established, Identity
 from ckpt.protocol.membership import TargetState
 from ckpt.protocol.messages import Message, RegisterTarget, Role
+from ckptd import config as options
 from ckptd.catalog import Catalog
 from ckptd.http import HttpPlane, metrics_token
+from ckptd.log import Reporter, configure, reporter
 from ckptd.metrics import CommitStatistics, render_metrics
+from ckptd.target import host_and_port
 
 TICK_S: Final = 0.05
 SLOT_BYTES: Final = 64 * MiB
@@ -62,7 +64,6 @@ SLOT_BYTES: Final = 64 * MiB
 CLOSE_LINGER_S: Final = 1.0
 
 CLIENT_ROLES: Final = (Role.STAGER, Role.READER, Role.ADMIN)
-Reporter = Callable[[str, str, Mapping[str, str | int | float]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,27 +89,24 @@ class CoordinatorConfig:
     """Spares that a plan names for each payload."""
     keep: int = 0
     """Newest committed steps of a run to keep; 0 keeps all."""
-    secret_file: Path | None = None
-    """None looks at $CKPT_SECRET_FILE, DIRECTORY/secret and ~/.config/ckpt/secret."""
+    loop: str = "asyncio"
+    """The event loop: asyncio or uvloop."""
+    log_level: str = "info"
+    """info, warning or error."""
 
     def __post_init__(self) -> None:
         Code.parse(self.code)
-        _host_and_port(self.listen)
+        host_and_port(self.listen)
         if self.http:
-            _host_and_port(self.http)
+            host_and_port(self.http)
+        if self.loop not in ("asyncio", "uvloop"):
+            raise Refused(f"loop {self.loop!r}: asyncio or uvloop")
         if self.level not in get_args(Level):
             raise Refused(f"level {self.level!r}: one of {', '.join(get_args(Level))}")
         if self.cell_bytes % BLOCK_BYTES or not BLOCK_BYTES <= self.cell_bytes <= CELL_BYTES_MAX:
             raise Refused(f"cell_bytes {self.cell_bytes}: a multiple of {BLOCK_BYTES}")
         if self.max_per_domain < 1 or self.spare_count < 0 or self.keep < 0:
             raise Refused("max_per_domain is at least 1, spare_count and keep at least 0")
-
-    def secret(self) -> bytes:
-        """Raises Unauthorized, Refused."""
-        if self.secret_file is not None:
-            return read_secret(self.secret_file)
-        here = find_secret_file(self.directory)
-        return read_secret(here if here.exists() else find_secret_file())
 
     def policy(self, cluster: str) -> CoordinatorPolicy:
         """As the machine wants it."""
@@ -123,9 +121,31 @@ class CoordinatorConfig:
         )
 
 
-async def run_coordinator(config: CoordinatorConfig, *, report: Reporter) -> None:
+def main(argv: Sequence[str]) -> int:
+    """`ckptd coordinator …`; returns the exit code, raises CkptError for what ended it."""
+    loaded = options.load(
+        CoordinatorConfig,
+        program="coordinator",
+        description="Plan saves, commit checkpoints, keep the catalog of a ckpt cluster.",
+        example="ckptd coordinator --directory /var/lib/ckpt --listen 10.0.0.1:7070 --code 4+2",
+        argv=argv,
+    )
+    configure(loaded.config.log_level)
+    secret = options.read_secret(loaded.secret_file)
+    loop_factory = None
+    if loaded.config.loop == "uvloop":
+        import uvloop
+
+        loop_factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(run_coordinator(loaded.config, secret))
+    return 0
+
+
+async def run_coordinator(config: CoordinatorConfig, secret: bytes) -> None:
     """Serve until SIGTERM or SIGINT. Raises why it had to stop otherwise, or could not start."""
-    secret = config.secret()
+    report = reporter("ckptd.coordinator")
+    report("info", "starting", {k: str(v) for k, v in options.as_text(config).items()})
     catalog = Catalog.open(config.directory, config.cluster or None, secrets.token_hex(8))
     term_seen = 0
     try:
@@ -136,6 +156,7 @@ async def run_coordinator(config: CoordinatorConfig, *, report: Reporter) -> Non
         catalog.close(term_seen)
     if shell.failure is not None:
         raise shell.failure
+    report("info", "stopped", {})
 
 
 async def _serve(
@@ -143,7 +164,7 @@ async def _serve(
 ) -> None:
     boot = BootId(secrets.randbits(64) | 1)
     identity = Identity(catalog.cluster, Role.COORDINATOR, "", boot, shell.machine.members.epoch)
-    host, port = _host_and_port(config.listen)
+    host, port = host_and_port(config.listen)
     pool = SlotPool(SLOT_BYTES)
     server = serve(
         shell, listen=(host, port), unix=None, secret=secret, identity=identity, pool=pool
@@ -155,20 +176,12 @@ async def _serve(
         ready = {"ready": "coordinator", "address": f"{host}:{server.port}", "pid": os.getpid()}
         ready |= {"cluster": catalog.cluster, "boot": f"{boot:016x}", "term": catalog.image.term}
         if config.http:
-            ready["http"] = await plane.start(*_host_and_port(config.http))
+            ready["http"] = await plane.start(*host_and_port(config.http))
         os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
         await shell.run()
     finally:
         await plane.close()
         await server.close(linger_s=CLOSE_LINGER_S)
-
-
-def _host_and_port(text: str) -> tuple[str, int]:
-    """Where to listen; port 0 takes a free one."""
-    host, colon, port = text.rpartition(":")
-    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        raise Refused(f"address {text!r} is not of the form HOST:PORT")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 class CoordinatorShell:

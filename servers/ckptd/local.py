@@ -23,9 +23,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -33,6 +33,7 @@ from typing import Final
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
 from ckpt.base.errors import Busy, CkptError, Unavailable
 from ckpt.erasure.code import Code
+from ckptd import config as options
 from ckptd.cluster_file import (
     ClusterFile,
     ClusterOptions,
@@ -41,6 +42,7 @@ from ckptd.cluster_file import (
     write_aside,
 )
 from ckptd.http_client import HttpAsker
+from ckptd.log import Reporter, configure, reporter
 from ckptd.supervise import Child, ChildPlan, ChildState, RestartPolicy, Supervisor
 
 READY_NAME: Final = "ready.json"
@@ -60,8 +62,6 @@ LOCK_POLL_S: Final = 0.02
 PROGRAM: Final = (sys.executable, "-m", "ckptd.cli")
 """What the children are started with; the command and its flags follow."""
 
-Reporter = Callable[[str, str, Mapping[str, str | int | float]], None]
-
 
 @dataclass(frozen=True, slots=True)
 class LocalConfig:
@@ -70,26 +70,56 @@ class LocalConfig:
     directory: Path
     targets: int | None = None
     """How many; 7 when not told."""
-    code: str | None = None
+    code: str = ""
     """K+M; when not told 4+2 from 6 targets, 2+1 from 3, 1+1 from 2, 1+0 from one."""
     keep: int | None = None
     """Newest committed steps of a run to keep; 0 keeps all."""
-    restart: str | None = None
-    """`always` or `never`: of targets that have exited."""
-    linger_s: float | None = None
-    """Stop after so long without a client."""
+    restart: str = ""
+    """always or never: of targets that have exited; always when not told."""
+    linger_s: float = -1.0
+    """Stop after so many seconds without a client; 300 when not told."""
     capacity_bytes: int | None = None
-    """Of all targets together; 0 is what the device has."""
-    pretend_domains: bool | None = None
+    """Of all targets together; what the device has when not told."""
+    pretend_domains: bool = False
     """Count each target as a failure domain of its own, although they share a device."""
     cell_bytes: int | None = None
-    unprotected: bool | None = None
+    """Of one fragment."""
+    unprotected: bool = False
     """Allow a code without parity."""
+    log_level: str = "info"
+    """info, warning or error."""
 
     def options(self) -> ClusterOptions:
-        """What was asked for."""
-        names = (each.name for each in fields(ClusterOptions))
-        return ClusterOptions(**{name: getattr(self, name) for name in names})
+        """What was asked for; what was not told may be anything."""
+        return ClusterOptions(
+            targets=self.targets,
+            code=self.code or None,
+            keep=self.keep,
+            restart=self.restart or None,
+            linger_s=None if self.linger_s < 0 else self.linger_s,
+            capacity_bytes=self.capacity_bytes,
+            pretend_domains=self.pretend_domains or None,
+            cell_bytes=self.cell_bytes,
+            unprotected=self.unprotected or None,
+        )
+
+
+def main(argv: Sequence[str]) -> int:
+    """`ckptd local DIR …`; returns the exit code, raises CkptError for what ended it."""
+    given = list(argv)
+    if given and not given[0].startswith("-"):
+        given.insert(0, "--directory")
+    loaded = options.load(
+        LocalConfig,
+        program="local",
+        description="Run a whole ckpt cluster of this machine in one directory. All options but"
+        " --log-level count only when DIR is made.",
+        example="ckptd local /scratch/burst --targets 7 --code 4+2",
+        argv=given,
+    )
+    configure(loaded.config.log_level)
+    run_local(loaded.config, report=reporter("ckptd.local"))
+    return 0
 
 
 def run_local(config: LocalConfig, *, report: Reporter, program: Sequence[str] = PROGRAM) -> None:

@@ -31,6 +31,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from ckptd.log import Reporter
+
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_LAST_S: Final = 10.0
 STEADY_S: Final = 30.0
@@ -109,7 +111,7 @@ class Supervisor:
     def __init__(
         self,
         on_change: Callable[[Child], None],
-        report: Callable[[str, str, Mapping[str, str | int | float]], None],
+        report: Reporter,
         *,
         inherited: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,

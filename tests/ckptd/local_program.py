@@ -123,11 +123,13 @@ def main() -> None:
     try:
         match options.command:
             case "coordinator":
-                asyncio.run(run_coordinator(CoordinatorConfig(**values), report=report))
+                secret = read_secret(values.pop("secret_file"))
+                asyncio.run(run_coordinator(CoordinatorConfig(**values), secret))
             case "target":
                 asyncio.run(run_target(options))
             case _:
-                run_local(LocalConfig(**values), report=report, program=PROGRAM)
+                told = {name: value for name, value in values.items() if value is not None}
+                run_local(LocalConfig(**told), report=report, program=PROGRAM)
     except CkptError as error:
         report("error", str(error), {})
         sys.exit(error.exit_code)

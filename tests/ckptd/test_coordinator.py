@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ckptd.http_client import HttpAsker
@@ -20,19 +21,7 @@ from ckpt.base.ids import BootId, RunName, Step, TargetId
 from ckpt.protocol.messages import Answer, Ask, RegisterTarget, Role
 
 SECRET = bytes(range(32))
-DAEMON = """
-import asyncio, sys
-from pathlib import Path
-from ckpt.base.errors import CkptError
-from ckptd.coordinator import CoordinatorConfig, run_coordinator
-config = CoordinatorConfig(Path(sys.argv[1]), listen="127.0.0.1:0", http="127.0.0.1:0", code="2+1")
-report = lambda level, text, fields: print(level, text, fields, file=sys.stderr)
-try:
-    asyncio.run(run_coordinator(config, report=report))
-except CkptError as error:
-    print(error, file=sys.stderr)
-    sys.exit(error.exit_code)
-"""
+FLAGS = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--code", "2+1")
 
 
 class Daemon:
@@ -42,13 +31,16 @@ class Daemon:
         (directory / "secret").touch(mode=0o600)
         (directory / "secret").write_text(SECRET.hex())
         self.process = subprocess.Popen(
-            [sys.executable, "-c", DAEMON, str(directory)],
+            [
+                *(sys.executable, "-m", "ckptd.cli", "coordinator", *FLAGS),
+                *("--directory", str(directory), "--secret-file", str(directory / "secret")),
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        self.ready: dict[str, str] = json.loads(line) if line else {}
+        self.ready: dict[str, Any] = json.loads(line) if line else {}
 
     def client(self, secret: bytes = SECRET, role: Role = Role.ADMIN) -> RpcClient:
         return RpcClient(self.ready["address"], secret=secret, role=role, name="test")
