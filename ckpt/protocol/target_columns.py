@@ -382,11 +382,6 @@ class Columns:
             if of_it and (column is None or stream.column == column):
                 self._fail(stream, "aborted", "the coordinator dropped it")
 
-    def released(self, reservation: Reservation) -> None:
-        """The coordinator took the space back from whoever uses it."""
-        for stream in list(self._by_reservation.get(reservation.id, ())):
-            self._fail(stream, "aborted", "the reservation was released")
-
     def sealing(self, checkpoint: CheckpointId) -> bool:
         """Whether a seal of this generation is on the disk's way and cannot be stopped."""
         return any(
@@ -430,7 +425,7 @@ class Columns:
             return
         if (stream.session, stream.request) not in self._streams:
             return
-        if stream.damaged:
+        if stream.damaged or stream.reservation.released:
             self._reservations.discard(stream.reservation)
         else:
             self._reservations.put_back(stream.reservation)
@@ -448,7 +443,7 @@ class Columns:
         self._core.counters.streams = len(self._streams)
         self._pool_bytes += stream.window_bytes
         stream.window_bytes = 0
-        if stream.damaged:
+        if stream.damaged or stream.reservation.released:
             self._lost(stream.reservation)
         else:
             self.admit(stream.reservation)
@@ -457,7 +452,7 @@ class Columns:
     def _lost(self, reservation: Reservation) -> None:
         """The reserved file failed or never came to be: nobody can use it any more."""
         for waiter in list(self._by_reservation.get(reservation.id, ())):
-            self._fail(waiter, "failed", "the reserved file failed")
+            self._fail(waiter, "failed", "the reserved space is gone")
 
     def check(self) -> None:
         """Assert the invariants that the module states."""

@@ -100,16 +100,15 @@ class Reservations:
         op = self._core.expect(lambda event: self._prepared(reservation, event))
         self._core.out.append(Preallocate(op, file, message.file_bytes))
 
-    def release(self, message: ReleaseReservation) -> Reservation | None:
-        """Free it; when a stream uses it, it is returned marked, and freed when that ends."""
+    def release(self, message: ReleaseReservation) -> None:
+        """Free it; when a stream uses it, that takes effect when the stream ends."""
         reservation = self._held.get(message.reservation)
         if reservation is None:
-            return None
+            return
         if reservation.state is ReservationState.READY:
             self.discard(reservation)
-            return None
-        reservation.released = True
-        return reservation
+        else:
+            reservation.released = True
 
     # ----------------------------------------------------------------------- for streams
 
@@ -122,8 +121,6 @@ class Reservations:
         """The stream ended and the file is as good as new."""
         assert reservation.state is ReservationState.USED
         reservation.state = ReservationState.READY
-        if reservation.released:
-            self.discard(reservation)
 
     def consume(self, reservation: Reservation) -> None:
         """The file is a sealed column now and counts as such."""
@@ -179,6 +176,7 @@ class Reservations:
             self._core.send(session, request, Reserved(reservation.id))
         if reservation.released:
             self.discard(reservation)
+            self.on_lost(reservation)
         else:
             self.on_ready(reservation)
 

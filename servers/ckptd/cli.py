@@ -1,0 +1,60 @@
+"""`ckptd target | coordinator | local`: which daemon this process is. Each is imported when it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final, cast
+
+from ckpt.base.errors import CkptError
+
+PROGRAMS: Final = {
+    "target": "serve one storage device or directory",
+    "coordinator": "plan saves, commit checkpoints, keep the catalog",
+    "local": "run a whole cluster of this machine under one process",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0, that of the error (see `ckpt.base.errors`), or argparse's 2."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    program = given[0] if given else ""
+    if program not in PROGRAMS:
+        return _explain(given)
+    run = cast(
+        Callable[[Sequence[str]], int | None], importlib.import_module(f"ckptd.{program}").main
+    )
+    try:
+        return run(given[1:]) or 0
+    except CkptError as error:
+        print(f"ckptd {program}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _explain(given: Sequence[str]) -> int:
+    """--help, --version, or a complaint."""
+    lines = "\n".join(f"  {name:<12} {text}" for name, text in PROGRAMS.items())
+    parser = argparse.ArgumentParser(
+        prog="ckptd",
+        description="The daemons of ckpt.",
+        epilog=f"programs:\n{lines}\n\nexample:\n  ckptd target --help",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("program", choices=sorted(PROGRAMS), help="which daemon")
+    parser.add_argument("--version", action="version", version=f"ckptd {_version()}")
+    parser.parse_args(given)
+    return 2
+
+
+def _version() -> str:
+    try:
+        return version("ckpt-burst")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

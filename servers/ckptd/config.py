@@ -1,0 +1,211 @@
+"""Where a daemon's options come from: one frozen dataclass, TOML < environment < flags.
+
+The class is the only place where an option is spelled: its fields give the TOML keys, the variables
+(`CKPT_TARGET__READ_POOL_BYTES`) and the flags (`--read-pool-bytes`); the docstring under a field is its
+help. Fields are str, int, bool, Path or `int | None`; those named `…_bytes` take sizes such as `64MiB`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import itertools
+import json
+import os
+import textwrap
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar, get_type_hints
+
+from ckpt.base.errors import Refused, Unauthorized
+from ckpt.base.units import parse_bytes
+
+SECRET_BYTES_MIN = 32
+
+_Config = TypeVar("_Config")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[_Config]):
+    """The options, and where the secret lies."""
+
+    config: _Config
+    secret_file: Path
+
+
+def load(
+    kind: type[_Config],
+    *,
+    program: str,
+    description: str,
+    example: str,
+    argv: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+) -> Loaded[_Config]:
+    """Options of `ckptd PROGRAM`. Raises Refused; exits for --help and --print-config."""
+    flags = _parser(kind, program, description, example).parse_args(argv)
+    prefix = f"CKPT_{program.upper()}__"
+    texts: dict[str, object] = {}
+    if flags.config is not None:
+        texts |= _read_toml(kind, flags.config)
+    names = {field.name for field in _options(kind)}
+    for name in sorted(names):
+        if prefix + name.upper() in environ:
+            texts[name] = environ[prefix + name.upper()]
+    texts |= {name: value for name in names if (value := getattr(flags, name)) is not None}
+    config = _build(kind, texts, program)
+    if flags.print_config:
+        _print_and_exit(config)
+    return Loaded(config, find_secret_file(flags.secret_file, environ))
+
+
+def find_secret_file(named: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
+    """$CKPT_SECRET_FILE, else the one that was named, else ~/.config/ckpt/secret."""
+    if environ.get("CKPT_SECRET_FILE"):
+        return Path(environ["CKPT_SECRET_FILE"])
+    if named is not None:
+        return named
+    home = environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(home) / "ckpt" / "secret"
+
+
+def read_secret(path: Path) -> bytes:
+    """The cluster's secret, written in hex. Raises Unauthorized without one, Refused when others can read it."""
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(4096).strip()
+    except OSError as error:
+        raise Unauthorized(
+            f"cannot read the cluster's secret {path}: {error.strerror}",
+            hint="set CKPT_SECRET_FILE or --secret-file",
+        ) from None
+    if mode & 0o077:
+        raise Refused(f"others can read the secret {path}", hint=f"chmod 600 {path}")
+    try:
+        secret = bytes.fromhex(text.decode("ascii"))
+    except ValueError:
+        raise Refused(f"the secret {path} is not written in hex") from None
+    if len(secret) < SECRET_BYTES_MIN:
+        raise Refused(f"the secret {path} has {len(secret)} bytes, {SECRET_BYTES_MIN} are needed")
+    return secret
+
+
+def as_text(config: object) -> dict[str, str | int | float | bool | None]:
+    """Every option with its value, for the log at start."""
+    values = {field.name: getattr(config, field.name) for field in _options(type(config))}
+    return {
+        name: str(value) if isinstance(value, Path) else value for name, value in values.items()
+    }
+
+
+# --------------------------------------------------------------------------- inside
+
+
+def _options(kind: type[object]) -> tuple[Field[Any], ...]:
+    return fields(kind)  # type: ignore[arg-type]
+
+
+def _parser(
+    kind: type[object], program: str, description: str, example: str
+) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"ckptd {program}",
+        description=description,
+        epilog=f"example:\n  {example}\n\nenvironment: CKPT_{program.upper()}__OPTION, CKPT_SECRET_FILE",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    helps, hints = _docstrings(kind), get_type_hints(kind)
+    for option in _options(kind):
+        flag = "--" + option.name.replace("_", "-")
+        text = helps.get(option.name, "").replace("%", "%%")
+        if option.default is not MISSING and option.default not in ("", None):
+            text = f"{text} [{option.default}]".strip()
+        if hints[option.name] is bool:
+            action = argparse.BooleanOptionalAction
+            parser.add_argument(flag, default=None, action=action, help=text)
+        else:
+            parser.add_argument(flag, default=None, metavar="X", help=text)
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML with these options")
+    parser.add_argument("--secret-file", type=Path, metavar="FILE", help="the cluster's secret")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the options in force as JSON and exit"
+    )
+    return parser
+
+
+def _docstrings(kind: type[object]) -> dict[str, str]:
+    """Field name to the string under it in the source; empty where there is no source."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    except (OSError, TypeError, SyntaxError):
+        return {}
+    found: dict[str, str] = {}
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    for field, below in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            value = below.value if isinstance(below, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                found[field.target.id] = " ".join(value.value.split())
+    return found
+
+
+def _read_toml(kind: type[object], path: Path) -> dict[str, object]:
+    try:
+        values: dict[str, object] = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise Refused(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Refused(f"{path} is not TOML: {error}") from None
+    unknown = sorted(set(values) - {field.name for field in _options(kind)})
+    if unknown:
+        raise Refused(f"{path} has options that nobody knows: {', '.join(unknown)}")
+    return values
+
+
+def _build(kind: type[_Config], texts: dict[str, object], program: str) -> _Config:
+    hints = get_type_hints(kind)
+    missing = [
+        field.name
+        for field in _options(kind)
+        if field.default is MISSING and field.default_factory is MISSING and field.name not in texts
+    ]
+    if missing:
+        flags = ", ".join("--" + name.replace("_", "-") for name in missing)
+        raise Refused(f"ckptd {program} needs {flags}", hint=f"see ckptd {program} --help")
+    return kind(**{name: _value(name, hints[name], text) for name, text in texts.items()})
+
+
+def _value(name: str, hint: object, given: object) -> object:
+    """A TOML value or a text as the field's type."""
+    if hint is bool:
+        words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+        found = words.get(str(given).lower())
+        if found is None:
+            raise Refused(f"{name} = {given!r}: true or false")
+        return found
+    if hint is Path:
+        return Path(str(given))
+    if hint in (int, int | None):
+        if name.endswith("_bytes"):
+            return parse_bytes(str(given))
+        try:
+            return int(str(given))
+        except ValueError:
+            raise Refused(f"{name} = {given!r} is not a whole number") from None
+    if hint is float:
+        try:
+            return float(str(given))
+        except ValueError:
+            raise Refused(f"{name} = {given!r} is not a number") from None
+    assert hint is str, f"option {name} of type {hint} is not supported"
+    return str(given)
+
+
+def _print_and_exit(config: object) -> NoReturn:
+    print(json.dumps(as_text(config), indent=2))
+    raise SystemExit(0)

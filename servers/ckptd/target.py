@@ -1,0 +1,486 @@
+"""`ckptd target`: the shell around the target's machine. It decides nothing.
+
+    sockets, disk, ticks --events--> TargetMachine --actions--> frames, disk, log
+
+Writes of fragments and reads are done in the loop: one O_DIRECT write of a fragment is 0.2 ms, while
+a hop to a thread costs 20 to 30% end to end. Syncs, names and preallocation, which may take long,
+go through one worker thread, in order, so that the loop lives.
+
+Start: lock, identity, scan, listen, ready line, dial. Stop on SIGTERM or SIGINT: leave the coordinator, close
+the port, let the disk finish what it was given, exit 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ckpt.aio.channel import Bulk
+from ckpt.aio.clock import now_us
+from ckpt.aio.dial import Dialer
+from ckpt.aio.disk import DirectoryLock, Disk, RealDisk, perform, scan
+from ckpt.aio.server import Server, serve
+from ckpt.aio.slots import SlotPool
+from ckpt.aio.socketpath import socket_path
+from ckpt.base.errors import CkptError, Refused
+from ckpt.base.ids import BootId, Domain, TargetId
+from ckpt.base.limits import FRAME_BULK_BYTES_MAX
+from ckpt.base.units import MiB
+from ckpt.erasure.selftest import self_test
+from ckpt.protocol.disk_events import (
+    DiskAction,
+    DiskDone,
+    DiskFailed,
+    ReadAt,
+    ReleaseBulk,
+    SessionDrained,
+    SpaceMeasured,
+    WriteAt,
+)
+from ckpt.protocol.events import (
+    CloseSession,
+    Received,
+    Report,
+    Send,
+    Session,
+    SessionClosed,
+    SessionOpened,
+    Ticked,
+)
+from ckpt.protocol.handshake import Established, Identity
+from ckpt.protocol.messages import Fragment, Message, Role
+from ckpt.protocol.target import TargetEvent, TargetMachine
+from ckpt.protocol.target_core import TargetIdentity, TargetLimits
+from ckptd import config as options
+from ckptd.log import Reporter, configure, reporter
+from ckptd.target_identity import TargetFile, adopt_identity
+
+TICK_S: Final = 0.1
+READS_PER_TURN: Final = 4
+"""Disk reads before other events of the loop get their turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetConfig:
+    """What `ckptd target` is told by TOML, environment or flags."""
+
+    directory: Path
+    """What it serves; one directory on one device, made when missing."""
+    coordinator: str
+    """HOST:PORT to register with."""
+    listen: str = "127.0.0.1:0"
+    """HOST:PORT of stagers and readers; port 0 takes a free one."""
+    advertise: str = ""
+    """The host that others reach it by; empty takes that of listen."""
+    id: str = ""
+    """Its name in the cluster; kept in target.toml, made up at the first start when empty."""
+    cluster: str = ""
+    """The cluster's id; empty takes target.toml's, else the coordinator's."""
+    domain: str = ""
+    """POWER/RACK/HOST/DEVICE; empty takes this host and the directory's device."""
+    capacity_bytes: int | None = None
+    """How much of the device it may use."""
+    pool_bytes: int = 32 * MiB
+    """Memory for fragments that arrive."""
+    read_pool_bytes: int = 32 * MiB
+    """Memory for blocks that are read."""
+    direct: bool = True
+    """Write and read around the page cache where the file system can."""
+    unix: bool = True
+    """Listen on a Unix socket for stagers of this host, too."""
+    loop: str = "asyncio"
+    """The event loop: asyncio or uvloop."""
+    log_level: str = "info"
+    """info, warning or error."""
+
+    def __post_init__(self) -> None:
+        host_and_port(self.listen)
+        host_and_port(self.coordinator)
+        if self.domain:
+            Domain.parse(self.domain)
+        if self.loop not in ("asyncio", "uvloop"):
+            raise Refused(f"loop {self.loop!r}: asyncio or uvloop")
+        if self.pool_bytes < 2 * FRAME_BULK_BYTES_MAX:
+            raise Refused(f"pool_bytes is at least {2 * FRAME_BULK_BYTES_MAX}")
+
+    @property
+    def limits(self) -> TargetLimits:
+        """As the machine wants them. A quarter of the pool stays for manifests and documents."""
+        window = min(4 * MiB, self.read_pool_bytes)
+        return TargetLimits(
+            credit_pool_bytes=self.pool_bytes * 3 // 4,
+            read_window_bytes=window,
+            read_pool_bytes=self.read_pool_bytes,
+            capacity_bytes=self.capacity_bytes,
+        )
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """`HOST:PORT` or `[HOST]:PORT`; raises Refused."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise Refused(f"address {address!r} is not of the form HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+class TargetShell:
+    """I turn what happens into events and perform actions. Everything runs on the loop's thread."""
+
+    def __init__(self, machine: TargetMachine, disk: Disk, report: Reporter) -> None:
+        self.machine = machine
+        self.server: Server | None = None
+        self.dialer: Dialer | None = None
+        self._disk = disk
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="ckpt-sync")
+        self._events: deque[tuple[TargetEvent, Bulk | None]] = deque()
+        self._feeding = False
+        self._bulks: dict[int, Bulk] = {}
+        #: Slots of received bulks, by the write that owns them.
+        self._buffers: dict[int, memoryview] = {}
+        #: Read buffers that the machine has not released, by their read.
+        self._reads: deque[ReadAt] = deque()
+        self._unsent: dict[Session, int] = {}
+        #: Bulks that have not left, by session.
+        self._coordinator: Session | None = None
+        self._jobs: set[asyncio.Future[DiskDone | DiskFailed]] = set()
+        self._tick: asyncio.TimerHandle | None = None
+        self._closing = False
+
+    # ----------------------------------------------------------------------- life
+
+    def start(self) -> None:
+        """Learn what the directory holds, and begin to tick."""
+        self.feed(scan(self._disk, now_us()))
+        self._on_tick()
+
+    async def close(self) -> None:
+        """No event comes after this; what the disk was given is done."""
+        self._closing = True
+        if self._tick is not None:
+            self._tick.cancel()
+        while self._jobs:
+            await asyncio.wait(self._jobs)
+        self._worker.shutdown(wait=True)
+
+    def _on_tick(self) -> None:
+        if self._closing:
+            return
+        self._tick = self._loop.call_later(TICK_S, self._on_tick)
+        try:
+            space = self._disk.space()
+        except OSError as error:
+            self._report("error", "cannot measure the device", {"error": error.strerror or ""})
+        else:
+            self.feed(SpaceMeasured(now_us(), space.bytes_total, space.bytes_free))
+        self.feed(Ticked(now_us()))
+        for peer in (self.server, self.dialer):
+            if peer is not None:
+                peer.epoch = self.machine.epoch
+
+    # ----------------------------------------------------------------------- sessions
+
+    def opened(self, session: Session, peer: Established) -> None:
+        """A peer came to our port."""
+        if peer.role in (Role.COORDINATOR, Role.TARGET):
+            # The coordinator is dialed, never let in: only then its word is a command.
+            self._close(CloseSession(session, f"a {peer.role.value} has no business here"))
+            return
+        self.feed(SessionOpened(now_us(), session, peer.role, peer.name))
+
+    def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
+        view = bulk.view if bulk is not None else b""
+        self.feed(Received(now_us(), session, request, message, view), bulk)
+
+    def closed(self, session: Session, reason: str) -> None:
+        self._unsent.pop(session, None)
+        if session == self._coordinator:
+            self._coordinator = None
+            self._report("warning", "coordinator lost", {"why": reason})
+        self.feed(SessionClosed(now_us(), session))
+
+    def coordinator_opened(self, session: Session, peer: Established) -> None:
+        """The dialed session stands."""
+        self._coordinator = session
+        self._report("info", "coordinator reached", {"cluster": peer.cluster})
+        self.feed(SessionOpened(now_us(), session, Role.COORDINATOR, peer.name))
+
+    # ----------------------------------------------------------------------- events and actions
+
+    def feed(self, event: TargetEvent, bulk: Bulk | None = None) -> None:
+        """Handle the event, and all that follow from it at once, in order."""
+        self._events.append((event, bulk))
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._events:
+                self._handle(*self._events.popleft())
+        finally:
+            self._feeding = False
+
+    def _handle(self, event: TargetEvent, bulk: Bulk | None) -> None:
+        for action in self.machine.handle(event):
+            match action:
+                case WriteAt():
+                    if action.keeps_bulk and bulk is not None:
+                        self._bulks[action.op], bulk = bulk, None
+                    self._events.append((perform(self._disk, action, now_us()), None))
+                case ReadAt():
+                    if not self._reads:
+                        self._loop.call_soon(self._read_some)
+                    self._reads.append(action)
+                case ReleaseBulk(op=op):
+                    self._release(op)
+                case Send():
+                    self._send(action)
+                case CloseSession():
+                    self._close(action)
+                case Report(level=level, text=text, fields=fields):
+                    self._report(level, text, dict(fields))
+                case _:
+                    self._start_job(action)
+        if bulk is not None:
+            bulk.release()
+
+    def _read_some(self) -> None:
+        for _ in range(min(READS_PER_TURN, len(self._reads))):
+            action = self._reads[0]
+            event = perform(self._disk, action, now_us())
+            self._reads.popleft()
+            if isinstance(event, DiskDone):
+                assert isinstance(event.data, memoryview)
+                self._buffers[action.op] = event.data
+            more = bool(self._reads)
+            self.feed(event)
+            # `feed` schedules the next turn itself when the queue was empty before it.
+            if not more:
+                return
+        if self._reads:
+            self._loop.call_soon(self._read_some)
+
+    def _start_job(self, action: DiskAction) -> None:
+        """In the worker, which keeps the order."""
+        job = self._loop.run_in_executor(self._worker, perform, self._disk, action, now_us())
+        self._jobs.add(job)
+        job.add_done_callback(self._job_done)
+
+    def _job_done(self, job: asyncio.Future[DiskDone | DiskFailed]) -> None:
+        self._jobs.discard(job)
+        self.feed(job.result())
+
+    def _release(self, op: int) -> None:
+        bulk = self._bulks.pop(op, None)
+        if bulk is not None:
+            bulk.release()
+        buffer = self._buffers.pop(op, None)
+        if buffer is not None:
+            self._disk.release(buffer)
+
+    # ----------------------------------------------------------------------- frames
+
+    def _send(self, action: Send) -> None:
+        session = action.session
+        sent: Callable[[], None] | None = None
+        if len(action.bulk):
+            self._unsent[session] = self._unsent.get(session, 0) + 1
+            sent = lambda: self._sent(session)  # noqa: E731
+        peer = self.dialer if session == self._coordinator else self.server
+        if peer is not None:
+            peer.send(session, action.request, action.message, action.bulk, sent=sent)
+
+    def _sent(self, session: Session) -> None:
+        """A bulk has left, or never will."""
+        count = self._unsent.get(session)
+        if count is None:
+            return
+        if count > 1:
+            self._unsent[session] = count - 1
+            return
+        del self._unsent[session]
+        self._loop.call_soon(self._drained, session)
+
+    def _drained(self, session: Session) -> None:
+        if session not in self._unsent and not self._closing:
+            self.feed(SessionDrained(now_us(), session))
+
+    def _close(self, action: CloseSession) -> None:
+        self._report("warning", "session closed", {"why": action.reason})
+        peer = self.dialer if action.session == self._coordinator else self.server
+        if peer is not None:
+            peer.close_session(action.session, action.reason)
+
+
+class _CoordinatorHandler:
+    """The dialer's view of the shell."""
+
+    def __init__(self, shell: TargetShell) -> None:
+        self._shell = shell
+        self.received = shell.received
+        self.closed = shell.closed
+
+    def opened(self, session: Session, peer: Established) -> None:
+        self._shell.coordinator_opened(session, peer)
+
+
+# --------------------------------------------------------------------------- the process
+
+
+def main(argv: Sequence[str]) -> int:
+    """`ckptd target …`; returns the exit code, raises CkptError for what it cannot start with."""
+    loaded = options.load(
+        TargetConfig,
+        program="target",
+        description="Serve one storage device or directory to a ckpt cluster.",
+        example="ckptd target --directory /mnt/nvme0/ckpt --coordinator 10.0.0.1:7070 --listen 10.0.0.7:7071",
+        argv=argv,
+    )
+    configure(loaded.config.log_level)
+    secret = options.read_secret(loaded.secret_file)
+    self_test()
+    loop_factory = None
+    if loaded.config.loop == "uvloop":
+        import uvloop
+
+        loop_factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(run_target(loaded.config, secret))
+    return 0
+
+
+async def run_target(config: TargetConfig, secret: bytes) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    report = reporter("ckptd.target")
+    report("info", "starting", {k: str(v) for k, v in options.as_text(config).items()})
+    _make_directory(config.directory)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    lock = DirectoryLock(config.directory)
+    disk = RealDisk(config.directory, direct=config.direct, pool_bytes=config.read_pool_bytes)
+    try:
+        identity = await adopt_identity(
+            config.directory, config.id, config.cluster, config.coordinator, secret, stop
+        )
+        if identity is not None:
+            await _serve(config, identity, disk, secret, stop, report)
+    finally:
+        disk.close()
+        lock.close()
+    report("info", "stopped", {})
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(f"cannot make {directory}: {error.strerror}") from None
+
+
+async def _serve(
+    config: TargetConfig, known: TargetFile, disk: RealDisk, secret: bytes, stop: asyncio.Event,
+    report: Reporter,
+) -> None:  # fmt: skip
+    boot = BootId(secrets.randbits(64) | 1)
+    pool = SlotPool(config.pool_bytes)
+    unix = socket_path(config.directory, "socket") if config.unix else None
+    domain = config.domain or _domain_of(config.directory)
+    host, port = host_and_port(config.listen)
+    # The machine presents an address that is known only when the port is: listen first, then begin.
+    relay = _Relay()
+    server = serve(
+        relay, listen=(host, port), unix=unix, secret=secret, pool=pool,
+        identity=Identity(known.cluster, Role.TARGET, known.target, boot),
+        unchecked=frozenset({Fragment}),
+    )  # fmt: skip
+    address = f"{_reachable(config.advertise or host)}:{server.port}"
+    machine = TargetMachine(
+        TargetIdentity(
+            known.cluster, TargetId(known.target), boot, domain, address, unix or "",
+            str(config.directory.absolute()), os.getpid(),
+        ),
+        secret, config.limits,
+    )  # fmt: skip
+    shell = relay.shell = TargetShell(machine, disk, report)
+    shell.server = server
+    shell.dialer = dialer = Dialer(
+        _CoordinatorHandler(shell), address=config.coordinator, secret=secret, role=Role.TARGET,
+        name=known.target, cluster=known.cluster,
+    )  # fmt: skip
+    try:
+        shell.start()
+        dialer.start()
+        gc.freeze()
+        ready: dict[str, object] = {"ready": "target", "target": known.target, "address": address}
+        ready |= {"unix": unix or "", "pid": os.getpid(), "boot": f"{boot:016x}"}
+        ready |= {"cluster": known.cluster, "directory": str(config.directory)}
+        line = json.dumps(ready)
+        os.write(sys.stdout.fileno(), line.encode() + b"\n")
+        report("info", "ready", {"address": address, "columns": machine.column_count})
+        await _watch_dialer(dialer, stop, report)
+    finally:
+        await dialer.close()
+        await server.close()
+        await shell.close()
+        if unix is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(unix)
+
+
+class _Relay:
+    """A handler that exists before the shell it hands on to; nothing arrives before the loop turns."""
+
+    def __init__(self) -> None:
+        self.shell: TargetShell | None = None
+
+    def opened(self, session: Session, peer: Established) -> None:
+        assert self.shell is not None
+        self.shell.opened(session, peer)
+
+    def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
+        assert self.shell is not None
+        self.shell.received(session, request, message, bulk)
+
+    def closed(self, session: Session, reason: str) -> None:
+        assert self.shell is not None
+        self.shell.closed(session, reason)
+
+
+async def _watch_dialer(dialer: Dialer, stop: asyncio.Event, report: Reporter) -> None:
+    """Until the stop signal: say once why the coordinator is out of reach."""
+    told = ""
+    while not stop.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), 1.0)
+        error = dialer.last_error
+        text = str(error) if error is not None else ""
+        if text and text != told:
+            level = "warning" if isinstance(error, CkptError) and error.retryable else "error"
+            report(level, "coordinator out of reach", {"why": text})
+        told = text
+
+
+def _domain_of(directory: Path) -> str:
+    """This host, and the device by number."""
+    device = os.stat(directory).st_dev
+    return f"power/rack/{socket.gethostname()}/{os.major(device)}:{os.minor(device)}"
+
+
+def _reachable(host: str) -> str:
+    """A wildcard is no address: others reach this host by its name."""
+    return socket.gethostname() if host in ("0.0.0.0", "::") else host
