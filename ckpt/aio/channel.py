@@ -154,9 +154,7 @@ class Channel:
     def receive(self) -> None:
         """Take what the socket has, for one turn, and call the owner for each whole frame."""
         for _ in range(RECEIVES_PER_TURN):
-            view = (
-                self._buffer[self._end :] if self._bulk is None else self._bulk[self._bulk_filled :]
-            )
+            view = self.landing()
             try:
                 count = self.sock.recv_into(view)
             except (BlockingIOError, InterruptedError):
@@ -165,17 +163,26 @@ class Channel:
                 raise _gone(error) from None
             if count == 0:
                 raise Unavailable("the peer closed the connection")
-            self.received_bytes += count
-            whole_view = count == len(view)
-            if self._bulk is None:
-                self._end += count
-                self._parse()
-            else:
-                self._bulk_filled += count
-                if self._bulk_filled == len(self._bulk):
-                    self._finish()
-            if self.closed or self.paused or not whole_view:
+            self.advance(count)
+            if self.closed or self.paused or count < len(view):
                 return
+
+    def landing(self) -> memoryview:
+        """Where the next bytes from the socket belong; never empty."""
+        if self._bulk is None:
+            return self._buffer[self._end :]
+        return self._bulk[self._bulk_filled :]
+
+    def advance(self, count: int) -> None:
+        """So many bytes lie in `landing` now: call the owner for each frame that is whole."""
+        self.received_bytes += count
+        if self._bulk is None:
+            self._end += count
+            self._parse()
+            return
+        self._bulk_filled += count
+        if self._bulk_filled == len(self._bulk):
+            self._finish()
 
     def resume(self) -> None:
         """Ask the owner again for the memory that a bulk waits for."""
