@@ -28,7 +28,7 @@ from ckpt.protocol.events import (
     SessionOpened,
     Ticked,
 )
-from ckpt.protocol.stager_records import Errand, Launched, Save, SaveState, StagerConfig
+from ckpt.protocol.stager_records import RETRY_US, Errand, Launched, Save, SaveState, StagerConfig
 from ckpt.protocol.stager_requests import Identity
 from ckpt.protocol.stager_state import StagerState
 
@@ -134,7 +134,7 @@ class StagerMachine(StagerState):
         if run is None:
             run = self.runs[event.run] = Launched(event.run, Errand(next(self._numbers)))
         waiting = sum(save.state is SaveState.ASKED for save in self.saves.values())
-        full = waiting > 0 or None not in self.halves
+        full = waiting > 0 or self.free_half() is None
         refusal = run.error or requests.refusal_when_full(event, full, waiting, self.config)
         if refusal is not None:
             self._do(e.RefuseSave(event.save, refusal.code, refusal.message, refusal.hint))
@@ -249,6 +249,8 @@ class StagerMachine(StagerState):
         again_us = None if failed.retry_after_us is None else self._now_us + failed.retry_after_us
         for run in self.runs.values():
             if run.errand.request == request:
+                if again_us is None and failed.code == "unavailable":
+                    again_us = self._now_us + RETRY_US
                 if again_us is None:
                     self._fence(run, failure)
                 else:
@@ -286,8 +288,11 @@ class StagerMachine(StagerState):
         elif failure.code == "not_found" or error_from_wire(failure.code, "").retryable:
             save.planned_on = None
             save.open.renew(self._now_us + self.config.dial_us)
-        else:
+        elif failure.code in ("aborted", "fenced"):
             self._finish(save, failure)
+        else:  # The peers wait for this rank: the attempt has to end for all.
+            save.failed = requests.failed_certify(save, failure, self._now_us)
+            save.sealed = None
 
     def _fence(self, run: Launched, failure: e.SaveFailed) -> None:
         """This launch can save no more."""
@@ -363,9 +368,9 @@ class StagerMachine(StagerState):
 
     def _grant(self) -> None:
         for save in self.saves.values():
-            if save.state is SaveState.ASKED and None in self.halves:
-                save.half = self.halves.index(None)
-                save.state = SaveState.STAGING
+            half = self.free_half()
+            if save.state is SaveState.ASKED and half is not None:
+                save.half, save.state = half, SaveState.STAGING
                 self.halves[save.half], self.contents[save.half] = save.number, None
                 self._do(e.GrantHalf(save.number, save.half))
 

@@ -90,6 +90,12 @@ def give_up(failed: PayloadFailed) -> m.PayloadGivenUp:
     return m.PayloadGivenUp(failed.payload, failed.code, failed.message, failed.hint)
 
 
+def failed_certify(save: Save, failure: SaveFailed, now_us: int) -> PayloadFailed:
+    """A certificate that is refused for good is a payload that can never commit."""
+    assert save.plan is not None
+    return PayloadFailed(now_us, save.plan.payload, failure.code, failure.message, failure.hint)
+
+
 def trainer_left(who: Identity, run: RunName, launch: LaunchNumber) -> m.TrainerLeft:
     return m.TrainerLeft(run, launch, who.rank, who.process)
 

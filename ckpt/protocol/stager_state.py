@@ -59,6 +59,14 @@ class StagerState:
         """A half is free when its save has committed or aborted and the sender has stopped reading it."""
         return save.state is SaveState.ENDED
 
+    def half_is_free(self, half: int) -> bool:
+        """No save holds it: only then may a trainer write into it."""
+        return self.halves[half] is None
+
+    def free_half(self) -> int | None:
+        """The lowest free half."""
+        return next((h for h in range(len(self.halves)) if self.half_is_free(h)), None)
+
     def may_certify(self, save: Save) -> bool:
         """Sealed columns and the table are there, and the coordinator knows the payload on this session."""
         return (

@@ -415,3 +415,39 @@ def test_a_half_that_a_trainer_may_overwrite_is_not_read() -> None:
     rig.receive(m.AttemptCommitted(info_of(10)))
     rig.stopped(10)
     assert rig.machine.committed_half(payload_of(10).checkpoint) is None
+
+
+def certifying() -> tuple[Rig, int]:
+    """`sending`, and a certificate on its way; with its request number."""
+    rig = sending()
+    rig.do(e.TableReady(0, 1, b"table"))
+    return rig, request_in(rig.sealed(10), m.Certify)
+
+
+def test_a_certificate_refused_for_good_gives_the_payload_up_for_all_ranks() -> None:
+    rig, request = certifying()
+    actions = rig.receive(m.Failed("refused", "the proof is not its target's"), request)
+    assert sent(actions) == [
+        m.PayloadGivenUp(payload_of(10), "refused", "the proof is not its target's")
+    ]
+    aborted = m.AttemptAborted(payload_of(10).checkpoint, "aborted", "rank 2: refused")
+    assert rig.receive(aborted) == [
+        e.TellTrainer(1, e.SaveFailed("aborted", "rank 2: refused")),
+        e.StopPayload(payload_of(10)),
+    ]
+
+
+def test_a_coordinator_that_lost_the_payload_from_sight_hears_of_it_again() -> None:
+    rig, request = certifying()
+    assert rig.receive(m.Failed("not_found", "no such attempt"), request) == []
+    actions = rig.tick(rig.machine.config.dial_us)
+    assert sent(actions) == [opened(10, 1, payload_of(10).checkpoint)]
+
+
+def test_a_join_that_is_unavailable_is_asked_again() -> None:
+    rig = Rig()
+    rig.do(e.TrainerAttached(0))
+    rig.open_session()
+    request = request_in(rig.ask(1, 10), m.JoinLaunch)
+    assert rig.receive(m.Failed("unavailable", "starting"), request) == []
+    assert rig.tick(RETRY_US) == [Send(S1, request, JOIN)]
