@@ -1,0 +1,523 @@
+"""Documents, drops, listings and terms on a target, and what a start does with what it finds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+
+import pytest
+
+from ckpt.base.errors import Corrupt
+from ckpt.base.ids import CheckpointId, Epoch, Generation, ReservationId, RunName, Step
+from ckpt.format.checksum import xxh3_128
+from ckpt.format.document import (
+    DocumentHeader,
+    decode_document_header,
+    document_name,
+    encode_document_header,
+)
+from ckpt.protocol.disk_events import (
+    DiskAction,
+    RenameFile,
+    SyncDirectory,
+    SyncFile,
+    WriteAt,
+)
+from ckpt.protocol.events import Send, SessionClosed, SessionOpened
+from ckpt.protocol.messages import (
+    Attest,
+    Attested,
+    ColumnSealed,
+    ColumnsListed,
+    DocumentData,
+    DocumentKind,
+    DocumentStored,
+    DropColumn,
+    DropGeneration,
+    Dropped,
+    Failed,
+    ListColumns,
+    PutDocument,
+    ReadDocument,
+    RegisterTarget,
+    RenewLease,
+    Reserve,
+    Reserved,
+    Role,
+    TargetRegistered,
+)
+from ckpt.protocol.target import decode_term, encode_term
+from ckpt.protocol.target_core import column_name
+from ckpt.testing.disk import FakeDisk, Fault, Keep
+from tests.protocol.target_world import (
+    CHECKPOINT,
+    COORDINATOR,
+    READER,
+    WRITER,
+    Column,
+    PowerCut,
+    TargetWorld,
+    reserve,
+    store,
+    write,
+)
+
+INDEX = bytes(range(256)) * 1200
+"""Larger than what is stored twice."""
+RECORD = b"the commit record" * 50
+
+
+def put(
+    world: TargetWorld, kind: DocumentKind, data: bytes, *, part: int = 1 << 20, term: int = 1,
+    checkpoint: CheckpointId = CHECKPOINT, digest: bytes | None = None,
+) -> None:  # fmt: skip
+    for offset in range(0, max(1, len(data)), part):
+        message = PutDocument(
+            term, kind, checkpoint, len(data), offset, xxh3_128(data) if digest is None else digest
+        )
+        world.tell(COORDINATOR, message, data[offset : offset + part], request=60)
+
+
+def document(
+    world: TargetWorld, kind: DocumentKind, start: int = 0, end: int | None = None
+) -> bytes:
+    world.sent.clear()
+    world.tell(READER, ReadDocument(kind, CHECKPOINT, start, end))
+    parts = [each for each in world.sent if isinstance(each.message, DocumentData)]
+    return b"".join(bytes(each.bulk) for each in parts)
+
+
+def _answers(world: TargetWorld) -> list[object]:
+    return list(world.messages(COORDINATOR))
+
+
+def _ready(disk: FakeDisk | None = None, boot: int = 11) -> TargetWorld:
+    world = TargetWorld(disk, boot=boot)
+    world.messages(COORDINATOR)
+    return world
+
+
+# --------------------------------------------------------------------------- documents
+
+
+@pytest.mark.parametrize("kind", list(DocumentKind))
+@pytest.mark.parametrize("data", [b"", b"x", RECORD, INDEX])
+@pytest.mark.parametrize("part", [1 << 20, 1000])
+def test_a_document_is_stored_answered_once_and_read_back(
+    kind: DocumentKind, data: bytes, part: int
+) -> None:
+    world = _ready()
+    put(world, kind, data, part=part)
+    assert _answers(world) == [DocumentStored(kind, CHECKPOINT)]
+    assert document(world, kind) == data
+    assert document(world, kind, 5, 9) == data[5:9] or not data[5:9]
+    again = _ready(world.disk, boot=12)
+    assert document(again, kind) == data
+
+
+def test_a_document_is_durable_before_it_is_answered() -> None:
+    world = _ready()
+    sent_at: list[int] = []
+    world.before = lambda _action: sent_at.append(len(world.sent))
+    world.performed.clear()
+    put(world, DocumentKind.RECORD, RECORD)
+    kinds: list[type[DiskAction]] = [type(action) for action in world.performed]
+    assert kinds == [WriteAt] * 4 + [SyncFile, RenameFile, SyncDirectory]
+    assert set(sent_at) == {0}
+
+
+@pytest.mark.parametrize("keep", list(Keep))
+@pytest.mark.parametrize("data", [RECORD, INDEX])
+def test_a_crash_at_any_action_leaves_the_document_whole_or_absent(keep: Keep, data: bytes) -> None:
+    for point in range(20):
+        world = _ready(FakeDisk(seed=point))
+        count = 0
+
+        def cut(_action: DiskAction, point: int = point) -> None:
+            nonlocal count
+            if count == point:
+                raise PowerCut
+            count += 1
+
+        world.before = cut
+        finished = True
+        try:
+            put(world, DocumentKind.INDEX, data)
+        except PowerCut:
+            finished = False
+        stored = _answers(world) == [DocumentStored(DocumentKind.INDEX, CHECKPOINT)]
+        world.disk.crash(keep)
+        found = document(_ready(world.disk, boot=12), DocumentKind.INDEX)
+        assert found in ((data,) if stored else (b"", data))
+        if finished:
+            return
+    raise AssertionError("the put never ended")
+
+
+def test_a_document_that_does_not_match_its_digest_is_refused() -> None:
+    world = _ready()
+    put(world, DocumentKind.INDEX, INDEX, digest=b"\0" * 16)
+    (answer,) = _answers(world)
+    assert isinstance(answer, Failed)
+    assert answer.code == "corrupt"
+    assert world.disk.list_directory("documents") == []
+    assert world.disk.list_directory("staging") == []
+
+
+def test_a_repeated_document_is_answered_again_and_another_record_is_refused() -> None:
+    world = _ready()
+    put(world, DocumentKind.RECORD, RECORD)
+    put(world, DocumentKind.RECORD, RECORD)
+    put(world, DocumentKind.RECORD, RECORD + b"!")
+    first, second, third = _answers(world)
+    assert first == second == DocumentStored(DocumentKind.RECORD, CHECKPOINT)
+    assert isinstance(third, Failed)
+    assert third.code == "refused"
+    assert document(world, DocumentKind.RECORD) == RECORD
+
+
+def test_another_index_of_the_same_generation_replaces_the_first() -> None:
+    world = _ready()
+    put(world, DocumentKind.INDEX, INDEX)
+    put(world, DocumentKind.INDEX, INDEX[::-1])
+    assert document(world, DocumentKind.INDEX) == INDEX[::-1]
+
+
+def test_the_second_copy_of_a_record_answers_for_a_damaged_first() -> None:
+    world = _ready()
+    put(world, DocumentKind.RECORD, RECORD)
+    name = document_name("record", CHECKPOINT)
+    world.disk.rot(f"documents/{name}", 4096 + 3)
+    assert document(world, DocumentKind.RECORD) == RECORD
+    world.disk.rot(f"documents/{name}", 8192 + 3)
+    world.tell(READER, ReadDocument(DocumentKind.RECORD, CHECKPOINT))
+    answer = world.messages(READER)[-1]
+    assert isinstance(answer, Failed)
+    assert answer.code == "corrupt"
+
+
+def test_a_document_whose_first_header_is_damaged_is_found_by_its_last() -> None:
+    world = _ready()
+    put(world, DocumentKind.INDEX, INDEX)
+    name = document_name("index", CHECKPOINT)
+    world.disk.rot(f"documents/{name}", 20)
+    assert document(_ready(world.disk, boot=12), DocumentKind.INDEX) == INDEX
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "rename", "sync_directory"])
+def test_a_disk_failure_refuses_the_document(operation: str) -> None:
+    world = _ready()
+    world.disk.faults.append(Fault(operation))
+    put(world, DocumentKind.INDEX, INDEX)
+    (answer,) = _answers(world)
+    assert isinstance(answer, Failed)
+    assert world.disk.list_directory("staging") == []
+    put(world, DocumentKind.INDEX, INDEX)
+    assert _answers(world) == [DocumentStored(DocumentKind.INDEX, CHECKPOINT)]
+
+
+def test_parts_of_a_lost_session_leave_nothing_behind() -> None:
+    world = _ready()
+    message = PutDocument(1, DocumentKind.INDEX, CHECKPOINT, len(INDEX), 0, xxh3_128(INDEX))
+    world.tell(COORDINATOR, message, INDEX[:1000])
+    world.feed(SessionClosed(world.now_us, COORDINATOR))
+    assert world.disk.list_directory("staging") == []
+
+
+def test_a_document_header_survives_its_page_and_refuses_a_flipped_bit() -> None:
+    header = DocumentHeader("c", "index", CHECKPOINT, 70_000, b"d" * 16)
+    page = encode_document_header(header)
+    assert decode_document_header(page) == header
+    for offset in (0, 4, 8, 30, 4095):
+        bad = bytearray(page)
+        bad[offset] ^= 4
+        with pytest.raises(Corrupt):
+            decode_document_header(bytes(bad))
+
+
+# --------------------------------------------------------------------------- drops and listings
+
+
+def test_a_dropped_generation_is_gone_durably_but_for_its_tombstone() -> None:
+    world = _ready()
+    column, other = Column(), Column(checkpoint=dataclasses.replace(CHECKPOINT, step=Step(8)))
+    store(world, column, reservation=1)
+    store(world, other, request=21, reservation=2)
+    for kind in DocumentKind:
+        put(world, kind, RECORD)
+    world.messages(COORDINATOR)
+    used = world.machine.bytes_used
+    world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    (dropped,) = _answers(world)
+    assert isinstance(dropped, Dropped)
+    assert dropped.bytes_freed == used - world.machine.bytes_used
+    world.disk.crash(Keep.NOTHING)
+    again = _ready(world.disk, boot=12)
+    again.tell(READER, ListColumns())
+    (page,) = again.messages(READER)
+    assert isinstance(page, ColumnsListed)
+    assert [each.column for each in page.columns] == [other.id]
+    assert [each.kind for each in page.documents] == [DocumentKind.TOMBSTONE]
+
+
+def test_a_drop_ends_streams_of_its_generation_and_they_may_not_begin_again() -> None:
+    world, column = _ready(), Column()
+    reserve(world, column)
+    write(world, column, stripes=[0])
+    world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    world.tell(WRITER, column.begin(), request=21)
+    codes = [each.code for each in world.messages(WRITER) if isinstance(each, Failed)]
+    assert codes == ["aborted", "aborted"]
+
+
+def test_a_drop_waits_for_a_seal_that_is_on_its_way() -> None:
+    world, column = _ready(), Column()
+    reserve(world, column)
+    write(world, column)
+    world.messages(COORDINATOR)
+    world.held = deque()
+    world.tell(WRITER, column.seal, column.manifest, request=20)
+    world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    while world.held:
+        assert not any(isinstance(each, Dropped) for each in _answers(world))
+        world.step()
+    assert any(isinstance(each, ColumnSealed) for each in world.messages(WRITER))
+    (dropped,) = _answers(world)
+    assert isinstance(dropped, Dropped)
+    assert world.disk.list_directory("columns") == []
+
+
+def test_one_column_is_dropped_and_may_be_written_again() -> None:
+    world, column = _ready(), Column()
+    store(world, column)
+    world.tell(COORDINATOR, DropColumn(1, column.id))
+    world.tell(COORDINATOR, DropColumn(1, column.id))
+    answers = [each for each in _answers(world) if isinstance(each, Dropped)]
+    assert [each.bytes_freed > 0 for each in answers] == [True, False]
+    world.messages(WRITER)
+    store(world, column, request=22, reservation=2)
+    assert any(isinstance(each, ColumnSealed) for each in world.messages(WRITER))
+
+
+def test_a_failed_drop_says_so_and_a_repeated_one_succeeds() -> None:
+    world, column = _ready(), Column()
+    store(world, column)
+    world.messages(COORDINATOR)
+    world.disk.faults.append(Fault("sync_directory"))
+    world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    failed, dropped = _answers(world)
+    assert isinstance(failed, Failed)
+    assert isinstance(dropped, Dropped)
+
+
+def test_pages_list_every_column_and_document_once() -> None:
+    world = _ready()
+    columns = [Column(rank=rank, payload_bytes=5000) for rank in range(7)]
+    for number, column in enumerate(columns, start=1):
+        store(world, column, request=20 + number, reservation=number)
+    put(world, DocumentKind.RECORD, RECORD)
+    cursor, listed, documents, pages = "", [], [], 0
+    while True:
+        world.messages(READER)
+        world.tell(READER, ListColumns(cursor, count_max=3))
+        (page,) = world.messages(READER)
+        assert isinstance(page, ColumnsListed)
+        listed += [each.column for each in page.columns]
+        documents += list(page.documents)
+        pages += 1
+        cursor = page.cursor
+        if not cursor:
+            break
+    assert sorted(listed) == sorted(each.id for each in columns)
+    assert len(documents) == 1
+    assert pages == 3
+
+
+def test_only_what_is_sealed_is_attested() -> None:
+    world, column, other = _ready(), Column(), Column(column=2)
+    store(world, column)
+    world.messages(COORDINATOR)
+    world.tell(COORDINATOR, Attest(1, (other.id, column.id)))
+    (attested,) = _answers(world)
+    assert isinstance(attested, Attested)
+    assert [each.column for each in attested.proofs] == [column.id]
+
+
+# --------------------------------------------------------------------------- terms
+
+
+def _come(world: TargetWorld, term: int) -> None:
+    world.feed(SessionClosed(world.now_us, COORDINATOR))
+    world.feed(SessionOpened(world.now_us, COORDINATOR, Role.COORDINATOR, ""))
+    world.tell(COORDINATOR, TargetRegistered(term, Epoch(term), 3_000_000))
+
+
+def test_a_term_is_durable_before_any_of_its_commands_is_answered() -> None:
+    world = TargetWorld(term=0)
+    world.feed(SessionOpened(world.now_us, COORDINATOR, Role.COORDINATOR, ""))
+    world.messages(COORDINATOR)
+    world.held = deque()
+    world.tell(COORDINATOR, TargetRegistered(3, Epoch(3), 3_000_000))
+    world.tell(COORDINATOR, Reserve(3, ReservationId(1), 8192))
+    for _ in range(4):
+        assert _answers(world) == []
+        assert world.machine.term == 0
+        world.step()
+    assert world.machine.term == 3
+    world.step()
+    assert _answers(world) == [Reserved(ReservationId(1))]
+    world.disk.crash(Keep.NOTHING)
+    assert TargetWorld(world.disk, boot=12, term=0).machine.term == 3
+
+
+def test_a_command_of_a_lower_term_is_refused_and_does_nothing() -> None:
+    world, column = _ready(), Column()
+    store(world, column)
+    _come(world, 5)
+    world.messages(COORDINATOR)
+    world.tell(COORDINATOR, DropGeneration(4, CHECKPOINT))
+    (answer,) = _answers(world)
+    assert isinstance(answer, Failed)
+    assert answer.code == "refused"
+    assert world.machine.column_count == 1
+
+
+def test_a_coordinator_of_a_lower_term_is_cut_off_also_after_a_restart() -> None:
+    world = _ready()
+    _come(world, 5)
+    again = TargetWorld(world.disk, boot=12, term=0)
+    again.feed(SessionOpened(again.now_us, COORDINATOR, Role.COORDINATOR, ""))
+    (register,) = again.messages(COORDINATOR)
+    assert isinstance(register, RegisterTarget)
+    assert register.term_seen == 5
+    again.tell(COORDINATOR, TargetRegistered(4, Epoch(4), 3_000_000))
+    assert [each.session for each in again.closed] == [COORDINATOR]
+    assert not again.machine.registered
+
+
+def test_of_two_terms_that_arrive_at_once_the_higher_stays() -> None:
+    world = _ready()
+    world.held = deque()
+    world.tell(COORDINATOR, TargetRegistered(6, Epoch(6), 3_000_000))
+    world.tell(COORDINATOR, TargetRegistered(7, Epoch(7), 3_000_000))
+    while world.held:
+        world.step()
+    assert world.machine.term == 7
+    assert TargetWorld(world.disk, boot=12, term=0).machine.term == 7
+
+
+def test_a_term_that_cannot_be_written_is_not_taken() -> None:
+    world = _ready()
+    world.disk.faults.append(Fault("sync"))
+    world.tell(COORDINATOR, TargetRegistered(6, Epoch(6), 3_000_000))
+    assert world.machine.term == 1
+    assert [each.session for each in world.closed] == [COORDINATOR]
+
+
+def test_a_command_from_a_session_that_was_not_dialed_cuts_it_off() -> None:
+    world, column = _ready(), Column()
+    store(world, column)
+    world.tell(WRITER, DropGeneration(1, CHECKPOINT))
+    assert [each.session for each in world.closed] == [WRITER]
+    assert world.machine.column_count == 1
+
+
+def test_the_lease_is_renewed_each_second_with_counters() -> None:
+    world, column = _ready(), Column()
+    store(world, column)
+    world.messages(COORDINATOR)
+    for _ in range(20):
+        world.tick(us=100_000)
+    renewals = _answers(world)
+    assert len(renewals) == 2
+    last = renewals[-1]
+    assert isinstance(last, RenewLease)
+    assert last.counters["columns_sealed"] == 1
+    assert last.counters["bytes_written"] == len(column.data)
+    assert last.bytes_used == column.file_bytes
+
+
+def test_a_term_file_refuses_damage() -> None:
+    data = encode_term(77)
+    assert decode_term(data) == 77
+    assert decode_term(data[:-1]) is None
+    assert decode_term(b"x" + data[1:]) is None
+
+
+# --------------------------------------------------------------------------- the directory
+
+
+def test_what_cannot_be_attributed_is_set_aside_and_never_deleted() -> None:
+    world, column = _ready(), Column()
+    store(world, column)
+    file = f"columns/{column_name(column.id)}"
+    size = world.disk.file_bytes(file)
+    whole = bytes(world.disk.read_at(file, 0, size))
+    disk = world.disk
+    disk.write_at("columns/garbage", 0, b"not ours")
+    disk.write_at("columns/renamed", 0, whole)
+    disk.write_at("documents/strange", 0, whole)
+    disk.write_at("staging/leftover", 0, b"never sealed")
+    again = _ready(disk, boot=12)
+    assert again.machine.column_count == 1
+    assert disk.list_directory("columns") == [column_name(column.id)]
+    assert disk.list_directory("staging") == []
+    assert len(disk.list_directory("aside")) == 3
+    assert again.machine.counters["set_aside"] == 3
+    assert [each.text for each in again.reports] == ["set aside"] * 3
+
+
+def test_one_bad_header_of_two_costs_nothing_and_both_set_the_file_aside() -> None:
+    world, column = _ready(), Column()
+    store(world, column)
+    file = f"columns/{column_name(column.id)}"
+    world.disk.rot(file, 100)
+    assert _ready(world.disk, boot=12).machine.column_count == 1
+    world.disk.rot(file, world.disk.file_bytes(file) - 100)
+    last = _ready(world.disk, boot=13)
+    assert last.machine.column_count == 0
+    assert len(world.disk.list_directory("aside")) == 1
+
+
+def test_a_column_of_another_cluster_is_set_aside() -> None:
+    world, column = _ready(), Column()
+    store(world, column)
+    other = TargetWorld(world.disk, boot=12, cluster="another")
+    assert other.machine.column_count == 0
+    assert len(world.disk.list_directory("aside")) == 1
+
+
+def test_a_directory_that_resists_is_reported_and_not_fatal() -> None:
+    world, column = _ready(), Column()
+    store(world, column)
+    world.disk.write_at("columns/garbage", 0, b"not ours")
+    world.disk.write_at("staging/leftover", 0, b".")
+    world.disk.faults += [Fault("rename"), Fault("remove")]
+    again = _ready(world.disk, boot=12)
+    assert again.machine.column_count == 1
+    texts = sorted(each.text for each in again.reports)
+    assert texts == ["leftover not removed", "not set aside", "set aside"]
+
+
+def test_equal_events_give_equal_actions() -> None:
+    def story() -> list[Send]:
+        world = TargetWorld(FakeDisk(seed=3))
+        for rank in range(3):
+            column = Column(rank=rank)
+            store(world, column, request=20 + rank, reservation=rank + 1)
+        put(world, DocumentKind.INDEX, INDEX)
+        world.tell(READER, ListColumns())
+        return world.sent
+
+    assert story() == story()
+
+
+def test_long_run_names_are_only_ever_digests_on_disk() -> None:
+    run = RunName("team a/" + "x" * 240)
+    checkpoint = CheckpointId(run, Step(1), Generation(1, 1))
+    world, column = _ready(), Column(checkpoint=checkpoint)
+    store(world, column)
+    (name,) = world.disk.list_directory("columns")
+    assert "/" not in name
+    assert "team" not in name
