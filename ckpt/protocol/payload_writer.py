@@ -53,8 +53,8 @@ from ckpt.protocol.payload_events import (
 
 HEDGE_LAST_US: Final = 5 * HEDGE_US
 """When the peers stand still too, the fault is likely not the column's own: it keeps its place so long."""
-SLOW_AFTER_US: Final = 250_000
-"""Before this, sent bytes say more about socket buffers than about targets."""
+SLOW_AFTER_US: Final = 500_000
+"""Before this, sent bytes say more about socket buffers and scheduling than about targets."""
 SLOW_FRACTION: Final = 4
 """Slow: waits for its target with less than the median of its peers divided by this."""
 TICK_GAP_US_MAX: Final = 500_000

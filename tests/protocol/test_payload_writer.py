@@ -291,9 +291,9 @@ def test_a_slow_column_moves_when_its_peers_are_far_ahead() -> None:
     writer.handle(w.SendBlocked(1, slow.stream))
     for column in (0, 1):
         send_all(writer, column)
-    assert tick_until(writer, TICK_US, SLOW_AFTER_US - 50_000) == []
+    assert tick_until(writer, TICK_US, SLOW_AFTER_US - 1) == []
     old = slow.stream
-    assert tick_until(writer, 300_000, 300_000) == [
+    assert tick_until(writer, SLOW_AFTER_US, SLOW_AFTER_US) == [
         w.AbandonStream(slow.number, old, place(2), w.AbandonReason.SLOW),
         w.OpenStream(slow.number, old + 1, place(10)),
     ]
