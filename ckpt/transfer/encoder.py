@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from ckpt.base.errors import Corrupt
+from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import LaunchNumber, PayloadId
 from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID, codec_for
 from ckpt.format.checksum import crc32, crc32_combine, xxh3_128
@@ -264,7 +264,15 @@ class PayloadEncoder:
 
 
 def zero_tail(layout: Layout, arena: memoryview) -> None:
-    """Clear what lies between the payload and the end of its last stripe: less than k + 1 pages."""
+    """Clear what lies between the payload and the end of its last stripe: less than k + 1 pages.
+
+    Raises Refused when the arena is too short for it.
+    """
+    if arena.nbytes < layout.padded_bytes:
+        raise Refused(
+            f"an arena of {arena.nbytes} bytes cannot hold {layout.payload_bytes} bytes "
+            f"cut by code {layout.code}: {layout.padded_bytes} are needed"
+        )
     tail = layout.padded_bytes - layout.payload_bytes
     if tail:
         arena[layout.payload_bytes : layout.padded_bytes] = bytes(tail)

@@ -406,3 +406,15 @@ def test_a_target_that_never_seals_is_replaced_when_its_peers_have() -> None:
         assert isinstance(sealed, PayloadSealed)
         assert [proof.target for proof in sealed.proofs] == [made[j].id for j in (0, 3, 2)]
         assert_holds(sealed, made, arena)
+
+
+def test_an_arena_without_room_for_the_padding_fails_that_payload_alone() -> None:
+    arena = Arena("3+1", 5000)
+    with targets(4) as made, sender() as it:
+        places = [target.place(j) for j, target in enumerate(made)]
+        it.start(start_of(1, arena, places), memoryview(arena.map)[:5000])
+        failed = wait_result(it, PayloadFailed, [])
+        assert isinstance(failed, PayloadFailed)
+        assert failed.code == "refused"
+        it.start(start_of(2, arena, places), memoryview(arena.map))
+        assert_holds(wait_result(it, PayloadSealed, []), made, arena)
