@@ -1,11 +1,12 @@
 """The disk behind a target: a small Protocol, the real one, and the interpreter of disk actions.
 
 Bulk data goes around the page cache (O_DIRECT) where the file system has it: one aligned write of a
-fragment costs 0.01 to 0.03 s/GB, buffered and synced 0.2 (dataplane.md 6). Where it has not, or where
-address, offset or length are not whole pages, the write is buffered; `sync_file` covers both.
+fragment costs 0.01 to 0.03 s/GB, buffered and synced 0.2 (dataplane.md 6). Where it has not, or
+where address, offset or length are not whole pages, the write is buffered; `sync_file` covers both.
 
-Reads land in page-aligned buffers from a free list; `release` gives one back. A RealDisk may be used
-from two threads (the loop's and the one that syncs); a file's descriptor is never closed while used.
+Reads land in page-aligned buffers from a free list; `release` gives one back. A RealDisk may be
+used from two threads (the loop's and the one that syncs); a file's descriptor is never closed while
+used.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class DiskSpace:
 class Disk(Protocol):
     """Files in one directory. Names are relative, `/` between parts. Every failure is an OSError.
 
-    What is written or renamed is durable only after the file, or its directory, was synced; a failed
-    sync is final. `read_at` is shorter only where the file ends.
+    What is written or renamed is durable only after the file, or its directory, was synced; a
+    failed sync is final. `read_at` is shorter only where the file ends.
     """
 
     def preallocate(self, file: str, bytes_count: int) -> None: ...
@@ -106,7 +107,10 @@ def perform(disk: Disk, action: DiskAction, now_us: int) -> DiskDone | DiskFaile
 
 
 def scan(disk: Disk, now_us: int) -> DirectoryLoaded:
-    """Everything that the machine must know of the directory at start. Unreadable files are named, not fatal."""
+    """Everything that the machine must know of the directory at start.
+
+    Unreadable files are named, not fatal.
+    """
     for directory in DIRECTORIES:
         disk.make_directory(directory)
     files: list[FoundFile] = []
@@ -160,7 +164,10 @@ class _OpenFile:
 
 
 class RealDisk:
-    """A directory on this machine. `open_file` and `write` are `os.open` and `os.pwrite`, for tests."""
+    """A directory on this machine.
+
+    `open_file` and `write` are `os.open` and `os.pwrite`, for tests.
+    """
 
     def __init__(
         self,
@@ -181,7 +188,8 @@ class RealDisk:
         #: (name, direct) to descriptor, least recently used first. Under the lock.
         self._free: list[mmap.mmap] = []
         self._lent: dict[int, tuple[mmap.mmap, bool]] = {}
-        #: Address of a buffer that a reader holds, and whether it returns to the pool. Under the lock.
+        #: Address of a buffer that a reader holds, and whether it returns to the pool. Under the
+        #: lock.
         self._pool_room = pool_bytes // READ_BUFFER_BYTES
         self._bounce = mmap.mmap(-1, MiB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._bounce_lock = threading.Lock()
@@ -246,7 +254,9 @@ class RealDisk:
             os.ftruncate(descriptor, bytes_count)
 
     def sync_file(self, file: str) -> None:
-        """After a failure the file's descriptors are given up: no later sync may seem to succeed."""
+        """After a failure the file's descriptors are given up: no later sync may seem to
+        succeed.
+        """
         try:
             with self._opened(file, direct=False) as descriptor:
                 os.fsync(descriptor)
@@ -319,7 +329,10 @@ class RealDisk:
             return _read_all(descriptor, offset, whole)
 
     def release(self, data: Buffer) -> None:
-        """The reader is done with a view of `read_at`, or a part of it. Other buffers are ignored."""
+        """The reader is done with a view of `read_at`, or a part of it.
+
+        Other buffers are ignored.
+        """
         if isinstance(data, memoryview) and len(data):
             self._give_back(_address(data))
 
@@ -420,7 +433,10 @@ def _address(view: memoryview) -> int:
 
 
 class DirectoryLock:
-    """One process serves one directory: holds `lock` until closed. Raises Busy when another does."""
+    """One process serves one directory: holds `lock` until closed.
+
+    Raises Busy when another does.
+    """
 
     def __init__(self, directory: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC

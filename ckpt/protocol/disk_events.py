@@ -1,14 +1,14 @@
 """What a machine asks of a disk, and what the disk answers.
 
-File names are relative to the directory that the shell owns, with `/` between parts. Every action has
-an `op` number of its own; exactly one DiskDone or DiskFailed carries it back. A shell may perform an
-action at once or later and in any order: a machine never issues an action whose input another one
-still owns.
+File names are relative to the directory that the shell owns, with `/` between parts. Every action
+has an `op` number of its own; exactly one DiskDone or DiskFailed carries it back. A shell may
+perform an action at once or later and in any order: a machine never issues an action whose input
+another one still owns.
 
-Buffers. `WriteAt.data` with `keeps_bulk` is the bulk of the frame being handled: its owner keeps that
-buffer until `ReleaseBulk(op)`. `DiskDone.data` of a ReadAt, and every part of it that was handed to
-`Send`, likewise belongs to the machine until `ReleaseBulk(op)`. So no slot is used again while a
-write, an unread completion or an unsent frame owns it.
+Buffers. `WriteAt.data` with `keeps_bulk` is the bulk of the frame being handled: its owner keeps
+that buffer until `ReleaseBulk(op)`. `DiskDone.data` of a ReadAt, and every part of it that was
+handed to `Send`, likewise belongs to the machine until `ReleaseBulk(op)`. So no slot is used again
+while a write, an unread completion or an unsent frame owns it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class TruncateFile:
 
 @dataclass(frozen=True, slots=True)
 class SyncFile:
-    """Make the file's bytes durable. A failure is final: its unsynced bytes may be lost for ever."""
+    """Make the file's bytes durable.
+
+    A failure is final: its unsynced bytes may be lost for ever.
+    """
 
     op: int
     file: str

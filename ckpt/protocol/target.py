@@ -1,7 +1,8 @@
 """The target's machine: everything a `ckptd target` decides.
 
     start      load(DirectoryLoaded) -> serving
-    sessions   stagers write columns (target_columns), readers read (target_reads, target_documents),
+    sessions   stagers write columns (target_columns), readers read (target_reads,
+    target_documents),
                the coordinator, which this target dials, commands
     term       NONE --TargetRegistered(term >= seen)--> PERSISTING --durable--> ACCEPTED(term)
 
@@ -144,7 +145,8 @@ class TargetMachine:
         self._request_count = 0
         self.epoch = Epoch(0)
 
-    # ----------------------------------------------------------------------- state for shells and tests
+    # ----------------------------------------------------------------------- state for shells and
+    # tests
 
     @property
     def term(self) -> int:
@@ -200,7 +202,7 @@ class TargetMachine:
             case SessionOpened(session=session, role=Role.COORDINATOR):
                 self._coordinator_came(session)
             case SessionOpened():
-                pass
+                core.counters.sessions_opened += 1
             case SessionClosed(session=session):
                 self._session_closed(session)
             case DirectoryLoaded():

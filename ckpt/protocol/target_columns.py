@@ -1,17 +1,19 @@
 """The life of a column on its target: begin, fragments under credit, seal, proof.
 
-    BeginColumn -> WAITING --reservation free--> OPEN --SealColumn, whole--> SEALING --> sealed, proved
+    BeginColumn -> WAITING --reservation free--> OPEN --SealColumn, whole--> SEALING --> sealed,
+    proved
                       |                            |                            |
                       `--- abandon, session lost, taken over, disk or peer failed -> ENDING --writes
                            done--> gone; the aside file returns to its reservation, or is removed
 
-Seal order: trailer A and B and the last header page, the first header page, length, sync, rename into
-`columns/`, sync of the directory; only then the proof. A crash leaves the column whole or absent.
+Seal order: trailer A and B and the last header page, the first header page, length, sync, rename
+into `columns/`, sync of the directory; only then the proof. A crash leaves the column whole or
+absent.
 
-Invariants: one stream for a column, one for a reservation. Bytes under way (granted and not received,
-received and not written) never exceed the stream's window, windows never exceed the pool. A checksum
-of the sender's is compared and never taken over. A file whose write or sync failed is removed, never
-used again. Once SEALING, only the disk can stop it.
+Invariants: one stream for a column, one for a reservation. Bytes under way (granted and not
+received, received and not written) never exceed the stream's window, windows never exceed the pool.
+A checksum of the sender's is compared and never taken over. A file whose write or sync failed is
+removed, never used again. Once SEALING, only the disk can stop it.
 """
 
 from __future__ import annotations
@@ -175,7 +177,9 @@ class Columns:
     # ----------------------------------------------------------------------- credit
 
     def _allot(self, stream: Stream) -> None:
-        """Give the stream a window: its share, or half of what is left, at least one cell, or none yet."""
+        """Give the stream a window: its share, or half of what is left, at least one cell, or none
+        yet.
+        """
         least = stream.layout.cell_bytes
         whole = max(least, align_up(stream.layout.column_bytes, least))
         share = max(least, self._core.limits.stream_credit_bytes)
@@ -296,7 +300,9 @@ class Columns:
         )
 
     def _check_manifest(self, stream: Stream) -> ColumnHeader:
-        """The header of the sealed file; raises Corrupt where the manifest is not that of our bytes."""
+        """The header of the sealed file; raises Corrupt where the manifest is not that of our
+        bytes.
+        """
         manifest: RankManifest = decode_manifest(stream.manifest)
         layout, column = stream.layout, stream.column.column
         if manifest.payload != stream.column.payload or manifest.layout != layout:

@@ -1,4 +1,5 @@
-"""What the parts of a target's machine share: its words, its output, its disk operations, its space.
+"""What the parts of a target's machine share: its words, its output, its disk operations, its
+space.
 
 The parts (space, columns, reads, documents) hold a reference to the one Core and call each other
 through it. A disk operation is an action with a number and a continuation that is called with its
@@ -39,7 +40,9 @@ ATTEST_COLUMNS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class TargetIdentity:
-    """Who this process is. `boot` is fresh random bits; the rest stands in `target.toml` and flags."""
+    """Who this process is. `boot` is fresh random bits; the rest stands in `target.toml` and
+    flags.
+    """
 
     cluster: str
     target: TargetId
@@ -79,6 +82,7 @@ class TargetLimits:
 class Counters:
     """Cumulative since boot; RenewLease carries them."""
 
+    sessions_opened: int = 0
     fragments: int = 0
     bytes_written: int = 0
     bytes_read: int = 0
@@ -143,7 +147,10 @@ DocumentKey = tuple[DocumentKind, CheckpointId]
 
 
 class Core:
-    """I hold what is sealed here and collect the actions of one `handle`. Only the parts change me."""
+    """I hold what is sealed here and collect the actions of one `handle`.
+
+    Only the parts change me.
+    """
 
     def __init__(self, identity: TargetIdentity, secret: bytes, limits: TargetLimits) -> None:
         self.identity = identity

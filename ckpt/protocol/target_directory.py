@@ -39,7 +39,9 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryLoaded:
-    """The scan's whole result: files of `columns/`, `documents/` and `staging/` in name order, and the term."""
+    """The scan's whole result: files of `columns/`, `documents/` and `staging/` in name order, and
+    the term.
+    """
 
     now_us: int
     files: tuple[FoundFile, ...]

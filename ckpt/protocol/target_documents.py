@@ -1,10 +1,11 @@
 """Indexes, commit records and tombstones on a target; and how generations leave it.
 
-    PutDocument parts --> ASSEMBLING (aside file) --last part, digest right--> SYNCING --> stored, answered
+    PutDocument parts --> ASSEMBLING (aside file) --last part, digest right--> SYNCING --> stored,
+    answered
 
-Invariants: a document is visible only after its file, its name and its directory are durable; a record
-or tombstone that stands is never replaced by other content; a drop is answered only when the removal
-is durable, and leaves the tombstone.
+Invariants: a document is visible only after its file, its name and its directory are durable; a
+record or tombstone that stands is never replaced by other content; a drop is answered only when the
+removal is durable, and leaves the tombstone.
 """
 
 from __future__ import annotations

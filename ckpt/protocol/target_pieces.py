@@ -1,4 +1,6 @@
-"""How a read is cut: checksum blocks, disk reads of whole blocks, and the tables that blocks are checked by."""
+"""How a read is cut: checksum blocks, disk reads of whole blocks, and the tables that blocks are
+checked by.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ BlockTable = NDArray[np.uint32]
 
 
 class TableCache:
-    """I load a column's block checksums from trailer A, else B, and keep the latest used within bounds."""
+    """I load a column's block checksums from trailer A, else B, and keep the latest used within
+    bounds.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -57,7 +61,9 @@ class TableCache:
         copy: int = 0,
         earlier: tuple[bytes, ...] = (),
     ) -> None:
-        """Call `then` with the table and the manifest, or with None when both copies are damaged."""
+        """Call `then` with the table and the manifest, or with None when both copies are
+        damaged.
+        """
         header = column.header
 
         def loaded(event: Completion) -> None:

@@ -71,7 +71,9 @@ class ReadJob:
 
 @dataclass(slots=True, eq=False)
 class StreamJob:
-    """One question whose answer is bytes from a file as they lie (documents) or from memory (manifest)."""
+    """One question whose answer is bytes from a file as they lie (documents) or from memory
+    (manifest).
+    """
 
     session: Session
     request: int
@@ -322,7 +324,10 @@ class Reads:
         job.pieces.extendleft(reversed(again))
 
     def _piece_read(self, job: ReadJob, piece: Piece, data: Buffer) -> bool:
-        """Verify every block, then send what is good of each wanted range. True when bytes were sent."""
+        """Verify every block, then send what is good of each wanted range.
+
+        True when bytes were sent.
+        """
         assert job.table is not None
         view = memoryview(data)
         layout = job.column.header.layout
@@ -344,7 +349,9 @@ class Reads:
         self, job: ReadJob, wanted: ByteRange, base: int, view: memoryview,
         blocks: list[tuple[Block, int | None]],
     ) -> bool:  # fmt: skip
-        """The wanted bytes as runs of good blocks; checksums of whole blocks are combined, not repeated."""
+        """The wanted bytes as runs of good blocks; checksums of whole blocks are combined, not
+        repeated.
+        """
         run_start, run_crc, sent = wanted.start, 0, False
         at = wanted.start
         for block, crc in blocks:
@@ -412,7 +419,9 @@ class Reads:
         self, job: StreamJob, file: str, offset: int, length: int,
         deliver: Callable[[Buffer | DiskFailed], bool],
     ) -> None:  # fmt: skip
-        """Read a part from a file; `deliver` sends it and says whether its bytes are in a frame now."""
+        """Read a part from a file; `deliver` sends it and says whether its bytes are in a frame
+        now.
+        """
         reader = self._readers[job.session]
         reader.reading_bytes += length
 

@@ -6,7 +6,8 @@
                    gone                   gone                     gone (the file became the column)
 
 Invariants: a file belongs to at most one reservation and a reservation to at most one stream; a
-reservation is given only when the budget holds it. Restarts forget all: the coordinator reserves anew.
+reservation is given only when the budget holds it. Restarts forget all: the coordinator reserves
+anew.
 """
 
 from __future__ import annotations
@@ -182,7 +183,9 @@ class Reservations:
 
 
 def disk_failure(doing: str, event: DiskFailed) -> Failed:
-    """The answer that a disk's refusal becomes: full is its own kind, all else may not be repeated here."""
+    """The answer that a disk's refusal becomes: full is its own kind, all else may not be repeated
+    here.
+    """
     full = event.errno_name in ("ENOSPC", "EDQUOT", "EFBIG")
     return Failed(
         "no_space" if full else "failed",

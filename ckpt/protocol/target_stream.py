@@ -73,7 +73,9 @@ def layout_of(message: BeginColumn) -> Layout:
 
 
 def check_blocks(bulk: Buffer, block_crcs: NDArray[np.uint32], first: int) -> int:
-    """Store the checksums of the cell's blocks from index `first` on; the cell's own is returned."""
+    """Store the checksums of the cell's blocks from index `first` on; the cell's own is
+    returned.
+    """
     view = memoryview(bulk)
     total = 0
     for index, start in enumerate(range(0, len(view), BLOCK_BYTES)):

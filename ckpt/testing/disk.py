@@ -1,9 +1,11 @@
 """A seeded disk that fails as disks do.
 
 What it models, each fault on command:
-    volatile bytes       a write is durable when its file was synced; a crash keeps any subset of the
+    volatile bytes       a write is durable when its file was synced; a crash keeps any subset of
+    the
                          unsynced 4 KiB pages (torn writes)
-    volatile names       a rename or removal is durable when its directory was synced; a crash keeps any
+    volatile names       a rename or removal is durable when its directory was synced; a crash keeps
+    any
                          prefix of each directory's changes, and never loses both names of a file
     failed sync          EIO once; its bytes are then lost for ever while the next sync "succeeds"
     EIO, ENOSPC          on any operation, once or for ever; ENOSPC at any byte by capacity, with a
@@ -159,7 +161,8 @@ class FakeDisk:
         if found is None:
             raise _error("ENOENT")
         for change in found.changes:
-            # A rename is one step of the journal: its new name is durable no later than its old one goes.
+            # A rename is one step of the journal: its new name is durable no later than its old one
+            # goes.
             if change.renamed_to is not None and change.renamed is not None:
                 target, name = self._place(change.renamed_to)
                 if target.live.get(name) is change.renamed:
@@ -243,8 +246,10 @@ class FakeDisk:
 
     def durable(self, file: str) -> bytes | None:
         """What no crash can take away: the durable bytes under a durable name; None without one."""
-        directory, name = self._place(file)
-        inode = directory.durable.get(name)
+        path, _, name = file.rpartition("/")
+        if path not in self._directories:
+            return None
+        inode = self._directories[path].durable.get(name)
         return bytes(inode.durable) if inode is not None else None
 
     # ----------------------------------------------------------------------- inside

@@ -1,8 +1,9 @@
 """Where a daemon's options come from: one frozen dataclass, TOML < environment < flags.
 
 The class is the only place where an option is spelled: its fields give the TOML keys, the variables
-(`CKPT_TARGET__READ_POOL_BYTES`) and the flags (`--read-pool-bytes`); the docstring under a field is its
-help. Fields are str, int, bool, Path or `int | None`; those named `…_bytes` take sizes such as `64MiB`.
+(`CKPT_TARGET__READ_POOL_BYTES`) and the flags (`--read-pool-bytes`); the docstring under a field is
+its help. Fields are str, int, bool, Path or `int | None`; those named `…_bytes` take sizes such as
+`64MiB`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import inspect
 import itertools
 import json
 import os
+import sys
 import textwrap
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar, get_type_hints
+from typing import Generic, NoReturn, TypeVar, get_type_hints
 
 from ckpt.base.errors import Refused, Unauthorized
 from ckpt.base.units import parse_bytes
@@ -73,7 +75,10 @@ def find_secret_file(named: Path | None, environ: Mapping[str, str] = os.environ
 
 
 def read_secret(path: Path) -> bytes:
-    """The cluster's secret, written in hex. Raises Unauthorized without one, Refused when others can read it."""
+    """The cluster's secret, written in hex.
+
+    Raises Unauthorized without one, Refused when others can read it.
+    """
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -105,7 +110,7 @@ def as_text(config: object) -> dict[str, str | int | float | bool | None]:
 # --------------------------------------------------------------------------- inside
 
 
-def _options(kind: type[object]) -> tuple[Field[Any], ...]:
+def _options(kind: type[object]) -> tuple[Field[object], ...]:
     return fields(kind)  # type: ignore[arg-type]
 
 
@@ -115,7 +120,8 @@ def _parser(
     parser = argparse.ArgumentParser(
         prog=f"ckptd {program}",
         description=description,
-        epilog=f"example:\n  {example}\n\nenvironment: CKPT_{program.upper()}__OPTION, CKPT_SECRET_FILE",
+        epilog=f"example:\n  {example}\n\n"
+        f"environment: CKPT_{program.upper()}__OPTION, CKPT_SECRET_FILE",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -207,5 +213,5 @@ def _value(name: str, hint: object, given: object) -> object:
 
 
 def _print_and_exit(config: object) -> NoReturn:
-    print(json.dumps(as_text(config), indent=2))
+    sys.stdout.write(json.dumps(as_text(config), indent=2) + "\n")
     raise SystemExit(0)

@@ -2,12 +2,12 @@
 
     sockets, disk, ticks --events--> TargetMachine --actions--> frames, disk, log
 
-Writes of fragments and reads are done in the loop: one O_DIRECT write of a fragment is 0.2 ms, while
-a hop to a thread costs 20 to 30% end to end. Syncs, names and preallocation, which may take long,
-go through one worker thread, in order, so that the loop lives.
+Writes of fragments and reads are done in the loop: one O_DIRECT write of a fragment is 0.2 ms,
+while a hop to a thread costs 20 to 30% end to end. Syncs, names and preallocation, which may take
+long, go through one worker thread, in order, so that the loop lives.
 
-Start: lock, identity, scan, listen, ready line, dial. Stop on SIGTERM or SIGINT: leave the coordinator, close
-the port, let the disk finish what it was given, exit 0.
+Start: lock, identity, scan, listen, ready line, dial. Stop on SIGTERM or SIGINT: leave the
+coordinator, close the port, let the disk finish what it was given, exit 0.
 """
 
 from __future__ import annotations
@@ -346,7 +346,7 @@ def main(argv: Sequence[str]) -> int:
         TargetConfig,
         program="target",
         description="Serve one storage device or directory to a ckpt cluster.",
-        example="ckptd target --directory /mnt/nvme0/ckpt --coordinator 10.0.0.1:7070 --listen 10.0.0.7:7071",
+        example="ckptd target --directory /mnt/nvme0/ckpt --coordinator 10.0.0.1:7070",
         argv=argv,
     )
     configure(loaded.config.log_level)
@@ -443,7 +443,9 @@ async def _serve(
 
 
 class _Relay:
-    """A handler that exists before the shell it hands on to; nothing arrives before the loop turns."""
+    """A handler that exists before the shell it hands on to; nothing arrives before the loop
+    turns.
+    """
 
     def __init__(self) -> None:
         self.shell: TargetShell | None = None

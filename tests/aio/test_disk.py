@@ -1,8 +1,11 @@
-"""Both disks keep one contract; the real one falls back and locks, the fake one loses what was not synced."""
+"""Both disks keep one contract; the real one falls back and locks, the fake one loses what was not
+synced.
+"""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 from collections.abc import Iterator
@@ -13,6 +16,7 @@ import pytest
 from ckpt.aio.disk import DirectoryLock, Disk, RealDisk, scan
 from ckpt.base.errors import Busy
 from ckpt.base.limits import PAGE_BYTES
+from ckpt.protocol.events import Buffer
 from ckpt.testing.disk import FakeDisk, Fault, Keep
 from ckpt.testing.disk_contract import DiskContract, read
 
@@ -66,13 +70,11 @@ class TestDiskThatRefusesDirectOpens(DiskContract):
 def test_a_refused_direct_write_is_written_buffered_and_direct_is_given_up(tmp_path: Path) -> None:
     refused: list[int] = []
 
-    def write(descriptor: int, data: object, offset: int) -> int:
-        import fcntl
-
+    def write(descriptor: int, data: Buffer, offset: int) -> int:
         if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
             refused.append(offset)
             raise OSError(errno.EINVAL, "not with this alignment")
-        return os.pwrite(descriptor, data, offset)  # type: ignore[arg-type]
+        return os.pwrite(descriptor, data, offset)
 
     disk = _real(tmp_path, write=write)
     disk.write_at("a/x", 0, b"z" * PAGE_BYTES)
@@ -83,8 +85,8 @@ def test_a_refused_direct_write_is_written_buffered_and_direct_is_given_up(tmp_p
 
 
 def test_a_short_write_is_continued(tmp_path: Path) -> None:
-    def write(descriptor: int, data: object, offset: int) -> int:
-        return os.pwrite(descriptor, memoryview(data)[:PAGE_BYTES], offset)  # type: ignore[arg-type]
+    def write(descriptor: int, data: Buffer, offset: int) -> int:
+        return os.pwrite(descriptor, memoryview(data)[:PAGE_BYTES], offset)
 
     disk = _real(tmp_path, write=write)
     with mmap.mmap(-1, 3 * PAGE_BYTES) as memory:

@@ -1,4 +1,6 @@
-"""The target daemon as a process: over sockets, on a real disk, killed, misled and without space."""
+"""The target daemon as a process: over sockets, on a real disk, killed, misled and without
+space.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A target on a fake disk, for tables: its machine, a shell that performs at once, and a writer's words."""
+"""A target on a fake disk, for tables: its machine, a shell that performs at once, and a writer's
+words.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,8 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
-from ckpt.base.limits import PAGE_BYTES
 from ckpt.erasure.code import Code
-from ckpt.format.checksum import crc32, crc32_combine
+from ckpt.format.checksum import crc32, crc32_combine, xxh3_128
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, encode_manifest
@@ -47,8 +48,10 @@ from ckpt.protocol.events import (
 )
 from ckpt.protocol.messages import (
     BeginColumn,
+    DocumentKind,
     Fragment,
     Message,
+    PutDocument,
     Reserve,
     Role,
     SealColumn,
@@ -63,6 +66,7 @@ CLUSTER = "cluster-1"
 COORDINATOR = Session(1)
 WRITER = Session(2)
 READER = Session(3)
+CODE = Code(2, 1)
 CHECKPOINT = CheckpointId(RunName("run"), Step(7), Generation(1, 4))
 
 
@@ -71,7 +75,9 @@ class PowerCut(Exception):
 
 
 class TargetWorld:
-    """One target. Sends and reports are collected; disk actions are performed at once or held back."""
+    """One target. Sends and reports are collected; disk actions are performed at once or held
+    back.
+    """
 
     def __init__(
         self, disk: FakeDisk | None = None, *, boot: int = 11, limits: TargetLimits | None = None,
@@ -112,9 +118,7 @@ class TargetWorld:
                     case Send(session=session, bulk=bulk):
                         if len(bulk):
                             drained[session] = None
-                        self.sent.append(
-                            Send(session, action.request, action.message, bytes(bulk))
-                        )
+                        self.sent.append(Send(session, action.request, action.message, bytes(bulk)))
                     case CloseSession():
                         self.closed.append(action)
                     case Report():
@@ -167,7 +171,7 @@ class Column:
 
     def __init__(
         self, payload_bytes: int = 300_000, *, cell_bytes: int = 64 * 1024, column: int = 1,
-        rank: int = 0, checkpoint: CheckpointId = CHECKPOINT, code: Code = Code(2, 1),
+        rank: int = 0, checkpoint: CheckpointId = CHECKPOINT, code: Code = CODE,
     ) -> None:  # fmt: skip
         self.layout = Layout(code, payload_bytes, cell_bytes)
         payload = PayloadId(checkpoint, Rank(rank))
@@ -230,13 +234,19 @@ def write(
         world.tell(session, message, cell, request=request)
 
 
-def store(
-    world: TargetWorld, column: Column, *, request: int = 20, reservation: int = 1
-) -> None:
+def store(world: TargetWorld, column: Column, *, request: int = 20, reservation: int = 1) -> None:
     """Reserve, begin, send, seal."""
     reserve(world, column, reservation)
     write(world, column, request=request, reservation=reservation)
     world.tell(WRITER, column.seal, column.manifest, request=request)
 
 
-__all__ = ["PAGE_BYTES", "Column", "PowerCut", "TargetWorld", "reserve", "store", "write"]
+def put_document(
+    world: TargetWorld, kind: DocumentKind, data: bytes, *, part: int = 1 << 20, term: int = 1,
+    checkpoint: CheckpointId = CHECKPOINT, digest: bytes | None = None,
+) -> None:  # fmt: skip
+    for offset in range(0, max(1, len(data)), part):
+        message = PutDocument(
+            term, kind, checkpoint, len(data), offset, xxh3_128(data) if digest is None else digest
+        )
+        world.tell(COORDINATOR, message, data[offset : offset + part], request=60)

@@ -1,4 +1,6 @@
-"""A column on its target: sealed whole and proved, or not there; whatever comes in whatever order."""
+"""A column on its target: sealed whole and proved, or not there; whatever comes in whatever
+order.
+"""
 
 from __future__ import annotations
 
@@ -404,7 +406,9 @@ def test_a_file_whose_sync_failed_is_never_tried_again() -> None:
 
 @pytest.mark.parametrize("keep", list(Keep))
 def test_a_crash_at_any_action_leaves_a_whole_sealed_column_or_none(keep: Keep) -> None:
-    """Every crash point from the reservation to after the proof, under each survival of the unsynced."""
+    """Every crash point from the reservation to after the proof, under each survival of the
+    unsynced.
+    """
     column = Column()
     outcomes = []
     for point in range(100):

@@ -57,6 +57,7 @@ from tests.protocol.target_world import (
     Column,
     PowerCut,
     TargetWorld,
+    put_document,
     reserve,
     store,
     write,
@@ -65,17 +66,6 @@ from tests.protocol.target_world import (
 INDEX = bytes(range(256)) * 1200
 """Larger than what is stored twice."""
 RECORD = b"the commit record" * 50
-
-
-def put(
-    world: TargetWorld, kind: DocumentKind, data: bytes, *, part: int = 1 << 20, term: int = 1,
-    checkpoint: CheckpointId = CHECKPOINT, digest: bytes | None = None,
-) -> None:  # fmt: skip
-    for offset in range(0, max(1, len(data)), part):
-        message = PutDocument(
-            term, kind, checkpoint, len(data), offset, xxh3_128(data) if digest is None else digest
-        )
-        world.tell(COORDINATOR, message, data[offset : offset + part], request=60)
 
 
 def document(
@@ -107,7 +97,7 @@ def test_a_document_is_stored_answered_once_and_read_back(
     kind: DocumentKind, data: bytes, part: int
 ) -> None:
     world = _ready()
-    put(world, kind, data, part=part)
+    put_document(world, kind, data, part=part)
     assert _answers(world) == [DocumentStored(kind, CHECKPOINT)]
     assert document(world, kind) == data
     assert document(world, kind, 5, 9) == data[5:9] or not data[5:9]
@@ -120,7 +110,7 @@ def test_a_document_is_durable_before_it_is_answered() -> None:
     sent_at: list[int] = []
     world.before = lambda _action: sent_at.append(len(world.sent))
     world.performed.clear()
-    put(world, DocumentKind.RECORD, RECORD)
+    put_document(world, DocumentKind.RECORD, RECORD)
     kinds: list[type[DiskAction]] = [type(action) for action in world.performed]
     assert kinds == [WriteAt] * 4 + [SyncFile, RenameFile, SyncDirectory]
     assert set(sent_at) == {0}
@@ -142,7 +132,7 @@ def test_a_crash_at_any_action_leaves_the_document_whole_or_absent(keep: Keep, d
         world.before = cut
         finished = True
         try:
-            put(world, DocumentKind.INDEX, data)
+            put_document(world, DocumentKind.INDEX, data)
         except PowerCut:
             finished = False
         stored = _answers(world) == [DocumentStored(DocumentKind.INDEX, CHECKPOINT)]
@@ -156,7 +146,7 @@ def test_a_crash_at_any_action_leaves_the_document_whole_or_absent(keep: Keep, d
 
 def test_a_document_that_does_not_match_its_digest_is_refused() -> None:
     world = _ready()
-    put(world, DocumentKind.INDEX, INDEX, digest=b"\0" * 16)
+    put_document(world, DocumentKind.INDEX, INDEX, digest=b"\0" * 16)
     (answer,) = _answers(world)
     assert isinstance(answer, Failed)
     assert answer.code == "corrupt"
@@ -166,9 +156,9 @@ def test_a_document_that_does_not_match_its_digest_is_refused() -> None:
 
 def test_a_repeated_document_is_answered_again_and_another_record_is_refused() -> None:
     world = _ready()
-    put(world, DocumentKind.RECORD, RECORD)
-    put(world, DocumentKind.RECORD, RECORD)
-    put(world, DocumentKind.RECORD, RECORD + b"!")
+    put_document(world, DocumentKind.RECORD, RECORD)
+    put_document(world, DocumentKind.RECORD, RECORD)
+    put_document(world, DocumentKind.RECORD, RECORD + b"!")
     first, second, third = _answers(world)
     assert first == second == DocumentStored(DocumentKind.RECORD, CHECKPOINT)
     assert isinstance(third, Failed)
@@ -178,14 +168,14 @@ def test_a_repeated_document_is_answered_again_and_another_record_is_refused() -
 
 def test_another_index_of_the_same_generation_replaces_the_first() -> None:
     world = _ready()
-    put(world, DocumentKind.INDEX, INDEX)
-    put(world, DocumentKind.INDEX, INDEX[::-1])
+    put_document(world, DocumentKind.INDEX, INDEX)
+    put_document(world, DocumentKind.INDEX, INDEX[::-1])
     assert document(world, DocumentKind.INDEX) == INDEX[::-1]
 
 
 def test_the_second_copy_of_a_record_answers_for_a_damaged_first() -> None:
     world = _ready()
-    put(world, DocumentKind.RECORD, RECORD)
+    put_document(world, DocumentKind.RECORD, RECORD)
     name = document_name("record", CHECKPOINT)
     world.disk.rot(f"documents/{name}", 4096 + 3)
     assert document(world, DocumentKind.RECORD) == RECORD
@@ -198,7 +188,7 @@ def test_the_second_copy_of_a_record_answers_for_a_damaged_first() -> None:
 
 def test_a_document_whose_first_header_is_damaged_is_found_by_its_last() -> None:
     world = _ready()
-    put(world, DocumentKind.INDEX, INDEX)
+    put_document(world, DocumentKind.INDEX, INDEX)
     name = document_name("index", CHECKPOINT)
     world.disk.rot(f"documents/{name}", 20)
     assert document(_ready(world.disk, boot=12), DocumentKind.INDEX) == INDEX
@@ -208,11 +198,11 @@ def test_a_document_whose_first_header_is_damaged_is_found_by_its_last() -> None
 def test_a_disk_failure_refuses_the_document(operation: str) -> None:
     world = _ready()
     world.disk.faults.append(Fault(operation))
-    put(world, DocumentKind.INDEX, INDEX)
+    put_document(world, DocumentKind.INDEX, INDEX)
     (answer,) = _answers(world)
     assert isinstance(answer, Failed)
     assert world.disk.list_directory("staging") == []
-    put(world, DocumentKind.INDEX, INDEX)
+    put_document(world, DocumentKind.INDEX, INDEX)
     assert _answers(world) == [DocumentStored(DocumentKind.INDEX, CHECKPOINT)]
 
 
@@ -244,7 +234,7 @@ def test_a_dropped_generation_is_gone_durably_but_for_its_tombstone() -> None:
     store(world, column, reservation=1)
     store(world, other, request=21, reservation=2)
     for kind in DocumentKind:
-        put(world, kind, RECORD)
+        put_document(world, kind, RECORD)
     world.messages(COORDINATOR)
     used = world.machine.bytes_used
     world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
@@ -316,7 +306,7 @@ def test_pages_list_every_column_and_document_once() -> None:
     columns = [Column(rank=rank, payload_bytes=5000) for rank in range(7)]
     for number, column in enumerate(columns, start=1):
         store(world, column, request=20 + number, reservation=number)
-    put(world, DocumentKind.RECORD, RECORD)
+    put_document(world, DocumentKind.RECORD, RECORD)
     cursor, listed, documents, pages = "", [], [], 0
     while True:
         world.messages(READER)
@@ -342,182 +332,3 @@ def test_only_what_is_sealed_is_attested() -> None:
     (attested,) = _answers(world)
     assert isinstance(attested, Attested)
     assert [each.column for each in attested.proofs] == [column.id]
-
-
-# --------------------------------------------------------------------------- terms
-
-
-def _come(world: TargetWorld, term: int) -> None:
-    world.feed(SessionClosed(world.now_us, COORDINATOR))
-    world.feed(SessionOpened(world.now_us, COORDINATOR, Role.COORDINATOR, ""))
-    world.tell(COORDINATOR, TargetRegistered(term, Epoch(term), 3_000_000))
-
-
-def test_a_term_is_durable_before_any_of_its_commands_is_answered() -> None:
-    world = TargetWorld(term=0)
-    world.feed(SessionOpened(world.now_us, COORDINATOR, Role.COORDINATOR, ""))
-    world.messages(COORDINATOR)
-    world.held = deque()
-    world.tell(COORDINATOR, TargetRegistered(3, Epoch(3), 3_000_000))
-    world.tell(COORDINATOR, Reserve(3, ReservationId(1), 8192))
-    for _ in range(4):
-        assert _answers(world) == []
-        assert world.machine.term == 0
-        world.step()
-    assert world.machine.term == 3
-    world.step()
-    assert _answers(world) == [Reserved(ReservationId(1))]
-    world.disk.crash(Keep.NOTHING)
-    assert TargetWorld(world.disk, boot=12, term=0).machine.term == 3
-
-
-def test_a_command_of_a_lower_term_is_refused_and_does_nothing() -> None:
-    world, column = _ready(), Column()
-    store(world, column)
-    _come(world, 5)
-    world.messages(COORDINATOR)
-    world.tell(COORDINATOR, DropGeneration(4, CHECKPOINT))
-    (answer,) = _answers(world)
-    assert isinstance(answer, Failed)
-    assert answer.code == "refused"
-    assert world.machine.column_count == 1
-
-
-def test_a_coordinator_of_a_lower_term_is_cut_off_also_after_a_restart() -> None:
-    world = _ready()
-    _come(world, 5)
-    again = TargetWorld(world.disk, boot=12, term=0)
-    again.feed(SessionOpened(again.now_us, COORDINATOR, Role.COORDINATOR, ""))
-    (register,) = again.messages(COORDINATOR)
-    assert isinstance(register, RegisterTarget)
-    assert register.term_seen == 5
-    again.tell(COORDINATOR, TargetRegistered(4, Epoch(4), 3_000_000))
-    assert [each.session for each in again.closed] == [COORDINATOR]
-    assert not again.machine.registered
-
-
-def test_of_two_terms_that_arrive_at_once_the_higher_stays() -> None:
-    world = _ready()
-    world.held = deque()
-    world.tell(COORDINATOR, TargetRegistered(6, Epoch(6), 3_000_000))
-    world.tell(COORDINATOR, TargetRegistered(7, Epoch(7), 3_000_000))
-    while world.held:
-        world.step()
-    assert world.machine.term == 7
-    assert TargetWorld(world.disk, boot=12, term=0).machine.term == 7
-
-
-def test_a_term_that_cannot_be_written_is_not_taken() -> None:
-    world = _ready()
-    world.disk.faults.append(Fault("sync"))
-    world.tell(COORDINATOR, TargetRegistered(6, Epoch(6), 3_000_000))
-    assert world.machine.term == 1
-    assert [each.session for each in world.closed] == [COORDINATOR]
-
-
-def test_a_command_from_a_session_that_was_not_dialed_cuts_it_off() -> None:
-    world, column = _ready(), Column()
-    store(world, column)
-    world.tell(WRITER, DropGeneration(1, CHECKPOINT))
-    assert [each.session for each in world.closed] == [WRITER]
-    assert world.machine.column_count == 1
-
-
-def test_the_lease_is_renewed_each_second_with_counters() -> None:
-    world, column = _ready(), Column()
-    store(world, column)
-    world.messages(COORDINATOR)
-    for _ in range(20):
-        world.tick(us=100_000)
-    renewals = _answers(world)
-    assert len(renewals) == 2
-    last = renewals[-1]
-    assert isinstance(last, RenewLease)
-    assert last.counters["columns_sealed"] == 1
-    assert last.counters["bytes_written"] == len(column.data)
-    assert last.bytes_used == column.file_bytes
-
-
-def test_a_term_file_refuses_damage() -> None:
-    data = encode_term(77)
-    assert decode_term(data) == 77
-    assert decode_term(data[:-1]) is None
-    assert decode_term(b"x" + data[1:]) is None
-
-
-# --------------------------------------------------------------------------- the directory
-
-
-def test_what_cannot_be_attributed_is_set_aside_and_never_deleted() -> None:
-    world, column = _ready(), Column()
-    store(world, column)
-    file = f"columns/{column_name(column.id)}"
-    size = world.disk.file_bytes(file)
-    whole = bytes(world.disk.read_at(file, 0, size))
-    disk = world.disk
-    disk.write_at("columns/garbage", 0, b"not ours")
-    disk.write_at("columns/renamed", 0, whole)
-    disk.write_at("documents/strange", 0, whole)
-    disk.write_at("staging/leftover", 0, b"never sealed")
-    again = _ready(disk, boot=12)
-    assert again.machine.column_count == 1
-    assert disk.list_directory("columns") == [column_name(column.id)]
-    assert disk.list_directory("staging") == []
-    assert len(disk.list_directory("aside")) == 3
-    assert again.machine.counters["set_aside"] == 3
-    assert [each.text for each in again.reports] == ["set aside"] * 3
-
-
-def test_one_bad_header_of_two_costs_nothing_and_both_set_the_file_aside() -> None:
-    world, column = _ready(), Column()
-    store(world, column)
-    file = f"columns/{column_name(column.id)}"
-    world.disk.rot(file, 100)
-    assert _ready(world.disk, boot=12).machine.column_count == 1
-    world.disk.rot(file, world.disk.file_bytes(file) - 100)
-    last = _ready(world.disk, boot=13)
-    assert last.machine.column_count == 0
-    assert len(world.disk.list_directory("aside")) == 1
-
-
-def test_a_column_of_another_cluster_is_set_aside() -> None:
-    world, column = _ready(), Column()
-    store(world, column)
-    other = TargetWorld(world.disk, boot=12, cluster="another")
-    assert other.machine.column_count == 0
-    assert len(world.disk.list_directory("aside")) == 1
-
-
-def test_a_directory_that_resists_is_reported_and_not_fatal() -> None:
-    world, column = _ready(), Column()
-    store(world, column)
-    world.disk.write_at("columns/garbage", 0, b"not ours")
-    world.disk.write_at("staging/leftover", 0, b".")
-    world.disk.faults += [Fault("rename"), Fault("remove")]
-    again = _ready(world.disk, boot=12)
-    assert again.machine.column_count == 1
-    texts = sorted(each.text for each in again.reports)
-    assert texts == ["leftover not removed", "not set aside", "set aside"]
-
-
-def test_equal_events_give_equal_actions() -> None:
-    def story() -> list[Send]:
-        world = TargetWorld(FakeDisk(seed=3))
-        for rank in range(3):
-            column = Column(rank=rank)
-            store(world, column, request=20 + rank, reservation=rank + 1)
-        put(world, DocumentKind.INDEX, INDEX)
-        world.tell(READER, ListColumns())
-        return world.sent
-
-    assert story() == story()
-
-
-def test_long_run_names_are_only_ever_digests_on_disk() -> None:
-    run = RunName("team a/" + "x" * 240)
-    checkpoint = CheckpointId(run, Step(1), Generation(1, 1))
-    world, column = _ready(), Column(checkpoint=checkpoint)
-    store(world, column)
-    (name,) = world.disk.list_directory("columns")
-    assert "/" not in name
-    assert "team" not in name

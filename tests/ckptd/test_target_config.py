@@ -1,0 +1,114 @@
+"""One dataclass gives the TOML keys, the variables and the flags; the later source wins."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ckptd.config import Loaded, load, read_secret
+from ckptd.target import TargetConfig
+
+from ckpt.base.errors import CkptError, Refused, Unauthorized
+from ckpt.base.units import MiB
+
+
+def _load(*argv: str, environ: dict[str, str] | None = None) -> Loaded[TargetConfig]:
+    return load(
+        TargetConfig,
+        program="target",
+        description="d",
+        example="e",
+        argv=argv,
+        environ=environ or {},
+    )
+
+
+NEEDED = ("--directory", "/d", "--coordinator", "c:1")
+
+
+def test_flags_win_over_the_environment_and_that_over_toml(tmp_path: Path) -> None:
+    file = tmp_path / "t.toml"
+    file.write_text('id = "toml"\ndomain = "a/b/c/d"\npool_bytes = "48MiB"\ndirect = false\n')
+    loaded = _load(
+        *NEEDED, "--config", str(file), "--id", "flag", "--unix",
+        environ={"CKPT_TARGET__ID": "env", "CKPT_TARGET__LOOP": "uvloop", "CKPT_TARGET__UNIX": "0"},
+    )  # fmt: skip
+    config = loaded.config
+    assert (config.id, config.loop, config.domain) == ("flag", "uvloop", "a/b/c/d")
+    assert (config.pool_bytes, config.direct, config.unix) == (48 * MiB, False, True)
+
+
+def test_sizes_are_read_with_suffixes() -> None:
+    assert _load(*NEEDED, "--capacity-bytes", "1.5GiB").config.capacity_bytes == 1536 * MiB
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--directory", "/d"),
+        (*NEEDED, "--loop", "other"),
+        (*NEEDED, "--listen", "nowhere"),
+        (*NEEDED, "--domain", "only/three/parts"),
+        (*NEEDED, "--pool-bytes", "1k"),
+        (*NEEDED, "--pool-bytes", "many"),
+    ],
+)
+def test_a_wrong_option_is_refused(argv: tuple[str, ...]) -> None:
+    with pytest.raises(Refused):
+        _load(*argv)
+
+
+def test_an_unknown_toml_key_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "t.toml"
+    file.write_text("poolbytes = 1\n")
+    with pytest.raises(Refused, match="poolbytes"):
+        _load(*NEEDED, "--config", str(file))
+
+
+def test_the_secret_is_found_in_the_variable_then_the_flag_then_the_home() -> None:
+    both = {"CKPT_SECRET_FILE": "/env", "XDG_CONFIG_HOME": "/config"}
+    assert _load(*NEEDED, "--secret-file", "/f", environ=both).secret_file == Path("/env")
+    assert _load(*NEEDED, "--secret-file", "/f").secret_file == Path("/f")
+    home = _load(*NEEDED, environ={"XDG_CONFIG_HOME": "/config"}).secret_file
+    assert home == Path("/config/ckpt/secret")
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "error"),
+    [
+        ("00" * 32, 0o640, Refused),
+        ("00" * 8, 0o600, Refused),
+        ("not hex", 0o600, Refused),
+        (None, 0, Unauthorized),
+    ],
+)
+def test_a_bad_secret_is_refused(
+    tmp_path: Path, content: str | None, mode: int, error: type[CkptError]
+) -> None:
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_text(content)
+        path.chmod(mode)
+    with pytest.raises(error):
+        read_secret(path)
+
+
+def test_every_option_has_a_help_text_and_is_printed() -> None:
+    command = (sys.executable, "-m", "ckptd.cli", "target")
+    text = subprocess.run((*command, "--help"), capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        (*command, *NEEDED, "--print-config"), capture_output=True, text=True, check=True
+    ).stdout
+    values = json.loads(printed)
+    for name in TargetConfig.__dataclass_fields__:
+        assert f"--{name.replace('_', '-')}" in text
+        assert name in values
+    assert "What it serves" in text
+
+
+def test_an_unknown_program_is_a_usage_error() -> None:
+    command = (sys.executable, "-m", "ckptd.cli", "nothing")
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 2

@@ -1,0 +1,222 @@
+"""Terms that outlive a target, and what a start does with what it finds in its directory."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ckpt.base.ids import CheckpointId, Epoch, Generation, ReservationId, RunName, Step
+from ckpt.protocol.events import Send, SessionClosed, SessionOpened
+from ckpt.protocol.messages import (
+    DocumentKind,
+    DropGeneration,
+    Failed,
+    ListColumns,
+    RegisterTarget,
+    RenewLease,
+    Reserve,
+    Reserved,
+    Role,
+    TargetRegistered,
+)
+from ckpt.protocol.target import decode_term, encode_term
+from ckpt.protocol.target_core import column_name
+from ckpt.testing.disk import FakeDisk, Fault, Keep
+from tests.protocol.target_world import (
+    CHECKPOINT,
+    COORDINATOR,
+    READER,
+    WRITER,
+    Column,
+    TargetWorld,
+    put_document,
+    store,
+)
+
+
+def _answers(world: TargetWorld) -> list[object]:
+    return list(world.messages(COORDINATOR))
+
+
+def _ready(disk: FakeDisk | None = None, boot: int = 11) -> TargetWorld:
+    world = TargetWorld(disk, boot=boot)
+    world.messages(COORDINATOR)
+    return world
+
+
+# --------------------------------------------------------------------------- terms
+
+
+def _come(world: TargetWorld, term: int) -> None:
+    world.feed(SessionClosed(world.now_us, COORDINATOR))
+    world.feed(SessionOpened(world.now_us, COORDINATOR, Role.COORDINATOR, ""))
+    world.tell(COORDINATOR, TargetRegistered(term, Epoch(term), 3_000_000))
+
+
+def test_a_term_is_durable_before_any_of_its_commands_is_answered() -> None:
+    world = TargetWorld(term=0)
+    world.feed(SessionOpened(world.now_us, COORDINATOR, Role.COORDINATOR, ""))
+    world.messages(COORDINATOR)
+    world.held = deque()
+    world.tell(COORDINATOR, TargetRegistered(3, Epoch(3), 3_000_000))
+    world.tell(COORDINATOR, Reserve(3, ReservationId(1), 8192))
+    for _ in range(4):
+        assert _answers(world) == []
+        assert world.machine.term == 0
+        world.step()
+    assert world.machine.term == 3
+    world.step()
+    assert _answers(world) == [Reserved(ReservationId(1))]
+    world.disk.crash(Keep.NOTHING)
+    assert TargetWorld(world.disk, boot=12, term=0).machine.term == 3
+
+
+def test_a_command_of_a_lower_term_is_refused_and_does_nothing() -> None:
+    world, column = _ready(), Column()
+    store(world, column)
+    _come(world, 5)
+    world.messages(COORDINATOR)
+    world.tell(COORDINATOR, DropGeneration(4, CHECKPOINT))
+    (answer,) = _answers(world)
+    assert isinstance(answer, Failed)
+    assert answer.code == "refused"
+    assert world.machine.column_count == 1
+
+
+def test_a_coordinator_of_a_lower_term_is_cut_off_also_after_a_restart() -> None:
+    world = _ready()
+    _come(world, 5)
+    again = TargetWorld(world.disk, boot=12, term=0)
+    again.feed(SessionOpened(again.now_us, COORDINATOR, Role.COORDINATOR, ""))
+    (register,) = again.messages(COORDINATOR)
+    assert isinstance(register, RegisterTarget)
+    assert register.term_seen == 5
+    again.tell(COORDINATOR, TargetRegistered(4, Epoch(4), 3_000_000))
+    assert [each.session for each in again.closed] == [COORDINATOR]
+    assert not again.machine.registered
+
+
+def test_of_two_terms_that_arrive_at_once_the_higher_stays() -> None:
+    world = _ready()
+    world.held = deque()
+    world.tell(COORDINATOR, TargetRegistered(6, Epoch(6), 3_000_000))
+    world.tell(COORDINATOR, TargetRegistered(7, Epoch(7), 3_000_000))
+    while world.held:
+        world.step()
+    assert world.machine.term == 7
+    assert TargetWorld(world.disk, boot=12, term=0).machine.term == 7
+
+
+def test_a_term_that_cannot_be_written_is_not_taken() -> None:
+    world = _ready()
+    world.disk.faults.append(Fault("sync"))
+    world.tell(COORDINATOR, TargetRegistered(6, Epoch(6), 3_000_000))
+    assert world.machine.term == 1
+    assert [each.session for each in world.closed] == [COORDINATOR]
+
+
+def test_a_command_from_a_session_that_was_not_dialed_cuts_it_off() -> None:
+    world, column = _ready(), Column()
+    store(world, column)
+    world.tell(WRITER, DropGeneration(1, CHECKPOINT))
+    assert [each.session for each in world.closed] == [WRITER]
+    assert world.machine.column_count == 1
+
+
+def test_the_lease_is_renewed_each_second_with_counters() -> None:
+    world, column = _ready(), Column()
+    store(world, column)
+    world.messages(COORDINATOR)
+    for _ in range(20):
+        world.tick(us=100_000)
+    renewals = _answers(world)
+    assert len(renewals) == 2
+    last = renewals[-1]
+    assert isinstance(last, RenewLease)
+    assert last.counters["columns_sealed"] == 1
+    assert last.counters["bytes_written"] == len(column.data)
+    assert last.bytes_used == column.file_bytes
+
+
+def test_a_term_file_refuses_damage() -> None:
+    data = encode_term(77)
+    assert decode_term(data) == 77
+    assert decode_term(data[:-1]) is None
+    assert decode_term(b"x" + data[1:]) is None
+
+
+# --------------------------------------------------------------------------- the directory
+
+
+def test_what_cannot_be_attributed_is_set_aside_and_never_deleted() -> None:
+    world, column = _ready(), Column()
+    store(world, column)
+    file = f"columns/{column_name(column.id)}"
+    size = world.disk.file_bytes(file)
+    whole = bytes(world.disk.read_at(file, 0, size))
+    disk = world.disk
+    disk.write_at("columns/garbage", 0, b"not ours")
+    disk.write_at("columns/renamed", 0, whole)
+    disk.write_at("documents/strange", 0, whole)
+    disk.write_at("staging/leftover", 0, b"never sealed")
+    again = _ready(disk, boot=12)
+    assert again.machine.column_count == 1
+    assert disk.list_directory("columns") == [column_name(column.id)]
+    assert disk.list_directory("staging") == []
+    assert len(disk.list_directory("aside")) == 3
+    assert again.machine.counters["set_aside"] == 3
+    assert [each.text for each in again.reports] == ["set aside"] * 3
+
+
+def test_one_bad_header_of_two_costs_nothing_and_both_set_the_file_aside() -> None:
+    world, column = _ready(), Column()
+    store(world, column)
+    file = f"columns/{column_name(column.id)}"
+    world.disk.rot(file, 100)
+    assert _ready(world.disk, boot=12).machine.column_count == 1
+    world.disk.rot(file, world.disk.file_bytes(file) - 100)
+    last = _ready(world.disk, boot=13)
+    assert last.machine.column_count == 0
+    assert len(world.disk.list_directory("aside")) == 1
+
+
+def test_a_column_of_another_cluster_is_set_aside() -> None:
+    world, column = _ready(), Column()
+    store(world, column)
+    other = TargetWorld(world.disk, boot=12, cluster="another")
+    assert other.machine.column_count == 0
+    assert len(world.disk.list_directory("aside")) == 1
+
+
+def test_a_directory_that_resists_is_reported_and_not_fatal() -> None:
+    world, column = _ready(), Column()
+    store(world, column)
+    world.disk.write_at("columns/garbage", 0, b"not ours")
+    world.disk.write_at("staging/leftover", 0, b".")
+    world.disk.faults += [Fault("rename"), Fault("remove")]
+    again = _ready(world.disk, boot=12)
+    assert again.machine.column_count == 1
+    texts = sorted(each.text for each in again.reports)
+    assert texts == ["leftover not removed", "not set aside", "set aside"]
+
+
+def test_equal_events_give_equal_actions() -> None:
+    def story() -> list[Send]:
+        world = TargetWorld(FakeDisk(seed=3))
+        for rank in range(3):
+            column = Column(rank=rank)
+            store(world, column, request=20 + rank, reservation=rank + 1)
+        put_document(world, DocumentKind.INDEX, bytes(300_000))
+        world.tell(READER, ListColumns())
+        return world.sent
+
+    assert story() == story()
+
+
+def test_long_run_names_are_only_ever_digests_on_disk() -> None:
+    run = RunName("team a/" + "x" * 240)
+    checkpoint = CheckpointId(run, Step(1), Generation(1, 1))
+    world, column = _ready(), Column(checkpoint=checkpoint)
+    store(world, column)
+    (name,) = world.disk.list_directory("columns")
+    assert "/" not in name
+    assert "team" not in name
