@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,13 @@ from ckpt.aio.socketpath import socket_path
 from ckpt.base.errors import Refused
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import KiB, MiB
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """pytest's own directories can be too long for a socket."""
+    with tempfile.TemporaryDirectory(prefix="ckpt-", dir="/tmp") as path:
+        yield Path(path)
 
 
 def address(slot: Slot) -> int:
@@ -106,16 +115,15 @@ def test_a_short_socket_path_stays_where_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", None])
 def test_a_long_socket_path_moves_to_the_runtime_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None
+    short_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None
 ) -> None:
-    runtime = tmp_path / "r"
-    runtime.mkdir()
+    runtime = short_path
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     if variable is None:
         monkeypatch.setattr("tempfile.tempdir", str(runtime))
     else:
         monkeypatch.setenv(variable, str(runtime))
-    deep = tmp_path / ("d" * 200)
+    deep = Path("/") / ("d" * 200)
     paths = {socket_path(deep, "a"), socket_path(deep, "b"), socket_path(str(deep) + "/", "a")}
     assert len(paths) == 2
     for path in paths:
