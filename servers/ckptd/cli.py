@@ -1,4 +1,7 @@
-"""`ckptd target | coordinator | local`: which daemon this process is. Each is imported when it is asked for."""
+"""`ckptd target | coordinator | local`: which daemon this process is.
+
+Each is imported when it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ PROGRAMS: Final = {
     "target": "serve one storage device or directory",
     "coordinator": "plan saves, commit checkpoints, keep the catalog",
     "local": "run a whole cluster of this machine under one process",
+    "rebuild-catalog": "make a lost catalog again from the targets alone",
 }
 
 
@@ -25,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if program not in PROGRAMS:
         return _explain(given)
     run = cast(
-        Callable[[Sequence[str]], int | None], importlib.import_module(f"ckptd.{program}").main
+        Callable[[Sequence[str]], int | None],
+        importlib.import_module(f"ckptd.{program.replace('-', '_')}").main,
     )
     try:
         return run(given[1:]) or 0
@@ -36,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _explain(given: Sequence[str]) -> int:
     """--help, --version, or a complaint."""
-    lines = "\n".join(f"  {name:<12} {text}" for name, text in PROGRAMS.items())
+    lines = "\n".join(f"  {name:<16} {text}" for name, text in PROGRAMS.items())
     parser = argparse.ArgumentParser(
         prog="ckptd",
         description="The daemons of ckpt.",

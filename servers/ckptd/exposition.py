@@ -111,6 +111,8 @@ def _escape(text: str, *, quote: bool = False) -> str:
 
 
 def _number(value: float) -> str:
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, int):
+        return str(value)
+    if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
-    return str(int(value)) if value == int(value) and abs(value) < 1 << 53 else repr(float(value))
+    return str(int(value)) if value == int(value) and abs(value) < 1 << 53 else repr(value)

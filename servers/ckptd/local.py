@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def run_local(config: LocalConfig, *, report: Reporter, program: Sequence[str] = PROGRAM) -> None:
+def run_local(config: LocalConfig, *, report: Reporter) -> None:
     """Serve DIR until a stop signal or idle. Call from the main thread of a process with no other.
 
     Raises Busy (already served), Refused (options contradict, another host, a secret that others
@@ -145,7 +145,6 @@ def run_local(config: LocalConfig, *, report: Reporter, program: Sequence[str] =
         secret_file=secret_file,
         secret=read_secret(secret_file),
         report=report,
-        program=program,
     ).run()
 
 
@@ -154,10 +153,9 @@ class LocalCluster:
 
     def __init__(
         self, directory: Path, cluster: ClusterFile, *, lock: int, secret_file: Path, secret: bytes,
-        report: Reporter, program: Sequence[str],
+        report: Reporter,
     ) -> None:  # fmt: skip
         self._directory = directory
-        self._program = tuple(program)
         self._cluster = cluster
         self._secret_file = secret_file
         self._secret = secret
@@ -196,7 +194,7 @@ class LocalCluster:
     def _coordinator_plan(self) -> ChildPlan:
         cluster = self._cluster
         fixed = [
-            *self._program,
+            *PROGRAM,
             COORDINATOR,
             *("--directory", str(self._directory), "--secret-file", str(self._secret_file)),
             *("--cluster", cluster.cluster, "--code", cluster.code),
@@ -218,7 +216,7 @@ class LocalCluster:
         directory = self._directory / "targets" / id
         directory.mkdir(parents=True, exist_ok=True)
         argv = [
-            *self._program,
+            *PROGRAM,
             "target",
             *("--id", id, "--directory", str(directory), "--coordinator", address),
             *("--listen", "127.0.0.1:0", "--secret-file", str(self._secret_file)),

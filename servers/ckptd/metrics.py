@@ -24,6 +24,9 @@ RUNS_LABELED_MAX: Final = 64
 COUNTERS_LABELED_MAX: Final = 64
 """Of each target; a counter's name comes from a peer."""
 
+LEVELS_OF_TARGET: Final = frozenset({"reservations", "streams"})
+"""What a target reports among its counters, but which also falls."""
+
 _COUNTER_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,47}")
 
 
@@ -145,11 +148,15 @@ def _targets(members: Membership) -> Iterator[Family]:
             used, free = used + target.bytes_used, free + target.bytes_free
         for name, value in sorted(target.counters.items())[:COUNTERS_LABELED_MAX]:
             if _COUNTER_NAME.fullmatch(name):
-                full = f"ckpt_target_{name.removesuffix('_total')}_total"
-                family = counters.setdefault(
-                    full, Family(full, Kind.COUNTER, "Of one target, since it began.")
-                )
-                family.add(value, target=target.id)
+                family = _family_of(name)
+                counters.setdefault(family.name, family).add(value, target=target.id)
     capacity.add(used, state="used").add(free, state="free")
     yield from (up, capacity, columns)
     yield from (counters[name] for name in sorted(counters)[:COUNTERS_LABELED_MAX])
+
+
+def _family_of(counter: str) -> Family:
+    if counter in LEVELS_OF_TARGET:
+        return Family(f"ckpt_target_{counter}", Kind.GAUGE, "Of one target, now.")
+    name = f"ckpt_target_{counter.removesuffix('_total')}_total"
+    return Family(name, Kind.COUNTER, "Of one target, since it began.")

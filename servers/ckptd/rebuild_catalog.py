@@ -16,14 +16,16 @@ was away) makes that coordinator start once more, above that (ckptd.coordinator)
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 from ckpt.aio.rpc import RpcClient
-from ckpt.base.errors import CkptError, Corrupt, NotFound, Unavailable
+from ckpt.base.errors import CkptError, Corrupt, Degraded, NotFound, Unavailable
 from ckpt.base.ids import CheckpointId, LaunchNumber, TargetId
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import MiB
@@ -44,10 +46,21 @@ from ckpt.protocol.messages import (
 from ckpt.protocol.placements import encode_placement
 from ckpt.protocol.target import TERM_FILE, decode_term
 from ckpt.protocol.target_directory import identify
+from ckptd import config as options
 from ckptd.catalog import CATALOG_NAME, create_catalog
 from ckptd.cluster_file import FILE_NAME, device_of, read_cluster
 
 PART_BYTES: Final = 1 * MiB
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildConfig:
+    """What `ckptd rebuild-catalog` is told."""
+
+    directory: Path
+    """Of the coordinator; without targets, of a local cluster that does not run."""
+    targets: str = ""
+    """HOST:PORT of each running target, separated by spaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +177,35 @@ def write_rebuilt(directory: Path, found: Rebuilt) -> Path:
     """Put the new catalog in its place; an old one is moved beside it, never deleted."""
     path = directory / CATALOG_NAME
     return create_catalog(directory, found.cluster, found.image, keep_old=path.exists())
+
+
+def main(argv: Sequence[str]) -> int:
+    """`ckptd rebuild-catalog …`: writes a new catalog, prints what it found as JSON."""
+    loaded = options.load(
+        RebuildConfig,
+        program="rebuild-catalog",
+        description="Make a lost catalog again from the targets alone. No coordinator may run.",
+        example="ckptd rebuild-catalog --directory /scratch/burst",
+        argv=argv,
+    )
+    directory, addresses = loaded.config.directory, loaded.config.targets.split()
+    if addresses:
+        secret = options.read_secret(loaded.secret_file)
+        found, path = rebuild_running(directory, addresses, secret)
+    else:
+        found, path = rebuild_directory(directory)
+    document = {
+        "catalog": str(path),
+        "cluster": found.cluster,
+        "term": found.image.term,
+        "committed": [str(checkpoint) for checkpoint in found.committed],
+        "refused": [
+            {"checkpoint": str(each.checkpoint), "reason": each.reason} for each in found.refused
+        ],
+        "unreachable": list(found.unreachable),
+    }
+    os.write(sys.stdout.fileno(), json.dumps(document, indent=2).encode() + b"\n")
+    return Degraded.exit_code if found.unreachable else 0
 
 
 # --------------------------------------------------------------------------- deciding

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from ckpt.aio.rpc import RpcClient
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import Refused
 from ckpt.protocol.messages import Ask, Role
-from tests.ckptd.local_program import PROGRAM
 from tests.waiting import wait_until
 
 Ready = dict[str, object]
@@ -30,7 +30,7 @@ class Local:
         self.directory = directory
         self.errors = directory.with_suffix(".errors").open("ab")
         self.process = subprocess.Popen(
-            [*PROGRAM, "local", str(directory), *flags],
+            [sys.executable, "-m", "ckptd.cli", "local", str(directory), *flags],
             stdout=subprocess.DEVNULL,
             stderr=self.errors,
         )
@@ -149,11 +149,11 @@ def test_a_target_that_cannot_start_does_not_keep_the_others_from_serving(
     tmp_path: Path, locals_: list[Local]
 ) -> None:
     (tmp_path / "d" / "targets" / "t1").mkdir(parents=True)
-    (tmp_path / "d" / "targets" / "t1" / "broken").touch()
+    (tmp_path / "d" / "targets" / "t1" / "target.toml").write_text("no TOML [")
     local = start(locals_, tmp_path, "--targets", "2", "--restart", "never")
     local.ready()
     assert local.live() == ["t0"]
-    assert "its disk is broken" in (tmp_path / "d" / "logs" / "t1.log").read_text()
+    assert "target.toml" in (tmp_path / "d" / "logs" / "t1.log").read_text()
 
 
 def test_a_second_supervisor_is_refused_and_one_after_a_kill_takes_over(

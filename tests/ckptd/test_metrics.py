@@ -1,0 +1,102 @@
+"""What Prometheus is told, and that it is the text that Prometheus reads."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+
+import pytest
+from ckptd.exposition import Family, Histogram, Kind, render
+from ckptd.metrics import CommitStatistics, render_metrics
+
+from ckpt.base.ids import BootId, TargetId
+from ckpt.erasure.code import Code
+from ckpt.protocol.catalog import CatalogImage, TargetSeen
+from ckpt.protocol.coordinator import CoordinatorMachine, CoordinatorPolicy
+from ckpt.protocol.messages import Role
+
+LINE = re.compile(
+    r"(# HELP [a-z_]+ .+)|(# TYPE [a-z_]+ (counter|gauge|histogram))"
+    r'|([a-z_]+(\{[a-z]+="([^"\\\n]|\\["\\n])*"(,[a-z]+="([^"\\\n]|\\["\\n])*")*\})? (\S+))'
+)
+
+
+def test_a_family_is_help_type_and_samples_in_order() -> None:
+    family = Family("ckpt_x_bytes", Kind.GAUGE, "Bytes\nof \\ x.").add(1.5, a="1").add(2, a="2")
+    assert render([family]) == (
+        "# HELP ckpt_x_bytes Bytes\\nof \\\\ x.\n"
+        "# TYPE ckpt_x_bytes gauge\n"
+        'ckpt_x_bytes{a="1"} 1.5\n'
+        'ckpt_x_bytes{a="2"} 2\n'
+    )
+
+
+def test_label_values_are_escaped() -> None:
+    family = Family("ckpt_x", Kind.GAUGE, "X.").add(1, run='a "b"\\\n')
+    assert render([family]).splitlines()[2] == 'ckpt_x{run="a \\"b\\"\\\\\\n"} 1'
+
+
+def test_a_histogram_is_cumulative_and_ends_with_infinity() -> None:
+    histogram = Histogram((0.1, 1.0))
+    for value in (0.05, 0.1, 0.5, 7.0):
+        histogram.observe(value)
+    family = Family("ckpt_s", Kind.HISTOGRAM, "S.", histograms=[((("a", "b"),), histogram)])
+    assert render([family]).splitlines()[2:] == [
+        'ckpt_s_bucket{a="b",le="0.1"} 2',
+        'ckpt_s_bucket{a="b",le="1"} 3',
+        'ckpt_s_bucket{a="b",le="+Inf"} 4',
+        'ckpt_s_sum{a="b"} 7.65',
+        'ckpt_s_count{a="b"} 4',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (math.inf, "+Inf"),
+        (-math.inf, "-Inf"),
+        (math.nan, "NaN"),
+        (0.1, "0.1"),
+        (3.0, "3"),
+        (1 << 60, "1152921504606846976"),
+    ],
+)
+def test_numbers_are_written_as_the_format_has_them(value: float, text: str) -> None:
+    assert render([Family("ckpt_x", Kind.GAUGE, "X.").add(value)]).endswith(f"ckpt_x {text}\n")
+
+
+def test_families_without_samples_are_left_out_and_names_come_once() -> None:
+    assert render([Family("ckpt_x", Kind.GAUGE, "X.")]) == ""
+    with pytest.raises(AssertionError):
+        render([Family("ckpt_x", Kind.GAUGE, "X."), Family("ckpt_x", Kind.GAUGE, "X.")])
+    with pytest.raises(AssertionError):
+        Family("ckpt_x", Kind.COUNTER, "Counters end in _total.")
+
+
+def test_a_coordinator_speaks_the_format_and_drops_counters_with_hostile_names() -> None:
+    image = CatalogImage(7)
+    image.targets[TargetId("t0")] = TargetSeen(TargetId("t0"), "p/r/h/d", "/d")
+    policy = CoordinatorPolicy("c1", Code(2, 1))
+    machine = CoordinatorMachine(policy, image, secret=bytes(32), wall_s=lambda: 0.0)
+    target = machine.members.targets[TargetId("t0")]
+    target.boot = BootId(1)
+    target.counters = {"bytes_written": 5, 'x"} 1\nckpt_evil': 1, "streams": 2}
+    text = render_metrics(
+        version="1",
+        members=machine.members,
+        checkpoints=machine.checkpoints,
+        statistics=CommitStatistics(),
+        sessions=Counter({Role.STAGER: 3}),
+        tickets_waiting=0,
+    )
+    assert all(LINE.fullmatch(line) for line in text.splitlines())
+    lines = text.splitlines()
+    assert 'ckpt_build_info{version="1"} 1' in lines
+    assert "ckpt_coordinator_term 7" in lines
+    assert 'ckpt_target_up{target="t0"} 0' in lines
+    assert 'ckpt_target_bytes_written_total{target="t0"} 5' in lines
+    assert 'ckpt_target_streams{target="t0"} 2' in lines
+    assert 'ckpt_sessions{role="stager"} 3' in lines
+    assert 'ckpt_save_stall_seconds_bucket{le="+Inf"} 0' in lines
+    assert "evil" not in text

@@ -1,0 +1,143 @@
+"""A lost catalog comes back from the targets' directories, and says what does not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ckptd.catalog import Catalog, read_image
+from ckptd.cluster_file import ClusterOptions, load_or_create
+from ckptd.rebuild_catalog import RestingTarget, rebuild
+
+from ckpt.base.errors import Unavailable
+from ckpt.base.ids import (
+    CheckpointId,
+    Generation,
+    LaunchNumber,
+    Rank,
+    RunName,
+    Step,
+    TargetId,
+)
+from ckpt.base.limits import PAGE_BYTES
+from ckpt.erasure.code import Code
+from ckpt.format.checksum import xxh3_128
+from ckpt.format.document import DocumentHeader, document_name, encode_document_header
+from ckpt.format.index import Index, IndexPayload, encode_index
+from ckpt.format.record import CommitRecord, Tombstone, encode_record, encode_tombstone
+from ckpt.protocol.catalog import RowState
+from ckpt.protocol.messages import CommitInfo, DocumentKind
+from ckpt.protocol.placements import decode_placement
+from ckpt.protocol.target import encode_term
+
+COLUMNS = (TargetId("t0"), TargetId("t1"), None)
+CLUSTER = "c1"
+
+
+def checkpoint(step: int, term: int = 3) -> CheckpointId:
+    return CheckpointId(RunName("a run"), Step(step), Generation(term, step))
+
+
+def index_of(id: CheckpointId) -> bytes:
+    payload = IndexPayload(Rank(0), Code(2, 1), 4096, 131072, 0, 100, bytes(16), COLUMNS, (1, 2, 0))
+    return encode_index(Index(id, LaunchNumber(5), 1, (payload,), ()))
+
+
+def record_of(id: CheckpointId, index: bytes, term: int = 4) -> bytes:
+    info = CommitInfo(
+        checkpoint=id, launch=LaunchNumber(5), world_size=1, code="2+1", payload_bytes=4096,
+        targets_survivable=0, domains_survivable=0, domain_level="device", committed_at_s=1.0,
+        commit_us=1, stall_us=1, slowest_rank=Rank(0), slowest_target=TargetId("t0"),
+    )  # fmt: skip
+    targets = (TargetId("t0"), TargetId("t1"))
+    return encode_record(CommitRecord(CLUSTER, info, xxh3_128(index), len(index), targets, term))
+
+
+def store(target: Path, kind: DocumentKind, id: CheckpointId, document: bytes) -> Path:
+    header = DocumentHeader(CLUSTER, kind.value, id, len(document), xxh3_128(document))
+    page = encode_document_header(header)
+    padded = document.ljust(header.padded_bytes, b"\0")
+    path = target / "documents" / document_name(kind.value, id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(page + padded * header.copies + page)
+    return path
+
+
+def commit(target: Path, id: CheckpointId) -> Path:
+    index = index_of(id)
+    store(target, DocumentKind.INDEX, id, index)
+    return store(target, DocumentKind.RECORD, id, record_of(id, index))
+
+
+def test_what_has_a_record_and_its_index_comes_back_all_else_is_named(tmp_path: Path) -> None:
+    t0, t1 = tmp_path / "t0", tmp_path / "t1"
+    commit(t0, checkpoint(1))
+    commit(t1, checkpoint(1))
+    store(t0, DocumentKind.INDEX, checkpoint(2), index_of(checkpoint(2)))
+    commit(t0, checkpoint(3))
+    tombstone = encode_tombstone(Tombstone(CLUSTER, checkpoint(3), 9, "asked by a user"))
+    store(t1, DocumentKind.TOMBSTONE, checkpoint(3), tombstone)
+    store(t1, DocumentKind.RECORD, checkpoint(4), record_of(checkpoint(4), b"another index"))
+    damaged = commit(t1, checkpoint(5))
+    damaged.write_bytes(damaged.read_bytes().replace(b"CKPR", b"xxxx"))
+    (t0 / "documents" / "junk").write_bytes(b"junk")
+    (t1 / "term").write_bytes(encode_term(11))
+    missing = tmp_path / "t2"
+
+    sources = [RestingTarget(folder, CLUSTER) for folder in (t0, t1, missing)]
+    found = rebuild(CLUSTER, sources)
+
+    assert found.committed == (checkpoint(1),)
+    row = found.image.rows[checkpoint(1)]
+    assert (row.state, row.launch, row.world_size) == (RowState.COMMITTED, 5, 1)
+    assert row.record == record_of(checkpoint(1), index_of(checkpoint(1)))
+    assert decode_placement(row.placement) == {0: COLUMNS}
+    reasons = {int(refusal.checkpoint.step): refusal.reason for refusal in found.refused}
+    assert sorted(reasons) == [2, 3, 4, 5]
+    assert "no commit record" in reasons[2]
+    assert reasons[3] == "tombstoned: asked by a user"
+    assert "index is on none" in reasons[4]
+    assert "t0, t1" in reasons[4]
+    assert "cannot be decoded" in reasons[5]
+    assert found.image.rows[checkpoint(3)].state is RowState.DELETED
+    assert found.image.term == 11
+    assert [name.split(":")[0] for name in found.unreachable] == [str(missing)]
+
+
+def test_one_good_copy_of_a_damaged_document_is_enough(tmp_path: Path) -> None:
+    path = commit(tmp_path / "t0", checkpoint(1))
+    content = bytearray(path.read_bytes())
+    content[0:10] = bytes(10)  # The first header page.
+    content[PAGE_BYTES : PAGE_BYTES + 10] = bytes(10)  # The first copy.
+    path.write_bytes(content)
+    found = rebuild(CLUSTER, [RestingTarget(tmp_path / "t0", CLUSTER)])
+    assert found.committed == (checkpoint(1),)
+
+
+def test_documents_of_another_cluster_do_not_count(tmp_path: Path) -> None:
+    commit(tmp_path / "t0", checkpoint(1))
+    found = rebuild("c2", [RestingTarget(tmp_path / "t0", "c2")])
+    assert (found.committed, found.refused) == ((), ())
+
+
+def test_without_any_target_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable):
+        rebuild(CLUSTER, [RestingTarget(tmp_path / "t0", CLUSTER)])
+
+
+def test_the_command_replaces_the_catalog_and_keeps_the_old_one(tmp_path: Path) -> None:
+    made = load_or_create(tmp_path, ClusterOptions(targets=2), "host", "test")
+    for id in made.target_ids:
+        (tmp_path / "targets" / id).mkdir(parents=True)
+        (tmp_path / "targets" / id / "term").write_bytes(encode_term(7))
+    Catalog.open(tmp_path, None, "lost").close()
+    command = [sys.executable, "-m", "ckptd.cli", "rebuild-catalog", "--directory", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=True)
+    printed = json.loads(done.stdout)
+    assert (printed["cluster"], printed["term"], printed["refused"]) == (made.cluster, 7, [])
+    cluster, image = read_image(tmp_path)
+    assert (cluster, image.term, sorted(image.targets)) == (made.cluster, 7, ["t0", "t1"])
+    assert (tmp_path / "catalog.sqlite.1").exists()
