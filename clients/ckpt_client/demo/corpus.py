@@ -1,0 +1,36 @@
+"""What does the demo's model read? The Python language reference, which every interpreter brings along."""
+
+from __future__ import annotations
+
+import builtins
+
+import numpy as np
+from numpy.typing import NDArray
+
+VOCABULARY_SIZE = 256
+"""Bytes."""
+CORPUS_BYTES_MIN = 4096
+
+
+def read_corpus() -> NDArray[np.uint8]:
+    """The text as bytes, the same for every process of one interpreter.
+
+    It is what `help("lists")` shows (pydoc's topics, some 600 KB); an interpreter without them reads its builtins'
+    documentation instead.
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        topics = {name: str(vars(builtins)[name].__doc__) for name in sorted(vars(builtins))}
+    text = "\n\n".join(topics[name] for name in sorted(topics)).encode()
+    assert len(text) >= CORPUS_BYTES_MIN
+    return np.frombuffer(text, np.uint8)
+
+
+def draw_batch(
+    corpus: NDArray[np.uint8], random: np.random.Generator, sequences: int, length: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Random windows of the text and the same windows one byte later, each [sequences, length]."""
+    starts = random.integers(0, len(corpus) - length, sequences)
+    windows = corpus[starts[:, None] + np.arange(length + 1)].astype(np.int64)
+    return windows[:, :-1], windows[:, 1:]

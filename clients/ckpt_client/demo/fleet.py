@@ -1,0 +1,193 @@
+"""The ranks of one launch: started together, heard together, ended together."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
+
+import msgspec
+
+from ckpt.base.errors import CkptError, Unavailable
+from ckpt_client.demo.mesh import socket_mesh
+from ckpt_client.demo.processes import kill_processes
+from ckpt_client.demo.words import TrainerPlan, Word, decode_word
+from ckpt_client.detach import child_environment
+
+READ_BYTES: Final = 1 << 16
+END_TIMEOUT_S: Final = 10.0
+ONE_THREAD: Final = {
+    name: "1"
+    for name in (
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "BLIS_NUM_THREADS",
+        "VECLIB_MAXIMUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+    )
+}
+"""Sums over several threads come out in an order of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """What all ranks have in common."""
+
+    ranks: int
+    seed: int
+    steps: int
+    save_every: int
+    width: int
+    url: str
+    launch: str
+    log: Path
+    """Receives what ranks say on stderr."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A rank said something."""
+
+    rank: int
+    word: Word
+
+
+class Fleet:
+    """I own the processes and their pipes; leaving me ends what still runs."""
+
+    def __init__(self, plan: FleetPlan) -> None:
+        self._plan = plan
+        self._selector = selectors.DefaultSelector()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._rests: dict[int, bytes] = {}
+        #: rank -> the beginning of a line that has not ended yet, while its pipe is open.
+        self._killed = False
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        return [each.pid for each in self._processes]
+
+    @property
+    def silent(self) -> bool:
+        """All ranks have closed their pipes: there is nothing more to hear."""
+        return not self._rests
+
+    def hear(self, timeout_s: float) -> list[Heard]:
+        """What ranks said by now, waiting at most so long for the first. Raises CkptError when one failed."""
+        heard: list[Heard] = []
+        for key, _ in self._selector.select(timeout_s):
+            rank: int = key.data
+            pipe = self._pipe(rank)
+            data = pipe.read1(READ_BYTES)  # type: ignore[attr-defined]
+            *lines, self._rests[rank] = (self._rests[rank] + data).split(b"\n")
+            try:
+                heard.extend(Heard(rank, decode_word(line)) for line in lines)
+            except msgspec.MsgspecError:
+                raise CkptError(f"rank {rank} said {lines[0]!r:.200}") from None
+            if not data:
+                self._ended(rank)
+        return heard
+
+    def kill(self) -> None:
+        """SIGKILL to every rank, each by its id; returns when all are gone."""
+        self._killed = True
+        left = kill_processes(self.pids, signal.SIGKILL, END_TIMEOUT_S)
+        if left:
+            raise Unavailable(f"processes {sorted(left)} do not end")
+        for each in self._processes:
+            each.wait()
+
+    def close(self) -> None:
+        """End what still runs. Idempotent."""
+        for each in self._processes:
+            if each.poll() is None:
+                each.kill()
+        for each in self._processes:
+            each.wait()
+            if each.stdout is not None:
+                each.stdout.close()
+        self._selector.close()
+
+    # ----------------------------------------------------------------------- inside
+
+    def _start(self) -> None:
+        plan = self._plan
+        mesh = socket_mesh(plan.ranks)
+        try:
+            with plan.log.open("ab") as log:
+                for rank, sockets in enumerate(mesh):
+                    peers = {peer: each.fileno() for peer, each in sockets.items()}
+                    self._processes.append(self._start_rank(rank, peers, log))
+                    self._selector.register(self._pipe(rank), selectors.EVENT_READ, rank)
+                    self._rests[rank] = b""
+        finally:
+            for sockets in mesh:
+                for each in sockets.values():
+                    each.close()
+
+    def _start_rank(
+        self, rank: int, peers: Mapping[int, int], log: IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        plan = self._plan
+        words = TrainerPlan(
+            rank=rank,
+            world_size=plan.ranks,
+            peers=dict(peers),
+            seed=plan.seed,
+            steps=plan.steps,
+            save_every=plan.save_every,
+            width=plan.width,
+            url=plan.url,
+            launch=plan.launch,
+        )
+        argument = msgspec.json.encode(words).decode()
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "ckpt_client.demo.trainer", argument],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            pass_fds=tuple(peers.values()),
+            start_new_session=True,  # Ctrl-C is for the director, which ends the ranks in order.
+            env={**child_environment(), **ONE_THREAD},
+        )
+
+    def _pipe(self, rank: int) -> IO[bytes]:
+        pipe = self._processes[rank].stdout
+        assert pipe is not None
+        return pipe
+
+    def _ended(self, rank: int) -> None:
+        self._selector.unregister(self._pipe(rank))
+        del self._rests[rank]
+        if self._killed:
+            return
+        status = self._processes[rank].wait(END_TIMEOUT_S)
+        if status:
+            raise CkptError(f"rank {rank} ended with status {status}: {self._last_line()}")
+
+    def _last_line(self) -> str:
+        lines = self._plan.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,106 @@
+"""Which processes belong to this demo, and how do they end? Each by its own id, none by its name.
+
+Everything that the demo starts inherits one environment variable with a random value, also what starts
+detached (the supervisor, stagers). `find_marked` is how they are found again, whatever happened in between.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+MARK_NAME: Final = "CKPT_DEMO_MARK"
+STAGER_MODULE: Final = "ckpt_client.stager"
+POLL_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A running process of this demo."""
+
+    pid: int
+    command: tuple[str, ...]
+
+    @property
+    def is_stager(self) -> bool:
+        return STAGER_MODULE in self.command
+
+
+@contextmanager
+def marked_environment(mark: str) -> Iterator[None]:
+    """Whatever is started inside carries the mark. Launchers' variables are hidden: the demo's ranks are its own."""
+    before = dict(os.environ)
+    for name in ("CKPT_STORE", "CKPT_SECRET_FILE"):
+        os.environ.pop(name, None)
+    os.environ[MARK_NAME] = mark
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def find_marked(mark: str) -> list[Marked]:
+    """Running processes that carry the mark, by id. Zombies have no environment and are not among them."""
+    wanted = f"{MARK_NAME}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if wanted not in (entry / "environ").read_bytes().split(b"\0"):
+                continue
+            command = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:  # Ended meanwhile, or somebody else's.
+            continue
+        found.append(Marked(int(entry.name), tuple(command)))
+    return sorted(found, key=lambda one: one.pid)
+
+
+def kill_processes(pids: Iterable[int], number: signal.Signals, timeout_s: float) -> set[int]:
+    """Signal each of them and wait until it is gone; returns those that are still there.
+
+    A descriptor of the process is held meanwhile, so that a number that is given anew is never hit.
+    """
+    waiting: dict[int, int] = {}
+    try:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                waiting[os.pidfd_open(pid)] = pid
+        for descriptor in waiting:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, number)
+        return _wait_gone(waiting, time.monotonic() + timeout_s)
+    finally:
+        for descriptor in waiting:
+            os.close(descriptor)
+
+
+def end_marked(mark: str, timeout_s: float) -> set[int]:
+    """Kill what still carries the mark, until there is none or the time is over; returns what is left."""
+    deadline_s = time.monotonic() + timeout_s
+    while found := {one.pid for one in find_marked(mark)}:
+        if time.monotonic() >= deadline_s:
+            return found
+        kill_processes(found, signal.SIGKILL, max(0.0, deadline_s - time.monotonic()))
+        time.sleep(POLL_S)  # A killed process of ours stays in the list until it is reaped.
+    return set()
+
+
+def _wait_gone(waiting: dict[int, int], deadline_s: float) -> set[int]:
+    left = dict(waiting)
+    poll = select.poll()
+    for descriptor in left:
+        poll.register(descriptor, select.POLLIN)
+    while left and time.monotonic() < deadline_s:
+        for descriptor, _ in poll.poll(max(1, int((deadline_s - time.monotonic()) * 1e3))):
+            poll.unregister(descriptor)
+            del left[descriptor]
+    return set(left.values())
