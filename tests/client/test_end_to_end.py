@@ -1,0 +1,284 @@
+"""Saves through a real local cluster: supervisor, coordinator, targets, stagers, and signals to each of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckpt
+from tests.client.test_stager_process import runs
+from tests.waiting import wait_until
+
+RANKS = 4
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A cluster of 7 targets; its supervisor is ended with the module."""
+    directory = tmp_path_factory.mktemp("burst")
+    yield f"ckpt+local://{directory}?targets=7&code=4+2&pretend_domains=1"
+    stop(directory)
+
+
+def stop(directory: Path) -> None:
+    ready = json.loads((directory / "ready.json").read_text())
+    os.kill(ready["pid"], signal.SIGTERM)
+    wait_until(lambda: not runs(ready["pid"]), "the supervisor's end")
+
+
+def directory_of(url: str) -> Path:
+    return Path(url.removeprefix("ckpt+local://").partition("?")[0])
+
+
+def state_of(rank: int, version: int, *, replica: float = 0.0) -> dict[str, object]:
+    return {
+        "own": np.full(50_000, version * 10 + rank, "f4"),
+        "same": ckpt.Replicated({"p": np.full(400_000, version + replica), "lr": 0.1}),
+        "m": ckpt.Shard(np.full((10, 100), rank), (10 * RANKS, 100), (10 * rank, 0)),
+        "step": version,
+    }
+
+
+def save_all(
+    store: ckpt.Store, run: str, step: int, states: list[dict[str, object]]
+) -> list[ckpt.Save]:
+    return [
+        store.save(run, step, state, rank=rank, world_size=len(states))
+        for rank, state in enumerate(states)
+    ]
+
+
+def errors_of(saves: list[ckpt.Save]) -> list[str]:
+    texts = []
+    for save in saves:
+        with pytest.raises(ckpt.CkptError) as caught:
+            save.wait(TIMEOUT_S)
+        texts.append(str(caught.value))
+    return texts
+
+
+def test_a_save_of_all_ranks_commits_and_is_listed(url: str) -> None:
+    with ckpt.open(url) as store:
+        assert store.latest("a/run") is None
+        for step in (1, 2, 3):
+            saves = save_all(store, "a/run", step, [state_of(r, step) for r in range(RANKS)])
+            commits = [save.wait(TIMEOUT_S) for save in saves]
+            assert len(set(commits)) == 1
+            assert (commits[0].run, commits[0].step) == ("a/run", step)
+            assert (commits[0].targets_survivable, commits[0].domains_survivable) == (2, 2)
+            replica_bytes = 400_000 * 8
+            own_bytes = RANKS * (50_000 * 4 + 10 * 100 * 8)
+            assert 0 <= commits[0].bytes - own_bytes - replica_bytes < 16_384
+        assert [commit.step for commit in store.steps("a/run")] == [1, 2, 3]
+        assert store.latest("a/run") == 3
+
+
+def test_a_step_that_is_saved_again_has_a_newer_generation(url: str) -> None:
+    with ckpt.open(url) as store:
+        first = store.save("again", 1, state_of(0, 1)["own"]).wait(TIMEOUT_S)
+        second = store.save("again", 1, state_of(0, 2)["own"]).wait(TIMEOUT_S)
+        assert second.generation > first.generation
+        assert [commit.generation for commit in store.steps("again")] == [second.generation]
+
+
+def test_a_replica_that_differs_aborts_the_save_by_path_and_rank(url: str) -> None:
+    with ckpt.open(url) as store:
+        states = [state_of(r, 1, replica=float(r == 2)) for r in range(RANKS)]
+        for text in errors_of(save_all(store, "replicas", 1, states)):
+            assert "same/p" in text
+            assert "rank 2" in text
+        assert store.latest("replicas") is None
+
+
+def test_a_replicated_scalar_that_differs_aborts_the_save_too(url: str) -> None:
+    with ckpt.open(url) as store:
+        states: list[dict[str, object]] = [
+            {"c": ckpt.Replicated({"k": int(r == 1)})} for r in range(3)
+        ]
+        for text in errors_of(save_all(store, "scalars", 1, states)):
+            assert "c/k" in text
+
+
+def test_overlapping_shards_must_agree(url: str) -> None:
+    def shards(difference: int) -> list[dict[str, object]]:
+        boxes = [np.zeros((20, 50)) + difference * rank for rank in range(2)]
+        return [{"m": ckpt.Shard(box, (30, 50), (rank * 10, 0))} for rank, box in enumerate(boxes)]
+
+    with ckpt.open(url) as store:
+        for save in save_all(store, "overlap", 1, shards(0)):
+            save.wait(TIMEOUT_S)
+        for text in errors_of(save_all(store, "overlap", 2, shards(1))):
+            assert "overlap" in text
+
+
+def test_a_hole_in_a_global_tensor_is_refused(url: str) -> None:
+    with ckpt.open(url) as store:
+        states: list[dict[str, object]] = [
+            {"m": ckpt.Shard(np.zeros((5, 4)), (20, 4), (rank * 10, 0))} for rank in range(2)
+        ]
+        for text in errors_of(save_all(store, "hole", 1, states)):
+            assert "'m'" in text
+
+
+def test_a_rank_that_goes_on_aborts_the_step_it_left_out_and_is_named(url: str) -> None:
+    with ckpt.open(url) as store:
+        early = store.save("late", 1, {"a": 1}, rank=0, world_size=2)
+        later = store.save("late", 2, {"a": 1}, rank=1, world_size=2)
+        assert "rank 1" in errors_of([early])[0]
+        store.save("late", 2, {"a": 1}, rank=0, world_size=2).wait(TIMEOUT_S)
+        later.wait(TIMEOUT_S)
+
+
+def test_an_error_nobody_waited_for_is_raised_by_the_next_save_and_by_close(url: str) -> None:
+    def fail(store: ckpt.Store, step: int) -> None:
+        saves = save_all(store, "untold", step, [{"a": ckpt.Replicated(r)} for r in range(2)])
+        wait_until(lambda: _ended(saves), "the abort")
+
+    def _ended(saves: list[ckpt.Save]) -> bool:
+        for save in saves:
+            if not save.ended:
+                save._stager.take_news()  # type: ignore[union-attr]
+        return all(save.ended for save in saves)
+
+    store = ckpt.open(url)
+    fail(store, 1)
+    for _ in range(2):  # Each rank's own.
+        with pytest.raises(ckpt.Refused, match="'a'"):
+            store.save("untold", 2, {"a": 1}, rank=0, world_size=2)
+    fail(store, 3)
+    with pytest.raises(ckpt.Refused, match="'a'"):
+        store.close()
+    store.close()
+
+
+def test_a_state_that_cannot_be_stored_is_refused_before_anything_is_staged(url: str) -> None:
+    with ckpt.open(url) as store:
+        with pytest.raises(ckpt.Refused, match="layers/"):
+            store.save("refused", 1, {"layers": [object()]})
+        assert store.latest("refused") is None
+
+
+def test_a_killed_stager_is_an_error_and_the_next_save_starts_a_new_one(url: str) -> None:
+    with ckpt.open(url) as store:
+        save = store.save("killed", 1, {"a": np.zeros(1000)}, rank=0, world_size=2)
+        (link,) = store._stagers.values()
+        os.kill(link.pid, signal.SIGKILL)
+        assert f"pid {link.pid}" in errors_of([save])[0]
+        for save in save_all(store, "killed", 2, [{"a": np.zeros(1000)}, {}]):
+            assert save.wait(TIMEOUT_S).step == 2
+        (renewed,) = (one for place, one in store._stagers.items() if place.rank == 0)
+        assert renewed.pid != link.pid
+
+
+_TRAINER = """
+import sys, time
+import numpy as np
+import ckpt
+store = ckpt.open(sys.argv[1])
+store.save("orphan", 7, {"a": np.arange(20_000_000), "b": 3})
+print("staged", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_trainer_killed_after_save_has_returned_does_not_stop_the_save(url: str) -> None:
+    command = [sys.executable, "-c", _TRAINER, url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "staged\n"
+        trainer.kill()
+    with ckpt.open(url) as store:
+        wait_until(lambda: store.latest("orphan") == 7, "the orphan's commit", TIMEOUT_S)
+
+
+def test_a_coordinator_that_is_killed_only_delays_the_commit(url: str) -> None:
+    with ckpt.open(url) as store:
+        store.save("restart", 1, {"a": np.zeros(1000)}).wait(TIMEOUT_S)
+        ready = json.loads((directory_of(url) / "ready.json").read_text())
+        os.kill(ready["coordinator_pid"], signal.SIGKILL)
+        assert store.save("restart", 2, {"a": np.ones(1000)}).wait(TIMEOUT_S).step == 2
+        assert [commit.step for commit in store.steps("restart")] == [1, 2]
+
+
+def test_a_full_arena_skips_or_refuses_as_asked(url: str) -> None:
+    for policy in ("skip", "error"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            store = ckpt.open(url, when_full=policy)
+            for step in (1, 2):  # Rank 1 never comes: both halves stay held.
+                store.save(f"full {policy}", step, {"a": 1}, rank=0, world_size=2)
+            if policy == "skip":
+                skipped = store.save(f"full {policy}", 3, {"a": 1}, rank=0, world_size=2)
+                assert skipped.skipped
+                with pytest.raises(ckpt.Busy):
+                    skipped.wait()
+            else:
+                with pytest.raises(ckpt.CkptError):
+                    store.save(f"full {policy}", 3, {"a": 1}, rank=0, world_size=2)
+            with pytest.raises(ckpt.CkptError):
+                store.close(timeout_s=0.0)
+
+
+def test_a_forked_child_must_open_a_store_of_its_own(url: str) -> None:
+    with ckpt.open(url) as store:
+        child = os.fork()
+        if not child:
+            try:
+                store.save("forked", 1, {"a": 1})
+            except ckpt.Refused as error:
+                os._exit(0 if "forked child" in str(error) else 1)
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        assert store.save("forked", 1, {"a": 1}).wait(TIMEOUT_S).step == 1
+
+
+def test_an_option_that_contradicts_the_directory_names_both(url: str) -> None:
+    with pytest.raises(ckpt.Refused, match=r"code=2\+1.*code=4\+2"):
+        ckpt.open(url.replace("4+2", "2+1"))
+    with ckpt.open(url.partition("?")[0]) as store:
+        assert store.steps("nothing") == []
+
+
+def test_many_opens_at_once_start_one_supervisor(tmp_path: Path) -> None:
+    script = "import sys, ckpt\nwith ckpt.open(sys.argv[1]) as s: print(s._control.cluster)"
+    url = f"ckpt+local://{tmp_path}?targets=2"
+
+    def open_once(_: int) -> str:
+        command = [sys.executable, "-c", script, url]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    with ThreadPoolExecutor(4) as pool:
+        clusters = set(pool.map(open_once, range(4)))
+    stop(tmp_path)
+    assert len(clusters) == 1
+    log = (tmp_path / "logs" / "supervisor.log").read_text()
+    assert log.count('"child": "coordinator"') == 1
+
+
+def test_a_stopped_cluster_is_started_again_by_the_next_open(tmp_path: Path) -> None:
+    url = f"ckpt+local://{tmp_path}?targets=2"
+    with ckpt.open(url) as store:
+        store.save("r", 1, {"a": 1}).wait(TIMEOUT_S)
+    stop(tmp_path)
+    with ckpt.open(url) as store:
+        assert store.latest("r") == 1
+    stop(tmp_path)
+
+
+def test_the_module_level_functions_use_the_named_store(url: str) -> None:
+    script = "import ckpt; print(ckpt.save('module', 4, {'a': 1}).wait(60).step)"
+    environ = {**os.environ, "CKPT_STORE": url}
+    command = [sys.executable, "-W", "error", "-c", script]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("4\n", 0), done.stderr
