@@ -256,7 +256,7 @@ class TargetMachine:
                 self._command(event, message)
             case TargetRegistered():
                 self._register(session, message)
-            case LeaseRenewed(epoch=epoch):
+            case LeaseRenewed(epoch=epoch) if session == self._coordinator:
                 self.epoch = epoch
             case Failed(message=text):
                 self._core.report("warning", "the coordinator refused", why=text)

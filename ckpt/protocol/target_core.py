@@ -70,6 +70,10 @@ class TargetLimits:
     """And for all sessions together."""
     read_jobs_max: int = 1024
     """Questions of one session that may wait."""
+    read_pieces_max: int = 65_536
+    """Disk reads that these may be cut into, so that questions cost bounded memory; one alone may
+    have more.
+    """
     table_cache_bytes: int = 16 * MiB
     capacity_bytes: int | None = None
     """What this target may use of its device, where that is less than the device."""

@@ -179,7 +179,9 @@ class Reads:
     def queue(self, job: Job) -> None:
         """Take the question in, or refuse when its session asks too many at once."""
         reader = self._readers.setdefault(job.session, Reader())
-        if len(reader.jobs) >= self._core.limits.read_jobs_max:
+        limits = self._core.limits
+        pieces = sum(len(each.pieces) for each in reader.jobs if isinstance(each, ReadJob))
+        if len(reader.jobs) >= limits.read_jobs_max or pieces >= limits.read_pieces_max:
             self._core.fail(job.session, job.request, "busy", "too many questions at once")
             return
         self._core.counters.reads += 1

@@ -30,6 +30,7 @@ from ckpt.protocol.messages import (
     CreditGranted,
     Failed,
     Fragment,
+    LeaseRenewed,
     RangeData,
     RangesDone,
     ReadRanges,
@@ -472,3 +473,28 @@ def test_registering_names_the_standing_reservations() -> None:
     assert (register.term_seen, register.reservations) == (1, (ReservationId(4),))
     world.tell(COORDINATOR, TargetRegistered(1, Epoch(1), 3_000_000))
     assert world.machine.registered
+
+
+def test_a_release_takes_effect_when_the_stream_that_uses_it_ends() -> None:
+    world, column, other = TargetWorld(), Column(), Column(column=2)
+    reserve(world, column, 1)
+    reserve(world, other, 2)
+    write(world, column, reservation=1)
+    write(world, other, request=21, reservation=2)
+    for number in (1, 2):
+        world.tell(COORDINATOR, ReleaseReservation(1, ReservationId(number)))
+    world.tell(WRITER, column.seal, column.manifest, request=20)
+    assert [each.proof.column for each in _proofs(world)] == [column.id]
+    world.tell(WRITER, AbandonColumn(), request=21)
+    assert world.disk.list_directory("staging") == []
+    world.tell(WRITER, other.begin(2), request=22)
+    assert _failed(world) == ["refused"]
+    world.tell(COORDINATOR, ReleaseReservation(1, ReservationId(1)))
+    assert world.machine.column_count == 1
+
+
+def test_a_lease_answer_from_a_stager_cuts_it_off() -> None:
+    world = TargetWorld()
+    world.tell(WRITER, LeaseRenewed(Epoch(99)))
+    assert [each.session for each in world.closed] == [WRITER]
+    assert world.machine.epoch == 1
