@@ -142,6 +142,7 @@ class TargetMachine:
         self._offered_term = 0
         #: Of the present session's TargetRegistered; 0 before it came.
         self._renewed_us = 0
+        self._renewed_fragments = 0
         self._request_count = 0
         self.epoch = Epoch(0)
 
@@ -388,10 +389,13 @@ class TargetMachine:
             self._received(each)
 
     def _tick(self) -> None:
-        due = self._core.now_us - self._renewed_us >= RENEW_US
+        # Within a burst at every tick, so that what people see of its progress is not a second old.
+        busy = self._core.counters.fragments != self._renewed_fragments
+        due = busy or self._core.now_us - self._renewed_us >= RENEW_US
         if self._coordinator is None or not self._registered or not due:
             return
         self._renewed_us = self._core.now_us
+        self._renewed_fragments = self._core.counters.fragments
         renew = RenewLease(
             target=self._core.identity.target,
             boot=self._core.identity.boot,
