@@ -1,0 +1,214 @@
+"""The memory and the checks of one payload's read; without sockets and threads, so that the simulator runs it too.
+
+A received range is compared with its fresh checksum (`range_is_whole`), a cell that came whole with the
+manifest (`fragment_is_right`: stale or misplaced bytes), a decoded cell too (`decoded_is_right`). The
+manifest itself is the one that the index names (`manifest_is_named`). Nothing is handed out before.
+
+A byte is read once for its checksum: the cell's comes from those of its ranges.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+import numpy as np
+
+from ckpt.base.errors import Corrupt
+from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID, codec_for
+from ckpt.format.checksum import crc32, crc32_concat, xxh3_128
+from ckpt.format.layout import Layout
+from ckpt.format.manifest import RankManifest, decode_manifest
+from ckpt.protocol.reader_events import DecodePart, FinishStripe
+from ckpt.transfer.landings import Bytes, Landings
+
+CELLS_KEPT_MAX: Final = 64
+"""Free scratch cells that are kept for the next stripe."""
+
+
+class Checks:
+    """What stands between the wire and the caller's memory. The simulator plants bugs by overriding one."""
+
+    def range_is_whole(self, view: memoryview, crc: int) -> bool:
+        """A received range against the checksum that its target made for it."""
+        return crc32(view) == crc
+
+    def manifest_is_named(self, document: bytes | bytearray | memoryview, digest: bytes) -> bool:
+        """A received manifest against the digest in the index."""
+        return xxh3_128(document) == digest
+
+    def fragment_is_right(self, crc: int, manifest: RankManifest, stripe: int, column: int) -> bool:
+        """A received cell against the manifest."""
+        return crc == int(manifest.fragment_crcs[stripe, column])
+
+    def decoded_is_right(self, crc: int, manifest: RankManifest, stripe: int, column: int) -> bool:
+        """A cell of which something was decoded, against the manifest."""
+        return crc == int(manifest.fragment_crcs[stripe, column])
+
+
+class CellPool:
+    """Scratch cells that are used again, since first touch costs more than all the rest. Thread safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: By size; what no stripe holds.
+        self._free: dict[int, list[Bytes]] = {}
+
+    def take(self, size: int) -> Bytes:
+        """A cell with whatever it held before."""
+        with self._lock:
+            free = self._free.get(size)
+            if free:
+                return free.pop()
+        return np.empty(size, np.uint8)
+
+    def give_back(self, cell: Bytes) -> None:
+        """Nobody may touch it afterwards."""
+        with self._lock:
+            free = self._free.setdefault(len(cell), [])
+            if len(free) < CELLS_KEPT_MAX:
+                free.append(cell)
+
+
+class Assembly:
+    """I keep what came of one payload until its stripe is finished.
+
+    `land` belongs to the thread that receives, everything else to the one that checks. PayloadReader
+    promises that no range of a stripe is landing while that stripe is finished.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        landings: Landings,
+        manifest_digest: bytes,
+        checks: Checks | None = None,
+        pool: CellPool | None = None,
+    ) -> None:
+        self.layout = layout
+        self.landings = landings
+        self.manifest: RankManifest | None = None
+        self._digest = manifest_digest
+        self._checks = Checks() if checks is None else checks
+        self._pool = CellPool() if pool is None else pool
+        #: (stripe, column) -> where the cell is put together; direct cells are views of the destination.
+        self._homes: dict[tuple[int, int], memoryview] = {}
+        #: Homes that go back to the pool.
+        self._scratch: dict[tuple[int, int], Bytes] = {}
+        #: (stripe, column) -> start of a received range in the cell -> (end, checksum).
+        self._crcs: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+
+    def is_direct(self, stripe: int, column: int) -> bool:
+        """The whole cell has one place in the destination."""
+        return self._place(stripe, column) is not None
+
+    def land(self, column: int, start: int, size: int) -> memoryview:
+        """Where fragment bytes [start, start + size) of a column, which lie in one cell, are to be written."""
+        stripe = start // self.layout.cell_bytes
+        at = start - self.layout.fragment_offset(stripe)
+        return self._home(stripe, column)[at : at + size]
+
+    def store(self, column: int, start: int, view: memoryview, crc: int) -> bool:
+        """Bytes that landed are whole: they count now. False, and they do not, when the checksum differs."""
+        if not self._checks.range_is_whole(view, crc):
+            return False
+        stripe = start // self.layout.cell_bytes
+        at = start - self.layout.fragment_offset(stripe)
+        self._crcs.setdefault((stripe, column), {})[at] = at + len(view), crc
+        return True
+
+    def take_manifest(self, document: bytes | bytearray | memoryview) -> None:
+        """Keep it. Raises Corrupt when it is not the one that the index names, or of another code."""
+        if not self._checks.manifest_is_named(document, self._digest):
+            raise Corrupt("not the one that the index names")
+        manifest = decode_manifest(document)
+        if manifest.layout != self.layout:
+            raise Corrupt(f"it is of a payload cut otherwise: {manifest.layout}")
+        if (manifest.matrix_id, manifest.code_version) != (MATRIX_ID, CODE_VERSION):
+            raise Corrupt(f"parity of matrix {manifest.matrix_id}, version {manifest.code_version}")
+        self.manifest = manifest
+
+    def finish(self, action: FinishStripe) -> tuple[int, ...]:
+        """Check, decode, check, hand out: the columns whose cells are wrong, and then nothing was handed out."""
+        stripe = action.stripe
+        wrong = [j for j in action.checked if not self._received_right(stripe, j)]
+        if wrong:
+            self._forget(stripe, wrong)
+            return tuple(wrong)
+        self.decode(stripe, action.parts)
+        wrong = [j for j in action.rebuilt if not self._decoded_right(stripe, j)]
+        if wrong:
+            self._forget(stripe, wrong)
+            return tuple(wrong)
+        self._hand_out(stripe)
+        return ()
+
+    def decode(self, stripe: int, parts: tuple[DecodePart, ...]) -> None:
+        """Fill the holes of this stripe's cells."""
+        codec = codec_for(self.layout.code)
+        for part in parts:
+            present = {j: self._home(stripe, j)[part.start : part.end] for j in part.sources}
+            wanted = {j: self._home(stripe, j)[part.start : part.end] for j in part.wanted}
+            codec.reconstruct(present, wanted)
+
+    # ----------------------------------------------------------------------- inside
+
+    def _received_right(self, stripe: int, column: int) -> bool:
+        assert self.manifest is not None, "PayloadReader waits for it"
+        crc = self._received_crc(stripe, column)
+        return self._checks.fragment_is_right(crc, self.manifest, stripe, column)
+
+    def _decoded_right(self, stripe: int, column: int) -> bool:
+        assert self.manifest is not None, "PayloadReader waits for it"
+        crc = crc32(self._home(stripe, column))
+        return self._checks.decoded_is_right(crc, self.manifest, stripe, column)
+
+    def _received_crc(self, stripe: int, column: int) -> int:
+        """From its ranges when they tile the cell, else from its bytes."""
+        ranges = sorted(self._crcs.get((stripe, column), {}).items())
+        at = 0
+        for start, (end, _) in ranges:
+            if start != at:
+                return crc32(self._home(stripe, column))
+            at = end
+        if at != self.layout.cell_bytes_of(stripe):
+            return crc32(self._home(stripe, column))
+        return crc32_concat((crc, end - start) for start, (end, crc) in ranges)
+
+    def _forget(self, stripe: int, columns: list[int]) -> None:
+        for column in columns:
+            self._crcs.pop((stripe, column), None)
+
+    def _hand_out(self, stripe: int) -> None:
+        """Copy scratch cells to their places and let everything of the stripe go."""
+        for column in range(self.layout.code.n):
+            key = stripe, column
+            self._crcs.pop(key, None)
+            home = self._homes.pop(key, None)
+            scratch = self._scratch.pop(key, None)
+            if home is None or scratch is None:
+                continue
+            if column < self.layout.code.k:
+                start = self.layout.cell_offset(stripe, column)
+                end = min(start + len(scratch), self.layout.payload_bytes)
+                if start < end:
+                    self.landings.scatter(start, scratch[: end - start])
+            self._pool.give_back(scratch)
+
+    def _home(self, stripe: int, column: int) -> memoryview:
+        key = stripe, column
+        home = self._homes.get(key)
+        if home is None:
+            home = self._place(stripe, column)
+            if home is None:
+                scratch = self._scratch[key] = self._pool.take(self.layout.cell_bytes_of(stripe))
+                home = scratch.data
+            self._homes[key] = home
+        return home
+
+    def _place(self, stripe: int, column: int) -> memoryview | None:
+        if column >= self.layout.code.k:
+            return None
+        start = self.layout.cell_offset(stripe, column)
+        end = start + self.layout.cell_bytes_of(stripe)
+        return None if end > self.layout.payload_bytes else self.landings.place(start, end)
