@@ -58,7 +58,8 @@ class StagerLink:
         #: Handed over and not ended.
         self._failed: list[Save] = []
         #: Ended with an error that may not have been told yet.
-        self._prepared: wire.Prepared | None = None
+        self._prepared: list[wire.Prepared] = []
+        #: Answers to Prepare since the last one was sent.
         self.pid = 0
         self._made_s: dict[int, float] = {}
         #: half -> how long its memory took to make and map, since the last ask.
@@ -87,11 +88,11 @@ class StagerLink:
     def prepare(self, half_bytes: int) -> None:
         """Have both halves faulted in at this size. Raises NoSpace or Refused."""
         with self._news:
-            self._prepared = None
+            self._prepared.clear()
         self._send(wire.Prepare(half_bytes))
-        self.wait_until(lambda: self._prepared is not None, None)
-        answer = self._prepared
-        if answer is not None and answer.code:
+        self.wait_until(lambda: bool(self._prepared), None)
+        answer = self._prepared[-1]
+        if answer.code:
             raise error_from_wire(answer.code, answer.message)
 
     def wait_half(
@@ -231,7 +232,7 @@ class StagerLink:
                 self._halves[half] = map_half(descriptor, half_bytes)
                 self._made_s[half] = fault_in_us / 1e6 + time.monotonic() - begun
             case wire.Prepared() as answer:
-                self._prepared = answer
+                self._prepared.append(answer)
             case wire.HalfGranted(number, half):
                 self._granted[number] = half
             case wire.SaveRefused() as refusal:

@@ -39,6 +39,10 @@ class TrainerChannel:
     def wants_write(self) -> bool:
         return self.open and bool(self._queue)
 
+    def ended(self) -> bool:
+        """The trainer, or its socket, is gone."""
+        return not self.open
+
     def fileno(self) -> int:
         return self._socket.fileno()
 

@@ -84,10 +84,10 @@ def _update(digest: Xxh3, array: AnyArray) -> None:
     if not array.nbytes:
         return
     if array.flags.c_contiguous:
-        digest.update(memoryview(array.reshape(-1).view(np.uint8)))
+        digest.update(array.reshape(-1).view(np.uint8).data)
     elif array.nbytes <= GATHER_BYTES or array.ndim == 1:
         gathered = np.ascontiguousarray(array)
-        digest.update(memoryview(gathered.reshape(-1).view(np.uint8)))
+        digest.update(gathered.reshape(-1).view(np.uint8).data)
     else:
         for row in array:
             _update(digest, row)

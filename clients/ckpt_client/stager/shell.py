@@ -214,7 +214,7 @@ class StagerShell:
     # ----------------------------------------------------------------------- trainer
 
     def _read_trainer(self) -> None:
-        if not self._trainer.open:
+        if self._trainer.ended():
             return
         self._trainer.flush()
         try:
@@ -223,7 +223,7 @@ class StagerShell:
         except PeerError as error:
             _log("error", str(error))
             self._trainer.close()
-        if not self._trainer.open:
+        if self._trainer.ended():
             self._desk.leave()
             self._handle(TrainerDetached(now_us()))
 

@@ -136,8 +136,8 @@ FromTrainer = Attach | Prepare | AskHalf | DropStaging | HandOver | HeardOutcome
 FromStager = Attached | HalfReady | Prepared | HalfGranted | SaveRefused | Outcome
 
 _encoder = msgspec.msgpack.Encoder()
-_from_trainer = msgspec.msgpack.Decoder(FromTrainer)
-_from_stager = msgspec.msgpack.Decoder(FromStager)
+_from_trainer: msgspec.msgpack.Decoder[FromTrainer] = msgspec.msgpack.Decoder(FromTrainer)
+_from_stager: msgspec.msgpack.Decoder[FromStager] = msgspec.msgpack.Decoder(FromStager)
 
 
 def encode_packet(message: FromTrainer | FromStager) -> bytes:
