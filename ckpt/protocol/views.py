@@ -121,10 +121,19 @@ class RunView:
 
 
 @dataclass(frozen=True, slots=True)
+class CoordinatorView:
+    """Who answers; its shell says so at start."""
+
+    address: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StatusView:
     """The one-screen answer."""
 
     cluster: str
+    coordinator: CoordinatorView
     health: str
     """HEALTH_OK, HEALTH_WARN or HEALTH_ERR."""
     checks: tuple[Check, ...]
@@ -152,6 +161,7 @@ class Views:
         self._checkpoints = checkpoints
         self._book = book
         self._code = code
+        self.coordinator = CoordinatorView()
 
     def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
         """The JSON for a question. Raises Refused for an unknown one, NotFound for an unknown run or step."""
@@ -175,6 +185,7 @@ class Views:
         health = "HEALTH_ERR" if "error" in worst else "HEALTH_WARN" if worst else "HEALTH_OK"
         return StatusView(
             cluster=self._cluster,
+            coordinator=self.coordinator,
             health=health,
             checks=checks,
             code=str(self._code),

@@ -51,6 +51,7 @@ from ckpt.protocol.events import (
 from ckpt.protocol.handshake import Established, Identity
 from ckpt.protocol.membership import TargetState
 from ckpt.protocol.messages import Message, RegisterTarget, Role
+from ckpt.protocol.views import CoordinatorView
 from ckptd import config as options
 from ckptd.catalog import Catalog
 from ckptd.http import HttpPlane, metrics_token
@@ -172,6 +173,7 @@ async def _serve(
     plane = HttpPlane(shell, secret=secret, token=metrics_token(config.directory))
     try:
         catalog.start(shell.durable, shell.failed)
+        shell.machine.views.coordinator = CoordinatorView(f"{host}:{server.port}", os.getpid())
         shell.begin(server)
         ready = {"ready": "coordinator", "address": f"{host}:{server.port}", "pid": os.getpid()}
         ready |= {"cluster": catalog.cluster, "boot": f"{boot:016x}", "term": catalog.image.term}

@@ -68,8 +68,8 @@ class HttpPlane:
         self._key = http_key(secret)
         self._token = token
         self._verifier = Verifier(self._key, secrets.token_bytes)
-        #: Connections that have not yet made a whole request, with what will cut them off.
-        self._young: dict[object, asyncio.TimerHandle] = {}
+        #: Every connection from before it is made until it is lost, by aiohttp's half of it.
+        self._guests: dict[object, _Guest] = {}
         self._runner = web.AppRunner(
             self._application(),
             access_log=None,
@@ -93,9 +93,8 @@ class HttpPlane:
         """Stop listening, end every connection."""
         if self._server is not None:
             self._server.close()
-        for timer in self._young.values():
-            timer.cancel()
-        self._young.clear()
+        for guest in self._guests.values():
+            guest.has_spoken()
         await self._runner.cleanup()
 
     def _application(self) -> web.Application:
@@ -110,18 +109,12 @@ class HttpPlane:
 
     def _connection(self) -> asyncio.Protocol:
         assert self._runner.server is not None
-        if len(self._runner.server.connections) >= CONNECTIONS_MAX:
+        if len(self._guests) >= CONNECTIONS_MAX:
             return _Refusal()
         protocol = self._runner.server()
-        loop = asyncio.get_running_loop()
-
-        def cut_off_when_silent() -> None:
-            del self._young[protocol]
-            if protocol.transport is not None:
-                protocol.transport.abort()
-
-        self._young[protocol] = loop.call_later(_LIFE_S, cut_off_when_silent)
-        return protocol
+        guest = _Guest(protocol, lambda: self._guests.pop(protocol))
+        self._guests[protocol] = guest
+        return guest
 
     # ----------------------------------------------------------------------- who may ask
 
@@ -132,9 +125,9 @@ class HttpPlane:
                 body = await request.read()
         except TimeoutError:
             return web.Response(status=408)
-        timer = self._young.pop(request.protocol, None)
-        if timer is not None:
-            timer.cancel()
+        guest = self._guests.get(request.protocol)
+        if guest is not None:  # It may have left meanwhile.
+            guest.has_spoken()
         if request.path in ("/livez", "/readyz"):
             return await handler(request)
         authorization = request.headers.get("Authorization", "")
@@ -212,6 +205,42 @@ def metrics_token(directory: Path) -> str:
     with os.fdopen(descriptor, "w") as file:
         file.write(token + "\n")
     return token
+
+
+class _Guest(asyncio.Protocol):
+    """One connection: I pass everything on to aiohttp, and cut off who does not speak in time."""
+
+    def __init__(self, inner: asyncio.Protocol, on_lost: Callable[[], object]) -> None:
+        self._inner = inner
+        self._on_lost = on_lost
+        self._timer: asyncio.TimerHandle | None = None
+
+    def has_spoken(self) -> None:
+        """A whole request came; from now on aiohttp's own time limits hold."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._timer = asyncio.get_running_loop().call_later(_LIFE_S, transport.abort)
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.has_spoken()
+        self._on_lost()
+        self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
 
 
 class _Refusal(asyncio.Protocol):

@@ -84,6 +84,8 @@ def test_it_answers_on_both_planes_alike_and_stops_cleanly(
         sessions = asker.ask("/v1/sessions")
         assert sessions == {"clients": 1, "idle_s": 0.0, "live": []}
     assert status["cluster"] == daemon.ready["cluster"]
+    pid, address = daemon.ready["pid"], daemon.ready["address"]
+    assert status["coordinator"] == {"address": address, "pid": pid}
     assert daemon.end()[0] == 0
 
 
