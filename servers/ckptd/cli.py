@@ -15,11 +15,15 @@ from typing import Final, cast
 from ckpt.base.errors import CkptError
 
 PROGRAMS: Final = {
-    "target": "serve one storage device or directory",
-    "coordinator": "plan saves, commit checkpoints, keep the catalog",
-    "local": "run a whole cluster of this machine under one process",
-    "rebuild-catalog": "make a lost catalog again from the targets alone",
+    "target": ("ckptd.target", "serve one storage device or directory"),
+    "coordinator": ("ckptd.coordinator", "plan saves, commit checkpoints, keep the catalog"),
+    "local": ("ckptd.local", "run a whole cluster of this machine under one process"),
+    "rebuild-catalog": (
+        "ckptd.rebuild_catalog",
+        "make a lost catalog again from the targets alone",
+    ),
 }
+"""Name -> the module that has its `main`, and what it does."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _explain(given)
     run = cast(
         Callable[[Sequence[str]], int | None],
-        importlib.import_module(f"ckptd.{program.replace('-', '_')}").main,
+        importlib.import_module(PROGRAMS[program][0]).main,
     )
     try:
         return run(given[1:]) or 0
@@ -41,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _explain(given: Sequence[str]) -> int:
     """--help, --version, or a complaint."""
-    lines = "\n".join(f"  {name:<16} {text}" for name, text in PROGRAMS.items())
+    lines = "\n".join(f"  {name:<16} {text}" for name, (_, text) in PROGRAMS.items())
     parser = argparse.ArgumentParser(
         prog="ckptd",
         description="The daemons of ckpt.",
