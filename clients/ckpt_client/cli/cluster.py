@@ -1,0 +1,238 @@
+"""Which cluster does a command talk to? $CKPT_STORE or --store, opened as `ckpt.open` does, asked as tools do.
+
+A local cluster that does not run is started by whoever has to read, but never made: a mistyped
+directory is an error here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from ckpt.base.errors import Busy, CkptError, Corrupt, NotFound, Refused
+from ckpt.base.ids import RunName, Step, check_run_name, check_step
+from ckpt.protocol.messages import Answer, Ask, DeleteStep, StepDeleted
+from ckpt.protocol.views import RunView, ShowView, StatusView, StepView
+from ckpt_client.cli.output import Output
+from ckpt_client.control import Control
+from ckpt_client.local import CLUSTER_NAME, is_supervised, opened_cluster
+from ckpt_client.locate import READY_NAME, Locator
+from ckpt_client.secret import find_secret_file
+from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
+
+HOLD_NAME: Final = "held"
+"""In a target's directory: the supervisor does not start it."""
+TARGETS_FOLDER: Final = "targets"
+READY_POLL_S: Final = 0.05
+
+View = TypeVar("View")
+
+
+class ReadyTarget(msgspec.Struct, frozen=True):
+    """A child of the local supervisor."""
+
+    id: str
+    directory: str
+    pid: int | None = None
+    """Only while it serves."""
+    address: str | None = None
+
+
+class LocalReady(msgspec.Struct, frozen=True):
+    """DIR/ready.json, which is there while the supervisor serves."""
+
+    address: str
+    pid: int
+    http: str = ""
+    coordinator_pid: int | None = None
+    targets: tuple[ReadyTarget, ...] = ()
+
+
+class LocalMade(msgspec.Struct, frozen=True):
+    """What of DIR/cluster.toml is told here."""
+
+    cluster: str
+    host: str
+    targets: int
+    code: str
+    linger_s: float
+
+    @property
+    def target_ids(self) -> tuple[str, ...]:
+        """As the supervisor names them."""
+        return tuple(f"t{number}" for number in range(self.targets))
+
+
+_ready_decoder = msgspec.json.Decoder(LocalReady)
+
+
+class Conversation:
+    """I ask one coordinator. Every answer is the JSON of `ckpt.protocol.views`."""
+
+    def __init__(self, url: LocalUrl | RemoteUrl, control: Control, timeout_s: float) -> None:
+        self.url = url
+        self.control = control
+        self.timeout_s = timeout_s
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the coordinator, now."""
+        return self.control.locator.address()
+
+    def status(self) -> StatusView:
+        return self._ask(StatusView, "status")
+
+    def runs(self) -> list[RunView]:
+        return self._ask(list[RunView], "runs")
+
+    def steps(self, run: RunName) -> list[StepView]:
+        """Ascending; none for a run that never committed."""
+        return self._ask(list[StepView], "steps", run)
+
+    def show(self, run: RunName, step: Step) -> ShowView:
+        return self._ask(ShowView, "show", run, step)
+
+    def delete(self, run: RunName, step: Step) -> int:
+        """Bytes that are freed. Raises NotFound."""
+        message = DeleteStep(run, step)
+        answer, _ = self.control.call(message, StepDeleted, timeout_s=self.timeout_s)
+        return answer.bytes_freed
+
+    def _ask(
+        self, kind: type[View], what: str, run: RunName | None = None, step: Step | None = None
+    ) -> View:
+        message = Ask(what, run, step)
+        _, bulk = self.control.call(message, Answer, timeout_s=self.timeout_s)
+        return msgspec.json.decode(bulk, type=kind)
+
+
+@contextmanager
+def conversation(arguments: argparse.Namespace, output: Output) -> Iterator[Conversation]:
+    """The named store's coordinator; a local cluster that rests is started. Raises what `ckpt.open` raises."""
+    url = parse_url(arguments.store)
+    timeout_s: float = arguments.timeout
+    match url:
+        case LocalUrl():
+            directory = Path(url.directory)
+            made = read_made(directory)
+            rests = not is_supervised(directory)
+            what = f"starting the cluster in {directory}" if rests else f"asking {directory}"
+            with output.waiting(what), opened_cluster(url, timeout_s) as cluster:
+                control = Control(Locator(str(directory), ""), cluster.secret_file, None)
+                talk = _greeted(Conversation(url, control, timeout_s))
+            if rests:
+                output.note(
+                    f"started the cluster in {directory}; it stops after {made.linger_s:g} s of rest"
+                )
+        case RemoteUrl():
+            control = Control(Locator("", url.address), find_secret_file(), None)
+            with output.waiting(f"asking {url.address}"):
+                talk = _greeted(Conversation(url, control, timeout_s))
+    try:
+        yield talk
+    finally:
+        control.close()
+
+
+def named_local(arguments: argparse.Namespace, command: str) -> Path:
+    """DIR of the local cluster that --store names. Raises Refused for another kind of store, NotFound."""
+    url = parse_url(arguments.store)
+    if not isinstance(url, LocalUrl):
+        raise Refused(
+            f"{command} works on a cluster of this machine, not on {url.address}",
+            hint="name it with --store ckpt+local:///DIR",
+        )
+    directory = Path(url.directory)
+    read_made(directory)
+    return directory
+
+
+def read_made(directory: Path) -> LocalMade:
+    """What DIR was made as. Raises NotFound when no cluster was ever made there, Corrupt."""
+    path = directory / CLUSTER_NAME
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=LocalMade)
+    except FileNotFoundError:
+        raise NotFound(
+            f"there is no cluster in {directory}: it has no {CLUSTER_NAME}",
+            hint="ckpt.open() of a training script makes one, or `ckptd local DIR`",
+        ) from None
+    except OSError as error:
+        raise CkptError(f"cannot read {path}: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        raise Corrupt(f"{path} does not parse: {error}") from None
+
+
+def read_local_ready(directory: Path) -> LocalReady | None:
+    """None while the supervisor does not serve."""
+    try:
+        return _ready_decoder.decode((directory / READY_NAME).read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def wait_local_ready(directory: Path, timeout_s: float) -> LocalReady | None:
+    """The ready file of a supervisor that may just be starting; None when there is none in time, or no supervisor."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        ready = read_local_ready(directory)
+        if ready is not None or not is_supervised(directory) or time.monotonic() >= deadline_s:
+            return ready
+        time.sleep(READY_POLL_S)
+
+
+def check_idle(directory: Path) -> None:
+    """Raises Busy while a supervisor holds DIR."""
+    if is_supervised(directory):
+        raise Busy(
+            f"the cluster in {directory} is running",
+            hint=f"stop it first: ckpt local stop {directory}",
+        )
+
+
+def parse_checkpoint(text: str) -> tuple[RunName, Step]:
+    """RUN@STEP. Raises Refused."""
+    run, at, step = text.rpartition("@")
+    if not (at and step.isascii() and step.isdigit()):
+        raise Refused(f"{text!r} is not of the form RUN@STEP", hint="such as llama/7b@12500")
+    return check_run_name(run), check_step(int(step))
+
+
+def is_running(pid: int | None) -> bool:
+    """Whether there is such a process, one that has ended and waits for its parent not counted."""
+    if pid is None:
+        return False
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
+
+
+def allocated_bytes(directory: Path) -> int:
+    """What the files under it take on the device."""
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            except OSError:  # Gone meanwhile.
+                continue
+    return total
+
+
+def _greeted(talk: Conversation) -> Conversation:
+    """One question, so that a wrong address or secret is told before anything else is done."""
+    try:
+        talk.runs()
+    except BaseException:
+        talk.control.close()
+        raise
+    return talk

@@ -1,0 +1,93 @@
+"""Checkpoints, newest of each run marked with `*`: what may be resumed from, and how safe it is now.
+
+Redundancy is what it is now, not what it was at the write: how many more targets (and failure domains),
+any of them, may be lost; and how many columns are missing. Saves under way are listed with their state.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from ckpt.base.errors import NotFound
+from ckpt.base.ids import check_run_name
+from ckpt.base.units import format_bytes, format_seconds
+from ckpt.protocol.views import AttemptView, StepView
+from ckpt_client.cli.cluster import conversation
+from ckpt_client.cli.exits import Exit
+from ckpt_client.cli.output import Output, Tone, age_text, counted
+
+EXAMPLE = "ckpt ls\nckpt ls llama/7b --json | jq '.steps[-1].step'"
+
+HEAD = (
+    "run", ">step", "", "state", ">size", "survives now", ">missing", ">commit", ">stall",
+    "committed",
+)  # fmt: skip
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_name", nargs="?", metavar="RUN", help="only this one")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    wanted = None if arguments.run_name is None else check_run_name(arguments.run_name)
+    with conversation(arguments, output) as talk:
+        status = talk.status()
+        names = [view.run for view in status.runs] if wanted is None else [wanted]
+        steps = [view for name in names for view in talk.steps(check_run_name(name))]
+    attempts = [view for view in status.attempts if wanted in (None, view.run)]
+    if wanted is not None and not steps and not attempts:
+        known = ", ".join(view.run for view in status.runs) or "none"
+        raise NotFound(f"there is no run {wanted!r}", hint=f"runs with checkpoints: {known}")
+    runs = [view for view in status.runs if wanted in (None, view.run)]
+    output.document({"runs": runs, "steps": steps, "attempts": attempts})
+    if not (steps or attempts):
+        output.line("no checkpoints yet")
+        return Exit.OK
+    output.table(HEAD, [*map(_step_row, steps), *map(_attempt_row, attempts)])
+    for view in steps:
+        if view.reason:
+            output.line(output.tone(f"{view.run}@{view.step}: {view.reason}", Tone.WARN))
+    return Exit.OK
+
+
+def state_text(view: StepView) -> str:
+    """In one word: what can be done with it now."""
+    if view.state != "committed":
+        return "lost" if view.state == "damaged" else view.state
+    if not view.readable:
+        return "unreachable"
+    return "degraded" if view.columns_missing else "committed"
+
+
+def survives_text(view: StepView) -> str:
+    """`2 targets, 1 host`: so many of them, any, may still be lost."""
+    if view.targets_survivable < 0:
+        return "-"
+    targets = counted(view.targets_survivable, "target")
+    # A target is the domain where nothing wider is told apart.
+    if view.domain_level == "target":
+        return targets
+    return f"{targets}, {counted(view.domains_survivable, view.domain_level)}"
+
+
+def _step_row(view: StepView) -> tuple[str, ...]:
+    return (
+        view.run,
+        str(view.step),
+        "*" if view.newest else "",
+        state_text(view),
+        format_bytes(view.bytes),
+        survives_text(view),
+        str(view.columns_missing),
+        format_seconds(view.commit_s),
+        format_seconds(view.stall_s),
+        age_text(view.committed_at_s),
+    )
+
+
+def _attempt_row(view: AttemptView) -> tuple[str, ...]:
+    state = f"saving, {view.ranks_certified}/{view.world_size} ranks"
+    return (
+        view.run, str(view.step), "", state, format_bytes(view.bytes), "-", "-", "-", "-",
+        view.state,
+    )  # fmt: skip

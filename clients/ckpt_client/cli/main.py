@@ -1,0 +1,273 @@
+"""`ckpt VERB …`: which command this is, and what its end means to the shell.
+
+Only the verb that was typed is imported. Any CkptError becomes a message and its exit code; anything
+else is our mistake and keeps its traceback for `--debug`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from types import FrameType
+from typing import Final, NoReturn, Protocol, TextIO, cast
+
+from ckpt.base.errors import CkptError, Refused
+from ckpt_client.cli.exits import SIGNAL_BASE, Exit, exit_code_lines
+from ckpt_client.cli.output import Output, show_error
+
+VERBS: Final = {
+    "demo": (
+        "ckpt_client.cli.demo",
+        "train a small model on a cluster that loses targets and trainers",
+    ),
+    "status": (
+        "ckpt_client.cli.status",
+        "the cluster on one screen: health, targets, runs, saves under way",
+    ),
+    "ls": (
+        "ckpt_client.cli.ls",
+        "checkpoints: state, size, redundancy now, time to commit",
+    ),
+    "show": (
+        "ckpt_client.cli.show",
+        "everything about one checkpoint, column by column",
+    ),
+    "verify": (
+        "ckpt_client.cli.verify",
+        "read every byte of a checkpoint and compare",
+    ),
+    "rm": (
+        "ckpt_client.cli.rm",
+        "delete a checkpoint",
+    ),
+    "catalog": (
+        "ckpt_client.cli.catalog",
+        "rebuild: make a lost catalog again from the targets alone",
+    ),
+    "local": (
+        "ckpt_client.cli.local",
+        "stop: end the cluster that runs in a directory",
+    ),
+    "target": (
+        "ckpt_client.cli.target",
+        "hold, release: keep a local target from being started again",
+    ),
+}
+"""Verb -> its module, and what it does."""
+
+TIMEOUT_S: Final = 30.0
+
+
+class Verb(Protocol):
+    """What each verb's module offers."""
+
+    EXAMPLE: str
+    """Shown under its help."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the verb's own arguments."""
+
+    def run(self, arguments: argparse.Namespace, output: Output) -> int:
+        """The exit code. Raises CkptError."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asks this process to end; everything that handles Ctrl-C handles it, too."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, whose complaints are ours."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Refused(message, hint=f"see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. Returns the exit code; writes to stdout and stderr."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    output = Output(json="--json" in given)
+    with _signals() as received, _warnings_told(output):
+        try:
+            code = _run(given, output)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader has enough (`ckpt ls | head`). Python must not complain at its end either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return SIGNAL_BASE + signal.SIGPIPE
+        except KeyboardInterrupt:
+            code = SIGNAL_BASE + signal.SIGINT
+            output.error(code, "interrupted")
+    return SIGNAL_BASE + received[0] if received else code
+
+
+def _run(given: list[str], output: Output) -> int:
+    try:
+        return _dispatch(given, output)
+    except CkptError as error:
+        if "--debug" in given:
+            traceback.print_exc()
+        return show_error(output, error)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if "--debug" in given:
+            traceback.print_exc()
+        hint = "the same command with --debug shows where"
+        if isinstance(error, OSError):
+            output.error(Exit.FAILED, str(error), hint)
+        else:
+            output.error(Exit.FAILED, f"this is a bug: {type(error).__name__}: {error}", hint)
+        return Exit.FAILED
+
+
+def _dispatch(given: list[str], output: Output) -> int:
+    try:
+        return _run_verb(given, output)
+    except SystemExit as end:  # --help and --version
+        return end.code if isinstance(end.code, int) else Exit.OK
+
+
+def _run_verb(given: list[str], output: Output) -> int:
+    arguments = argparse.Namespace(json=False, debug=False, store=None, timeout=TIMEOUT_S)
+    parser = _top_parser()
+    arguments = parser.parse_args(given, arguments)
+    if arguments.verb is None:
+        parser.print_help(sys.stderr)
+        return Exit.USAGE
+    if arguments.verb not in VERBS:
+        near = difflib.get_close_matches(arguments.verb, VERBS, n=1)
+        raise Refused(
+            f"there is no command {arguments.verb!r}",
+            hint=f"did you mean `ckpt {near[0]}`?" if near else "see ckpt --help",
+        )
+    module = importlib.import_module(VERBS[arguments.verb][0])
+    verb = cast(Verb, module)
+    own = Parser(
+        prog=f"ckpt {arguments.verb}",
+        description=module.__doc__,
+        epilog=f"example:\n{_indented(verb.EXAMPLE)}\n\nexit codes:\n{exit_code_lines()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verb.configure(own)
+    _add_common(own)
+    return verb.run(own.parse_args(arguments.rest, arguments), output)
+
+
+def _top_parser() -> Parser:
+    lines = "\n".join(f"  {name:<9} {text}" for name, (_, text) in VERBS.items())
+    parser = Parser(
+        prog="ckpt",
+        usage="ckpt COMMAND [options]",
+        description="Look at and look after a checkpoint-burst storage cluster.",
+        epilog=f"commands:\n{lines}\n\n"
+        "example:\n  ckpt ls --store ckpt+local:///scratch/burst\n\n"
+        "environment:\n  CKPT_STORE, CKPT_SECRET_FILE, NO_COLOR\n\n"
+        f"exit codes:\n{exit_code_lines()}\n\n"
+        "`ckpt COMMAND --help` says more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("verb", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("--version", action="version", version=f"ckpt {_version()}")
+    _add_common(parser)
+    return parser
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    """Options that stand before or after the verb; what the one said the other does not take back."""
+    common = parser.add_argument_group("common options")
+    suppress_default = argparse.SUPPRESS
+    common.add_argument(
+        "--store",
+        metavar="URL",
+        default=suppress_default,
+        help="ckpt+local:///DIR or ckpt://HOST:PORT [$CKPT_STORE]",
+    )
+    common.add_argument(
+        "--json", action="store_true", default=suppress_default, help="answer in JSON"
+    )
+    common.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="S",
+        default=suppress_default,
+        help=f"how long to wait for an answer, in seconds [{TIMEOUT_S:g}]",
+    )
+    common.add_argument(
+        "--debug", action="store_true", default=suppress_default, help="tracebacks with errors"
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """SIGTERM and SIGHUP end a command as Ctrl-C does; the list says which one came."""
+    received: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        raise Stopped
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    try:
+        before = {number: signal.signal(number, stop) for number in numbers}
+    except ValueError:  # Not the main thread: its owner has the signals.
+        before = {}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _warnings_told(output: Output) -> Iterator[None]:
+    """Warnings for users, as remarks without file and line."""
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        output.note(f"warning: {message}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _version() -> str:
+    with suppress(PackageNotFoundError):
+        return version("ckpt-burst")
+    return "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

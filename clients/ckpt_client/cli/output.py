@@ -1,0 +1,217 @@
+"""How does a command speak? Results on stdout, everything else on stderr, JSON when asked.
+
+With `--json` stdout is one document; a command that takes long writes JSON lines instead, of which the
+last has `"message_type": "summary"`. An error is one line of JSON on stderr. Colours and live progress
+need a terminal and no NO_COLOR; rich is imported only there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import TextIO
+
+import msgspec
+
+from ckpt.base.errors import CkptError
+from ckpt.base.units import format_bytes, format_seconds
+
+SLOW_S = 2.0
+"""What takes longer says so."""
+REPEAT_S = 10.0
+"""Between two lines of progress where there is no terminal."""
+
+RATE_BYTES_LEAST = 1 << 20
+
+
+class Tone(Enum):
+    """ANSI styles, by what they mean."""
+
+    GOOD = "32"
+    WARN = "33"
+    BAD = "31"
+    QUIET = "2"
+    HEAD = "1"
+
+
+class Output:
+    """I write for one command. `json` decides which of the two voices is used."""
+
+    def __init__(
+        self,
+        *,
+        json: bool,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.json = json
+        self._stdout = stdout or sys.stdout
+        self._stderr = stderr or sys.stderr
+        self._colored = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+    # ----------------------------------------------------------------------- results
+
+    def line(self, text: str = "") -> None:
+        """A line for people; nothing with --json."""
+        if not self.json:
+            self._stdout.write(text + "\n")
+
+    def document(self, value: object) -> None:
+        """The answer as JSON; nothing without --json. Indented: people read it, too."""
+        if self.json:
+            text = msgspec.json.format(msgspec.json.encode(value), indent=2)
+            self._stdout.write(text.decode() + "\n")
+
+    def record(self, message_type: str, value: Mapping[str, object]) -> None:
+        """One JSON line of a command that takes long; flushed, so that a pipe sees it now."""
+        if self.json:
+            encoded = msgspec.json.encode({"message_type": message_type, **value})
+            self._stdout.write(encoded.decode() + "\n")
+            self._stdout.flush()
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> None:
+        """Columns as wide as needed; a head that starts with `>` is set flush right."""
+        for number, text in enumerate(table_lines(head, rows, indent)):
+            self.line(self.tone(text, Tone.HEAD) if number == 0 else text)
+
+    def tone(self, text: str, tone: Tone) -> str:
+        """The text in colour where stdout is a terminal that wants it."""
+        if self.json or not self._colored or not self._stdout.isatty():
+            return text
+        return f"\x1b[{tone.value}m{text}\x1b[0m"
+
+    # ----------------------------------------------------------------------- beside the result
+
+    def note(self, text: str) -> None:
+        """A remark on stderr for people; nothing with --json."""
+        if not self.json:
+            self._say(f"ckpt: {text}")
+
+    def error(self, code: int, message: str, hint: str = "") -> None:
+        """What went wrong: thing and cause, then the next step."""
+        if self.json:
+            told = {"message_type": "exit_error", "code": code, "message": message, "hint": hint}
+            self._say(msgspec.json.encode(told).decode())
+            return
+        self._say(f"ckpt: {message}")
+        if hint:
+            self._say(f"      {hint}")
+
+    def is_interactive(self) -> bool:
+        """Whether a person can be asked: a terminal on stdin and stderr, and no --json."""
+        return not self.json and sys.stdin.isatty() and self._stderr.isatty()
+
+    def ask(self, question: str) -> bool:
+        """Yes or no, of the person at the terminal; an end of input is no."""
+        self._stderr.write(f"{question} [y/N] ")
+        self._stderr.flush()
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    @contextlib.contextmanager
+    def waiting(self, what: str, progress: Callable[[], str] = str) -> Iterator[None]:
+        """Tell what is waited for when it takes more than SLOW_S: live on a terminal, else a line now and then.
+
+        `progress` is called from another thread and says how far it is.
+        """
+        if self.json:
+            yield
+            return
+        done = threading.Event()
+        show = self._spin if self._stderr.isatty() else self._tell
+        teller = threading.Thread(target=show, args=(what, progress, done), daemon=True)
+        teller.start()
+        try:
+            yield
+        finally:
+            done.set()
+            teller.join()
+
+    # ----------------------------------------------------------------------- inside
+
+    def _tell(self, what: str, progress: Callable[[], str], done: threading.Event) -> None:
+        wait_s = SLOW_S
+        while not done.wait(wait_s):
+            self._say(f"ckpt: {_joined(what, progress())}")
+            wait_s = REPEAT_S
+
+    def _spin(self, what: str, progress: Callable[[], str], done: threading.Event) -> None:
+        if done.wait(SLOW_S):
+            return
+        from rich.console import Console
+
+        console = Console(file=self._stderr, no_color=not self._colored, highlight=False)
+        with console.status(_joined(what, progress())) as status:
+            while not done.wait(0.2):
+                status.update(_joined(what, progress()))
+
+    def _say(self, text: str) -> None:
+        # Whoever closed stderr does not want to hear it.
+        with contextlib.suppress(BrokenPipeError):
+            self._stderr.write(text + "\n")
+            self._stderr.flush()
+
+
+def table_lines(
+    head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = ""
+) -> Iterator[str]:
+    """The head, then the rows, without trailing spaces."""
+    right = [title.startswith(">") for title in head]
+    titles = [title.removeprefix(">") for title in head]
+    widths = [max(map(columns_of, column)) for column in zip(titles, *rows, strict=True)]
+    for row in (titles, *rows):
+        cells = [
+            " " * (width - columns_of(cell)) + cell
+            if flush_right
+            else cell + " " * (width - columns_of(cell))
+            for cell, width, flush_right in zip(row, widths, right, strict=True)
+        ]
+        yield indent + "  ".join(cells).rstrip()
+
+
+def columns_of(text: str) -> int:
+    """How wide a terminal shows it: East Asian wide characters count twice, combining ones not at all."""
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        for char in text
+    )
+
+
+def rate_text(count_bytes: int, seconds: float) -> str:
+    """`1.25 GiB in 3.1 s (413 MiB/s)`; no rate where it would say nothing."""
+    text = f"{format_bytes(count_bytes)} in {format_seconds(seconds)}"
+    if count_bytes < RATE_BYTES_LEAST or seconds <= 0:
+        return text
+    return f"{text} ({format_bytes(count_bytes / seconds)}/s)"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 target`, `2 targets`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def age_text(at_s: float) -> str:
+    """`3 min 20 s ago` for a wall-clock time; a dash for none."""
+    if at_s <= 0:
+        return "-"
+    past_s = time.time() - at_s
+    return f"{format_seconds(round(past_s))} ago" if past_s >= 1 else "just now"
+
+
+def show_error(output: Output, error: CkptError) -> int:
+    """Report it; the exit code."""
+    message = error.message
+    if error.retry_after_s is not None:
+        message = f"{message}; retry after {error.retry_after_s:g} s"
+    output.error(error.exit_code, message, error.hint)
+    return error.exit_code
+
+
+def _joined(what: str, progress: str) -> str:
+    return f"{what}: {progress}" if progress else f"{what} …"

@@ -1,0 +1,62 @@
+"""Delete a checkpoint: every generation of one step of a run.
+
+Readers that hold it keep it until they close. On a terminal you are asked first. The only committed
+step of a run is deleted with --force alone: without it there is nothing to resume from.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from ckpt.base.errors import NotFound, Refused
+from ckpt.base.ids import RunName, Step
+from ckpt.base.units import format_bytes
+from ckpt.protocol.views import StepView
+from ckpt_client.cli.cluster import conversation, parse_checkpoint
+from ckpt_client.cli.exits import Exit
+from ckpt_client.cli.output import Output, counted
+
+EXAMPLE = "ckpt rm llama/7b@12500 --yes"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", metavar="RUN@STEP", help="which one")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--force", action="store_true", help="also the only one of its run")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    run_name, step = parse_checkpoint(arguments.checkpoint)
+    with conversation(arguments, output) as talk:
+        held = talk.steps(run_name)
+        doomed = [view for view in held if view.step == step]
+        _check(run_name, step, held, doomed, is_forced=arguments.force)
+        if not arguments.yes and output.is_interactive():
+            size = format_bytes(sum(view.bytes for view in doomed))
+            what = f"delete {run_name}@{step} ({size}, {counted(len(doomed), 'generation')})?"
+            if not output.ask(what):
+                output.note("nothing was deleted")
+                return Exit.FAILED
+        with output.waiting(f"deleting {run_name}@{step}"):
+            freed = talk.delete(run_name, step)
+        left = [view.step for view in held if view.step != step and view.state == "committed"]
+    latest = max(left, default=None)
+    output.document({"run": run_name, "step": step, "bytes_freed": freed, "latest": latest})
+    newest = "no checkpoint is left" if latest is None else f"the newest is now step {latest}"
+    output.line(f"deleted {run_name}@{step}, {format_bytes(freed)}; {newest}")
+    return Exit.OK
+
+
+def _check(
+    run_name: RunName, step: Step, held: list[StepView], doomed: list[StepView], *, is_forced: bool
+) -> None:
+    if not doomed:
+        steps = sorted({view.step for view in held})
+        hint = f"its steps: {', '.join(map(str, steps[-8:]))}" if steps else "see ckpt ls"
+        raise NotFound(f"{run_name}@{step} has no committed checkpoint", hint=hint)
+    committed = {view.step for view in held if view.state == "committed"}
+    if committed == {step} and not is_forced:
+        raise Refused(
+            f"{run_name}@{step} is the only committed checkpoint of its run",
+            hint="add --force if nothing will resume from it",
+        )

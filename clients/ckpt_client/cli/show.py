@@ -1,0 +1,71 @@
+"""Everything about one checkpoint: its generations, what it cost, and where each rank's columns are now."""
+
+from __future__ import annotations
+
+import argparse
+
+from ckpt.base.units import format_bytes, format_seconds
+from ckpt.protocol.views import ColumnsView, StepView
+from ckpt_client.cli.cluster import conversation, parse_checkpoint
+from ckpt_client.cli.exits import Exit
+from ckpt_client.cli.ls import state_text, survives_text
+from ckpt_client.cli.output import Output, age_text, counted
+
+EXAMPLE = "ckpt show llama/7b@12500"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", metavar="RUN@STEP", help="which one")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    run_name, step = parse_checkpoint(arguments.checkpoint)
+    with conversation(arguments, output) as talk:
+        view = talk.show(run_name, step)
+    output.document(view)
+    newest = view.generations[-1]
+    _print_generation(newest, output)
+    for older in view.generations[:-1]:
+        output.line(
+            f"older generation {older.generation}: {state_text(older)}, {format_bytes(older.bytes)}"
+        )
+    output.line()
+    _print_columns(view.columns, output)
+    return Exit.OK
+
+
+def _print_generation(view: StepView, output: Output) -> None:
+    at_commit = (
+        f"{counted(view.targets_survivable_at_commit, 'target')}, "
+        f"{counted(view.domains_survivable_at_commit, view.domain_level)}"
+    )
+    marks = [mark for mark, is_set in (("newest", view.newest), ("pinned", view.pinned)) if is_set]
+    rows = [
+        ("checkpoint", f"{view.run}@{view.step}" + (f" ({', '.join(marks)})" if marks else "")),
+        ("generation", view.generation),
+        ("state", state_text(view) + (f": {view.reason}" if view.reason else "")),
+        ("size", f"{format_bytes(view.bytes)} from {counted(view.world_size, 'rank')}"),
+        ("code", view.code),
+        ("survives now", f"{survives_text(view)}; {view.columns_missing} columns missing"),
+        ("at the commit", at_commit),
+        ("committed", f"{age_text(view.committed_at_s)}, in {format_seconds(view.commit_s)}"),
+        ("stall", f"{format_seconds(view.stall_s)}, first touch {format_seconds(view.fault_in_s)}"),
+        ("slowest", f"rank {view.slowest_rank}, target {view.slowest_target or '-'}"),
+    ]
+    for name, text in rows:
+        output.line(f"{name:<14}{text}")
+
+
+def _print_columns(columns: tuple[ColumnsView, ...], output: Output) -> None:
+    """A target in parentheses cannot be read now; a dash: this column was never placed."""
+    count = max((len(view.targets) for view in columns), default=0)
+    rows = []
+    for view in columns:
+        cells = [
+            "-" if target is None else target if live else f"({target})"
+            for target, live in zip(view.targets, view.live, strict=True)
+        ]
+        rows.append((str(view.rank), *cells, *[""] * (count - len(cells))))
+    output.table((">rank", *(f"column {number}" for number in range(count))), rows)
+    if any(not live for view in columns for live in view.live):
+        output.line("(in parentheses: out of reach now)")

@@ -1,0 +1,327 @@
+"""The cluster on one screen: health with named checks, targets, runs, saves under way.
+
+A local cluster that does not run is reported from its directory, not started (exit code 3). The exit
+code is 0 when the coordinator answered; with --check it follows the health: 3 for HEALTH_WARN and
+HEALTH_ERR, 4 when a checkpoint is lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ckpt.base.errors import Unavailable
+from ckpt.base.units import format_bytes
+from ckpt.protocol.views import AttemptView, Check, RunView, StatusView, TargetView
+from ckpt_client.cli.cluster import (
+    HOLD_NAME,
+    TARGETS_FOLDER,
+    LocalMade,
+    LocalReady,
+    allocated_bytes,
+    conversation,
+    is_running,
+    read_made,
+    wait_local_ready,
+)
+from ckpt_client.cli.exits import Exit
+from ckpt_client.cli.output import Output, Tone, age_text, counted
+from ckpt_client.url import LocalUrl, parse_url
+
+EXAMPLE = (
+    "ckpt status --store ckpt+local:///scratch/burst\n"
+    "ckpt status --json | jq '.targets[] | select(.pid == null) | .id'"
+)
+
+CHECKPOINT_LOST: Final = "CHECKPOINT_LOST"
+_TONES: Final = {"HEALTH_OK": Tone.GOOD, "HEALTH_WARN": Tone.WARN, "HEALTH_ERR": Tone.BAD}
+_STATE_TONES: Final = {"live": Tone.GOOD, "reconciling": Tone.WARN}
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorStatus:
+    """Where the coordinator is."""
+
+    address: str | None
+    pid: int | None
+    """None when it does not run, or runs on another machine."""
+    http: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStatus:
+    """One target; what is not known is None."""
+
+    id: str
+    state: str
+    """live, reconciling, down; stopped when the whole cluster is."""
+    domain: str
+    address: str | None
+    pid: int | None
+    directory: str
+    bytes_used: int
+    bytes_free: int
+    bytes_total: int
+    columns: int | None = None
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What `--json` prints."""
+
+    coordinator: CoordinatorStatus
+    targets: tuple[TargetStatus, ...]
+    cluster: str
+    running: bool
+    health: str
+    checks: tuple[Check, ...]
+    code: str
+    runs: tuple[RunView, ...] = ()
+    attempts: tuple[AttemptView, ...] = ()
+    directory: str | None = None
+    """Of a local cluster."""
+    term: int | None = None
+    epoch: int | None = None
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--check", action="store_true", help="let the exit code follow the health: 3 or 4"
+    )
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    url = parse_url(arguments.store)
+    if isinstance(url, LocalUrl):
+        status, code = _local_status(Path(url.directory), arguments, output)
+    else:
+        with conversation(arguments, output) as talk:
+            view = talk.status()
+            place = CoordinatorStatus(talk.address, None)
+            targets = tuple(_target(target, None, held=False) for target in view.targets)
+            status, code = _status(view, place, targets), Exit.OK
+    if output.json:
+        output.document(status)
+    else:
+        _print(status, output)
+    if arguments.check and code == Exit.OK and status.health != "HEALTH_OK":
+        lost = any(check.name == CHECKPOINT_LOST for check in status.checks)
+        return Exit.LOST if lost else Exit.DEGRADED
+    return code
+
+
+# --------------------------------------------------------------------------- gathering
+
+
+def _local_status(
+    directory: Path, arguments: argparse.Namespace, output: Output
+) -> tuple[Status, Exit]:
+    made = read_made(directory)
+    with output.waiting(f"the cluster in {directory} is starting"):
+        ready = wait_local_ready(directory, arguments.timeout)
+    if ready is None:
+        return _stopped(directory, made), Exit.DEGRADED
+    place = CoordinatorStatus(
+        ready.address,
+        ready.coordinator_pid if is_running(ready.coordinator_pid) else None,
+        ready.http or None,
+    )
+    try:
+        with conversation(arguments, output) as talk:
+            view = talk.status()
+    except Unavailable as error:
+        return _silent(directory, made, ready, place, error), Exit.TRY_LATER
+    known = {target.id: target for target in view.targets}
+    pids = {target.id: target.pid for target in ready.targets if is_running(target.pid)}
+    targets = []
+    for id in dict.fromkeys((*made.target_ids, *known)):
+        held = (_folder(directory, id) / HOLD_NAME).exists()
+        if id in known:
+            targets.append(_target(known[id], pids.get(id), held=held))
+        else:
+            targets.append(_resting(directory, id, "down", pids.get(id)))
+    return _status(view, place, tuple(targets), directory), Exit.OK
+
+
+def _status(
+    view: StatusView,
+    place: CoordinatorStatus,
+    targets: tuple[TargetStatus, ...],
+    directory: Path | None = None,
+) -> Status:
+    return Status(
+        coordinator=place,
+        targets=targets,
+        cluster=view.cluster,
+        running=True,
+        health=view.health,
+        checks=view.checks,
+        code=view.code,
+        runs=view.runs,
+        attempts=view.attempts,
+        directory=None if directory is None else str(directory),
+        term=view.term,
+        epoch=view.epoch,
+    )
+
+
+def _target(view: TargetView, pid: int | None, *, held: bool) -> TargetStatus:
+    """`pid` is what the local supervisor knows; it counts before what the target said once."""
+    return TargetStatus(
+        id=view.id,
+        state=view.state,
+        domain=view.domain,
+        address=view.address or None,
+        pid=pid if pid is not None else view.pid,
+        directory=view.directory,
+        bytes_used=view.bytes_used,
+        bytes_free=view.bytes_free,
+        bytes_total=view.bytes_total,
+        columns=view.columns,
+        held=held,
+    )
+
+
+def _stopped(directory: Path, made: LocalMade) -> Status:
+    check = Check(
+        name="NOT_RUNNING",
+        severity="warning",
+        message=f"the cluster in {directory} is not running",
+        remedy=f"any read or ckpt.open() starts it; `ckptd local {directory}` runs it in the foreground",
+    )
+    return Status(
+        coordinator=CoordinatorStatus(None, None),
+        targets=tuple(_resting(directory, id, "stopped", None) for id in made.target_ids),
+        cluster=made.cluster,
+        running=False,
+        health="HEALTH_WARN",
+        checks=(check,),
+        code=made.code,
+        directory=str(directory),
+    )
+
+
+def _silent(
+    directory: Path,
+    made: LocalMade,
+    ready: LocalReady,
+    place: CoordinatorStatus,
+    error: Unavailable,
+) -> Status:
+    """The supervisor runs, its coordinator does not answer."""
+    log = directory / "logs" / "coordinator.log"
+    check = Check("COORDINATOR_DOWN", "error", error.message, f"see {log}")
+    pids = {target.id: target.pid for target in ready.targets if is_running(target.pid)}
+    return Status(
+        coordinator=place,
+        targets=tuple(_resting(directory, id, "unknown", pids.get(id)) for id in made.target_ids),
+        cluster=made.cluster,
+        running=True,
+        health="HEALTH_ERR",
+        checks=(check,),
+        code=made.code,
+        directory=str(directory),
+    )
+
+
+def _resting(directory: Path, id: str, state: str, pid: int | None) -> TargetStatus:
+    """A target of which only its directory tells."""
+    folder = _folder(directory, id)
+    nearest = folder if folder.is_dir() else directory
+    space = os.statvfs(nearest)
+    return TargetStatus(
+        id=id,
+        state=state,
+        domain="",
+        address=None,
+        pid=pid,
+        directory=str(folder),
+        bytes_used=allocated_bytes(folder),
+        bytes_free=space.f_bavail * space.f_frsize,
+        bytes_total=space.f_blocks * space.f_frsize,
+        held=(folder / HOLD_NAME).exists(),
+    )
+
+
+def _folder(directory: Path, id: str) -> Path:
+    return directory / TARGETS_FOLDER / id
+
+
+# --------------------------------------------------------------------------- for people
+
+
+def _print(status: Status, output: Output) -> None:
+    health = output.tone(status.health, _TONES.get(status.health, Tone.BAD))
+    output.line(f"cluster  {status.cluster}  {health}")
+    for check in status.checks:
+        tone = Tone.BAD if check.severity == "error" else Tone.WARN
+        output.line(f"         {output.tone(check.name, tone)}: {check.message}")
+        if check.remedy:
+            output.line(f"         {'':<{len(check.name)}}  {check.remedy}")
+    output.line(f"served   {_served(status)}")
+    up = sum(target.state == "live" for target in status.targets)
+    output.line(f"targets  {up}/{len(status.targets)} live, code {status.code}")
+    output.line()
+    _print_targets(status, output)
+    if status.runs:
+        output.line()
+        _print_runs(status.runs, output)
+    if status.attempts:
+        output.line()
+        _print_attempts(status.attempts, output)
+
+
+def _served(status: Status) -> str:
+    place = status.coordinator
+    if place.address is None:
+        return "not running"
+    process = f", process {place.pid}" if place.pid is not None else ""
+    page = f", page http://{place.http}/" if place.http else ""
+    return f"{place.address}{process}{page}"
+
+
+def _print_targets(status: Status, output: Output) -> None:
+    prefix = f"{status.directory}/" if status.directory else ""
+    rows = [
+        (
+            target.id,
+            f"{target.state} (held)" if target.held else target.state,
+            "-" if target.pid is None else str(target.pid),
+            target.address or "-",
+            format_bytes(target.bytes_used),
+            format_bytes(target.bytes_free),
+            target.domain or "-",
+            target.directory.removeprefix(prefix),
+        )
+        for target in status.targets
+    ]
+    head = ("target", "state", ">pid", "address", ">used", ">free", "domain", "directory")
+    output.table(head, rows)
+
+
+def _print_runs(listed: tuple[RunView, ...], output: Output) -> None:
+    rows = [
+        (
+            view.run,
+            "-" if view.latest is None else str(view.latest),
+            str(view.steps),
+            format_bytes(view.bytes),
+            age_text(view.committed_at_s),
+        )
+        for view in listed
+    ]
+    output.table(("run", ">newest step", ">steps", ">size", "committed"), rows)
+
+
+def _print_attempts(attempts: tuple[AttemptView, ...], output: Output) -> None:
+    output.line(output.tone("saves under way", Tone.HEAD))
+    for view in attempts:
+        output.line(
+            f"{view.run}@{view.step}: {view.state}, {view.ranks_handed_over} of "
+            f"{counted(view.world_size, 'rank')} handed over, {view.ranks_certified} certified, "
+            f"{format_bytes(view.bytes)}"
+        )
