@@ -19,10 +19,10 @@ def read_corpus() -> NDArray[np.uint8]:
     documentation instead.
     """
     try:
-        from pydoc_data.topics import topics
+        from pydoc_data.topics import topics as chapters
     except ImportError:
-        topics = {name: str(vars(builtins)[name].__doc__) for name in sorted(vars(builtins))}
-    text = "\n\n".join(topics[name] for name in sorted(topics)).encode()
+        chapters = {name: str(each.__doc__) for name, each in vars(builtins).items()}
+    text = "\n\n".join(chapters[name] for name in sorted(chapters)).encode()
     assert len(text) >= CORPUS_BYTES_MIN
     return np.frombuffer(text, np.uint8)
 

@@ -22,17 +22,17 @@ from ckpt_client.detach import child_environment
 
 READ_BYTES: Final = 1 << 16
 END_TIMEOUT_S: Final = 10.0
-ONE_THREAD: Final = {
-    name: "1"
-    for name in (
+ONE_THREAD: Final = dict.fromkeys(
+    (
         "OMP_NUM_THREADS",
         "OPENBLAS_NUM_THREADS",
         "MKL_NUM_THREADS",
         "BLIS_NUM_THREADS",
         "VECLIB_MAXIMUM_THREADS",
         "NUMEXPR_NUM_THREADS",
-    )
-}
+    ),
+    "1",
+)
 """Sums over several threads come out in an order of their own."""
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ckpt_client.demo.adam import Floats32
 
@@ -61,7 +62,7 @@ class Mesh:
             {peer: vector[self.slice_of(len(vector), peer)] for peer in self._sockets},
             {peer: heard[peer] for peer in self._sockets},
         )
-        total = heard[0].copy()
+        total: Floats32 = heard[0].copy()
         for other in heard[1:]:
             total += other
         return total
@@ -81,7 +82,10 @@ class Mesh:
             dict.fromkeys(self._sockets, values[self.rank]),
             {peer: values[peer] for peer in self._sockets},
         )
-        return sum(values[:, 0].tolist()) / self.size
+        total = 0.0
+        for each in values[:, 0]:
+            total += float(each)
+        return total / self.size
 
     def close(self) -> None:
         for each in self._sockets.values():
@@ -89,13 +93,13 @@ class Mesh:
 
     def _exchange(
         self,
-        sends: Mapping[int, np.ndarray[tuple[int, ...], np.dtype[np.floating]]],
-        receives: Mapping[int, np.ndarray[tuple[int, ...], np.dtype[np.floating]]],
+        sends: Mapping[int, NDArray[np.floating]],
+        receives: Mapping[int, NDArray[np.floating]],
     ) -> None:
         """Send and receive everything. Raises PeerGone."""
         peers = {self._sockets[peer].fileno(): peer for peer in self._sockets}
-        outgoing = {peer: memoryview(array).cast("B") for peer, array in sends.items()}
-        incoming = {peer: memoryview(array).cast("B") for peer, array in receives.items()}
+        outgoing = {peer: array.data.cast("B") for peer, array in sends.items()}
+        incoming = {peer: array.data.cast("B") for peer, array in receives.items()}
         poll = select.poll()
         for number in peers:
             poll.register(number, select.POLLIN | select.POLLOUT)

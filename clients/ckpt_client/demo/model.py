@@ -97,9 +97,8 @@ def loss_and_gradient(
 ) -> float:
     """Mean cross entropy in nats per byte; every tensor of `gradients` is overwritten. inputs, targets: [batch, time]."""
     batch, time = inputs.shape
-    stream = (parameters["tokens"][inputs] + parameters["positions"][:time]).reshape(
-        batch * time, shape.width
-    )
+    embedded = parameters["tokens"][inputs] + parameters["positions"][:time]
+    stream: Floats = embedded.reshape(batch * time, shape.width)
     tapes = []
     for number in range(shape.blocks):
         stream, tape = _block(shape, parameters, f"block{number}.", stream, batch)

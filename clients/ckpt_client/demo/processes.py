@@ -19,6 +19,8 @@ from typing import Final
 MARK_NAME: Final = "CKPT_DEMO_MARK"
 STAGER_MODULE: Final = "ckpt_client.stager"
 POLL_S: Final = 0.02
+SOCKET_DIRECTORY_BYTES_MAX: Final = 40
+"""A Unix socket's path has 107 bytes, of which the stagers' names take up to 60."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,14 @@ class Marked:
 
 
 @contextmanager
-def marked_environment(mark: str) -> Iterator[None]:
-    """Whatever is started inside carries the mark. Launchers' variables are hidden: the demo's ranks are its own."""
+def marked_environment(mark: str, directory: Path) -> Iterator[None]:
+    """Whatever is started inside carries the mark, uses no other cluster's secret, and has its sockets in `directory`."""
     before = dict(os.environ)
     for name in ("CKPT_STORE", "CKPT_SECRET_FILE"):
         os.environ.pop(name, None)
     os.environ[MARK_NAME] = mark
+    if len(os.fsencode(directory)) <= SOCKET_DIRECTORY_BYTES_MAX:
+        os.environ["XDG_RUNTIME_DIR"] = str(directory)
     try:
         yield
     finally:

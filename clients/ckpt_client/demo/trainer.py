@@ -133,7 +133,7 @@ class Trainer:
         training.moments.mean[...] = cast(Floats32, adam["mean"].array)
         training.moments.square[...] = cast(Floats32, adam["square"].array)
         training.step = cast(int, state["step"])
-        training.random.bit_generator.state = state["random"]
+        training.random.bit_generator.state = cast(Mapping[str, object], state["random"])
         training.losses[:] = cast(NDArray[np.float64], state["losses"]).tolist()
         training.own_losses[:] = cast(NDArray[np.float64], state["own_losses"]).tolist()
 
@@ -174,6 +174,8 @@ def train(plan: TrainerPlan, mesh: Mesh, store: ckpt.Store | None) -> None:
 
 
 def _resume(plan: TrainerPlan, store: ckpt.Store, trainer: Trainer) -> None:
+    if store.latest(RUN_NAME) is None:
+        return
     try:
         checkpoint = store.resolve(RUN_NAME, rank=plan.rank, world_size=plan.world_size)
     except ckpt.NotFound:
@@ -196,7 +198,7 @@ def _resume(plan: TrainerPlan, store: ckpt.Store, trainer: Trainer) -> None:
 def _digest(*arrays: NDArray[np.float32]) -> str:
     total = hashlib.sha256()
     for array in arrays:
-        total.update(memoryview(array).cast("B"))
+        total.update(array.data.cast("B"))
     return total.hexdigest()
 
 

@@ -1,0 +1,246 @@
+"""What happens in the demo, in order; I kill and measure, and judge nothing."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ckpt.base.errors import CkptError
+from ckpt.erasure.code import Code
+from ckpt.protocol.views import StepView
+from ckpt_client.demo.cluster import DemoCluster, start_cluster
+from ckpt_client.demo.fleet import Fleet, FleetPlan, Heard
+from ckpt_client.demo.processes import find_marked, kill_processes
+from ckpt_client.demo.screen import Screen
+from ckpt_client.demo.strike import AttemptNow, BurstWatch, Glimpse, choose_victims
+from ckpt_client.demo.words import Finished, Resumed, Saved, StepDone
+
+if TYPE_CHECKING:
+    from ckpt_client.demo.director import DemoOptions
+
+VICTIM_COUNT: Final = 2
+WATCH_S: Final = 0.003
+"""Between two looks at a burst."""
+HEAR_S: Final = 0.2
+KILL_TIMEOUT_S: Final = 10.0
+SILENCE_S: Final = 120.0
+"""No word from any rank for so long is a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """What was killed, and when."""
+
+    glimpse: Glimpse
+    victims: tuple[str, ...]
+    attempt_after: AttemptNow | None
+    """The save that was under way, as the coordinator knew it after the targets' death."""
+    trainer_count: int
+    stager_count: int
+    killed_s: float
+    """On the monotonic clock: everything is dead."""
+    trained_step: int
+    newest_committed: int | None
+
+
+@dataclass(slots=True)
+class Told:
+    """What the ranks of one launch said."""
+
+    resumed: dict[int, Resumed] = field(default_factory=dict)
+    saves: list[Saved] = field(default_factory=list)
+    finished: dict[int, Finished] = field(default_factory=dict)
+    step: int = 0
+    """The last one that every rank has done."""
+    first_step_s: float | None = None
+    """On the monotonic clock: all ranks had done a step."""
+    steps: dict[int, int] = field(default_factory=dict)
+    #: rank -> last step.
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All that the judge needs."""
+
+    ranks: int
+    steps: int
+    control: dict[int, Finished] = field(default_factory=dict)
+    strike: Strike | None = None
+    before: Told = field(default_factory=Told)
+    after: Told = field(default_factory=Told)
+    committed_before: list[StepView] = field(default_factory=list)
+    """As of the strike; redundancy is that of the commit."""
+    committed: list[StepView] = field(default_factory=list)
+    """At the end."""
+    stopped: bool = False
+    """The cluster ended when it was asked to."""
+
+
+class Course:
+    """I run once. Processes that I leave behind on an error carry the caller's mark."""
+
+    def __init__(self, options: DemoOptions, directory: Path, screen: Screen, mark: str) -> None:
+        self._options = options
+        self._directory = directory
+        self._screen = screen
+        self._mark = mark
+        self._outcome = Outcome(options.ranks, options.steps)
+
+    def run(self) -> Outcome:
+        """Raises CkptError when something that must not fail failed."""
+        options, outcome = self._options, self._outcome
+        self._screen.begin("control run, without ckpt", options.steps)
+        told = Told()
+        with Fleet(self._plan("", "control")) as fleet:
+            self._listen(fleet, told)
+        outcome.control = told.finished
+
+        self._screen.begin("starting the cluster", 0)
+        url, cluster = start_cluster(self._directory / "cluster", options.targets, options.code)
+        try:
+            self._screen.note(f"{options.targets} targets, code {options.code}, restart=never")
+            self._screen.begin("disturbed run", options.steps)
+            with Fleet(self._plan(url, "first")) as fleet:
+                outcome.strike = self._disturb(fleet, cluster, outcome.before)
+            if outcome.strike is not None:
+                self._screen.begin("resumed run", options.steps)
+                with Fleet(self._plan(url, "second")) as fleet:
+                    self._listen(fleet, outcome.after)
+            outcome.committed = cluster.committed()
+        finally:
+            self._screen.begin("stopping the cluster", 0)
+            outcome.stopped = cluster.stop()
+        return outcome
+
+    # ----------------------------------------------------------------------- the strike
+
+    def _disturb(self, fleet: Fleet, cluster: DemoCluster, told: Told) -> Strike | None:
+        """Let it train until a burst can be hit, and hit; None when the training ended before."""
+        every = self._options.save_every
+        watch = BurstWatch(every)
+        victims: tuple[str, ...] = ()
+        while not fleet.silent:
+            heard = self._hear(fleet, told, WATCH_S)
+            newest = max(
+                (one.word.step for one in heard if isinstance(one.word, StepDone)), default=0
+            )
+            if newest:
+                watch.note_quiet(newest + every - newest % every, cluster.status())
+            if not watch.fragments_per_save:
+                continue
+            if newest:
+                victims = self._choose(cluster)
+            glimpse = watch.look(cluster.status()) if victims else None
+            if glimpse is not None:
+                return self._strike(fleet, cluster, told, glimpse, victims)
+        return None
+
+    def _choose(self, cluster: DemoCluster) -> tuple[str, ...]:
+        """Those whose loss hurts the newest checkpoint most."""
+        committed = cluster.committed()
+        if not committed:
+            return ()
+        columns = cluster.show(committed[-1].step).columns
+        return choose_victims(columns, Code.parse(self._options.code).k, VICTIM_COUNT)
+
+    def _strike(
+        self,
+        fleet: Fleet,
+        cluster: DemoCluster,
+        told: Told,
+        glimpse: Glimpse,
+        victims: tuple[str, ...],
+    ) -> Strike:
+        pids = {each.id: each.pid for each in cluster.status().targets}
+        killed = [pid for name in victims if (pid := pids[name]) is not None]
+        left = kill_processes(killed, signal.SIGKILL, KILL_TIMEOUT_S)
+        attempt = cluster.status().attempt(glimpse.step)
+        fleet.kill()
+        trainers = len(fleet.pids)
+        stagers = [one.pid for one in find_marked(self._mark) if one.is_stager]
+        left |= kill_processes(stagers, signal.SIGKILL, KILL_TIMEOUT_S)
+        if left or len(killed) != len(victims):
+            raise CkptError(f"processes {sorted(left)} of targets {', '.join(victims)} do not end")
+        killed_s = time.monotonic()
+        self._listen(fleet, told)
+        self._outcome.committed_before = cluster.committed()
+        committed = self._outcome.committed_before
+        self._screen.note(
+            f"step {glimpse.step}: {glimpse.fragments_stored} of {glimpse.fragments_total} fragments "
+            f"were stored when SIGKILL hit targets {' and '.join(victims)}"
+        )
+        self._screen.note(
+            f"then {trainers} trainers and {len(stagers)} stagers, at step {told.step}"
+        )
+        return Strike(
+            glimpse=glimpse,
+            victims=victims,
+            attempt_after=attempt,
+            trainer_count=trainers,
+            stager_count=len(stagers),
+            killed_s=killed_s,
+            trained_step=told.step,
+            newest_committed=committed[-1].step if committed else None,
+        )
+
+    # ----------------------------------------------------------------------- listening
+
+    def _plan(self, url: str, launch: str) -> FleetPlan:
+        options = self._options
+        return FleetPlan(
+            ranks=options.ranks,
+            seed=options.seed,
+            steps=options.steps,
+            save_every=options.save_every,
+            width=options.width,
+            url=url,
+            launch=f"demo-{launch}",
+            log=self._directory / f"{launch}.log",
+        )
+
+    def _listen(self, fleet: Fleet, told: Told) -> None:
+        """Until the ranks have nothing more to say."""
+        heard_s = time.monotonic()
+        while not fleet.silent:
+            if self._hear(fleet, told, HEAR_S):
+                heard_s = time.monotonic()
+            elif time.monotonic() - heard_s > SILENCE_S:
+                raise CkptError(f"no rank said anything for {SILENCE_S:g} s")
+
+    def _hear(self, fleet: Fleet, told: Told, timeout_s: float) -> list[Heard]:
+        heard = fleet.hear(timeout_s)
+        for one in heard:
+            match one.word:
+                case StepDone():
+                    self._note_step(one.rank, one.word, told)
+                case Saved():
+                    told.saves.append(one.word)
+                case Resumed():
+                    told.resumed[one.rank] = one.word
+                    if len(told.resumed) == self._options.ranks:
+                        self._note_resumed(told)
+                case Finished():
+                    told.finished[one.rank] = one.word
+        return heard
+
+    def _note_step(self, rank: int, word: StepDone, told: Told) -> None:
+        told.steps[rank] = word.step
+        if len(told.steps) < self._options.ranks:
+            return
+        done = min(told.steps.values())
+        if told.first_step_s is None:
+            told.first_step_s = time.monotonic()
+        if done > told.step:
+            told.step = done
+            self._screen.advance(done, word.loss)
+
+    def _note_resumed(self, told: Told) -> None:
+        words = told.resumed.values()
+        rebuilt = sum(word.rebuilt_bytes for word in words)
+        steps = sorted({word.step for word in words})
+        self._screen.note(
+            f"resumed from step {', '.join(map(str, steps))}, {rebuilt} bytes rebuilt from parity"
+        )

@@ -1,0 +1,151 @@
+"""`ckpt demo` from beginning to end: a control run, a run that is disturbed, and the comparison.
+
+    1  control    the training, without ckpt, undisturbed
+    2  disturbed  the same training on an embedded cluster. Inside a burst two targets are killed, then
+                  all trainers and their stagers, each with SIGKILL
+    3  resumed    new trainers load the newest committed step from what is left, and go on to the end
+    4  compared   parameters, optimizer state and every loss must have the same bits
+
+Everything happens in one directory and in processes that carry one mark; both are gone afterwards.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from ckpt.base.errors import Refused
+from ckpt.erasure.code import Code
+from ckpt_client.demo.course import Course, Outcome
+from ckpt_client.demo.judge import judge
+from ckpt_client.demo.processes import end_marked, marked_environment
+from ckpt_client.demo.report import Check, Report, print_report
+from ckpt_client.demo.screen import Screen, open_screen
+
+END_TIMEOUT_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """`ckpt demo`'s flags. Raises Refused when they do not fit together."""
+
+    directory: str | None = None
+    """Work below this directory; else below the system's directory for temporary files."""
+    json: bool = False
+    """JSON lines; the last one is the summary."""
+    keep: bool = False
+    """Leave the directory for a look at it."""
+    seed: int = 1
+    steps: int = 40
+    save_every: int = 4
+    ranks: int = 4
+    targets: int = 7
+    code: str = "4+2"
+    width: int = 256
+    """Of the model; the checkpoint's size grows with its square."""
+
+    def __post_init__(self) -> None:
+        code = Code.parse(self.code)
+        if code.m < 2:
+            raise Refused(f"code={self.code}: the demo kills two targets", hint="use 4+2")
+        if self.targets < code.n or self.targets - 2 < code.floor:
+            raise Refused(
+                f"targets={self.targets}: {code} needs {code.n} at first and "
+                f"{code.floor} when two are dead"
+            )
+        if not 1 <= self.ranks <= 64:
+            raise Refused(f"ranks={self.ranks}: 1 to 64")
+        if self.save_every < 1 or self.steps < 4 * self.save_every:
+            raise Refused(
+                f"steps={self.steps}: at least 4 saves are needed, one every {self.save_every} steps"
+            )
+        if self.width < 8 or self.width % 4:
+            raise Refused(f"width={self.width}: a multiple of 4 from 8")
+
+
+def run(options: DemoOptions) -> int:
+    """Show it all; returns the exit code, 0 only when every check held.
+
+    Raises CkptError when a piece does not come up or a rank fails, KeyboardInterrupt after Ctrl-C or
+    SIGTERM; everything that was started has ended by then, and the directory is gone.
+    """
+    begun = time.monotonic()
+    screen = open_screen(as_json=options.json)
+    try:
+        with _interruptible():
+            report = _perform(options, screen, begun)
+    finally:
+        screen.close()
+    print_report(report, as_json=options.json)
+    return 0 if report.held else 1
+
+
+def _perform(options: DemoOptions, screen: Screen, begun: float) -> Report:
+    mark = secrets.token_hex(16)
+    if options.directory is not None:
+        Path(options.directory).mkdir(parents=True, exist_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix="ckpt-demo-", dir=options.directory)).resolve()
+    outcome: Outcome | None = None
+    try:
+        with marked_environment(mark, directory):
+            outcome = Course(options, directory, screen, mark).run()
+    finally:
+        with _uninterrupted():
+            left = end_marked(mark, END_TIMEOUT_S)
+            if options.keep:
+                screen.note(f"kept: {directory}")
+            else:
+                shutil.rmtree(directory, ignore_errors=True)
+    checks, figures = judge(outcome, time.monotonic() - begun)
+    gone = options.keep or not directory.exists()
+    clean = Check("nothing was left behind", not left and gone and outcome.stopped, "")
+    return Report((*checks, clean), figures)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends the demo as Ctrl-C does, unless the caller has a handler of its own.
+
+    Signals can be set in the main thread only.
+    """
+    is_ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if is_ours:
+        signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C does not stop the cleaning up, which is short."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,149 @@
+"""Did every claim hold? From what was seen to checks and figures; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckpt.base.units import format_bytes
+from ckpt.protocol.views import StepView
+from ckpt_client.demo.course import Outcome, Strike
+from ckpt_client.demo.report import Check, Figures, middle
+from ckpt_client.demo.words import Finished
+
+NOT_HIT = "no burst was hit: the training ended before"
+
+
+def judge(outcome: Outcome, total_s: float) -> tuple[tuple[Check, ...], Figures | None]:
+    """All checks, failed ones among them; no figures when there was no disturbed run to measure."""
+    strike = outcome.strike
+    if strike is None:
+        return (Check("two targets were killed inside a burst", False, NOT_HIT),), None
+    checks = (
+        *_strike_checks(outcome, strike),
+        *_resume_checks(outcome, strike),
+        *_equality_checks(outcome),
+        _final_check(outcome),
+    )
+    return checks, _figures(outcome, strike, total_s)
+
+
+def _strike_checks(outcome: Outcome, strike: Strike) -> tuple[Check, ...]:
+    glimpse, after = strike.glimpse, strike.attempt_after
+    inside = (
+        0 < glimpse.fragments_stored < glimpse.fragments_total
+        and after is not None
+        and after.ranks_certified < outcome.ranks
+    )
+    seen = (
+        f"targets {' and '.join(strike.victims)} at step {glimpse.step}, "
+        f"{glimpse.fragments_stored} of {glimpse.fragments_total} fragments stored"
+    )
+    dead = strike.trainer_count == outcome.ranks == strike.stager_count
+    return (
+        Check("two targets were killed inside a burst", inside, seen),
+        Check(
+            "all trainers and their stagers were killed",
+            dead,
+            f"{strike.trainer_count} trainers, {strike.stager_count} stagers",
+        ),
+    )
+
+
+def _resume_checks(outcome: Outcome, strike: Strike) -> tuple[Check, ...]:
+    words = outcome.after.resumed
+    steps = sorted({word.step for word in words.values()})
+    newest = len(words) == outcome.ranks and steps == [strike.newest_committed]
+    rebuilt = sum(word.rebuilt_bytes for word in words.values())
+    return (
+        Check(
+            "all ranks resumed from the newest committed step",
+            newest,
+            f"step {', '.join(map(str, steps)) or 'none'}, committed {strike.newest_committed}",
+        ),
+        Check("lost columns were rebuilt from parity", rebuilt > 0, format_bytes(rebuilt)),
+    )
+
+
+def _equality_checks(outcome: Outcome) -> tuple[Check, ...]:
+    control, after = outcome.control, outcome.after.finished
+    ranks = range(outcome.ranks)
+    complete = set(control) == set(after) == set(ranks)
+    digests = {each.parameters for each in (*control.values(), *after.values())}
+    return (
+        Check(
+            "parameters are bit-identical to the control run's",
+            complete and len(digests) == 1,
+            f"sha256 {min(digests, default='')[:16]}",
+        ),
+        Check(
+            "optimizer state is bit-identical, rank by rank",
+            complete and all(control[rank].moments == after[rank].moments for rank in ranks),
+            "",
+        ),
+        Check(
+            "every loss is bit-identical, rank by rank",
+            complete and all(_same_losses(control[rank], after[rank], outcome) for rank in ranks),
+            f"{outcome.steps} steps",
+        ),
+    )
+
+
+def _same_losses(one: Finished, other: Finished, outcome: Outcome) -> bool:
+    return (
+        len(one.losses) == len(one.own_losses) == outcome.steps
+        and one.losses == other.losses
+        and one.own_losses == other.own_losses
+    )
+
+
+def _final_check(outcome: Outcome) -> Check:
+    last = outcome.committed[-1] if outcome.committed else None
+    held = last is not None and last.step == outcome.steps and last.targets_survivable >= 1
+    detail = f"step {last.step} {_redundancy([last])}" if last is not None else "none"
+    return Check("saves went on with the targets that were left", held, detail)
+
+
+def _figures(outcome: Outcome, strike: Strike, total_s: float) -> Figures:
+    saves = (*outcome.before.saves, *outcome.after.saves)
+    stalls = [save.stall_s for save in saves]
+    before, after = outcome.committed_before, _after(outcome)
+    both = (*before, *after)
+    commits = [view.commit_s for view in both]
+    loads = outcome.after.resumed.values()
+    first = outcome.after.first_step_s
+    resumed = min((word.step for word in loads), default=0)
+    return Figures(
+        stall_p50_s=middle(stalls),
+        stall_max_s=max(stalls, default=0.0),
+        fault_in_max_s=max((save.fault_in_s for save in saves), default=0.0),
+        commit_p50_s=middle(commits),
+        commit_max_s=max(commits, default=0.0),
+        checkpoint_bytes=both[-1].bytes if both else 0,
+        gb_per_s=middle([view.bytes / view.commit_s / 1e9 for view in both if view.commit_s > 0]),
+        saves_committed=len(both),
+        redundancy_before=_redundancy(before),
+        redundancy_after=_redundancy(after),
+        bytes_read=sum(word.bytes for word in loads),
+        bytes_rebuilt=sum(word.rebuilt_bytes for word in loads),
+        load_max_s=max((word.seconds for word in loads), default=0.0),
+        resume_s=first - strike.killed_s if first is not None else 0.0,
+        steps_repeated=max(0, strike.trained_step - resumed),
+        total_s=total_s,
+    )
+
+
+def _after(outcome: Outcome) -> list[StepView]:
+    """Committed by the second launch; the steps that the first one committed are not among them."""
+    known = {(view.step, view.generation) for view in outcome.committed_before}
+    return [view for view in outcome.committed if (view.step, view.generation) not in known]
+
+
+def _redundancy(views: Sequence[StepView]) -> str:
+    """What the answers to the newest of these saves stated at their commit."""
+    if not views:
+        return "none"
+    view = views[-1]
+    return (
+        f"survives {view.targets_survivable_at_commit} targets, "
+        f"{view.domains_survivable_at_commit} of level {view.domain_level}"
+    )
