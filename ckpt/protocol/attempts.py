@@ -32,7 +32,7 @@ from ckpt.format.table import RankTable
 from ckpt.plan.placement import DomainKey, domain_key
 from ckpt.protocol.events import Session
 from ckpt.protocol.membership import Membership
-from ckpt.protocol.messages import Certify, ColumnProof, CommitInfo, PayloadPlanned
+from ckpt.protocol.messages import Certify, ColumnProof, CommitInfo, PayloadPlanned, ReplicaPolicy
 from ckpt.protocol.reservations import Allotment, SpreadRule
 
 
@@ -70,6 +70,7 @@ class Payload:
     id: PayloadId
     process: str
     save: int
+    replicas: ReplicaPolicy
     session: Session | None
     layout: Layout
     allotment: Allotment | None = None
@@ -114,6 +115,7 @@ class Attempt:
     placement: dict[Rank, tuple[TargetId | None, ...]] = field(default_factory=dict)
     #: The accepted target of each column, fixed with the index.
     index: bytes = b""
+    warnings: tuple[str, ...] = ()
     info: CommitInfo | None = None
     failure: tuple[str, str, str] | None = None
     """(code, message, hint) once aborting."""

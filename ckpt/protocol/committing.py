@@ -23,7 +23,7 @@ from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.index import Index, IndexPayload, encode_index
 from ckpt.format.record import CommitRecord, encode_record
-from ckpt.plan.coverage import Overlap, merge_tables
+from ckpt.plan.coverage import Differing, Merged, Overlap, merge_tables
 from ckpt.plan.placement import Level, document_targets, survivable
 from ckpt.protocol import catalog
 from ckpt.protocol.attempts import Attempt, AttemptState, Payload, count_columns
@@ -41,10 +41,15 @@ from ckpt.protocol.messages import (
     Message,
     Place,
     PutDocument,
+    ReplicaPolicy,
 )
 from ckpt.protocol.placements import encode_placement
 from ckpt.protocol.reservations import Allotment, Reservations, SpreadRule
 
+PATIENCE_US = 2_000_000
+"""A target that has not stored a document within this is passed over for another."""
+WARNINGS_MAX = 4
+WARNING_CHARS_MAX = 200
 RECOUNT_GRACE_US = 3 * LEASE_US
 """How long a payload may stay below the floor with no place to stream to, before its attempt aborts."""
 
@@ -93,8 +98,7 @@ class Committer:
         """Something about an attempt changed: go on as far as it now goes."""
         if attempt.state is not AttemptState.OPEN or not attempt.certified:
             return
-        tables = [attempt.payloads[Rank(r)].table for r in range(attempt.world_size)]
-        merged = merge_tables([table for table in tables if table is not None])
+        merged = _merged(attempt)
         if merged.problems:
             self._abort(attempt, Refused("; ".join(p.message for p in merged.problems[:8])))
             return
@@ -249,8 +253,10 @@ class Committer:
         attempt.placement = {
             rank: self._accepted(payload) for rank, payload in sorted(attempt.payloads.items())
         }
-        tables = [p.table for _, p in sorted(attempt.payloads.items()) if p.table is not None]
-        merged = merge_tables(tables)
+        merged = _merged(attempt)
+        attempt.warnings = tuple(
+            text[:WARNING_CHARS_MAX] for text in merged.warnings[:WARNINGS_MAX]
+        )
         payloads = tuple(
             _index_payload(p, attempt.placement[r]) for r, p in sorted(attempt.payloads.items())
         )
@@ -341,6 +347,7 @@ class Committer:
             slowest_target=slow.slowest_target,
             fault_in_us=max(c.fault_in_us for c in certs),
             columns_missing=sum(c.count(None) for c in attempt.placement.values()),
+            warnings=attempt.warnings,
         )
 
     # ----------------------------------------------------------------------- record, close
@@ -456,7 +463,14 @@ def _put(
         then(id, isinstance(message, DocumentStored))
 
     final = PutDocument(members.term, kind, checkpoint, len(document), last, digest)
-    desk.ask(session, final, answered, view[last:])
+    desk.ask(session, final, answered, view[last:], patience_us=PATIENCE_US)
+
+
+def _merged(attempt: Attempt) -> Merged:
+    """All ranks' tables as one; replicas that differ are kept apart only when every rank wants it."""
+    tables = [p.table for _, p in sorted(attempt.payloads.items()) if p.table is not None]
+    keep = all(p.replicas is ReplicaPolicy.KEEP for p in attempt.payloads.values())
+    return merge_tables(tables, Differing.KEEP if keep else Differing.ABORT)
 
 
 def _index_payload(payload: Payload, columns: tuple[TargetId | None, ...]) -> IndexPayload:

@@ -20,7 +20,7 @@ rolled forward with the same record, committed ones count again as their targets
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckpt.base.errors import CkptError
 from ckpt.base.limits import CELL_BYTES_DEFAULT
@@ -43,7 +43,9 @@ from ckpt.protocol.messages import (
     Ask,
     BoxesCompared,
     Certify,
+    CommitInfo,
     DeleteStep,
+    DocumentStored,
     Failed,
     JoinLaunch,
     LaunchJoined,
@@ -55,6 +57,7 @@ from ckpt.protocol.messages import (
     RenewLease,
     ReportDamage,
     RequestSpares,
+    Reserved,
     Resolve,
     Role,
     TrainerLeft,
@@ -67,6 +70,8 @@ from ckpt.protocol.views import Views
 Event = SessionOpened | SessionClosed | Received | Ticked | Persisted
 
 TARGET_MESSAGES = (RegisterTarget, RenewLease)
+LATE_ANSWERS = (Failed, DocumentStored)
+"""What a target may still say when nobody waits for it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +91,7 @@ class CoordinatorPolicy:
 
     @property
     def spread(self) -> SpreadRule:
-        return SpreadRule(
-            self.level, self.max_per_domain, self.spare_count, self.orphan_grace_us
-        )
+        return SpreadRule(self.level, self.max_per_domain, self.spare_count, self.orphan_grace_us)
 
     @property
     def report_level(self) -> Level:
@@ -206,9 +209,12 @@ class CoordinatorMachine:
         if self._desk.answered(event.session, event.request, event.message, event.bulk):
             return
         from_target = self._roles[event.session] is Role.TARGET
+        if from_target and isinstance(event.message, Reserved):
+            self.reservations.answered_late(event.session, event.message.reservation)
+            return
         if from_target is not isinstance(event.message, TARGET_MESSAGES):
             name = type(event.message).__name__
-            if not from_target or not isinstance(event.message, Failed):
+            if not from_target or not isinstance(event.message, LATE_ANSWERS):
                 self._desk.close(event.session, f"{name} does not belong on this session")
             return
         try:
@@ -233,7 +239,7 @@ class CoordinatorMachine:
             case RenewLease():
                 self.members.renew(session, request, message)
             case JoinLaunch():
-                launch = self.launches.join(session, message)
+                launch = self.launches.join(session, message, self._desk.now_us)
                 self._desk.send(session, request, LaunchJoined(launch.number))
             case OpenPayload():
                 self.opening.open_payload(session, request, message)
@@ -270,9 +276,11 @@ class CoordinatorMachine:
         self.resolver.session_closed(session)
 
     def _tick(self) -> None:
+        self._desk.tick()
         self.members.tick()
         self.reservations.tick()
         self._tick_attempts()
+        self.opening.tick()
         self.ending.tick()
 
     def _tick_attempts(self) -> None:
@@ -294,10 +302,21 @@ class CoordinatorMachine:
         checkpoint = Checkpoint(
             attempt.info, attempt.record_bytes, attempt.record.index_targets, attempt.placement
         )
+        attempt.info = checkpoint.info = self._as_it_is_now(checkpoint)
         self.checkpoints.add(checkpoint)
         self.ending.announce(attempt)
         self.deleter.drop_strays(checkpoint)
         self.deleter.expire(checkpoint)
+
+    def _as_it_is_now(self, checkpoint: Checkpoint) -> CommitInfo:
+        """What was lost since the decision is not promised: the answer speaks of this moment (P1)."""
+        now, info = self.checkpoints.redundancy(checkpoint), checkpoint.info
+        return replace(
+            info,
+            targets_survivable=max(0, min(info.targets_survivable, now.targets)),
+            domains_survivable=max(0, min(info.domains_survivable, now.domains)),
+            columns_missing=max(info.columns_missing, now.columns_missing),
+        )
 
     def _aborted(self, attempt: Attempt) -> None:
         self.deleter.gone[attempt.checkpoint] = RowState.ABORTED

@@ -22,6 +22,8 @@ Then = Callable[[], None]
 class _Question:
     session: Session
     reply: Reply
+    due_us: int | None
+    """When silence counts as a failure; None for ever (the session's end still answers)."""
 
 
 class Desk:
@@ -57,11 +59,20 @@ class Desk:
         """Cut a peer off."""
         self._actions.append(CloseSession(session, reason))
 
-    def ask(self, session: Session, message: Message, reply: Reply, bulk: Buffer = b"") -> None:
+    def ask(
+        self,
+        session: Session,
+        message: Message,
+        reply: Reply,
+        bulk: Buffer = b"",
+        *,
+        patience_us: int | None = None,
+    ) -> None:
         """Send a question; `reply` runs exactly once, with the answer or with Failed."""
         request = self._next_request
         self._next_request += 1
-        self._questions[request] = _Question(session, reply)
+        due_us = None if patience_us is None else self.now_us + patience_us
+        self._questions[request] = _Question(session, reply, due_us)
         self.send(session, request, message, bulk)
 
     def persist(self, entries: tuple[CatalogEntry, ...], then: Then) -> None:
@@ -88,11 +99,24 @@ class Desk:
         if then is not None:
             then()
 
+    def tick(self) -> None:
+        """Who has been silent for too long has failed; its late answer finds no question."""
+        due = [
+            request
+            for request, question in self._questions.items()
+            if question.due_us is not None and question.due_us <= self.now_us
+        ]
+        self._give_up(due, Failed("unavailable", "no answer in time"))
+
     def lost(self, session: Session) -> None:
         """Answer every open question of a session that ended."""
         open_requests = [r for r, q in self._questions.items() if q.session == session]
-        failure = Failed("unavailable", "the connection ended before the answer")
-        for request in open_requests:
+        self._give_up(
+            open_requests, Failed("unavailable", "the connection ended before the answer")
+        )
+
+    def _give_up(self, requests: list[int], failure: Failed) -> None:
+        for request in requests:
             question = self._questions.pop(request, None)
             if question is not None:
                 question.reply(failure, b"")

@@ -25,6 +25,7 @@ class Member:
     process: str
     sessions: set[Session] = field(default_factory=set)
     #: Connections that joined as this process: the trainer's own and its stager's.
+    joined_us: int = 0
     left: bool = False
     """Its trainer is gone, as its stager reports; the stager may still finish saves."""
 
@@ -41,6 +42,8 @@ class Launch:
     key: str | None
     world_size: int
     members: dict[Rank, Member] = field(default_factory=dict)
+    recovered: bool = False
+    """Known from the catalog or from a rank that came back: nobody new joins it without its key."""
 
 
 @dataclass(slots=True)
@@ -60,7 +63,7 @@ class Launches:
         self.runs: dict[RunName, Run] = {}
         self._by_session: dict[Session, list[Member]] = {}
 
-    def join(self, session: Session, message: JoinLaunch) -> Launch:
+    def join(self, session: Session, message: JoinLaunch, now_us: int) -> Launch:
         """The launch of this process. Raises Refused (bad numbers, other world size) or Busy (two live processes)."""
         check_run_name(message.run)
         if not 0 < message.world_size <= WORLD_SIZE_MAX:
@@ -75,13 +78,13 @@ class Launches:
                 f"rank {message.rank} says {message.world_size}",
                 hint="give every start of the run its own launch key",
             )
-        self._enter(launch, session, message)
+        self._enter(launch, session, message, now_us)
         return launch
 
     def recover(self, run: RunName, number: LaunchNumber, key: str | None, world_size: int) -> None:
         """A launch that has opened attempts before this coordinator started."""
         known = self.runs.setdefault(run, Run())
-        known.launches.setdefault(number, Launch(number, key, world_size))
+        known.launches.setdefault(number, Launch(number, key, world_size, recovered=True))
         known.begun = max(known.begun, number)
 
     def begin(self, run: RunName, number: LaunchNumber) -> bool:
@@ -123,7 +126,7 @@ class Launches:
         newest_first = sorted(run.launches.values(), key=lambda launch: -launch.number)
         if message.key is not None:
             return next((one for one in newest_first if one.key == message.key), None)
-        keyless = next((one for one in newest_first if one.key is None), None)
+        keyless = next((one for one in newest_first if one.key is None and not one.recovered), None)
         if keyless is None or keyless.world_size != message.world_size:
             return None
         member = keyless.members.get(message.rank)
@@ -133,7 +136,7 @@ class Launches:
         assert message.launch is not None
         if message.launch >> 32 >= self._term:
             raise Refused(f"launch {message.launch} was never given out by this coordinator")
-        launch = Launch(message.launch, message.key, message.world_size)
+        launch = Launch(message.launch, message.key, message.world_size, recovered=True)
         run.launches[launch.number] = launch
         return launch
 
@@ -144,7 +147,7 @@ class Launches:
         run.launches[number] = launch
         return launch
 
-    def _enter(self, launch: Launch, session: Session, message: JoinLaunch) -> None:
+    def _enter(self, launch: Launch, session: Session, message: JoinLaunch, now_us: int) -> None:
         member = launch.members.get(message.rank)
         if member is not None and member.process != message.process:
             if member.live:
@@ -155,7 +158,7 @@ class Launches:
                 )
             member = None
         if member is None:
-            member = launch.members[message.rank] = Member(message.process)
+            member = launch.members[message.rank] = Member(message.process, joined_us=now_us)
         member.sessions.add(session)
         self._by_session.setdefault(session, []).append(member)
 

@@ -37,6 +37,9 @@ from ckpt.protocol.messages import (
 )
 from ckpt.protocol.proofs import check_proof
 
+GATHERING_US = 2 * LEASE_US
+"""After its start a coordinator waits so long for targets that it knows before it says they are missing."""
+
 
 class TargetState(Enum):
     """What a report shows."""
@@ -102,12 +105,22 @@ class Membership:
             for id, seen in sorted(known.items())
         }
         self._by_session: dict[Session, TargetId] = {}
+        self._born_us: int | None = None
+        """When the first event came."""
 
     @property
     def epoch(self) -> Epoch:
         return Epoch(self.term << 32 | self.version)
 
     # ----------------------------------------------------------------------- questions
+
+    @property
+    def gathering(self) -> bool:
+        """Whether more targets are about to count: this coordinator is new, or one is being listed."""
+        young = self._born_us is None or self._desk.now_us - self._born_us < GATHERING_US
+        coming = any(t.state is TargetState.RECONCILING for t in self.targets.values())
+        known_away = any(t.session is None for t in self.targets.values())
+        return coming or (young and (known_away or not self.targets))
 
     def live(self) -> list[Target]:
         """Targets that count now, by id."""
@@ -187,6 +200,8 @@ class Membership:
 
     def tick(self) -> None:
         """Leases end."""
+        if self._born_us is None:
+            self._born_us = self._desk.now_us
         for target in list(self.targets.values()):
             if target.session is not None and self._desk.now_us >= target.lease_ends_us:
                 self._desk.close(target.session, f"lease of target {target.id} ran out")

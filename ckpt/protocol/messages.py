@@ -506,6 +506,8 @@ class CommitInfo:
     slowest_target: TargetId
     fault_in_us: int = 0
     columns_missing: int = 0
+    warnings: tuple[str, ...] = ()
+    """What the saver should know, such as replicas that differ and were kept apart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ learns it, and space is held before any byte is sent.
 
 from __future__ import annotations
 
-from ckpt.base.errors import CkptError, Refused
+from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import (
     CheckpointId,
     Generation,
@@ -61,6 +61,15 @@ class Opening:
         self._code = code
         self._cell_bytes = cell_bytes
         self._counter = 0
+        self._postponed: list[tuple[Attempt, Payload]] = []
+        #: Payloads without a plan while the targets gather after a start; tried again on every tick.
+
+    def tick(self) -> None:
+        """Plan what waited for targets to come."""
+        postponed, self._postponed = self._postponed, []
+        for attempt, payload in postponed:
+            if attempt.state not in ENDED:
+                self._plan(attempt, payload)
 
     # ----------------------------------------------------------------------- open
 
@@ -79,7 +88,11 @@ class Opening:
             self._ending.fence_older(message.run, message.launch)
         attempt = self._joinable(message) or self._new(message)
         payload = self._enter(attempt, session, message)
-        self._plan(attempt, payload, request)
+        payload.request = request
+        if attempt.state in ENDED:
+            self._ending.tell_end(attempt, payload)
+        else:
+            self._plan(attempt, payload)
 
     def _check(self, message: OpenPayload) -> None:
         check_run_name(message.run)
@@ -110,16 +123,24 @@ class Opening:
         return None
 
     def _joinable(self, message: OpenPayload) -> Attempt | None:
-        """The newest open attempt of this launch at this step that still lacks this rank."""
-        fitting = [
-            a
-            for a in self._book.of_run(message.run)
-            if a.checkpoint.step == message.step
-            and a.launch == message.launch
-            and message.rank not in a.payloads
-            and a.state in (AttemptState.OPENING, AttemptState.OPEN)
-        ]
-        return fitting[-1] if fitting else None
+        """The oldest attempt of this launch at this step that lacks this rank.
+
+        So the n-th save of a step by one rank meets the n-th of every other. One that was aborted
+        before this rank came ends its save too, unless this process joined only afterwards.
+        """
+        launch = self._launches.get(message.run, message.launch)
+        member = launch.members.get(message.rank) if launch is not None else None
+        joined_us = member.joined_us if member is not None else 0
+        for attempt in self._book.attempts.values():
+            if (
+                attempt.checkpoint.run == message.run
+                and attempt.checkpoint.step == message.step
+                and attempt.launch == message.launch
+                and message.rank not in attempt.payloads
+                and (attempt.state not in ENDED or attempt.opened_us >= joined_us)
+            ):
+                return attempt
+        return None
 
     def _new(self, message: OpenPayload) -> Attempt:
         """Open an attempt; its row must be durable before anything of it is told."""
@@ -147,6 +168,7 @@ class Opening:
             PayloadId(attempt.checkpoint, message.rank),
             message.process,
             message.save,
+            message.replicas,
             session,
             Layout.plan(self._code, message.payload_bytes, self._cell_bytes),
             opened_us=self._desk.now_us,
@@ -154,10 +176,11 @@ class Opening:
         attempt.payloads[message.rank] = payload
         return payload
 
-    def _plan(self, attempt: Attempt, payload: Payload, request: int) -> None:
-        payload.request = request
-
+    def _plan(self, attempt: Attempt, payload: Payload) -> None:
         def done(result: Allotment | CkptError) -> None:
+            if isinstance(result, Unavailable) and self._members.gathering:
+                self._postponed.append((attempt, payload))
+                return
             if isinstance(result, CkptError):
                 self._ending.abort(attempt, result)
                 return

@@ -406,7 +406,7 @@ class PayloadWriter:
 
     def _take_spare(self, column: Column) -> Place | None:
         for index, spare in enumerate(self._spares):
-            if self.may_take(column, spare) and not _is_at(column, spare):
+            if self.may_take(column, spare) and not _is_on(column, spare):
                 return self._spares.pop(index)
         return None
 
@@ -475,6 +475,11 @@ class PayloadWriter:
                 assert bool(c.stream) == (c.state in moving)
         assert not self._certified or len(self._certified) >= self.layout.code.floor
         assert self.done or self.places_possible() >= self.layout.code.floor
+
+
+def _is_on(column: Column, place: Place) -> bool:
+    """Another reservation on the target that the column is about to leave is no way out."""
+    return column.place is not None and column.place.target == place.target
 
 
 def _is_at(column: Column, place: Place) -> bool:

@@ -21,13 +21,15 @@ from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
 from ckpt.plan.placement import Holder, Level, pick_replacement, place
 from ckpt.protocol.desk import Desk
-from ckpt.protocol.events import Buffer
+from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.membership import Membership, Target
 from ckpt.protocol.messages import Failed, Message, Place, ReleaseReservation, Reserve, Reserved
 
 STANDING_LIFE_US = 600_000_000
 """An allotment that waits longer for its next save gives its space back."""
 NO_SPACE_RETRY_S = 5.0
+PATIENCE_US = 1_000_000
+"""A target that has not reserved within this is passed over; what it reserves later goes back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,11 @@ class Reservations:
                     target.session, 0, ReleaseReservation(self._members.term, reservation)
                 )
 
+    def answered_late(self, session: Session, reservation: ReservationId) -> None:
+        """A target reserved after its answer was given up."""
+        if reservation not in self._known:
+            self._desk.send(session, 0, ReleaseReservation(self._members.term, reservation))
+
     def drop_standing(self) -> bool:
         """Give all idle standing space back; True when there was any."""
         had = bool(self._standing)
@@ -296,10 +303,16 @@ class Reservations:
             then(None)
 
         question = Reserve(self._members.term, reservation, allotment.file_bytes)
-        self._desk.ask(target.session, question, answered)
+        self._desk.ask(target.session, question, answered, patience_us=PATIENCE_US)
 
     def _conclude(self, allotment: Allotment, done: Done) -> None:
         code = allotment.layout.code
+        for column in allotment.absent:
+            if allotment.spares:
+                # Any spare may take any column without breaking the domain rule.
+                spare = allotment.spares.pop(0)
+                allotment.columns[column] = spare
+                allotment.intended[column] = spare.target
         if len(allotment.columns) >= code.floor:
             done(allotment)
             return

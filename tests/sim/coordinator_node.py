@@ -5,15 +5,23 @@ from __future__ import annotations
 from ckpt.erasure.code import Code
 from ckpt.protocol.catalog import CatalogEntry, CatalogImage, Persist, Persisted, apply_all
 from ckpt.protocol.coordinator import CoordinatorMachine, CoordinatorPolicy, Event
-from ckpt.protocol.events import CloseSession, Received, Send, Session, SessionClosed, SessionOpened, Ticked
-from ckpt.protocol.messages import Message, Role
+from ckpt.protocol.events import (
+    CloseSession,
+    Received,
+    Send,
+    Session,
+    SessionClosed,
+    SessionOpened,
+    Ticked,
+)
+from ckpt.protocol.messages import Message, Reserve, Role
 from tests.sim.clockwork import Clockwork
 from tests.sim.network import Network
 from tests.sim.oracles import Oracles
 
 SECRET = b"simulated secret of 32 bytes ...!"
 CLUSTER = "sim"
-TICK_US = 200_000
+TICK_US = 300_000
 
 
 class CoordinatorNode:
@@ -27,10 +35,14 @@ class CoordinatorNode:
         self._clock = clock
         self._network = network
         self._oracles = oracles
-        self._policy = CoordinatorPolicy(CLUSTER, code, cell_bytes=4096, level="target", orphan_grace_us=1_000_000)
+        self._policy = CoordinatorPolicy(
+            CLUSTER, code, cell_bytes=4096, level="target", orphan_grace_us=1_000_000
+        )
         self._term = 0
         self._pending: list[Persist] = []
         #: Written but not yet synced; a crash keeps a prefix of them.
+        self.old_commands: list[Send] = []
+        #: Reservations that earlier terms asked for, for a message that comes very late.
         self.crash_after: str | None = None
         """Crash just before an entry of this type is durable, once."""
         self.machine: CoordinatorMachine
@@ -83,6 +95,8 @@ class CoordinatorNode:
             match action:
                 case Send():
                     self._oracles.coordinator_says(self.machine, action)
+                    if isinstance(action.message, Reserve) and len(self.old_commands) < 64:
+                        self.old_commands.append(action)
                     self._network.send(action)
                 case CloseSession():
                     self._network.cut(action.session)

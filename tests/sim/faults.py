@@ -22,8 +22,8 @@ def _live(world: World) -> TargetNode:
 
 
 def _down_for(world: World) -> int:
-    """Short, about a hedge, about a lease, long."""
-    return world.clock.rng.choice([50_000, 2_500_000, 4_000_000, LONG_US])
+    """Hardly noticed, short, about a hedge, about a lease, long."""
+    return world.clock.rng.choice([2_000, 50_000, 2_500_000, 4_000_000, LONG_US])
 
 
 def target_killed(world: World) -> None:
@@ -49,12 +49,23 @@ def target_torn(world: World) -> None:
 
 def target_lost(world: World) -> None:
     """F21: for good, at most once in a history."""
-    if any(t.lost for t in world.targets.values()):
+    if any(t.lost or t.wiped for t in world.targets.values()):
         target_killed(world)
         return
     target = _live(world)
     target.crash(Keep.SOME)
     target.lost = True
+
+
+def target_wiped(world: World) -> None:
+    """F21: its device was replaced; it comes back empty under its own id. At most once, instead of a loss."""
+    if any(t.lost or t.wiped for t in world.targets.values()) or world.rotted:
+        target_killed(world)
+        return
+    target = _live(world)
+    target.crash(Keep.SOME)
+    target.wipe()
+    world.clock.after(_down_for(world), target.start)
 
 
 def target_stopped(world: World) -> None:
@@ -104,7 +115,7 @@ def disk_filled(world: World) -> None:
 
 def bit_rotted(world: World) -> None:
     """F7: one bit of one sealed column, at most one column in a history, not with a lost target."""
-    lost = any(t.lost for t in world.targets.values())
+    lost = any(t.lost or t.wiped for t in world.targets.values())
     columns = [
         (t, file) for t in world.targets.values() for file in t.disk.files()
         if file.startswith("columns/")
@@ -120,7 +131,9 @@ def bit_rotted(world: World) -> None:
 def coordinator_crashed(world: World) -> None:
     """F12: at any moment."""
     world.coordinator.crash()
-    world.clock.after(world.clock.rng.choice([20_000, 1_000_000, 5_000_000]), world.restart_coordinator)
+    world.clock.after(
+        world.clock.rng.choice([20_000, 1_000_000, 5_000_000]), world.restart_coordinator
+    )
 
 
 def coordinator_crashed_at_write(world: World) -> None:
@@ -168,6 +181,12 @@ def half_opened(world: World) -> None:
         world.network.half_open(rng.choice(sessions), rng.choice([500_000, 6_000_000]))
 
 
+def command_came_late(world: World) -> None:
+    """F16: a command of an earlier coordinator arrives when a later one is in office."""
+    coordinator_crashed(world)
+    world.clock.after(8_000_000, world.replay_old_commands)
+
+
 def bits_flipped_on_the_wire(world: World) -> None:
     """F6: a fragment arrives with another content."""
     world.network.corrupt_fragments += world.clock.rng.randint(1, 3)
@@ -196,6 +215,8 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "F14 stager": stager_killed,
     "F15 cut": connections_cut,
     "F16 twice": frames_stuttered,
+    "F16 late": command_came_late,
     "F17 half open": half_opened,
     "F21 lost": target_lost,
+    "F21 wiped": target_wiped,
 }

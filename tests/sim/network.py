@@ -199,10 +199,15 @@ class Network:
             if connection.other(session).node is not node and connection.open
         ]
 
+    def cut_half_open(self) -> None:
+        """What is half open becomes wholly closed."""
+        for session, connection in list(self._sessions.items()):
+            if connection.client.swallowed or connection.server.swallowed:
+                self.cut(session)
+
     def half_open(self, session: Session, cut_after_us: int) -> None:
         """The frames to the other end vanish; the connection dies later."""
         connection = self._sessions.get(session)
         if connection is not None:
             connection.other(session).swallowed = True
             self.clock.after(cut_after_us, lambda: self.cut(session))
-

@@ -53,6 +53,9 @@ class Oracles:
     """I watch one world."""
 
     disk_of: Callable[[TargetId], FakeDisk]
+    is_lost: Callable[[TargetId], bool]
+    is_unknown_loss: Callable[[TargetId], bool]
+    """Harmed so lately that the coordinator cannot know it yet: a loss after the answer."""
     announced: dict[CheckpointId, Announced] = field(default_factory=dict)
     #: Every committed checkpoint that anybody was told of.
     aborted: set[CheckpointId] = field(default_factory=set)
@@ -87,10 +90,13 @@ class Oracles:
                 case catalog.AttemptOpened():
                     self._opened(entry)
                 case catalog.AttemptDecided():
+                    earlier = self.decided.get(entry.checkpoint)
+                    if earlier is not None and earlier != entry:
+                        raise Violation(f"P2: {entry.checkpoint} was decided twice, differently")
                     self.decided[entry.checkpoint] = entry
                 case catalog.AttemptAborted():
-                    if entry.checkpoint in self.announced:
-                        raise Violation(f"P2: {entry.checkpoint} was announced and then aborted")
+                    if entry.checkpoint in self.decided:
+                        raise Violation(f"P2: {entry.checkpoint} was decided and then aborted")
                     self.aborted.add(entry.checkpoint)
                 case catalog.CheckpointTombstoned():
                     self.deleted.add(entry.checkpoint)
@@ -116,7 +122,9 @@ class Oracles:
                 self._announce(info)
             case messages.PayloadPlanned(payload):
                 if payload.checkpoint not in self.opened:
-                    raise Violation(f"P10: plan of {payload} left before its generation was durable")
+                    raise Violation(
+                        f"P10: plan of {payload} left before its generation was durable"
+                    )
             case messages.AttemptAborted(checkpoint):
                 if checkpoint in self.announced:
                     raise Violation(f"P2: {checkpoint} was announced, now it is said to be aborted")
@@ -156,14 +164,19 @@ class Oracles:
             for j, target in enumerate(columns)
             if target is not None
         )
-        if durable < code.floor:
-            raise Violation(f"P1: {payload} is announced with {durable} durable columns, floor {code.floor}")
-        if durable - code.k < info.targets_survivable:
+        unknown = sum(self.is_unknown_loss(target) for target in named)
+        if durable + unknown < code.floor:
+            raise Violation(
+                f"P1: {payload} is announced with {durable} durable columns, floor {code.floor}"
+            )
+        if durable + unknown - code.k < info.targets_survivable:
             raise Violation(
                 f"P1: {payload} promises to survive {info.targets_survivable}, has {durable} columns"
             )
 
     def _is_durable(self, target: TargetId, column: ColumnId, launch: LaunchNumber) -> bool:
+        if self.is_lost(target):
+            return False
         data = self.disk_of(target).durable(f"columns/{column_name(column)}")
         if data is None:
             return False

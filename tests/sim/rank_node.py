@@ -24,7 +24,7 @@ from tests.sim.clockwork import Clockwork
 from tests.sim.network import Network, Node
 from tests.sim.oracles import Oracles
 
-TICK_US = 200_000
+TICK_US = 300_000
 HALF_BYTES = 1 << 17
 SHARD_BYTES = 64
 
@@ -211,7 +211,11 @@ class RankNode:
     def _lose_streams(self, link: _Link) -> None:
         for sending in list(self._sending.values()):
             for column in sending.writer.columns:
-                if column.stream and column.place is not None and column.place.target == link.target:
+                if (
+                    column.stream
+                    and column.place is not None
+                    and column.place.target == link.target
+                ):
                     lost = pe.StreamLost(self._clock.now_us, column.stream, "connection ended")
                     self._write(sending, lost)
 
@@ -284,7 +288,9 @@ class RankNode:
             return
         self.outcomes[self._saves[number]] = outcome
         self._oracles.trainer_told(self, self._saves[number], outcome)
-        self._clock.after(50, lambda: self.up and self._handle(se.OutcomeHeard(self._clock.now_us, number)))
+        self._clock.after(
+            50, lambda: self.up and self._handle(se.OutcomeHeard(self._clock.now_us, number))
+        )
 
     def _dial_coordinator(self) -> None:
         self._network.dial(

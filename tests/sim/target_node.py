@@ -17,7 +17,15 @@ from ckpt.protocol.disk_events import (
     TruncateFile,
     WriteAt,
 )
-from ckpt.protocol.events import CloseSession, Received, Send, Session, SessionClosed, SessionOpened, Ticked
+from ckpt.protocol.events import (
+    CloseSession,
+    Received,
+    Send,
+    Session,
+    SessionClosed,
+    SessionOpened,
+    Ticked,
+)
 from ckpt.protocol.messages import Message, Role
 from ckpt.protocol.target import TargetEvent, TargetMachine
 from ckpt.protocol.target_core import TargetIdentity, TargetLimits
@@ -42,6 +50,10 @@ class TargetNode:
         self.stopped = False
         self.lost = False
         """For good: it never comes back, its disk counts for nothing."""
+        self.harmed_boot = 0
+        """The boot id under which it last held what a loss or a wipe took."""
+        self.wiped = False
+        """Its disk was replaced by an empty one; what it held before counts for nothing."""
         self.disk = FakeDisk(seed * 31 + number, DISK_BYTES)
         self.disk_slow = 1
         """Disk operations take so many times longer."""
@@ -70,8 +82,15 @@ class TargetNode:
         """The process is killed; `keep` says what a power loss leaves of unsynced bytes."""
         if self.up:
             self.up = False
+            self.harmed_boot = self._number * 1000 + self._boots
             self._network.died(self)
             self.disk.crash(keep)
+
+    def wipe(self) -> None:
+        """Another device, empty."""
+        assert not self.up
+        self.wiped = True
+        self.disk = FakeDisk(self._number, DISK_BYTES)
 
     # ----------------------------------------------------------------------- network
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from ckpt.base.ids import RunName, TargetId
 from ckpt.erasure.code import Code
 from ckpt.protocol.attempts import Attempt
+from ckpt.protocol.events import Send
+from ckpt.protocol.messages import Reserve
 from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CoordinatorNode
 from tests.sim.network import Network, Weather
@@ -40,7 +42,11 @@ class World:
         clock = Clockwork(seed)
         network = Network(clock)
         targets: dict[TargetId, TargetNode] = {}
-        oracles = Oracles(lambda id: targets[id].disk)
+        oracles = Oracles(
+            disk_of=lambda id: targets[id].disk,
+            is_lost=lambda id: targets[id].lost,
+            is_unknown_loss=lambda id: _is_unknown_loss(coordinator, targets[id]),
+        )
         coordinator = CoordinatorNode(clock, network, oracles, CODE)
         for number in range(TARGET_COUNT):
             node = TargetNode(clock, network, coordinator, number, seed)
@@ -58,7 +64,15 @@ class World:
     def launch(self, steps: tuple[int, ...], gap_us: int, payload_bytes: int) -> list[RankNode]:
         """All ranks of one start of the run."""
         self.launches += 1
-        job = Job(RUN, f"key{self.launches}", f"L{self.launches}", RANK_COUNT, steps, gap_us, payload_bytes)
+        job = Job(
+            RUN,
+            f"key{self.launches}",
+            f"L{self.launches}",
+            RANK_COUNT,
+            steps,
+            gap_us,
+            payload_bytes,
+        )
         nodes = [
             RankNode(
                 self.clock, self.network, self.oracles, self.coordinator,
@@ -93,9 +107,22 @@ class World:
         if not self.coordinator.up:
             self.coordinator.start()
 
+    def replay_old_commands(self) -> None:
+        """Send again what an earlier term asked of targets, on the sessions that stand now."""
+        if not self.coordinator.up:
+            return
+        term = self.coordinator.machine.members.term
+        live = self.coordinator.machine.members.live()
+        for command in self.coordinator.old_commands:
+            if isinstance(command.message, Reserve) and command.message.term < term and live:
+                session = self.clock.rng.choice(live).session
+                if session is not None:
+                    self.network.send(Send(session, 1 << 60, command.message))
+
     def heal(self) -> None:
         """All faults end; everything that can come back does."""
         self.network.weather = Weather()
+        self.network.cut_half_open()
         self.network.slow.clear()
         self.network.corrupt_fragments = 0
         self.coordinator.crash_after = None
@@ -106,3 +133,11 @@ class World:
             target.disk.faults.clear()
             target.disk.bytes_total = DISK_BYTES
             target.start()
+
+
+def _is_unknown_loss(coordinator: CoordinatorNode, target: TargetNode) -> bool:
+    """It is gone or empty, but its old incarnation's session still stands at the coordinator."""
+    if not (target.lost or target.wiped):
+        return False
+    known = coordinator.machine.members.targets.get(target.id)
+    return known is not None and known.session is not None and known.boot == target.harmed_boot
