@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,13 @@ def read_corpus() -> NDArray[np.uint8]:
     It is what `help("lists")` shows (pydoc's topics, some 600 KB); an interpreter without them reads its builtins'
     documentation instead.
     """
+    chapters: Mapping[str, str]
     try:
-        from pydoc_data.topics import topics as chapters
+        from pydoc_data import topics
     except ImportError:
         chapters = {name: str(each.__doc__) for name, each in vars(builtins).items()}
+    else:
+        chapters = topics.topics
     text = "\n\n".join(chapters[name] for name in sorted(chapters)).encode()
     assert len(text) >= CORPUS_BYTES_MIN
     return np.frombuffer(text, np.uint8)
