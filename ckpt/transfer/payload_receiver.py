@@ -1,0 +1,458 @@
+"""Reads payloads from targets into the caller's memory: one thread moves bytes, one checks and decodes them.
+
+    caller's thread   LinkLoop: asks, receives straight into place (sink)  --ranges, stripes-->   worker
+                      PayloadReader of each payload                        <--what became of it-- checksums, decode, copies
+
+Both halves of the work release the GIL. Connections are shared by all payloads that are read at once; a
+few payloads are under way, the others wait. Nothing is shared between two calls.
+
+Sketch for 1 GB from a healthy 4+2: receive 0.10 to 0.14 CPU s, checksums 0.02, first touch of the
+destination 0.15 to 0.5, copies only for what has no contiguous cell in the destination.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ckpt.aio.channel import Bulk
+from ckpt.aio.clock import now_us
+from ckpt.aio.link import (
+    Link,
+    LinkClosed,
+    LinkDrained,
+    LinkEvent,
+    LinkLoop,
+    LinkOpened,
+    LinkReceived,
+    LinkState,
+)
+from ckpt.base.errors import Lost, Unauthorized, Unavailable
+from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, TargetId
+from ckpt.base.limits import MANIFEST_BYTES_MAX
+from ckpt.format.frame import FrameHead
+from ckpt.format.layout import Layout
+from ckpt.protocol.events import Report, Ticked
+from ckpt.protocol.messages import (
+    CancelRequest,
+    Failed,
+    ManifestData,
+    Message,
+    RangeDamaged,
+    RangeData,
+    RangesDone,
+    ReadManifest,
+    ReadRanges,
+    Role,
+    TargetAddress,
+)
+from ckpt.protocol.payload_reader import PayloadReader
+from ckpt.protocol.reader_events import (
+    AskAnswered,
+    AskManifest,
+    AskRanges,
+    AskRefused,
+    CancelAsk,
+    ColumnLost,
+    CutColumn,
+    FinishStripe,
+    ManifestWrong,
+    RangeErased,
+    ReadCompleted,
+    ReaderAction,
+    ReaderEvent,
+    ReadFailed,
+    ReadLimits,
+    ReadStatistics,
+    ReadWish,
+    Standing,
+)
+from ckpt.protocol.spans import Owed
+from ckpt.transfer.assembly import Assembly, CellPool, Checks
+from ckpt.transfer.landings import Landings
+from ckpt.transfer.read_worker import CheckManifest, CheckRange, Note, ReadWorker, WorkFailed
+
+TICK_US: Final = 100_000
+
+
+class PayloadDamaged(Lost):
+    """Fewer than k columns of a payload are good at some place, by what their targets themselves say."""
+
+    def __init__(self, payload: PayloadId, message: str) -> None:
+        super().__init__(message)
+        self.payload = payload
+
+
+@dataclass(frozen=True, slots=True)
+class ReadJob:
+    """Some bytes of one payload, and where they go."""
+
+    payload: PayloadId
+    layout: Layout
+    manifest_digest: bytes
+    columns: tuple[TargetId | None, ...]
+    """As the index names them."""
+    addresses: Mapping[TargetId, TargetAddress]
+    """Of live targets; more than are needed may be named."""
+    landings: Landings
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverOptions:
+    """Who reads, and how patiently."""
+
+    secret: bytes
+    name: str
+    cluster: str = ""
+    concurrent_max: int = 4
+    """Payloads under way at once."""
+    limits: ReadLimits = field(default_factory=ReadLimits)
+    """Windows, and how long columns that are out of reach are tried again."""
+    checks: Checks = field(default_factory=Checks)
+    report: Callable[[Report], None] | None = None
+    """Warnings of the machines: damage, columns given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverStatistics:
+    """What one call moved."""
+
+    wanted_bytes: int
+    bytes_by_target: Mapping[TargetId, int]
+    rebuilt_bytes: int
+    """Decoded from parity."""
+    damaged_bytes: int
+    extra_bytes: int
+    """Received beyond what was wanted."""
+    seconds: float
+    cpu_s: Mapping[str, float]
+    """By stage: link, verify, decode (with the copies to their places)."""
+
+
+Progress = Callable[[int], None]
+"""Told the bytes that are done, a few times a second at most."""
+
+
+def read_payloads(
+    jobs: Sequence[ReadJob], options: ReceiverOptions, progress: Progress | None = None
+) -> ReceiverStatistics:
+    """Fill all landings. Blocks; whatever it raises, nothing is written to them any more afterwards.
+
+    Raises PayloadDamaged, Unavailable when columns stay out of reach, Unauthorized when a target refuses
+    our secret. The destination's content is then undefined.
+    """
+    return _Receiver(jobs, options, progress).run()
+
+
+# --------------------------------------------------------------------------- inside
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    """One payload under way."""
+
+    job: ReadJob
+    machine: PayloadReader
+    assembly: Assembly
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """One request on the wire."""
+
+    read: _Read
+    column: ColumnNumber
+    target: TargetId
+    owed: Owed | None
+    """What may still land; None: the manifest, which is collected in `document`."""
+    document: bytearray = field(default_factory=bytearray)
+    landed: set[int] = field(default_factory=set)
+    """Starts of ranges that were given their place and did not come whole yet."""
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """The connection to one target."""
+
+    link: Link
+    waiting: list[tuple[int, Message]] = field(default_factory=list)
+    """Requests for when it stands."""
+
+
+class _Receiver:
+    """See the module. Everything here belongs to the caller's thread."""
+
+    def __init__(
+        self, jobs: Sequence[ReadJob], options: ReceiverOptions, progress: Progress | None
+    ) -> None:
+        self._options = options
+        self._progress = progress
+        self._jobs = deque(job for job in jobs if job.landings)
+        self._wanted_bytes = sum(job.landings.wanted_bytes for job in self._jobs)
+        self._numbers: Iterator[int] = itertools.count(1)
+        self._loop = LinkLoop()
+        self._worker = ReadWorker(self._loop.wake)
+        self._pool = CellPool()
+        self._reads: list[_Read] = []
+        self._peers: dict[TargetId, _Peer] = {}
+        #: Requests that are not answered, by number; also asked by the sink.
+        self._asked: dict[int, _Asked] = {}
+        self._ended: list[tuple[ReadJob, ReadStatistics]] = []
+        self._told_us = 0
+
+    def run(self) -> ReceiverStatistics:
+        begun, begun_cpu = time.monotonic(), time.thread_time()
+        try:
+            with self._worker:
+                self._work()
+        finally:
+            self._loop.shut()
+        cpu_s = {"link": time.thread_time() - begun_cpu, **self._worker.cpu_s}
+        return self._statistics(time.monotonic() - begun, cpu_s)
+
+    def _work(self) -> None:
+        tick_at_us = 0
+        while self._jobs or self._reads:
+            while self._jobs and len(self._reads) < self._options.concurrent_max:
+                self._begin(self._jobs.popleft())
+            for event in self._loop.poll(max(0, min(TICK_US, tick_at_us - now_us()))):
+                self._take(event)
+            for note in self._worker.notes():
+                self._note(note)
+            if now_us() >= tick_at_us:
+                tick_at_us = now_us() + TICK_US
+                for read in list(self._reads):
+                    self._feed(read, Ticked(now_us()))
+                self._tell_progress()
+        self._tell_progress(last=True)
+
+    # ----------------------------------------------------------------------- machines
+
+    def _begin(self, job: ReadJob) -> None:
+        assembly = Assembly(
+            job.layout, job.landings, job.manifest_digest, self._options.checks, self._pool
+        )
+        standings = tuple(
+            Standing.ABSENT if target is None
+            else Standing.REACHABLE if target in job.addresses
+            else Standing.AWAY
+            for target in job.columns
+        )  # fmt: skip
+        wish = ReadWish(
+            job.payload, job.layout, job.landings.spans(), standings, self._options.limits
+        )
+        machine = PayloadReader(wish, self._numbers, now_us(), assembly.is_direct)
+        read = _Read(job, machine, assembly)
+        self._reads.append(read)
+        self._perform(read, machine.begin())
+
+    def _feed(self, read: _Read, event: ReaderEvent) -> None:
+        self._perform(read, read.machine.handle(event))
+
+    def _perform(self, read: _Read, actions: list[ReaderAction]) -> None:
+        for action in actions:
+            match action:
+                case AskRanges(request, column, ranges):
+                    owed = Owed([(r.start, r.end) for r in ranges])
+                    message: Message = ReadRanges(ColumnId(read.job.payload, column), ranges)
+                    self._ask(read, column, request, message, owed)
+                case AskManifest(request, column):
+                    message = ReadManifest(ColumnId(read.job.payload, column))
+                    self._ask(read, column, request, message, None)
+                case CancelAsk(request, _):
+                    self._cancel(request)
+                case CutColumn(column, reason):
+                    self._cut(read, column, reason)
+                case FinishStripe():
+                    self._worker.put(read.assembly, action, read)
+                case ReadCompleted():
+                    self._reads.remove(read)
+                    self._ended.append((read.job, read.machine.statistics()))
+                case ReadFailed(code, message_text, damaged):
+                    self._raise(read, code, message_text, damaged)
+                case Report():
+                    if self._options.report is not None:
+                        self._options.report(action)
+
+    def _raise(self, read: _Read, code: str, message: str, damaged: bool) -> None:
+        if damaged:
+            raise PayloadDamaged(read.job.payload, message)
+        assert code == "unavailable"
+        raise Unavailable(message, hint="see ckpt status; the targets that are down hold its bytes")
+
+    # ----------------------------------------------------------------------- targets
+
+    def _ask(
+        self, read: _Read, column: ColumnNumber, request: int, message: Message, owed: Owed | None
+    ) -> None:
+        target = read.job.columns[column]
+        assert target is not None
+        self._asked[request] = _Asked(read, column, target, owed)
+        peer = self._peers.get(target)
+        if peer is None:
+            peer = self._peers[target] = _Peer(self._dial(read.job.addresses[target]))
+        if peer.link.state is LinkState.OPEN and not peer.waiting:
+            if not peer.link.try_send(request, message):
+                self._loop.close(peer.link)
+                self._gone(target, f"target {target} takes no questions")
+        else:
+            peer.waiting.append((request, message))
+
+    def _dial(self, where: TargetAddress) -> Link:
+        return self._loop.connect(
+            nearest_address(where),
+            secret=self._options.secret,
+            role=Role.READER,
+            name=self._options.name,
+            server_role=Role.TARGET,
+            cluster=self._options.cluster,
+            server_name=where.target,
+            sink=self._sink,
+            unchecked=frozenset({RangeData}),
+        )
+
+    def _sink(self, head: FrameHead, message: Message) -> memoryview | None:
+        """Where a range lands: in its place, if exactly it is owed."""
+        asked = self._asked.get(head.request)
+        if not isinstance(message, RangeData) or asked is None or asked.owed is None:
+            return None
+        end = message.start + head.bulk_bytes
+        if not asked.owed.take(message.start, end):
+            return None
+        asked.landed.add(message.start)
+        return asked.read.assembly.land(asked.column, message.start, head.bulk_bytes)
+
+    def _take(self, event: LinkEvent) -> None:
+        match event:
+            case LinkOpened(link):
+                peer = self._peers.get(self._target_of(link) or TargetId(""))
+                if peer is not None:
+                    waiting, peer.waiting = peer.waiting, []
+                    for request, message in waiting:
+                        link.try_send(request, message)
+            case LinkReceived(link, request, message, bulk):
+                self._receive(link, request, message, bulk)
+            case LinkClosed(link, error):
+                if isinstance(error, Unauthorized):
+                    raise error
+                target = self._target_of(link)
+                if target is not None:
+                    self._gone(target, error.message)
+            case LinkDrained():
+                # Questions are small; nobody waits for room.
+                return
+
+    def _target_of(self, link: Link) -> TargetId | None:
+        """None when the link was cut while this event waited for its turn."""
+        return next((target for target, peer in self._peers.items() if peer.link is link), None)
+
+    def _receive(self, link: Link, request: int, message: Message, bulk: Bulk | None) -> None:
+        asked = self._asked.get(request)
+        if asked is None:
+            return
+        now, read = now_us(), asked.read
+        match message:
+            case RangeData(start, crc) if bulk is not None and start in asked.landed:
+                asked.landed.remove(start)
+                self._worker.put(
+                    read.assembly, CheckRange(request, asked.column, start, bulk.view, crc), read
+                )
+            case RangeDamaged(start, end, reason) if asked.owed is not None:
+                if asked.owed.take(start, end):
+                    self._feed(read, RangeErased(now, request, start, end, reason))
+            case RangesDone():
+                # Behind its ranges, which are in the worker's hands.
+                self._worker.put(read.assembly, Note(request), read)
+            case ManifestData(total_bytes, offset) if asked.owed is None:
+                self._collect(request, asked, total_bytes, offset, bulk)
+            case Failed(code, text, _, _):
+                del self._asked[request]
+                self._feed(read, AskRefused(now, request, code, text))
+            case _:
+                self._loop.close(link)
+                self._gone(asked.target, f"target {asked.target} answers out of turn")
+
+    def _collect(
+        self, request: int, asked: _Asked, total: int, offset: int, bulk: Bulk | None
+    ) -> None:
+        if offset != len(asked.document) or total > MANIFEST_BYTES_MAX:
+            del self._asked[request]
+            self._feed(asked.read, ManifestWrong(now_us(), request, "its parts do not fit"))
+            return
+        if bulk is not None:
+            asked.document += bulk.view
+        if len(asked.document) >= total:
+            check = CheckManifest(request, bytes(asked.document))
+            self._worker.put(asked.read.assembly, check, asked.read)
+
+    def _note(self, note: tuple[object, ReaderEvent | WorkFailed]) -> None:
+        """The worker has done something."""
+        owner, event = note
+        assert isinstance(owner, _Read)
+        if isinstance(event, WorkFailed):
+            raise event.error
+        if isinstance(event, AskAnswered):
+            self._asked.pop(event.request, None)
+        self._feed(owner, event)
+
+    def _cancel(self, request: int) -> None:
+        asked = self._asked.pop(request, None)
+        if asked is not None and asked.target in self._peers:
+            self._peers[asked.target].link.try_send(request, CancelRequest())
+
+    def _cut(self, read: _Read, column: ColumnNumber, reason: str) -> None:
+        target = read.job.columns[column]
+        assert target is not None
+        peer = self._peers.get(target)
+        if peer is not None:
+            self._loop.close(peer.link)
+            self._gone(target, reason)
+
+    def _gone(self, target: TargetId, reason: str) -> None:
+        """The connection is closed: tell every read that asked something there."""
+        self._peers.pop(target, None)
+        lost = [(r, a) for r, a in self._asked.items() if a.target == target]
+        for request, _ in lost:
+            del self._asked[request]
+        for read, column in dict.fromkeys((a.read, a.column) for _, a in lost):
+            if read in self._reads:
+                self._feed(read, ColumnLost(now_us(), column, reason))
+
+    # ----------------------------------------------------------------------- what came of it
+
+    def _tell_progress(self, *, last: bool = False) -> None:
+        if self._progress is None:
+            return
+        done = sum(found.wanted_bytes for _, found in self._ended)
+        done += sum(read.machine.done_bytes for read in self._reads)
+        self._progress(self._wanted_bytes if last else min(done, self._wanted_bytes))
+
+    def _statistics(self, seconds: float, cpu_s: dict[str, float]) -> ReceiverStatistics:
+        by_target: dict[TargetId, int] = {}
+        for job, found in self._ended:
+            for target, count in zip(job.columns, found.received_bytes, strict=True):
+                if target is not None and count:
+                    by_target[target] = by_target.get(target, 0) + count
+        all_found = [found for _, found in self._ended]
+        return ReceiverStatistics(
+            wanted_bytes=self._wanted_bytes,
+            bytes_by_target=by_target,
+            rebuilt_bytes=sum(found.rebuilt_bytes for found in all_found),
+            damaged_bytes=sum(found.damaged_bytes for found in all_found),
+            extra_bytes=sum(found.extra_bytes for found in all_found),
+            seconds=seconds,
+            cpu_s=cpu_s,
+        )
+
+
+def nearest_address(where: TargetAddress) -> str:
+    """The target's Unix socket when it is on this host, unless CKPT_FORCE_TCP=1; else its TCP address."""
+    forced = os.environ.get("CKPT_FORCE_TCP") == "1"
+    if where.unix and not forced and os.access(where.unix, os.W_OK):
+        return f"unix:{where.unix}"
+    return where.address

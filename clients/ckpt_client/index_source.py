@@ -1,0 +1,147 @@
+"""The index of a checkpoint, fetched from the targets that hold it: whole when it is small, else in ranges."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from ckpt.aio.rpc import RpcClient
+from ckpt.base.errors import CkptError, Corrupt, PeerError, Unavailable
+from ckpt.base.ids import CheckpointId, TargetId
+from ckpt.base.units import MiB
+from ckpt.format.checksum import Buffer, xxh3_128
+from ckpt.format.index import IndexReader
+from ckpt.format.record import CommitRecord
+from ckpt.protocol.messages import DocumentData, DocumentKind, ReadDocument, Role, TargetAddress
+from ckpt.transfer.payload_receiver import nearest_address
+from ckpt_client.locate import client_name
+
+WHOLE_BYTES_MAX: Final = 1 * MiB
+"""An index up to this size is read whole, so that its digest can be compared with the record's."""
+PART_BYTES: Final = 1 * MiB
+"""Of one question."""
+PATIENCE_S: Final = (1.5, 10.0)
+"""For one answer, while other copies are left; and when each was tried once."""
+
+
+class IndexSource:
+    """I fetch one checkpoint's index. A copy that is silent or damaged is passed over for the next. Close me."""
+
+    def __init__(
+        self, record: CommitRecord, addresses: Mapping[TargetId, TargetAddress], secret: bytes
+    ) -> None:
+        self._record = record
+        self._clients = {
+            target: RpcClient(
+                nearest_address(addresses[target]),
+                secret=secret,
+                role=Role.READER,
+                name=client_name(),
+                server_role=Role.TARGET,
+                cluster=record.cluster,
+                server_name=target,
+            )
+            for target in record.index_targets
+            if target in addresses
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connections; the reader fetches no more."""
+        for client in self._clients.values():
+            client.close()
+
+    def reader(self, timeout_s: float) -> IndexReader:
+        """The index. Raises Unavailable, or Corrupt when no copy can be read although all were reached."""
+        deadline = time.monotonic() + timeout_s
+        if not self._clients:
+            names = ", ".join(self._record.index_targets)
+            raise Unavailable(f"the index lies on targets {names}, none of which is live")
+        problem: CkptError | None = None
+        for patience_s in PATIENCE_S:
+            try:
+                return self._reader(patience_s)
+            except CkptError as error:
+                problem = error
+                if not error.retryable or time.monotonic() > deadline:
+                    break
+        assert problem is not None
+        raise problem
+
+    def _reader(self, patience_s: float) -> IndexReader:
+        if self._record.index_bytes > WHOLE_BYTES_MAX:
+            fetches = [_Fetch(client, self._checkpoint, patience_s) for client in self._ordered()]
+            return IndexReader(*fetches)
+        return IndexReader(*self._whole_copies(patience_s))
+
+    def _whole_copies(self, patience_s: float) -> list[_Memory]:
+        """One copy with the right digest, else all that could be read: their parts may mend each other."""
+        size, damaged, away = self._record.index_bytes, [], Unavailable("no copy of the index")
+        for client in self._ordered():
+            try:
+                document = bytes(_Fetch(client, self._checkpoint, patience_s)(0, size))
+            except CkptError as error:
+                away = Unavailable(f"the index is out of reach: {error.message}")
+                continue
+            if xxh3_128(document) == self._record.index_digest:
+                return [_Memory(document)]
+            damaged.append(_Memory(document))
+        if not damaged:
+            raise away
+        return damaged
+
+    def _ordered(self) -> Sequence[RpcClient]:
+        return list(self._clients.values())
+
+    @property
+    def _checkpoint(self) -> CheckpointId:
+        return self._record.info.checkpoint
+
+
+class _Memory:
+    """A copy that was read whole."""
+
+    def __init__(self, document: bytes) -> None:
+        self._document = memoryview(document)
+
+    def __call__(self, start: int, end: int) -> Buffer:
+        if end > len(self._document):
+            raise Corrupt(f"the index ends before byte {end}")
+        return self._document[start:end]
+
+
+class _Fetch:
+    """Ranges of the copy on one target."""
+
+    def __init__(self, client: RpcClient, checkpoint: CheckpointId, patience_s: float) -> None:
+        self._client = client
+        self._checkpoint = checkpoint
+        self._patience_s = patience_s
+
+    def __call__(self, start: int, end: int) -> Buffer:
+        document = bytearray()
+        while len(document) < end - start:
+            at = start + len(document)
+            part = self._part(at, min(end, at + PART_BYTES))
+            document += part
+        return document
+
+    def _part(self, start: int, end: int) -> memoryview:
+        # A target may split its answer; what comes behind the first part is asked for anew.
+        question = ReadDocument(DocumentKind.INDEX, self._checkpoint, start, end)
+        answer, bulk = self._client.call(question, timeout_s=self._patience_s)
+        if not isinstance(answer, DocumentData) or answer.offset != start or not len(bulk):
+            raise PeerError(f"{self._client.address} answers for an index with something else")
+        return bulk[: end - start]

@@ -1,0 +1,470 @@
+"""Reading a committed checkpoint: resolve it once, keep it pinned, load what is asked for.
+
+    resolve --record--> index (from targets) --tree documents, boxes--> byte ranges --stager's memory, else tier--> arrays
+
+Which step it is, and whether an older one may be taken, is the coordinator's decision for all ranks.
+Damage that this reader finds is reported; only when the coordinator has proved it, it is asked again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+import numpy as np
+
+from ckpt.aio.rpc import RpcClient
+from ckpt.base.errors import CkptError, Lost, PeerError, Refused, Unavailable
+from ckpt.base.ids import Generation, LaunchNumber, PayloadId, Rank, RunName, Step
+from ckpt.base.units import MiB
+from ckpt.format.index import IndexPayload, IndexReader
+from ckpt.format.layout import Layout
+from ckpt.format.record import CommitRecord, decode_record
+from ckpt.format.tree import Node, decode_tree
+from ckpt.protocol.events import Report
+from ckpt.protocol.messages import (
+    CommitInfo,
+    DamageJudged,
+    ReleasePin,
+    ReportDamage,
+    Resolve,
+    Resolved,
+    Role,
+)
+from ckpt.protocol.reader_events import ReadLimits
+from ckpt.transfer.landings import Landings
+from ckpt.transfer.payload_receiver import (
+    PayloadDamaged,
+    ReadJob,
+    ReceiverOptions,
+    ReceiverStatistics,
+    read_payloads,
+)
+from ckpt_client.control import Control
+from ckpt_client.index_source import IndexSource
+from ckpt_client.locate import client_name
+from ckpt_client.restore_plan import ReadSet
+from ckpt_client.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
+from ckpt_client.stager.memory import memory_source
+
+ANSWER_SLACK_S: Final = 10.0
+"""Beyond what the coordinator itself may wait."""
+JUDGE_TIMEOUT_S: Final = 600.0
+"""To have every column of a payload read whole."""
+RESOLVE_COUNT_MAX: Final = 64
+"""Times one load may be resolved again."""
+RETRY_S: Final = (0.05, 1.0)
+"""First and longest rest before that."""
+PROGRESS_AFTER_S: Final = 2.0
+PROGRESS_EVERY_S: Final = 0.2
+COPY_BYTES: Final = 8 * MiB
+
+_log = logging.getLogger("ckpt.restore")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Redundancy:
+    """What the checkpoint survived losing when it was committed."""
+
+    targets_survivable: int
+    domains_survivable: int
+    domain_level: str
+
+    def __str__(self) -> str:
+        return f"survives {self.targets_survivable} targets, {self.domains_survivable} {self.domain_level}s"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far a load is that takes longer than two seconds."""
+
+    done_bytes: int
+    total_bytes: int
+    seconds: float
+
+
+OnProgress = Callable[[LoadProgress], None]
+
+
+def resolve(
+    control: Control,
+    secret: bytes,
+    run: RunName,
+    step: Step | None,
+    launch: LaunchNumber | None,
+    rank: Rank | None,
+    world_size: int | None,
+    timeout_s: float,
+    fallback: bool,
+    progress: OnProgress | None = None,
+) -> Checkpoint:
+    """The committed checkpoint to read, pinned until it is closed.
+
+    Raises NotFound, Unavailable after `timeout_s`, Lost when its damage is proved.
+    """
+    question = Resolve(run, step, launch, rank, world_size, int(timeout_s * 1e6), fallback)
+    return Checkpoint(_Pinned(control, secret, question, timeout_s), progress)
+
+
+class _Pinned:
+    """I hold a resolved generation: the coordinator's session whose pin keeps it, and its index."""
+
+    def __init__(
+        self, control: Control, secret: bytes, question: Resolve, timeout_s: float
+    ) -> None:
+        self.secret = secret
+        self.question = question
+        self.timeout_s = timeout_s
+        self.resolved: Resolved
+        self.record: CommitRecord
+        self.session_count = 0
+        self._control = control
+        self._rpc: RpcClient | None = None
+        self._pin_session = 0
+        self._source: IndexSource | None = None
+        self._index: IndexReader | None = None
+        try:
+            self.resolve()
+        except BaseException:
+            self.close()
+            raise
+
+    def resolve(self, step: Step | None = None) -> None:
+        """Ask which generation it is, or for that step's; warns about steps that were passed over."""
+        rpc = self._connection()
+        question = self.question
+        if step is not None:
+            question = replace(question, step=step, launch=None)
+        reply, bulk = rpc.call(question, timeout_s=self.timeout_s + ANSWER_SLACK_S)
+        if not isinstance(reply, Resolved):
+            raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
+        self._close_source()
+        self.resolved, self.record = reply, decode_record(bulk)
+        self._pin_session = self.session_count
+        if reply.skipped:
+            text = f"{reply.info.checkpoint} is loaded instead of: {'; '.join(reply.skipped)}"
+            warnings.warn(text, UserWarning, stacklevel=5)
+
+    @property
+    def pin_lost(self) -> bool:
+        """The session that held the pin ended: the generation may be deleted meanwhile."""
+        return self._pin_session != self.session_count
+
+    def judge(self, payload: PayloadId, reason: str) -> DamageJudged:
+        """Have damage that was met examined."""
+        message = ReportDamage(payload, reason)
+        reply, _ = self._connection().call(message, timeout_s=JUDGE_TIMEOUT_S)
+        if not isinstance(reply, DamageJudged):
+            raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
+        return reply
+
+    @property
+    def index(self) -> IndexReader:
+        """The generation's index, fetched once."""
+        if self._index is None:
+            addresses = {where.target: where for where in self.resolved.targets}
+            self._close_source()
+            self._source = IndexSource(self.record, addresses, self.secret)
+            self._index = self._source.reader(self.timeout_s)
+            if self._index.checkpoint != self.record.info.checkpoint:
+                raise Lost(f"the index of {self.record.info.checkpoint} is another's")
+        return self._index
+
+    def close(self) -> None:
+        """Let the generation go. Idempotent; also called by the finalizer."""
+        self._close_source()
+        rpc, self._rpc = self._rpc, None
+        if rpc is not None:
+            if hasattr(self, "resolved"):
+                rpc.tell(ReleasePin(self.resolved.pin))
+            rpc.close()
+
+    def _close_source(self) -> None:
+        source, self._source, self._index = self._source, None, None
+        if source is not None:
+            source.close()
+
+    def _connection(self) -> RpcClient:
+        address = self._control.locator.address()
+        if self._rpc is not None and self._rpc.address != address:
+            self._rpc.close()
+            self._rpc = None
+        if self._rpc is None:
+            counter = weakref.WeakMethod(self._opened)
+            self._rpc = RpcClient(
+                address,
+                secret=self.secret,
+                role=Role.READER,
+                name=client_name(),
+                on_opened=lambda _peer: _call(counter),
+            )
+        return self._rpc
+
+    def _opened(self) -> None:
+        self.session_count += 1
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    target = method()
+    if target is not None:
+        target()
+
+
+class Checkpoint:
+    """A committed generation, pinned against deletion until it is closed (or forgotten). One thread uses it."""
+
+    def __init__(self, pinned: _Pinned, progress: OnProgress | None = None) -> None:
+        self._pinned = pinned
+        self._on_progress = progress
+        self._closer = weakref.finalize(self, pinned.close)
+        self._sources: set[str] = set()
+        self._begun_s = 0.0
+        self._told_s = 0.0
+        self.statistics: tuple[ReceiverStatistics, ...] = ()
+        """Of the last load's reads from the tier."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let it go: it may be deleted from now on. Idempotent."""
+        self._closer()
+
+    # ----------------------------------------------------------------------- what it is
+
+    @property
+    def info(self) -> CommitInfo:
+        """All that was said at its commit."""
+        return self._pinned.resolved.info
+
+    @property
+    def run(self) -> str:
+        return self.info.checkpoint.run
+
+    @property
+    def step(self) -> int:
+        return self.info.checkpoint.step
+
+    @property
+    def generation(self) -> Generation:
+        return self.info.checkpoint.generation
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that saved it."""
+        return self.info.world_size
+
+    @property
+    def redundancy(self) -> Redundancy:
+        """At its commit."""
+        info = self.info
+        return Redundancy(info.targets_survivable, info.domains_survivable, info.domain_level)
+
+    @property
+    def source(self) -> str:
+        """Where the last load's bytes came from: `stager`, `tier`, `stager+tier`, or empty before one."""
+        return "+".join(sorted(self._sources))
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """Newer steps that were passed over, each with its reason."""
+        return self._pinned.resolved.skipped
+
+    # ----------------------------------------------------------------------- loading
+
+    def load(self, like: object = None, *, strict: bool = True, whole: bool = False) -> object:
+        """This rank's own tree; with `like`, what it asks for; with `whole`, the union of all ranks'.
+
+        like: a tree of Box (gives an array), arrays and Shards (filled in place) and plain values. Own leaves
+            and plain values come from the caller's rank, or from rank 0 when the launch that saved had no such
+            rank. `strict=False` takes what is there; otherwise keys that only one side has are Refused.
+        whole: global tensors as whole arrays, what belongs to ranks as PerRank.
+
+        Raises Refused for a caller of another world size without either, Unavailable, Lost. After an error the
+        content of arrays that were to be filled is undefined.
+        """
+        if not self._closer.alive:
+            raise Refused("this checkpoint is closed")
+        if whole and like is not None:
+            raise Refused("like= and whole= exclude each other")
+        if whole:
+            return self._reading(self._load_whole)
+        if like is not None:
+            return self._reading(lambda: self._load_like(like, strict))
+        return self._reading(self._load_own)
+
+    def _load_own(self) -> object:
+        rank, world_size = self._pinned.question.rank, self._pinned.question.world_size
+        if rank is None or world_size != self.world_size:
+            caller = "nobody in particular" if rank is None else f"rank {rank} of {world_size}"
+            raise Refused(
+                f"{self.info.checkpoint} was saved by {self.world_size} ranks; you are {caller}",
+                hint="pass rank= and world_size=, a like= tree, or whole=True",
+            )
+        root = self._documents([rank])[rank]
+        reads = ReadSet()
+        state = own_tree(self._pinned.index, rank, root, reads)
+        self._read(reads)
+        return state
+
+    def _load_like(self, like: object, strict: bool) -> object:
+        rank = self._pinned.question.rank
+        rank = rank if rank is not None and rank < self.world_size else Rank(0)
+        scalars = scalars_of(self._documents([rank])[rank])
+        reads = ReadSet()
+        walk = LikeWalk(self._pinned.index, rank, scalars, reads, strict)
+        state = walk.fill(like)
+        self._read(reads)
+        return state
+
+    def _load_whole(self) -> object:
+        roots = self._documents([payload.rank for payload in self._pinned.index.payloads()])
+        reads = ReadSet()
+        state = WholeWalk(self._pinned.index, reads).merge(roots)
+        self._read(reads)
+        return state
+
+    # ----------------------------------------------------------------------- bytes
+
+    def _documents(self, ranks: Iterable[Rank]) -> dict[Rank, Node]:
+        """Tree documents."""
+        reads = ReadSet()
+        documents: dict[Rank, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
+        for rank in ranks:
+            payload = self._pinned.index.payload(rank)
+            documents[rank] = np.empty(payload.document_bytes, np.uint8)
+            reads.add_range(rank, payload.document_offset, documents[rank])
+        self._read(reads)
+        return {rank: decode_tree(document.data) for rank, document in documents.items()}
+
+    def _read(self, reads: ReadSet) -> None:
+        """Fill everything: from a stager's memory on this host where one holds exactly this, else from the tier."""
+        checkpoint = self.info.checkpoint
+        addresses = {where.target: where for where in self._pinned.resolved.targets}
+        jobs = []
+        for rank, landings in sorted(reads.landings.items()):
+            payload = self._pinned.index.payload(rank)
+            if not landings or self._from_memory(payload, landings):
+                continue
+            jobs.append(
+                ReadJob(
+                    payload=PayloadId(checkpoint, rank),
+                    layout=Layout(payload.code, payload.payload_bytes, payload.cell_bytes),
+                    manifest_digest=payload.manifest_digest,
+                    columns=payload.columns,
+                    addresses=addresses,
+                    landings=landings,
+                )
+            )
+        if jobs:
+            self._sources.add("tier")
+            total = sum(job.landings.wanted_bytes for job in jobs)
+            found = read_payloads(
+                jobs, self._options(), lambda done_bytes: self._tell(done_bytes, total)
+            )
+            self.statistics = (*self.statistics, found)
+        reads.finish()
+
+    def _options(self) -> ReceiverOptions:
+        timeout_us = int(self._pinned.timeout_s * 1e6)
+        return ReceiverOptions(
+            secret=self._pinned.secret,
+            name=client_name(),
+            cluster=self._pinned.record.cluster,
+            limits=replace(ReadLimits(), timeout_us=timeout_us),
+            report=_log_report,
+        )
+
+    def _from_memory(self, payload: IndexPayload, landings: Landings) -> bool:
+        checkpoint, rank = self.info.checkpoint, payload.rank
+        cluster, digest = self._pinned.record.cluster, payload.manifest_digest
+        view = memory_source(cluster, checkpoint.run, rank, checkpoint, digest)
+        if view is None or len(view) != payload.payload_bytes:
+            return False
+        content = np.frombuffer(view, np.uint8)
+        for start, end in landings.spans():
+            for at in range(start, end, COPY_BYTES):
+                landings.scatter(at, content[at : min(end, at + COPY_BYTES)])
+        self._sources.add("stager")
+        return True
+
+    # ----------------------------------------------------------------------- trying again
+
+    def _reading(self, once: Callable[[], Value]) -> Value:
+        """Run it; when bytes are damaged or their holders moved, let the coordinator decide and run it again."""
+        self._begun_s = self._told_s = time.monotonic()
+        deadline = self._begun_s + self._pinned.timeout_s
+        for attempt in range(RESOLVE_COUNT_MAX):
+            self._sources.clear()
+            self.statistics = ()
+            try:
+                if self._pinned.pin_lost:
+                    self._resolve_same("the connection to the coordinator was lost")
+                return once()
+            except PayloadDamaged as error:
+                self._resolve_past(error.payload, error)
+            except Unavailable as error:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(min(RETRY_S[1], RETRY_S[0] * 2 ** min(attempt, 8)))
+                self._resolve_same(error.message)
+        raise Unavailable(
+            f"{self.info.checkpoint} could not be read in {RESOLVE_COUNT_MAX} attempts"
+        )
+
+    def _resolve_past(self, payload: PayloadId, error: CkptError) -> None:
+        """Only proved damage lets the coordinator name another generation."""
+        _log.warning("damage: %s; asking the coordinator to judge", error.message)
+        judged = self._pinned.judge(payload, error.message)
+        if not judged.proved:
+            raise Unavailable(
+                f"{payload} cannot be read ({error.message}), which is not proved: {judged.reason}",
+                hint="load again when all its targets answer, or with fallback=True",
+            ) from error
+        before = self.info.checkpoint
+        self._pinned.resolve()
+        warnings.warn(
+            f"{before} is lost ({judged.reason}); {self.info.checkpoint} is loaded",
+            UserWarning,
+            stacklevel=5,
+        )
+
+    def _resolve_same(self, reason: str) -> None:
+        """Targets may have other addresses by now; the generation must be the same."""
+        before = self.info.checkpoint
+        _log.warning("%s: %s; resolving it again", before, reason)
+        self._pinned.resolve(before.step)
+        if self.info.checkpoint != before:
+            warnings.warn(
+                f"{before} is not to be had any more ({reason}); {self.info.checkpoint} is loaded",
+                UserWarning,
+                stacklevel=5,
+            )
+
+    def _tell(self, done_bytes: int, total_bytes: int) -> None:
+        now = time.monotonic()
+        if self._on_progress is None or now - self._begun_s < PROGRESS_AFTER_S:
+            return
+        if now - self._told_s >= PROGRESS_EVERY_S or done_bytes == total_bytes:
+            self._told_s = now
+            self._on_progress(LoadProgress(done_bytes, total_bytes, now - self._begun_s))
+
+
+def _log_report(report: Report) -> None:
+    fields = " ".join(f"{name}={value}" for name, value in report.fields)
+    _log.warning("%s: %s", report.text, fields)

@@ -1,0 +1,121 @@
+"""What must be read for the arrays of a load: index look-ups, new arrays, and byte ranges of payloads.
+
+Memory: each destination is allocated once; bytes land in it directly. Only an array that the caller gave and
+that is not C-contiguous is read aside and copied over when all is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ckpt.base.errors import Corrupt, NotFound, Refused
+from ckpt.base.ids import Rank
+from ckpt.format.dtypes import dtype_name, dtype_of
+from ckpt.format.index import Box, IndexReader, IndexTensor
+from ckpt.format.table import Meaning
+from ckpt.plan.reads import plan_read
+from ckpt.transfer.landings import Bytes, Landings
+from ckpt_client.state import AnyArray
+
+
+@dataclass(slots=True)
+class ReadSet:
+    """All that one load reads, by rank whose payload holds it."""
+
+    landings: dict[Rank, Landings] = field(default_factory=dict)
+    copies: list[tuple[AnyArray, AnyArray]] = field(default_factory=list)
+    """(destination, what was read aside for it)."""
+
+    def add_range(self, rank: Rank, start: int, memory: Bytes) -> None:
+        """Payload bytes from `start` fill the memory."""
+        self.landings.setdefault(rank, Landings()).add_range(start, memory)
+
+    def add_box(
+        self, tensor: IndexTensor, boxes: Sequence[Box], offset: tuple[int, ...], array: AnyArray,
+        prefer: Rank | None = None,
+    ) -> None:  # fmt: skip
+        """Fill the array with the box at `offset` of the tensor, from the given index boxes."""
+        memory = array
+        if not array.flags.c_contiguous:
+            memory = np.empty(array.shape, array.dtype)
+            self.copies.append((array, memory))
+        if not memory.nbytes:
+            return
+        plan = plan_read(boxes, memory.dtype.itemsize, offset, array.shape, prefer)
+        if plan.missing_bytes:
+            raise Corrupt(f"{tensor.name}: {plan.missing_bytes} bytes of it lie nowhere")
+        flat = memory.reshape(-1).view(np.uint8)
+        for source in plan.sources:
+            if source.generation is not None:
+                raise Refused(
+                    f"{tensor.name}: its bytes lie in generation {source.generation}",
+                    hint="this version reads checkpoints that hold all their bytes",
+                )
+            landings = self.landings.setdefault(source.rank, Landings())
+            landings.add(flat, source.starts, source.lengths, source.destinations)
+
+    def finish(self) -> None:
+        """Everything was read: copy what was read aside."""
+        for target, source in self.copies:
+            np.copyto(target, source, casting="no")
+
+
+def new_array(tensor: IndexTensor, shape: tuple[int, ...]) -> AnyArray:
+    """Memory for a box of the tensor, not filled."""
+    return np.empty(shape, dtype_of(tensor.dtype))
+
+
+def variants_of(index: IndexReader, name: str) -> tuple[IndexTensor, ...]:
+    """Every form of a name; empty when there is none."""
+    try:
+        return index.variants(name)
+    except NotFound:
+        return ()
+
+
+def tensor_of_rank(index: IndexReader, name: str, rank: Rank) -> tuple[IndexTensor, Box]:
+    """The rank's tensor of that name, and the box that it declared; raises Corrupt without one."""
+    for tensor in variants_of(index, name):
+        if tensor.meaning is Meaning.REPLICATED:
+            return tensor, tensor.boxes[0]
+        for box in tensor.boxes:
+            if box.rank == rank:
+                return tensor, box
+    raise Corrupt(f"{name}: rank {rank}'s tree names it, the index does not")
+
+
+def checked_dtype(name: str, tensor: IndexTensor, array: AnyArray) -> None:
+    """Raises Refused by path unless the array has exactly the stored dtype: nothing is converted."""
+    if dtype_name(array.dtype) != tensor.dtype:
+        raise Refused(f"{name}: stored as {tensor.dtype}, like has {array.dtype}")
+
+
+def in_place(name: str, value: object) -> AnyArray:
+    """The value's own memory as a writable array; raises Refused by path when it cannot be filled in place."""
+    array = value if isinstance(value, np.ndarray) else _foreign(name, value)
+    if not array.flags.writeable:
+        raise Refused(f"{name}: a read-only array cannot be filled")
+    return array
+
+
+def _foreign(name: str, value: object) -> AnyArray:
+    """Another library's array that shares its memory with numpy."""
+    kind = type(value).__qualname__
+    if hasattr(value, "__array__") and not isinstance(value, type | np.generic):
+        try:
+            first, second = np.asarray(value), np.asarray(value)
+        except Exception as error:  # Whatever a foreign array type raises is its answer.
+            raise Refused(f"{name}: a {kind} gives no array: {error}") from None
+        if first.flags.writeable and np.shares_memory(first, second):
+            return first
+    if hasattr(value, "__dlpack__") and not isinstance(value, np.generic):
+        try:
+            return np.from_dlpack(value)
+        except Exception as error:  # The same.
+            raise Refused(f"{name}: a {kind} gives no array: {error}") from None
+    raise Refused(
+        f"{name}: a {kind} cannot be filled", hint="like holds Box, arrays, Shards and plain values"
+    )

@@ -1,0 +1,284 @@
+"""The three trees that a load can return: a rank's own, one that looks like another, the union of all ranks'.
+
+Each walk makes the arrays and notes in a ReadSet what fills them; the bytes come afterwards, all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ckpt.base.errors import Refused
+from ckpt.base.ids import Rank
+from ckpt.format.index import Box as IndexBox
+from ckpt.format.index import IndexReader, IndexTensor
+from ckpt.format.table import Meaning
+from ckpt.format.tree import (
+    DictNode,
+    Index,
+    LeafNode,
+    ListNode,
+    Node,
+    Path,
+    ScalarNode,
+    TupleNode,
+    path_text,
+)
+from ckpt_client.declare import Box, PerRank, Replicated, Shard, check_box
+from ckpt_client.restore_plan import (
+    ReadSet,
+    checked_dtype,
+    in_place,
+    new_array,
+    tensor_of_rank,
+    variants_of,
+)
+from ckpt_client.state import unflatten
+
+NAMES_SHOWN_MAX: Final = 8
+_SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
+
+
+def own_tree(index: IndexReader, rank: Rank, root: Node, reads: ReadSet) -> object:
+    """The rank's tree as it was saved: Shards as Shard, replicas and own leaves as arrays."""
+
+    def leaf(name: str) -> object:
+        tensor, box = tensor_of_rank(index, name, rank)
+        array = new_array(tensor, box.shape)
+        reads.add_box(tensor, [box], box.offset, array, prefer=rank)
+        if tensor.meaning is Meaning.SHARD:
+            return Shard(array, tensor.global_shape, box.offset)
+        return array
+
+    return unflatten(root, leaf)
+
+
+# --------------------------------------------------------------------------- like
+
+
+@dataclass(slots=True)
+class LikeWalk:
+    """I walk a caller's `like` tree. `rank`: whose own leaves and plain values are meant.
+
+    Afterwards `problems` names keys that only one side has, by path.
+    """
+
+    index: IndexReader
+    rank: Rank
+    scalars: Mapping[str, ScalarNode]
+    """Plain values of that rank's tree, by path."""
+    reads: ReadSet
+    strict: bool
+    #: Paths that the like tree names.
+    seen: set[str] = field(default_factory=set)
+    absent: list[str] = field(default_factory=list)
+    """Of these the checkpoint has nothing."""
+
+    def fill(self, like: object) -> object:
+        """The tree with its Boxes replaced by arrays and its plain values by those stored."""
+        state = self._visit(like, ())
+        if self.strict:
+            self._check_keys()
+        return state
+
+    def _check_keys(self) -> None:
+        stored = set(self.scalars)
+        for tensor in self.index.tensors():
+            if tensor.meaning is not Meaning.OWN or any(b.rank == self.rank for b in tensor.boxes):
+                stored.add(tensor.name)
+        problems = []
+        if self.absent:
+            problems.append(f"the checkpoint has no {_names(self.absent)}")
+        surplus = sorted(stored - self.seen)
+        if surplus:
+            problems.append(f"like does not name {_names(surplus)}")
+        if problems:
+            raise Refused("; ".join(problems), hint="strict=False takes what is there")
+
+    def _visit(self, value: object, path: Path) -> object:
+        if isinstance(value, Replicated):
+            return self._visit(value.tree, path)
+        if type(value) is dict:
+            return {key: self._visit(child, (*path, key)) for key, child in value.items()}
+        if type(value) is list:
+            return [self._visit(child, (*path, Index(i))) for i, child in enumerate(value)]
+        if type(value) is tuple:
+            return tuple(self._visit(child, (*path, Index(i))) for i, child in enumerate(value))
+        name = path_text(path)
+        self.seen.add(name)
+        if type(value) in _SCALARS:
+            return self._scalar(value, name)
+        if name in self.scalars:
+            raise Refused(f"{name}: stored as a plain value, like has a {type(value).__qualname__}")
+        variants = variants_of(self.index, name)
+        if not variants:
+            self.absent.append(name)
+            return value
+        return self._tensor(value, name, variants)
+
+    def _scalar(self, value: object, name: str) -> object:
+        stored = self.scalars.get(name)
+        if stored is not None:
+            return stored.value
+        if variants_of(self.index, name):
+            raise Refused(f"{name}: stored as an array, like has a {type(value).__qualname__}")
+        self.absent.append(name)
+        return value
+
+    def _tensor(self, value: object, name: str, variants: Sequence[IndexTensor]) -> object:
+        tensor, boxes = self._choose(name, variants)
+        whole = tensor.global_shape
+        if isinstance(value, Box):
+            _inside(name, value.offset, value.shape, whole)
+            array = new_array(tensor, value.shape)
+            self.reads.add_box(tensor, boxes, value.offset, array, self.rank)
+            return array
+        if isinstance(value, Shard):
+            array = in_place(name, value.array)
+            if value.global_shape != whole:
+                raise Refused(
+                    f"{name}: stored with global shape {whole}, like has {value.global_shape}"
+                )
+            offset = value.offset
+        else:
+            array = in_place(name, value)
+            if array.shape != whole:
+                raise Refused(
+                    f"{name}: stored with shape {whole}, like has {array.shape}",
+                    hint="a Shard or a Box takes a part",
+                )
+            offset = (0,) * array.ndim
+        checked_dtype(name, tensor, array)
+        self.reads.add_box(tensor, boxes, offset, array, self.rank)
+        return value
+
+    def _choose(
+        self, name: str, variants: Sequence[IndexTensor]
+    ) -> tuple[IndexTensor, Sequence[IndexBox]]:
+        """The tensor that is meant, and the boxes that may be read for it."""
+        for tensor in variants:
+            if tensor.meaning is not Meaning.OWN:
+                return tensor, tensor.boxes
+            mine = [box for box in tensor.boxes if box.rank == self.rank]
+            if mine:
+                return tensor, mine
+        if len(variants) == 1 and len(variants[0].boxes) == 1:
+            return variants[0], variants[0].boxes
+        owners = sorted(box.rank for tensor in variants for box in tensor.boxes)
+        raise Refused(
+            f"{name}: belongs to ranks {owners[:NAMES_SHOWN_MAX]}, not to rank {self.rank}",
+            hint="load with rank= and the saved world_size=, or with whole=True",
+        )
+
+
+def scalars_of(root: Node) -> dict[str, ScalarNode]:
+    """A tree's plain values by path."""
+    found: dict[str, ScalarNode] = {}
+
+    def visit(node: Node, path: Path) -> None:
+        match node:
+            case DictNode(items):
+                for key, child in items:
+                    visit(child, (*path, key))
+            case ListNode(items) | TupleNode(items):
+                for position, child in enumerate(items):
+                    visit(child, (*path, Index(position)))
+            case ScalarNode():
+                found[path_text(path)] = node
+            case LeafNode():
+                return
+
+    visit(root, ())
+    return found
+
+
+def _inside(
+    name: str, offset: tuple[int, ...], shape: tuple[int, ...], whole: tuple[int, ...]
+) -> None:
+    try:
+        check_box("Box", shape, whole, offset)
+    except Refused as error:
+        raise Refused(f"{name}: {error.message}") from None
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(name or "root" for name in names[:NAMES_SHOWN_MAX])
+    more = len(names) - NAMES_SHOWN_MAX
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+# --------------------------------------------------------------------------- whole
+
+
+@dataclass(slots=True)
+class WholeWalk:
+    """I merge all ranks' trees: global tensors as whole arrays, what belongs to ranks as PerRank."""
+
+    index: IndexReader
+    reads: ReadSet
+
+    def merge(self, roots: Mapping[Rank, Node]) -> object:
+        """The union; where ranks' trees differ in kind, PerRank of their parts."""
+        return self._merge(sorted(roots.items()), ())
+
+    def _merge(self, nodes: list[tuple[Rank, Node]], path: Path) -> object:
+        kinds = {type(node) for _, node in nodes}
+        if len(kinds) > 1:
+            return self._apart(nodes)
+        match nodes[0][1]:
+            case DictNode():
+                return self._merge_dicts(nodes, path)
+            case ListNode() | TupleNode():
+                return self._merge_sequences(nodes, path)
+            case ScalarNode():
+                return self._merge_scalars(nodes, path)
+            case LeafNode(name):
+                return self._merge_leaves(name, [rank for rank, _ in nodes])
+
+    def _merge_dicts(self, nodes: list[tuple[Rank, Node]], path: Path) -> object:
+        merged: dict[object, list[tuple[Rank, Node]]] = {}
+        paths: dict[object, Path] = {}
+        for rank, node in nodes:
+            assert isinstance(node, DictNode)
+            for key, child in node.items:
+                # 1 and True are equal as keys of a dict, and different keys of a tree.
+                merged.setdefault((type(key), key), []).append((rank, child))
+                paths[type(key), key] = (*path, key)
+        return {
+            paths[key][-1]: self._merge(children, paths[key]) for key, children in merged.items()
+        }
+
+    def _merge_sequences(self, nodes: list[tuple[Rank, Node]], path: Path) -> object:
+        items = [node.items for _, node in nodes if isinstance(node, ListNode | TupleNode)]
+        if len({len(each) for each in items}) > 1:
+            return self._apart(nodes)
+        ranks = [rank for rank, _ in nodes]
+        merged = [
+            self._merge(list(zip(ranks, children, strict=True)), (*path, Index(position)))
+            for position, children in enumerate(zip(*items, strict=True))
+        ]
+        return merged if isinstance(nodes[0][1], ListNode) else tuple(merged)
+
+    def _merge_scalars(self, nodes: list[tuple[Rank, Node]], path: Path) -> object:
+        values = {int(rank): node.value for rank, node in nodes if isinstance(node, ScalarNode)}
+        forms = variants_of(self.index, path_text(path))
+        if any(tensor.meaning is Meaning.REPLICATED for tensor in forms):
+            return values[int(nodes[0][0])]
+        return PerRank(values)
+
+    def _merge_leaves(self, name: str, ranks: Sequence[Rank]) -> object:
+        tensor, _ = tensor_of_rank(self.index, name, ranks[0])
+        if tensor.meaning is not Meaning.OWN:
+            array = new_array(tensor, tensor.global_shape)
+            self.reads.add_box(tensor, tensor.boxes, (0,) * array.ndim, array)
+            return array
+        return PerRank({int(rank): self._own(name, rank) for rank in ranks})
+
+    def _own(self, name: str, rank: Rank) -> object:
+        return own_tree(self.index, rank, LeafNode(name), self.reads)
+
+    def _apart(self, nodes: list[tuple[Rank, Node]]) -> object:
+        return PerRank(
+            {int(rank): own_tree(self.index, rank, node, self.reads) for rank, node in nodes}
+        )
