@@ -55,6 +55,8 @@ class Allotment:
     #: Targets that did not give space, and what they said; not asked again for this allotment.
     intended: dict[ColumnNumber, TargetId] = field(default_factory=dict)
     #: Who was asked last for each column, answered or not: two columns never share a target.
+    asked_spares: set[TargetId] = field(default_factory=set)
+    #: Targets that hold a spare or are asked for one: no column goes there by another way.
     open_questions: int = 0
     idle_since_us: int = 0
 
@@ -231,6 +233,8 @@ class Reservations:
 
         asked = [(ColumnNumber(j), t) for j, t in enumerate(placement.columns) if t is not None]
         allotment.open_questions = len(asked) + len(placement.spares) + 1
+        allotment.intended.update(asked)
+        allotment.asked_spares.update(placement.spares)
         for column, target in asked:
             self._reserve_column(allotment, column, target, lambda h, c=column: answered(c, h))  # type: ignore[misc]
         for target in placement.spares:
@@ -256,7 +260,8 @@ class Reservations:
     def _replace(
         self, allotment: Allotment, column: ColumnNumber, then: Callable[[Place | None], None]
     ) -> None:
-        taken = {place.target for place in allotment.places} | set(allotment.intended.values())
+        taken = {place.target for place in allotment.places} | allotment.asked_spares
+        taken |= set(allotment.intended.values())
         targets = self._members.targets
         others = [
             Holder(id, targets[id].domain)

@@ -1,0 +1,104 @@
+"""Many seeds on all cores: `python -m tests.sim.campaign --seeds 10000`; prints what was hit and every failing seed."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+
+from tests.sim.faults import FAULTS
+from tests.sim.scenario import PHASES, run_seed
+
+CHUNK = 50
+UNREACHABLE: frozenset[tuple[str, str]] = frozenset()
+"""Cells of the matrix that have no meaning; each would need its reason here."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a campaign found."""
+
+    seeds: int = 0
+    commits: int = 0
+    events: int = 0
+    cells: Counter[tuple[str, str]] = field(default_factory=Counter)
+    failures: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, other: Outcome) -> None:
+        self.seeds += other.seeds
+        self.commits += other.commits
+        self.events += other.events
+        self.cells += other.cells
+        self.failures += other.failures
+
+    @property
+    def missed(self) -> list[tuple[str, str]]:
+        """Cells that no seed hit."""
+        wanted = ((fault, phase) for fault in FAULTS for phase in PHASES)
+        return [c for c in wanted if not self.cells[c] and c not in UNREACHABLE]
+
+
+def run_chunk(first: int, count: int) -> Outcome:
+    """Seeds [first, first + count) in this process. A failure is noted, the next seed goes on."""
+    gc.disable()
+    outcome = Outcome()
+    for seed in range(first, first + count):
+        outcome.seeds += 1
+        try:
+            report = run_seed(seed)
+        except Exception as error:
+            outcome.failures.append((seed, f"{type(error).__name__}: {error}"))
+            continue
+        outcome.cells += report.cells
+        outcome.commits += report.committed
+        outcome.events += report.steps
+    gc.enable()
+    gc.collect()
+    return outcome
+
+
+def run_campaign(first: int, seeds: int, jobs: int) -> Outcome:
+    """All seeds on `jobs` processes; equal for any number of them."""
+    total = Outcome()
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        starts = range(first, first + seeds, CHUNK)
+        counts = [min(CHUNK, first + seeds - start) for start in starts]
+        for outcome in pool.map(run_chunk, starts, counts):
+            total.add(outcome)
+    return total
+
+
+def table(outcome: Outcome) -> Iterator[str]:
+    """How often each fault struck in each phase."""
+    yield f"{'fault':<18}" + "".join(f"{phase:>8}" for phase in PHASES)
+    for fault in FAULTS:
+        yield f"{fault:<18}" + "".join(f"{outcome.cells[fault, phase]:>8}" for phase in PHASES)
+    yield (
+        f"{outcome.seeds} seeds, {outcome.commits} commits, {outcome.events} events, "
+        f"{len(outcome.failures)} failures"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0 when no seed failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seeds", type=int, default=10_000)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args(argv)
+    outcome = run_campaign(options.first, options.seeds, options.jobs)
+    for line in table(outcome):
+        sys.stdout.write(line + "\n")
+    for seed, text in outcome.failures[:20]:
+        sys.stdout.write(f"seed {seed}: {text}\n")
+    return 1 if outcome.failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

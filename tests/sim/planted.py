@@ -1,0 +1,168 @@
+"""Bugs that the simulator must find: each breaks one safety rule, by replacing one function.
+
+A simulator that finds nothing proves nothing until it is shown that it can. Every plant names the rule
+it breaks; `tests/sim/test_planted_bugs.py` runs seeds until one fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from ckpt.base.ids import ColumnNumber, Generation
+from ckpt.protocol import attempts, catalog, committing, ending, launches, opening
+from ckpt.protocol.attempts import Attempt, AttemptState, Payload
+from ckpt.protocol.deletion import Deleter
+from ckpt.protocol.desk import Desk
+from ckpt.protocol.ending import Ending
+from ckpt.protocol.membership import Membership
+from ckpt.protocol.messages import OpenPayload
+from ckpt.protocol.opening import Opening
+from ckpt.protocol.reservations import SpreadRule
+from ckpt.protocol.stager_state import StagerState
+from ckpt.protocol.target import TargetMachine
+from ckpt.testing.disk import FakeDisk
+
+Patch = tuple[object, str, Callable[..., object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """One bug."""
+
+    name: str
+    rule: str
+    """What it breaks."""
+    patches: tuple[Patch, ...]
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """The code with the bug in it."""
+        with ExitStack() as undo:
+            for owner, name, replacement in self.patches:
+                undo.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, replacement)
+            yield
+
+
+# --------------------------------------------------------------------------- coordinator
+
+
+def _persist_after(
+    self: Desk, entries: tuple[catalog.CatalogEntry, ...], then: Callable[[], None]
+) -> None:
+    """Announce first, write later."""
+    _persist(self, entries, lambda: None)
+    then()
+
+
+_persist = Desk.persist
+
+
+def _proofs_as_they_came(
+    payload: Payload, members: Membership, rule: SpreadRule
+) -> list[ColumnNumber]:
+    """What was certified once is believed for ever."""
+    return sorted(payload.proofs)
+
+
+def _each_column_twice(
+    payload: Payload, members: Membership, rule: SpreadRule
+) -> list[ColumnNumber]:
+    counted = attempts_count(payload, members, rule)
+    return counted + counted
+
+
+attempts_count = attempts.count_columns
+
+
+def _any_launch(self: Opening, message: OpenPayload) -> Attempt | None:
+    """The step is the same, so the attempt must be."""
+    fitting = [
+        a
+        for a in self._book.of_run(message.run)
+        if a.checkpoint.step == message.step
+        and message.rank not in a.payloads
+        and a.state in (AttemptState.OPENING, AttemptState.OPEN)
+    ]
+    return fitting[-1] if fitting else None
+
+
+def _without_term(term: int, counter: int) -> Generation:
+    """The counter alone: it begins again at every restart."""
+    return Generation(1, counter)
+
+
+def _plan_at_once(self: Opening, attempt: Attempt, payload: Payload) -> None:
+    state, attempt.state = attempt.state, AttemptState.OPEN
+    _tell_plan(self, attempt, payload)
+    attempt.state = state
+
+
+_tell_plan = Opening._tell_plan
+
+
+def _decided_is_open(self: Opening, row: catalog.CatalogRow) -> None:
+    """A restart forgets that the decision was made."""
+    _recover(self, catalog.replace(row, state=catalog.RowState.OPEN))
+
+
+_recover = Opening.recover
+
+
+# --------------------------------------------------------------------------- targets
+
+
+def _no_sync(self: FakeDisk, file: str) -> None:
+    """fsync is slow; leave it out."""
+
+
+def _no_directory_sync(self: FakeDisk, directory: str) -> None:
+    """The file was synced, was it not?"""
+
+
+def _any_term(self: TargetMachine, event: object, message: object) -> None:
+    """Obey whoever once was coordinator."""
+    self._obey(event.session, event.request, message, event.bulk)  # type: ignore[attr-defined,arg-type]
+
+
+def _no_space_held(self: FakeDisk, file: str, bytes_count: int) -> None:
+    """A sparse file is quicker."""
+    _preallocate(self, file, 0)
+
+
+_preallocate = FakeDisk.preallocate
+
+PLANTS: tuple[Plant, ...] = (
+    Plant("announce-before-durable", "P2", ((Desk, "persist", _persist_after),)),
+    Plant("no-fsync-of-the-file", "P1", ((FakeDisk, "sync_file", _no_sync),)),
+    Plant("no-fsync-of-the-directory", "P1", ((FakeDisk, "sync_directory", _no_directory_sync),)),
+    Plant("accept-a-stale-epoch", "P10", ((TargetMachine, "_command", _any_term),)),
+    Plant("accept-a-stale-boot", "P1", ((Membership, "accepts", lambda *_: True),)),
+    Plant(
+        "forget-fencing", "P10",
+        (
+            (launches, "check_not_fenced", lambda *_: None),
+            (ending, "check_not_fenced", lambda *_: None),
+            (Ending, "fence_older", lambda *_: None),
+        ),
+    ),
+    Plant(
+        "mix-launches", "P2",
+        (
+            (Opening, "_joinable", _any_launch),
+            (launches, "check_not_fenced", lambda *_: None),
+            (ending, "check_not_fenced", lambda *_: None),
+            (Ending, "fence_older", lambda *_: None),
+        ),
+    ),
+    Plant("count-a-column-twice", "P1", ((committing, "count_columns", _each_column_twice),)),
+    Plant("no-second-count", "P1", ((committing, "count_columns", _proofs_as_they_came),)),
+    Plant("reuse-a-half-before-commit", "P2", ((StagerState, "half_is_free", lambda *_: True),)),
+    Plant("generation-without-term", "P10", ((opening, "Generation", _without_term),)),
+    Plant("plan-before-durable", "P10", ((Opening, "_tell_plan", _plan_at_once),)),
+    Plant("forget-a-decision", "P2", ((Opening, "recover", _decided_is_open),)),
+    Plant("drop-what-counts", "P1", ((Deleter, "_is_stray", lambda *_: True),)),
+    Plant("columns-without-reservation", "P6", ((FakeDisk, "preallocate", _no_space_held),)),
+)  # fmt: skip

@@ -1,0 +1,28 @@
+"""Thousands of histories; a failing seed is printed and becomes a named test below."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from tests.sim.campaign import run_campaign, table
+from tests.sim.scenario import run_seed
+
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "10000"))
+
+
+def test_an_equal_seed_gives_an_equal_run() -> None:
+    assert run_seed(4711) == run_seed(4711)
+
+
+@pytest.mark.timeout(900)
+def test_no_seed_breaks_a_promise_and_every_cell_of_the_matrix_is_hit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    outcome = run_campaign(0, SEEDS, os.cpu_count() or 1)
+    with capsys.disabled():
+        sys.stdout.write("\n" + "\n".join(table(outcome)) + "\n")
+    assert not outcome.failures, f"failing seeds: {outcome.failures[:10]}"
+    assert not outcome.missed or SEEDS < 5000, f"never hit: {outcome.missed}"
