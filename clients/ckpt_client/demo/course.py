@@ -197,8 +197,8 @@ class Course:
             save_every=options.save_every,
             width=options.width,
             url=url,
-            launch=f"demo-{launch}",
-            log=self._directory / f"{launch}.log",
+            launch=launch,
+            directory=self._directory,
         )
 
     def _listen(self, fleet: Fleet, told: Told) -> None:

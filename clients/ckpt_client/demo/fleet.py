@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,13 +16,14 @@ from typing import IO, Final, Self
 import msgspec
 
 from ckpt.base.errors import CkptError, Unavailable
-from ckpt_client.demo.mesh import socket_mesh
+from ckpt_client.demo.mesh import PeerGone, socket_mesh
 from ckpt_client.demo.processes import kill_processes
 from ckpt_client.demo.words import TrainerPlan, Word, decode_word
 from ckpt_client.detach import child_environment
 
 READ_BYTES: Final = 1 << 16
 END_TIMEOUT_S: Final = 10.0
+OTHERS_TIMEOUT_S: Final = 1.0
 ONE_THREAD: Final = dict.fromkeys(
     (
         "OMP_NUM_THREADS",
@@ -47,8 +49,11 @@ class FleetPlan:
     width: int
     url: str
     launch: str
-    log: Path
-    """Receives what ranks say on stderr."""
+    directory: Path
+    """Receives what ranks say on stderr, one log for each."""
+
+    def log(self, rank: int) -> Path:
+        return self.directory / f"{self.launch}-{rank}.log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +142,12 @@ class Fleet:
         plan = self._plan
         mesh = socket_mesh(plan.ranks)
         try:
-            with plan.log.open("ab") as log:
-                for rank, sockets in enumerate(mesh):
-                    peers = {peer: each.fileno() for peer, each in sockets.items()}
+            for rank, sockets in enumerate(mesh):
+                peers = {peer: each.fileno() for peer, each in sockets.items()}
+                with plan.log(rank).open("ab") as log:
                     self._processes.append(self._start_rank(rank, peers, log))
-                    self._selector.register(self._pipe(rank), selectors.EVENT_READ, rank)
-                    self._rests[rank] = b""
+                self._selector.register(self._pipe(rank), selectors.EVENT_READ, rank)
+                self._rests[rank] = b""
         finally:
             for sockets in mesh:
                 for each in sockets.values():
@@ -186,8 +191,18 @@ class Fleet:
             return
         status = self._processes[rank].wait(END_TIMEOUT_S)
         if status:
-            raise CkptError(f"rank {rank} ended with status {status}: {self._last_line()}")
+            raise CkptError(f"rank {rank} ended with status {status}: {self._cause()}")
 
-    def _last_line(self) -> str:
-        lines = self._plan.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+    def _cause(self) -> str:
+        """The last words of the rank that failed first: the others end because it is gone."""
+        with suppress(subprocess.TimeoutExpired):
+            for each in self._processes:
+                each.wait(OTHERS_TIMEOUT_S)
+        words = [_last_line(self._plan.log(rank)) for rank in range(self._plan.ranks)]
+        causes = [one for one in words if one and PeerGone.__name__ not in one]
+        return next(iter(causes or filter(None, words)), "it said nothing")
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""

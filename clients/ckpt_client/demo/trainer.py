@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -174,23 +175,22 @@ def train(plan: TrainerPlan, mesh: Mesh, store: ckpt.Store | None) -> None:
 
 
 def _resume(plan: TrainerPlan, store: ckpt.Store, trainer: Trainer) -> None:
-    if store.latest(RUN_NAME) is None:
-        return
+    begun = time.monotonic()
     try:
         checkpoint = store.resolve(RUN_NAME, rank=plan.rank, world_size=plan.world_size)
     except ckpt.NotFound:
-        return
+        return  # The first launch.
     with checkpoint:
         trainer.restore(cast(Mapping[str, object], checkpoint.load()))
-        read = checkpoint.statistics
+        reads = checkpoint.statistics
         _say(
             Resumed(
                 step=checkpoint.step,
-                bytes=sum(read.bytes_by_target.values()),
-                rebuilt_bytes=read.rebuilt_bytes,
-                seconds=read.seconds,
+                bytes=sum(sum(read.bytes_by_target.values()) for read in reads),
+                rebuilt_bytes=sum(read.rebuilt_bytes for read in reads),
+                seconds=time.monotonic() - begun,
                 source=checkpoint.source,
-                redundancy=checkpoint.redundancy,
+                redundancy=str(checkpoint.redundancy),
             )
         )
 

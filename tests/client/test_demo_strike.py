@@ -1,0 +1,229 @@
+"""When the demo kills, whom, and how it judges what it saw."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ckpt_client.demo.course import Outcome, Strike, Told
+from ckpt_client.demo.director import DemoOptions
+from ckpt_client.demo.judge import judge
+from ckpt_client.demo.processes import (
+    MARK_NAME,
+    end_marked,
+    find_marked,
+    kill_processes,
+    marked_environment,
+)
+from ckpt_client.demo.strike import (
+    AttemptNow,
+    BurstWatch,
+    ColumnsNow,
+    Glimpse,
+    StatusNow,
+    TargetNow,
+    choose_victims,
+)
+from ckpt_client.demo.words import Finished, Resumed
+
+from ckpt.base.errors import Refused
+from ckpt.protocol.views import StepView
+from tests.waiting import wait_until
+
+RANKS = 2
+
+
+def status(*fragments: int, attempt: int | None = None, certified: int = 0) -> StatusNow:
+    targets = tuple(
+        TargetNow(f"t{number}", "up", 100 + number, {"fragments": count})
+        for number, count in enumerate(fragments)
+    )
+    attempts = () if attempt is None else (AttemptNow("demo", attempt, certified),)
+    return StatusNow(targets, attempts)
+
+
+def watch_after_one_save() -> BurstWatch:
+    """Saves every 4 steps; that of step 4 had 120 fragments; that of step 8 comes next."""
+    watch = BurstWatch(4)
+    watch.note_quiet(4, status(0, 0))
+    watch.note_quiet(8, status(40, 60))  # The last counters of the burst come a moment late.
+    watch.note_quiet(8, status(60, 60))
+    return watch
+
+
+def test_a_burst_is_seen_between_its_first_fragment_and_the_latest_share() -> None:
+    watch = watch_after_one_save()
+    assert watch.fragments_per_save == 120
+    assert watch.look(status(60, 60)) is None
+    assert watch.look(status(60, 60, attempt=8)) is None
+    assert watch.look(status(61, 60, attempt=8)) == Glimpse(8, 1, 120)
+    assert watch.look(status(100, 92, attempt=8)) == Glimpse(8, 72, 120)
+    assert watch.look(status(101, 92, attempt=8)) is None
+
+
+def test_a_burst_of_which_a_rank_is_certified_is_too_late() -> None:
+    assert watch_after_one_save().look(status(61, 60, attempt=8, certified=1)) is None
+
+
+def test_nothing_is_hit_before_the_size_of_a_save_is_known() -> None:
+    watch = BurstWatch(4)
+    watch.note_quiet(4, status(0, 0))
+    assert watch.look(status(1, 0, attempt=4)) is None
+
+
+def test_a_save_that_begins_while_another_is_under_way_is_not_hit() -> None:
+    watch = watch_after_one_save()
+    watch.note_quiet(12, status(120, 100, attempt=8))
+    assert watch.look(status(130, 100, attempt=12)) is None
+    watch.note_quiet(12, status(120, 120))
+    assert watch.fragments_per_save == 120
+    assert watch.look(status(121, 120, attempt=12)) == Glimpse(12, 1, 120)
+
+
+def test_the_victims_hold_data_columns_of_every_rank() -> None:
+    columns = [
+        ColumnsNow(0, ("t0", "t1", "t2", "t3", "t4", "t5")),
+        ColumnsNow(1, ("t6", "t2", "t3", "t4", "t0", "t1")),
+        ColumnsNow(2, ("t5", "t6", "t1", "t0", "t2", "t3")),
+    ]
+    victims = choose_victims(columns, 4, 2)
+    assert len(victims) == 2
+    for each in columns:
+        assert any(name in each.targets[:4] for name in victims)
+    assert choose_victims(columns, 4, 2) == victims
+
+
+def test_a_lost_column_has_no_target_to_kill() -> None:
+    assert choose_victims([ColumnsNow(0, ("t0", None, "t1"))], 2, 2) == ("t0", "t1")
+
+
+# --------------------------------------------------------------------------- judging
+
+
+def finished(loss: str = "0x1.8p+1", parameters: str = "p", moments: str = "m") -> Finished:
+    return Finished(parameters, moments, [loss] * 8, [loss] * 8)
+
+
+def view(step: int, survivable: int) -> StepView:
+    return StepView(
+        "demo", step, f"1.{step}", "committed", False, 1 << 20, RANKS, "4+2", survivable, 0, "device",
+        0, True, 0.01, 0.5, 0.0, 0.0, 0, "t0", False, "", survivable, 0,
+    )  # fmt: skip
+
+
+def good_outcome() -> Outcome:
+    strike = Strike(
+        Glimpse(6, 10, 120), ("t1", "t2"), AttemptNow("demo", 6, 0), RANKS, RANKS, 1.0, 6, 4
+    )
+    resumed = {rank: Resumed(4, 1000, 500, 0.1, "tier", "") for rank in range(RANKS)}
+    ends = {rank: finished(moments=f"m{rank}") for rank in range(RANKS)}
+    after = Told(resumed=resumed, finished=dict(ends), first_step_s=2.5)
+    return Outcome(
+        RANKS, 8, ends, strike, Told(), after, [view(2, 2), view(4, 2)],
+        [view(2, 0), view(4, 0), view(6, 1), view(8, 1)], stopped=True,
+    )  # fmt: skip
+
+
+def failed(outcome: Outcome) -> list[str]:
+    return [check.name for check in judge(outcome, 9.0)[0] if not check.held]
+
+
+def test_a_run_as_it_should_be_passes_every_check() -> None:
+    checks, figures = judge(good_outcome(), 9.0)
+    assert all(check.held for check in checks), checks
+    assert figures is not None
+    assert (figures.bytes_rebuilt, figures.steps_repeated, figures.resume_s) == (1000, 2, 1.5)
+    assert figures.saves_committed == 4
+    assert figures.redundancy_before.startswith("survives 2 targets")
+    assert figures.redundancy_after.startswith("survives 1 target")
+
+
+def test_each_claim_that_does_not_hold_fails_its_own_check() -> None:
+    assert failed(replace(good_outcome(), strike=None)) == [
+        "two targets were killed inside a burst"
+    ]
+    outcome = good_outcome()
+    assert outcome.strike is not None
+    late = replace(outcome.strike, attempt_after=None)
+    assert failed(replace(outcome, strike=late)) == ["two targets were killed inside a burst"]
+    few = replace(outcome.strike, stager_count=1)
+    assert failed(replace(outcome, strike=few)) == ["all trainers and their stagers were killed"]
+    old = replace(outcome.strike, newest_committed=6)
+    assert failed(replace(outcome, strike=old)) == [
+        "all ranks resumed from the newest committed step"
+    ]
+
+    outcome = good_outcome()
+    for rank in range(RANKS):
+        outcome.after.resumed[rank] = Resumed(4, 1000, 0, 0.1, "tier", "")
+    assert failed(outcome) == ["lost columns were rebuilt from parity"]
+
+    outcome = good_outcome()
+    outcome.after.finished[1] = finished(parameters="q", moments="m1")
+    assert failed(outcome) == ["parameters are bit-identical to the control run's"]
+    outcome.after.finished[1] = finished(moments="other")
+    assert failed(outcome) == ["optimizer state is bit-identical, rank by rank"]
+    outcome.after.finished[1] = finished("0x1.80001p+1", moments="m1")
+    assert failed(outcome) == ["every loss is bit-identical, rank by rank"]
+    del outcome.after.finished[1]
+    assert len(failed(outcome)) == 3
+    short = replace(good_outcome(), committed=[view(2, 1), view(4, 1)])
+    assert failed(short) == ["saves went on with the targets that were left"]
+
+
+def test_options_that_do_not_fit_are_refused() -> None:
+    for wrong in (
+        {"code": "4+1"},
+        {"targets": 6},
+        {"steps": 10},
+        {"ranks": 0},
+        {"width": 10},
+    ):
+        with pytest.raises(Refused):
+            DemoOptions(**wrong)  # type: ignore[arg-type]
+
+
+# --------------------------------------------------------------------------- processes
+
+
+def test_what_carries_the_mark_is_found_and_ended_and_nothing_else(tmp_path: Path) -> None:
+    before = dict(os.environ)
+    command = [sys.executable, "-c", "import signal; signal.pause()", "ckpt_client.stager"]
+    with marked_environment("one", tmp_path):
+        assert os.environ[MARK_NAME] == "one"
+        ours = subprocess.Popen(command)
+    assert dict(os.environ) == before
+    with marked_environment("other", tmp_path):
+        others = subprocess.Popen(command)
+    try:
+        wait_until(
+            lambda: [one.pid for one in find_marked("one") if one.is_stager] == [ours.pid],
+            "the marked process",
+        )
+        assert kill_processes([ours.pid], signal.SIGKILL, 10.0) == set()
+        assert ours.wait() == -signal.SIGKILL
+        assert end_marked("one", 10.0) == set()
+        assert others.poll() is None
+    finally:
+        others.kill()
+        others.wait()
+
+
+def test_a_process_that_is_gone_needs_no_signal() -> None:
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    assert kill_processes([done.pid], signal.SIGKILL, 1.0) == set()
+
+
+def test_a_process_that_ignores_the_signal_is_named() -> None:
+    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as stubborn:
+        assert stubborn.stdout is not None
+        stubborn.stdout.readline()
+        assert kill_processes([stubborn.pid], signal.SIGTERM, 0.1) == {stubborn.pid}
+        stubborn.kill()
