@@ -16,7 +16,6 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 from typing import Final, NoReturn, Protocol, TextIO, cast
 
@@ -89,6 +88,17 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise Refused(message, hint=f"see {self.prog} --help")
+
+
+class ShowVersion(argparse.Action):
+    """argparse's own wants the version before it is asked for; looking it up is dear."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        sys.stdout.write(f"ckpt {_version()}\n")
+        raise SystemExit(0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -179,7 +189,7 @@ def _top_parser() -> Parser:
     )
     parser.add_argument("verb", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.add_argument("--version", action="version", version=f"ckpt {_version()}")
+    parser.add_argument("--version", action=ShowVersion, help="print the version and exit")
     _add_common(parser)
     return parser
 
@@ -264,6 +274,8 @@ def _indented(text: str) -> str:
 
 
 def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     with suppress(PackageNotFoundError):
         return version("ckpt-burst")
     return "unknown"

@@ -46,7 +46,10 @@ def _print_generation(view: StepView, output: Output) -> None:
         ("state", state_text(view) + (f": {view.reason}" if view.reason else "")),
         ("size", f"{format_bytes(view.bytes)} from {counted(view.world_size, 'rank')}"),
         ("code", view.code),
-        ("survives now", f"{survives_text(view)}; {view.columns_missing} columns missing"),
+        (
+            "survives now",
+            f"{survives_text(view)}; {counted(view.columns_missing, 'column')} missing",
+        ),
         ("at the commit", at_commit),
         ("committed", f"{age_text(view.committed_at_s)}, in {format_seconds(view.commit_s)}"),
         ("stall", f"{format_seconds(view.stall_s)}, first touch {format_seconds(view.fault_in_s)}"),

@@ -48,7 +48,6 @@ class CoordinatorStatus:
     address: str | None
     pid: int | None
     """None when it does not run, or runs on another machine."""
-    http: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +83,8 @@ class Status:
     attempts: tuple[AttemptView, ...] = ()
     directory: str | None = None
     """Of a local cluster."""
+    http: str | None = None
+    """HOST:PORT of its page and metrics, where known."""
     term: int | None = None
     epoch: int | None = None
 
@@ -102,7 +103,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         with conversation(arguments, output) as talk:
             view = talk.status()
             place = CoordinatorStatus(talk.address, None)
-            targets = tuple(_target(target, None, held=False) for target in view.targets)
+            targets = tuple(_target(target, target.pid, held=False) for target in view.targets)
             status, code = _status(view, place, targets), Exit.OK
     if output.json:
         output.document(status)
@@ -128,7 +129,6 @@ def _local_status(
     place = CoordinatorStatus(
         ready.address,
         ready.coordinator_pid if is_running(ready.coordinator_pid) else None,
-        ready.http or None,
     )
     try:
         with conversation(arguments, output) as talk:
@@ -141,10 +141,11 @@ def _local_status(
     for id in dict.fromkeys((*made.target_ids, *known)):
         held = (_folder(directory, id) / HOLD_NAME).exists()
         if id in known:
-            targets.append(_target(known[id], pids.get(id), held=held))
+            said = known[id].pid if is_running(known[id].pid) else None
+            targets.append(_target(known[id], pids.get(id, said), held=held))
         else:
             targets.append(_resting(directory, id, "down", pids.get(id)))
-    return _status(view, place, tuple(targets), directory), Exit.OK
+    return _status(view, place, tuple(targets), directory, ready.http or None), Exit.OK
 
 
 def _status(
@@ -152,6 +153,7 @@ def _status(
     place: CoordinatorStatus,
     targets: tuple[TargetStatus, ...],
     directory: Path | None = None,
+    http: str | None = None,
 ) -> Status:
     return Status(
         coordinator=place,
@@ -164,19 +166,20 @@ def _status(
         runs=view.runs,
         attempts=view.attempts,
         directory=None if directory is None else str(directory),
+        http=http,
         term=view.term,
         epoch=view.epoch,
     )
 
 
 def _target(view: TargetView, pid: int | None, *, held: bool) -> TargetStatus:
-    """`pid` is what the local supervisor knows; it counts before what the target said once."""
+    """`pid`: what the local supervisor knows counts before what the target said once."""
     return TargetStatus(
         id=view.id,
         state=view.state,
         domain=view.domain,
         address=view.address or None,
-        pid=pid if pid is not None else view.pid,
+        pid=pid,
         directory=view.directory,
         bytes_used=view.bytes_used,
         bytes_free=view.bytes_free,
@@ -191,7 +194,7 @@ def _stopped(directory: Path, made: LocalMade) -> Status:
         name="NOT_RUNNING",
         severity="warning",
         message=f"the cluster in {directory} is not running",
-        remedy=f"any read or ckpt.open() starts it; `ckptd local {directory}` runs it in the foreground",
+        remedy=f"ckpt ls or ckpt.open() starts it; in the foreground: ckptd local {directory}",
     )
     return Status(
         coordinator=CoordinatorStatus(None, None),
@@ -225,6 +228,7 @@ def _silent(
         checks=(check,),
         code=made.code,
         directory=str(directory),
+        http=ready.http or None,
     )
 
 
@@ -280,7 +284,7 @@ def _served(status: Status) -> str:
     if place.address is None:
         return "not running"
     process = f", process {place.pid}" if place.pid is not None else ""
-    page = f", page http://{place.http}/" if place.http else ""
+    page = f", page http://{status.http}/" if status.http else ""
     return f"{place.address}{process}{page}"
 
 

@@ -1,0 +1,91 @@
+"""The installed `ckpt` command, run as people run it: another process, its own streams, its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import ckpt
+
+COMMAND = Path(sys.executable).with_name("ckpt")
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a command left."""
+
+    code: int
+    out: str
+    err: str
+
+    def document(self) -> dict[str, object]:
+        """Stdout as one JSON document."""
+        value = json.loads(self.out)
+        assert isinstance(value, dict)
+        return value
+
+    def error(self) -> dict[str, object]:
+        """The only line of stderr, as JSON."""
+        (line,) = self.err.splitlines()
+        value = json.loads(line)
+        assert isinstance(value, dict)
+        return value
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Ours, without what would name a store or a seat."""
+    names = ("CKPT_STORE", "CKPT_SECRET_FILE", "NO_COLOR", "RANK", "WORLD_SIZE")
+    kept = {name: value for name, value in os.environ.items() if name not in names}
+    return {**kept, **changes}
+
+
+def run(*arguments: str, environ: Mapping[str, str] | None = None) -> Ended:
+    """`ckpt ARGUMENTS`, with nothing on stdin."""
+    done = subprocess.run(
+        [COMMAND, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=dict(environ) if environ is not None else environment(),
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def start(*arguments: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """The same, left running; the caller waits for it."""
+    return subprocess.Popen(
+        [COMMAND, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(environ) if environ is not None else environment(),
+    )
+
+
+def fill(url: str, run_name: str, steps: tuple[int, ...], ranks: int = 2) -> None:
+    """Save `steps` of a small run; each is committed on return."""
+    with ckpt.open(url) as store:
+        for step in steps:
+            saves = [
+                store.save(
+                    run_name,
+                    step,
+                    {"w": np.full(200_000, step * 10 + rank, "f4")},
+                    rank=rank,
+                    world_size=ranks,
+                )
+                for rank in range(ranks)
+            ]
+            for save in saves:
+                save.wait(TIMEOUT_S)

@@ -1,0 +1,228 @@
+"""What `ckpt` says of itself, what it refuses, and how it ends: without any cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from ckpt_client.cli.exits import MEANINGS
+from ckpt_client.cli.main import VERBS, main
+from ckpt_client.cli.output import Output, columns_of, rate_text, table_lines
+
+from tests.client.clikit import environment, run, start
+
+DOCUMENTED = {
+    "ok": "0", "failed": "1", "usage": "2", "degraded": "3", "lost": "4", "not_found": "10",
+    "busy": "11", "unauthorized": "12", "no_space": "13", "unavailable": "75",
+}  # fmt: skip
+
+
+@pytest.fixture
+def silent_address() -> Iterator[str]:
+    """A port that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_text("ab" * 32)
+    path.chmod(stat.S_IRUSR)
+    return path
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_help_has_an_example_and_the_exit_codes(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"\nexample:\n  ckpt {verb}" in text
+    for code, meaning in MEANINGS:
+        assert f"  {code:<6} {meaning}" in text
+    assert "--json" in text
+
+
+def test_the_table_of_exit_codes_is_that_of_the_errors() -> None:
+    from ckpt.base.errors import ERRORS
+
+    listed = {code for code, _ in MEANINGS}
+    assert {str(error.exit_code) for error in ERRORS.values()} <= listed
+    assert set(DOCUMENTED.values()) <= listed
+    for name, error in ERRORS.items():
+        if name in DOCUMENTED:
+            assert str(error.exit_code) in (DOCUMENTED[name], "1")
+
+
+def test_the_top_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for verb, (_, meaning) in VERBS.items():
+        assert f"  {verb:<9} {meaning}" in text
+
+
+def test_help_loads_no_command_and_no_third_party_module_but_msgspec() -> None:
+    script = (
+        "import sys\nfrom ckpt_client.cli.main import main\nmain(['--help'])\n"
+        "loaded = {'numpy', 'rich', 'asyncio', 'socket', 'ckpt_client.cli.status'} & set(sys.modules)\n"
+        "sys.exit(' '.join(loaded))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stderr.strip() == ""
+
+
+def test_nothing_said_is_wrong_usage() -> None:
+    ended = run()
+    assert (ended.code, ended.out) == (2, "")
+    assert "commands:" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lst"], "there is no command 'lst'"),
+        (["ls", "--nope"], "unrecognized arguments: --nope"),
+        (["show"], "the following arguments are required: RUN@STEP"),
+        (["show", "run"], "'run' is not of the form RUN@STEP"),
+        (["show", "run@-1"], "'run@-1' is not of the form RUN@STEP"),
+        (["ls", "--timeout", "soon"], "argument --timeout: 'soon' is not a number of seconds"),
+        (["ls"], "no store is named"),
+        (["ls", "a@b"], "run name 'a@b' has an '@', which separates RUN@STEP"),
+        (["ls", "--store", "disk"], "store 'disk' is not of the form"),
+        (["demo", "--code", "9"], "code"),
+    ],
+)
+def test_what_is_wrongly_typed_is_told_with_a_next_step(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    first, *hints = captured.err.splitlines()
+    assert first.startswith("ckpt: ")
+    assert message in first
+    assert hints or "form" in first or "code" in first or "run name" in first
+
+    assert main([*arguments, "--json"]) == 2
+    told = json.loads(capsys.readouterr().err)
+    assert told["message_type"] == "exit_error"
+    assert told["code"] == 2
+    assert message in told["message"]
+
+
+def test_a_directory_without_a_cluster_is_not_made_into_one(tmp_path: Path) -> None:
+    for verb in (["ls"], ["status"], ["local", "stop"], ["target", "hold", "t0"]):
+        ended = run(*verb, "--store", f"ckpt+local://{tmp_path}/typo")
+        assert ended.code == 10
+        assert "there is no cluster in" in ended.err
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_coordinator_that_is_not_there_is_a_reason_to_try_later(secret: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    environ = environment(CKPT_SECRET_FILE=str(secret))
+    store = f"ckpt://127.0.0.1:{port}"
+    ended = run("ls", "--store", store, "--timeout", "0.5", "--json", environ=environ)
+    assert ended.code == 75
+    assert ended.error()["code"] == 75
+    assert str(port) in str(ended.error()["message"])
+
+
+def test_a_missing_secret_is_not_authorized(tmp_path: Path) -> None:
+    environ = environment(CKPT_SECRET_FILE=str(tmp_path / "none"))
+    ended = run("ls", "--store", "ckpt://127.0.0.1:9", environ=environ)
+    assert ended.code == 12
+    assert "CKPT_SECRET_FILE" in ended.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_waiting_command_with_its_code(
+    number: signal.Signals, silent_address: str, secret: Path
+) -> None:
+    environ = environment(CKPT_SECRET_FILE=str(secret))
+    process = start("ls", "--store", f"ckpt://{silent_address}", environ=environ)
+    assert process.stderr is not None
+    # A line of progress, since this takes more than two seconds: now it surely waits.
+    assert process.stderr.readline() == f"ckpt: asking {silent_address} …\n"
+    process.send_signal(number)
+    out, err = process.communicate()
+    assert (process.returncode, out, err) == (128 + number, "", "ckpt: interrupted\n")
+
+
+def test_a_mistake_of_ours_shows_its_traceback_only_with_debug(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise ZeroDivisionError("half of nothing")
+
+    monkeypatch.setattr("ckpt_client.cli.ls.run", fail)
+    assert main(["ls"]) == 1
+    quiet = capsys.readouterr().err
+    assert "ZeroDivisionError: half of nothing" in quiet
+    assert "--debug" in quiet
+    assert "Traceback" not in quiet
+    assert main(["ls", "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "ckpt_client.cli.main", "--version"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+# --------------------------------------------------------------------------- the two voices
+
+
+def test_table_columns_line_up_also_with_wide_characters() -> None:
+    lines = list(
+        table_lines(("run", ">size", "state"), [("模型", "1 B", "ok"), ("e\u0301a", "22 B", "")])
+    )
+    assert lines == ["run   size  state", "模型   1 B  ok", "e\u0301a    22 B"]
+    assert columns_of("模型") == 4
+
+
+def test_json_mode_says_nothing_but_json() -> None:
+    out, err = StringIO(), StringIO()
+    output = Output(json=True, stdout=out, stderr=err)
+    output.line("for people")
+    output.note("for people")
+    output.table(("a",), [("b",)])
+    assert (out.getvalue(), err.getvalue()) == ("", "")
+    output.record("progress", {"done": 1})
+    output.record("summary", {"done": 2})
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line["message_type"] for line in lines] == ["progress", "summary"]
+
+
+def test_people_see_no_json_and_a_file_no_colours() -> None:
+    from ckpt_client.cli.output import Tone
+
+    out = StringIO()
+    output = Output(json=False, stdout=out, stderr=StringIO())
+    output.document({"a": 1})
+    output.line(output.tone("bad", Tone.BAD))
+    assert out.getvalue() == "bad\n"
+
+
+def test_a_rate_is_told_only_where_it_says_something() -> None:
+    assert rate_text(64 << 20, 2.0) == "64 MiB in 2 s (32 MiB/s)"
+    assert rate_text(100, 2.0) == "100 B in 2 s"
