@@ -46,8 +46,9 @@ from ckpt.protocol.reader_events import (
     Standing,
     StripeFinished,
 )
+from ckpt.protocol.reader_judgement import check_read, lost_place, statistics_of
 from ckpt.protocol.reader_stripes import Stripe, plan_stripe, wanted_stripes
-from ckpt.protocol.spans import Owed, covers, meets, minus, total, union
+from ckpt.protocol.spans import Owed, minus, union
 
 TICK_GAP_US_MAX = 500_000
 """Shells tick every 100 ms. A longer gap is our own absence and is not charged to targets."""
@@ -140,33 +141,12 @@ class PayloadReader:
 
     def statistics(self) -> ReadStatistics:
         """As of now."""
-        wanted = sum(end - start for start, end in self.wish.spans)
-        received = tuple(column.received_bytes for column in self.columns)
-        return ReadStatistics(
-            wanted_bytes=wanted,
-            done_bytes=self._done_bytes,
-            received_bytes=received,
-            rebuilt_bytes=self._rebuilt_bytes,
-            damaged_bytes=sum(column.damaged_bytes for column in self.columns),
-            extra_bytes=max(0, sum(received) - wanted),
-            columns_out=tuple(int(c.number) for c in self.columns if not c.usable),
-        )
+        return statistics_of(self.wish, self.columns, self._done_bytes, self._rebuilt_bytes)
 
     def check(self) -> None:
         """Assert the invariants that the module states."""
-        limits = self.wish.limits
-        for column in self.columns:
-            owed = [total(a.owed.ranges) for a in column.asks.values() if a.owed is not None]
-            assert column.outstanding_bytes == sum(owed)
-            assert column.usable or not column.asks
-            assert column.outstanding_bytes <= limits.window_bytes + self.wish.layout.cell_bytes
-        for stripe in self._stripes.values():
-            for j, asked in enumerate(stripe.asked):
-                assert not asked or self.columns[j].usable
-                assert not any(meets(stripe.have[j], *span) for span in asked)
-                assert not any(meets(stripe.bad[j], *span) for span in asked)
-            assert not stripe.finishing or stripe.complete
-            assert not stripe.finishing or not any(stripe.asked)
+        window_bytes = self.wish.limits.window_bytes + self.wish.layout.cell_bytes
+        check_read(self.columns, self._stripes.values(), window_bytes)
 
     # ----------------------------------------------------------------------- bytes
 
@@ -425,26 +405,15 @@ class PayloadReader:
             if all(c.retry_count == 0 for c in self.columns if c.usable):
                 self._stuck_since_us = None
             return
-        k = self.wish.layout.code.k
         for stripe in stuck:
-            assert stripe.stuck is not None
-            gone = [c for c in self.columns if self._proved_bad(c, stripe)]
-            if len(self.columns) - len(gone) < k:
-                named = "; ".join(f"column {c.number}: {c.reason or 'damaged'}" for c in gone)
-                place = f"stripe {stripe.number}, bytes {stripe.stuck[0]} to {stripe.stuck[1]}"
-                self._fail("lost", f"{place}: {k} good columns are needed; {named}", damaged=True)
+            lost = lost_place(self.columns, stripe, self.wish.layout.code.k)
+            if lost:
+                self._fail("lost", lost, damaged=True)
                 return
         if manifest_stuck and all(c.standing is Standing.ABSENT for c in self.columns):
             self._fail("lost", "no column has the manifest that the index names", damaged=True)
             return
         self._wait_or_retry(stuck)
-
-    def _proved_bad(self, column: Column, stripe: Stripe) -> bool:
-        assert stripe.stuck is not None
-        absent = column.standing is Standing.ABSENT
-        if absent and not covers(stripe.have[column.number], *stripe.stuck):
-            return True
-        return meets(stripe.bad[column.number], *stripe.stuck)
 
     def _wait_or_retry(self, stuck: list[Stripe]) -> None:
         if self._stuck_since_us is None:
@@ -488,7 +457,7 @@ class PayloadReader:
         while column.queue and size < self.wish.limits.ask_bytes and len(parts) < RANGES_MAX:
             number, start, end = column.queue[0]
             stripe = self._stripes.get(number)
-            rest = () if stripe is None else self._rest(stripe, j, start, end)
+            rest = () if stripe is None else stripe.rest(j, (start, end))
             if stripe is not None and rest and not self._has_room(stripe, j):
                 break
             column.pop()
@@ -500,13 +469,6 @@ class PayloadReader:
                 size += high - low
             stripe.asked[j] = union(stripe.asked[j], rest)
         return parts
-
-    def _rest(self, stripe: Stripe, j: int, start: int, end: int) -> tuple[tuple[int, int], ...]:
-        """What of the queued part is still needed, and neither here nor asked nor known as bad."""
-        if stripe.finishing or stripe.stuck is not None:
-            return ()
-        needed = minus(((start, end),), minus(((start, end),), stripe.needed[j]))
-        return minus(minus(minus(needed, stripe.have[j]), stripe.asked[j]), stripe.bad[j])
 
     def _has_room(self, stripe: Stripe, j: int) -> bool:
         if j in stripe.scratch or self._is_direct(stripe.number, j):

@@ -77,6 +77,14 @@ class Stripe:
         """Columns whose cell came whole."""
         return tuple(j for j, have in enumerate(self.have) if have == self.whole)
 
+    def rest(self, column: int, part: Span) -> Spans:
+        """What of a part is needed from the column, and neither here nor asked nor bad."""
+        if self.finishing or self.stuck is not None:
+            return ()
+        needed = minus((part,), minus((part,), self.needed[column]))
+        known = union(union(self.have[column], self.asked[column]), self.bad[column])
+        return minus(needed, known)
+
     def forget(self, column: int) -> None:
         """The column's cell is not what it should be: nothing of it counts any more."""
         self.have[column] = ()

@@ -46,9 +46,7 @@ from ckpt.transfer.payload_receiver import (
     ReceiverStatistics,
     read_payloads,
 )
-from ckpt_client.control import Control
 from ckpt_client.index_source import IndexSource
-from ckpt_client.locate import client_name
 from ckpt_client.restore_plan import ReadSet
 from ckpt_client.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
 from ckpt_client.stager.memory import memory_source
@@ -93,39 +91,50 @@ class LoadProgress:
 OnProgress = Callable[[LoadProgress], None]
 
 
+@dataclass(frozen=True, slots=True)
+class ReaderContext:
+    """Whom a reader asks, and who it is."""
+
+    address: Callable[[], str]
+    """Where the coordinator is now; asked again when its session is lost."""
+    secret: bytes
+    cluster: str
+    """The cluster's id; empty when it is not known yet."""
+    name: str
+    """`HOST:PID`, for people."""
+
+
 def resolve(
-    control: Control,
-    secret: bytes,
+    context: ReaderContext,
     run: RunName,
-    step: Step | None,
-    launch: LaunchNumber | None,
-    rank: Rank | None,
-    world_size: int | None,
-    timeout_s: float,
-    fallback: bool,
+    step: Step | None = None,
+    *,
+    rank: Rank | None = None,
+    world_size: int | None = None,
+    launch: LaunchNumber | None = None,
+    timeout_s: float = 10.0,
+    fallback: bool = False,
     progress: OnProgress | None = None,
 ) -> Checkpoint:
-    """The committed checkpoint to read, pinned until it is closed.
+    """The committed checkpoint to read, pinned until it is closed, in a session of its own.
 
-    Raises NotFound, Unavailable after `timeout_s`, Lost when its damage is proved.
+    With a launch, `step=None` is the same for all its ranks. Raises NotFound, Unavailable after `timeout_s`
+    (with `fallback` an older step instead), Lost when its damage is proved.
     """
     question = Resolve(run, step, launch, rank, world_size, int(timeout_s * 1e6), fallback)
-    return Checkpoint(_Pinned(control, secret, question, timeout_s), progress)
+    return Checkpoint(Pinned(context, question, timeout_s), progress)
 
 
-class _Pinned:
+class Pinned:
     """I hold a resolved generation: the coordinator's session whose pin keeps it, and its index."""
 
-    def __init__(
-        self, control: Control, secret: bytes, question: Resolve, timeout_s: float
-    ) -> None:
-        self.secret = secret
+    def __init__(self, context: ReaderContext, question: Resolve, timeout_s: float) -> None:
+        self.context = context
         self.question = question
         self.timeout_s = timeout_s
         self.resolved: Resolved
         self.record: CommitRecord
         self.session_count = 0
-        self._control = control
         self._rpc: RpcClient | None = None
         self._pin_session = 0
         self._source: IndexSource | None = None
@@ -171,7 +180,7 @@ class _Pinned:
         if self._index is None:
             addresses = {where.target: where for where in self.resolved.targets}
             self._close_source()
-            self._source = IndexSource(self.record, addresses, self.secret)
+            self._source = IndexSource(self.record, addresses, self.context.secret)
             self._index = self._source.reader(self.timeout_s)
             if self._index.checkpoint != self.record.info.checkpoint:
                 raise Lost(f"the index of {self.record.info.checkpoint} is another's")
@@ -192,7 +201,7 @@ class _Pinned:
             source.close()
 
     def _connection(self) -> RpcClient:
-        address = self._control.locator.address()
+        address = self.context.address()
         if self._rpc is not None and self._rpc.address != address:
             self._rpc.close()
             self._rpc = None
@@ -200,9 +209,10 @@ class _Pinned:
             counter = weakref.WeakMethod(self._opened)
             self._rpc = RpcClient(
                 address,
-                secret=self.secret,
+                secret=self.context.secret,
                 role=Role.READER,
-                name=client_name(),
+                name=self.context.name,
+                cluster=self.context.cluster,
                 on_opened=lambda _peer: _call(counter),
             )
         return self._rpc
@@ -220,7 +230,7 @@ def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
 class Checkpoint:
     """A committed generation, pinned against deletion until it is closed (or forgotten). One thread uses it."""
 
-    def __init__(self, pinned: _Pinned, progress: OnProgress | None = None) -> None:
+    def __init__(self, pinned: Pinned, progress: OnProgress | None = None) -> None:
         self._pinned = pinned
         self._on_progress = progress
         self._closer = weakref.finalize(self, pinned.close)
@@ -383,8 +393,8 @@ class Checkpoint:
     def _options(self) -> ReceiverOptions:
         timeout_us = int(self._pinned.timeout_s * 1e6)
         return ReceiverOptions(
-            secret=self._pinned.secret,
-            name=client_name(),
+            secret=self._pinned.context.secret,
+            name=self._pinned.context.name,
             cluster=self._pinned.record.cluster,
             limits=replace(ReadLimits(), timeout_us=timeout_us),
             report=_log_report,
