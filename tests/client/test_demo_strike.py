@@ -74,13 +74,17 @@ def test_nothing_is_hit_before_the_size_of_a_save_is_known() -> None:
     watch = BurstWatch(4)
     watch.note_quiet(4, status(0, 0))
     assert watch.look(status(1, 0, attempt=4)) is None
+    watch.note_quiet(8, status(60, 60, attempt=4))
+    watch.note_quiet(12, status(120, 120, attempt=8))
+    assert watch.look(status(130, 120, attempt=12)) is None
 
 
-def test_a_save_that_begins_while_another_is_under_way_is_not_hit() -> None:
+def test_a_save_is_looked_at_until_it_has_ended() -> None:
     watch = watch_after_one_save()
-    watch.note_quiet(12, status(120, 100, attempt=8))
-    assert watch.look(status(130, 100, attempt=12)) is None
+    watch.note_quiet(12, status(70, 60, attempt=8))
+    assert watch.look(status(70, 60, attempt=8)) == Glimpse(8, 10, 120)
     watch.note_quiet(12, status(120, 120))
+    assert watch.look(status(130, 110, attempt=8)) is None
     assert watch.fragments_per_save == 120
     assert watch.look(status(121, 120, attempt=12)) == Glimpse(12, 1, 120)
 

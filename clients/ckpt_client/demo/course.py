@@ -128,7 +128,7 @@ class Course:
                 (one.word.step for one in heard if isinstance(one.word, StepDone)), default=0
             )
             if newest:
-                watch.note_quiet(newest + every - newest % every, cluster.status())
+                watch.note_quiet(-(-newest // every) * every, cluster.status())
             if not watch.fragments_per_save:
                 continue
             if newest:

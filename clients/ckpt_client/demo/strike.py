@@ -79,12 +79,12 @@ class BurstWatch:
         self._next = 0
 
     def note_quiet(self, next_save: int, status: StatusNow) -> None:
-        """What is stored before the save of step `next_save`. Of no use while an earlier save is under way."""
+        """What is stored before the save of step `next_save`; while the one before is under way I look at that."""
+        if next_save != self._next and status.attempt(self._next) is not None:
+            return
         self._next = next_save
         if not status.attempts:
             self._quiet[next_save] = status.fragments
-        elif any(each.step != next_save for each in status.attempts):
-            self._quiet.pop(next_save, None)
 
     @property
     def fragments_per_save(self) -> int:
