@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ckpt.protocol.events import Send, Session
-from ckpt.protocol.messages import Fragment, Message, Role
+from ckpt.protocol.messages import Fragment, Message, RangeData, Role
 from tests.sim.clockwork import Clockwork
 
 
@@ -133,7 +133,7 @@ class Network:
         if self.weather.stutter and self.clock.rng.random() < self.weather.stutter:
             copies = 2
         bulk = bytes(action.bulk)
-        if self.corrupt_fragments and bulk and isinstance(action.message, Fragment):
+        if self.corrupt_fragments and bulk and isinstance(action.message, Fragment | RangeData):
             self.corrupt_fragments -= 1
             bulk = bytes([bulk[0] ^ 1]) + bulk[1:]
         for _ in range(copies):

@@ -53,6 +53,7 @@ class Oracles:
     """I watch one world."""
 
     disk_of: Callable[[TargetId], FakeDisk]
+    content_of: Callable[[PayloadId], bytes]
     is_lost: Callable[[TargetId], bool]
     is_unknown_loss: Callable[[TargetId], bool]
     """Harmed so lately that the coordinator cannot know it yet: a loss after the answer."""
@@ -208,6 +209,13 @@ class Oracles:
         """A trainer hears of a commit only when it is one."""
         if isinstance(outcome, SaveCommitted) and outcome.info.checkpoint not in self.announced:
             raise Violation(f"P2: {node.name} was told of {outcome.info.checkpoint} too early")
+
+    def bytes_were_read(self, payload: PayloadId, data: bytes) -> None:
+        """A reader hands out exactly what was saved, of a checkpoint that was announced (P2, P3)."""
+        if payload.checkpoint not in self.announced:
+            raise Violation(f"P2: {payload} was read before its checkpoint was announced")
+        if data != self.content_of(payload):
+            raise Violation(f"P3: {payload} was read with other bytes than were saved")
 
     def column_refused(self, code: str, text: str) -> None:
         """Space was reserved: no write may fail for lack of it (P6)."""

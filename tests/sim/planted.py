@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from ckpt.base.ids import ColumnNumber, Generation
+from ckpt.erasure.codec import codec_for
 from ckpt.protocol import attempts, catalog, committing, ending, launches, opening
 from ckpt.protocol.attempts import Attempt, AttemptState, Payload
 from ckpt.protocol.deletion import Deleter
@@ -19,10 +20,12 @@ from ckpt.protocol.ending import Ending
 from ckpt.protocol.membership import Membership
 from ckpt.protocol.messages import OpenPayload
 from ckpt.protocol.opening import Opening
+from ckpt.protocol.reader_events import DecodePart
 from ckpt.protocol.reservations import SpreadRule
 from ckpt.protocol.stager_state import StagerState
 from ckpt.protocol.target import TargetMachine
 from ckpt.testing.disk import FakeDisk
+from ckpt.transfer.assembly import Assembly, Checks
 
 Patch = tuple[object, str, Callable[..., object]]
 
@@ -134,6 +137,19 @@ def _no_space_held(self: FakeDisk, file: str, bytes_count: int) -> None:
 
 _preallocate = FakeDisk.preallocate
 
+# --------------------------------------------------------------------------- readers
+
+
+def _wrong_decode(self: Assembly, stripe: int, parts: tuple[DecodePart, ...]) -> None:
+    """The right sources under the wrong names."""
+    for part in parts:
+        order = part.sources[1:] + part.sources[:1]
+        homes = [self._home(stripe, j)[part.start : part.end] for j in order]
+        wanted = {j: self._home(stripe, j)[part.start : part.end] for j in part.wanted}
+        present = dict(zip(part.sources, homes, strict=True))
+        codec_for(self.layout.code).reconstruct(present, wanted)
+
+
 PLANTS: tuple[Plant, ...] = (
     Plant("announce-before-durable", "P2", ((Desk, "persist", _persist_after),)),
     Plant("no-fsync-of-the-file", "P1", ((FakeDisk, "sync_file", _no_sync),)),
@@ -164,5 +180,16 @@ PLANTS: tuple[Plant, ...] = (
     Plant("plan-before-durable", "P10", ((Opening, "_tell_plan", _plan_at_once),)),
     Plant("forget-a-decision", "P2", ((Opening, "recover", _decided_is_open),)),
     Plant("drop-what-counts", "P1", ((Deleter, "_is_stray", lambda *_: True),)),
+    Plant(
+        "no-verify-after-decode", "P3",
+        ((Assembly, "decode", _wrong_decode), (Checks, "decoded_is_right", lambda *_: True)),
+    ),
+    Plant(
+        "believe-the-wire", "P3",
+        (
+            (Checks, "range_is_whole", lambda *_: True),
+            (Checks, "fragment_is_right", lambda *_: True),
+        ),
+    ),
     Plant("columns-without-reservation", "P6", ((FakeDisk, "preallocate", _no_space_held),)),
 )  # fmt: skip

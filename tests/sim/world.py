@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ckpt.base.ids import RunName, TargetId
+from ckpt.base.ids import PayloadId, RunName, TargetId
 from ckpt.erasure.code import Code
 from ckpt.protocol.attempts import Attempt
 from ckpt.protocol.events import Send
@@ -13,7 +13,8 @@ from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CoordinatorNode
 from tests.sim.network import Network, Weather
 from tests.sim.oracles import Oracles, Violation
-from tests.sim.rank_node import Job, RankNode
+from tests.sim.rank_node import Job, RankNode, content
+from tests.sim.reader_node import ReaderNode
 from tests.sim.target_node import DISK_BYTES, TargetNode
 
 CODE = Code(4, 2)
@@ -33,6 +34,7 @@ class World:
     coordinator: CoordinatorNode
     targets: dict[TargetId, TargetNode]
     ranks: list[RankNode]
+    readers: list[ReaderNode] = field(default_factory=list)
     launches: int = 0
     rotted: list[str] = field(default_factory=list)
     #: `TARGET/FILE` of every column that a fault has harmed at rest.
@@ -42,7 +44,9 @@ class World:
         clock = Clockwork(seed)
         network = Network(clock)
         targets: dict[TargetId, TargetNode] = {}
+        world: list[World] = []
         oracles = Oracles(
+            content_of=lambda payload: world[0].content_of(payload),
             disk_of=lambda id: targets[id].disk,
             is_lost=lambda id: targets[id].lost,
             is_unknown_loss=lambda id: _is_unknown_loss(coordinator, targets[id]),
@@ -51,7 +55,8 @@ class World:
         for number in range(TARGET_COUNT):
             node = TargetNode(clock, network, coordinator, number, seed)
             targets[node.id] = node
-        return cls(seed, clock, network, oracles, coordinator, targets, [])
+        world.append(cls(seed, clock, network, oracles, coordinator, targets, []))
+        return world[0]
 
     def start(self) -> None:
         self.coordinator.start()
@@ -84,6 +89,22 @@ class World:
         for node in nodes:
             self.clock.after(self.clock.rng.randint(0, 3000), node.start)
         return nodes
+
+    def read(self) -> ReaderNode:
+        """A process that loads the newest step."""
+        node = ReaderNode(
+            self.clock, self.network, self.oracles, self.coordinator,
+            lambda id: self.targets[id], RUN, len(self.readers),
+        )  # fmt: skip
+        self.readers.append(node)
+        node.start()
+        return node
+
+    def content_of(self, payload: PayloadId) -> bytes:
+        """What the rank handed over."""
+        checkpoint = payload.checkpoint
+        job = self.job_of_launch(self.oracles.opened[checkpoint].launch)
+        return content(job, checkpoint.step, payload.rank, self.seed)
 
     @property
     def live_targets(self) -> int:

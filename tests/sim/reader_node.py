@@ -1,0 +1,298 @@
+"""A process that loads: resolves, fetches the index, reads every payload with the real machine, compares bytes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ckpt.base.errors import Corrupt
+from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, RunName, TargetId
+from ckpt.format.checksum import xxh3_128
+from ckpt.format.index import IndexPayload, decode_index
+from ckpt.format.layout import Layout
+from ckpt.format.record import CommitRecord, decode_record
+from ckpt.protocol import messages as m
+from ckpt.protocol import reader_events as re
+from ckpt.protocol.events import Send, Session, Ticked
+from ckpt.protocol.payload_reader import PayloadReader
+from ckpt.transfer.assembly import Assembly
+from ckpt.transfer.landings import Landings
+from tests.sim.clockwork import Clockwork
+from tests.sim.network import Network, Node
+from tests.sim.oracles import Oracles, Violation
+
+TICK_US = 300_000
+LIMITS = re.ReadLimits(window_bytes=16_384, ask_bytes=8192, scratch_bytes=65_536)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One payload under way."""
+
+    machine: PayloadReader
+    assembly: Assembly
+    memory: bytearray
+    columns: tuple[TargetId | None, ...]
+    documents: dict[int, bytearray] = field(default_factory=dict)
+    #: Manifest parts by request.
+
+
+class ReaderNode:
+    """I read one checkpoint and say how it went in `outcome`: `read`, or the code of an error."""
+
+    def __init__(
+        self, clock: Clockwork, network: Network, oracles: Oracles, coordinator: Node,
+        target_of: Callable[[TargetId], Node], run: RunName, number: int,
+    ) -> None:  # fmt: skip
+        self.name = f"reader{number}"
+        self.up = True
+        self.stopped = False
+        self.outcome: str | None = None
+        self.checkpoint: m.CommitInfo | None = None
+        self.rebuilt_bytes = 0
+        self._clock, self._network, self._oracles = clock, network, oracles
+        self._coordinator, self._target_of, self._run = coordinator, target_of, run
+        self._requests = itertools.count(1)
+        self._coordinator_session: Session | None = None
+        self._record: CommitRecord | None = None
+        self._index_from: list[TargetId] = []
+        self._index = bytearray()
+        self._links: dict[TargetId, Session] = {}
+        self._dialing: dict[TargetId, list[tuple[int, m.Message]]] = {}
+        self._readings: dict[PayloadId, _Reading] = {}
+        self._asked: dict[int, tuple[PayloadId, ColumnNumber]] = {}
+        #: Request -> what it reads; a cancelled one leaves, and what still comes lands nowhere.
+
+    @property
+    def reading(self) -> bool:
+        """A checkpoint is resolved and not read to its end."""
+        return self.outcome is None and self._record is not None
+
+    def start(self) -> None:
+        self._tick()
+        self._dial_coordinator()
+
+    def _dial_coordinator(self) -> None:
+        self._network.dial(
+            self, self._coordinator, m.Role.READER, m.Role.COORDINATOR,
+            failed=lambda: self._clock.after(200_000, self._dial_coordinator),
+            opened=self._ask_coordinator,
+        )  # fmt: skip
+
+    def _ask_coordinator(self, session: Session) -> None:
+        self._coordinator_session = session
+        if self._record is None:
+            resolve = m.Resolve(self._run, None, timeout_us=4_000_000)
+            self._network.send(Send(session, next(self._requests), resolve))
+
+    def _end(self, outcome: str) -> None:
+        if self.outcome is None:
+            self.outcome = outcome
+            self.up = False
+            self._network.died(self)
+
+    def _tick(self) -> None:
+        if not self.up:
+            return
+        for id in list(self._readings):
+            self._feed(id, Ticked(self._clock.now_us))
+        self._clock.after(TICK_US, self._tick)
+
+    # ----------------------------------------------------------------------- network
+
+    def session_opened(self, session: Session, role: m.Role, name: str) -> None:
+        """Dials carry their own continuations."""
+
+    def session_closed(self, session: Session) -> None:
+        if session == self._coordinator_session:
+            self._coordinator_session = None
+            if self._record is None:
+                self._dial_coordinator()
+            return
+        for target, link in list(self._links.items()):
+            if link == session:
+                del self._links[target]
+                self._target_lost(target)
+
+    def received(self, session: Session, request: int, message: m.Message, bulk: bytes) -> None:
+        match message:
+            case m.Resolved(info, _, targets) if self._record is None:
+                self._resolved(info, targets, bulk)
+            case m.Failed(code) if session == self._coordinator_session:
+                self._end(code)
+            case m.DocumentData():
+                self._index_part(message, bulk)
+            case _ if request in self._asked:
+                self._answer(*self._asked[request], request, message, bulk)
+            case m.Failed() if not self._readings:
+                self._next_index_copy()
+
+    # ----------------------------------------------------------------------- index
+
+    def _resolved(
+        self, info: m.CommitInfo, targets: tuple[m.TargetAddress, ...], record: bytes
+    ) -> None:
+        self.checkpoint = info
+        self._record = decode_record(record)
+        if self._record.info.checkpoint != info.checkpoint:
+            raise Violation(f"P2: {info.checkpoint} is resolved with another's record")
+        live = {address.target for address in targets}
+        self._index_from = [t for t in self._record.index_targets if t in live]
+        self._next_index_copy()
+
+    def _next_index_copy(self) -> None:
+        if not self._index_from or self._record is None:
+            self._end("unavailable")
+            return
+        self._index.clear()
+        ask = m.ReadDocument(m.DocumentKind.INDEX, self._record.info.checkpoint)
+        self._send_to(self._index_from.pop(0), next(self._requests), ask)
+
+    def _index_part(self, message: m.DocumentData, bulk: bytes) -> None:
+        if self._readings or self._record is None:
+            return
+        self._index += bulk
+        if not message.last:
+            return
+        if xxh3_128(self._index) != self._record.index_digest:
+            self._next_index_copy()
+            return
+        index = decode_index(bytes(self._index))
+        for payload in index.payloads:
+            self._begin(payload)
+        self._conclude()
+
+    # ----------------------------------------------------------------------- payloads
+
+    def _begin(self, entry: IndexPayload) -> None:
+        assert self._record is not None
+        id = PayloadId(self._record.info.checkpoint, entry.rank)
+        layout = Layout(entry.code, entry.payload_bytes, entry.cell_bytes)
+        memory = bytearray(entry.payload_bytes)
+        landings = Landings()
+        if memory:
+            landings.add_range(0, memoryview(memory))
+        assembly = Assembly(layout, landings, entry.manifest_digest)
+        standings = tuple(
+            re.Standing.ABSENT if t is None else re.Standing.REACHABLE for t in entry.columns
+        )
+        spans = ((0, entry.payload_bytes),) if memory else ()
+        wish = re.ReadWish(id, layout, spans, standings, LIMITS)
+        machine = PayloadReader(wish, self._requests, self._clock.now_us, assembly.is_direct)
+        self._readings[id] = _Reading(machine, assembly, memory, entry.columns)
+        self._do(id, machine.begin())
+
+    def _feed(self, id: PayloadId, event: re.ReaderEvent) -> None:
+        reading = self._readings.get(id)
+        if reading is not None and self.outcome is None:
+            self._do(id, reading.machine.handle(event))
+            reading.machine.check()
+
+    def _do(self, id: PayloadId, actions: list[re.ReaderAction]) -> None:
+        reading = self._readings[id]
+        for action in actions:
+            match action:
+                case re.AskRanges(request, column, ranges):
+                    self._ask(id, request, column, m.ReadRanges(ColumnId(id, column), ranges))
+                case re.AskManifest(request, column):
+                    self._ask(id, request, column, m.ReadManifest(ColumnId(id, column)))
+                case re.CancelAsk(request, _):
+                    self._asked.pop(request, None)
+                case re.CutColumn(column, _):
+                    self._cut(reading.columns[column])
+                case re.FinishStripe(stripe):
+                    wrong = reading.assembly.finish(action)
+                    finished = re.StripeFinished(self._clock.now_us, stripe, wrong)
+                    self._clock.after(20, lambda e=finished: self._feed(id, e))  # type: ignore[misc]
+                case re.ReadCompleted():
+                    self._completed(id)
+                case re.ReadFailed(code):
+                    self._end(code)
+
+    def _ask(self, id: PayloadId, request: int, column: ColumnNumber, message: m.Message) -> None:
+        target = self._readings[id].columns[column]
+        assert target is not None
+        self._asked[request] = id, column
+        self._send_to(target, request, message)
+
+    def _answer(
+        self, id: PayloadId, column: ColumnNumber, request: int, message: m.Message, bulk: bytes
+    ) -> None:
+        reading, now_us = self._readings[id], self._clock.now_us
+        match message:
+            case m.RangeData(start, crc):
+                view = reading.assembly.land(column, start, len(bulk))
+                view[:] = bulk
+                whole = reading.assembly.store(column, start, view, crc)
+                kind = re.RangeStored if whole else re.RangeBroken
+                self._feed(id, kind(now_us, request, start, start + len(bulk)))
+            case m.RangeDamaged(start, end, reason):
+                self._feed(id, re.RangeErased(now_us, request, start, end, reason))
+            case m.RangesDone():
+                self._feed(id, re.AskAnswered(now_us, request))
+            case m.ManifestData(total, _):
+                document = reading.documents.setdefault(request, bytearray())
+                document += bulk
+                if len(document) == total:
+                    self._manifest(id, request, bytes(document))
+            case m.Failed(code, text):
+                self._feed(id, re.AskRefused(now_us, request, code, text))
+
+    def _manifest(self, id: PayloadId, request: int, document: bytes) -> None:
+        try:
+            self._readings[id].assembly.take_manifest(document)
+        except Corrupt as error:
+            self._feed(id, re.ManifestWrong(self._clock.now_us, request, error.message))
+            return
+        self._feed(id, re.ManifestRead(self._clock.now_us, request))
+
+    def _completed(self, id: PayloadId) -> None:
+        reading = self._readings[id]
+        self.rebuilt_bytes += reading.machine.statistics().rebuilt_bytes
+        self._oracles.bytes_were_read(id, bytes(reading.memory))
+        self._conclude()
+
+    def _conclude(self) -> None:
+        if self._readings and all(r.machine.done for r in self._readings.values()):
+            self._end("read")
+
+    # ----------------------------------------------------------------------- links
+
+    def _send_to(self, target: TargetId, request: int, message: m.Message) -> None:
+        session = self._links.get(target)
+        if session is not None:
+            self._network.send(Send(session, request, message))
+            return
+        waiting = self._dialing.setdefault(target, [])
+        waiting.append((request, message))
+        if len(waiting) == 1:
+            self._network.dial(
+                self, self._target_of(target), m.Role.READER, m.Role.TARGET,
+                failed=lambda: self._dial_failed(target),
+                opened=lambda session: self._dialed(target, session),
+            )  # fmt: skip
+
+    def _dialed(self, target: TargetId, session: Session) -> None:
+        self._links[target] = session
+        for request, message in self._dialing.pop(target, []):
+            self._network.send(Send(session, request, message))
+
+    def _dial_failed(self, target: TargetId) -> None:
+        self._dialing.pop(target, None)
+        self._target_lost(target)
+
+    def _target_lost(self, target: TargetId) -> None:
+        if not self._readings:
+            self._next_index_copy()
+            return
+        for id, reading in list(self._readings.items()):
+            for column, holder in enumerate(reading.columns):
+                if holder == target:
+                    now_us = self._clock.now_us
+                    self._feed(id, re.ColumnLost(now_us, ColumnNumber(column), "gone"))
+
+    def _cut(self, target: TargetId | None) -> None:
+        session = self._links.get(target) if target is not None else None
+        if session is not None:
+            self._network.cut(session)
