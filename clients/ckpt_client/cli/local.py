@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.units import format_seconds
-from ckpt_client.cli.cluster import read_local_ready, read_made
+from ckpt_client.cli.cluster import is_running, read_local_ready, read_made
 from ckpt_client.cli.exits import Exit
 from ckpt_client.cli.output import Output
 from ckpt_client.local import SUPERVISOR_LOCK_NAME, is_supervised
@@ -115,7 +115,7 @@ def _signal(pid: int, directory: Path) -> None:
 
 
 def _wait_stopped(directory: Path, pid: int | None, deadline_s: float) -> None:
-    while is_supervised(directory):
+    while is_supervised(directory) or is_running(pid):
         if time.monotonic() >= deadline_s:
             who = "its children" if pid is None else f"process {pid}"
             raise Unavailable(
