@@ -31,13 +31,22 @@ SILENCE_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
+class Aim:
+    """Who is to be killed, known before the moment comes."""
+
+    victims: tuple[str, ...]
+    target_pids: tuple[int, ...]
+    stager_pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Strike:
     """What was killed, and when."""
 
     glimpse: Glimpse
     victims: tuple[str, ...]
     attempt_after: AttemptNow | None
-    """The save that was under way, as the coordinator knew it after the targets' death."""
+    """The save that was under way, as the coordinator knew it when all were dead; None when it had ended."""
     trainer_count: int
     stager_count: int
     killed_s: float
@@ -121,7 +130,7 @@ class Course:
         """Let it train until a burst can be hit, and hit; None when the training ended before."""
         every = self._options.save_every
         watch = BurstWatch(every)
-        victims: tuple[str, ...] = ()
+        aim: Aim | None = None
         while not fleet.silent:
             heard = self._hear(fleet, told, WATCH_S)
             newest = max(
@@ -132,55 +141,52 @@ class Course:
             if not watch.fragments_per_save:
                 continue
             if newest:
-                victims = self._choose(cluster)
-            glimpse = watch.look(cluster.status()) if victims else None
-            if glimpse is not None:
-                return self._strike(fleet, cluster, told, glimpse, victims)
+                aim = self._take_aim(cluster)
+            glimpse = watch.look(cluster.status()) if aim is not None else None
+            if aim is not None and glimpse is not None:
+                return self._strike(fleet, cluster, told, glimpse, aim)
         return None
 
-    def _choose(self, cluster: DemoCluster) -> tuple[str, ...]:
-        """Those whose loss hurts the newest checkpoint most."""
+    def _take_aim(self, cluster: DemoCluster) -> Aim | None:
+        """At the targets whose loss hurts the newest checkpoint most, and at all stagers."""
         committed = cluster.committed()
         if not committed:
-            return ()
+            return None
         columns = cluster.show(committed[-1].step).columns
-        return choose_victims(columns, Code.parse(self._options.code).k, VICTIM_COUNT)
+        victims = choose_victims(columns, Code.parse(self._options.code).k, VICTIM_COUNT)
+        pids = {each.id: each.pid for each in cluster.status().targets}
+        target_pids = tuple(pid for name in victims if (pid := pids[name]) is not None)
+        return Aim(victims, target_pids, self._stagers())
+
+    def _stagers(self) -> tuple[int, ...]:
+        return tuple(one.pid for one in find_marked(self._mark) if one.is_stager)
 
     def _strike(
-        self,
-        fleet: Fleet,
-        cluster: DemoCluster,
-        told: Told,
-        glimpse: Glimpse,
-        victims: tuple[str, ...],
+        self, fleet: Fleet, cluster: DemoCluster, told: Told, glimpse: Glimpse, aim: Aim
     ) -> Strike:
-        pids = {each.id: each.pid for each in cluster.status().targets}
-        killed = [pid for name in victims if (pid := pids[name]) is not None]
-        left = kill_processes(killed, signal.SIGKILL, KILL_TIMEOUT_S)
-        attempt = cluster.status().attempt(glimpse.step)
+        """Kill the targets, and at once everybody who could still finish the save."""
+        left = kill_processes(aim.target_pids, signal.SIGKILL, KILL_TIMEOUT_S)
+        left |= kill_processes([*aim.stager_pids, *fleet.pids], signal.SIGKILL, KILL_TIMEOUT_S)
         fleet.kill()
-        trainers = len(fleet.pids)
-        stagers = [one.pid for one in find_marked(self._mark) if one.is_stager]
-        left |= kill_processes(stagers, signal.SIGKILL, KILL_TIMEOUT_S)
-        if left or len(killed) != len(victims):
-            raise CkptError(f"processes {sorted(left)} of targets {', '.join(victims)} do not end")
+        left |= set(self._stagers())
+        if left or len(aim.target_pids) != len(aim.victims):
+            raise CkptError(f"processes {sorted(left)} do not end, of {', '.join(aim.victims)}")
         killed_s = time.monotonic()
+        attempt = cluster.status().attempt(glimpse.step)
         self._listen(fleet, told)
-        self._outcome.committed_before = cluster.committed()
-        committed = self._outcome.committed_before
+        committed = self._outcome.committed_before = cluster.committed()
+        trainers, stagers = len(fleet.pids), len(aim.stager_pids)
         self._screen.note(
             f"step {glimpse.step}: {glimpse.fragments_stored} of {glimpse.fragments_total} fragments "
-            f"were stored when SIGKILL hit targets {' and '.join(victims)}"
+            f"were stored when SIGKILL hit targets {' and '.join(aim.victims)}"
         )
-        self._screen.note(
-            f"then {trainers} trainers and {len(stagers)} stagers, at step {told.step}"
-        )
+        self._screen.note(f"then {trainers} trainers and {stagers} stagers, at step {told.step}")
         return Strike(
             glimpse=glimpse,
-            victims=victims,
+            victims=aim.victims,
             attempt_after=attempt,
             trainer_count=trainers,
-            stager_count=len(stagers),
+            stager_count=stagers,
             killed_s=killed_s,
             trained_step=told.step,
             newest_committed=committed[-1].step if committed else None,

@@ -46,7 +46,7 @@ class DemoOptions:
     keep: bool = False
     """Leave the directory for a look at it."""
     seed: int = 1
-    steps: int = 40
+    steps: int = 32
     save_every: int = 4
     ranks: int = 4
     targets: int = 7

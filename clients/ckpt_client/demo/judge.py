@@ -29,11 +29,12 @@ def judge(outcome: Outcome, total_s: float) -> tuple[tuple[Check, ...], Figures 
 
 def _strike_checks(outcome: Outcome, strike: Strike) -> tuple[Check, ...]:
     glimpse, after = strike.glimpse, strike.attempt_after
-    inside = (
-        0 < glimpse.fragments_stored < glimpse.fragments_total
-        and after is not None
-        and after.ranks_certified < outcome.ranks
+    cut_off = after is not None and after.ranks_certified < outcome.ranks
+    # Where survivors were quick enough to commit it, they did so without the victims.
+    short = any(
+        view.step == glimpse.step and view.columns_missing for view in outcome.committed_before
     )
+    inside = 0 < glimpse.fragments_stored < glimpse.fragments_total and (cut_off or short)
     seen = (
         f"targets {' and '.join(strike.victims)} at step {glimpse.step}, "
         f"{glimpse.fragments_stored} of {glimpse.fragments_total} fragments stored"
@@ -143,7 +144,9 @@ def _redundancy(views: Sequence[StepView]) -> str:
     if not views:
         return "none"
     view = views[-1]
-    return (
-        f"survives {view.targets_survivable_at_commit} targets, "
-        f"{view.domains_survivable_at_commit} of level {view.domain_level}"
-    )
+    targets, domains = view.targets_survivable_at_commit, view.domains_survivable_at_commit
+    return f"survives {_count(targets, 'target')}, {_count(domains, view.domain_level)}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -112,7 +112,7 @@ def _rows(figures: Figures) -> list[tuple[str, str]]:
         (
             "committed",
             f"{figures.saves_committed} checkpoints of {format_bytes(figures.checkpoint_bytes)}, "
-            f"{figures.gb_per_s:.2f} GB/s beside the training",
+            f"{figures.gb_per_s:.2f} GB/s",
         ),
         ("redundancy reached", figures.redundancy_before),
         ("with two targets lost", figures.redundancy_after),

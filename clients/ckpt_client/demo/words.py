@@ -36,7 +36,7 @@ class Resumed(msgspec.Struct, frozen=True, tag="resumed"):
 
     step: int
     bytes: int
-    """Read from targets."""
+    """Read from targets, parity included."""
     rebuilt_bytes: int
     seconds: float
     source: str
