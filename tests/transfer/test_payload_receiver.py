@@ -1,0 +1,225 @@
+"""Payloads over real sockets from small targets that lie, stop or die, into the caller's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ckpt.aio.server import Server
+from ckpt.base.errors import Unauthorized, Unavailable
+from ckpt.base.ids import BootId, TargetId
+from ckpt.base.units import MiB
+from ckpt.erasure.code import Code
+from ckpt.format.checksum import crc32, xxh3_128
+from ckpt.protocol.handshake import Identity
+from ckpt.protocol.messages import (
+    CancelRequest,
+    Failed,
+    ManifestData,
+    Message,
+    RangeDamaged,
+    RangeData,
+    RangesDone,
+    ReadManifest,
+    ReadRanges,
+    Role,
+    TargetAddress,
+)
+from ckpt.protocol.reader_events import ReadLimits
+from ckpt.testing.network import Heard, RecordingHandler
+from ckpt.transfer.landings import Landings
+from ckpt.transfer.payload_receiver import (
+    PayloadDamaged,
+    ReadJob,
+    ReceiverOptions,
+    ReceiverStatistics,
+    read_payloads,
+)
+from tests.aio.netkit import SECRET, serving
+from tests.protocol.reading import PAYLOAD, Columns
+
+CODE = Code(4, 2)
+CELL = 64 * 1024
+SIZE = 24 * CELL * CODE.k + 12_345
+PATIENT = ReceiverOptions(SECRET, "reader")
+HASTY = replace(PATIENT, limits=ReadLimits(hedge_us=200_000, timeout_us=500_000))
+
+
+class SmallHolder:
+    """One target that holds one column. `how` names its fault: silent, cut, damaged, broken, greedy, absent."""
+
+    def __init__(self, column: int, data: Columns, how: str) -> None:
+        self.id = TargetId(f"t{column}")
+        self.how = how
+        self.content = memoryview(bytes(data.columns[column]))
+        self.manifest = data.manifest
+        self.handler = RecordingHandler(answer=self._answer)
+        self.server: Server
+        self.address = ""
+        self.unix = ""
+        self.asked_bytes = 0
+        self._broken = 2
+
+    @property
+    def where(self) -> TargetAddress:
+        return TargetAddress(self.id, BootId(9), self.address, self.unix)
+
+    def _answer(self, heard: Heard) -> None:
+        if self.how == "cut" and self.asked_bytes > CELL:
+            self.server.close_session(heard.session, "it died")
+            return
+        match heard.message:
+            case ReadRanges():
+                self._ranges(heard, heard.message)
+            case ReadManifest():
+                if self.how != "silent":
+                    half = len(self.manifest) // 2
+                    for at, part in ((0, self.manifest[:half]), (half, self.manifest[half:])):
+                        self._send(heard, ManifestData(len(self.manifest), at), part)
+            case CancelRequest():
+                return
+            case _:
+                raise AssertionError(heard.message)
+
+    def _ranges(self, heard: Heard, message: ReadRanges) -> None:
+        if self.how == "absent":
+            self._send(heard, Failed("not_found", "not here"))
+        if self.how in ("silent", "absent"):
+            return
+        for each in message.ranges:
+            self.asked_bytes += each.end - each.start
+            part = bytes(self.content[each.start : each.end])
+            crc = crc32(part)
+            if self.how == "damaged" and each.start < 4 * CELL:
+                self._send(heard, RangeDamaged(each.start, each.end, "checksum"))
+                continue
+            if self.how == "broken" and self._broken:
+                # As if flipped behind the target's own check; the frame does not guard this bulk.
+                self._broken -= 1
+                crc ^= 1
+            self._send(heard, RangeData(each.start, crc), part)
+            if self.how == "greedy":
+                self._send(heard, RangeData(each.start, crc), part)
+        self._send(heard, RangesDone())
+
+    def _send(self, heard: Heard, message: Message, bulk: bytes = b"") -> None:
+        self.server.send(heard.session, heard.request, message, bulk)
+
+
+@contextmanager
+def holders(data: Columns, faults: dict[int, str], unix: str = "") -> Iterator[list[SmallHolder]]:
+    with ExitStack() as stack:
+        made = [SmallHolder(j, data, faults.get(j, "")) for j in range(CODE.n)]
+        for holder in made:
+            identity = Identity("cluster-a", Role.TARGET, holder.id, BootId(9))
+            holder.unix = f"{unix}/{holder.id}" if unix else ""
+            thread = stack.enter_context(
+                serving(
+                    identity=identity, handler=holder.handler, pool_bytes=8 * MiB,
+                    unix=holder.unix or None,
+                )
+            )  # fmt: skip
+            holder.server = thread.server
+            holder.address = f"127.0.0.1:{thread.server.port or 1}"
+        yield made
+
+
+@pytest.fixture(scope="module")
+def data() -> Columns:
+    return Columns.make(CODE, SIZE, CELL, seed=3)
+
+
+def job(data: Columns, made: list[SmallHolder], landings: Landings) -> ReadJob:
+    return ReadJob(
+        payload=PAYLOAD,
+        layout=data.layout,
+        manifest_digest=xxh3_128(data.manifest),
+        columns=tuple(holder.id for holder in made),
+        addresses={holder.id: holder.where for holder in made},
+        landings=landings,
+    )
+
+
+def read_whole(
+    data: Columns, made: list[SmallHolder], options: ReceiverOptions = PATIENT
+) -> ReceiverStatistics:
+    memory = np.zeros(SIZE, np.uint8)
+    landings = Landings()
+    landings.add_range(0, memory)
+    found = read_payloads([job(data, made, landings)], options)
+    assert memory.tobytes() == data.payload
+    return found
+
+
+def test_a_healthy_payload_comes_from_its_data_columns(data: Columns) -> None:
+    with holders(data, {}) as made:
+        found = read_whole(data, made)
+    assert found.rebuilt_bytes == found.damaged_bytes == 0
+    assert set(found.bytes_by_target) == {"t0", "t1", "t2", "t3"}
+    assert found.extra_bytes < CODE.k * 4096
+    assert sum(found.bytes_by_target.values()) == found.wanted_bytes + found.extra_bytes
+
+
+@pytest.mark.parametrize("fault", ["silent", "cut", "damaged", "greedy", "absent"])
+def test_two_columns_with_a_fault_are_replaced_by_parity(data: Columns, fault: str) -> None:
+    with holders(data, {1: fault, 2: fault}) as made:
+        found = read_whole(data, made, HASTY)
+    assert found.rebuilt_bytes > 0
+
+
+def test_bytes_flipped_on_their_way_are_read_again(data: Columns) -> None:
+    with holders(data, {0: "broken"}) as made:
+        found = read_whole(data, made)
+    assert found.rebuilt_bytes == 0
+
+
+def test_a_unix_socket_is_used_when_there_is_one(
+    data: Columns, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with holders(data, {}, unix=str(tmp_path_factory.mktemp("u"))) as made:
+        read_whole(data, made)  # Its TCP address leads nowhere.
+
+
+def test_scattered_runs_land_where_they_belong_and_several_payloads_share_connections(
+    data: Columns,
+) -> None:
+    starts = np.arange(0, SIZE - 5000, 7001, dtype=np.int64)
+    lengths = np.full(len(starts), 3000, np.int64)
+    places = np.arange(len(starts), dtype=np.int64)[::-1] * 3000
+    payload = np.frombuffer(data.payload, np.uint8)
+    wanted = np.concatenate([payload[s : s + 3000] for s in starts[::-1].tolist()])
+    with holders(data, {3: "absent"}) as made:
+        memories = [np.zeros(3000 * len(starts), np.uint8) for _ in range(6)]
+        jobs = []
+        for memory in memories:
+            landings = Landings()
+            landings.add(memory, starts, lengths, places)
+            jobs.append(job(data, made, landings))
+        told: list[int] = []
+        found = read_payloads(jobs, PATIENT, told.append)
+        sessions = [len(holder.handler.opened_) for holder in made]
+    assert all(np.array_equal(memory, wanted) for memory in memories)
+    assert told[-1] == found.wanted_bytes == 6 * len(wanted)
+    assert sessions[0] == sessions[1] == 1
+
+
+def test_columns_that_are_proved_absent_are_lost(data: Columns) -> None:
+    absent = {0: "absent", 1: "absent", 5: "absent"}
+    with holders(data, absent) as made, pytest.raises(PayloadDamaged) as caught:
+        read_whole(data, made, HASTY)
+    assert caught.value.payload == PAYLOAD
+
+
+def test_a_silent_column_among_too_few_is_only_out_of_reach(data: Columns) -> None:
+    faults = {0: "absent", 1: "absent", 5: "silent"}
+    with holders(data, faults) as made, pytest.raises(Unavailable, match="out of reach"):
+        read_whole(data, made, HASTY)
+
+
+def test_another_secret_is_said_at_once(data: Columns) -> None:
+    with holders(data, {}) as made, pytest.raises(Unauthorized):
+        read_whole(data, made, replace(PATIENT, secret=b"x" * 32))
