@@ -18,11 +18,6 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from ckpt_client.declare import Box, PerRank, Replicated, Shard
-    from ckpt_client.restore import Checkpoint
-    from ckpt_client.saving import Commit, Save
-    from ckpt_client.store import Store, load, open, save
-
     from ckpt.base.errors import (
         Aborted,
         Busy,
@@ -38,6 +33,10 @@ if TYPE_CHECKING:
         Unauthorized,
         Unavailable,
     )
+    from ckpt_client.declare import Box, PerRank, Replicated, Shard
+    from ckpt_client.restore import Checkpoint
+    from ckpt_client.saving import Commit, Save
+    from ckpt_client.store import Store, load, open, save
 
 __all__ = [
     "Aborted",

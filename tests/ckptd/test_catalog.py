@@ -12,8 +12,6 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
-from ckptd import catalog as catalog_module
-from ckptd.catalog import CATALOG_NAME, Catalog, create_catalog, read_image
 
 from ckpt.base.errors import Busy, CkptError, Corrupt, Refused
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, RunName, Step, TargetId
@@ -32,6 +30,8 @@ from ckpt.protocol.catalog import (
     TargetSeen,
     apply_all,
 )
+from ckptd import catalog as catalog_module
+from ckptd.catalog import CATALOG_NAME, Catalog, create_catalog, read_image
 
 WRITER = """
 import os, sys, threading

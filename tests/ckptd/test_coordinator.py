@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ckptd.http_client import HttpAsker
 
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import NotFound, Refused, Unauthorized
 from ckpt.base.ids import BootId, RunName, Step, TargetId
 from ckpt.protocol.messages import Answer, Ask, RegisterTarget, Role
+from ckptd.http_client import HttpAsker
 
 SECRET = bytes(range(32))
 FLAGS = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--code", "2+1")

@@ -15,6 +15,9 @@ from threading import Thread
 from typing import TypeVar
 
 import pytest
+
+from ckpt.base.errors import NotFound
+from ckpt.base.ids import RunName, Step
 from ckptd import http as http_module
 from ckptd.http import CONNECTIONS_MAX, HttpPlane, metrics_token
 from ckptd.http_auth import (
@@ -27,9 +30,6 @@ from ckptd.http_auth import (
     http_key,
     sign_request,
 )
-
-from ckpt.base.errors import NotFound
-from ckpt.base.ids import RunName, Step
 from tests.waiting import wait_until
 
 T = TypeVar("T")

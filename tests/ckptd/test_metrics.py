@@ -7,14 +7,14 @@ import re
 from collections import Counter
 
 import pytest
-from ckptd.exposition import Family, Histogram, Kind, render
-from ckptd.metrics import CommitStatistics, render_metrics
 
 from ckpt.base.ids import BootId, TargetId
 from ckpt.erasure.code import Code
 from ckpt.protocol.catalog import CatalogImage, TargetSeen
 from ckpt.protocol.coordinator import CoordinatorMachine, CoordinatorPolicy
 from ckpt.protocol.messages import Role
+from ckptd.exposition import Family, Histogram, Kind, render
+from ckptd.metrics import CommitStatistics, render_metrics
 
 LINE = re.compile(
     r"(# HELP [a-z_]+ .+)|(# TYPE [a-z_]+ (counter|gauge|histogram))"

@@ -8,9 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from ckptd.catalog import Catalog, read_image
-from ckptd.cluster_file import ClusterOptions, load_or_create
-from ckptd.rebuild_catalog import RestingTarget, rebuild
 
 from ckpt.base.errors import Unavailable
 from ckpt.base.ids import (
@@ -32,6 +29,9 @@ from ckpt.protocol.catalog import RowState
 from ckpt.protocol.messages import CommitInfo, DocumentKind
 from ckpt.protocol.placements import decode_placement
 from ckpt.protocol.target import encode_term
+from ckptd.catalog import Catalog, read_image
+from ckptd.cluster_file import ClusterOptions, load_or_create
+from ckptd.rebuild_catalog import RestingTarget, rebuild
 
 COLUMNS = (TargetId("t0"), TargetId("t1"), None)
 CLUSTER = "c1"

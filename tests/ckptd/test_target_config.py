@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from ckptd.config import Loaded, load, read_secret
-from ckptd.target import TargetConfig
 
 from ckpt.base.errors import CkptError, Refused, Unauthorized
 from ckpt.base.units import MiB
+from ckptd.config import Loaded, load, read_secret
+from ckptd.target import TargetConfig
 
 
 def _load(*argv: str, environ: dict[str, str] | None = None) -> Loaded[TargetConfig]:

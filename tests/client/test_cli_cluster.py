@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ckpt_client.cli.cluster import is_running
 
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import FRAGMENTS_OFFSET
+from ckpt_client.cli.cluster import is_running
 from tests.client.clikit import COMMAND, TIMEOUT_S, environment, fill, run
 from tests.waiting import wait_until
 

@@ -14,10 +14,10 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+
 from ckpt_client.cli.exits import MEANINGS
 from ckpt_client.cli.main import VERBS, main
 from ckpt_client.cli.output import Output, columns_of, rate_text, table_lines
-
 from tests.client.clikit import environment, run, start
 
 DOCUMENTED = {

@@ -8,11 +8,12 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+
 from ckpt_client.demo.adam import AdamRates, Moments, take_step
 from ckpt_client.demo.corpus import CORPUS_BYTES_MIN, VOCABULARY_SIZE, draw_batch, read_corpus
 from ckpt_client.demo.mesh import Mesh, PeerGone, socket_mesh
 from ckpt_client.demo.model import ModelShape, initialize, loss_and_gradient, name_views
-from numpy.typing import NDArray
 
 RANKS = 4
 TINY = ModelShape(width=8, heads=2, blocks=2, context=6, vocabulary=11)

@@ -10,6 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from ckpt.base.errors import Refused
+from ckpt.protocol.views import StepView
 from ckpt_client.demo.course import Outcome, Strike, Told
 from ckpt_client.demo.director import DemoOptions
 from ckpt_client.demo.judge import judge
@@ -30,9 +33,6 @@ from ckpt_client.demo.strike import (
     choose_victims,
 )
 from ckpt_client.demo.words import Finished, Resumed
-
-from ckpt.base.errors import Refused
-from ckpt.protocol.views import StepView
 from tests.waiting import wait_until
 
 RANKS = 2

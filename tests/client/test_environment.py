@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
+
+from ckpt.base.errors import Refused
+from ckpt.base.ids import Rank
 from ckpt_client.environment import (
     Place,
     find_launch_key,
@@ -12,9 +15,6 @@ from ckpt_client.environment import (
     next_save_number,
     process_name,
 )
-
-from ckpt.base.errors import Refused
-from ckpt.base.ids import Rank
 
 
 @pytest.mark.parametrize(

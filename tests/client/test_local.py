@@ -8,11 +8,11 @@ import socket
 from pathlib import Path
 
 import pytest
+
+from ckpt.base.errors import Refused, Unavailable
 from ckpt_client.local import check_options, is_supervised, opened_cluster, start_arguments
 from ckpt_client.locate import Locator, read_ready
 from ckpt_client.url import LocalOptions, LocalUrl
-
-from ckpt.base.errors import Refused, Unavailable
 
 
 def _make(directory: Path, host: str | None = None) -> None:

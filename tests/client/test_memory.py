@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from ckpt.aio.clock import now_us
+from ckpt.base.errors import Refused
+from ckpt.base.ids import CheckpointId, Generation, Rank, RunName, Step
+from ckpt.base.units import MiB
 from ckpt_client.arena import Half, drop_half, make_half
 from ckpt_client.stager.memory import (
     Held,
@@ -18,11 +23,6 @@ from ckpt_client.stager.memory import (
     socket_prefix,
 )
 from ckpt_client.stager.readers import Readers
-
-from ckpt.aio.clock import now_us
-from ckpt.base.errors import Refused
-from ckpt.base.ids import CheckpointId, Generation, Rank, RunName, Step
-from ckpt.base.units import MiB
 
 RUN = RunName("a run")
 CHECKPOINT = CheckpointId(RUN, Step(3), Generation(1, 2))

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpt.base.errors import Corrupt
+from ckpt.format.checksum import xxh3_128
+from ckpt.format.dtypes import dtype_of
+from ckpt.format.table import Meaning, TensorEntry
+from ckpt.format.tree import decode_tree
+from ckpt.protocol.messages import BoxQuery, ReplicaPolicy
 from ckpt_client.declare import Replicated, Shard
 from ckpt_client.packing import (
     ITEM_ALIGN,
@@ -16,15 +25,6 @@ from ckpt_client.packing import (
 )
 from ckpt_client.stager.fingerprint import fingerprint_boxes, fingerprint_replicas
 from ckpt_client.state import flatten, unflatten
-from hypothesis import given
-from hypothesis import strategies as st
-
-from ckpt.base.errors import Corrupt
-from ckpt.format.checksum import xxh3_128
-from ckpt.format.dtypes import dtype_of
-from ckpt.format.table import Meaning, TensorEntry
-from ckpt.format.tree import decode_tree
-from ckpt.protocol.messages import BoxQuery, ReplicaPolicy
 from tests.client import trees
 
 

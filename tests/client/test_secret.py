@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ckpt_client.secret import SECRET_BYTES, find_secret_file, make_secret, read_secret
 
 from ckpt.base.errors import Refused, Unauthorized
+from ckpt_client.secret import SECRET_BYTES, find_secret_file, make_secret, read_secret
 
 
 def test_the_environment_stands_before_the_directory_and_that_before_the_home(

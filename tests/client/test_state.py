@@ -7,13 +7,13 @@ from enum import IntEnum
 
 import numpy as np
 import pytest
-from ckpt_client.declare import Box, Replicated, Shard
-from ckpt_client.state import flatten, unflatten
 from hypothesis import given
 
 from ckpt.base.errors import Refused
 from ckpt.format.table import Meaning
 from ckpt.format.tree import decode_tree, encode_tree
+from ckpt_client.declare import Box, Replicated, Shard
+from ckpt_client.state import flatten, unflatten
 from tests.client import trees
 
 

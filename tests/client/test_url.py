@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from ckpt_client.url import LocalOptions, LocalUrl, RemoteUrl, default_code, parse_url
 
 from ckpt.base.errors import Refused
 from ckpt.erasure.code import Code
+from ckpt_client.url import LocalOptions, LocalUrl, RemoteUrl, default_code, parse_url
 
 
 def _options(query: str) -> LocalOptions:

@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 
 from ckpt.base.errors import Corrupt
-from ckpt.base.ids import CheckpointId, Epoch, Generation, ReservationId, RunName, Step
+from ckpt.base.ids import Step
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.document import (
     DocumentHeader,
@@ -23,7 +23,7 @@ from ckpt.protocol.disk_events import (
     SyncFile,
     WriteAt,
 )
-from ckpt.protocol.events import Send, SessionClosed, SessionOpened
+from ckpt.protocol.events import SessionClosed
 from ckpt.protocol.messages import (
     Attest,
     Attested,
@@ -39,15 +39,7 @@ from ckpt.protocol.messages import (
     ListColumns,
     PutDocument,
     ReadDocument,
-    RegisterTarget,
-    RenewLease,
-    Reserve,
-    Reserved,
-    Role,
-    TargetRegistered,
 )
-from ckpt.protocol.target import decode_term, encode_term
-from ckpt.protocol.target_core import column_name
 from ckpt.testing.disk import FakeDisk, Fault, Keep
 from tests.protocol.target_world import (
     CHECKPOINT,
