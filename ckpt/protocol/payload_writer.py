@@ -152,6 +152,15 @@ class PayloadWriter:
         streaming.sort(key=lambda c: c.sent_bytes)
         return streaming
 
+    def slowest(self) -> tuple[TargetId, int]:
+        """Whose column was sealed last, and how long that took since the payload began; ("", 0) before any."""
+        sealed = [c for c in self.columns if c.proof is not None and c.place is not None]
+        if not sealed:
+            return TargetId(""), 0
+        last = max(sealed, key=lambda c: c.progress_us)
+        assert last.place is not None
+        return last.place.target, max(0, last.progress_us - self._begun_us)
+
     def column_of(self, stream: int) -> Column | None:
         """The column that owns a live stream."""
         return self._streams.get(stream)

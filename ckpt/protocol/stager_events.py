@@ -150,6 +150,9 @@ class PayloadSealed:
     payload: PayloadId
     proofs: tuple[ColumnProof, ...]
     manifest_digest: bytes
+    slowest_target: TargetId = TargetId("")
+    """Whose column was sealed last."""
+    slowest_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,8 @@ def certify(
                 fault_in_us=save.handed.fault_in_us,
                 table_bytes=table.nbytes,
                 table_offset=offset,
+                slowest_target=save.sealed.slowest_target,
+                slowest_us=save.sealed.slowest_us,
             ),
             table[offset : offset + part_bytes],
         )

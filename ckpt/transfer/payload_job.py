@@ -214,7 +214,15 @@ class PayloadJob:
                 case w.CertifyPayload(proofs):
                     manifest = self.encoder.manifest
                     assert manifest is not None
-                    self._emit(PayloadSealed(_now_us(), self.payload, proofs, manifest.digest))
+                    self._emit(
+                        PayloadSealed(
+                            _now_us(),
+                            self.payload,
+                            proofs,
+                            manifest.digest,
+                            *self.writer.slowest(),
+                        )
+                    )
                 case w.FailPayload(code, message, hint):
                     self.encoder.stop()
                     self._emit(PayloadFailed(_now_us(), self.payload, code, message, hint))

@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from ckpt.base.ids import ColumnNumber, Generation
+from ckpt.base.ids import ColumnNumber, Domain, Generation
 from ckpt.erasure.codec import codec_for
 from ckpt.protocol import attempts, catalog, committing, ending, launches, opening
 from ckpt.protocol.attempts import Attempt, AttemptState, Payload
 from ckpt.protocol.deletion import Deleter
 from ckpt.protocol.desk import Desk
 from ckpt.protocol.ending import Ending
-from ckpt.protocol.membership import Membership
-from ckpt.protocol.messages import OpenPayload
+from ckpt.protocol.events import Session
+from ckpt.protocol.membership import Membership, Target
+from ckpt.protocol.messages import OpenPayload, RegisterTarget
 from ckpt.protocol.opening import Opening
 from ckpt.protocol.reader_events import DecodePart
 from ckpt.protocol.reservations import SpreadRule
@@ -68,6 +69,18 @@ def _proofs_as_they_came(
 ) -> list[ColumnNumber]:
     """What was certified once is believed for ever."""
     return sorted(payload.proofs)
+
+
+def _keep_proofs(
+    self: Membership, target: Target, session: Session, domain: Domain, message: RegisterTarget
+) -> None:
+    """It is the same target, after all."""
+    proved = target.proved
+    _adopt(self, target, session, domain, message)
+    target.proved = proved
+
+
+_adopt = Membership._adopt
 
 
 def _each_column_twice(
@@ -155,7 +168,10 @@ PLANTS: tuple[Plant, ...] = (
     Plant("no-fsync-of-the-file", "P1", ((FakeDisk, "sync_file", _no_sync),)),
     Plant("no-fsync-of-the-directory", "P1", ((FakeDisk, "sync_directory", _no_directory_sync),)),
     Plant("accept-a-stale-epoch", "P10", ((TargetMachine, "_command", _any_term),)),
-    Plant("accept-a-stale-boot", "P1", ((Membership, "accepts", lambda *_: True),)),
+    Plant(
+        "count-the-proofs-of-an-earlier-boot", "P1",
+        ((Membership, "accepts", lambda *_: True), (Membership, "_adopt", _keep_proofs)),
+    ),
     Plant(
         "forget-fencing", "P10",
         (
