@@ -1,0 +1,88 @@
+"""`python -m ckptbench.bench_target …`: the daemon of `ckptd target` itself, with a disk that is watched.
+
+Every file that reaches `columns/`, and every sync of that directory, is noted with the monotonic clock in the
+file that $CKPTBENCH_OBSERVED names: a column is sealed when the sync after its rename is done. So the clock of a
+burst stops at the last seal and not at the commit that follows.
+
+With CKPTBENCH_DISCARD=1 fragments are dropped after the daemon has verified them, and nothing is
+preallocated, unless the file $CKPTBENCH_KEEP exists: that is how a burst is measured without a disk, and how the
+byte compare at its end still has something to read.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import ckptd.target
+from ckpt.aio.disk import DiskSpace, RealDisk
+from ckpt.base.units import KiB, TiB
+from ckpt.format.checksum import Buffer
+from ckpt.protocol.target_core import COLUMNS
+
+OBSERVED_NAME: Final = "CKPTBENCH_OBSERVED"
+DISCARD_NAME: Final = "CKPTBENCH_DISCARD"
+KEEP_NAME: Final = "CKPTBENCH_KEEP"
+
+FRAGMENT_BYTES_MIN: Final = 64 * KiB
+"""Smaller writes are headers, trailers and documents (or the last fragments of a payload): these are kept."""
+
+
+class WatchedDisk(RealDisk):
+    """The real disk; I write one line when columns have become durable: nanoseconds and how many."""
+
+    _renamed = 0
+    _log = -1
+
+    def rename_file(self, old: str, new: str) -> None:
+        super().rename_file(old, new)
+        if new.startswith(f"{COLUMNS}/"):
+            self._renamed += 1
+
+    def sync_directory(self, directory: str) -> None:
+        renamed = self._renamed
+        super().sync_directory(directory)
+        if directory == COLUMNS and renamed:
+            self._renamed -= renamed
+            if self._log < 0:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._log = os.open(os.environ[OBSERVED_NAME], flags, 0o600)
+            os.write(self._log, b"%d %d\n" % (time.monotonic_ns(), renamed))
+
+
+class DiscardingDisk(WatchedDisk):
+    """I keep names, headers and trailers; fragments go nowhere."""
+
+    def preallocate(self, file: str, bytes_count: int) -> None:
+        super().preallocate(file, 0)
+        if bytes_count:
+            os.truncate(self._path(file), bytes_count)
+
+    def write_at(self, file: str, offset: int, data: Buffer) -> None:
+        if len(data) < FRAGMENT_BYTES_MIN or os.path.exists(os.environ[KEEP_NAME]):
+            super().write_at(file, offset, data)
+
+    def space(self) -> DiskSpace:
+        return DiskSpace(TiB, TiB)
+
+
+def read_observed(path: Path) -> list[tuple[int, int]]:
+    """(monotonic nanoseconds, columns made durable) in order; empty before the first."""
+    if not path.exists():
+        return []
+    lines = (line.split() for line in path.read_text().splitlines())
+    return [(int(when), int(count)) for when, count in lines]
+
+
+def main() -> int:
+    """`ckptd target` with the watched disk in the place of the real one."""
+    disk = DiscardingDisk if os.environ.get(DISCARD_NAME) == "1" else WatchedDisk
+    setattr(ckptd.target, "RealDisk", disk)  # noqa: B010 (a class is not assigned to otherwise)
+    return ckptd.target.main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

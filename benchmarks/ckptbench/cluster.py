@@ -1,0 +1,247 @@
+"""A real cluster for one measurement: coordinator and target daemons as processes, in a temporary directory.
+
+Everything carries the mark of `proc`, lies in one directory (and one in memory for the discarding sink),
+and is gone when the `with` is left, however that happens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from ckpt.aio.secret import make_secret
+from ckpt.base.errors import CkptError, Unavailable
+from ckpt.erasure.code import Code
+from ckpt.protocol.views import StatusView
+from ckpt_client.control import Control
+from ckpt_client.detach import child_environment
+from ckpt_client.locate import Locator
+from ckptbench.bench_target import DISCARD_NAME, KEEP_NAME, OBSERVED_NAME, read_observed
+from ckptbench.proc import MARK_NAME, end_marked, find_marked
+
+START_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 15.0
+POLL_S: Final = 0.01
+COORDINATOR: Final = "ckptd.cli"
+TARGET: Final = "ckptbench.bench_target"
+STAGER: Final = "ckpt_client.stager"
+MEMORY_DIRECTORY: Final = Path("/dev/shm")
+
+_status_decoder = msgspec.json.Decoder(StatusView)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """Which cluster to start."""
+
+    code: Code
+    targets: int
+    discard: bool
+    """Fragments are dropped after their checksum was verified."""
+    tcp: bool
+    """No Unix sockets."""
+    directory: Path | None = None
+    """On the device to measure; None takes the temporary directory."""
+    keep: int = 2
+
+
+class BenchCluster:
+    """I own the processes. Enter me, and use `url` with `environment`."""
+
+    def __init__(self, plan: ClusterPlan) -> None:
+        self.plan = plan
+        self.mark = secrets.token_hex(8)
+        self.directory = Path(tempfile.mkdtemp(prefix="ckptbench-", dir=plan.directory))
+        self.url = ""
+        self._data = self.directory
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._control: Control | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ----------------------------------------------------------------------- for the benchmarks
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of everything that belongs to this cluster."""
+        return {
+            **child_environment(),
+            MARK_NAME: self.mark,
+            "CKPT_SECRET_FILE": str(self.directory / "secret"),
+            KEEP_NAME: str(self.keep_file),
+            # Stagers make their sockets under it: nothing of ours stays behind elsewhere.
+            "XDG_RUNTIME_DIR": str(self.directory),
+            **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+        }
+
+    @property
+    def keep_file(self) -> Path:
+        """While it exists, a discarding target keeps fragments."""
+        return self.directory / "keep"
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        return tuple(f"t{number}" for number in range(self.plan.targets))
+
+    def pid(self, name: str) -> int:
+        """Of `coordinator` or a target."""
+        return self._processes[name].pid
+
+    @property
+    def target_pids(self) -> list[int]:
+        """Of those that run."""
+        return [
+            process.pid
+            for name, process in self._processes.items()
+            if name != "coordinator" and process.poll() is None
+        ]
+
+    def stager_pids(self) -> list[int]:
+        return [one.pid for one in find_marked(self.mark) if STAGER in one.command]
+
+    def sealed_since(self, begun_ns: int) -> list[int]:
+        """When each column became durable after `begun_ns`, ascending, monotonic nanoseconds."""
+        times: list[int] = []
+        for name in self.target_names:
+            for when, count in read_observed(self._observed(name)):
+                times += [when] * (count if when >= begun_ns else 0)
+        return sorted(times)
+
+    def status(self) -> StatusView:
+        """As `ckpt status` sees it."""
+        assert self._control is not None
+        return _status_decoder.decode(self._control.ask("status"))
+
+    def column_files(self) -> list[Path]:
+        return [one for one in self._data.glob("targets/*/columns/*") if one.is_file()]
+
+    def kill_target(self, name: str) -> None:
+        """SIGKILL; returns when it is gone."""
+        self._processes[name].kill()
+        self._end(self._processes[name])
+
+    def start_target(self, name: str) -> None:
+        """Once more, in the same directory; returns when it is ready."""
+        assert self._control is not None
+        plan = self.plan
+        arguments = [
+            *("-m", TARGET, "--id", name, "--directory", str(self._data / "targets" / name)),
+            *("--coordinator", self.url.removeprefix("ckpt://"), "--listen", "127.0.0.1:0"),
+            *("--cluster", self._control.cluster, "--domain", f"local/local/bench/dev-{name}"),
+            "--unix" if not plan.tcp else "--no-unix",
+        ]
+        extra = {
+            OBSERVED_NAME: str(self._observed(name)),
+            DISCARD_NAME: "1" if plan.discard else "0",
+        }
+        self._spawn(name, arguments, extra)
+
+    def wait_live(self, count: int) -> None:
+        """Until so many targets are live in the coordinator's map. Raises Unavailable."""
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while sum(one.pid is not None for one in self.status().targets) < count:
+            if time.monotonic() >= deadline_s:
+                raise Unavailable(f"{count} targets are not live in time")
+            time.sleep(POLL_S)
+
+    def close(self) -> None:
+        """End everything by its own id and remove the directories. Idempotent."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self._processes.values():
+            self._end(process)
+        end_marked(self.mark)
+        for directory in {self.directory, self._data}:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    # ----------------------------------------------------------------------- inside
+
+    def _start(self) -> None:
+        if self.plan.discard and os.access(MEMORY_DIRECTORY, os.W_OK):
+            # Headers and trailers only: no sync of a device belongs into a figure without one.
+            self._data = Path(tempfile.mkdtemp(prefix="ckptbench-", dir=MEMORY_DIRECTORY))
+        make_secret(self.directory / "secret")
+        arguments = [
+            *("-m", COORDINATOR, "coordinator", "--directory", str(self._data)),
+            *("--listen", "127.0.0.1:0", "--code", str(self.plan.code), "--level", "target"),
+            *("--keep", str(self.plan.keep)),
+        ]
+        address = self._spawn("coordinator", arguments, {})["address"]
+        self.url = f"ckpt://{address}"
+        self._control = Control(Locator("", str(address)), self.directory / "secret", None)
+        for name in self.target_names:
+            (self._data / "targets" / name).mkdir(parents=True)
+            self.start_target(name)
+        self.wait_live(self.plan.targets)
+
+    def _observed(self, name: str) -> Path:
+        return self._data / f"observed-{name}"
+
+    def _spawn(
+        self, name: str, arguments: Sequence[str], extra: dict[str, str]
+    ) -> dict[str, object]:
+        """Start a daemon and read its ready line. Raises CkptError with the end of its log."""
+        log = self.directory / f"{name}.log"
+        with log.open("ab") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-P", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,  # Ctrl-C is for the benchmark, which ends them in order.
+                env={**self.environment, **extra},
+            )
+        self._processes[name] = process
+        assert process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            line = process.stdout.readline() if selector.select(START_TIMEOUT_S) else b""
+        if not line:
+            tail = log.read_text(errors="replace").strip().splitlines()[-3:]
+            raise CkptError(f"{name} did not start: {' / '.join(tail)}")
+        ready = json.loads(line)
+        assert isinstance(ready, dict)
+        return ready
+
+    @staticmethod
+    def _end(process: subprocess.Popen[bytes]) -> None:
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()

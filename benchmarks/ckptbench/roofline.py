@@ -1,0 +1,268 @@
+"""What does each stage cost on this machine, alone? The c of DESIGN 6, and the bounds they make.
+
+CPU seconds are stable from run to run where wall times are not. Every probe runs in processes of its own
+(`ckptbench.probes`); the median of its rounds counts, over all processes that ran at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ckpt.base.limits import CELL_BYTES_DEFAULT
+from ckpt.base.units import MiB
+from ckpt.erasure.code import Code
+from ckpt.erasure.codec import codec_for
+from ckptbench.figures import Costs, gb_per_s, restore_bound, save_bound
+from ckptbench.probes import PIECE_BYTES
+from ckptbench.raw_disk import DiskRate, best_write, write_file
+
+ARENA_BYTES: Final = 256 * MiB
+UNIX_BUFFER_BYTES: Final = 4 * MiB
+TRANSPORT_ROUNDS: Final = 5
+PROBE_TIMEOUT_S: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class RooflinePlan:
+    """What to measure for."""
+
+    ranks: int = 4
+    code: Code = field(default_factory=lambda: Code(4, 2))
+    directory: Path | None = None
+    """On the device to measure; None takes the temporary directory."""
+    quick: bool = False
+    """Fewer bytes, for tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where it was measured, without its name."""
+
+    cpu: str
+    cores: int
+    memory_bytes: int
+    kernel: str
+    python: str
+    codec: str
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Everything that `ckptbench roofline` finds."""
+
+    machine: Machine
+    code: str
+    ranks: int
+    tcp: Costs
+    unix: Costs
+    copy_gb_per_s: float
+    """All ranks together."""
+    disk: DiskRate
+    disk_read_gb_per_s: float
+    save_bound_gb_per_s: float
+    """G* over TCP, nothing fingerprinted."""
+    restore_bound_gb_per_s: float
+    """R* over TCP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of one probe."""
+
+    bytes: int
+    cpu_s: float
+    wall_s: float
+
+    @property
+    def cost(self) -> float:
+        """CPU seconds per GB."""
+        return self.cpu_s / self.bytes * 1e9
+
+
+def measure(plan: RooflinePlan) -> Roofline:
+    """All of it, in about 20 s. Raises Refused where the directory has no O_DIRECT."""
+    costs, copy_rate = measure_costs(plan)
+    unix = measure_costs_of_unix(costs, plan)
+    with tempfile.TemporaryDirectory(prefix="ckptbench-", dir=plan.directory) as name:
+        size = _arena_bytes(plan)
+        disk = best_write(Path(name), 2 * size, plan.code.n)
+        read, read_rate = _read_cost(Path(name), size)
+    tcp = _with_read(costs, read)
+    return Roofline(
+        machine=describe_machine(),
+        code=str(plan.code),
+        ranks=plan.ranks,
+        tcp=tcp,
+        unix=_with_read(unix, read),
+        copy_gb_per_s=copy_rate,
+        disk=disk,
+        disk_read_gb_per_s=read_rate,
+        save_bound_gb_per_s=save_bound(tcp, plan.code, core_count()),
+        restore_bound_gb_per_s=restore_bound(tcp, core_count()),
+    )
+
+
+def measure_costs(plan: RooflinePlan) -> tuple[Costs, float]:
+    """Every cost over TCP but `read`, which stays 0; and the GB/s of all ranks' warm copies at once."""
+    size = _arena_bytes(plan)
+    cell = CELL_BYTES_DEFAULT
+    copies = run_probes([["copy", str(size)]] * plan.ranks)
+    tx, rx = _transport(tcp=True, size=size)
+    return (
+        Costs(
+            copy=_cost(copies),
+            ec=_cost(run_probes([["ec", str(plan.code), str(cell), str(size)]])),
+            fingerprint=_cost(run_probes([["fingerprint", str(size)]])),
+            crc=_cost(run_probes([["crc", str(cell)]])),
+            tx=tx,
+            rx=rx,
+            read=0.0,
+            touch=_cost(run_probes([["touch", str(size)]])),
+        ),
+        sum(_rate(rounds) for rounds in copies),
+    )
+
+
+def measure_costs_of_unix(costs: Costs, plan: RooflinePlan) -> Costs:
+    """The same, the transport apart."""
+    tx, rx = _transport(tcp=False, size=_arena_bytes(plan))
+    return Costs(
+        copy=costs.copy, ec=costs.ec, fingerprint=costs.fingerprint, crc=costs.crc,
+        tx=tx, rx=rx, read=costs.read, touch=costs.touch,
+    )  # fmt: skip
+
+
+def measure_read(costs: Costs, directory: Path, plan: RooflinePlan) -> tuple[Costs, float]:
+    """With the cost of reading the device, and its O_DIRECT rate with one reader."""
+    read, rate = _read_cost(directory, _arena_bytes(plan))
+    return _with_read(costs, read), rate
+
+
+def core_count() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def describe_machine() -> Machine:
+    """What the figures depend on."""
+    cpu = platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            cpu = line.partition(":")[2].strip()
+            break
+    return Machine(
+        cpu=cpu,
+        cores=core_count(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        codec=codec_for(Code(4, 2)).backend_name,
+    )
+
+
+def run_probes(
+    commands: Sequence[Sequence[str]], pass_fds: Sequence[Sequence[int]] = ()
+) -> list[list[Round]]:
+    """Start them all, let them go together when each is ready, and read their rounds."""
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for number, command in enumerate(commands):
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-P", "-m", "ckptbench.probes", *command],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    pass_fds=tuple(pass_fds[number]) if pass_fds else (),
+                    text=True,
+                )
+            )
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        answers = [process.communicate(timeout=PROBE_TIMEOUT_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    return [[Round(**one) for one in json.loads(answer)] for answer in answers]
+
+
+# --------------------------------------------------------------------------- inside
+
+
+def _arena_bytes(plan: RooflinePlan) -> int:
+    return 16 * MiB if plan.quick else ARENA_BYTES
+
+
+def _cost(probes: Sequence[Sequence[Round]]) -> float:
+    return statistics.median(one.cost for rounds in probes for one in rounds)
+
+
+def _rate(rounds: Sequence[Round]) -> float:
+    return statistics.median(gb_per_s(one.bytes, one.wall_s) for one in rounds)
+
+
+def _with_read(costs: Costs, read: float) -> Costs:
+    return Costs(
+        copy=costs.copy, ec=costs.ec, fingerprint=costs.fingerprint, crc=costs.crc,
+        tx=costs.tx, rx=costs.rx, read=read, touch=costs.touch,
+    )  # fmt: skip
+
+
+def _transport(*, tcp: bool, size: int) -> tuple[float, float]:
+    """Cost of sending and of receiving: blocking, no framing, one connection."""
+    sent, received = [], []
+    count = max(64, 4 * size // PIECE_BYTES)
+    for _ in range(TRANSPORT_ROUNDS):
+        left, right = _tcp_pair() if tcp else _unix_pair()
+        with left, right:
+            tx, rx = left.fileno(), right.fileno()
+            rounds = run_probes(
+                [["tx", str(tx), str(size), str(count)], ["rx", str(rx), str(count)]],
+                [[tx], [rx]],
+            )
+        sent.append(rounds[0][0].cost)
+        received.append(rounds[1][0].cost)
+    return statistics.median(sent), statistics.median(received)
+
+
+def _tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return client, accepted
+
+
+def _unix_pair() -> tuple[socket.socket, socket.socket]:
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    for sock in pair:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNIX_BUFFER_BYTES)
+    return pair
+
+
+def _read_cost(directory: Path, size: int) -> tuple[float, float]:
+    path = directory / "read"
+    write_file(path, size)
+    try:
+        rounds = [run_probes([["read", str(path), str(size)]])[0][0] for _ in range(3)]
+    finally:
+        path.unlink(missing_ok=True)
+    return statistics.median(one.cost for one in rounds), _rate(rounds)
