@@ -46,6 +46,8 @@ RENEW_US = 1_000_000
 HEDGE_US = 2_000_000
 """A column without progress for so long, while it owes some, loses its place to a spare."""
 RESOLVE_WAIT_US = 10_000_000
+STAGER_AWAY_US = 2_000_000
+"""A stager that is away for longer was killed: readers do not wait for its attempt."""
 
 # Targets.
 RESERVE_FRACTION = 0.05

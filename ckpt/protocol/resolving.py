@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ckpt.base.errors import CkptError, Lost, NotFound, Unavailable
 from ckpt.base.ids import LaunchNumber, Rank, RunName
-from ckpt.base.limits import RESOLVE_WAIT_US
+from ckpt.base.limits import RESOLVE_WAIT_US, STAGER_AWAY_US
 from ckpt.protocol.attempts import ENDED, Attempt
 from ckpt.protocol.catalog import RowState
 from ckpt.protocol.checkpoints import Checkpoint, Checkpoints
@@ -158,9 +158,18 @@ class Resolver:
         if self._desk.now_us >= limit:
             return False
         return any(
-            attempt.handed_over and attempt.state not in ENDED
+            attempt.handed_over and attempt.state not in ENDED and self._is_hopeful(attempt)
             for attempt in self._open_attempts(message.run)
             if message.step is None or attempt.checkpoint.step == message.step
+        )
+
+    def _is_hopeful(self, attempt: Attempt) -> bool:
+        """Each payload is certified, or its stager is here or has been away for a moment only."""
+        return all(
+            payload.certified
+            or payload.away_since_us is None
+            or self._desk.now_us - payload.away_since_us < STAGER_AWAY_US
+            for payload in attempt.payloads.values()
         )
 
     # ----------------------------------------------------------------------- launches
