@@ -255,7 +255,7 @@ class Committer:
         }
         merged = _merged(attempt)
         attempt.warnings = tuple(
-            text[:WARNING_CHARS_MAX] for text in merged.warnings[:WARNINGS_MAX]
+            kept.message[:WARNING_CHARS_MAX] for kept in merged.warnings[:WARNINGS_MAX]
         )
         payloads = tuple(
             _index_payload(p, attempt.placement[r]) for r, p in sorted(attempt.payloads.items())

@@ -89,6 +89,7 @@ class StepView:
     reason: str
     targets_survivable_at_commit: int
     domains_survivable_at_commit: int
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +253,7 @@ class Views:
             reason=checkpoint.reason,
             targets_survivable_at_commit=info.targets_survivable,
             domains_survivable_at_commit=info.domains_survivable,
+            warnings=info.warnings,
         )
 
     def _columns(self, checkpoint: Checkpoint) -> tuple[ColumnsView, ...]:

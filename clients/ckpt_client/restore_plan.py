@@ -90,7 +90,7 @@ def tensor_of_rank(index: IndexReader, name: str, rank: Rank) -> tuple[IndexTens
 def checked_dtype(name: str, tensor: IndexTensor, array: AnyArray) -> None:
     """Raises Refused by path unless the array has exactly the stored dtype: nothing is converted."""
     if dtype_name(array.dtype) != tensor.dtype:
-        raise Refused(f"{name}: stored as {tensor.dtype}, like has {array.dtype}")
+        raise Refused(f"{name}: stored as {tensor.dtype}, like has {dtype_name(array.dtype)}")
 
 
 def in_place(name: str, value: object) -> AnyArray:

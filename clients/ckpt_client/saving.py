@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -40,6 +41,8 @@ class Commit:
     """Wall clock, for people."""
     slowest_rank: int
     slowest_target: str
+    warnings: tuple[str, ...] = ()
+    """What the saver should know, such as replicas that differ and were kept apart."""
 
 
 def commit_from_info(info: CommitInfo) -> Commit:
@@ -61,6 +64,7 @@ def commit_from_info(info: CommitInfo) -> Commit:
         committed_at_s=info.committed_at_s,
         slowest_rank=info.slowest_rank,
         slowest_target=info.slowest_target,
+        warnings=info.warnings,
     )
 
 
@@ -83,6 +87,7 @@ def commit_from_view(view: StepView) -> Commit:
         committed_at_s=view.committed_at_s,
         slowest_rank=view.slowest_rank,
         slowest_target=view.slowest_target,
+        warnings=view.warnings,
     )
 
 
@@ -111,6 +116,8 @@ class Save:
         self._commit: Commit | None = None
         self._error: CkptError | None = None
         self._error_told = False
+        self._untold: tuple[str, ...] = ()
+        #: The commit's warnings, until `wait` has told them.
 
     def __repr__(self) -> str:
         if self.skipped:
@@ -127,7 +134,7 @@ class Save:
         return self.skipped or self._commit is not None or self._error is not None
 
     def wait(self, timeout_s: float | None = None) -> Commit:
-        """The commit, once all ranks' bytes are on stable storage.
+        """The commit, once all ranks' bytes are on stable storage; its warnings are told, once.
 
         Raises the error that ended the save; Unavailable when it is still under way after `timeout_s`
         (it goes on, wait again); Busy when it was skipped.
@@ -143,6 +150,9 @@ class Save:
                 hint="wait again, or see ckpt status",
             )
         if self._commit is not None:
+            untold, self._untold = self._untold, ()
+            for text in untold:
+                warnings.warn(f"{self.run}@{self.step}: {text}", UserWarning, stacklevel=2)
             return self._commit
         assert self._error is not None
         self._error_told = True
@@ -154,6 +164,7 @@ class Save:
         """The stager's last word."""
         if outcome.info is not None:
             self._commit = commit_from_info(outcome.info)
+            self._untold = self._commit.warnings
         else:
             self.fail(error_from_wire(outcome.code, outcome.message, outcome.hint))
 

@@ -1,0 +1,174 @@
+"""What a committed checkpoint survives: targets lost, bytes rotten, and what is said when it is too much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+import ckpt
+from tests.e2e.cluster import OPTIONS, TARGETS, Cluster
+from tests.e2e.ranks import done, every, launched, save_and_wait
+from tests.e2e.states import form_of
+from tests.waiting import wait_until
+
+CLUSTER_OPTIONS = f"{OPTIONS}&restart=always"
+WAIT_S = 60.0
+PAYLOAD = np.random.default_rng(5).integers(0, 255, 6 << 20, "u1")
+HOLDERS = 6
+"""Targets that hold a column of a single rank's payload."""
+
+
+@pytest.fixture(autouse=True)
+def healed(cluster: Cluster) -> Iterator[None]:
+    """Every test begins with all targets."""
+    cluster.heal()
+    yield
+
+
+def save(store: ckpt.Store, run: str, step: int) -> ckpt.Commit:
+    return store.save(run, step, {"a": PAYLOAD + np.uint8(step)}).wait(WAIT_S)
+
+
+def is_step(state: object, step: int) -> bool:
+    return form_of(state) == form_of({"a": PAYLOAD + np.uint8(step)})
+
+
+def test_any_two_targets_may_be_lost_after_the_commit(cluster: Cluster) -> None:
+    with launched(cluster.url, 4, launch="first") as team:
+        save_and_wait(team, "two", 1, filler_bytes=1 << 20)
+        for number, victims in enumerate((("t0", "t1"), ("t2", "t6"), ("t3", "t5"))):
+            cluster.kill(*victims)
+            loads = done(every(team, "load", run="two", filler_bytes=1 << 20))
+            assert [load["equal"] for load in loads] == [True] * 4, (number, victims)
+            rebuilt = [load["rebuilt_bytes"] for load in loads]
+            assert any(rebuilt), "seven targets for six columns: two lost ones hold data of some rank"
+            cluster.heal()
+
+
+def test_one_loss_too_many_is_unavailable_and_never_an_older_step(
+    cluster: Cluster, store: ckpt.Store
+) -> None:
+    save(store, "older", 1)
+    cluster.kill("t0")
+    save(store, "older", 2)  # On t1 to t6.
+    cluster.heal()
+    cluster.kill("t1", "t2", "t3")
+    with pytest.raises(ckpt.Unavailable) as caught:
+        store.load("older", timeout_s=0.5)
+    assert "older@2" in str(caught.value)
+    for target in ("t1", "t2", "t3"):
+        assert target in str(caught.value)
+    assert store.latest("older") == 2
+    cluster.heal()
+    assert is_step(store.load("older"), 2)
+
+
+def test_an_older_step_is_taken_only_when_that_is_accepted(
+    cluster: Cluster, store: ckpt.Store
+) -> None:
+    cluster.kill("t4")
+    save(store, "accepted", 1)  # Columns on all but t4.
+    cluster.heal()
+    cluster.kill("t0")
+    save(store, "accepted", 2)
+    cluster.heal()
+    holders = {id for id, files in cluster.columns_of("accepted").items() if len(files) == 2}
+    victims = sorted(holders)[:2]
+    cluster.kill("t4", *victims)  # Step 1 has lost two columns, step 2 three.
+    with pytest.raises(ckpt.Unavailable, match="accepted@2"):
+        store.load("accepted", timeout_s=0.5)
+    with pytest.warns(UserWarning, match="accepted@2"):
+        assert is_step(store.load("accepted", timeout_s=0.5, fallback=True), 1)
+
+
+def test_rot_in_one_column_is_repaired_and_counted(cluster: Cluster, store: ckpt.Store) -> None:
+    save(store, "rot", 1)
+    for files in cluster.columns_of("rot").values():
+        for file in files:
+            if file.name.endswith("-0"):
+                cluster.flip(file, 1000)
+                cluster.flip(file, 700_000)
+    with store.resolve("rot") as found:
+        assert is_step(found.load(), 1)
+        assert sum(one.damaged_bytes for one in found.statistics) > 0
+        assert sum(one.rebuilt_bytes for one in found.statistics) > 0
+    report = store.verify("rot", 1)
+    assert report.state == "degraded"
+    assert [(c.column, len(c.damaged)) for c in report.columns if c.state == "damaged"] == [(0, 2)]
+    assert store.latest("rot") == 1
+
+
+def test_rot_in_the_same_place_of_as_many_columns_as_parity_is_repaired(
+    cluster: Cluster, store: ckpt.Store
+) -> None:
+    save(store, "deep", 1)
+    files = [file for files in cluster.columns_of("deep").values() for file in files]
+    assert len(files) == HOLDERS
+    for first, second in list(combinations(files, 2))[::4]:
+        for file in (first, second):
+            cluster.flip(file, 5000)
+        assert is_step(store.load("deep"), 1)
+        for file in (first, second):
+            cluster.flip(file, 5000)  # As it was.
+    assert store.verify("deep", 1).state == "healthy"
+
+
+def test_proved_damage_walks_all_ranks_back_with_a_warning(cluster: Cluster) -> None:
+    with launched(cluster.url, 4, launch="walk 1") as team:
+        for step in (1, 2):
+            save_and_wait(team, "walk", step, version=step)
+    for files in cluster.columns_of("walk").values():
+        for file in files:
+            _, step, _, rank, column = file.name.split("-")
+            if (step, rank) == ("2", "1") and int(column) < 3:
+                cluster.flip(file, 100)
+    with launched(cluster.url, 4, launch="walk 2") as team:
+        loads = done(every(team, "load", run="walk", version=1))
+        second = done(every(team, "load", run="walk", version=1))
+    assert [(load["step"], load["equal"]) for load in (*loads, *second)] == [(1, True)] * 8
+    assert all(any("walk@2" in text for text in load.warnings) for load in loads)
+
+
+def test_proved_damage_of_the_only_step_is_lost_and_shown(
+    cluster: Cluster, store: ckpt.Store
+) -> None:
+    save(store, "only", 1)
+    files = sorted(
+        (f for files in cluster.columns_of("only").values() for f in files), key=lambda f: f.name[-1]
+    )
+    for file in files[:3]:
+        cluster.flip(file, 0)
+    assert store.verify("only", 1).state == "lost"
+    with pytest.raises(ckpt.Lost, match="only@1"):
+        store.load("only")
+    with pytest.raises(ckpt.Lost, match="only@1"):
+        store.load("only", 1)
+    assert store.steps("only") == []
+
+
+def test_a_column_that_was_removed_counts_as_lost(cluster: Cluster, store: ckpt.Store) -> None:
+    save(store, "removed", 1)
+    for file in [f for files in cluster.columns_of("removed").values() for f in files][:2]:
+        file.unlink()
+    assert is_step(store.load("removed"), 1)
+    assert store.verify("removed", 1).state == "degraded"
+
+
+def test_a_save_with_dead_targets_says_what_it_still_survives(
+    cluster: Cluster, store: ckpt.Store
+) -> None:
+    cluster.kill("t5", "t6")
+    commit = save(store, "five", 1)
+    assert (commit.targets_survivable, commit.columns_missing) == (1, 1)
+    wait_until(lambda: store.steps("five") == [commit], "the list says the same")
+    cluster.kill("t0")
+    assert is_step(store.load("five"), 1)
+    assert set(TARGETS) - cluster.live() == {"t0", "t5", "t6"}
+    with pytest.raises(ckpt.Unavailable) as caught:
+        save(store, "five", 2)
+    assert "4 targets are live" in str(caught.value)
+    assert "5 are needed" in str(caught.value)
+    assert store.latest("five") == 1
