@@ -1,4 +1,4 @@
-"""Where the cluster's secret lies: $CKPT_SECRET_FILE, else DIR/secret, else ~/.config/ckpt/secret.
+"""Where the secret lies: $CKPT_SECRET_FILE, else what a flag names, DIR/secret, ~/.config/ckpt/secret.
 
 The secret is 32 random bytes, written as hex in a file that only its owner can read. It is read
 where it is needed and never travels: not over a socket, not in an argument, not in the environment.
@@ -20,12 +20,20 @@ _FILE_BYTES_MAX: Final = 4096
 
 
 def find_secret_file(
-    directory: Path | None = None, environ: Mapping[str, str] = os.environ
+    directory: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    named: Path | None = None,
 ) -> Path:
-    """The file that counts here; it need not exist yet. `directory` is a local cluster's DIR."""
-    named = environ.get("CKPT_SECRET_FILE")
-    if named:
-        return Path(named)
+    """The file that counts here; it need not exist yet.
+
+    `directory` is a local cluster's DIR, `named` what a flag says. The variable stands before both.
+    """
+    from_environment = environ.get("CKPT_SECRET_FILE")
+    if from_environment:
+        return Path(from_environment)
+    if named is not None:
+        return named
     if directory is not None:
         return directory / "secret"
     home = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")

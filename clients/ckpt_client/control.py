@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ckpt.aio.rpc import RpcClient
+from ckpt.aio.secret import read_secret
 from ckpt.base.errors import PeerError, Unavailable
 from ckpt.base.ids import LaunchNumber, Rank, RunName, Step
 from ckpt.protocol.messages import (
@@ -19,7 +20,6 @@ from ckpt.protocol.messages import (
 )
 from ckpt_client.environment import process_name
 from ckpt_client.locate import Locator, client_name
-from ckpt_client.secret import read_secret
 
 Reply = TypeVar("Reply")
 CALL_TIMEOUT_S = 30.0

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.secret import find_secret_file, make_secret, read_secret
 from ckpt.base.errors import CkptError, Corrupt, Refused, Unavailable
 from ckpt_client.detach import start_detached
 from ckpt_client.locate import ReadyFile, read_ready
-from ckpt_client.secret import find_secret_file, make_secret, read_secret
 from ckpt_client.url import LocalOptions, LocalUrl
 
 CLUSTER_NAME: Final = "cluster.toml"

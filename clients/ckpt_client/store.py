@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
+from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import RunName, check_run_name, check_step
 from ckpt.base.units import format_bytes
@@ -35,7 +36,6 @@ from ckpt_client.local import is_supervised, opened_cluster
 from ckpt_client.locate import Locator, client_name
 from ckpt_client.packing import Packing, copy_into, plan_packing
 from ckpt_client.saving import Commit, Save, commit_from_view
-from ckpt_client.secret import find_secret_file
 from ckpt_client.stager import wire
 from ckpt_client.stager.memory import runtime_directory
 from ckpt_client.stagers import StagerLink

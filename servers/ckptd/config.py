@@ -22,10 +22,9 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Generic, NoReturn, TypeVar, get_type_hints
 
-from ckpt.base.errors import Refused, Unauthorized
+from ckpt.aio.secret import find_secret_file
+from ckpt.base.errors import Refused
 from ckpt.base.units import parse_bytes
-
-SECRET_BYTES_MIN = 32
 
 _Config = TypeVar("_Config")
 
@@ -61,42 +60,7 @@ def load(
     config = _build(kind, texts, program)
     if flags.print_config:
         _print_and_exit(config)
-    return Loaded(config, find_secret_file(flags.secret_file, environ))
-
-
-def find_secret_file(named: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
-    """$CKPT_SECRET_FILE, else the one that was named, else ~/.config/ckpt/secret."""
-    if environ.get("CKPT_SECRET_FILE"):
-        return Path(environ["CKPT_SECRET_FILE"])
-    if named is not None:
-        return named
-    home = environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    return Path(home) / "ckpt" / "secret"
-
-
-def read_secret(path: Path) -> bytes:
-    """The cluster's secret, written in hex.
-
-    Raises Unauthorized without one, Refused when others can read it.
-    """
-    try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            text = file.read(4096).strip()
-    except OSError as error:
-        raise Unauthorized(
-            f"cannot read the cluster's secret {path}: {error.strerror}",
-            hint="set CKPT_SECRET_FILE or --secret-file",
-        ) from None
-    if mode & 0o077:
-        raise Refused(f"others can read the secret {path}", hint=f"chmod 600 {path}")
-    try:
-        secret = bytes.fromhex(text.decode("ascii"))
-    except ValueError:
-        raise Refused(f"the secret {path} is not written in hex") from None
-    if len(secret) < SECRET_BYTES_MIN:
-        raise Refused(f"the secret {path} has {len(secret)} bytes, {SECRET_BYTES_MIN} are needed")
-    return secret
+    return Loaded(config, find_secret_file(None, environ, named=flags.secret_file))
 
 
 def as_text(config: object) -> dict[str, str | int | float | bool | None]:

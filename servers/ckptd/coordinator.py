@@ -26,6 +26,7 @@ from typing import Final, cast, get_args
 
 from ckpt.aio.channel import Bulk
 from ckpt.aio.clock import now_us
+from ckpt.aio.secret import read_secret
 from ckpt.aio.server import Server, serve
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError, Refused, Unavailable
@@ -132,7 +133,7 @@ def main(argv: Sequence[str]) -> int:
         argv=argv,
     )
     configure(loaded.config.log_level)
-    secret = options.read_secret(loaded.secret_file)
+    secret = read_secret(loaded.secret_file)
     loop_factory = None
     if loaded.config.loop == "uvloop":
         import uvloop

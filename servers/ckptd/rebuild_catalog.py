@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from ckpt.aio.rpc import RpcClient
+from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, Corrupt, Degraded, NotFound, Unavailable
 from ckpt.base.ids import CheckpointId, LaunchNumber, TargetId
 from ckpt.base.limits import PAGE_BYTES
@@ -190,7 +191,7 @@ def main(argv: Sequence[str]) -> int:
     )
     directory, addresses = loaded.config.directory, loaded.config.targets.split()
     if addresses:
-        secret = options.read_secret(loaded.secret_file)
+        secret = read_secret(loaded.secret_file)
         found, path = rebuild_running(directory, addresses, secret)
     else:
         found, path = rebuild_directory(directory)

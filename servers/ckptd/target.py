@@ -32,6 +32,7 @@ from ckpt.aio.channel import Bulk
 from ckpt.aio.clock import now_us
 from ckpt.aio.dial import Dialer
 from ckpt.aio.disk import DirectoryLock, Disk, RealDisk, perform, scan
+from ckpt.aio.secret import read_secret
 from ckpt.aio.server import Server, serve
 from ckpt.aio.slots import SlotPool
 from ckpt.aio.socketpath import socket_path
@@ -350,7 +351,7 @@ def main(argv: Sequence[str]) -> int:
         argv=argv,
     )
     configure(loaded.config.log_level)
-    secret = options.read_secret(loaded.secret_file)
+    secret = read_secret(loaded.secret_file)
     self_test()
     loop_factory = None
     if loaded.config.loop == "uvloop":

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.base.errors import CkptError, Refused, Unauthorized
+from ckpt.base.errors import Refused
 from ckpt.base.units import MiB
-from ckptd.config import Loaded, load, read_secret
+from ckptd.config import Loaded, load
 from ckptd.target import TargetConfig
 
 
@@ -74,26 +74,6 @@ def test_the_secret_is_found_in_the_variable_then_the_flag_then_the_home() -> No
     assert _load(*NEEDED, "--secret-file", "/f").secret_file == Path("/f")
     home = _load(*NEEDED, environ={"XDG_CONFIG_HOME": "/config"}).secret_file
     assert home == Path("/config/ckpt/secret")
-
-
-@pytest.mark.parametrize(
-    ("content", "mode", "error"),
-    [
-        ("00" * 32, 0o640, Refused),
-        ("00" * 8, 0o600, Refused),
-        ("not hex", 0o600, Refused),
-        (None, 0, Unauthorized),
-    ],
-)
-def test_a_bad_secret_is_refused(
-    tmp_path: Path, content: str | None, mode: int, error: type[CkptError]
-) -> None:
-    path = tmp_path / "secret"
-    if content is not None:
-        path.write_text(content)
-        path.chmod(mode)
-    with pytest.raises(error):
-        read_secret(path)
 
 
 def test_every_option_has_a_help_text_and_is_printed() -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ckpt.aio.secret import make_secret
 from ckpt.base.errors import Aborted, Busy, CkptError, Refused
 from ckpt.base.units import MiB
 from ckpt.protocol.messages import ReplicaPolicy
 from ckpt_client.packing import copy_into, plan_packing
 from ckpt_client.saving import Save
-from ckpt_client.secret import make_secret
 from ckpt_client.stager import wire
 from ckpt_client.stagers import StagerLink
 from ckpt_client.state import flatten

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Busy, CkptError, Corrupt, NotFound, Refused
 from ckpt.base.ids import RunName, Step, check_run_name, check_step
 from ckpt.protocol.messages import Answer, Ask, DeleteStep, StepDeleted
@@ -24,7 +25,6 @@ from ckpt_client.cli.output import Output
 from ckpt_client.control import Control
 from ckpt_client.local import CLUSTER_NAME, is_supervised, opened_cluster
 from ckpt_client.locate import READY_NAME, Locator
-from ckpt_client.secret import find_secret_file
 from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
 
 HOLD_NAME: Final = "held"

@@ -24,6 +24,7 @@ from typing import Final
 
 from ckpt.aio.clock import now_us
 from ckpt.aio.link import Link, LinkClosed, LinkLoop, LinkOpened, LinkReceived
+from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, PeerError
 from ckpt.base.ids import CheckpointId, Rank
 from ckpt.format.table import encode_table
@@ -60,7 +61,6 @@ from ckpt.protocol.stager_events import (
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions
 from ckpt_client.locate import Locator, client_name
 from ckpt_client.packing import Declaration, read_declaration
-from ckpt_client.secret import read_secret
 from ckpt_client.stager import wire
 from ckpt_client.stager.channel import TrainerChannel
 from ckpt_client.stager.desk import HalfDesk

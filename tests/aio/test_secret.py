@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from ckpt.aio.secret import SECRET_BYTES, find_secret_file, make_secret, read_secret
 from ckpt.base.errors import Refused, Unauthorized
-from ckpt_client.secret import SECRET_BYTES, find_secret_file, make_secret, read_secret
 
 
-def test_the_environment_stands_before_the_directory_and_that_before_the_home(
+def test_the_environment_stands_before_a_flag_the_directory_and_the_home(
     tmp_path: Path,
 ) -> None:
-    named = {"CKPT_SECRET_FILE": "/x", "XDG_CONFIG_HOME": str(tmp_path)}
-    assert find_secret_file(tmp_path, named) == Path("/x")
+    environ = {"CKPT_SECRET_FILE": "/x", "XDG_CONFIG_HOME": str(tmp_path)}
+    assert find_secret_file(tmp_path, environ, named=Path("/f")) == Path("/x")
+    assert find_secret_file(tmp_path, {}, named=Path("/f")) == Path("/f")
     assert find_secret_file(tmp_path, {}) == tmp_path / "secret"
     assert (
         find_secret_file(None, {"XDG_CONFIG_HOME": str(tmp_path)}) == tmp_path / "ckpt" / "secret"
