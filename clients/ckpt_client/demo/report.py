@@ -82,8 +82,9 @@ def print_report(report: Report, *, as_json: bool) -> None:
     unicode = console.encoding.lower().startswith("utf")
     for check in report.checks:
         mark = ("✓" if check.held else "✗") if unicode else ("ok" if check.held else "FAIL")
-        line = Text(f"{mark} ", style="green" if check.held else "bold red")
-        line.append(check.name, style="default")
+        line = Text()
+        line.append(f"{mark} ", style="green" if check.held else "bold red")
+        line.append(check.name)
         if check.detail:
             line.append(f": {check.detail}", style="dim")
         console.print(line, soft_wrap=True)

@@ -11,6 +11,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 PLAIN_LINES: Final = 5
 """About so many for each phase, besides its beginning."""
+REFRESH_HZ: Final = 4
+"""Drawing takes time from the ranks."""
 
 
 class Screen(Protocol):
@@ -39,6 +41,7 @@ class TerminalScreen:
             TextColumn("{task.fields[words]:<24}"),
             TimeElapsedColumn(),
             console=console,
+            refresh_per_second=REFRESH_HZ,
         )
         self._task: TaskID | None = None
         self._progress.start()
