@@ -1,4 +1,4 @@
-"""The installed `ckpt` command, run as people run it: another process, its own streams, its exit code."""
+"""The installed `ckpt`, run as people run it: a process, its own streams, its exit code."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +27,13 @@ class Ended:
     out: str
     err: str
 
-    def document(self) -> dict[str, object]:
+    def document(self) -> dict[str, Any]:
         """Stdout as one JSON document."""
         value = json.loads(self.out)
         assert isinstance(value, dict)
         return value
 
-    def error(self) -> dict[str, object]:
+    def error(self) -> dict[str, Any]:
         """The only line of stderr, as JSON."""
         (line,) = self.err.splitlines()
         value = json.loads(line)

@@ -1,14 +1,16 @@
-"""The commands against a real cluster of this machine: what they show, change and refuse, and their exit codes."""
+"""The commands against a real cluster: what they show, change and refuse, and their exit codes."""
 
 from __future__ import annotations
 
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,13 +45,12 @@ def store(directory: Path) -> str:
     return url
 
 
-def status_of(url: str) -> dict[str, object]:
+def status_of(url: str) -> dict[str, Any]:
     return run("status", "--json", "--store", url).document()
 
 
-def targets_of(url: str) -> dict[str, dict[str, object]]:
+def targets_of(url: str) -> dict[str, dict[str, Any]]:
     targets = status_of(url)["targets"]
-    assert isinstance(targets, list)
     return {target["id"]: target for target in targets}
 
 
@@ -125,7 +126,6 @@ def test_status_for_people_has_one_line_for_each_target_and_run(store: str) -> N
 def test_ls_marks_the_newest_of_each_run(store: str) -> None:
     document = run("ls", "--store", store, "--json").document()
     steps = document["steps"]
-    assert isinstance(steps, list)
     assert [(each["run"], each["step"], each["newest"]) for each in steps] == [
         ("llama/7b", 1, False),
         ("llama/7b", 2, False),
@@ -142,7 +142,7 @@ def test_ls_marks_the_newest_of_each_run(store: str) -> None:
 
 def test_ls_of_one_run_shows_that_run_alone(store: str) -> None:
     document = run("ls", "single", "--json", "--store", store).document()
-    assert [each["run"] for each in document["steps"]] == ["single"]  # type: ignore[attr-defined]
+    assert [each["run"] for each in document["steps"]] == ["single"]
     ended = run("ls", "nobody", "--json", "--store", store)
     assert (ended.code, ended.out) == (10, "")
     assert ended.error()["hint"] == "runs with checkpoints: llama/7b, single"
@@ -157,7 +157,6 @@ def test_the_store_may_come_from_the_environment_and_options_stand_anywhere(stor
 def test_show_tells_where_every_column_is(store: str) -> None:
     document = run("show", "llama/7b@3", "--json", "--store", store).document()
     columns = document["columns"]
-    assert isinstance(columns, list)
     assert [each["rank"] for each in columns] == [0, 1]
     for each in columns:
         assert len(each["targets"]) == 3
@@ -191,6 +190,32 @@ def test_options_that_contradict_the_directory_are_refused_naming_both(store: st
     assert "targets=4" in ended.err
 
 
+def test_a_directory_of_another_host_is_refused(directory: Path, tmp_path: Path) -> None:
+    made = (directory / "cluster.toml").read_text()
+    moved = re.sub('host = ".*"', 'host = "elsewhere"', made)
+    (tmp_path / "cluster.toml").write_text(moved)
+    for verb in (["status"], ["ls"], ["local", "stop"], ["target", "hold", "t0"]):
+        ended = run(*verb, "--store", f"ckpt+local://{tmp_path}")
+        assert ended.code == 2
+        assert "belongs to host elsewhere" in ended.err
+
+
+def test_a_coordinator_that_hangs_is_told_by_status(directory: Path, store: str) -> None:
+    pid = json.loads((directory / "ready.json").read_text())["coordinator_pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        ended = run("status", "--json", "--timeout", "0.5", "--store", store)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert ended.code == 75
+    status = ended.document()
+    assert status["coordinator"]["pid"] == pid
+    (check,) = status["checks"]
+    assert check["name"] == "COORDINATOR_DOWN"
+    assert [target["id"] for target in status["targets"]] == list(TARGETS)
+    assert all(target["pid"] for target in status["targets"])
+
+
 # --------------------------------------------------------------------------- losing, holding
 
 
@@ -203,21 +228,19 @@ def test_a_killed_target_shows_in_status_ls_and_show(directory: Path, store: str
     assert targets_of(store)["t1"]["pid"] is None
     assert status["health"] == "HEALTH_WARN"
     checks = status["checks"]
-    assert isinstance(checks, list)
     assert {check["name"] for check in checks} == {"TARGET_DOWN", "REDUNDANCY_LOW"}
     assert run("status", "--store", store).code == 0
     assert run("status", "--check", "--store", store).code == 3
 
-    (row,) = run("ls", "single", "--json", "--store", store).document()["steps"]  # type: ignore[misc]
+    (row,) = run("ls", "single", "--json", "--store", store).document()["steps"]
     document = run("show", "llama/7b@3", "--json", "--store", store).document()
     shown = document["columns"]
-    assert isinstance(shown, list)
     missing = 0
     for each in shown:
         for target, is_live in zip(each["targets"], each["live"], strict=True):
             assert is_live is (target != "t1")
             missing += not is_live
-    (generation,) = document["generations"]  # type: ignore[misc]
+    (generation,) = document["generations"]
     assert generation["columns_missing"] == missing
     assert row["targets_survivable_at_commit"] == 1
     # As many targets as the worst payload has columns to spare, now.
@@ -340,7 +363,7 @@ def test_a_lost_catalog_comes_back_from_the_targets(directory: Path, store: str)
     # A target's directory stands for its cluster.
     target = directory / "targets" / "t0"
     document = run("catalog", "rebuild", str(target), str(directory), "--json").document()
-    (rebuilt,) = document["catalogs"]  # type: ignore[misc]
+    (rebuilt,) = document["catalogs"]
     assert {text.partition("#")[0] for text in rebuilt["committed"]} >= {
         "llama/7b@1", "llama/7b@2", "llama/7b@3", "single@5",
     }  # fmt: skip
@@ -348,8 +371,6 @@ def test_a_lost_catalog_comes_back_from_the_targets(directory: Path, store: str)
     for checkpoint, reason in refused.items():
         assert reason, checkpoint
     after = run("ls", "llama/7b", "--json", "--store", store).document()["steps"]
-    assert isinstance(before, list)
-    assert isinstance(after, list)
     assert [(each["step"], each["generation"]) for each in after] == [
         (each["step"], each["generation"]) for each in before
     ]
@@ -366,7 +387,7 @@ def test_a_catalog_of_nowhere_is_not_rebuilt(tmp_path: Path) -> None:
 def spoil(directory: Path, run_name: str, column: int) -> None:
     """Flip a byte in the first fragment of one column of rank 0."""
     ended = run("show", f"{run_name}@1", "--json", "--store", f"ckpt+local://{directory}")
-    rank_zero = ended.document()["columns"][0]  # type: ignore[index]
+    rank_zero = ended.document()["columns"][0]
     target = rank_zero["targets"][column]
     prefix = xxh3_128(run_name.encode()).hex()
     (path,) = (directory / "targets" / target / "columns").glob(f"{prefix}-1-*-0-{column}*")

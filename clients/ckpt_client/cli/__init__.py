@@ -1,1 +1,1 @@
-"""`ckpt`: what people who run storage and training type. `main.py` starts it; one module for each verb."""
+"""`ckpt`: what people who run storage and training type. `main.py` starts it; a module per verb."""

@@ -1,8 +1,9 @@
 """Make a lost catalog again from the targets alone, and list what does not come back.
 
-DIR is a local cluster's directory, or that of a coordinator (then name the running targets with
---targets). Nothing may run on that catalog meanwhile. An old catalog is kept beside the new one; targets
-are only read. Exit code 3: some target did not answer.
+DIR is a local cluster's directory, or that of a coordinator (then name the
+running targets with --targets). Nothing may run on that catalog meanwhile. An
+old catalog is kept beside the new one; targets are only read. Exit code 3: some
+target did not answer.
 """
 
 from __future__ import annotations

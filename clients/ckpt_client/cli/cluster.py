@@ -1,4 +1,4 @@
-"""Which cluster does a command talk to? $CKPT_STORE or --store, opened as `ckpt.open` does, asked as tools do.
+"""Which cluster does a command talk to? --store or $CKPT_STORE, opened as `ckpt.open` does.
 
 A local cluster that does not run is started by whoever has to read, but never made: a mistyped
 directory is an error here.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,7 +116,7 @@ class Conversation:
 
 @contextmanager
 def conversation(arguments: argparse.Namespace, output: Output) -> Iterator[Conversation]:
-    """The named store's coordinator; a local cluster that rests is started. Raises what `ckpt.open` raises."""
+    """The named store's coordinator; a local cluster that rests is started. Raises as `ckpt.open`."""
     url = parse_url(arguments.store)
     timeout_s: float = arguments.timeout
     match url:
@@ -128,9 +129,8 @@ def conversation(arguments: argparse.Namespace, output: Output) -> Iterator[Conv
                 control = Control(Locator(str(directory), ""), cluster.secret_file, None)
                 talk = _greeted(Conversation(url, control, timeout_s))
             if rests:
-                output.note(
-                    f"started the cluster in {directory}; it stops after {made.linger_s:g} s of rest"
-                )
+                rest = f"it stops after {made.linger_s:g} s of rest"
+                output.note(f"started the cluster in {directory}; {rest}")
         case RemoteUrl():
             control = Control(Locator("", url.address), find_secret_file(), None)
             with output.waiting(f"asking {url.address}"):
@@ -142,7 +142,7 @@ def conversation(arguments: argparse.Namespace, output: Output) -> Iterator[Conv
 
 
 def named_local(arguments: argparse.Namespace, command: str) -> Path:
-    """DIR of the local cluster that --store names. Raises Refused for another kind of store, NotFound."""
+    """DIR of the local cluster that --store names. Raises Refused for another store, NotFound."""
     url = parse_url(arguments.store)
     if not isinstance(url, LocalUrl):
         raise Refused(
@@ -155,10 +155,13 @@ def named_local(arguments: argparse.Namespace, command: str) -> Path:
 
 
 def read_made(directory: Path) -> LocalMade:
-    """What DIR was made as. Raises NotFound when no cluster was ever made there, Corrupt."""
+    """What DIR was made as.
+
+    Raises NotFound when no cluster was ever made there, Refused when another host made it, Corrupt.
+    """
     path = directory / CLUSTER_NAME
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=LocalMade)
+        made = msgspec.toml.decode(path.read_bytes(), type=LocalMade)
     except FileNotFoundError:
         raise NotFound(
             f"there is no cluster in {directory}: it has no {CLUSTER_NAME}",
@@ -168,6 +171,12 @@ def read_made(directory: Path) -> LocalMade:
         raise CkptError(f"cannot read {path}: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
         raise Corrupt(f"{path} does not parse: {error}") from None
+    if made.host != socket.gethostname():
+        raise Refused(
+            f"{directory} belongs to host {made.host}, this is {socket.gethostname()}",
+            hint="a local cluster serves the machine that made it: ask there",
+        )
+    return made
 
 
 def read_local_ready(directory: Path) -> LocalReady | None:
@@ -179,7 +188,7 @@ def read_local_ready(directory: Path) -> LocalReady | None:
 
 
 def wait_local_ready(directory: Path, timeout_s: float) -> LocalReady | None:
-    """The ready file of a supervisor that may just be starting; None when there is none in time, or no supervisor."""
+    """The ready file, also of a supervisor that is just starting; None without one in time."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         ready = read_local_ready(directory)

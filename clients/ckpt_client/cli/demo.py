@@ -1,7 +1,8 @@
-"""Train a small language model on a cluster of this machine, lose two targets inside a save and then all
-trainers, resume from what is left, and compare with a run that was never disturbed.
+"""Train a small language model, lose storage and trainers, resume, and compare.
 
-Exit code 0 only if every check held.
+A cluster of this machine loses two targets inside a save, then all trainers; the
+run goes on from what is left. It must end bit for bit as a run that was never
+disturbed. Exit code 0 only if every check held.
 """
 
 from __future__ import annotations

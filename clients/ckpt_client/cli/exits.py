@@ -1,4 +1,4 @@
-"""What does an exit code say? The table that scripts rely on; errors carry theirs (ckpt.base.errors)."""
+"""What does an exit code say? Scripts rely on the table; errors carry theirs (ckpt.base.errors)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Stop the cluster that runs in a directory: its supervisor, coordinator and targets.
 
-Nothing that was committed is lost; the next `ckpt.open()` starts it again. A directory in which nothing
-runs is left as it is.
+Nothing that was committed is lost; the next `ckpt.open()` starts it again. A
+directory in which nothing runs is left as it is.
 """
 
 from __future__ import annotations

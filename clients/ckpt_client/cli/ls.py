@@ -1,7 +1,8 @@
-"""Checkpoints, newest of each run marked with `*`: what may be resumed from, and how safe it is now.
+"""Checkpoints, the newest of each run marked with `*`: what can be resumed from.
 
-Redundancy is what it is now, not what it was at the write: how many more targets (and failure domains),
-any of them, may be lost; and how many columns are missing. Saves under way are listed with their state.
+Redundancy is what it is now, not what it was at the write: how many more targets
+and failure domains, any of them, may be lost, and how many columns are missing.
+Saves under way are listed with their state.
 """
 
 from __future__ import annotations

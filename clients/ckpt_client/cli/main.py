@@ -1,7 +1,7 @@
 """`ckpt VERB …`: which command this is, and what its end means to the shell.
 
-Only the verb that was typed is imported. Any CkptError becomes a message and its exit code; anything
-else is our mistake and keeps its traceback for `--debug`.
+Only the verb that was typed is imported. Any CkptError becomes a message and its exit code;
+anything else is our mistake and keeps its traceback for `--debug`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import io
 import os
 import signal
 import sys
@@ -104,6 +105,11 @@ class ShowVersion(argparse.Action):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit code; writes to stdout and stderr."""
     given = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(
+            stream, io.TextIOWrapper
+        ):  # A terminal that lacks a letter still gets the line.
+            stream.reconfigure(errors="backslashreplace")
     output = Output(json="--json" in given)
     with _signals() as received, _warnings_told(output):
         try:
@@ -195,7 +201,7 @@ def _top_parser() -> Parser:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    """Options that stand before or after the verb; what the one said the other does not take back."""
+    """Options that stand before or after the verb; neither takes back what the other said."""
     common = parser.add_argument_group("common options")
     suppress_default = argparse.SUPPRESS
     common.add_argument(

@@ -1,8 +1,8 @@
 """How does a command speak? Results on stdout, everything else on stderr, JSON when asked.
 
-With `--json` stdout is one document; a command that takes long writes JSON lines instead, of which the
-last has `"message_type": "summary"`. An error is one line of JSON on stderr. Colours and live progress
-need a terminal and no NO_COLOR; rich is imported only there.
+With `--json` stdout is one document; a command that takes long writes JSON lines instead, of which
+the last has `"message_type": "summary"`. An error is one line of JSON on stderr. Colours and live
+progress need a terminal, colours also no NO_COLOR; rich is imported only there.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Output:
 
     @contextlib.contextmanager
     def waiting(self, what: str, progress: Callable[[], str] = str) -> Iterator[None]:
-        """Tell what is waited for when it takes more than SLOW_S: live on a terminal, else a line now and then.
+        """Tell what is waited for when that takes more than SLOW_S: live, or a line now and then.
 
         `progress` is called from another thread and says how far it is.
         """
@@ -176,7 +176,7 @@ def table_lines(
 
 
 def columns_of(text: str) -> int:
-    """How wide a terminal shows it: East Asian wide characters count twice, combining ones not at all."""
+    """How wide a terminal shows it: wide characters count twice, combining ones not at all."""
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
         for char in text

@@ -1,7 +1,8 @@
 """Delete a checkpoint: every generation of one step of a run.
 
-Readers that hold it keep it until they close. On a terminal you are asked first. The only committed
-step of a run is deleted with --force alone: without it there is nothing to resume from.
+Readers that hold it keep it until they close. On a terminal you are asked first.
+The only committed step of a run is deleted with --force alone: without it there
+is nothing to resume from.
 """
 
 from __future__ import annotations

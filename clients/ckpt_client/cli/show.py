@@ -1,4 +1,4 @@
-"""Everything about one checkpoint: its generations, what it cost, and where each rank's columns are now."""
+"""Everything about one checkpoint: generations, cost, and where each column is now."""
 
 from __future__ import annotations
 

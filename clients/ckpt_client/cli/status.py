@@ -1,8 +1,8 @@
 """The cluster on one screen: health with named checks, targets, runs, saves under way.
 
-A local cluster that does not run is reported from its directory, not started (exit code 3). The exit
-code is 0 when the coordinator answered; with --check it follows the health: 3 for HEALTH_WARN and
-HEALTH_ERR, 4 when a checkpoint is lost.
+A local cluster that does not run is reported from its directory, not started
+(exit code 3). The exit code is 0 when the coordinator answered; with --check it
+follows the health: 3 for HEALTH_WARN and HEALTH_ERR, 4 when a checkpoint is lost.
 """
 
 from __future__ import annotations

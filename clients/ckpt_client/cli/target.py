@@ -1,6 +1,7 @@
-"""Keep a target of a local cluster from being started again (hold), or let it be (release).
+"""Keep a target of a local cluster from being started again, or let it be.
 
-A held target that runs goes on until it exits; end it by its process id, which `ckpt status` shows.
+A held target that runs goes on until it exits; end it by its process id, which
+`ckpt status` shows.
 """
 
 from __future__ import annotations

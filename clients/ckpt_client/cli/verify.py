@@ -1,7 +1,8 @@
-"""Read every byte of every column of a checkpoint where it lies, and compare it with its checksums.
+"""Read every byte of every column of a checkpoint where it lies, and compare.
 
-Exit code 0: all columns are whole. 3: some are missing or damaged, the checkpoint is readable from the
-others. 4: it is lost. 75: targets that hold it are out of reach, so nothing is proved.
+Exit code 0: all columns are whole. 3: some are missing or damaged, the checkpoint
+is readable from the others. 4: it is lost. 75: targets that hold it are out of
+reach, so nothing is proved.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def _column(health: ColumnHealth) -> dict[str, object]:
 def _print(report: VerifyReport, tone: Tone, output: Output) -> None:
     output.line(
         f"{report.checkpoint.run}@{report.checkpoint.step}  {output.tone(report.state, tone)}  "
-        f"{counted(len(report.columns), 'column')}, read {rate_text(report.bytes_read, report.seconds)}"
+        f"{counted(len(report.columns), 'column')}, "
+        f"read {rate_text(report.bytes_read, report.seconds)}"
     )
     wrong = [each for each in report.columns if each.state != "whole"]
     if wrong:
