@@ -3,15 +3,19 @@
     stripe   PLANNED --all needed bytes here, manifest here--> FINISHING --checked--> done
                 ^------------ a cell is wrong, a column or a block was lost ---+
 
-Data columns are asked first and nothing is decoded. Parity replaces exactly what a column cannot give: one
-that is absent, away, refusing, silent or slow in all its stripes, one with damaged blocks in theirs.
+Data columns are asked first and nothing is decoded. Parity replaces exactly what a column cannot
+give: one
+that is absent, away, refusing, silent or slow in all its stripes, one with damaged blocks in
+theirs.
 Whatever is received is compared with a checksum made for it, whole cells with the manifest, decoded
 cells always. Too few good columns for some place: `lost` when that is proved by what the targets
 themselves say, else columns that are away are tried again until the timeout, then `unavailable`.
 
 Invariants (`check`): bytes asked of a column stay within its window (or one cell); no byte is asked
-twice at a time of one column; nothing is asked of a column that is not reachable; a stripe is finished
-only when no byte of it is under way any more, so that nothing lands in memory that is decoded or reused.
+twice at a time of one column; nothing is asked of a column that is not reachable; a stripe is
+finished
+only when no byte of it is under way any more, so that nothing lands in memory that is decoded or
+reused.
 """
 
 from __future__ import annotations
@@ -22,7 +26,15 @@ from collections.abc import Callable, Iterator
 from ckpt.base.ids import ColumnNumber
 from ckpt.protocol.events import Report, Ticked
 from ckpt.protocol.messages import ByteRange
-from ckpt.protocol.reader_columns import STRIKES_MAX, WRONG_CELLS_MAX, Ask, Column, laggard
+from ckpt.protocol.reader_columns import (
+    STRIKES_MAX,
+    WRONG_CELLS_MAX,
+    Ask,
+    Column,
+    find_ask,
+    laggard,
+    new_column,
+)
 from ckpt.protocol.reader_events import (
     AskAnswered,
     AskManifest,
@@ -50,14 +62,13 @@ from ckpt.protocol.reader_judgement import check_read, lost_place, statistics_of
 from ckpt.protocol.reader_stripes import Stripe, plan_stripe, wanted_stripes
 from ckpt.protocol.spans import Owed, minus, union
 
-TICK_GAP_US_MAX = 500_000
-"""Shells tick every 100 ms. A longer gap is our own absence and is not charged to targets."""
-RANGES_MAX = 512
-"""Of one ask."""
+TICK_GAP_US_MAX = 500_000  # Shells tick every 100 ms; more is our own absence, not the targets'.
+RANGES_MAX = 512  # Of one ask.
 
 
 class PayloadReader:
-    """I decide what to ask of which column. I expect every action to be performed and every answer fed
+    """I decide what to ask of which column. I expect every action to be performed and every
+    answer fed
     back with its request's number. Afterwards I say ReadCompleted or ReadFailed, once.
     """
 
@@ -68,20 +79,15 @@ class PayloadReader:
         now_us: int,
         is_direct: Callable[[int, int], bool] = lambda _stripe, _column: True,
     ) -> None:
-        """`is_direct(stripe, column)`: the cell has its place in the destination, it needs no scratch memory."""
+        """`is_direct(stripe, column)`: the cell has its place in the destination, it needs no
+        scratch memory."""
         layout = wish.layout
         assert len(wish.standings) == layout.code.n
         self.wish = wish
         self.done = False
         self.columns = tuple(
-            Column(ColumnNumber(j), standing, standing is Standing.REACHABLE)
-            for j, standing in enumerate(wish.standings)
+            new_column(ColumnNumber(j), standing) for j, standing in enumerate(wish.standings)
         )
-        for column in self.columns:
-            if column.standing is Standing.ABSENT:
-                column.reason = "missing since the commit"
-            elif column.standing is Standing.AWAY:
-                column.reason = "its target is not live"
         self._requests = requests
         self._is_direct = is_direct
         self._now_us = now_us
@@ -107,7 +113,8 @@ class PayloadReader:
         return self._advance()
 
     def handle(self, event: ReaderEvent) -> list[ReaderAction]:
-        """What to do about it. Events of questions that are void are ignored, all of them when done."""
+        """What to do about it. Events of questions that are void are ignored, all of them when
+        done."""
         if self.done:
             return []
         self._now_us = max(self._now_us, event.now_us)
@@ -174,6 +181,7 @@ class PayloadReader:
             self._drop(column, Standing.AWAY, "its bytes come damaged", cut=True)
         elif stripe is not None:
             column.push(stripe.number, *part)
+            self._look(stripe)
 
     def _erased(self, request: int, start: int, end: int, reason: str) -> None:
         found = self._take(request, start, end)
@@ -193,8 +201,9 @@ class PayloadReader:
     def _take(
         self, request: int, start: int, end: int
     ) -> tuple[Column, Stripe | None, tuple[int, int]] | None:
-        """Cross the bytes out of their ask: (column, stripe, part of the cell), or None when nobody asked."""
-        ask = self._ask(request)
+        """Cross the bytes out of their ask: (column, stripe, part of the cell), or None when
+        nobody asked."""
+        ask = find_ask(self.columns, request)
         if ask is None or ask.owed is None:
             return None
         if not ask.owed.take(start, end):
@@ -210,15 +219,8 @@ class PayloadReader:
             stripe.asked[column.number] = minus(stripe.asked[column.number], (part,))
         return column, stripe, part
 
-    def _ask(self, request: int) -> Ask | None:
-        for column in self.columns:
-            ask = column.asks.get(request)
-            if ask is not None:
-                return ask
-        return None
-
     def _answered(self, request: int) -> None:
-        ask = self._ask(request)
+        ask = find_ask(self.columns, request)
         if ask is None or ask.owed is None:
             return
         if ask.owed:
@@ -233,7 +235,7 @@ class PayloadReader:
     # ----------------------------------------------------------------------- the manifest
 
     def _manifest_read(self, request: int) -> None:
-        ask = self._ask(request)
+        ask = find_ask(self.columns, request)
         if ask is None or ask.owed is not None:
             return
         self._close_ask(request, ask)
@@ -242,7 +244,7 @@ class PayloadReader:
         self._stuck_since_us = None
 
     def _manifest_wrong(self, request: int, reason: str) -> None:
-        ask = self._ask(request)
+        ask = find_ask(self.columns, request)
         if ask is not None:
             self._drop(ask.column, Standing.ABSENT, f"its manifest is another: {reason}", cut=True)
 
@@ -260,7 +262,7 @@ class PayloadReader:
     # ----------------------------------------------------------------------- columns
 
     def _refused(self, request: int, code: str, message: str) -> None:
-        ask = self._ask(request)
+        ask = find_ask(self.columns, request)
         if ask is None:
             return
         # Only these say that the bytes are gone; the others may be better tomorrow.
@@ -287,9 +289,7 @@ class PayloadReader:
             needs = minus(stripe.needed[column.number], stripe.have[column.number])
             if not stripe.finishing and (needs or stripe.stuck is not None):
                 self._plan(stripe)
-
-    def _replaceable(self) -> bool:
-        return sum(column.usable for column in self.columns) > self.wish.layout.code.k
+            self._look(stripe)
 
     def _ticked(self) -> None:
         gap_us = self._now_us - self._tick_us
@@ -300,7 +300,7 @@ class PayloadReader:
                 column.owing_until_us = self._now_us
             else:
                 column.charge(self._now_us)
-        late = laggard(self.columns, self.wish.limits, self._now_us, self._replaceable())
+        late = laggard(self.columns, self.wish.limits, self._now_us, self.wish.layout.code.k)
         if late is not None:
             self._drop(late[0], Standing.AWAY, late[1], cut=True)
 
@@ -494,5 +494,6 @@ class PayloadReader:
         self._out.append(last)
 
     def _report(self, text: str, **fields: str | int) -> None:
-        named = (("payload", str(self.wish.payload)), *fields.items())
-        self._out.append(Report("warning", text, named))
+        self._out.append(
+            Report("warning", text, (("payload", str(self.wish.payload)), *fields.items()))
+        )

@@ -1,4 +1,5 @@
-"""The columns of one read: what each is asked, what it owes, and when it is too slow to be waited for.
+"""The columns of one read: what each is asked, what it owes, and when it is too slow to be waited
+for.
 
 REACHABLE --silent, slow, lost, refused for now--> AWAY --retry, when too few are left--> REACHABLE
     +-------- not there, or not this payload's --> ABSENT
@@ -48,7 +49,8 @@ class Column:
     reason: str = ""
     """Why it is not reachable."""
     queue: list[tuple[int, int, int]] = field(default_factory=list)
-    """Heap of (stripe, start, end) to ask for; entries that are no longer needed are dropped when met."""
+    """Heap of (stripe, start, end) to ask for; entries that are no longer needed are dropped when
+    met."""
     asks: dict[int, Ask] = field(default_factory=dict)
     outstanding_bytes: int = 0
     received_bytes: int = 0
@@ -110,10 +112,29 @@ class Column:
         return self.received_bytes / max(1, self.owing_us)
 
 
+def new_column(number: ColumnNumber, standing: Standing) -> Column:
+    """A column as the read finds it."""
+    match standing:
+        case Standing.REACHABLE:
+            return Column(number, standing, has_address=True)
+        case Standing.SUSPECT:
+            return Column(number, Standing.AWAY, True, "it was given up a moment ago")
+        case Standing.AWAY:
+            return Column(number, standing, False, "its target is not live")
+        case Standing.ABSENT:
+            return Column(number, standing, False, "missing since the commit")
+
+
+def find_ask(columns: Sequence[Column], request: int) -> Ask | None:
+    """The open question of that number; None when it was answered or is void."""
+    return next((c.asks[request] for c in columns if request in c.asks), None)
+
+
 def laggard(
-    columns: Sequence[Column], limits: ReadLimits, now_us: int, replaceable: bool
+    columns: Sequence[Column], limits: ReadLimits, now_us: int, k: int
 ) -> tuple[Column, str] | None:
     """A column that should not be waited for any longer, and why; the slowest judgement first."""
+    replaceable = sum(c.usable for c in columns) > k
     owing = [c for c in columns if c.usable and c.asks]
     for column in owing:
         silent_us = now_us - column.waiting_since_us

@@ -1,6 +1,7 @@
 """What a PayloadReader hears and asks for: its events, its actions and its wish.
 
-Byte ranges of columns are counted in fragment bytes (the header page not counted), those of cells from
+Byte ranges of columns are counted in fragment bytes (the header page not counted), those of cells
+from
 the cell's own beginning. Every event carries `now_us`, monotonic microseconds of this process.
 """
 
@@ -24,6 +25,9 @@ class Standing(Enum):
     """It may be asked."""
     AWAY = "away"
     """Out of reach for now: its target is not live, silent, slow or lost. Proves nothing."""
+    SUSPECT = "suspect"
+    """It was given up by an earlier read of the same load: to begin with away, and tried when it
+    is needed."""
     ABSENT = "absent"
     """Proved not to be there, or not to be this payload's."""
 
@@ -37,7 +41,8 @@ class ReadLimits:
     ask_bytes: int = 1 * MiB
     """Of one ReadRanges; one cell at least."""
     scratch_bytes: int = 64 * MiB
-    """Cells that have no place in the destination and are held until their stripe is done. The oldest
+    """Cells that have no place in the destination and are held until their stripe is done. The
+    oldest
     stripe may pass it."""
     stripes_max: int = 256
     """Under way at once."""
@@ -60,7 +65,8 @@ class ReadWish:
     spans: tuple[tuple[int, int], ...]
     """Payload bytes [start, end), ascending, disjoint, not empty."""
     standings: tuple[Standing, ...]
-    """Of each column: ABSENT when the index names no target, AWAY when its target has no address now."""
+    """Of each column: ABSENT when the index names no target, AWAY when its target has no address
+    now."""
     limits: ReadLimits = field(default_factory=ReadLimits)
 
 
@@ -118,7 +124,8 @@ class AskRefused:
 
 @dataclass(frozen=True, slots=True)
 class ColumnLost:
-    """The connection to the column's target is gone or cannot be had; its asks will not be answered."""
+    """The connection to the column's target is gone or cannot be had; its asks will not be
+    answered."""
 
     now_us: int
     column: ColumnNumber
@@ -162,7 +169,8 @@ ReaderEvent = (
 
 @dataclass(frozen=True, slots=True)
 class AskRanges:
-    """Send ReadRanges to the column's target, connecting first if need be. No range leaves its cell."""
+    """Send ReadRanges to the column's target, connecting first if need be. No range leaves its
+    cell."""
 
     request: int
     column: ColumnNumber
@@ -195,7 +203,8 @@ class CutColumn:
 
 @dataclass(frozen=True, slots=True)
 class DecodePart:
-    """Bytes [start, end) of the `wanted` columns' cells come from the same bytes of the k `sources`."""
+    """Bytes [start, end) of the `wanted` columns' cells come from the same bytes of the k
+    `sources`."""
 
     start: int
     end: int
@@ -225,7 +234,8 @@ class ReadCompleted:
 
 @dataclass(frozen=True, slots=True)
 class ReadFailed:
-    """It cannot be done. `damaged`: what was seen proves that fewer than k columns are good somewhere."""
+    """It cannot be done. `damaged`: what was seen proves that fewer than k columns are good
+    somewhere."""
 
     code: str
     """`lost` or `unavailable`."""
@@ -234,7 +244,8 @@ class ReadFailed:
 
 
 ReaderAction = (
-    AskRanges | AskManifest | CancelAsk | CutColumn | FinishStripe | ReadCompleted | ReadFailed | Report
+    AskRanges | AskManifest | CancelAsk | CutColumn | FinishStripe | ReadCompleted | ReadFailed
+    | Report
 )  # fmt: skip
 
 

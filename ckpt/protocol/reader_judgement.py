@@ -1,4 +1,5 @@
-"""What columns and stripes of a read say together: a place that is proved lost, figures, and the invariants."""
+"""What columns and stripes of a read say together: a place that is proved lost, figures, and the
+invariants."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from ckpt.protocol.spans import covers, meets, total
 
 
 def lost_place(columns: Sequence[Column], stripe: Stripe, k: int) -> str:
-    """Why the stripe's stuck place can never be read, though all who are away came back; empty if it can."""
+    """Why the stripe's stuck place can never be read, though all who are away came back; empty if
+    it can."""
     assert stripe.stuck is not None
     gone = [column for column in columns if _proved_bad(column, stripe)]
     if len(columns) - len(gone) >= k:

@@ -1,8 +1,12 @@
-"""One stripe of a read: what is wanted of it, what is here, and from which columns the rest can come.
+"""One stripe of a read: what is wanted of it, what is here, and from which columns the rest can
+come.
 
-Systematic first: a wanted part comes from its own data column. When that cannot give it all, its whole
-cell is restored: what the column still gives, and the holes decoded from the same bytes of any k other
-columns. The cell is widened to its borders because only a whole cell can be compared with the manifest;
+Systematic first: a wanted part comes from its own data column. When that cannot give it all, its
+whole
+cell is restored: what the column still gives, and the holes decoded from the same bytes of any k
+other
+columns. The cell is widened to its borders because only a whole cell can be compared with the
+manifest;
 nothing decoded is handed out unverified. Holes are filled part by part, so that several columns
 with damage at different places of one stripe still make it whole.
 """
@@ -25,7 +29,8 @@ class Stripe:
     number: int
     cell_bytes: int
     wanted: dict[int, Spans]
-    """By data column. The padding behind the payload's last byte comes along with a cell that is wanted up
+    """By data column. The padding behind the payload's last byte comes along with a cell that is
+    wanted up
     to it, so that the cell is whole and can be checked."""
     wanted_bytes: int
     """Without padding."""
@@ -40,7 +45,8 @@ class Stripe:
     parts: tuple[DecodePart, ...] = ()
     rebuilt: tuple[int, ...] = ()
     whole_sources: bool = False
-    """A decoded cell was wrong once: sources are read whole, so that each can be checked by itself."""
+    """A decoded cell was wrong once: sources are read whole, so that each can be checked by
+    itself."""
     stuck: Span | None = None
     """A place for which too few columns are in reach."""
     finishing: bool = False
@@ -159,7 +165,8 @@ def _sources(
     stripe: Stripe, code: Code, reach: list[Spans], needed: list[Spans], load: Sequence[int],
     place: Span,
 ) -> tuple[int, ...] | None:  # fmt: skip
-    """k columns that can give the place: first what is here, then what is read anyway, then data, then parity."""
+    """k columns that can give the place: first what is here, then what is read anyway, then data,
+    then parity."""
     start, end = place
     able = [j for j in range(code.n) if covers(reach[j], start, end)]
     if len(able) < code.k:

@@ -1,4 +1,5 @@
-"""Sets of byte positions as ascending, disjoint, non-empty spans [start, end); plain tuples, never changed in place."""
+"""Sets of byte positions as ascending, disjoint, non-empty spans [start, end); plain tuples,
+never changed in place."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ class Owed:
         return tuple(sorted(self._parts.items()))
 
     def take(self, start: int, end: int) -> bool:
-        """Cross [start, end) out; False, and nothing changed, when it is not a part of one owed range."""
+        """Cross [start, end) out; False, and nothing changed, when it is not a part of one owed
+        range."""
         if start >= end:
             return False
         if self._parts.get(start) == end:

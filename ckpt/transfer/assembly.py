@@ -1,7 +1,10 @@
-"""The memory and the checks of one payload's read; without sockets and threads, so that the simulator runs it too.
+"""The memory and the checks of one payload's read; without sockets and threads, so that the
+simulator runs it too.
 
-A received range is compared with its fresh checksum (`range_is_whole`), a cell that came whole with the
-manifest (`fragment_is_right`: stale or misplaced bytes), a decoded cell too (`decoded_is_right`). The
+A received range is compared with its fresh checksum (`range_is_whole`), a cell that came whole
+with the
+manifest (`fragment_is_right`: stale or misplaced bytes), a decoded cell too (`decoded_is_right`).
+The
 manifest itself is the one that the index names (`manifest_is_named`). Nothing is handed out before.
 
 A byte is read once for its checksum: the cell's comes from those of its ranges.
@@ -27,7 +30,8 @@ CELLS_KEPT_MAX: Final = 64
 
 
 class Checks:
-    """What stands between the wire and the caller's memory. The simulator plants bugs by overriding one."""
+    """What stands between the wire and the caller's memory. The simulator plants bugs by
+    overriding one."""
 
     def range_is_whole(self, view: memoryview, crc: int) -> bool:
         """A received range against the checksum that its target made for it."""
@@ -47,7 +51,8 @@ class Checks:
 
 
 class CellPool:
-    """Scratch cells that are used again, since first touch costs more than all the rest. Thread safe."""
+    """Scratch cells that are used again, since first touch costs more than all the rest. Thread
+    safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,7 +78,8 @@ class CellPool:
 class Assembly:
     """I keep what came of one payload until its stripe is finished.
 
-    `land` belongs to the thread that receives, everything else to the one that checks. PayloadReader
+    `land` belongs to the thread that receives, everything else to the one that checks.
+    PayloadReader
     promises that no range of a stripe is landing while that stripe is finished.
     """
 
@@ -91,7 +97,8 @@ class Assembly:
         self._digest = manifest_digest
         self._checks = Checks() if checks is None else checks
         self._pool = CellPool() if pool is None else pool
-        #: (stripe, column) -> where the cell is put together; direct cells are views of the destination.
+        #: (stripe, column) -> where the cell is put together; direct cells are views of the
+        #: destination.
         self._homes: dict[tuple[int, int], memoryview] = {}
         #: Homes that go back to the pool.
         self._scratch: dict[tuple[int, int], Bytes] = {}
@@ -103,13 +110,15 @@ class Assembly:
         return self._place(stripe, column) is not None
 
     def land(self, column: int, start: int, size: int) -> memoryview:
-        """Where fragment bytes [start, start + size) of a column, which lie in one cell, are to be written."""
+        """Where fragment bytes [start, start + size) of a column, which lie in one cell, are to
+        be written."""
         stripe = start // self.layout.cell_bytes
         at = start - self.layout.fragment_offset(stripe)
         return self._home(stripe, column)[at : at + size]
 
     def store(self, column: int, start: int, view: memoryview, crc: int) -> bool:
-        """Bytes that landed are whole: they count now. False, and they do not, when the checksum differs."""
+        """Bytes that landed are whole: they count now. False, and they do not, when the checksum
+        differs."""
         if not self._checks.range_is_whole(view, crc):
             return False
         stripe = start // self.layout.cell_bytes
@@ -118,7 +127,8 @@ class Assembly:
         return True
 
     def take_manifest(self, document: bytes | bytearray | memoryview) -> None:
-        """Keep it. Raises Corrupt when it is not the one that the index names, or of another code."""
+        """Keep it. Raises Corrupt when it is not the one that the index names, or of another
+        code."""
         if not self._checks.manifest_is_named(document, self._digest):
             raise Corrupt("not the one that the index names")
         manifest = decode_manifest(document)
@@ -129,7 +139,8 @@ class Assembly:
         self.manifest = manifest
 
     def finish(self, action: FinishStripe) -> tuple[int, ...]:
-        """Check, decode, check, hand out: the columns whose cells are wrong, and then nothing was handed out."""
+        """Check, decode, check, hand out: the columns whose cells are wrong, and then nothing was
+        handed out."""
         stripe = action.stripe
         wrong = [j for j in action.checked if not self._received_right(stripe, j)]
         if wrong:

@@ -1,6 +1,7 @@
 """Which bytes of a payload go where in the reader's memory.
 
-A landing is a run of payload bytes and the place that it gets; runs may overlap (one stored replica that
+A landing is a run of payload bytes and the place that it gets; runs may overlap (one stored
+replica that
 several asked for). A cell that lies inside one landing is received straight into place, all others
 through a scratch cell.
 """
@@ -16,7 +17,8 @@ Offsets = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 GAP_BYTES: Final = 512
-"""Wanted runs that are closer to each other are read as one: a frame of its own costs more than so many bytes."""
+"""Wanted runs that are closer to each other are read as one: a frame of its own costs more than
+so many bytes."""
 
 
 class Landings:
@@ -64,7 +66,8 @@ class Landings:
         return tuple(zip(firsts, lasts, strict=True))
 
     def place(self, start: int, end: int) -> memoryview | None:
-        """The one place of payload bytes [start, end), or None when they have several, or none, or lie apart."""
+        """The one place of payload bytes [start, end), or None when they have several, or none,
+        or lie apart."""
         hits = self._hits(start, end)
         if len(hits) != 1:
             return None
@@ -94,7 +97,8 @@ class Landings:
         return [hit for hit in range(first, last) if ends[hit] > start]
 
     def _table(self) -> tuple[Offsets, Offsets, Offsets, Offsets, Offsets]:
-        """Starts, ends, destinations, owners ascending by start; and how far the runs so far reach."""
+        """Starts, ends, destinations, owners ascending by start; and how far the runs so far
+        reach."""
         if self._sorted is None:
             columns = [np.concatenate(parts) for parts in zip(*self._parts, strict=True)]
             if not columns:

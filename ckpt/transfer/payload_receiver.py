@@ -1,9 +1,13 @@
-"""Reads payloads from targets into the caller's memory: one thread moves bytes, one checks and decodes them.
+"""Reads payloads from targets into the caller's memory: one thread moves bytes, one checks and
+decodes them.
 
-    caller's thread   LinkLoop: asks, receives straight into place (sink)  --ranges, stripes-->   worker
-                      PayloadReader of each payload                        <--what became of it-- checksums, decode, copies
+    caller's thread   LinkLoop: asks, receives straight into place (sink)  --ranges, stripes-->
+    worker
+                      PayloadReader of each payload                        <--what became of it--
+                      checksums, decode, copies
 
-Both halves of the work release the GIL. Connections are shared by all payloads that are read at once; a
+Both halves of the work release the GIL. Connections are shared by all payloads that are read at
+once; a
 few payloads are under way, the others wait. Nothing is shared between two calls.
 
 Sketch for 1 GB from a healthy 4+2: receive 0.10 to 0.14 CPU s, checksums 0.02, first touch of the
@@ -81,7 +85,8 @@ TICK_US: Final = 100_000
 
 
 class PayloadDamaged(Lost):
-    """Fewer than k columns of a payload are good at some place, by what their targets themselves say."""
+    """Fewer than k columns of a payload are good at some place, by what their targets themselves
+    say."""
 
     def __init__(self, payload: PayloadId, message: str) -> None:
         super().__init__(message)
@@ -114,6 +119,8 @@ class ReceiverOptions:
     limits: ReadLimits = field(default_factory=ReadLimits)
     """Windows, and how long columns that are out of reach are tried again."""
     checks: Checks = field(default_factory=Checks)
+    suspects: frozenset[TargetId] = frozenset()
+    """Targets that earlier reads gave up: asked only when the others do not suffice."""
     report: Callable[[Report], None] | None = None
     """Warnings of the machines: damage, columns given up."""
 
@@ -129,6 +136,8 @@ class ReceiverStatistics:
     damaged_bytes: int
     extra_bytes: int
     """Received beyond what was wanted."""
+    targets_out: frozenset[TargetId]
+    """Given up, or never asked because they were suspects."""
     seconds: float
     cpu_s: Mapping[str, float]
     """By stage: link, verify, decode (with the copies to their places)."""
@@ -141,9 +150,11 @@ Progress = Callable[[int], None]
 def read_payloads(
     jobs: Sequence[ReadJob], options: ReceiverOptions, progress: Progress | None = None
 ) -> ReceiverStatistics:
-    """Fill all landings. Blocks; whatever it raises, nothing is written to them any more afterwards.
+    """Fill all landings. Blocks; whatever it raises, nothing is written to them any more
+    afterwards.
 
-    Raises PayloadDamaged, Unavailable when columns stay out of reach, Unauthorized when a target refuses
+    Raises PayloadDamaged, Unavailable when columns stay out of reach, Unauthorized when a target
+    refuses
     our secret. The destination's content is then undefined.
     """
     return _Receiver(jobs, options, progress).run()
@@ -239,8 +250,9 @@ class _Receiver:
         )
         standings = tuple(
             Standing.ABSENT if target is None
-            else Standing.REACHABLE if target in job.addresses
-            else Standing.AWAY
+            else Standing.AWAY if target not in job.addresses
+            else Standing.SUSPECT if target in self._options.suspects
+            else Standing.REACHABLE
             for target in job.columns
         )  # fmt: skip
         wish = ReadWish(
@@ -445,13 +457,20 @@ class _Receiver:
             rebuilt_bytes=sum(found.rebuilt_bytes for found in all_found),
             damaged_bytes=sum(found.damaged_bytes for found in all_found),
             extra_bytes=sum(found.extra_bytes for found in all_found),
+            targets_out=frozenset(
+                target
+                for job, found in self._ended
+                for column in found.columns_out
+                if (target := job.columns[column]) is not None
+            ),
             seconds=seconds,
             cpu_s=cpu_s,
         )
 
 
 def nearest_address(where: TargetAddress) -> str:
-    """The target's Unix socket when it is on this host, unless CKPT_FORCE_TCP=1; else its TCP address."""
+    """The target's Unix socket when it is on this host, unless CKPT_FORCE_TCP=1; else its TCP
+    address."""
     forced = os.environ.get("CKPT_FORCE_TCP") == "1"
     if where.unix and not forced and os.access(where.unix, os.W_OK):
         return f"unix:{where.unix}"

@@ -1,4 +1,5 @@
-"""The second thread of a read: checksums, decoding and copies, in the order in which they were put."""
+"""The second thread of a read: checksums, decoding and copies, in the order in which they were
+put."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ Work = CheckRange | CheckManifest | Note | FinishStripe
 
 
 class ReadWorker:
-    """I do work and note what became of it; `wake` is called when there are notes. A context manager.
+    """I do work and note what became of it; `wake` is called when there are notes. A context
+    manager.
 
     What waits is bounded by the windows of the reads that put it.
     """

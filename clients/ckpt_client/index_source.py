@@ -1,4 +1,5 @@
-"""The index of a checkpoint, fetched from the targets that hold it: whole when it is small, else in ranges."""
+"""The index of a checkpoint, fetched from the targets that hold it: whole when it is small, else
+in ranges."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ PATIENCE_S: Final = (1.5, 10.0)
 
 
 class IndexSource:
-    """I fetch one checkpoint's index. A copy that is silent or damaged is passed over for the next. Close me."""
+    """I fetch one checkpoint's index. A copy that is silent or damaged is passed over for the
+    next. Close me."""
 
     def __init__(
         self, record: CommitRecord, addresses: Mapping[TargetId, TargetAddress], secret: bytes
@@ -64,7 +66,8 @@ class IndexSource:
             client.close()
 
     def reader(self, timeout_s: float) -> IndexReader:
-        """The index. Raises Unavailable, or Corrupt when no copy can be read although all were reached."""
+        """The index. Raises Unavailable, or Corrupt when no copy can be read although all were
+        reached."""
         deadline = time.monotonic() + timeout_s
         if not self._clients:
             names = ", ".join(self._record.index_targets)
@@ -87,7 +90,8 @@ class IndexSource:
         return IndexReader(*self._whole_copies(patience_s))
 
     def _whole_copies(self, patience_s: float) -> list[_Memory]:
-        """One copy with the right digest, else all that could be read: their parts may mend each other."""
+        """One copy with the right digest, else all that could be read: their parts may mend each
+        other."""
         size, damaged, away = self._record.index_bytes, [], Unavailable("no copy of the index")
         for client in self._ordered():
             try:

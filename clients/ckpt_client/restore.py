@@ -1,9 +1,12 @@
 """Reading a committed checkpoint: resolve it once, keep it pinned, load what is asked for.
 
-    resolve --record--> index (from targets) --tree documents, boxes--> byte ranges --stager's memory, else tier--> arrays
+    resolve --record--> index (from targets) --tree documents, boxes--> byte ranges --stager's
+    memory, else tier--> arrays
 
-Which step it is, and whether an older one may be taken, is the coordinator's decision for all ranks.
-Damage that this reader finds is reported; only when the coordinator has proved it, it is asked again.
+Which step it is, and whether an older one may be taken, is the coordinator's decision for all
+ranks.
+Damage that this reader finds is reported; only when the coordinator has proved it, it is asked
+again.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import numpy as np
 
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import CkptError, Lost, PeerError, Refused, Unavailable
-from ckpt.base.ids import Generation, LaunchNumber, PayloadId, Rank, RunName, Step
+from ckpt.base.ids import Generation, LaunchNumber, PayloadId, Rank, RunName, Step, TargetId
 from ckpt.base.units import MiB
 from ckpt.format.index import IndexPayload, IndexReader
 from ckpt.format.layout import Layout
@@ -76,7 +79,8 @@ class Redundancy:
     domain_level: str
 
     def __str__(self) -> str:
-        return f"survives {self.targets_survivable} targets, {self.domains_survivable} {self.domain_level}s"
+        domains = f"{self.domains_survivable} {self.domain_level}s"
+        return f"survives {self.targets_survivable} targets, {domains}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,8 @@ def resolve(
 ) -> Checkpoint:
     """The committed checkpoint to read, pinned until it is closed, in a session of its own.
 
-    With a launch, `step=None` is the same for all its ranks. Raises NotFound, Unavailable after `timeout_s`
+    With a launch, `step=None` is the same for all its ranks. Raises NotFound, Unavailable after
+    `timeout_s`
     (with `fallback` an older step instead), Lost when its damage is proved.
     """
     question = Resolve(run, step, launch, rank, world_size, int(timeout_s * 1e6), fallback)
@@ -146,7 +151,8 @@ class Pinned:
             raise
 
     def resolve(self, step: Step | None = None) -> None:
-        """Ask which generation it is, or for that step's; warns about steps that were passed over."""
+        """Ask which generation it is, or for that step's; warns about steps that were passed
+        over."""
         rpc = self._connection()
         question = self.question
         if step is not None:
@@ -228,13 +234,16 @@ def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
 
 
 class Checkpoint:
-    """A committed generation, pinned against deletion until it is closed (or forgotten). One thread uses it."""
+    """A committed generation, pinned against deletion until it is closed (or forgotten). One
+    thread uses it."""
 
     def __init__(self, pinned: Pinned, progress: OnProgress | None = None) -> None:
         self._pinned = pinned
         self._on_progress = progress
         self._closer = weakref.finalize(self, pinned.close)
         self._sources: set[str] = set()
+        #: Targets that a read of this load gave up.
+        self._suspects: frozenset[TargetId] = frozenset()
         self._begun_s = 0.0
         self._told_s = 0.0
         self.statistics: tuple[ReceiverStatistics, ...] = ()
@@ -287,7 +296,8 @@ class Checkpoint:
 
     @property
     def source(self) -> str:
-        """Where the last load's bytes came from: `stager`, `tier`, `stager+tier`, or empty before one."""
+        """Where the last load's bytes came from: `stager`, `tier`, `stager+tier`, or empty before
+        one."""
         return "+".join(sorted(self._sources))
 
     @property
@@ -298,14 +308,19 @@ class Checkpoint:
     # ----------------------------------------------------------------------- loading
 
     def load(self, like: object = None, *, strict: bool = True, whole: bool = False) -> object:
-        """This rank's own tree; with `like`, what it asks for; with `whole`, the union of all ranks'.
+        """This rank's own tree; with `like`, what it asks for; with `whole`, the union of all
+        ranks'.
 
-        like: a tree of Box (gives an array), arrays and Shards (filled in place) and plain values. Own leaves
-            and plain values come from the caller's rank, or from rank 0 when the launch that saved had no such
-            rank. `strict=False` takes what is there; otherwise keys that only one side has are Refused.
+        like: a tree of Box (gives an array), arrays and Shards (filled in place) and plain
+        values. Own leaves
+            and plain values come from the caller's rank, or from rank 0 when the launch that
+            saved had no such
+            rank. `strict=False` takes what is there; otherwise keys that only one side has are
+            Refused.
         whole: global tensors as whole arrays, what belongs to ranks as PerRank.
 
-        Raises Refused for a caller of another world size without either, Unavailable, Lost. After an error the
+        Raises Refused for a caller of another world size without either, Unavailable, Lost. After
+        an error the
         content of arrays that were to be filled is undefined.
         """
         if not self._closer.alive:
@@ -363,7 +378,8 @@ class Checkpoint:
         return {rank: decode_tree(document.data) for rank, document in documents.items()}
 
     def _read(self, reads: ReadSet) -> None:
-        """Fill everything: from a stager's memory on this host where one holds exactly this, else from the tier."""
+        """Fill everything: from a stager's memory on this host where one holds exactly this, else
+        from the tier."""
         checkpoint = self.info.checkpoint
         addresses = {where.target: where for where in self._pinned.resolved.targets}
         jobs = []
@@ -388,6 +404,7 @@ class Checkpoint:
                 jobs, self._options(), lambda done_bytes: self._tell(done_bytes, total)
             )
             self.statistics = (*self.statistics, found)
+            self._suspects |= found.targets_out
         reads.finish()
 
     def _options(self) -> ReceiverOptions:
@@ -397,6 +414,7 @@ class Checkpoint:
             name=self._pinned.context.name,
             cluster=self._pinned.record.cluster,
             limits=replace(ReadLimits(), timeout_us=timeout_us),
+            suspects=self._suspects,
             report=_log_report,
         )
 
@@ -416,11 +434,13 @@ class Checkpoint:
     # ----------------------------------------------------------------------- trying again
 
     def _reading(self, once: Callable[[], Value]) -> Value:
-        """Run it; when bytes are damaged or their holders moved, let the coordinator decide and run it again."""
+        """Run it; when bytes are damaged or their holders moved, let the coordinator decide and
+        run it again."""
         self._begun_s = self._told_s = time.monotonic()
         deadline = self._begun_s + self._pinned.timeout_s
         for attempt in range(RESOLVE_COUNT_MAX):
             self._sources.clear()
+            self._suspects = frozenset()
             self.statistics = ()
             try:
                 if self._pinned.pin_lost:

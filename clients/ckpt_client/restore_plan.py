@@ -1,6 +1,8 @@
-"""What must be read for the arrays of a load: index look-ups, new arrays, and byte ranges of payloads.
+"""What must be read for the arrays of a load: index look-ups, new arrays, and byte ranges of
+payloads.
 
-Memory: each destination is allocated once; bytes land in it directly. Only an array that the caller gave and
+Memory: each destination is allocated once; bytes land in it directly. Only an array that the
+caller gave and
 that is not C-contiguous is read aside and copied over when all is here.
 """
 
@@ -88,13 +90,15 @@ def tensor_of_rank(index: IndexReader, name: str, rank: Rank) -> tuple[IndexTens
 
 
 def checked_dtype(name: str, tensor: IndexTensor, array: AnyArray) -> None:
-    """Raises Refused by path unless the array has exactly the stored dtype: nothing is converted."""
+    """Raises Refused by path unless the array has exactly the stored dtype: nothing is
+    converted."""
     if dtype_name(array.dtype) != tensor.dtype:
         raise Refused(f"{name}: stored as {tensor.dtype}, like has {dtype_name(array.dtype)}")
 
 
 def in_place(name: str, value: object) -> AnyArray:
-    """The value's own memory as a writable array; raises Refused by path when it cannot be filled in place."""
+    """The value's own memory as a writable array; raises Refused by path when it cannot be filled
+    in place."""
     array = value if isinstance(value, np.ndarray) else _foreign(name, value)
     if not array.flags.writeable:
         raise Refused(f"{name}: a read-only array cannot be filled")

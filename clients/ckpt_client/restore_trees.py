@@ -1,6 +1,8 @@
-"""The three trees that a load can return: a rank's own, one that looks like another, the union of all ranks'.
+"""The three trees that a load can return: a rank's own, one that looks like another, the union of
+all ranks'.
 
-Each walk makes the arrays and notes in a ReadSet what fills them; the bytes come afterwards, all at once.
+Each walk makes the arrays and notes in a ReadSet what fills them; the bytes come afterwards, all
+at once.
 """
 
 from __future__ import annotations
@@ -213,7 +215,8 @@ def _names(names: Sequence[str]) -> str:
 
 @dataclass(slots=True)
 class WholeWalk:
-    """I merge all ranks' trees: global tensors as whole arrays, what belongs to ranks as PerRank."""
+    """I merge all ranks' trees: global tensors as whole arrays, what belongs to ranks as
+    PerRank."""
 
     index: IndexReader
     reads: ReadSet

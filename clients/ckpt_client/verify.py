@@ -1,4 +1,5 @@
-"""Is every byte of a checkpoint still what was written? Each target reads its own columns and compares."""
+"""Is every byte of a checkpoint still what was written? Each target reads its own columns and
+compares."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ class VerifyReport:
 
     checkpoint: CheckpointId
     state: str
-    """`healthy`: all whole. `degraded`: readable from the others. `lost`: proved not to be readable.
+    """`healthy`: all whole. `degraded`: readable from the others. `lost`: proved not to be
+    readable.
     `unknown`: not readable from what was reached, and nothing is proved."""
     payloads: tuple[PayloadHealth, ...]
     columns: tuple[ColumnHealth, ...]
@@ -76,7 +78,8 @@ _ORDER: Final = ("healthy", "degraded", "unknown", "lost")
 def verify(
     context: ReaderContext, run: RunName, step: Step, *, timeout_s: float = 10.0
 ) -> VerifyReport:
-    """Verify the newest generation of a step, all targets at once. Raises NotFound, Unavailable, Lost."""
+    """Verify the newest generation of a step, all targets at once. Raises NotFound, Unavailable,
+    Lost."""
     begun_s = time.monotonic()
     pinned = Pinned(context, Resolve(run, step, timeout_us=int(timeout_s * 1e6)), timeout_s)
     try:

@@ -1,4 +1,5 @@
-"""A payload in columns, targets that misbehave as told, and virtual time: what drives a PayloadReader in tests."""
+"""A payload in columns, targets that misbehave as told, and virtual time: what drives a
+PayloadReader in tests."""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ class Behaviour:
     """What a column's target does."""
 
     kind: str = "good"
-    """good, absent, away, dead, silent, slow, not_found, busy, stale, other."""
+    """good, absent, away, suspect, dead, silent, slow, not_found, busy, stale, other."""
     damaged: set[int] = field(default_factory=set)
     """Numbers of blocks of the column."""
     wire_errors: int = 0
@@ -98,11 +99,12 @@ class Behaviour:
 
     @property
     def standing(self) -> Standing:
-        return {"absent": Standing.ABSENT, "away": Standing.AWAY}.get(self.kind, Standing.REACHABLE)
+        known = {kind.value: kind for kind in Standing}
+        return known.get(self.kind, Standing.REACHABLE)
 
     @property
     def gives_bytes(self) -> bool:
-        return self.kind in ("good", "slow") and self.silent_after is None
+        return self.kind in ("good", "slow", "suspect") and self.silent_after is None
 
 
 class Reading:

@@ -1,4 +1,5 @@
-"""PayloadReader with real bytes and real checks, in virtual time: the bytes as written, or the right error."""
+"""PayloadReader with real bytes and real checks, in virtual time: the bytes as written, or the
+right error."""
 
 from __future__ import annotations
 
@@ -119,6 +120,15 @@ def test_columns_whose_targets_are_not_live_are_not_waited_for() -> None:
     assert reading.now_us < 1_000_000
 
 
+def test_a_suspect_is_asked_only_when_the_others_do_not_suffice() -> None:
+    spared = read([Behaviour("suspect"), *good(5)])
+    assert spared.right()
+    assert spared.ask_counts[0] == 0
+    needed = read([Behaviour("suspect"), *good(3), Behaviour("absent"), Behaviour("dead")])
+    assert needed.right()
+    assert needed.ask_counts[0] > 0
+
+
 def test_a_column_that_comes_back_is_read_again() -> None:
     behaviours = good()
     for column in (0, 1, 2):
@@ -208,6 +218,7 @@ def test_an_empty_read_asks_nothing(code: Code) -> None:
 KINDS = ["good"] * 6 + [
     "absent",
     "away",
+    "suspect",
     "dead",
     "silent",
     "slow",
@@ -217,13 +228,14 @@ KINDS = ["good"] * 6 + [
 ]
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(400))
 def test_any_mixture_gives_the_bytes_or_the_right_error(seed: int) -> None:
     dice = random.Random(seed)
     code = dice.choice([Code(1, 1), Code(2, 1), Code(4, 2), Code(5, 3), Code(3, 0)])
     size = dice.randint(1, 12 * CELL * code.k)
     columns = Columns.make(code, size, CELL, seed)
-    # Only whole cells can be compared with the manifest: parts of cells trust their target's own checks.
+    # Only whole cells can be compared with the manifest: parts of cells trust their target's own
+    # checks.
     kinds = [*KINDS, "stale"] if seed % 2 else KINDS
     behaviours = [Behaviour(dice.choice(kinds)) for _ in range(code.n)]
     for how in behaviours:

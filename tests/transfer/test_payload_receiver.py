@@ -50,7 +50,8 @@ HASTY = replace(PATIENT, limits=ReadLimits(hedge_us=200_000, timeout_us=500_000)
 
 
 class SmallHolder:
-    """One target that holds one column. `how` names its fault: silent, cut, damaged, broken, greedy, absent."""
+    """One target that holds one column. `how` names its fault: silent, cut, damaged, broken,
+    greedy, absent."""
 
     def __init__(self, column: int, data: Columns, how: str) -> None:
         self.id = TargetId(f"t{column}")

@@ -1,0 +1,299 @@
+"""Loads through a real local cluster: what was saved comes back, for any caller, with targets
+dead, stopped, damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ckpt
+from ckpt.base.limits import PAGE_BYTES
+from ckpt_client.store import Store
+from tests.client.test_stager_process import runs
+from tests.waiting import wait_until
+
+RANKS = 4
+ROWS = 500
+TIMEOUT_S = 60.0
+URL = "ckpt+local://{}?targets=7&code=4+2&pretend_domains=1&restart=never"
+
+
+def state_of(rank: int) -> dict[Any, Any]:
+    dice = np.random.default_rng(rank)
+    same = np.random.default_rng(99)
+    nan = np.array([np.nan, -0.0, np.inf], "f8")
+    nan.view("u8")[0] = 0x7FF0_0000_DEAD_BEEF
+    return {
+        "own": dice.integers(0, 255, 2_500_001).astype("u1"),
+        "same": ckpt.Replicated({"p": same.standard_normal(400_000), "lr": 0.1}),
+        "m": ckpt.Shard(dice.random((ROWS, 700), "f4"), (ROWS * RANKS, 700), (ROWS * rank, 0)),
+        "bf": dice.random(1000).astype(ml_dtypes.bfloat16),
+        "f8": dice.random((3, 5)).astype(ml_dtypes.float8_e4m3fn),
+        3: (1 << 200, "x", [None, b"y", True, rank]),
+        ("a", 1): {
+            "fortran": np.asfortranarray(dice.random((30, 40))),
+            "big": np.arange(5, dtype=">i4"),
+        },
+        "strided": dice.random((40, 60))[::2, ::3],
+        "empty": np.zeros((0, 3)),
+        "zero": np.array(7),
+        "nan": nan,
+    }  # fmt: skip
+
+
+def equal(a: object, b: object) -> bool:
+    """Bit-exact, with types."""
+    match a, b:
+        case ckpt.Replicated(), _:
+            return equal(a.tree, b)
+        case ckpt.Shard(), ckpt.Shard():
+            return (a.global_shape, a.offset) == (b.global_shape, b.offset) and equal(
+                a.array, b.array
+            )
+        case dict(), dict():
+            return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+        case (list(), list()) | (tuple(), tuple()):
+            return len(a) == len(b) and all(map(equal, a, b))
+        case np.ndarray(), np.ndarray():
+            same = (a.dtype, a.shape) == (b.dtype, b.shape)
+            return same and np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
+        case _:
+            return type(a) is type(b) and a == b
+
+
+def whole_matrix() -> np.ndarray:
+    return np.concatenate([state_of(rank)["m"].array for rank in range(RANKS)])
+
+
+@dataclass
+class Cluster:
+    """An open store with one saved checkpoint, whose stagers are gone."""
+
+    directory: Path
+    store: Store
+
+    def targets(self) -> list[dict[str, object]]:
+        found: list[dict[str, object]] = json.loads(self.store._control.ask("status"))["targets"]
+        return found
+
+    def signal(self, number: int, what: signal.Signals) -> int:
+        pid = self.targets()[number]["pid"]
+        assert isinstance(pid, int)
+        os.kill(pid, what)
+        return pid
+
+    def own(self, rank: int) -> ckpt.Checkpoint:
+        """This rank's tree was loaded and is right."""
+        checkpoint = self.store.resolve("run", rank=rank, world_size=RANKS)
+        with checkpoint:
+            assert equal(state_of(rank), checkpoint.load())
+        return checkpoint
+
+
+@contextmanager
+def saved(directory: Path) -> Iterator[Cluster]:
+    try:
+        with ckpt.open(URL.format(directory)) as store:
+            saves = [
+                store.save("run", 1, state_of(r), rank=r, world_size=RANKS) for r in range(RANKS)
+            ]
+            for save in saves:
+                save.wait(TIMEOUT_S)
+            for stager in store._stagers.values():
+                os.kill(stager.pid, signal.SIGKILL)
+            yield Cluster(directory, store)
+    finally:
+        ready = json.loads((directory / "ready.json").read_text())
+        os.kill(ready["pid"], signal.SIGTERM)
+        wait_until(lambda: not runs(ready["pid"]), "the supervisor's end")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Shared by tests that break nothing."""
+    with saved(tmp_path_factory.mktemp("burst")) as cluster:
+        yield cluster
+
+
+def test_every_rank_gets_its_own_tree_back(cluster: Cluster) -> None:
+    for rank in range(RANKS):
+        checkpoint = cluster.own(rank)
+        assert checkpoint.source == "tier"
+        assert sum(read.rebuilt_bytes for read in checkpoint.statistics) == 0
+        assert str(checkpoint.redundancy) == "survives 2 targets, 2 devices"
+
+
+def test_a_caller_of_another_world_size_is_told_what_to_pass(cluster: Cluster) -> None:
+    for place in ({"rank": 0, "world_size": 3}, {}):
+        with pytest.raises(ckpt.Refused, match=r"saved by 4 ranks.*whole=True"):
+            cluster.store.load("run", **place)
+
+
+def test_boxes_of_another_axis_and_world_size_read_only_their_bytes(cluster: Cluster) -> None:
+    whole = whole_matrix()
+    with cluster.store.resolve("run", rank=1, world_size=2) as checkpoint:
+        like = {"m": ckpt.Box((0, 350), (ROWS * RANKS, 350))}
+        found = checkpoint.load(like, strict=False)
+        assert isinstance(found, dict)
+        assert np.array_equal(found["m"], whole[:, 350:])
+        data = checkpoint.statistics[-1]
+        assert data.wanted_bytes == ROWS * RANKS * 350 * 4
+        assert data.extra_bytes <= data.wanted_bytes // 20
+        for box in (
+            ckpt.Box((ROWS - 1, 3), (2, 690)),
+            ckpt.Box((7, 7), (1, 1)),
+            ckpt.Box((9, 0), (0, 700)),
+        ):
+            found = checkpoint.load({"m": box}, strict=False)
+            assert isinstance(found, dict)
+            rows, columns = (slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))
+            assert np.array_equal(found["m"], whole[rows, columns])
+
+
+def test_arrays_and_shards_are_filled_in_place(cluster: Cluster) -> None:
+    whole = whole_matrix()
+    like = {
+        "own": np.empty(2_500_001, "u1"),
+        "same": ckpt.Replicated({"p": np.empty(800_000)[::2], "lr": 0}),
+        "m": ckpt.Shard(np.empty((300, 200), "f4"), whole.shape, (600, 100)),
+        "nan": np.empty(3),
+    }
+    found = cluster.store.load("run", like=like, strict=False, rank=2, world_size=7)
+    assert isinstance(found, dict)
+    assert found["own"] is like["own"]
+    assert found["m"] is like["m"]
+    assert equal(found["own"], state_of(2)["own"])
+    assert equal(found["same"], {"p": state_of(0)["same"].tree["p"], "lr": 0.1})
+    assert np.array_equal(found["m"].array, whole[600:900, 100:300])
+    assert equal(found["nan"], state_of(0)["nan"])
+
+
+@pytest.mark.parametrize(
+    ("like", "message"),
+    [
+        ({"m": np.empty((3, 700), "f4")}, r"m: stored with shape \(2000, 700\)"),
+        ({"own": np.empty(2_500_001, "i1")}, r"own: stored as \|u1, like has int8"),
+        ({"m": ckpt.Box((1999, 0), (2, 700))}, r"m: Box .* reaches beyond"),
+        ({"m": ckpt.Shard(np.empty((1, 7), "f4"), (4, 7), (0, 0))}, "m: stored with global shape"),
+        ({3: (np.empty(2), "", [0, 0, 0, 0])}, r"=3/#0: stored as a plain value"),
+        ({"own": 5}, "own: stored as an array"),
+        ({"own": object()}, "own: a object cannot be filled"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_path(cluster: Cluster, like: object, message: str) -> None:
+    with pytest.raises(ckpt.Refused, match=message):
+        cluster.store.load("run", like=like, strict=False, rank=0, world_size=RANKS)
+
+
+def test_missing_and_surplus_keys_are_named_by_path_unless_not_strict(cluster: Cluster) -> None:
+    like = {"own": np.empty(2_500_001, "u1"), "other": {"w": np.zeros(3)}}
+    with pytest.raises(
+        ckpt.Refused, match=r"checkpoint has no other/w; like does not name .*=3/#0"
+    ):
+        cluster.store.load("run", like=like, rank=0, world_size=RANKS)
+    found = cluster.store.load("run", like=like, strict=False, rank=0, world_size=RANKS)
+    assert isinstance(found, dict)
+    assert found["other"]["w"] is like["other"]["w"]
+
+
+def test_the_whole_checkpoint_is_the_union_of_all_ranks(cluster: Cluster) -> None:
+    whole = cluster.store.load("run", whole=True)
+    assert isinstance(whole, dict)
+    assert np.array_equal(whole["m"], whole_matrix())
+    assert whole["same"]["lr"] == 0.1
+    assert equal(whole["same"]["p"], state_of(0)["same"].tree["p"])
+    for rank in range(RANKS):
+        assert equal(whole["own"][rank], state_of(rank)["own"])
+        assert whole[3][2][3][rank] == rank
+    assert len(whole["own"]) == RANKS
+
+
+def test_a_closed_checkpoint_reads_no_more(cluster: Cluster) -> None:
+    checkpoint = cluster.store.resolve("run", rank=0, world_size=RANKS)
+    checkpoint.close()
+    checkpoint.close()
+    with pytest.raises(ckpt.Refused, match="closed"):
+        checkpoint.load()
+
+
+def test_a_healthy_checkpoint_verifies_whole(cluster: Cluster) -> None:
+    report = cluster.store.verify("run", 1)
+    assert report.state == "healthy"
+    assert len(report.columns) == RANKS * 6
+    assert report.bytes_read > sum(len(state_of(r)["own"]) for r in range(RANKS))
+
+
+# --------------------------------------------------------------------------- with losses
+
+
+def test_two_targets_lost_one_killed_one_stopped_cost_no_byte(tmp_path: Path) -> None:
+    with saved(tmp_path) as cluster:
+        stopped = cluster.signal(0, signal.SIGSTOP)
+        cluster.signal(1, signal.SIGKILL)
+        try:
+            rebuilt = 0
+            for rank in range(RANKS):
+                checkpoint = cluster.own(rank)
+                rebuilt += sum(read.rebuilt_bytes for read in checkpoint.statistics)
+            assert rebuilt > 0
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+
+
+def test_flipped_bytes_are_mended_counted_and_found_by_verify(tmp_path: Path) -> None:
+    with saved(tmp_path) as cluster:
+        flipped = flip(cluster, targets=2, offset=PAGE_BYTES + 100)
+        assert flipped
+        damaged = rebuilt = 0
+        for rank in range(RANKS):
+            checkpoint = cluster.own(rank)
+            damaged += sum(read.damaged_bytes for read in checkpoint.statistics)
+            rebuilt += sum(read.rebuilt_bytes for read in checkpoint.statistics)
+        assert damaged > 0
+        assert rebuilt > 0
+        report = cluster.store.verify("run", 1)
+        assert report.state == "degraded"
+        assert sum(column.state == "damaged" for column in report.columns) == flipped
+
+
+def test_damage_beyond_parity_is_lost_and_never_wrong_bytes(tmp_path: Path) -> None:
+    with saved(tmp_path) as cluster:
+        flip(cluster, targets=7, offset=PAGE_BYTES + 100)
+        assert cluster.store.verify("run", 1).state == "lost"
+        with pytest.raises(ckpt.CkptError) as caught:
+            cluster.store.load("run", rank=0, world_size=RANKS)
+        assert isinstance(caught.value, ckpt.Lost | ckpt.NotFound)
+
+
+def test_three_targets_killed_is_unavailable_not_lost(tmp_path: Path) -> None:
+    with saved(tmp_path) as cluster:
+        checkpoint = cluster.store.resolve("run", rank=0, world_size=RANKS, timeout_s=2)
+        for number in (0, 1, 2, 3):
+            cluster.signal(number, signal.SIGKILL)
+        with checkpoint, pytest.raises(ckpt.Unavailable):
+            checkpoint.load()
+
+
+def flip(cluster: Cluster, *, targets: int, offset: int) -> int:
+    """One byte of every column file of so many targets; how many files there were."""
+    count = 0
+    for target in cluster.targets()[:targets]:
+        for file in sorted((Path(str(target["directory"])) / "columns").iterdir()):
+            with file.open("r+b") as column:
+                column.seek(offset)
+                byte = column.read(1)[0]
+                column.seek(offset)
+                column.write(bytes([byte ^ 0x10]))
+                os.fsync(column.fileno())
+            count += 1
+    return count
