@@ -1,0 +1,147 @@
+"""What must hold of a store while everything around it dies, and what must be left when all is quiet."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import ckpt
+from ckpt.base.errors import NotFound, Unavailable
+from ckpt.base.ids import Generation
+from tests.soak.job import Said
+from tests.soak.rank import RUN
+from tests.soak.states import check_whole
+
+LOOK_TIMEOUT_S: Final = 20.0
+SAMPLE: Final = 3
+
+
+class Judge:
+    """I look at one run through a store of my own, and remember what it has promised."""
+
+    def __init__(self, store: ckpt.Store, seed: int, keep: int) -> None:
+        self._store = store
+        self._seed = seed
+        self._keep = keep
+        self._random = random.Random(seed)
+        self._latest = 0
+        self._launches: dict[tuple[int, str], int] = {}
+        #: (step, generation) -> the launch that its content names.
+        self._generations: dict[int, str] = {}
+        #: step -> the newest generation listed so far.
+        self.counts: Counter[str] = Counter()
+        self.unavailable: list[str] = []
+
+    @property
+    def latest(self) -> int:
+        return self._latest
+
+    def look(self) -> None:
+        """At what is committed now, and at the content of some of it; targets may be down."""
+        steps = self.list_steps()
+        chosen = self._random.sample(steps, min(SAMPLE - 1, len(steps))) + steps[-1:]
+        for step in chosen:
+            try:
+                self._load(step)
+            except Unavailable as error:
+                self.counts["out of reach"] += 1
+                self.unavailable.append(f"{step}: {error}")
+            except NotFound:
+                newest = self.list_steps()[-self._keep :]
+                assert step not in newest, f"step {step} is kept but not found"
+                self.counts["deleted meanwhile"] += 1
+
+    def look_at_all(self) -> None:
+        """All targets are there: every committed step must load."""
+        for step in self.list_steps():
+            self._load(step)
+
+    def list_steps(self) -> list[int]:
+        """The committed steps; what was once newest, or once kept, may not be gone."""
+        commits = self._store.steps(RUN)
+        listed = {commit.step: str(commit.generation) for commit in commits}
+        latest = max(listed, default=0)
+        assert latest >= self._latest, f"latest went back from {self._latest} to {latest}"
+        self._latest = latest
+        # Deleted is the oldest, and only when there are enough newer ones.
+        known = {**self._generations, **listed}
+        for step in sorted(known)[-self._keep :]:
+            assert step in listed, f"step {step} was committed and is gone"
+            before = self._generations.get(step, listed[step])
+            assert _age(listed[step]) >= _age(before), f"step {step} went back to {listed[step]}"
+        self._generations = known
+        self.counts["listed"] += 1
+        return sorted(listed)
+
+    def compare(self, said: Iterable[Said]) -> Counter[str]:
+        """What ranks were told agrees: with each other, and with what is listed. Counts it."""
+        counts: Counter[str] = Counter()
+        resumed: dict[int, set[tuple[object, object, object]]] = {}
+        for one in said:
+            words = one.words
+            counts[f"{one.event} {words.get('code', '')}".strip()] += 1
+            if one.event == "resumed":
+                resumed.setdefault(one.launch, set()).add(
+                    (words["step"], words["generation"], words["by"])
+                )
+            if one.event == "committed":
+                step = words["step"]
+                assert isinstance(step, int)
+                assert step <= self._latest, f"step {step} was announced and is not there"
+                found = self._generations.get(step)
+                if found is not None:
+                    assert _age(found) >= _age(str(words["generation"]))
+        for launch, places in resumed.items():
+            assert len(places) == 1, f"launch {launch} went on from several places: {places}"
+        return counts
+
+    def _load(self, step: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # Nothing is damaged: no step may be passed over.
+            with self._store.resolve(RUN, step, timeout_s=LOOK_TIMEOUT_S) as checkpoint:
+                union = checkpoint.load(whole=True)
+                generation = str(checkpoint.generation)
+        launch = check_whole(union, self._seed, step)
+        assert self._launches.setdefault((step, generation), launch) == launch
+        self.counts["loaded"] += 1
+
+
+def names_targets(text: str) -> bool:
+    """Whether an error says which targets are missed."""
+    return re.search(r"\bt\d\b", text) is not None
+
+
+def _age(generation: str) -> Generation:
+    """Generations in their order."""
+    return Generation.parse(generation)
+
+
+def descriptor_count(pid: int) -> int:
+    """Of a process."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def resident_bytes(pid: int) -> int:
+    """Of a process; pages that it shares count in full."""
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def column_counts(directory: Path) -> Counter[tuple[str, str]]:
+    """Sealed column files of all targets, by (step, generation) as their names spell them."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for path in directory.glob("targets/*/columns/*"):
+        _, step, generation, _, _ = path.name.rsplit("-", 4)
+        counts[step, generation] += 1
+    return counts
+
+
+def staged_bytes(directory: Path) -> int:
+    """What lies aside on all targets, sealed or not."""
+    return sum(path.stat().st_blocks * 512 for path in directory.glob("targets/*/staging/*"))
