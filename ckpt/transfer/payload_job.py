@@ -143,8 +143,7 @@ class PayloadJob:
             return False
         state = self._streams[stream]
         link = state.link
-        if not link.writable_now:
-            self._note_blocked(stream, state)
+        if self._is_blocked(stream, state):
             return False
         cell = self.encoder.take(stripe, number)
         if cell is None:
@@ -162,8 +161,8 @@ class PayloadJob:
         state.sent_bytes += size
         self._bytes_sent += size
         self._perform(self.writer.handle(w.FragmentSent(_now_us(), stream, stripe)))
-        if stream in self._streams and not link.writable_now:
-            self._note_blocked(stream, state)
+        if stream in self._streams:
+            self._is_blocked(stream, state)
         return True
 
     def _landed(self, link: Link, cell: Cell) -> Callable[[], None]:
@@ -173,10 +172,14 @@ class PayloadJob:
 
         return landed
 
-    def _note_blocked(self, stream: int, state: Stream) -> None:
+    def _is_blocked(self, stream: int, state: Stream) -> bool:
+        """Whether its link takes nothing now; the writer hears of it once."""
+        if state.link.writable_now:
+            return False
         if not state.blocked:
             state.blocked, state.moved_us = True, state.link.moved_us
             self._perform(self.writer.handle(w.SendBlocked(_now_us(), stream)))
+        return True
 
     def _tell_manifest(self) -> None:
         manifest = self.encoder.manifest
