@@ -1,0 +1,1 @@
+"""Sockets, sessions, slots and disks: the real ones, on this machine alone."""

@@ -1,0 +1,1 @@
+"""The trainer's side: states, arena, stager, store, commands and demo."""

@@ -71,7 +71,7 @@ def test_parity_equals_pyeclibs_and_the_tables_at_every_length(text: str) -> Non
 
 
 @given(code=codes, length=st.integers(0, 700), seed=st.integers(0, 1 << 32), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_m_lost_columns_come_back(
     code: Code, length: int, seed: int, data: st.DataObject
 ) -> None:
@@ -96,7 +96,7 @@ def test_every_pattern_of_losses_decodes(text: str) -> None:
 
 
 @given(code=codes, length=st.integers(1, 200), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_fallback_computes_the_same_bytes(code: Code, length: int, data: st.DataObject) -> None:
     slow = Codec(code, fallback.Pyeclib())
     cells = data_cells(code, length)

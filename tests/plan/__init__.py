@@ -1,0 +1,1 @@
+"""Plans: every byte has one place, and no domain holds too much."""

@@ -1,7 +1,9 @@
+"""Boxes: what two share, what one leaves of another, and the first hole among many."""
+
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt.plan import boxes as module
@@ -34,7 +36,6 @@ def filled(
     return cells
 
 
-@settings(deadline=None)
 @given(tensors())
 def test_crossing_pairs_are_those_that_share_an_item(
     case: tuple[tuple[int, ...], list[Region]],
@@ -51,7 +52,6 @@ def test_crossing_pairs_are_those_that_share_an_item(
     assert len(pairs) == len(expected)
 
 
-@settings(deadline=None)
 @given(tensors())
 def test_a_hole_is_found_exactly_when_there_is_one(
     case: tuple[tuple[int, ...], list[Region]],
@@ -68,7 +68,6 @@ def test_a_hole_is_found_exactly_when_there_is_one(
         assert min(hole[1], default=1) >= 1
 
 
-@settings(deadline=None)
 @given(tensors())
 def test_a_box_is_its_part_and_the_rest(case: tuple[tuple[int, ...], list[Region]]) -> None:
     shape, boxes = case

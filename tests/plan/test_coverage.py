@@ -1,3 +1,5 @@
+"""Coverage: all ranks' tables become tensors without holes, or problems that name rank and path."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -14,8 +16,7 @@ from ckpt.format.table import Meaning, Piece, TensorEntry, decode_table, encode_
 from ckpt.plan import coverage
 from ckpt.plan.coverage import Differing, Merged, Overlap, judge_overlap, merge_tables, ranks_text
 from ckpt.plan.reads import plan_read
-
-from .clusters import entry, tables
+from tests.plan.clusters import entry, tables
 
 OWN, REPLICATED, SHARD = Meaning.OWN, Meaning.REPLICATED, Meaning.SHARD
 A, B = b"a" * 16, b"b" * 16
@@ -332,7 +333,7 @@ def test_many_ranks_are_named_briefly() -> None:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple), st.data())
 def test_shards_merge_exactly_when_they_cover_and_all_shared_items_are_asked_for(
     whole: tuple[int, ...], data: st.DataObject

@@ -1,3 +1,5 @@
+"""Placement: balance, the rule for domains, and which losses a payload survives."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -28,8 +30,7 @@ from ckpt.plan.placement import (
     place_all,
     survivable,
 )
-
-from .clusters import candidate, cluster
+from tests.plan.clusters import candidate, cluster
 
 MiB = 1 << 20
 
@@ -245,7 +246,7 @@ def clusters(draw: st.DrawFn) -> list[Candidate]:
     return candidates
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     clusters(),
     st.sampled_from(LEVELS),
@@ -276,7 +277,7 @@ def test_the_domain_rule_holds_and_as_many_columns_are_placed_as_it_allows(
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(clusters(), st.sampled_from(LEVELS), st.integers(0, 50))
 def test_a_replacement_keeps_the_rule_and_avoids_holders_and_failed_targets(
     candidates: list[Candidate], level: Level, turn: int
@@ -320,7 +321,7 @@ def test_documents_prefer_the_least_loaded_target() -> None:
     assert document_targets(candidates, 2) == (candidates[4].target, candidates[3].target)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.one_of(st.none(), st.integers(0, 5)), min_size=6, max_size=6),
     st.sampled_from(("device", "host", "rack", "power")),

@@ -1,3 +1,5 @@
+"""Reads: exactly the bytes that are wanted, each from one place to one place."""
+
 from __future__ import annotations
 
 from itertools import pairwise
@@ -108,7 +110,7 @@ def numbered(shape: Extent) -> npt.NDArray[np.uint16]:
     return np.arange(1, volume_of(shape) + 1, dtype=np.uint16).reshape(shape)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(SHAPES, st.data())
 def test_any_box_is_read_from_any_split_each_byte_once(shape: Extent, data: st.DataObject) -> None:
     array = numbered(shape)
@@ -123,7 +125,7 @@ def test_any_box_is_read_from_any_split_each_byte_once(shape: Extent, data: st.D
     assert (times == 1).all()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(SHAPES, st.data())
 def test_overlapping_boxes_give_each_byte_once_and_what_they_leave_is_missing(
     shape: Extent, data: st.DataObject
@@ -147,7 +149,7 @@ def test_overlapping_boxes_give_each_byte_once_and_what_they_leave_is_missing(
     assert plan.missing_bytes == cut_of(have, wanted).count(0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SHAPES, st.data())
 def test_runs_are_joined_and_ascend_and_spans_cover_exactly_them(
     shape: Extent, data: st.DataObject

@@ -1,3 +1,5 @@
+"""Shares of what all ranks hold: together they are all of it, and no rank writes much more."""
+
 from __future__ import annotations
 
 from itertools import accumulate, pairwise

@@ -1,3 +1,5 @@
+"""Retention: the newest stay, and what is superseded goes with its last reader."""
+
 from __future__ import annotations
 
 from hypothesis import given

@@ -1,0 +1,1 @@
+"""The machines, one event at a time: tables of cells, and random histories."""

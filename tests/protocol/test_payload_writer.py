@@ -344,7 +344,7 @@ def test_a_stopped_writer_ends_all_streams_and_says_nothing_more() -> None:
     writer.check()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     seed=st.integers(0, 1 << 32),
     code=st.sampled_from(["1+1", "2+1", "2+2", "4+2"]),

@@ -53,7 +53,7 @@ class Coordinator:
         return self.ended.setdefault(checkpoint, ending)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 1 << 32))
 def test_every_save_comes_to_one_end_through_loss_and_restarts(seed: int) -> None:
     random = Random(seed)

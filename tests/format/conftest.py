@@ -1,8 +1,0 @@
-"""Properties here state facts about bytes, never about time: a busy machine must not fail them."""
-
-from __future__ import annotations
-
-from hypothesis import HealthCheck, settings
-
-settings.register_profile("bytes", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("bytes")
