@@ -116,7 +116,7 @@ class Conversation:
 
 @contextmanager
 def conversation(arguments: argparse.Namespace, output: Output) -> Iterator[Conversation]:
-    """The named store's coordinator; a local cluster that rests is started. Raises as `ckpt.open`."""
+    """The named store's coordinator; a local cluster that rests is started, as `ckpt.open` does."""
     url = parse_url(arguments.store)
     timeout_s: float = arguments.timeout
     match url:
