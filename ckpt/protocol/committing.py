@@ -18,17 +18,17 @@ from dataclasses import dataclass
 
 from ckpt.base.errors import Aborted, CkptError, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, ColumnNumber, Rank, TargetId
-from ckpt.base.limits import FRAME_BULK_BYTES_MAX, LEASE_US
+from ckpt.base.limits import LEASE_US
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.index import Index, IndexPayload, encode_index
 from ckpt.format.record import CommitRecord, encode_record
 from ckpt.plan.coverage import Differing, Merged, Overlap, merge_tables
-from ckpt.plan.placement import Level, document_targets, survivable
+from ckpt.plan.placement import Level, survivable
 from ckpt.protocol import catalog
 from ckpt.protocol.attempts import Attempt, AttemptState, Payload, count_columns
 from ckpt.protocol.desk import Desk
-from ckpt.protocol.events import Buffer
+from ckpt.protocol.documents import store_document
 from ckpt.protocol.membership import Membership
 from ckpt.protocol.messages import (
     BoxesCompared,
@@ -37,17 +37,12 @@ from ckpt.protocol.messages import (
     CommitInfo,
     CompareBoxes,
     DocumentKind,
-    DocumentStored,
-    Message,
     Place,
-    PutDocument,
     ReplicaPolicy,
 )
 from ckpt.protocol.placements import encode_placement
 from ckpt.protocol.reservations import Allotment, Reservations, SpreadRule
 
-PATIENCE_US = 2_000_000
-"""A target that has not stored a document within this is passed over for another."""
 WARNINGS_MAX = 4
 WARNING_CHARS_MAX = 200
 RECOUNT_GRACE_US = 3 * LEASE_US
@@ -391,79 +386,6 @@ class Committer:
         store_document(
             self._desk, self._members, attempt.checkpoint, kind, document, code.m + 1, then
         )
-
-
-def store_document(
-    desk: Desk,
-    members: Membership,
-    checkpoint: CheckpointId,
-    kind: DocumentKind,
-    document: bytes,
-    copies: int,
-    then: Callable[[tuple[TargetId, ...]], None],
-) -> None:
-    """Put a document on `copies` live targets (all of them when fewer live); failing ones are replaced.
-
-    `then` hears the targets that hold it durably, or () when the copies cannot be had now.
-    """
-    tried: set[TargetId] = set()
-    stored: list[TargetId] = []
-    open_puts = 0
-    concluded = False
-
-    def fill() -> None:
-        nonlocal open_puts, concluded
-        if concluded:
-            return
-        untried = [c for c in members.candidates() if c.target not in tried]
-        wanted = copies - len(stored) - open_puts
-        chosen = document_targets(untried, wanted) if wanted > 0 else ()
-        for target in chosen:
-            tried.add(target)
-            open_puts += 1
-        for target in chosen:
-            _put(desk, members, target, checkpoint, kind, document, answered)
-        if open_puts == 0 and not concluded:
-            concluded = True
-            enough = len(stored) >= min(copies, max(1, len(members.live())))
-            then(tuple(sorted(stored)) if enough else ())
-
-    def answered(target: TargetId, done: bool) -> None:
-        nonlocal open_puts
-        open_puts -= 1
-        if done:
-            stored.append(target)
-        fill()
-
-    fill()
-
-
-def _put(
-    desk: Desk,
-    members: Membership,
-    id: TargetId,
-    checkpoint: CheckpointId,
-    kind: DocumentKind,
-    document: bytes,
-    then: Callable[[TargetId, bool], None],
-) -> None:
-    """All parts of a document to one target; only the last part is answered."""
-    target = members.targets[id]
-    session = target.session
-    if session is None:
-        then(id, False)
-        return
-    digest, view = xxh3_128(document), memoryview(document)
-    last = max(0, (len(document) - 1) // FRAME_BULK_BYTES_MAX * FRAME_BULK_BYTES_MAX)
-    for offset in range(0, last, FRAME_BULK_BYTES_MAX):
-        part = PutDocument(members.term, kind, checkpoint, len(document), offset, digest)
-        desk.send(session, 0, part, view[offset : offset + FRAME_BULK_BYTES_MAX])
-
-    def answered(message: Message, _bulk: Buffer) -> None:
-        then(id, isinstance(message, DocumentStored))
-
-    final = PutDocument(members.term, kind, checkpoint, len(document), last, digest)
-    desk.ask(session, final, answered, view[last:], patience_us=PATIENCE_US)
 
 
 def _merged(attempt: Attempt) -> Merged:

@@ -7,7 +7,7 @@ peer whose session ends is answered with Failed("unavailable"); a question is ne
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckpt.protocol.catalog import CatalogEntry, Persist
 from ckpt.protocol.events import Buffer, CloseSession, Report, Send, Session
@@ -23,7 +23,9 @@ class _Question:
     session: Session
     reply: Reply
     due_us: int | None
-    """When silence counts as a failure; None for ever (the session's end still answers)."""
+    """When silence counts; None for ever (the session's end still answers)."""
+    late: Then | None
+    """What to do when it is due and still open; None gives the question up as failed."""
 
 
 class Desk:
@@ -67,12 +69,16 @@ class Desk:
         bulk: Buffer = b"",
         *,
         patience_us: int | None = None,
+        late: Then | None = None,
     ) -> None:
-        """Send a question; `reply` runs exactly once, with the answer or with Failed."""
+        """Send a question; `reply` runs exactly once, with the answer or with Failed.
+
+        Past its patience a question is given up as failed, or, with `late`, goes on: `late` runs once.
+        """
         request = self._next_request
         self._next_request += 1
         due_us = None if patience_us is None else self.now_us + patience_us
-        self._questions[request] = _Question(session, reply, due_us)
+        self._questions[request] = _Question(session, reply, due_us, late)
         self.send(session, request, message, bulk)
 
     def persist(self, entries: tuple[CatalogEntry, ...], then: Then) -> None:
@@ -106,7 +112,20 @@ class Desk:
             for request, question in self._questions.items()
             if question.due_us is not None and question.due_us <= self.now_us
         ]
-        self._give_up(due, Failed("unavailable", "no answer in time"))
+        lates: list[Then] = []
+        for request in due:
+            question = self._questions[request]
+            if question.late is not None:
+                lates.append(question.late)
+                self._questions[request] = replace(question, due_us=None)
+        for late in lates:
+            late()
+        silent = [request for request in due if self._is_overdue(request)]
+        self._give_up(silent, Failed("unavailable", "no answer in time"))
+
+    def _is_overdue(self, request: int) -> bool:
+        question = self._questions.get(request)
+        return question is not None and question.due_us is not None
 
     def lost(self, session: Session) -> None:
         """Answer every open question of a session that ended."""

@@ -21,7 +21,7 @@ from tests.sim.oracles import Oracles
 
 SECRET = b"simulated secret of 32 bytes ...!"
 CLUSTER = "sim"
-TICK_US = 300_000
+TICK_US = 500_000
 
 
 class CoordinatorNode:

@@ -24,7 +24,7 @@ from tests.sim.clockwork import Clockwork
 from tests.sim.network import Network, Node
 from tests.sim.oracles import Oracles
 
-TICK_US = 300_000
+TICK_US = 500_000
 HALF_BYTES = 1 << 17
 SHARD_BYTES = 64
 

@@ -22,7 +22,7 @@ from tests.sim.clockwork import Clockwork
 from tests.sim.network import Network, Node
 from tests.sim.oracles import Oracles, Violation
 
-TICK_US = 300_000
+TICK_US = 500_000
 LIMITS = re.ReadLimits(window_bytes=16_384, ask_bytes=8192, scratch_bytes=65_536)
 
 

@@ -145,7 +145,7 @@ def _settle(world: World, nodes: list[RankNode]) -> None:
     if not world.clock.run(quiet, SETTLE_US):
         states = [(str(a.checkpoint), a.state.value, len(a.payloads)) for a in world.attempts]
         raise Violation(f"P4: no end within {SETTLE_US // 1_000_000} s of healing: {states}")
-    world.clock.run(lambda: False, 2_000_000)
+    world.clock.run(lambda: False, 1_700_000)
 
 
 # --------------------------------------------------------------------------- the last checks
