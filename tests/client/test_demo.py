@@ -67,7 +67,9 @@ def test_a_run_that_loses_targets_trainers_and_stagers_ends_with_the_control_run
     summary = documents[-1]
     assert summary["message_type"] == "summary"
     assert summary["ok"] is True
-    checks = {check["name"]: check["held"] for check in summary["checks"]}  # type: ignore[attr-defined]
+    listed = summary["checks"]
+    assert isinstance(listed, list)
+    checks = {check["name"]: check["held"] for check in listed}
     assert len(checks) == 9
     assert all(checks.values()), checks
     figures = summary["figures"]

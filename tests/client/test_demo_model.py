@@ -1,4 +1,4 @@
-"""The demo's model learns by right gradients, and the sharded optimizer does exactly what one optimizer would do."""
+"""The demo's model learns by right gradients; sharded Adam does exactly what one Adam would do."""
 
 from __future__ import annotations
 

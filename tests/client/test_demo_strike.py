@@ -115,8 +115,8 @@ def finished(loss: str = "0x1.8p+1", parameters: str = "p", moments: str = "m") 
 
 def view(step: int, survivable: int) -> StepView:
     return StepView(
-        "demo", step, f"1.{step}", "committed", False, 1 << 20, RANKS, "4+2", survivable, 0, "device",
-        0, True, 0.01, 0.5, 0.0, 0.0, 0, "t0", False, "", survivable, 0,
+        "demo", step, f"1.{step}", "committed", False, 1 << 20, RANKS, "4+2", survivable, 0,
+        "device", 0, True, 0.01, 0.5, 0.0, 0.0, 0, "t0", False, "", survivable, 0,
     )  # fmt: skip
 
 
@@ -225,7 +225,10 @@ def test_a_process_that_is_gone_needs_no_signal() -> None:
 
 
 def test_a_process_that_ignores_the_signal_is_named() -> None:
-    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); signal.pause()"
+    code = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "print(1, flush=True); signal.pause()"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as stubborn:
         assert stubborn.stdout is not None
         stubborn.stdout.readline()

@@ -1,1 +1,1 @@
-"""`ckpt demo`: a real training run that loses storage targets, all its trainers and their stagers, and nothing else."""
+"""`ckpt demo`: a real training run that loses targets, trainers and stagers, and nothing else."""

@@ -1,4 +1,4 @@
-"""Adam over a slice of the flat parameter vector; element by element, so that a slice gets the same bits as the whole."""
+"""Adam over a slice of the flat parameter vector: a slice gets the same bits as the whole."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class DemoCluster:
 
 
 def start_cluster(directory: Path, targets: int, code: str) -> tuple[str, DemoCluster]:
-    """The URL for trainers, and the cluster. A target that dies stays dead: that is the demo's point."""
+    """The URL for trainers, and the cluster. A target that dies stays dead."""
     url = f"ckpt+local://{directory}?targets={targets}&code={code}&restart=never"
     parsed = parse_url(url, os.environ)
     assert isinstance(parsed, LocalUrl)

@@ -1,4 +1,4 @@
-"""What does the demo's model read? The Python language reference, which every interpreter brings along."""
+"""What does the demo's model read? The language reference that every interpreter brings along."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CORPUS_BYTES_MIN = 4096
 def read_corpus() -> NDArray[np.uint8]:
     """The text as bytes, the same for every process of one interpreter.
 
-    It is what `help("lists")` shows (pydoc's topics, some 600 KB); an interpreter without them reads its builtins'
-    documentation instead.
+    It is what `help("lists")` shows (pydoc's topics, some 450 KB); an interpreter without them
+    reads its builtins' documentation instead.
     """
     chapters: Mapping[str, str]
     try:

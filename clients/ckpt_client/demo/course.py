@@ -46,7 +46,7 @@ class Strike:
     glimpse: Glimpse
     victims: tuple[str, ...]
     attempt_after: AttemptNow | None
-    """The save that was under way, as the coordinator knew it when all were dead; None when it had ended."""
+    """The save under way, as the coordinator knew it when all were dead; None: it had ended."""
     trainer_count: int
     stager_count: int
     killed_s: float
@@ -177,8 +177,8 @@ class Course:
         committed = self._outcome.committed_before = cluster.committed()
         trainers, stagers = len(fleet.pids), len(aim.stager_pids)
         self._screen.note(
-            f"step {glimpse.step}: {glimpse.fragments_stored} of {glimpse.fragments_total} fragments "
-            f"were stored when SIGKILL hit targets {' and '.join(aim.victims)}"
+            f"step {glimpse.step}: {glimpse.fragments_stored} of {glimpse.fragments_total} "
+            f"fragments were stored when SIGKILL hit targets {' and '.join(aim.victims)}"
         )
         self._screen.note(f"then {trainers} trainers and {stagers} stagers, at step {told.step}")
         return Strike(

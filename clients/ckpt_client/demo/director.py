@@ -1,12 +1,13 @@
 """`ckpt demo` from beginning to end: a control run, a run that is disturbed, and the comparison.
 
     1  control    the training, without ckpt, undisturbed
-    2  disturbed  the same training on an embedded cluster. Inside a burst two targets are killed, then
-                  all trainers and their stagers, each with SIGKILL
-    3  resumed    new trainers load the newest committed step from what is left, and go on to the end
+    2  disturbed  the same training on an embedded cluster. Inside a burst two targets are killed,
+                  then all trainers and their stagers, each with SIGKILL
+    3  resumed    new trainers load the newest committed step from what is left, and go on
     4  compared   parameters, optimizer state and every loss must have the same bits
 
 Everything happens in one directory and in processes that carry one mark; both are gone afterwards.
+docs/demo.md says how each check is known.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class DemoOptions:
             raise Refused(f"ranks={self.ranks}: 1 to 64")
         if self.save_every < 1 or self.steps < 4 * self.save_every:
             raise Refused(
-                f"steps={self.steps}: at least 4 saves are needed, one every {self.save_every} steps"
+                f"steps={self.steps}: at least 4 saves are needed, "
+                f"one every {self.save_every} steps"
             )
         if self.width < 8 or self.width % 4:
             raise Refused(f"width={self.width}: a multiple of 4 from 8")
@@ -76,8 +78,8 @@ class DemoOptions:
 def run(options: DemoOptions) -> int:
     """Show it all; returns the exit code, 0 only when every check held.
 
-    Raises CkptError when a piece does not come up or a rank fails, KeyboardInterrupt after Ctrl-C or
-    SIGTERM; everything that was started has ended by then, and the directory is gone.
+    Raises CkptError when a piece does not come up or a rank fails, KeyboardInterrupt after Ctrl-C
+    or SIGTERM; everything that was started has ended by then, and the directory is gone.
     """
     begun = time.monotonic()
     screen = open_screen(as_json=options.json)

@@ -99,7 +99,7 @@ class Fleet:
         return not self._rests
 
     def hear(self, timeout_s: float) -> list[Heard]:
-        """What ranks said by now, waiting at most so long for the first. Raises CkptError when one failed."""
+        """What ranks said, waiting at most so long for the first word. Raises CkptError."""
         heard: list[Heard] = []
         for key, _ in self._selector.select(timeout_s):
             rank: int = key.data
@@ -115,7 +115,7 @@ class Fleet:
         return heard
 
     def kill(self) -> None:
-        """SIGKILL to every rank that still runs; returns when all are gone. Their end is no failure then."""
+        """SIGKILL to every rank that still runs; wait until all are gone. That is no failure."""
         self._killed = True
         for each in self._processes:
             each.kill()

@@ -1,9 +1,10 @@
-"""How do ranks add up their gradients? Over one socket for each pair, always in rank order, so that sums have the same bits.
+"""How do ranks add up their gradients? Over one socket for each pair, always in rank order.
 
     scatter_sum   each rank sends every other its slice of the gradient, and adds up its own slice
     gather        each rank sends its slice of the parameters to every other
 
-All transfers of a round run at once on non-blocking sockets: no order of sends and receives can deadlock.
+All transfers of a round run at once on non-blocking sockets: no order of them can deadlock.
+The order of the additions is fixed, so that sums have the same bits in every run.
 """
 
 from __future__ import annotations

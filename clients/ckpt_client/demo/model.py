@@ -1,7 +1,7 @@
 """The demo's language model: a byte-level transformer in numpy, with its gradients written out.
 
-All parameters lie in one flat vector, so that a rank's share of the optimizer state is a slice of it. Every
-operation has a fixed order and shape, so the same batch gives the same bits in every run.
+All parameters lie in one flat vector, so that a rank's share of the optimizer state is a slice of
+it. Every operation has a fixed order and shape, so the same batch gives the same bits in every run.
 
     x = tokens[input] + positions
     for each block:  x += attention(norm(x)) ;  x += expand(norm(x)) -> gelu -> contract
@@ -95,7 +95,10 @@ def loss_and_gradient(
     inputs: Integers,
     targets: Integers,
 ) -> float:
-    """Mean cross entropy in nats per byte; every tensor of `gradients` is overwritten. inputs, targets: [batch, time]."""
+    """Mean cross entropy in nats per byte; every tensor of `gradients` is overwritten.
+
+    inputs, targets: [batch, time].
+    """
     batch, time = inputs.shape
     embedded = parameters["tokens"][inputs] + parameters["positions"][:time]
     stream: Floats = embedded.reshape(batch * time, shape.width)

@@ -1,7 +1,7 @@
 """Which processes belong to this demo, and how do they end? Each by its own id, none by its name.
 
-Everything that the demo starts inherits one environment variable with a random value, also what starts
-detached (the supervisor, stagers). `find_marked` is how they are found again, whatever happened in between.
+Everything that the demo starts inherits one environment variable with a random value, also what
+starts detached (the supervisor, stagers). `find_marked` finds them again, whatever happened.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class Marked:
 
 @contextmanager
 def marked_environment(mark: str, directory: Path) -> Iterator[None]:
-    """Whatever is started inside carries the mark, uses no other cluster's secret, and has its sockets in `directory`."""
+    """Whatever is started inside carries the mark and uses no other cluster's secret.
+
+    Stagers have their sockets below `directory`, so that they go with it.
+    """
     before = dict(os.environ)
     for name in ("CKPT_STORE", "CKPT_SECRET_FILE"):
         os.environ.pop(name, None)
@@ -52,7 +55,7 @@ def marked_environment(mark: str, directory: Path) -> Iterator[None]:
 
 
 def find_marked(mark: str) -> list[Marked]:
-    """Running processes that carry the mark, by id. Zombies have no environment and are not among them."""
+    """Running processes that carry the mark, by id; zombies are not among them."""
     wanted = f"{MARK_NAME}={mark}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -88,7 +91,7 @@ def kill_processes(pids: Iterable[int], number: signal.Signals, timeout_s: float
 
 
 def end_marked(mark: str, timeout_s: float) -> set[int]:
-    """Kill what still carries the mark, until there is none or the time is over; returns what is left."""
+    """Kill what still carries the mark until there is none; returns what is left in the end."""
     deadline_s = time.monotonic() + timeout_s
     while found := {one.pid for one in find_marked(mark)}:
         if time.monotonic() >= deadline_s:

@@ -1,4 +1,4 @@
-"""What did the demo show? The checks that decide its exit code, and the figures of the table at its end."""
+"""What did the demo show? The checks that decide its exit code, and the figures of its table."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ def _rows(figures: Figures) -> list[tuple[str, str]]:
         ),
         (
             "time to commit",
-            f"p50 {format_seconds(figures.commit_p50_s)}, max {format_seconds(figures.commit_max_s)}",
+            f"p50 {format_seconds(figures.commit_p50_s)}, "
+            f"max {format_seconds(figures.commit_max_s)}",
         ),
         (
             "committed",

@@ -1,4 +1,4 @@
-"""How does the demo show that it goes on? Bars on a terminal, lines in a file, JSON lines for a program."""
+"""How does the demo show that it goes on? Bars on a terminal, else lines, or JSON lines."""
 
 from __future__ import annotations
 

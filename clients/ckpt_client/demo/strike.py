@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 LATEST_SHARE: Final = 0.6
-"""A burst of which more than this is stored may be over before a signal arrives; the next one will do."""
+"""With more than this stored, a burst may be over before a signal arrives."""
 
 
 class TargetNow(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ class BurstWatch:
         self._next = 0
 
     def note_quiet(self, next_save: int, status: StatusNow) -> None:
-        """What is stored before the save of step `next_save`; while the one before is under way I look at that."""
+        """What is stored before save `next_save`; until the one before has ended I keep to that."""
         if next_save != self._next and status.attempt(self._next) is not None:
             return
         self._next = next_save
@@ -105,7 +105,10 @@ class BurstWatch:
 
 
 def choose_victims(columns: Sequence[ColumnsNow], data_count: int, count: int) -> tuple[str, ...]:
-    """The `count` targets that hold the most data columns (numbers below `data_count`), each rank losing one if possible."""
+    """The `count` targets whose loss takes a data column (below `data_count`) from the most ranks.
+
+    Among those that are equal, the ones with the most data columns.
+    """
     names = sorted({name for each in columns for name in each.targets if name is not None})
     losses = {name: _data_ranks(columns, data_count, name) for name in names}
     if len(names) <= count:

@@ -1,9 +1,9 @@
-"""One rank of the demo: `python -m ckpt_client.demo.trainer PLAN`, where PLAN is a TrainerPlan in JSON.
+"""One rank of the demo: `python -m ckpt_client.demo.trainer PLAN`, a TrainerPlan in JSON.
 
-Data parallel with a sharded optimizer (ZeRO-1): each rank computes the gradient of its part of the batch,
-adds up its quarter of all gradients, moves its quarter of the parameters with its quarter of Adam's
-moments, and sends the moved quarter to the others. With a store it loads the newest checkpoint
-first, and saves every few steps without waiting for any of them.
+Data parallel with a sharded optimizer (ZeRO-1): each rank computes the gradient of its part of the
+batch, adds up its quarter of all gradients, moves its quarter of the parameters with its quarter of
+Adam's moments, and sends the moved quarter to the others. With a store it loads the newest
+checkpoint first, and saves every few steps without waiting for any of them.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Trainer:
         return training.losses[-1]
 
     def state(self) -> dict[str, object]:
-        """What is saved: parameters once for all ranks, moments as slices of one vector, the rest for each rank."""
+        """What is saved: parameters once, moments as parts of one vector, the rest by rank."""
         training = self.training
         return {
             "parameters": ckpt.Replicated(dict(self._parameters)),

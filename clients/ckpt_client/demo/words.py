@@ -1,4 +1,4 @@
-"""What a trainer is told by its command line, and what it says on its standard output, one JSON line each."""
+"""What a trainer is told by its command line, and what it says on its standard output."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Saved(msgspec.Struct, frozen=True, tag="saved"):
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
-    """The run's end on this rank. Floats are spelled as `float.hex`, so that equal text means equal bits."""
+    """The run's end on this rank. Floats are `float.hex`: equal text means equal bits."""
 
     parameters: str
     """Digest of all parameters."""
