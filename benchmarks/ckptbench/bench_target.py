@@ -1,12 +1,13 @@
-"""`python -m ckptbench.bench_target …`: the daemon of `ckptd target` itself, with a disk that is watched.
+"""`python -m ckptbench.bench_target …`: the daemon of `ckptd target` itself, with a disk that is
+watched.
 
-Every file that reaches `columns/`, and every sync of that directory, is noted with the monotonic clock in the
-file that $CKPTBENCH_OBSERVED names: a column is sealed when the sync after its rename is done. So the clock of a
-burst stops at the last seal and not at the commit that follows.
+Every file that reaches `columns/`, and every sync of that directory, is noted with the monotonic
+clock in the file that $CKPTBENCH_OBSERVED names: a column is sealed when the sync after its
+rename is done. So the clock of a burst stops at the last seal and not at the commit that follows.
 
 With CKPTBENCH_DISCARD=1 fragments are dropped after the daemon has verified them, and nothing is
-preallocated, unless the file $CKPTBENCH_KEEP exists: that is how a burst is measured without a disk, and how the
-byte compare at its end still has something to read.
+preallocated, unless the file $CKPTBENCH_KEEP exists: that is how a burst is measured without a
+disk, and how the byte compare at its end still has something to read.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ DISCARD_NAME: Final = "CKPTBENCH_DISCARD"
 KEEP_NAME: Final = "CKPTBENCH_KEEP"
 
 FRAGMENT_BYTES_MIN: Final = 64 * KiB
-"""Smaller writes are headers, trailers and documents (or the last fragments of a payload): these are kept."""
+"""Smaller writes are headers, trailers and documents (or the last fragments of a payload): these
+are kept.
+"""
 
 
 class WatchedDisk(RealDisk):
-    """The real disk; I write one line when columns have become durable: nanoseconds and how many."""
+    """The real disk; I write one line when columns have become durable: nanoseconds and how
+    many.
+    """
 
     _renamed = 0
     _log = -1

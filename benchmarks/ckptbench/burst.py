@@ -1,10 +1,12 @@
 """How near does a burst of saves come to its bounds? `ckptbench burst`.
 
-A repetition: all ranks copy their state at once (the baseline of the stall), then all call `store.save` at one
-moment; the clock runs from the first call to the moment at which all n columns of all ranks are durable. The
-first two saves pay for memory and connections and are reported apart or dropped.
+A repetition: all ranks copy their state at once (the baseline of the stall), then all call
+`store.save` at one moment; the clock runs from the first call to the moment at which all n
+columns of all ranks are durable. The first two saves pay for memory and connections and are
+reported apart or dropped.
 
-    sink null   targets drop fragments once their checksum was verified, over TCP:   eta_cpu against G*
+    sink null   targets drop fragments once their checksum was verified, over TCP:   eta_cpu
+                against G*
     sink disk   targets as they are; raw O_DIRECT writes before and after:           eta_disk
 
 A run ends with a load by fresh processes, with the stagers gone, that is compared byte for byte.
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.base.errors import Refused, Unavailable
+from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
 from ckptbench import figures, proc
@@ -58,6 +61,7 @@ class BurstPlan:
     sinks: tuple[str, ...] = ("null", "disk")
     tcp: bool = True
     """False: the disk sink over Unix sockets. The null sink is always over TCP."""
+    cell_bytes: int = CELL_BYTES_DEFAULT
     directory: Path | None = None
     isolated: bool = False
     """The loopback is ours alone: wire bytes can be checked."""
@@ -290,7 +294,12 @@ def _run_sink(plan: BurstPlan, sink: str, costs: Costs) -> SinkReport:
     discard = sink == "null"
     tcp = plan.tcp or discard
     cluster_plan = ClusterPlan(
-        code=plan.code, targets=plan.targets, discard=discard, tcp=tcp, directory=plan.directory
+        code=plan.code,
+        targets=plan.targets,
+        discard=discard,
+        tcp=tcp,
+        cell_bytes=plan.cell_bytes,
+        directory=plan.directory,
     )
     with BenchCluster(cluster_plan) as cluster:
         raw = None

@@ -1,7 +1,7 @@
 """`ckptbench roofline | burst | restore`: how fast, as ratios of one run.
 
-Exit code: 0; 1 when a byte compare fails, bytes do not add up or a figure is above its bound (and with
---strict when a goal is missed); 2 for options that make no sense; else that of the error.
+Exit code: 0; 1 when a byte compare fails, bytes do not add up or a figure is above its bound (and
+with --strict when a goal is missed); 2 for options that make no sense; else that of the error.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def burst_plan(options: argparse.Namespace, *, isolated: bool) -> BurstPlan:
         repetitions=options.repetitions,
         sinks=tuple(options.sink or SINKS),
         tcp=options.tcp,
+        cell_bytes=parse_bytes(options.cell),
         directory=options.directory,
         isolated=isolated,
         quick=options.quick,
@@ -92,6 +93,7 @@ def restore_plan(options: argparse.Namespace) -> RestorePlan:
         targets=options.targets,
         repetitions=options.repetitions,
         tcp=options.tcp,
+        cell_bytes=parse_bytes(options.cell),
         directory=options.directory,
         quick=options.quick,
     )
@@ -139,6 +141,7 @@ def _add_common(found: argparse.ArgumentParser) -> None:
 
 def _add_cluster(found: argparse.ArgumentParser) -> None:
     found.add_argument("--bytes", default="256MiB", metavar="SIZE", help="of a rank [256MiB]")
+    found.add_argument("--cell", default="512KiB", metavar="SIZE", help="a fragment [512KiB]")
     found.add_argument("--targets", type=int, default=6, metavar="N", help="[6]")
     found.add_argument("--repetitions", type=int, default=5, metavar="N", help="that count [5]")
     found.add_argument(

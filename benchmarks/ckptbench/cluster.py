@@ -1,7 +1,8 @@
-"""A real cluster for one measurement: coordinator and target daemons as processes, in a temporary directory.
+"""A real cluster for one measurement: coordinator and target daemons as processes, in a temporary
+directory.
 
-Everything carries the mark of `proc`, lies in one directory (and one in memory for the discarding sink),
-and is gone when the `with` is left, however that happens.
+Everything carries the mark of `proc`, lies in one directory (and one in memory for the discarding
+sink), and is gone when the `with` is left, however that happens.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import msgspec
 
 from ckpt.aio.secret import make_secret
 from ckpt.base.errors import CkptError, Unavailable
+from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.erasure.code import Code
 from ckpt.protocol.views import StatusView
 from ckpt_client.control import Control
@@ -57,6 +59,7 @@ class ClusterPlan:
     """No Unix sockets."""
     directory: Path | None = None
     """On the device to measure; None takes the temporary directory."""
+    cell_bytes: int = CELL_BYTES_DEFAULT
     keep: int = 2
 
 
@@ -197,7 +200,7 @@ class BenchCluster:
         arguments = [
             *("-m", COORDINATOR, "coordinator", "--directory", str(self._data)),
             *("--listen", "127.0.0.1:0", "--code", str(self.plan.code), "--level", "target"),
-            *("--keep", str(self.plan.keep)),
+            *("--keep", str(self.plan.keep), "--cell-bytes", str(self.plan.cell_bytes)),
         ]
         address = self._spawn("coordinator", arguments, {})["address"]
         self.url = f"ckpt://{address}"

@@ -1,7 +1,8 @@
-"""The arithmetic of the benchmarks: bounds from costs, ratios, medians. Pure, so that tests can hold it.
+"""The arithmetic of the benchmarks: bounds from costs, ratios, medians. Pure, so that tests can
+hold it.
 
-Units: GB is 1e9 bytes; a cost is CPU seconds (user and kernel) for each GB that passes that stage. "User"
-bytes are what the trainer handed over; the network and the disks carry n/k of them.
+Units: GB is 1e9 bytes; a cost is CPU seconds (user and kernel) for each GB that passes that
+stage. "User" bytes are what the trainer handed over; the network and the disks carry n/k of them.
 
     G* = cores / (copy + ec + share·fingerprint + 2(n/k)·crc + (n/k)(tx + rx))        a save
     R* = cores / (read + 2·crc + tx + rx + touch + copy)                              a restore
@@ -24,7 +25,9 @@ ETA_MAX: Final = 1.05
 BYTES_RATIO_MAX: Final = 1.05
 """Wire and device bytes against n/k of the user's bytes."""
 COLUMN_SLACK_BYTES: Final = 64 * 1024
-"""What each column may add to them: header, trailer, manifest, frames. Counts for small payloads only."""
+"""What each column may add to them: header, trailer, manifest, frames. Counts for small payloads
+only.
+"""
 DISK_DRIFT_MAX: Final = 0.15
 """A repetition between two raw disk runs that differ by more is thrown away."""
 
@@ -76,7 +79,8 @@ def gb_per_s(byte_count: float, seconds: float) -> float:
 def save_bound(costs: Costs, code: Code, cores: int, fingerprint_share: float = 0.0) -> float:
     """G*: user GB/s at which all cores are busy with what cannot be left out.
 
-    `fingerprint_share` is the part of the user's bytes that are replicas; only these are fingerprinted.
+    `fingerprint_share` is the part of the user's bytes that are replicas; only these are
+    fingerprinted.
     """
     spare = code.n / code.k
     seconds = (
@@ -134,4 +138,5 @@ class Goal:
 
     def __str__(self) -> str:
         sign = ">=" if self.at_least else "<="
-        return f"{'met   ' if self.met else 'MISSED'} {self.name}: {self.found:.3g} {sign} {self.limit:g}"
+        verdict = "met   " if self.met else "MISSED"
+        return f"{verdict} {self.name}: {self.found:.3g} {sign} {self.limit:g}"

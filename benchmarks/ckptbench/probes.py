@@ -1,14 +1,18 @@
-"""One process that does one thing over and over and says what it cost: `python -m ckptbench.probes NAME …`.
+"""One process that does one thing over and over and says what it cost: `python -m
+ckptbench.probes NAME …`.
 
-It prepares its memory, prints `ready`, waits for a line, works in rounds, and prints one JSON line: for each
-round the bytes and the CPU and wall seconds. So several can be started at once, and set-up is not counted.
+It prepares its memory, prints `ready`, waits for a line, works in rounds, and prints one JSON
+line: for each round the bytes and the CPU and wall seconds. So several can be started at once,
+and set-up is not counted.
 
     copy BYTES            warm np.copyto between private buffers of BYTES
     touch BYTES           first touch of fresh memory, as a load allocates it
-    ec K+M CELL BYTES     parity over a resident arena of BYTES into a ring of 4 stripes: the shipped codec
+    ec K+M CELL BYTES     parity over a resident arena of BYTES into a ring of 4 stripes: the
+                          shipped codec
     fingerprint BYTES     xxh3-128 over a resident buffer
     crc CELL              CRC-32 over a ring of 4 cells, which stay in the cache
-    tx FD BYTES COUNT     blocking sends of COUNT pieces of 512 KiB out of a resident buffer of BYTES
+    tx FD BYTES COUNT     blocking sends of COUNT pieces of 512 KiB out of a resident buffer of
+                          BYTES
     rx FD COUNT           recv_into a ring of 8 pieces of 512 KiB
     read FILE BYTES       O_DIRECT reads of 1 MiB
 """

@@ -1,8 +1,8 @@
 """What the kernel says of other processes, and how the benchmarks' own are found and ended.
 
-CPU time comes from the process's CPU clock: nanoseconds, user and kernel, ended threads included. Whatever
-a benchmark starts carries one environment variable with a random value, also what starts detached
-(stagers), so that it can be ended by its own id and nothing else is.
+CPU time comes from the process's CPU clock: nanoseconds, user and kernel, ended threads included.
+Whatever a benchmark starts carries one environment variable with a random value, also what starts
+detached (stagers), so that it can be ended by its own id and nothing else is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ IFF_UP: Final = 1
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process so far, 0 when it is gone. The clock of another process, see clock_getcpuclockid."""
+    """CPU seconds of a process so far, 0 when it is gone. The clock of another process, see
+    clock_getcpuclockid.
+    """
     try:
         return time.clock_gettime(((~pid) << 3) | 2)
     except OSError:
@@ -77,7 +79,9 @@ def resident_bytes(pid: int) -> int:
 
 
 def private_bytes(pid: int, without: str) -> int:
-    """Private memory of a process in mappings whose name does not contain `without` (the arena's)."""
+    """Private memory of a process in mappings whose name does not contain `without` (the
+    arena's).
+    """
     total, counts = 0, True
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
@@ -99,7 +103,8 @@ def loopback_bytes() -> int:
 
 
 def isolate_loopback() -> bool:
-    """Give this process and its future children a loopback of their own, so that its counters are theirs.
+    """Give this process and its future children a loopback of their own, so that its counters are
+    theirs.
 
     False when that is not allowed here; then others' traffic is counted too.
     """

@@ -1,9 +1,11 @@
-"""One trainer rank of a benchmark: `python -m ckptbench.rank PLAN`, told what to do by lines on stdin.
+"""One trainer rank of a benchmark: `python -m ckptbench.rank PLAN`, told what to do by lines on
+stdin.
 
 It holds a state of a given size through the public API and answers each line with one JSON line:
 
     copy NS             warm copy of the whole state into private memory, beginning at monotonic NS
-    save STEP NS        change the state to STEP's, then `store.save` at NS; answers when it has returned
+    save STEP NS        change the state to STEP's, then `store.save` at NS; answers when it has
+                        returned
     wait                the commit of that save
     load STEP NS        `store.load` at NS into memory that was never touched
     compare STEP        whether what was loaded is what STEP's save held, byte for byte

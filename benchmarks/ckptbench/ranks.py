@@ -18,7 +18,9 @@ from ckptbench.cluster import BenchCluster
 from ckptbench.rank import Answer, RankPlan
 
 LEAD_NS: Final = 300_000_000
-"""Between the word and the common beginning: enough for every rank to have heard, and to be ready."""
+"""Between the word and the common beginning: enough for every rank to have heard, and to be
+ready.
+"""
 ANSWER_TIMEOUT_S: Final = 180.0
 END_TIMEOUT_S: Final = 30.0
 
@@ -65,7 +67,9 @@ class Ranks:
         return self.tell(*words, time.monotonic_ns() + LEAD_NS)
 
     def tell(self, *words: object) -> list[Answer]:
-        """The same line for all; their answers by rank. Raises CkptError when one ended or hangs."""
+        """The same line for all; their answers by rank. Raises CkptError when one ended or
+        hangs.
+        """
         line = " ".join(str(word) for word in words).encode() + b"\n"
         for process in self._processes:
             _stream(process.stdin).write(line)

@@ -1,7 +1,9 @@
-"""How fast is the device without us? O_DIRECT writes of new, preallocated files, synced once at the end.
+"""How fast is the device without us? O_DIRECT writes of new, preallocated files, synced once at
+the end.
 
-Our own writers (one thread for each file, `os.pwrite` without the interpreter's lock), or fio with the
-psync engine when it is installed: the better of both is the bound, and the report says which it was.
+Our own writers (one thread for each file, `os.pwrite` without the interpreter's lock), or fio
+with the psync engine when it is installed: the better of both is the bound, and the report says
+which it was.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class DiskRate:
 
 
 def best_write(directory: Path, total_bytes: int, writers: int) -> DiskRate:
-    """The fastest of 1 and 4 MiB blocks, one and `writers` writers, own and fio. Raises Refused without O_DIRECT."""
+    """The fastest of 1 and 4 MiB blocks, one and `writers` writers, own and fio. Raises Refused
+    without O_DIRECT.
+    """
     found = [
         write_rate(directory, total_bytes, count, block)
         for block in BLOCKS_BYTES

@@ -29,8 +29,8 @@ def roofline_text(found: Roofline) -> str:
             f"device, O_DIRECT write      {found.disk.gb_per_s:.3g} GB/s "
             f"({found.disk.tool}, {found.disk.writers} x {format_bytes(found.disk.block_bytes)})",
             f"device, O_DIRECT read       {found.disk_read_gb_per_s:.3g} GB/s (one reader, 1 MiB)",
-            f"G* (save, {found.code}, TCP)        {found.save_bound_gb_per_s:.3g} GB/s of user data",
-            f"R* (restore, TCP)           {found.restore_bound_gb_per_s:.3g} GB/s of user data",
+            f"G* (save, {found.code}, TCP)        {found.save_bound_gb_per_s:.3g} GB/s, user data",
+            f"R* (restore, TCP)           {found.restore_bound_gb_per_s:.3g} GB/s, user data",
         ]
     )
 

@@ -1,9 +1,11 @@
-"""How near does a cold restore come to its bound, and what do dead targets cost? `ckptbench restore`.
+"""How near does a cold restore come to its bound, and what do dead targets cost? `ckptbench
+restore`.
 
-One save, then the ranks and their stagers are gone. A repetition is a pair: fresh processes load with all
-targets alive; m targets are killed, and 1 s later other fresh processes load what is left. Before each, the
-columns are dropped from the page cache, and the targets' device reads must account for what was loaded. All
-loaded bytes are compared. Readers' memory was never touched: a restart's is not either.
+One save, then the ranks and their stagers are gone. A repetition is a pair: fresh processes load
+with all targets alive; m targets are killed, and 1 s later other fresh processes load what is
+left. Before each, the columns are dropped from the page cache, and the targets' device reads must
+account for what was loaded. All loaded bytes are compared. Readers' memory was never touched: a
+restart's is not either.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.base.errors import Refused
+from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
 from ckptbench import figures, proc
@@ -54,6 +57,7 @@ class RestorePlan:
     repetitions: int = 5
     tcp: bool = True
     """False: over Unix sockets, a shortcut of one host."""
+    cell_bytes: int = CELL_BYTES_DEFAULT
     directory: Path | None = None
     quick: bool = False
     """Small probes, for tests."""
@@ -127,6 +131,7 @@ def run_restore(plan: RestorePlan) -> RestoreReport:
         targets=plan.targets,
         discard=False,
         tcp=plan.tcp,
+        cell_bytes=plan.cell_bytes,
         directory=plan.directory,
     )
     with BenchCluster(cluster_plan) as cluster:

@@ -1,7 +1,7 @@
 """What does each stage cost on this machine, alone? The c of DESIGN 6, and the bounds they make.
 
-CPU seconds are stable from run to run where wall times are not. Every probe runs in processes of its own
-(`ckptbench.probes`); the median of its rounds counts, over all processes that ran at once.
+CPU seconds are stable from run to run where wall times are not. Every probe runs in processes of
+its own (`ckptbench.probes`); the median of its rounds counts, over all processes that ran at once.
 """
 
 from __future__ import annotations
@@ -114,11 +114,13 @@ def measure(plan: RooflinePlan) -> Roofline:
 
 
 def measure_costs(plan: RooflinePlan) -> tuple[Costs, float]:
-    """Every cost over TCP but `read`, which stays 0; and the GB/s of all ranks' warm copies at once."""
+    """Every cost over TCP but `read`, which stays 0; and the GB/s of all ranks' warm copies at
+    once.
+    """
     size = _arena_bytes(plan)
     cell = CELL_BYTES_DEFAULT
     copies = run_probes([["copy", str(size)]] * plan.ranks)
-    tx, rx = _transport(tcp=True, size=size)
+    tx, rx = _transport(plan, tcp=True)
     return (
         Costs(
             copy=_cost(copies),
@@ -136,7 +138,7 @@ def measure_costs(plan: RooflinePlan) -> tuple[Costs, float]:
 
 def measure_costs_of_unix(costs: Costs, plan: RooflinePlan) -> Costs:
     """The same, the transport apart."""
-    tx, rx = _transport(tcp=False, size=_arena_bytes(plan))
+    tx, rx = _transport(plan, tcp=False)
     return Costs(
         copy=costs.copy, ec=costs.ec, fingerprint=costs.fingerprint, crc=costs.crc,
         tx=tx, rx=rx, read=costs.read, touch=costs.touch,
@@ -185,6 +187,7 @@ def run_probes(
                     stdout=subprocess.PIPE,
                     pass_fds=tuple(pass_fds[number]) if pass_fds else (),
                     text=True,
+                    start_new_session=True,  # Ctrl-C is for us; we end them below.
                 )
             )
         for process in processes:
@@ -225,11 +228,12 @@ def _with_read(costs: Costs, read: float) -> Costs:
     )  # fmt: skip
 
 
-def _transport(*, tcp: bool, size: int) -> tuple[float, float]:
+def _transport(plan: RooflinePlan, *, tcp: bool) -> tuple[float, float]:
     """Cost of sending and of receiving: blocking, no framing, one connection."""
     sent, received = [], []
+    size = _arena_bytes(plan)
     count = max(64, 4 * size // PIECE_BYTES)
-    for _ in range(TRANSPORT_ROUNDS):
+    for _ in range(1 if plan.quick else TRANSPORT_ROUNDS):
         left, right = _tcp_pair() if tcp else _unix_pair()
         with left, right:
             tx, rx = left.fileno(), right.fileno()

@@ -1,0 +1,1 @@
+"""The benchmarks' own tests: arithmetic, options, one tiny run; never a time."""

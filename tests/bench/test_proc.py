@@ -1,0 +1,94 @@
+"""What the kernel says of real processes, and that only marked ones are ended."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from ckpt.base.units import MiB
+from ckptbench import proc
+from ckptbench.bench_target import read_observed
+from ckptbench.probes import PIECE_BYTES
+from ckptbench.raw_disk import write_file, write_rate
+from ckptbench.restore import drop_cached
+from ckptbench.roofline import run_probes
+
+
+def sleeper(mark: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, proc.MARK_NAME: mark},
+    )
+
+
+def test_cpu_time_of_another_process_grows_with_its_work() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "sum(range(3_000_000)); print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        assert 0.005 < proc.cpu_s(worker.pid) < 60
+        assert max(proc.thread_cpu_s(worker.pid).values()) > 0.005
+        assert proc.resident_bytes(worker.pid) > MiB
+        worker.communicate(b"\n")
+    assert proc.cpu_s(worker.pid) == 0.0
+
+
+def test_only_marked_processes_are_found_and_ended() -> None:
+    with sleeper("one") as marked, sleeper("two") as other:
+        for process in (marked, other):
+            assert process.stdout is not None
+            process.stdout.readline()
+        assert [one.pid for one in proc.find_marked("one")] == [marked.pid]
+        assert proc.end_processes([marked.pid]) == set()
+        assert marked.wait() == -9
+        assert proc.end_marked("one") == set()
+        assert other.poll() is None
+        other.communicate(b"\n")
+
+
+def test_private_memory_leaves_the_named_mapping_out() -> None:
+    name = "ckptbench-test"
+    descriptor = os.memfd_create(name)
+    os.truncate(descriptor, 32 * MiB)
+    with mmap.mmap(descriptor, 32 * MiB) as memory:
+        memory.write(b"x" * 32 * MiB)
+        everything = proc.private_bytes(os.getpid(), "no such name")
+        assert everything - proc.private_bytes(os.getpid(), name) >= 24 * MiB
+    os.close(descriptor)
+
+
+def test_device_writes_are_counted_for_the_process_that_made_them(tmp_path: Path) -> None:
+    before = proc.device_bytes(os.getpid())
+    write_file(tmp_path / "file", 4 * MiB)
+    drop_cached([tmp_path / "file"])
+    assert proc.device_bytes(os.getpid()).written - before.written in (0, 4 * MiB)  # 0 on tmpfs
+    assert (tmp_path / "file").stat().st_size == 4 * MiB
+
+
+def test_raw_writers_leave_nothing_behind(tmp_path: Path) -> None:
+    rate = write_rate(tmp_path, 8 * MiB, 2, MiB)
+    assert rate.gb_per_s > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_probes_say_how_many_bytes_they_moved() -> None:
+    rounds = run_probes([["crc", str(PIECE_BYTES)], ["touch", str(MiB)]])
+    assert [len(one) for one in rounds] == [5, 5]
+    assert rounds[0][0].bytes == 512 * MiB
+    assert rounds[1][0].bytes == MiB
+    assert rounds[0][0].cost > 0
+
+
+def test_observed_seals_are_read_in_order(tmp_path: Path) -> None:
+    log = tmp_path / "observed"
+    assert read_observed(log) == []
+    log.write_text("10 2\n20 1\n")
+    assert read_observed(log) == [(10, 2), (20, 1)]
