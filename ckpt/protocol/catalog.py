@@ -91,6 +91,13 @@ class CheckpointDeleted:
 
 
 @dataclass(frozen=True, slots=True)
+class RowForgotten:
+    """The row of an aborted or deleted generation goes, with its repairs; one that is gone stays gone."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
 class TargetSeen:
     """A target belongs to the cluster: it is named in reports also while it is down."""
 
@@ -116,6 +123,7 @@ CatalogEntry = (
     | CheckpointDamaged
     | CheckpointTombstoned
     | CheckpointDeleted
+    | RowForgotten
     | TargetSeen
     | RepairNeeded
 )
@@ -175,6 +183,10 @@ class CatalogImage:
                     entry.launch_key,
                     entry.world_size,
                 )
+            case RowForgotten():
+                self.rows.pop(entry.checkpoint, None)
+                for key in [key for key in self.repairs if key[0] == entry.checkpoint]:
+                    del self.repairs[key]
             case TargetSeen():
                 self.targets[entry.target] = entry
             case RepairNeeded():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ckpt.base.errors import Refused
 from ckpt.base.limits import TABLE_BYTES_MAX
-from ckpt.format.table import decode_table
+from ckpt.format.table import RankTable, decode_table
 from ckpt.protocol.attempts import ENDED, Attempt, AttemptBook, Payload
 from ckpt.protocol.committing import Committer
 from ckpt.protocol.desk import Desk
@@ -80,11 +80,12 @@ class Certifying:
         if not self._take_table(payload, message, bulk):
             return
         self._check_certify(attempt, payload, message)
+        table = self._decoded(attempt, payload)
         payload.proofs = {proof.column.column: proof for proof in message.proofs}
         for proof in message.proofs:
             self._note_proof(proof)
         payload.certify = message
-        payload.table = decode_table(bytes(payload.table_bytes))
+        payload.table = table
         payload.certified_us = self._desk.now_us
         self._desk.send(session, request, Certified(payload.id))
         self._committer.proceed(attempt)
@@ -107,15 +108,29 @@ class Certifying:
             layout.payload_bytes,
             layout.cell_bytes,
         )
+        document_end = message.document_offset + message.document_bytes
+        same = same and 0 <= message.document_offset <= document_end <= layout.payload_bytes
         if not same or message.launch != attempt.launch:
             raise Refused(f"{payload.id}: certify does not fit what was opened")
         for proof in message.proofs:
-            if proof.column.payload != payload.id or proof.code != message.code:
+            fits = (proof.code, proof.payload_bytes) == (message.code, message.payload_bytes)
+            column_exists = 0 <= proof.column.column < layout.code.n
+            if proof.column.payload != payload.id or not fits or not column_exists:
                 raise Refused(f"{payload.id}: proof of {proof.column} does not belong here")
             if proof.manifest_digest != message.manifest_digest:
                 raise Refused(f"{payload.id}: {proof.column} was sealed with another manifest")
             if not check_proof(proof, self._cluster, self._secret):
                 raise Refused(f"{payload.id}: the proof of {proof.column} is not its target's")
+
+    def _decoded(self, attempt: Attempt, payload: Payload) -> RankTable:
+        """The rank's own table, all of whose bytes lie in its payload. Raises Corrupt or Refused."""
+        table = decode_table(bytes(payload.table_bytes))
+        pieces = (piece for entry in table.entries for piece in entry.pieces)
+        end = max((piece.payload_offset + piece.length for piece in pieces), default=0)
+        own = (table.rank, table.world_size) == (payload.id.rank, attempt.world_size)
+        if not own or end > payload.layout.payload_bytes:
+            raise Refused(f"{payload.id}: the table does not fit its payload")
+        return table
 
     def _note_proof(self, proof: ColumnProof) -> None:
         """What a stager brings counts like what the target tells itself: under its current boot only."""

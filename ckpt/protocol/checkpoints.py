@@ -11,7 +11,7 @@ tombstone is durable and nobody holds a pin.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ckpt.base.ids import (
     CheckpointId,
@@ -153,6 +153,16 @@ class Checkpoints:
         targets = min((spare for spare, _ in chances), default=0)
         domains_left = min((chance.domains for _, chance in chances), default=0)
         return Redundancy(targets, max(0, domains_left), missing)
+
+    def info_now(self, checkpoint: Checkpoint) -> CommitInfo:
+        """What may be said of it at this moment: what was lost since the decision is not promised (P1)."""
+        now, info = self.redundancy(checkpoint), checkpoint.info
+        return replace(
+            info,
+            targets_survivable=max(0, min(info.targets_survivable, now.targets)),
+            domains_survivable=max(0, min(info.domains_survivable, now.domains)),
+            columns_missing=max(info.columns_missing, now.columns_missing),
+        )
 
     def unreachable(self, checkpoint: Checkpoint) -> list[TargetId]:
         """Its targets that are not live now, for the error message."""

@@ -233,6 +233,11 @@ class Committer:
             ),
         )
 
+    def forget(self, attempt: Attempt) -> None:
+        """It ended otherwise."""
+        self._overlaps.pop(attempt.checkpoint, None)
+        self._short_since.pop(attempt.checkpoint, None)
+
     def tick(self, attempt: Attempt) -> None:
         """Try again what waits for targets."""
         if attempt.state is AttemptState.OPEN and attempt.checkpoint in self._short_since:
@@ -306,7 +311,12 @@ class Committer:
         for rank, columns in attempt.placement.items():
             payload = attempt.payloads[rank]
             counted = set(count_columns(payload, self._members, self._policy.rule))
-            named = [j for j, t in enumerate(columns) if t is not None and j in counted]
+            proofs = payload.proofs
+            named = [
+                j
+                for j, target in enumerate(columns)
+                if j in counted and proofs[ColumnNumber(j)].target == target
+            ]
             if len(named) < payload.layout.code.floor:
                 return False
         return True

@@ -20,7 +20,7 @@ rolled forward with the same record, committed ones count again as their targets
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ckpt.base.errors import CkptError
 from ckpt.base.limits import CELL_BYTES_DEFAULT
@@ -43,7 +43,6 @@ from ckpt.protocol.messages import (
     Ask,
     BoxesCompared,
     Certify,
-    CommitInfo,
     DeleteStep,
     DocumentStored,
     Failed,
@@ -113,6 +112,8 @@ class CoordinatorMachine:
         """`wall_s` is asked only for the time that people see in a commit (P12)."""
         self.policy = policy
         self._desk = Desk()
+        self._began = False
+        #: Whether the first event came, which says what time it is.
         self._roles: dict[Session, Role] = {}
         self.members = Membership(
             self._desk,
@@ -187,6 +188,10 @@ class CoordinatorMachine:
     def handle(self, event: Event) -> list[Action]:
         """Everything that follows from one event."""
         self._desk.now_us = event.now_us
+        if not self._began:
+            self._began = True
+            for attempt in self.book.open():
+                attempt.opened_us = event.now_us  # Recovered ones have all their time from now on.
         match event:
             case SessionOpened():
                 self._roles[event.session] = event.role
@@ -279,6 +284,7 @@ class CoordinatorMachine:
         self._desk.tick()
         self.members.tick()
         self.reservations.tick()
+        self.deleter.tick()
         self._tick_attempts()
         self.opening.tick()
         self.ending.tick()
@@ -302,25 +308,15 @@ class CoordinatorMachine:
         checkpoint = Checkpoint(
             attempt.info, attempt.record_bytes, attempt.record.index_targets, attempt.placement
         )
-        attempt.info = checkpoint.info = self._as_it_is_now(checkpoint)
+        attempt.info = self.checkpoints.info_now(checkpoint)
         self.checkpoints.add(checkpoint)
         self.ending.announce(attempt)
         self.deleter.drop_strays(checkpoint)
-        self.deleter.expire(checkpoint)
-
-    def _as_it_is_now(self, checkpoint: Checkpoint) -> CommitInfo:
-        """What was lost since the decision is not promised: the answer speaks of this moment (P1)."""
-        now, info = self.checkpoints.redundancy(checkpoint), checkpoint.info
-        return replace(
-            info,
-            targets_survivable=max(0, min(info.targets_survivable, now.targets)),
-            domains_survivable=max(0, min(info.domains_survivable, now.domains)),
-            columns_missing=max(info.columns_missing, now.columns_missing),
-        )
+        self.deleter.expire(checkpoint.id.run)
 
     def _aborted(self, attempt: Attempt) -> None:
-        self.deleter.gone[attempt.checkpoint] = RowState.ABORTED
-        self.deleter.drop_everywhere(attempt.checkpoint)
+        self.committer.forget(attempt)
+        self.deleter.aborted(attempt.checkpoint)
 
     # ----------------------------------------------------------------------- restart
 
@@ -333,7 +329,6 @@ class CoordinatorMachine:
                 case RowState.COMMITTED | RowState.DAMAGED:
                     self.checkpoints.recover(row)
                 case RowState.TOMBSTONED:
-                    self.checkpoints.recover(row)
-                    self.deleter.gone[row.checkpoint] = row.state
+                    self.deleter.recover(self.checkpoints.recover(row))
                 case RowState.ABORTED | RowState.DELETED:
                     self.deleter.gone[row.checkpoint] = row.state

@@ -23,8 +23,8 @@ from ckpt.plan.retention import expired
 from ckpt.protocol import catalog
 from ckpt.protocol.catalog import RowState
 from ckpt.protocol.checkpoints import Checkpoint, Checkpoints
-from ckpt.protocol.committing import store_document
 from ckpt.protocol.desk import Desk, Then
+from ckpt.protocol.documents import store_document
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.membership import Membership, Target, TargetState
 from ckpt.protocol.messages import (

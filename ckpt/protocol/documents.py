@@ -35,7 +35,7 @@ def store_document(
     copies: int,
     then: Callable[[tuple[TargetId, ...]], None],
 ) -> None:
-    """Put a document on `copies` live targets, or on all of them when fewer live."""
+    """Put a document on `copies` live targets, or on all of them when fewer live and no more are to come."""
     _Spread(desk, members, checkpoint, kind, document, copies, then).fill()
 
 
@@ -80,8 +80,9 @@ class _Spread:
             self._put(target)
         if not self._done and (len(self._stored) >= self._copies or not self._asked):
             self._done = True
-            enough = len(self._stored) >= min(self._copies, max(1, len(self._members.live())))
-            self._then(tuple(sorted(self._stored)) if enough else ())
+            possible = max(1, len(self._members.live()))
+            needed = self._copies if self._members.gathering else min(self._copies, possible)
+            self._then(tuple(sorted(self._stored)) if len(self._stored) >= needed else ())
 
     def _answered(self, target: TargetId, stored: bool) -> None:
         self._asked.discard(target)

@@ -109,7 +109,10 @@ class Ending:
         if attempt.state not in ABORTABLE:
             return
         attempt.state = AttemptState.ABORTING
-        attempt.failure = (error.code, error.message, error.hint)
+        after = error.retry_after_s
+        again = [] if after is None else [f"retry after {after:g} s"]
+        hint = "; ".join([*again, *([error.hint] if error.hint else [])])
+        attempt.failure = (error.code, error.message, hint)
         self._desk.report(
             "warning", "attempt aborted", checkpoint=str(attempt.checkpoint), reason=error.message
         )
@@ -138,7 +141,9 @@ class Ending:
             return
         request = payload.request if payload.planned is None else 0
         if attempt.state is AttemptState.COMMITTED and attempt.info is not None:
-            self._desk.send(payload.session, request, AttemptCommitted(attempt.info))
+            held = self._checkpoints.get(attempt.checkpoint)
+            info = self._checkpoints.info_now(held) if held is not None else attempt.info
+            self._desk.send(payload.session, request, AttemptCommitted(info))
         elif attempt.state is AttemptState.ABORTED and attempt.failure is not None:
             code, text, hint = attempt.failure
             aborted = AttemptAborted(attempt.checkpoint, code, text, hint)
@@ -170,9 +175,11 @@ class Ending:
 
     def _abort_if_abandoned(self, attempt: Attempt) -> None:
         now = self._desk.now_us
+        comparing = attempt.state is AttemptState.COMPARING
         for payload in attempt.payloads.values():
             away = payload.away_since_us
-            if not payload.certified and away is not None and now - away >= STAGER_AWAY_US:
+            needed = not payload.certified or (comparing and payload.fingerprints is None)
+            if needed and away is not None and now - away >= STAGER_AWAY_US:
                 reason = f"the stager of rank {payload.id.rank} has been away for {(now - away) // 1_000_000} s"
                 self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
                 return
@@ -186,7 +193,11 @@ class Ending:
     def tell_unknown(self, session: Session, request: int, checkpoint: CheckpointId) -> None:
         held = self._checkpoints.get(checkpoint)
         if held is not None:
-            self._desk.send(session, request, AttemptCommitted(held.info))
+            info = self._checkpoints.info_now(held)
+            gathering = info.targets_survivable < held.info.targets_survivable
+            if not (gathering and self._members.gathering):
+                # While targets gather after a start too little would be promised: the stager asks again.
+                self._desk.send(session, request, AttemptCommitted(info))
             return
         aborted = AttemptAborted(
             checkpoint, Aborted.code, f"{checkpoint} is not known: it was aborted", "save again"

@@ -58,7 +58,8 @@ class Judge:
         """A reader failed to decode; examine the payload once for all who report it."""
         payload = message.payload
         checkpoint = self._checkpoints.get(payload.checkpoint)
-        if checkpoint is None or payload.rank not in checkpoint.placement:
+        gone = checkpoint is None or checkpoint.state is RowState.TOMBSTONED
+        if checkpoint is None or gone or payload.rank not in checkpoint.placement:
             self._desk.send(session, request, DamageJudged(True, f"{payload} is no longer there"))
             return
         if checkpoint.state is RowState.DAMAGED:
@@ -107,9 +108,13 @@ class Judge:
             return
         del self._open[inquiry.payload]
         checkpoint = self._checkpoints.get(inquiry.payload.checkpoint)
+        if checkpoint is None or checkpoint.state is RowState.TOMBSTONED:
+            # What is missing was dropped; a deleted checkpoint never becomes a damaged one.
+            self._tell(inquiry, DamageJudged(True, f"{inquiry.payload} is no longer there"))
+            return
         worst = most_bad(inquiry.bad.values())
         proved = worst > inquiry.code.m and not inquiry.unproved
-        if not proved or checkpoint is None:
+        if not proved:
             reason = (
                 "; ".join(inquiry.unproved) or f"at most {worst} columns are damaged at one place"
             )
@@ -119,14 +124,17 @@ class Judge:
             f"{inquiry.payload} has {worst} damaged columns at one place, {inquiry.code} mends "
             f"{inquiry.code.m}"
         )
-        checkpoint.state, checkpoint.reason = RowState.DAMAGED, reason
         self._desk.report(
             "error", "checkpoint is lost", checkpoint=str(checkpoint.id), reason=reason
         )
-        self._desk.persist(
-            (catalog.CheckpointDamaged(checkpoint.id, reason),),
-            lambda: self._tell(inquiry, DamageJudged(True, reason)),
-        )
+
+        def durable() -> None:
+            # Nobody walks back past it before a restart would do the same.
+            if checkpoint.state is RowState.COMMITTED:
+                checkpoint.state, checkpoint.reason = RowState.DAMAGED, reason
+            self._tell(inquiry, DamageJudged(True, reason))
+
+        self._desk.persist((catalog.CheckpointDamaged(checkpoint.id, reason),), durable)
 
     def _tell(self, inquiry: _Inquiry, judged: DamageJudged) -> None:
         for session, request in inquiry.askers:

@@ -217,7 +217,8 @@ class Resolver:
         self._next_pin += 1
         self._pins[pin] = (waiting.session, chosen)
         chosen.pins.add(pin)
-        answer = Resolved(chosen.info, pin, self._checkpoints.addresses(chosen), skipped)
+        info = self._checkpoints.info_now(chosen)
+        answer = Resolved(info, pin, self._checkpoints.addresses(chosen), skipped)
         self._desk.send(waiting.session, waiting.request, answer, chosen.record_bytes)
         if skipped:
             self._desk.report(

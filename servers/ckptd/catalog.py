@@ -38,6 +38,7 @@ from ckpt.protocol.catalog import (
     CatalogRow,
     Persist,
     RepairNeeded,
+    RowForgotten,
     RowState,
     TargetSeen,
 )
@@ -404,6 +405,10 @@ def _store(connection: sqlite3.Connection, entries: list[CatalogEntry]) -> None:
                     image = CatalogImage(0)
                     image.apply(entry)
                     _insert_row(connection, image.rows[entry.checkpoint])
+                case RowForgotten():
+                    for table in ("checkpoint", "repair"):
+                        key = _key(entry.checkpoint)
+                        connection.execute(f"DELETE FROM {table} WHERE {_KEY}", key)
                 case TargetSeen():
                     _upsert_target(connection, entry)
                 case RepairNeeded():

@@ -1,0 +1,537 @@
+"""A coordinator between fake targets and ranks, for tables: its shell persists at once or when told.
+
+Targets answer every command at once, unless told to refuse or to keep silent. Everything that the
+machine did is in `log`, in its order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import msgspec
+
+from ckpt.base.ids import (
+    BootId,
+    CheckpointId,
+    ColumnId,
+    ColumnNumber,
+    LaunchNumber,
+    PayloadId,
+    Rank,
+    ReservationId,
+    RunName,
+    Step,
+    TargetId,
+)
+from ckpt.base.limits import FRAME_BULK_BYTES_MAX
+from ckpt.erasure.code import Code
+from ckpt.format.checksum import xxh3_128
+from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
+from ckpt.protocol import messages as m
+from ckpt.protocol.catalog import CatalogImage, Persist, Persisted, apply_all
+from ckpt.protocol.coordinator import CoordinatorMachine, CoordinatorPolicy, Event
+from ckpt.protocol.desk import Action
+from ckpt.protocol.events import (
+    CloseSession,
+    Received,
+    Report,
+    Send,
+    Session,
+    SessionClosed,
+    SessionOpened,
+    Ticked,
+)
+from ckpt.protocol.proofs import make_proof, proof_key
+
+SECRET = b"secret of a table test, 32 bytes."
+CLUSTER = "c1"
+RUN = RunName("run")
+START_US = 1_000_000_000_000
+"""A monotonic clock counts from the machine's boot, which is long before the process starts."""
+SECOND_US = 1_000_000
+DIGEST = b"m" * 16
+
+Kind = TypeVar("Kind", bound=m.Message)
+
+
+@dataclass(slots=True)
+class FakeTarget:
+    """What one target holds, and how it answers."""
+
+    id: TargetId
+    domain: str
+    boot: BootId
+    bytes_free: int = 1 << 40
+    session: Session | None = None
+    columns: dict[ColumnId, m.ColumnProof] = field(default_factory=dict)
+    documents: dict[tuple[m.DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
+    reservations: set[ReservationId] = field(default_factory=set)
+    refuses: dict[type[m.Message], m.Failed] = field(default_factory=dict)
+    silent: set[type[m.Message]] = field(default_factory=set)
+    #: Commands of these types are kept in `unanswered`.
+    unanswered: list[Send] = field(default_factory=list)
+    damaged: dict[ColumnId, tuple[m.ByteRange, ...]] = field(default_factory=dict)
+    parts: dict[tuple[m.DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
+
+    def answer(self, send: Send) -> m.Message | None:
+        """Do the command; None when it has no answer."""
+        message = send.message
+        if type(message) in self.refuses:
+            return self.refuses[type(message)]
+        match message:
+            case m.Reserve():
+                self.reservations.add(message.reservation)
+                return m.Reserved(message.reservation)
+            case m.ReleaseReservation():
+                self.reservations.discard(message.reservation)
+            case m.ListColumns():
+                return m.ColumnsListed(tuple(self.columns.values()), self.summaries(), "")
+            case m.PutDocument():
+                return self._put(message, bytes(send.bulk))
+            case m.VerifyColumn(column):
+                found = self.columns.get(column)
+                return m.ColumnVerified(column, found is None, 1, self.damaged.get(column, ()))
+            case m.DropColumn(_, column):
+                self.columns.pop(column, None)
+                return m.Dropped(1)
+            case m.DropGeneration(_, checkpoint):
+                self._drop(checkpoint)
+                return m.Dropped(1)
+        return None
+
+    def summaries(self) -> tuple[m.DocumentSummary, ...]:
+        held = sorted(self.documents.items(), key=lambda item: (item[0][0].value, item[0][1]))
+        return tuple(m.DocumentSummary(kind, id, len(data)) for (kind, id), data in held)
+
+    def holds(self, checkpoint: CheckpointId) -> bool:
+        """Any column, index or record of it."""
+        kinds = {kind for kind, id in self.documents if id == checkpoint}
+        columns = any(c.payload.checkpoint == checkpoint for c in self.columns)
+        return columns or bool(kinds - {m.DocumentKind.TOMBSTONE})
+
+    def seal(self, column: ColumnId, place: m.Place, layout: m.PayloadPlanned, bytes_: int) -> None:
+        """Become the holder of a column, out of its reservation."""
+        self.reservations.discard(place.reservation)
+        self.columns[column] = self.proof(column, layout.code, bytes_)
+
+    def proof(self, column: ColumnId, code: str, payload_bytes: int) -> m.ColumnProof:
+        return make_proof(
+            proof_key(SECRET, self.id, self.boot), CLUSTER, column=column, target=self.id,
+            boot=self.boot, code=code, payload_bytes=payload_bytes, column_crc=7,
+            manifest_digest=DIGEST,
+        )  # fmt: skip
+
+    def reboot(self) -> None:
+        """Another incarnation: proofs are made anew, reservations are gone."""
+        self.boot = BootId(self.boot + 1000)
+        self.reservations.clear()
+        for column, old in self.columns.items():
+            self.columns[column] = self.proof(column, old.code, old.payload_bytes)
+
+    def _put(self, message: m.PutDocument, bulk: bytes) -> m.Message | None:
+        key = (message.kind, message.checkpoint)
+        self.parts[key] = self.parts.get(key, b"")[: message.offset] + bulk
+        if len(self.parts[key]) < message.total_bytes:
+            return None
+        assert xxh3_128(self.parts[key]) == message.digest
+        self.documents[key] = self.parts.pop(key)
+        return m.DocumentStored(message.kind, message.checkpoint)
+
+    def _drop(self, checkpoint: CheckpointId) -> None:
+        for column in [c for c in self.columns if c.payload.checkpoint == checkpoint]:
+            del self.columns[column]
+        for kind, id in list(self.documents):
+            if id == checkpoint and kind is not m.DocumentKind.TOMBSTONE:
+                del self.documents[kind, id]
+
+
+class Bench:
+    """The machine, `count` live targets t0, t1, ... each in a host of its own, and what was said."""
+
+    def __init__(
+        self,
+        count: int = 4,
+        code: str = "2+1",
+        *,
+        hosts: int | None = None,
+        targets_live: bool = True,
+        **policy: object,
+    ) -> None:
+        self.policy = CoordinatorPolicy(CLUSTER, Code.parse(code), **policy)  # type: ignore[arg-type]
+        self.now_us = START_US
+        self.term = 1
+        self.durable: list[object] = []
+        self.persist_at_once = True
+        self.tickets: list[Persist] = []
+        #: Not durable yet.
+        self.log: list[Action] = []
+        self.targets: dict[TargetId, FakeTarget] = {}
+        self._sessions = 0
+        self._request = 0
+        self._events: deque[Event] = deque()
+        self.machine = self._new_machine()
+        for number in range(count):
+            host = number if hosts is None else number % hosts
+            id = TargetId(f"t{number}")
+            made = FakeTarget(id, f"p/r/h{host}/d{number}", BootId(number + 1))
+            self.targets[id] = made
+            if targets_live:
+                self.start(made)
+        self.tick()
+
+    # ----------------------------------------------------------------------- time and life
+
+    def _new_machine(self) -> CoordinatorMachine:
+        image = apply_all(CatalogImage(self.term), self.durable)  # type: ignore[arg-type]
+        return CoordinatorMachine(self.policy, image, secret=SECRET, wall_s=lambda: 1.5)
+
+    def tick(self, seconds: float = 0.0) -> None:
+        """Time passes; live targets renew their leases meanwhile."""
+        end_us = self.now_us + round(seconds * SECOND_US)
+        while True:
+            self.now_us = min(end_us, self.now_us + SECOND_US)
+            for target in self.targets.values():
+                if target.session is not None:
+                    renew = m.RenewLease(target.id, target.boot, target.bytes_free, 0)
+                    self.tell(target.session, renew)
+            self.feed(Ticked(self.now_us))
+            if self.now_us >= end_us:
+                return
+
+    def restart(self, *targets: str) -> None:
+        """The coordinator ends and starts again from what is durable; these targets register again."""
+        self.term += 1
+        self.now_us += SECOND_US
+        self.tickets.clear()
+        for target in self.targets.values():
+            target.session = None
+            target.unanswered.clear()
+        self.machine = self._new_machine()
+        self.tick()
+        for id in targets:
+            self.start(self.targets[TargetId(id)])
+
+    def session(self, role: m.Role = m.Role.READER) -> Session:
+        self._sessions += 1
+        session = Session(self._sessions)
+        self.feed(SessionOpened(self.now_us, session, role, "test"))
+        return session
+
+    def close(self, session: Session) -> None:
+        self.feed(SessionClosed(self.now_us, session))
+
+    def start(self, target: FakeTarget | str) -> None:
+        """The target dials and registers."""
+        if isinstance(target, str):
+            target = self.targets[TargetId(target)]
+        target.session = self.session(m.Role.TARGET)
+        self.tell(
+            target.session,
+            m.RegisterTarget(
+                target.id, target.boot, f"{target.id}:1", "", target.domain, f"d/{target.id}", 1,
+                1 << 40, target.bytes_free, 0, 0, tuple(sorted(target.reservations)),
+            ),
+        )  # fmt: skip
+
+    def stop(self, *ids: str) -> None:
+        """The targets' sessions end."""
+        for id in ids:
+            target = self.targets[TargetId(id)]
+            assert target.session is not None
+            session, target.session = target.session, None
+            self.close(session)
+
+    # ----------------------------------------------------------------------- saying
+
+    def tell(self, session: Session, message: m.Message, bulk: bytes = b"") -> list[m.Message]:
+        """A request; what the session got meanwhile, in order."""
+        self._request += 1
+        mark = len(self.log)
+        self.feed(Received(self.now_us, session, self._request, message, bulk))
+        return self.to(session, mark)
+
+    def feed(self, event: Event) -> None:
+        """Handle it and all that follows from it."""
+        self._events.append(event)
+        while self._events:
+            for action in self.machine.handle(self._events.popleft()):
+                self.log.append(action)
+                self._perform(action)
+
+    def sync(self, count: int | None = None) -> None:
+        """The oldest tickets become durable."""
+        for persist in self.tickets[:count]:
+            self.tickets.remove(persist)
+            self._make_durable(persist)
+        while self._events:
+            self.feed(self._events.popleft())
+
+    def let_answer(self, id: str) -> None:
+        """A silent target answers what it was asked, and speaks again."""
+        target = self.targets[TargetId(id)]
+        target.silent.clear()
+        kept, target.unanswered = target.unanswered, []
+        for send in kept:
+            self._command(target, send)
+        while self._events:
+            self.feed(self._events.popleft())
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Persist() if self.persist_at_once:
+                self._make_durable(action)
+            case Persist():
+                self.tickets.append(action)
+            case Send():
+                for target in self.targets.values():
+                    if target.session == action.session:
+                        self._command(target, action)
+            case CloseSession():
+                for target in self.targets.values():
+                    if target.session == action.session:
+                        target.session = None
+                self._events.append(SessionClosed(self.now_us, action.session))
+
+    def _make_durable(self, persist: Persist) -> None:
+        self.durable.extend(persist.entries)
+        self._events.append(Persisted(self.now_us, persist.ticket))
+
+    def _command(self, target: FakeTarget, send: Send) -> None:
+        if type(send.message) in target.silent:
+            target.unanswered.append(send)
+            return
+        answer = target.answer(send)
+        if answer is not None:
+            self._events.append(Received(self.now_us, send.session, send.request, answer))
+
+    # ----------------------------------------------------------------------- reading
+
+    def mark(self) -> int:
+        return len(self.log)
+
+    def to(self, session: Session, mark: int = 0) -> list[m.Message]:
+        """What a session was sent since the mark."""
+        sends = [a for a in self.log[mark:] if isinstance(a, Send)]
+        return [send.message for send in sends if send.session == session]
+
+    def sent(self, kind: type[Kind], mark: int = 0) -> list[Kind]:
+        """Messages of a type to anybody."""
+        sends = [a.message for a in self.log[mark:] if isinstance(a, Send)]
+        return [message for message in sends if isinstance(message, kind)]
+
+    def story(self, mark: int, *kinds: type[object]) -> list[object]:
+        """Messages and catalog entries of these types, in the order of the actions."""
+        told: list[object] = []
+        for action in self.log[mark:]:
+            match action:
+                case Send() if isinstance(action.message, kinds):
+                    told.append(action.message)
+                case Persist():
+                    told.extend(entry for entry in action.entries if isinstance(entry, kinds))
+        return told
+
+    def reports(self, mark: int = 0) -> list[Report]:
+        return [a for a in self.log[mark:] if isinstance(a, Report)]
+
+    def asked(self, id: str, kind: type[Kind], mark: int = 0) -> list[Kind]:
+        """Commands of a type to one target."""
+        session = self.targets[TargetId(id)].session
+        assert session is not None
+        return [message for message in self.to(session, mark) if isinstance(message, kind)]
+
+    def ask(self, what: str, run: str | None = None, step: int | None = None) -> object:
+        """The JSON of a question, decoded."""
+        self._request += 1
+        session = self.session()
+        mark = self.mark()
+        question = m.Ask(what, run and RunName(run), None if step is None else Step(step))  # type: ignore[arg-type]
+        self.tell(session, question)
+        (send,) = [a for a in self.log[mark:] if isinstance(a, Send) and a.session == session]
+        if isinstance(send.message, m.Failed):
+            return send.message
+        return msgspec.json.decode(send.bulk)
+
+    def states(self) -> dict[str, str]:
+        """Every row of the durable catalog."""
+        image = apply_all(CatalogImage(self.term), self.durable)  # type: ignore[arg-type]
+        return {str(id): row.state.value for id, row in sorted(image.rows.items())}
+
+    # ----------------------------------------------------------------------- whole saves
+
+    def save(self, step: int, *, run: str = RUN, world_size: int = 1, key: str = "k") -> CheckpointId:
+        """A committed checkpoint."""
+        self._sessions += 1  # Each save is of processes of its own.
+        ranks = [
+            RankFake(self, r, world_size, key=key, run=run, process=f"h/{self._sessions}/{r}")
+            for r in range(world_size)
+        ]
+        for rank in ranks:
+            rank.open(step)
+        for rank in ranks:
+            rank.seal_all()
+            rank.certify()
+        assert rank.commits(), rank.heard
+        for rank in ranks:
+            self.close(rank.session)
+        return rank.commits()[-1].info.checkpoint
+
+
+class RankFake:
+    """One rank's stager."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        key: str | None = "k",
+        run: str = RUN,
+        process: str | None = None,
+        payload_bytes: int = 10_000,
+    ) -> None:
+        self.bench = bench
+        self.run = RunName(run)
+        self.rank = Rank(rank)
+        self.world_size = world_size
+        self.key = key
+        self.process = process or f"host/{rank}/{key}"
+        self.payload_bytes = payload_bytes
+        self.launch = LaunchNumber(0)
+        self.saves = 0
+        self.plan: m.PayloadPlanned | None = None
+        self.proofs: dict[ColumnNumber, m.ColumnProof] = {}
+        self.entries: tuple[TensorEntry, ...] = (own_entry(payload_bytes - 100),)
+        self.replicas = m.ReplicaPolicy.ABORT
+        self.session = bench.session(m.Role.STAGER)
+        self.join()
+
+    @property
+    def heard(self) -> list[m.Message]:
+        return self.bench.to(self.session)
+
+    def commits(self) -> list[m.AttemptCommitted]:
+        return [message for message in self.heard if isinstance(message, m.AttemptCommitted)]
+
+    def aborts(self) -> list[m.AttemptAborted]:
+        return [message for message in self.heard if isinstance(message, m.AttemptAborted)]
+
+    def join(self) -> list[m.Message]:
+        known = self.launch or None
+        answer = self.bench.tell(
+            self.session,
+            m.JoinLaunch(self.run, self.key, self.rank, self.world_size, self.process, known),
+        )
+        if isinstance(answer[-1], m.LaunchJoined):
+            self.launch = answer[-1].launch
+        return answer
+
+    def reconnect(self, *, join: bool = True) -> None:
+        """A new session of the same process."""
+        self.session = self.bench.session(m.Role.STAGER)
+        if join:
+            self.join()
+
+    def question(self, step: int) -> m.OpenPayload:
+        """As for the newest save."""
+        return m.OpenPayload(
+            self.run, Step(step), self.launch, self.rank, self.world_size, self.process,
+            self.payload_bytes, self.replicas, None, self.saves,
+        )  # fmt: skip
+
+    def open(self, step: int) -> list[m.Message]:
+        """The next save."""
+        self.saves += 1
+        self.plan, self.proofs = None, {}
+        return self.ask(self.question(step))
+
+    def ask(self, question: m.OpenPayload) -> list[m.Message]:
+        answer = self.bench.tell(self.session, question)
+        self.take_plan()
+        return answer
+
+    def resume(self, step: int, checkpoint: CheckpointId) -> list[m.Message]:
+        return self.bench.tell(self.session, replace(self.question(step), resume=checkpoint))
+
+    def take_plan(self) -> None:
+        """The newest plan that was sent."""
+        plans = [message for message in self.heard if isinstance(message, m.PayloadPlanned)]
+        if plans and plans[-1].places:
+            self.plan = plans[-1]
+
+    @property
+    def payload(self) -> PayloadId:
+        assert self.plan is not None
+        return self.plan.payload
+
+    def places(self) -> dict[ColumnNumber, m.Place]:
+        """By column."""
+        assert self.plan is not None
+        numbers = [j for j in range(Code.parse(self.plan.code).n) if j not in self.plan.absent]
+        return {ColumnNumber(j): p for j, p in zip(numbers, self.plan.places, strict=True)}
+
+    def seal_all(self) -> None:
+        for column, place in self.places().items():
+            self.seal(column, place)
+
+    def seal(self, column: int, place: m.Place) -> None:
+        """One column ends on its target."""
+        assert self.plan is not None
+        id = ColumnId(self.payload, ColumnNumber(column))
+        target = self.bench.targets[place.target]
+        target.seal(id, place, self.plan, self.payload_bytes)
+        self.proofs[id.column] = target.columns[id]
+
+    def certificate(self) -> m.Certify:
+        proofs = tuple(proof for _, proof in sorted(self.proofs.items()))
+        assert self.plan is not None
+        return m.Certify(
+            self.payload, self.launch, self.world_size, proofs, self.plan.code, self.payload_bytes,
+            self.plan.cell_bytes, DIGEST, self.payload_bytes - 100, 100, 5 + self.rank,
+            slowest_target=TargetId(f"t{self.rank}"), slowest_us=self.rank,
+        )  # fmt: skip
+
+    def table(self) -> bytes:
+        return encode_table(RankTable(self.rank, self.world_size, self.entries))
+
+    def certify(self, certificate: m.Certify | None = None) -> list[m.Message]:
+        table = self.table()
+        message = replace(certificate or self.certificate(), table_bytes=len(table))
+        return self.bench.tell(self.session, message, table)
+
+
+def own_entry(size: int, name: str = "a") -> TensorEntry:
+    return TensorEntry(name, Meaning.OWN, "|u1", (size,), (0,), (size,), (Piece(0, 0, size),))
+
+
+def shard_entry(
+    offset: int, length: int, total: int, fingerprint: bytes = b"", name: str = "m"
+) -> TensorEntry:
+    """Rows [offset, offset + length) of a vector of `total` bytes, at the payload's begin."""
+    pieces = (Piece(0, 0, length),)
+    return TensorEntry(
+        name, Meaning.SHARD, "|u1", (total,), (offset,), (length,), pieces, fingerprint
+    )
+
+
+def replica_entry(size: int, stored: Sequence[Piece], fingerprint: bytes) -> TensorEntry:
+    return TensorEntry(
+        "w", Meaning.REPLICATED, "|u1", (size,), (0,), (size,), tuple(stored), fingerprint
+    )
+
+
+def put_parts(total_bytes: int) -> int:
+    """How many PutDocument frames a document takes."""
+    return max(1, -(-total_bytes // FRAME_BULK_BYTES_MAX))
+
+
+def team(bench: Bench, world_size: int, **options: object) -> list[RankFake]:
+    return [RankFake(bench, rank, world_size, **options) for rank in range(world_size)]  # type: ignore[arg-type]
+
+
+def every(ranks: Sequence[RankFake], act: Callable[[RankFake], object]) -> None:
+    for rank in ranks:
+        act(rank)
