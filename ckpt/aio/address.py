@@ -79,7 +79,10 @@ def endpoint_nowait(address: Address) -> Endpoint | None:
 
 
 def endpoint_by_resolver(address: Address) -> Endpoint:
-    """As `endpoint_nowait`, asking the system's resolver for a name; may block. Raises Unavailable."""
+    """As `endpoint_nowait`, asking the system's resolver for a name; may block.
+
+    Raises Unavailable.
+    """
     known = endpoint_nowait(address)
     if known is not None:
         return known

@@ -6,9 +6,9 @@ selectors in `link`) calls `receive` when it is readable and `flush` when it is 
 Goals: bulks go from the kernel straight into the memory where they are wanted and from the memory
 where they lie straight into the kernel; a stranger costs 4 KiB; a peer can only hurt itself.
 
-Plan for receiving: bytes first land in a buffer of one page, which takes prefix and meta, and several
-small frames at once. When a frame has a bulk, the owner names its landing; what of the bulk came
-along with the page (less than 4 KiB) is moved there, the rest is received in place.
+Plan for receiving: bytes first land in a buffer of one page, which takes prefix and meta, and
+several small frames at once. When a frame has a bulk, the owner names its landing; what of the bulk
+came along with the page (less than 4 KiB) is moved there, the rest is received in place.
 
 Plan for sending: a queue of views; `sendmsg` gathers them. A bulk is not copied: it must stay as it
 is until its `sent` is called, which happens exactly once, also when the connection dies first.
@@ -59,7 +59,10 @@ def next_session() -> Session:
 
 
 class Bulk:
-    """The bytes behind a message. Whoever gets one calls `release` exactly once, from any thread, when done."""
+    """The bytes behind a message.
+
+    Whoever gets one calls `release` exactly once, from any thread, when done.
+    """
 
     __slots__ = ("slot", "view")
 
@@ -107,7 +110,10 @@ class _Outgoing:
 
 
 class Channel:
-    """See the module. Every method that raises, raises CkptError, after which only `close` may be called."""
+    """See the module.
+
+    Every method that raises, raises CkptError, after which only `close` may be called.
+    """
 
     def __init__(
         self,
@@ -322,7 +328,10 @@ class Channel:
         epoch: Epoch = Epoch(0),
         sent: Sent | None = None,
     ) -> None:
-        """Queue one frame and push what the socket takes. Never raises for the peer: `flush` does, later."""
+        """Queue one frame and push what the socket takes.
+
+        Never raises for the peer: `flush` does, later.
+        """
         assert not self.closed
         was_idle = not self._outgoing and not self._pushing
         head = memoryview(self._writer.encode(message, request, bulk, epoch))

@@ -4,8 +4,9 @@
        ^                             |                         |                 |
        +---------- failed, refused, too slow, gone, cut off ---+-----------------+
 
-The rest between two attempts doubles from `backoff_s[0]` to `backoff_s[1]`, each with jitter, so that all
-targets of a cluster do not come back in one instant; a session that stood for longer than that resets it.
+The rest between two attempts doubles from `backoff_s[0]` to `backoff_s[1]`, each with jitter, so
+that all targets of a cluster do not come back in one instant; a session that stood for longer than
+that resets it.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ class Dialer:
         *,
         sent: Sent | None = None,
     ) -> None:
-        """As `Server.send`: dropped silently when `session` is gone; a bulk stays as it is until `sent`."""
+        """As `Server.send`: dropped silently when `session` is gone;
+        a bulk stays as it is until `sent`.
+        """
         watch = self._watch
         if watch is None or watch.channel.closed or self.session != session:
             if sent is not None:

@@ -1,14 +1,16 @@
-"""Connections of plain threads: the stager's sender, readers, and blocking calls to the coordinator.
+"""Connections of plain threads: the stager's sender, readers,
+and blocking calls to the coordinator.
 
-A `LinkLoop` belongs to one thread, which calls `poll`; it watches any number of `Link`s. Nothing here blocks
-but `poll`, and no network failure raises: it comes as `LinkClosed`.
+A `LinkLoop` belongs to one thread, which calls `poll`; it watches any number of `Link`s. Nothing
+here blocks but `poll`, and no network failure raises: it comes as `LinkClosed`.
 
     CONNECTING --handshake is done: LinkOpened--> OPEN --failure, deadline: LinkClosed--> CLOSED
          +------------------- failure, deadline: LinkClosed ------------------------------->+
 
-Sending: `try_send` queues a frame whole, without copying its bulk, and pushes what the socket takes. A
-sender goes round its links and gives each that is `writable_now` its next fragment; when none is, it polls
-and hears `LinkDrained` from the first that has room again. So no slow peer ever holds up another.
+Sending: `try_send` queues a frame whole, without copying its bulk, and pushes what the socket
+takes. A sender goes round its links and gives each that is `writable_now` its next fragment; when
+none is, it polls and hears `LinkDrained` from the first that has room again. So no slow peer ever
+holds up another.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ LINK_QUEUED_BYTES_MAX: Final = 8 * MiB
 CONNECT_TIMEOUT_US: Final = 3 * US_PER_S
 
 Sink = Callable[[FrameHead, Message], memoryview | None]
-"""Where a bulk shall land: exactly `head.bulk_bytes` of writable bytes, or None for memory of its own."""
+"""Where a bulk shall land: exactly `head.bulk_bytes` of writable bytes,
+or None for memory of its own.
+"""
 
 
 class LinkState(Enum):
@@ -76,7 +80,10 @@ class LinkDrained:
 
 @dataclass(frozen=True, slots=True)
 class LinkClosed:
-    """The connection failed or was lost. Its sink is not called and its memory not written any more."""
+    """The connection failed or was lost.
+
+    Its sink is not called and its memory not written any more.
+    """
 
     link: Link
     error: CkptError
@@ -93,7 +100,10 @@ class Link:
         self.state = LinkState.CONNECTING
         self.peer: Established | None = None
         self.deadline_us: int | None = deadline_us
-        """Past it `poll` closes the link. For connecting at first, then None; the owner sets it for silence."""
+        """Past it `poll` closes the link.
+
+        For connecting at first, then None; the owner sets it for silence.
+        """
         self.heard_us = 0
         """When the last byte arrived."""
         self.moved_us = 0
@@ -110,7 +120,9 @@ class Link:
 
     @property
     def session(self) -> Session:
-        """A number that no other connection of this process has or had; 0 when it never had a socket."""
+        """A number that no other connection of this process has or had;
+        0 when it never had a socket.
+        """
         return Session(0) if self.channel is None else self.channel.session
 
     @property
@@ -128,9 +140,9 @@ class Link:
     ) -> bool:
         """Queue one frame and push what the socket takes.
 
-        False, and nothing was queued, when the link is not open or LINK_QUEUED_BYTES_MAX are queued. The
-        bulk is not copied: it must stay as it is until `sent` is called (exactly once, also on closing),
-        which may be before this returns.
+        False, and nothing was queued, when the link is not open or LINK_QUEUED_BYTES_MAX are
+        queued. The bulk is not copied: it must stay as it is until `sent` is called (exactly once,
+        also on closing), which may be before this returns.
         """
         channel = self.channel
         if self.state is not LinkState.OPEN or channel is None:
@@ -188,8 +200,8 @@ class LinkLoop:
     ) -> Link:
         """Begin to connect; LinkOpened or LinkClosed follows.
 
-        Raises Refused for a malformed address or a short secret. A host name asks the system's resolver,
-        which may block: give numbers where that matters.
+        Raises Refused for a malformed address or a short secret. A host name asks the system's
+        resolver, which may block: give numbers where that matters.
         """
         where = parse_address(address)
         handshake = ClientHandshake(
@@ -247,7 +259,9 @@ class LinkLoop:
         os.eventfd_write(self._wake_fd, 1)
 
     def fileno(self) -> int:
-        """Readable when `poll(0)` would find something: for a thread that waits for other things too."""
+        """Readable when `poll(0)` would find something: for a thread that waits for
+        other things too.
+        """
         return self._selector.fileno()
 
     def poll(self, timeout_us: int | None) -> list[LinkEvent]:

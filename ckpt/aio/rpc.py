@@ -1,11 +1,12 @@
 """Blocking requests to the coordinator, for code that has no loop: trainers, readers, commands.
 
-One background thread owns one link. A request is registered under the lock, the thread sends it, and the
-caller waits. When the session dies, the thread dials again and repeats every request that has no answer
-yet, until its deadline: control requests are at-least-once and every handler is idempotent.
+One background thread owns one link. A request is registered under the lock, the thread sends it,
+and the caller waits. When the session dies, the thread dials again and repeats every request that
+has no answer yet, until its deadline: control requests are at-least-once and every handler is
+idempotent.
 
-A server that cannot be reached makes calls wait for their deadline (it may come back: a restart is no
-failure); a server that refuses the handshake makes all of them fail at once.
+A server that cannot be reached makes calls wait for their deadline (it may come back: a restart is
+no failure); a server that refuses the handshake makes all of them fail at once.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class _Call:
 
 
 class RpcClient:
-    """I am thread safe. `on_push` and `on_opened` are called on my thread: they may `tell`, never `call`.
+    """I am thread safe.
+
+    `on_push` and `on_opened` are called on my thread: they may `tell`, never `call`.
 
     Dials at the first call or tell, then keeps the session up. `close` me.
     """
@@ -90,7 +93,8 @@ class RpcClient:
         self._on_push = on_push
         self._on_opened = on_opened
         self._lock = threading.Lock()
-        #: Requests without an answer, oldest first; callers add and remove, the thread sends and answers.
+        #: Requests without an answer, oldest first; callers add and remove, the thread sends and
+        #: answers.
         self._calls: dict[int, _Call] = {}
         #: (request, message, bulk) that nobody waits for; the thread takes them.
         self._told: list[tuple[int, Message, Buffer]] = []
@@ -118,8 +122,9 @@ class RpcClient:
     ) -> tuple[Message, memoryview]:
         """The reply and its bulk.
 
-        Raises the error that the server reported, Unavailable when no answer came in time (the request may
-        still have been done), Unauthorized or Refused when the server is not the one it should be.
+        Raises the error that the server reported, Unavailable when no answer came in time (the
+        request may still have been done), Unauthorized or Refused when the server is not the one it
+        should be.
         """
         with self._lock:
             self._check_open()
@@ -137,7 +142,10 @@ class RpcClient:
         return call.reply, call.reply_bulk
 
     def tell(self, message: Message, bulk: Buffer = b"", *, request: int = 0) -> None:
-        """Send what is not answered, or answers a push's `request`. Dropped when the session dies first."""
+        """Send what is not answered, or answers a push's `request`.
+
+        Dropped when the session dies first.
+        """
         with self._lock:
             self._check_open()
             if len(self._told) < TELL_MAX:
@@ -145,7 +153,10 @@ class RpcClient:
             self._start_thread()
 
     def close(self) -> None:
-        """End the session; calls in progress fail. What was told is still sent when a session stands. Idempotent."""
+        """End the session; calls in progress fail.
+
+        What was told is still sent when a session stands. Idempotent.
+        """
         with self._lock:
             already, self._closing = self._closing, True
             thread = self._thread

@@ -1,4 +1,5 @@
-"""Where the secret lies: $CKPT_SECRET_FILE, else what a flag names, DIR/secret, ~/.config/ckpt/secret.
+"""Where the secret lies: $CKPT_SECRET_FILE, else what a flag names, DIR/secret,
+~/.config/ckpt/secret.
 
 The secret is 32 random bytes, written as hex in a file that only its owner can read. It is read
 where it is needed and never travels: not over a socket, not in an argument, not in the environment.

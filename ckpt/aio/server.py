@@ -2,16 +2,19 @@
 
     stranger --ClientProof is right--> session --cut off, gone or closed--> nothing
        |                                  |
-       5 s, 4 KiB, 64 at once             bulks in the pool's slots; no slot free: its socket is not read
+       5 s, 4 KiB, 64 at once             bulks in the pool's slots; no slot free: its socket is not
+                                          read
 
-A peer is cut off when it is malformed (any PeerError), stops in the middle of a frame, does not read
-what it asked for (too many bytes queued, or none taken for too long), or fails the handshake. It is
-counted, the daemon lives on. A session that is merely quiet stays; TCP's keepalive finds dead hosts.
+A peer is cut off when it is malformed (any PeerError), stops in the middle of a frame, does not
+read what it asked for (too many bytes queued, or none taken for too long), or fails the handshake.
+It is counted, the daemon lives on. A session that is merely quiet stays; TCP's keepalive finds dead
+hosts.
 
-While 64 strangers are being asked for their proof, or no descriptor is free, nobody else is accepted:
-a burst of honest peers waits in the listen queue instead of being refused.
+While 64 strangers are being asked for their proof, or no descriptor is free, nobody else is
+accepted: a burst of honest peers waits in the listen queue instead of being refused.
 
-Memory: pool (bulks) + 4 KiB for each session + what is queued to peers, at most `queued_bytes_max` each.
+Memory: pool (bulks) + 4 KiB for each session + what is queued to peers, at most `queued_bytes_max`
+each.
 """
 
 from __future__ import annotations
@@ -77,7 +80,9 @@ class Cut(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServerStatistics:
-    """Counts since the start; `sessions`, `strangers`, `waiting` and `queued_bytes` are of this moment."""
+    """Counts since the start; `sessions`, `strangers`, `waiting` and `queued_bytes`
+    are of this moment.
+    """
 
     sessions: int
     strangers: int

@@ -7,8 +7,8 @@ Plan: one private anonymous mapping with huge pages, cut into units; a slot is a
 first-fit among the free runs, which are kept in ascending order and merged when a slot comes back.
 
 Invariants: free runs are disjoint, ascending and never adjacent; a unit is in exactly one free run
-or one slot. Slots come from the free runs and never from an index that wraps: a ring slot reused while
-an out-of-order completion still owned it corrupts silently.
+or one slot. Slots come from the free runs and never from an index that wraps: a ring slot reused
+while an out-of-order completion still owned it corrupts silently.
 
 Warning: who holds slots must give them back without waiting for further bulks, else a full pool
 stays full. Credits keep that promise: never grant more than the pool holds.
@@ -31,7 +31,10 @@ _HUGE_PAGE_BYTES: Final = 2 * MiB
 
 
 class Slot:
-    """A piece of the pool. `view` is exactly what was asked for; `whole_view` reaches to the end of the last unit."""
+    """A piece of the pool.
+
+    `view` is exactly what was asked for; `whole_view` reaches to the end of the last unit.
+    """
 
     __slots__ = ("_first", "_pool", "_units", "view", "whole_view")
 
@@ -45,7 +48,10 @@ class Slot:
         self.view = whole[:size]
 
     def release(self) -> None:
-        """Give the memory back, exactly once, from any thread. Nobody may touch `view` afterwards."""
+        """Give the memory back, exactly once, from any thread.
+
+        Nobody may touch `view` afterwards.
+        """
         pool, self._pool = self._pool, None
         assert pool is not None, "a slot is released once"
         pool.give_back(self._first, self._units)
@@ -70,7 +76,9 @@ class SlotPool:
         self._listeners: list[Callable[[], None]] = []
 
     def take(self, size: int) -> Slot | None:
-        """A slot of `size` bytes (1 to FRAME_BULK_BYTES_MAX), or None when no free run is long enough."""
+        """A slot of `size` bytes (1 to FRAME_BULK_BYTES_MAX), or None when no free
+        run is long enough.
+        """
         assert 0 < size <= self.total_bytes
         units = -(-size // self.unit_bytes)
         with self._lock:

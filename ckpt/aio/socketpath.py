@@ -16,7 +16,8 @@ _HASH_DIGITS: Final = 32
 
 
 def socket_path(directory: str | Path, name: str) -> str:
-    """`directory/name` when it fits; else a path in this user's runtime directory named by its hash.
+    """`directory/name` when it fits; else a path in this user's runtime directory
+    named by its hash.
 
     The same arguments give the same path to every process of one user and one environment. The
     runtime directory is made when it is missing, and Refused when another user owns it.
@@ -35,7 +36,9 @@ def socket_path(directory: str | Path, name: str) -> str:
 
 
 def _runtime_directory() -> Path:
-    """A directory that only this user can enter: XDG_RUNTIME_DIR's, else one in the temporary directory."""
+    """A directory that only this user can enter: XDG_RUNTIME_DIR's,
+    else one in the temporary directory.
+    """
     base = os.environ.get("XDG_RUNTIME_DIR")
     user = os.getuid()
     directory = Path(base) / "ckpt" if base else Path(tempfile.gettempdir()) / f"ckpt-{user}"

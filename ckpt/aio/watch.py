@@ -1,17 +1,20 @@
 """A channel watched by an event loop: asyncio's or uvloop's `add_reader` and `add_writer`.
 
-Why not a transport with `BufferedProtocol`: its `write` copies what the socket does not take at once (asyncio
-before 3.12) or keeps the caller's memory for an unknown time (uvloop); a slot that is reused too early
-corrupts silently. With the socket in our own hands `sent` says exactly when a bulk is free again.
+Why not a transport with `BufferedProtocol`: its `write` copies what the socket does not take at
+once (asyncio before 3.12) or keeps the caller's memory for an unknown time (uvloop); a slot that is
+reused too early corrupts silently. With the socket in our own hands `sent` says exactly when a bulk
+is free again.
 
-Measured on 2 cores, 512 KiB fragments over loopback TCP from a blocking sender, in CPU s/GB of the server, the
-quiet ones of five interleaved repetitions; "bare" has no frames, macs or sessions at all:
+Measured on 2 cores, 512 KiB fragments over loopback TCP from a blocking sender, in CPU s/GB of the
+server, the quiet ones of five interleaved repetitions; "bare" has no frames, macs or sessions at
+all:
 
     loop      this         the same frames through BufferedProtocol     bare BufferedProtocol
     asyncio   0.16 - 0.17  0.18 - 0.19                                   0.12 - 0.13
     uvloop    0.15         0.14 - 0.16                                   0.11
 
-So the way of receiving costs nothing; frames cost 0.03 to 0.05, and 0.75 to 0.88 of the bare rate is reached.
+So the way of receiving costs nothing; frames cost 0.03 to 0.05, and 0.75 to 0.88 of the bare rate
+is reached.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ OnFailure = Callable[[Channel, CkptError], None]
 
 
 class Watch:
-    """I call `receive` and `flush` of one channel when its socket is ready, and `on_failure` when they raise."""
+    """I call `receive` and `flush` of one channel when its socket is ready,
+    and `on_failure` when they raise.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, channel: Channel, on_failure: OnFailure

@@ -53,7 +53,9 @@ def intersect(
 def subtract(
     offset: Extent, shape: Extent, part: tuple[Extent, Extent]
 ) -> list[tuple[Extent, Extent]]:
-    """Disjoint boxes that make up a box without `part`, which lies inside it; at most two for each axis."""
+    """Disjoint boxes that make up a box without `part`, which lies inside it;
+    at most two for each axis.
+    """
     rest: list[tuple[Extent, Extent]] = []
     low, size = list(offset), list(shape)
     for axis, (start, count) in enumerate(zip(*part, strict=True)):
@@ -73,9 +75,9 @@ def subtract(
 def crossing_pairs(starts: Bounds, ends: Bounds, pair_count_max: int) -> npt.NDArray[np.int64]:
     """Index pairs [pair_count, 2] of boxes that share an item; none of the boxes is empty.
 
-    Sweep (Bentley and Ottmann's idea for boxes): in order of their start on one axis, a box can only
-    cross those that start before it ends. The axis with fewest such candidates is swept, the others
-    filter. Stops soon after `pair_count_max` pairs.
+    Sweep (Bentley and Ottmann's idea for boxes): in order of their start on one axis, a box can
+    only cross those that start before it ends. The axis with fewest such candidates is swept, the
+    others filter. Stops soon after `pair_count_max` pairs.
     """
     box_count, axis_count = starts.shape
     if axis_count == 0:

@@ -5,17 +5,17 @@
     REPLICATED   declared by every rank, stored in shares       -> one box, pieces of all ranks
     SHARD        boxes of one global tensor                     -> one box for each declaration
 
-A checkpoint that has a problem must not commit: a hole, a box that reaches out of its tensor, pieces
-that do not cover their box, replicas that differ or that a rank lacks, ranks that disagree about
-dtype, shape or meaning. Each problem names path and ranks.
+A checkpoint that has a problem must not commit: a hole, a box that reaches out of its tensor,
+pieces that do not cover their box, replicas that differ or that a rank lacks, ranks that disagree
+about dtype, shape or meaning. Each problem names path and ranks.
 
-Shards that overlap are allowed when they agree. Identical boxes with fingerprints are compared here;
-every other overlap is named for its holders to fingerprint, and `judge_overlap` compares the answers.
-All copies stay stored, and the index names all boxes.
+Shards that overlap are allowed when they agree. Identical boxes with fingerprints are compared
+here; every other overlap is named for its holders to fingerprint, and `judge_overlap` compares the
+answers. All copies stay stored, and the index names all boxes.
 
-A hole is found exactly: with boxes inside the tensor and no two crossing, covering everything is the
-same as having its volume; else, coordinates are compressed (ckpt.plan.boxes). Tensors that are cut
-alike, nearly all of a model's, share one look at their geometry.
+A hole is found exactly: with boxes inside the tensor and no two crossing, covering everything is
+the same as having its volume; else, coordinates are compressed (ckpt.plan.boxes). Tensors that are
+cut alike, nearly all of a model's, share one look at their geometry.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The union of all tables. It may become an index when `problems` is empty and every overlap agrees."""
+    """The union of all tables.
+
+    It may become an index when `problems` is empty and every overlap agrees.
+    """
 
     tensors: tuple[IndexTensor, ...]
     """In the index's order; those with problems are left out."""
@@ -146,7 +149,8 @@ class _Geometry:
     identical: tuple[tuple[int, ...], ...]
     """Boxes that are given more than once, and are not empty."""
     crossings: tuple[tuple[int, int, Extent, Extent], ...]
-    """Pairs of different boxes with the part that they share, by the first of each identical group."""
+    """Pairs of different boxes with the part that they share, by the first of each identical group.
+    """
     crossing_more: bool
     """There are more than OVERLAPS_MAX crossings."""
     hole: tuple[Extent, Extent] | None
@@ -154,7 +158,9 @@ class _Geometry:
 
 @dataclass(slots=True)
 class _Merger:
-    """I take the holdings of one name after the other and collect what the index gets, or what is wrong."""
+    """I take the holdings of one name after the other and collect what the index gets,
+    or what is wrong.
+    """
 
     ranks: tuple[Rank, ...]
     differing: Differing
@@ -189,7 +195,9 @@ class _Merger:
             self.problems.append(Problem("", (), "there are more problems"))
 
     def _agree(self, name: str, holdings: Sequence[Holding]) -> bool:
-        """Meaning is the same everywhere; dtype and global shape too, unless each rank has its own."""
+        """Meaning is the same everywhere; dtype and global shape too,
+        unless each rank has its own.
+        """
         facts = [("meaning", [entry.meaning.value for _, entry in holdings])]
         if holdings[0][1].meaning is not Meaning.OWN:
             facts.append(("dtype", [entry.dtype for _, entry in holdings]))
@@ -385,7 +393,9 @@ def _fault(entry: TensorEntry) -> str:
 
 
 def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> Box:
-    """The box that `rank` declared as `entry`, with each byte at one place: its own payload first, then the lowest rank's."""
+    """The box that `rank` declared as `entry`, with each byte at one place: its own payload first,
+    then the lowest rank's.
+    """
     pieces = [(piece, writer) for writer, held in writers for piece in held.pieces]
     pieces.sort(key=lambda p: (p[0].start, p[1] != rank, -p[0].length, p[1]))
     locations: list[Location] = []

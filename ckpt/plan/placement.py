@@ -46,7 +46,9 @@ Level = Literal["target", "device", "host", "rack", "power"]
 """What counts as one failure domain, narrowest first."""
 LEVELS: Final[tuple[Level, ...]] = get_args(Level)
 GROUP_TARGETS_MIN: Final = 24
-"""A cluster is cut into groups when each gets at least so many targets, and three times the code's columns."""
+"""A cluster is cut into groups when each gets at least so many targets,
+and three times the code's columns.
+"""
 
 DomainKey = tuple[str, ...]
 
@@ -59,13 +61,15 @@ class Candidate:
     boot: BootId
     domain: Domain
     device: str
-    """Targets that name the same device share its `bytes_free`; empty when it shares with nobody."""
+    """Targets that name the same device share its `bytes_free`; empty when it shares with nobody.
+    """
     bytes_free: int
     """Of the device, reservations already taken off."""
     load_bytes: int
     """Bytes of columns that this burst already gave to it."""
     live: bool = True
-    """A target that is down takes nothing, but keeps its place, so that groups stay what they were."""
+    """A target that is down takes nothing, but keeps its place, so that groups stay what they were.
+    """
     parity_bytes: int = 0
     """The part of `load_bytes` that is parity; left at 0, roles rotate by `turn` alone."""
 
@@ -77,12 +81,15 @@ class Placement:
     columns: tuple[TargetId | None, ...]
     """n entries; None for a column that no target can take now. Parity is missing first."""
     spares: tuple[TargetId, ...]
-    """Any of them may replace any column, all of them at once too, and the domain rule still holds."""
+    """Any of them may replace any column, all of them at once too, and the domain rule still holds.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Survivable:
-    """What may be lost, whichever it is, with the payload still readable. -1: unreadable already."""
+    """What may be lost, whichever it is, with the payload still readable. -1:
+    unreadable already.
+    """
 
     targets: int
     domains: int
@@ -152,7 +159,9 @@ def place_all(
     max_per_domain: int,
     spare_count: int,
 ) -> list[Placement]:
-    """A whole burst at once: payload i has columns of `column_bytes[i]`. Space is taken as it is given.
+    """A whole burst at once: payload i has columns of `column_bytes[i]`.
+
+    Space is taken as it is given.
 
     Payloads are placed largest first, so that the small ones level what the large ones left
     (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969: longest processing time first).
@@ -196,7 +205,8 @@ def pick_replacement(
 
 
 def document_targets(candidates: Sequence[Candidate], count: int) -> tuple[TargetId, ...]:
-    """Up to `count` live targets for small documents: as few as possible in one power feed, then rack, host, device.
+    """Up to `count` live targets for small documents: as few as possible in one power feed,
+    then rack, host, device.
 
     Wider domains count first; among equals the least loaded, then the lowest id. Room is not asked
     for: documents live on the part of a device that no reservation gets.
@@ -216,11 +226,12 @@ def document_targets(candidates: Sequence[Candidate], count: int) -> tuple[Targe
 
 
 def survivable(code: Code, placed: Sequence[Domain | None], level: Level) -> Survivable:
-    """How much any loss may take: `placed` names each column's domain, None for a column that is absent.
+    """How much any loss may take: `placed` names each column's domain,
+    None for a column that is absent.
 
-    The code is MDS: any k columns read the payload. So any (present - k) targets may go, and as many
-    domains as still leave k columns when those that hold most go first. Columns lie on distinct
-    targets. The caller takes the minimum over all payloads of a checkpoint.
+    The code is MDS: any k columns read the payload. So any (present - k) targets may go, and as
+    many domains as still leave k columns when those that hold most go first. Columns lie on
+    distinct targets. The caller takes the minimum over all payloads of a checkpoint.
     """
     present = [(str(j), domain) for j, domain in enumerate(placed) if domain is not None]
     loss_max = len(present) - code.k
@@ -321,7 +332,9 @@ class _Table:
         self._held.update((lv, domain_key(target, domain, lv)) for lv in LEVELS)
 
     def fill(self, seats: Sequence[_Seat], count: int) -> None:
-        """Take until `count` are taken: first only where it keeps domains even, then anywhere allowed."""
+        """Take until `count` are taken: first only where it keeps domains even,
+        then anywhere allowed.
+        """
         for even in (True, False):
             for seat in seats:
                 if len(self.taken) >= count:
@@ -337,7 +350,9 @@ def _has_room(candidate: Candidate, column_bytes: int) -> bool:
 def _groups_by_load(
     code: Code, candidates: Sequence[Candidate], turn: int
 ) -> Iterable[list[_Seat]]:
-    """Each group in its order of choice, the least loaded group first; none when the cluster is one group."""
+    """Each group in its order of choice, the least loaded group first;
+    none when the cluster is one group.
+    """
     groups = _groups(code, candidates)
     if len(groups) == 1:
         return
@@ -347,7 +362,9 @@ def _groups_by_load(
 
 
 def _groups(code: Code, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-    """Candidates dealt out in domain order, so that neighbours in a rack or host land in different groups."""
+    """Candidates dealt out in domain order, so that neighbours in a rack or host land
+    in different groups.
+    """
     ordered = sorted(candidates, key=lambda c: (c.domain, c.target))
     count = max(1, len(ordered) // max(GROUP_TARGETS_MIN, 3 * code.n))
     return [ordered[i::count] for i in range(count)]
@@ -369,7 +386,8 @@ def _seats(candidates: Sequence[Candidate], turn: int) -> list[_Seat]:
 
 
 def _assign_roles(code: Code, seats: Sequence[_Seat], turn: int) -> tuple[TargetId | None, ...]:
-    """Column numbers for the chosen targets: parity to those that have least of it, data to the others.
+    """Column numbers for the chosen targets: parity to those that have least of it,
+    data to the others.
 
     Among equals, roles rotate by a multiple of the golden ratio. A plain `turn % n` would be blind:
     with twice as many targets as columns, a target is chosen every second turn and would only ever

@@ -10,8 +10,8 @@
 A box's C-order bytes lie in locations: parts of ranks' payloads. A copy is a run that is contiguous
 in a payload and in the wanted box's C-order bytes alike; runs that touch on both sides are one.
 
-Invariants: every wanted byte that some box has is copied exactly once; nothing else is read. Runs are
-enumerated by numpy, three int64 for each, without a Python step for each run.
+Invariants: every wanted byte that some box has is copied exactly once; nothing else is read. Runs
+are enumerated by numpy, three int64 for each, without a Python step for each run.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class SourceRuns:
             yield Copy(start, start + length, destination)
 
     def spans(self) -> list[tuple[int, int]]:
-        """Payload byte ranges [start, end) to fetch: runs that touch in the payload are one range."""
+        """Payload byte ranges [start, end) to fetch: runs that touch in the
+        payload are one range.
+        """
         if not len(self.starts):
             return []
         ends = np.maximum.accumulate(self.starts + self.lengths)
@@ -85,8 +87,9 @@ def plan_read(
 ) -> ReadPlan:
     """The copies that fill the box (offset, shape) of a tensor from its index boxes.
 
-    Where boxes overlap, `prefer`'s comes first, then the one that has most of what is wanted, so that
-    few payloads are opened. Boxes of OWN tensors belong to ranks: the caller passes those it wants.
+    Where boxes overlap, `prefer`'s comes first, then the one that has most of what is wanted, so
+    that few payloads are opened. Boxes of OWN tensors belong to ranks: the caller passes those it
+    wants.
     """
     assert len(offset) == len(shape)
     assert item_bytes >= 0
@@ -115,7 +118,8 @@ def _choose(
     low, high = bounds_of([(offset, shape)], len(shape))
     near = np.flatnonzero(((starts < high) & (ends > low) & (starts < ends)).all(axis=1)).tolist()
 
-    # Identical boxes are common (data-parallel copies): the first in order of choice stands for all.
+    # Identical boxes are common (data-parallel copies): the first in order of choice stands for
+    # all.
     hits: dict[tuple[Extent, Extent], Box] = {}
     for box in sorted((boxes[i] for i in near), key=lambda box: (box.rank != prefer, box.rank)):
         hit = intersect(offset, shape, box.offset, box.shape)
@@ -149,7 +153,9 @@ def _choose(
 def _box_runs(
     box: Box, item_bytes: int, offset: Extent, shape: Extent, part: tuple[Extent, Extent]
 ) -> tuple[Offsets, Offsets, int]:
-    """(offsets in the box's bytes, offsets in the wanted box's bytes, length) of the part's runs, ascending."""
+    """(offsets in the box's bytes, offsets in the wanted box's bytes, length) of the part's runs,
+    ascending.
+    """
     part_offset, part_shape = part
     # Axes behind `axis` are whole in both boxes, so a run goes through all of them.
     axis = max(len(shape) - 1, 0)
@@ -176,7 +182,9 @@ def _strides(shape: Extent, item_bytes: int) -> list[int]:
 def _locate(
     locations: Sequence[Location], sources: Offsets, destinations: Offsets, length: int
 ) -> Iterator[tuple[tuple[Generation | None, Rank], tuple[Offsets, Offsets, Offsets]]]:
-    """Cut runs of box bytes at the borders of locations: (payload, (payload starts, lengths, destinations))."""
+    """Cut runs of box bytes at the borders of locations: (payload, (payload starts, lengths,
+    destinations)).
+    """
     parts = _disjoint(locations)
     starts = np.array([start for start, _, _ in parts], dtype=np.int64)
     ends = np.array([end for _, end, _ in parts], dtype=np.int64)
@@ -200,7 +208,9 @@ def _locate(
 
 
 def _disjoint(locations: Sequence[Location]) -> list[tuple[int, int, Location]]:
-    """(start, end, location) ascending without overlap: a byte stored twice is read from the earlier location."""
+    """(start, end, location) ascending without overlap: a byte stored twice is read from the
+    earlier location.
+    """
     parts: list[tuple[int, int, Location]] = []
     reach = 0
     for location in sorted(locations, key=lambda lo: (lo.start, -lo.length, lo.rank)):

@@ -6,8 +6,8 @@ other in name order, form one run of bytes that is cut into world_size shares of
     leaves   | a: 3 MiB                    | b: 8 KiB | c: 512 KiB | d: 5 MiB                     |
     shares   | rank 0       | rank 1       (no cut in b, c)    | rank 2        | rank 3           |
 
-A cut falls on a page of a large leaf, counted from the leaf's beginning, so that no item of any dtype
-is cut in two and reads stay aligned; a leaf below LEAF_BYTES_WHOLE is never cut.
+A cut falls on a page of a large leaf, counted from the leaf's beginning, so that no item of any
+dtype is cut in two and reads stay aligned; a leaf below LEAF_BYTES_WHOLE is never cut.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ LEAF_BYTES_WHOLE: Final = MiB
 
 
 def share_replicas(sizes: Sequence[int], world_size: int) -> list[int]:
-    """Cut positions c[0 .. world_size]: rank r writes bytes [c[r], c[r + 1]) of the concatenated leaves.
+    """Cut positions c[0 .. world_size]: rank r writes bytes [c[r], c[r + 1])
+    of the concatenated leaves.
 
-    `sizes` are the leaves' bytes, in the order that all ranks agree on. c[0] is 0 and the last is the
-    sum. Each cut lies at most half a small leaf from the even one, so a share exceeds the mean by
-    less than 1 MiB. Every rank computes the same cuts by itself.
+    `sizes` are the leaves' bytes, in the order that all ranks agree on. c[0] is 0 and the last is
+    the sum. Each cut lies at most half a small leaf from the even one, so a share exceeds the mean
+    by less than 1 MiB. Every rank computes the same cuts by itself.
     """
     assert world_size >= 1
     assert all(size >= 0 for size in sizes)
@@ -40,7 +41,10 @@ def share_replicas(sizes: Sequence[int], world_size: int) -> list[int]:
 
 
 def leaf_parts(sizes: Sequence[int], start: int, end: int) -> list[tuple[int, int, int]]:
-    """(leaf index, first byte, end byte) of each leaf under concatenated bytes [start, end). Empty leaves are left out."""
+    """(leaf index, first byte, end byte) of each leaf under concatenated bytes [start, end).
+
+    Empty leaves are left out.
+    """
     starts = list(accumulate(sizes, initial=0))
     parts: list[tuple[int, int, int]] = []
     leaf = max(0, bisect_right(starts, start) - 1)
@@ -53,7 +57,10 @@ def leaf_parts(sizes: Sequence[int], start: int, end: int) -> list[tuple[int, in
 
 
 def _nearest_cut(starts: Sequence[int], ideal: int) -> int:
-    """The allowed position nearest to `ideal`; the lower one of two equally near. Monotone in `ideal`."""
+    """The allowed position nearest to `ideal`; the lower one of two equally near.
+
+    Monotone in `ideal`.
+    """
     total = starts[-1]
     if ideal >= total:
         return total

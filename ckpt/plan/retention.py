@@ -21,8 +21,9 @@ def expired(
 ) -> list[tuple[Step, Generation]]:
     """What to delete of one run's committed generations, ascending by (step, generation).
 
-    `keep` is how many steps stay, the highest ones; None keeps all. A generation that a newer one of
-    its step replaced goes as soon as nobody pins it, whatever `keep` says. Any order of `committed` is accepted.
+    `keep` is how many steps stay, the highest ones; None keeps all. A generation that a newer one
+    of its step replaced goes as soon as nobody pins it, whatever `keep` says. Any order of
+    `committed` is accepted.
     """
     assert keep is None or keep >= 1
     if not committed:

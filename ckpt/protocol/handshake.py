@@ -6,22 +6,26 @@
     mac_s is right: the server knows the secret
     ClientProof(mac_c, name, cluster, server)  ------->             only now are names told
                                                          mac_c is right: the client knows it too
-                                         <-------------  ServerProof(cluster, role, name, boot, epoch)
-                                                         or Failed, already under the session's key
+                                         <-------------  ServerProof(cluster, role, name, boot,
+                                                         epoch) or Failed, already under the
+                                                         session's key
 
     offer = "ckpt 1" | version_c | version_s | role_c | role_s | nonce_c | nonce_s      each with its length
     claim = offer | name | cluster | server
     mac_s = HMAC-SHA256(secret, "ckpt server" | offer)
     mac_c = HMAC-SHA256(secret, "ckpt client" | claim)
-    key of a direction = HMAC-SHA256(secret, "ckpt client to server" or "ckpt server to client" | claim)
+    key of a direction = HMAC-SHA256(secret, "ckpt client to server" or "ckpt server to client" |
+    claim)
 
 Invariants:
 - The two macs and the two keys have different labels, so nothing that one side says can be thrown
   back at it, nor a frame of one direction into the other.
 - Both nonces enter everything, so nothing can be replayed.
-- `role_s` is what the client dials for and what the server is: a target cannot pass for a coordinator.
+- `role_s` is what the client dials for and what the server is: a target cannot pass for a
+  coordinator.
 - ServerProof is the first frame under the session's keys; the frame's own mac authenticates it.
-- A server tells a stranger a nonce and a mac over nonces; a client tells a stranger its role and a nonce.
+- A server tells a stranger a nonce and a mac over nonces; a client tells a stranger its role and a
+  nonce.
 
 I am told every nonce (32 random bytes, used once). Errors: Unauthorized when the secret differs,
 Refused when cluster or server is another than expected, PeerError when a message is out of turn.
@@ -77,7 +81,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Established:
-    """Who the other end proved to be. `boot` and `epoch` are 0 and `cluster` is what it expects when it is a client."""
+    """Who the other end proved to be.
+
+    `boot` and `epoch` are 0 and `cluster` is what it expects when it is a client.
+    """
 
     role: Role
     name: str
@@ -98,7 +105,9 @@ class HandshakeState(Enum):
 
 
 class ClientHandshake:
-    """I speak first. Send `hello()`, then hand me each message; I answer with what to send, or with Established.
+    """I speak first.
+
+    Send `hello()`, then hand me each message; I answer with what to send, or with Established.
 
     After I returned a ClientProof, `keys` stand: send the proof, then change to them.
     """
@@ -186,7 +195,8 @@ class ServerHandshake:
     """I answer. Hand me each message and send what I return.
 
     Once I returned ServerProof or Failed, `keys` stand and that answer already goes out under them.
-    With ServerProof `established` says who the client is; after Failed the connection is to be closed.
+    With ServerProof `established` says who the client is; after Failed the connection is to be
+    closed.
     """
 
     def __init__(self, *, secret: bytes, identity: Identity, nonce: bytes) -> None:

@@ -108,7 +108,9 @@ class ManifestReady:
 
 @dataclass(frozen=True, slots=True)
 class SparesGiven:
-    """The coordinator's answer to AskSpares of this column; `column` None for spares nobody asked for."""
+    """The coordinator's answer to AskSpares of this column;
+    `column` None for spares nobody asked for.
+    """
 
     now_us: int
     column: ColumnNumber | None
@@ -142,7 +144,9 @@ WriterEvent = (
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """Connect to the place and send BeginColumn; `stream` is the request number of all its frames."""
+    """Connect to the place and send BeginColumn; `stream` is the request number of
+    all its frames.
+    """
 
     column: ColumnNumber
     stream: int

@@ -1,4 +1,5 @@
-"""The columns of one payload: which stream goes to which place, what may be sent, when it is enough.
+"""The columns of one payload: which stream goes to which place, what may be sent,
+when it is enough.
 
     WAITING ──place──> OPENING ──accepted──> STREAMING ──all sent, manifest──> SEALING ──proof──> SEALED
        ^                  │                      │                                │                 │
@@ -6,12 +7,13 @@
        │                                                        second count lost it: new place ────┘
        └──no spare can be named──> FAILED
 
-A column that owes something and stalls for HEDGE_US while its peers move goes to the next spare. Without
-a spare it stays where it is and is `late`: the payload may then be certified without it, from the floor up.
+A column that owes something and stalls for HEDGE_US while its peers move goes to the next spare.
+Without a spare it stays where it is and is `late`: the payload may then be certified without it,
+from the floor up.
 
-Invariants (`check`): a stream number is never used again, and what arrives on an abandoned one is ignored;
-no two columns have their place on one target; no byte is sent beyond credit; only a column with a proof
-for its own id, target and checksum counts; nothing is certified below the floor.
+Invariants (`check`): a stream number is never used again, and what arrives on an abandoned one is
+ignored; no two columns have their place on one target; no byte is sent beyond credit; only a column
+with a proof for its own id, target and checksum counts; nothing is certified below the floor.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ from ckpt.protocol.payload_events import (
 )
 
 HEDGE_LAST_US: Final = 5 * HEDGE_US
-"""When the peers stand still too, the fault is likely not the column's own: it keeps its place so long."""
+"""When the peers stand still too, the fault is likely not the column's own:
+it keeps its place so long.
+"""
 SLOW_AFTER_US: Final = 500_000
 """Before this, sent bytes say more about socket buffers and scheduling than about targets."""
 SLOW_FRACTION: Final = 4
@@ -139,7 +143,9 @@ class PayloadWriter:
     # ----------------------------------------------------------------------- hot loop
 
     def next_stripe(self, number: int) -> int | None:
-        """The stripe that this column may send now; None without credit, acceptance or anything left."""
+        """The stripe that this column may send now; None without credit,
+        acceptance or anything left.
+        """
         column = self.columns[number]
         stripe = column.next_stripe
         if column.state is not ColumnState.STREAMING or stripe == self._stripe_count:
@@ -153,7 +159,9 @@ class PayloadWriter:
         return streaming
 
     def slowest(self) -> tuple[TargetId, int]:
-        """Whose column was sealed last, and how long that took since the payload began; ("", 0) before any."""
+        """Whose column was sealed last, and how long that took since the payload began; ("", 0)
+        before any.
+        """
         sealed = [c for c in self.columns if c.proof is not None and c.place is not None]
         if not sealed:
             return TargetId(""), 0
@@ -309,7 +317,9 @@ class PayloadWriter:
     # ----------------------------------------------------------------------- rules
 
     def proof_is_valid(self, column: Column, proof: ColumnProof) -> bool:
-        """The proof speaks of this very column, on the target that was asked, with these very bytes."""
+        """The proof speaks of this very column, on the target that was asked,
+        with these very bytes.
+        """
         manifest, place = self._manifest, column.place
         return (
             manifest is not None
@@ -347,7 +357,9 @@ class PayloadWriter:
         return bool(peers) and column.sent_bytes * SLOW_FRACTION < peers[len(peers) // 2]
 
     def may_take(self, column: Column, place: Place) -> bool:
-        """One target never holds two columns of a payload; where a column failed it is not tried again."""
+        """One target never holds two columns of a payload; where a column failed it
+        is not tried again.
+        """
         if (place.target, place.boot) in column.failed:
             return False
         return all(
@@ -355,7 +367,9 @@ class PayloadWriter:
         )
 
     def may_certify(self) -> bool:
-        """All sealed; or from the floor up, when each other column failed or passed its deadline."""
+        """All sealed; or from the floor up, when each other column failed or
+        passed its deadline.
+        """
         sealed = sum(c.proof is not None for c in self.columns)
         excused = sum(c.state is ColumnState.FAILED or c.late for c in self.columns)
         return sealed >= self.layout.code.floor and sealed + excused == len(self.columns)
@@ -420,7 +434,9 @@ class PayloadWriter:
         return None
 
     def _progress(self, column: Column, now_us: int) -> None:
-        """The target did something: its deadline begins anew, or rests while the next step is ours."""
+        """The target did something: its deadline begins anew, or rests while the
+        next step is ours.
+        """
         column.progress_us, column.late = now_us, False
         column.waiting_since_us = None
         self._await_target(column, now_us)

@@ -3,13 +3,15 @@
     ASKED ──half──> STAGING ──handed over──> OPENING ──planned──> SENDING ──committed, aborted──> STOPPING ──> ENDED
       └─ refused, skipped    └─ dropped           └─ refused            (certify as often as needed)    sender stopped
 
-A stager outlives its trainer and its sessions. Streams go on without a coordinator; on a new session
-the launch is joined again under its known number, every open payload is resumed and certified again.
+A stager outlives its trainer and its sessions. Streams go on without a coordinator; on a new
+session the launch is joined again under its known number, every open payload is resumed and
+certified again.
 
-Invariants (`check`): a half belongs to one save from GrantHalf until that save is committed or aborted
-*and* the sender has stopped reading it (`may_release`); a payload is opened only when handed over; it is
-certified only with its table and sealed columns (`may_certify`); only the planned generation's answers
-count (`plan_fits`); TrainerLeft never overtakes a payload that was handed over (`may_report_left`).
+Invariants (`check`): a half belongs to one save from GrantHalf until that save is committed or
+aborted *and* the sender has stopped reading it (`may_release`); a payload is opened only when
+handed over; it is certified only with its table and sealed columns (`may_certify`); only the
+planned generation's answers count (`plan_fits`); TrainerLeft never overtakes a payload that was
+handed over (`may_report_left`).
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ __all__ = ["Identity", "StagerConfig", "StagerMachine"]
 
 
 class StagerMachine(StagerState):
-    """I bring handed-over payloads to their end. I expect every action to be performed; time arrives in events."""
+    """I bring handed-over payloads to their end.
+
+    I expect every action to be performed; time arrives in events.
+    """
 
     # ----------------------------------------------------------------------- events
 
@@ -244,7 +249,10 @@ class StagerMachine(StagerState):
         self._do(e.AddSpares(wanted.payload, wanted.column, spares))
 
     def _refused(self, request: int, failed: m.Failed) -> None:
-        """Failed answers any request. With a retry-after, or a retryable code, it is asked again."""
+        """Failed answers any request.
+
+        With a retry-after, or a retryable code, it is asked again.
+        """
         failure = e.SaveFailed(failed.code, failed.message, failed.hint)
         again_us = None if failed.retry_after_us is None else self._now_us + failed.retry_after_us
         for run in self.runs.values():
@@ -282,7 +290,9 @@ class StagerMachine(StagerState):
         self._finish(save, failure)
 
     def _certify_refused(self, save: Save, failure: e.SaveFailed, again_us: int | None) -> None:
-        """A coordinator that lost the payload from sight hears of it again; any other refusal is final."""
+        """A coordinator that lost the payload from sight hears of it again;
+        any other refusal is final.
+        """
         if again_us is not None:
             save.certify.renew(again_us)
         elif failure.code == "not_found" or error_from_wire(failure.code, "").retryable:

@@ -1,4 +1,6 @@
-"""What the stager remembers of each save, of each run's launch, and of each question it has asked."""
+"""What the stager remembers of each save, of each run's launch,
+and of each question it has asked.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ class Lifetime:
 
 @dataclass(slots=True)
 class Errand:
-    """A question to the coordinator, repeated with backoff and on every new session until answered."""
+    """A question to the coordinator, repeated with backoff and on every new
+    session until answered.
+    """
 
     request: int
     session: Session | None = None

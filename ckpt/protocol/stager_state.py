@@ -56,7 +56,9 @@ class StagerState:
     # ----------------------------------------------------------------------- rules
 
     def may_release(self, save: Save) -> bool:
-        """A half is free when its save has committed or aborted and the sender has stopped reading it."""
+        """A half is free when its save has committed or aborted and the sender has
+        stopped reading it.
+        """
         return save.state is SaveState.ENDED
 
     def half_is_free(self, half: int) -> bool:
@@ -68,7 +70,9 @@ class StagerState:
         return next((h for h in range(len(self.halves)) if self.half_is_free(h)), None)
 
     def may_certify(self, save: Save) -> bool:
-        """Sealed columns and the table are there, and the coordinator knows the payload on this session."""
+        """Sealed columns and the table are there, and the coordinator knows the
+        payload on this session.
+        """
         return (
             save.state is SaveState.SENDING
             and save.sealed is not None
@@ -86,7 +90,9 @@ class StagerState:
         return save.plan is None or save.plan.payload == payload
 
     def may_report_left(self, run: Launched) -> bool:
-        """The coordinator has heard of every payload that was handed over before the trainer left."""
+        """The coordinator has heard of every payload that was handed over before
+        the trainer left.
+        """
         return (
             not self.trainer_attached
             and run.joined_on == self.session

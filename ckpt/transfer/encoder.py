@@ -1,12 +1,14 @@
-"""Encodes one payload straight over its arena: parity, and the checksum of every cell while it is warm.
+"""Encodes one payload straight over its arena: parity,
+and the checksum of every cell while it is warm.
 
-    head pass    Stripe by stripe, all m parity cells into ring slots, CRC of all n cells. Done once.
+    head pass    Stripe by stripe, all m parity cells into ring slots, CRC of all n cells. Done
+                 once.
     catch-up     One parity cell of one stripe again, for a column that was detached or starts anew.
 
-A parity column that lags holds ring slots and would stop the head pass for all others. It is detached:
-its slots are given back, the pass goes on (the manifest needs every CRC), and its cells are encoded
-again when it can send them. A cell that comes out different the second time means that the arena's
-bytes have changed: the payload fails rather than be sealed.
+A parity column that lags holds ring slots and would stop the head pass for all others. It is
+detached: its slots are given back, the pass goes on (the manifest needs every CRC), and its cells
+are encoded again when it can send them. A cell that comes out different the second time means that
+the arena's bytes have changed: the payload fails rather than be sealed.
 
 Sketch, 4+2 with cells of 512 KiB: a stripe is 2 MiB in, 1 MiB out, 6 CRCs: about 0.2 ms of CPU.
 """
@@ -30,7 +32,9 @@ from ckpt.format.manifest import RankManifest, encode_manifest
 from ckpt.transfer.parity_ring import ParityRing
 
 WINDOW_STRIPES: Final = 4
-"""The head pass runs so far ahead of the parity columns: enough to decouple, little enough to stay in cache."""
+"""The head pass runs so far ahead of the parity columns: enough to decouple,
+little enough to stay in cache.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,9 @@ class Cell:
     view: memoryview
     crc: int
     ring: ParityRing | None
-    """Where `slot` is given back once the bytes are sent; None for data cells, which lie in the arena."""
+    """Where `slot` is given back once the bytes are sent; None for data cells,
+    which lie in the arena.
+    """
     slot: int
 
     def release(self) -> None:
@@ -59,7 +65,10 @@ class ManifestBytes:
 
 
 class PayloadEncoder:
-    """The encode thread calls `step`; the send thread takes cells. I expect the arena not to change."""
+    """The encode thread calls `step`; the send thread takes cells.
+
+    I expect the arena not to change.
+    """
 
     def __init__(
         self,
@@ -97,7 +106,10 @@ class PayloadEncoder:
     # ----------------------------------------------------------------------- send thread
 
     def take(self, stripe: int, column: int) -> Cell | None:
-        """The cell, if it is encoded; it is the caller's until released. A detached column's is ordered."""
+        """The cell, if it is encoded; it is the caller's until released.
+
+        A detached column's is ordered.
+        """
         layout = self.layout
         if stripe >= self.head:
             self._attached[column] = True  # It has caught up with the head pass.
@@ -162,7 +174,10 @@ class PayloadEncoder:
     # ----------------------------------------------------------------------- encode thread
 
     def step(self) -> bool:
-        """Encode one stripe or one catch-up cell; False when nothing can be done now. Raises Corrupt."""
+        """Encode one stripe or one catch-up cell; False when nothing can be done now.
+
+        Raises Corrupt.
+        """
         with self._lock:
             if self._stopped:
                 return False

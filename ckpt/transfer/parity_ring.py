@@ -1,8 +1,8 @@
 """Memory for parity cells: a few reused slots that stay warm in cache.
 
-First touch is the dearest thing there is: the mapping is private with huge pages, made once, and the
-slot given back last is taken first. Slots come from a free list, never from a running index: a cell
-whose send completes out of order must not be overwritten by a later stripe.
+First touch is the dearest thing there is: the mapping is private with huge pages, made once, and
+the slot given back last is taken first. Slots come from a free list, never from a running index: a
+cell whose send completes out of order must not be overwritten by a later stripe.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One payload under way: carries out what PayloadWriter wants over the links, without ever waiting.
 
 The hot loop gives each column that may go its next fragment, most bytes left first, one a round. A
-column goes when it has credit, its cell is encoded and its link has nothing queued; else the next one
-is asked. A data cell is sent in place from the arena, a parity cell from its ring slot.
+column goes when it has credit, its cell is encoded and its link has nothing queued; else the next
+one is asked. A data cell is sent in place from the arena, a parity cell from its ring slot.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ SenderResult = PayloadSealed | SparesWanted | PayloadFailed | PayloadStopped
 
 DETACH_US: Final = 50_000
 DETACH_SHARE: Final = 10
-"""The head pass may wait for parity columns, while others could go, for 50 ms and a tenth of the time."""
+"""The head pass may wait for parity columns, while others could go,
+for 50 ms and a tenth of the time.
+"""
 SEAL_PART_BYTES: Final = 4 << 20
 
 

@@ -1,12 +1,13 @@
-"""Sends payloads: encodes and checksums in one thread, sends in another, over links that never block.
+"""Sends payloads: encodes and checksums in one thread, sends in another,
+over links that never block.
 
     owner's thread     start, add_spares, reopen, stop, results        (return at once)
     encode thread      PayloadEncoder.step of each payload, the oldest first
     send thread        LinkLoop.poll, PayloadJob.pump: all payloads, all columns
 
-Sketch, per GB of user data at 4+2 in CPU seconds: encode 0.04, CRC 0.03, send 1.5 x 0.20 (TCP) or 0.11
-(Unix socket). No byte of the payload is copied here; memory besides the arena is two parity rings of at
-most 16 MiB. jobs: benchmarks/jobs/burst-*.
+Sketch, per GB of user data at 4+2 in CPU seconds: encode 0.04, CRC 0.03, send 1.5 x 0.20 (TCP) or
+0.11 (Unix socket). No byte of the payload is copied here; memory besides the arena is two parity
+rings of at most 16 MiB. jobs: benchmarks/jobs/burst-*.
 
 What is stopped is not read any more when PayloadStopped is told, and only then: the encode step has
 ended and no link holds a view of the arena. A link that keeps one for STOP_GRACE_US is cut.
@@ -52,8 +53,9 @@ STATISTICS_MAX: Final = 64
 
 
 class PayloadSender:
-    """I bring each started payload to enough sealed columns. I expect its arena to stand unchanged until
-    I told PayloadStopped, and each SparesWanted to be answered by add_spares. `results` says how it goes.
+    """I bring each started payload to enough sealed columns. I expect its arena to stand unchanged
+    until I told PayloadStopped, and each SparesWanted to be answered by add_spares. `results` says
+    how it goes.
     """
 
     def __init__(self, options: SenderOptions) -> None:
@@ -62,7 +64,8 @@ class PayloadSender:
         self._loop = LinkLoop()
         self._links = TargetLinks(self._loop, options)
         self._jobs: dict[PayloadId, PayloadJob] = {}
-        #: Payloads under way, oldest first. The send thread changes it, the encode thread takes copies.
+        #: Payloads under way, oldest first. The send thread changes it, the encode thread takes
+        #: copies.
         self._orders: deque[Callable[[], None]] = deque()
         #: What the owner's thread wants done by the send thread.
         self._results: deque[SenderResult] = deque()
@@ -87,7 +90,10 @@ class PayloadSender:
     # ----------------------------------------------------------------------- owner's thread
 
     def start(self, action: StartPayload, arena: memoryview) -> None:
-        """Begin. `arena` is writable, flat bytes, at least `layout.padded_bytes` long; its tail is zeroed."""
+        """Begin.
+
+        `arena` is writable, flat bytes, at least `layout.padded_bytes` long; its tail is zeroed.
+        """
         self._order(lambda: self._start(action, arena))
 
     def add_spares(
@@ -162,7 +168,9 @@ class PayloadSender:
         self._work.set()
 
     def _rings_for(self, writer: PayloadWriter) -> tuple[ParityRing, ParityRing]:
-        """A payload with larger cells than any before gets new rings; the old ones go with their payloads."""
+        """A payload with larger cells than any before gets new rings;
+        the old ones go with their payloads.
+        """
         cell_bytes = writer.layout.cell_bytes
         if self._rings is None or self._rings[0].slot_bytes < cell_bytes:
             self._rings = (ring_for(cell_bytes), ring_for(cell_bytes))
@@ -287,7 +295,10 @@ class PayloadSender:
         return False
 
     def _run(self, loop: Callable[[], None]) -> None:
-        """A thread's whole life. What nobody foresaw fails every payload, loudly, rather than hang it."""
+        """A thread's whole life.
+
+        What nobody foresaw fails every payload, loudly, rather than hang it.
+        """
         try:
             loop()
         except BaseException as error:

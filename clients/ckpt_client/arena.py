@@ -1,8 +1,10 @@
-"""The memory that staging copies into: made and faulted in by the stager, mapped by the trainer too.
+"""The memory that staging copies into: made and faulted in by the stager,
+mapped by the trainer too.
 
-A half is a memfd. Its first touch is the dearest thing on the whole path (0.5 to 0.8 s/GB), so it is
-paid once, off the stager's loop, and the memory is used again for every save that fits. Not /dev/shm:
-that has 64 MB in many containers. The size is sealed: nobody can shrink it under another's mapping.
+A half is a memfd. Its first touch is the dearest thing on the whole path (0.5 to 0.8 s/GB), so it
+is paid once, off the stager's loop, and the memory is used again for every save that fits. Not
+/dev/shm: that has 64 MB in many containers. The size is sealed: nobody can shrink it under
+another's mapping.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from ckpt.base.units import MiB, align_up, format_bytes
 
 HALF_UNIT_BYTES: Final = 2 * MiB
 GROWTH_SHARE: Final = 16
-"""A half that must grow gets 1/16 more than asked, so that a slowly growing state grows it rarely."""
+"""A half that must grow gets 1/16 more than asked, so that a slowly growing state grows it rarely.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,10 @@ def half_size(asked_bytes: int, current_bytes: int) -> int:
 
 
 def make_half(size: int) -> Half:
-    """New memory of `size` bytes, every page of it present. Raises NoSpace; slow, call it off the loop."""
+    """New memory of `size` bytes, every page of it present.
+
+    Raises NoSpace; slow, call it off the loop.
+    """
     descriptor = os.memfd_create("ckpt-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         # This allocates without the interpreter's lock; mapping afterwards is cheap.
@@ -59,7 +65,10 @@ def make_half(size: int) -> Half:
 
 
 def map_half(descriptor: int, size: int) -> Half:
-    """The trainer's view of a half that its stager made. Takes the descriptor over and closes it."""
+    """The trainer's view of a half that its stager made.
+
+    Takes the descriptor over and closes it.
+    """
     try:
         if os.fstat(descriptor).st_size < size:
             raise CkptError(f"the stager sent an arena smaller than {format_bytes(size)}")

@@ -1,4 +1,6 @@
-"""Blocking conversation with the coordinator: one connection for the life of a store, found again when it moves."""
+"""Blocking conversation with the coordinator: one connection for the life of a store,
+found again when it moves.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ CALL_TIMEOUT_S = 30.0
 
 
 class Control:
-    """I am thread safe. Every question may be asked twice on the wire; all of them are idempotent."""
+    """I am thread safe.
+
+    Every question may be asked twice on the wire; all of them are idempotent.
+    """
 
     def __init__(self, locator: Locator, secret_file: Path, launch_key: str | None) -> None:
         self.locator = locator
@@ -49,7 +54,10 @@ class Control:
     def call(
         self, message: Message, reply: type[Reply], *, timeout_s: float = CALL_TIMEOUT_S
     ) -> tuple[Reply, memoryview]:
-        """The reply of the expected type, and its bulk. Raises what the coordinator reported, or Unavailable."""
+        """The reply of the expected type, and its bulk.
+
+        Raises what the coordinator reported, or Unavailable.
+        """
         rpc = self._connection()
         try:
             answer, bulk = rpc.call(message, timeout_s=timeout_s)

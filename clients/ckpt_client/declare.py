@@ -1,4 +1,6 @@
-"""How a caller says what an array means: Shard, Replicated; and what a load asks for or returns: Box, PerRank."""
+"""How a caller says what an array means: Shard, Replicated; and what a load asks for or returns:
+Box, PerRank.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What a `like` tree asks for: these elements of a global tensor, of whatever dtype was saved."""
+    """What a `like` tree asks for: these elements of a global tensor,
+    of whatever dtype was saved.
+    """
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -72,7 +76,9 @@ class Box:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PerRank(Generic[Value]):
-    """A leaf that belongs to ranks, as `whole=True` returns it: one value for each rank that has it."""
+    """A leaf that belongs to ranks, as `whole=True` returns it:
+    one value for each rank that has it.
+    """
 
     values: Mapping[int, Value]
 

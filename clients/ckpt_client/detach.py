@@ -1,4 +1,6 @@
-"""How a process is started that outlives this one: own session, not our child, nothing inherited but what is named."""
+"""How a process is started that outlives this one: own session, not our child,
+nothing inherited but what is named.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ _RELAY_TIMEOUT_S: Final = 60.0
 
 
 def start_detached(arguments: Sequence[str], *, log: Path, pass_fds: Sequence[int] = ()) -> int:
-    """Run `python ARGUMENTS` on its own; its output is appended to `log`. Returns the process id."""
+    """Run `python ARGUMENTS` on its own; its output is appended to `log`.
+
+    Returns the process id.
+    """
     command = [sys.executable, "-I", "-S", "-c", _RELAY, sys.executable, "-P", *arguments]
     log_descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -50,7 +55,9 @@ def start_detached(arguments: Sequence[str], *, log: Path, pass_fds: Sequence[in
 
 
 def child_environment() -> dict[str, str]:
-    """Ours, with the packages that run here found there too, and no thread pools that nobody asked for."""
+    """Ours, with the packages that run here found there too,
+    and no thread pools that nobody asked for.
+    """
     import ckpt
     import ckpt_client
 

@@ -1,4 +1,6 @@
-"""Who am I: rank, world size and launch key, from arguments or from what launchers leave in the environment."""
+"""Who am I: rank, world size and launch key, from arguments or from what launchers
+leave in the environment.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """The variables of one launcher. Any of `sizes` may carry the world size, the first one set counts."""
+    """The variables of one launcher.
+
+    Any of `sizes` may carry the world size, the first one set counts.
+    """
 
     rank: str
     sizes: tuple[str, ...]
@@ -47,7 +52,8 @@ def find_place(
 ) -> Place:
     """Arguments, else the first launcher whose variables are set, else rank 0 of 1.
 
-    Raises Refused when one of rank and world size is known without the other, or when they do not fit.
+    Raises Refused when one of rank and world size is known without the other, or when they do not
+    fit.
     """
     if rank is not None or world_size is not None:
         return _from_arguments(rank, world_size)
@@ -79,7 +85,9 @@ def find_place(
 def find_launch_key(
     launch: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> str | None:
-    """What all ranks of this start of the job share and no other start has; None when nothing says so."""
+    """What all ranks of this start of the job share and no other start has;
+    None when nothing says so.
+    """
     if launch is not None:
         if not launch:
             raise Refused("launch= is empty: leave it out, or name this start of the run")

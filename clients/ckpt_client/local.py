@@ -1,8 +1,9 @@
-"""`ckpt+local:///DIR`: one open starts the supervisor, the others wait; all find it running afterwards.
+"""`ckpt+local:///DIR`: one open starts the supervisor, the others wait;
+all find it running afterwards.
 
-DIR/lock is held from the look at DIR until the caller is connected, so that two opens never start two
-supervisors and an idle supervisor does not stop between the look and the connection. The supervisor
-runs on its own: it is nobody's child and has its own session.
+DIR/lock is held from the look at DIR until the caller is connected, so that two opens never start
+two supervisors and an idle supervisor does not stop between the look and the connection. The
+supervisor runs on its own: it is nobody's child and has its own session.
 """
 
 from __future__ import annotations
@@ -94,7 +95,10 @@ def is_supervised(directory: Path) -> bool:
 
 
 def check_options(directory: Path, options: LocalOptions) -> None:
-    """Raises Refused naming both sides when DIR was made otherwise, or on another host. A new DIR takes all."""
+    """Raises Refused naming both sides when DIR was made otherwise, or on another host.
+
+    A new DIR takes all.
+    """
     path = directory / CLUSTER_NAME
     try:
         made = tomllib.loads(path.read_text())
@@ -119,7 +123,9 @@ def check_options(directory: Path, options: LocalOptions) -> None:
 
 
 def start_arguments(directory: Path, options: LocalOptions) -> list[str]:
-    """The supervisor's command: `ckptd local DIR` with what the URL says; DIR remembers the rest."""
+    """The supervisor's command: `ckptd local DIR` with what the URL says;
+    DIR remembers the rest.
+    """
     arguments = ["-m", "ckptd.cli", "local", str(directory)]
     for option, _, flag in _KEYS:
         value = getattr(options, option)

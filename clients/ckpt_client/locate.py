@@ -44,7 +44,9 @@ class Locator:
 
 
 def read_ready(directory: Path) -> ReadyFile | None:
-    """The ready file, or None when there is none (or none that parses: it is replaced atomically)."""
+    """The ready file, or None when there is none (or none that parses:
+    it is replaced atomically).
+    """
     try:
         return _ready_decoder.decode((directory / READY_NAME).read_bytes())
     except (OSError, msgspec.MsgspecError):

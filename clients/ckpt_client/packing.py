@@ -4,9 +4,10 @@
            |<----------------------- payload ----------------------------->|    |<----- witness ----->|
            0                                                          payload_bytes                      half_bytes
 
-The payload is what is stored. The zeros are the padding of its last stripe, which is encoded in place.
-The witness holds the replicated bytes that other ranks store, so that the stager can fingerprint this
-rank's whole copy; the declaration tells the stager where everything lies. Items begin on 64 bytes.
+The payload is what is stored. The zeros are the padding of its last stripe, which is encoded in
+place. The witness holds the replicated bytes that other ranks store, so that the stager can
+fingerprint this rank's whole copy; the declaration tells the stager where everything lies. Items
+begin on 64 bytes.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Packing:
 
 
 class Witness(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes [start, start + length) of an entry lie at `offset` of the half, outside the payload."""
+    """Bytes [start, start + length) of an entry lie at `offset` of the half,
+    outside the payload.
+    """
 
     entry: int
     start: int
@@ -77,7 +80,9 @@ class _Declaration(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What the trainer tells its stager about a half: the table without fingerprints, and the witness."""
+    """What the trainer tells its stager about a half: the table without fingerprints,
+    and the witness.
+    """
 
     table: RankTable
     witnesses: tuple[Witness, ...]
@@ -125,7 +130,9 @@ def plan_packing(
 
 
 def copy_into(packing: Packing, half: memoryview) -> None:
-    """Copy everything into a writable half of at least `half_bytes`: the whole of a warm save's stall."""
+    """Copy everything into a writable half of at least `half_bytes`:
+    the whole of a warm save's stall.
+    """
     assert len(half) >= packing.half_bytes
     target = np.frombuffer(half, np.uint8)
     half[: len(packing.document)] = packing.document

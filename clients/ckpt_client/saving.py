@@ -136,8 +136,8 @@ class Save:
     def wait(self, timeout_s: float | None = None) -> Commit:
         """The commit, once all ranks' bytes are on stable storage; its warnings are told, once.
 
-        Raises the error that ended the save; Unavailable when it is still under way after `timeout_s`
-        (it goes on, wait again); Busy when it was skipped.
+        Raises the error that ended the save; Unavailable when it is still under way after
+        `timeout_s` (it goes on, wait again); Busy when it was skipped.
         """
         if self._stager is None:
             raise Busy(
@@ -173,7 +173,9 @@ class Save:
         self._error = error
 
     def take_error(self) -> CkptError | None:
-        """The error, when there is one that nobody has been told; it counts as told from here on."""
+        """The error, when there is one that nobody has been told;
+        it counts as told from here on.
+        """
         if self._error is None or self._error_told:
             return None
         self._error_told = True

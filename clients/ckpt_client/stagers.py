@@ -1,7 +1,7 @@
 """The trainer's end of its stager: start it, stage into its memory, hear what became of each save.
 
-No thread: whoever waits reads the socket, one at a time, and notes what arrives for all. Packets are
-few and small, so nothing is lost while nobody reads.
+No thread: whoever waits reads the socket, one at a time, and notes what arrives for all. Packets
+are few and small, so nothing is lost while nobody reads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _links: weakref.WeakSet[StagerLink] = weakref.WeakSet()
 
 
 class StagerLink:
-    """I speak with one stager. I am thread safe; saves of one rank are staged one after the other."""
+    """I speak with one stager.
+
+    I am thread safe; saves of one rank are staged one after the other.
+    """
 
     def __init__(self, attach: wire.Attach, log: Path) -> None:
         """Start a stager and wait until it is up. Raises Unavailable."""

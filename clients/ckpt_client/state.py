@@ -1,12 +1,13 @@
-"""What does the caller's tree hold? A walk that takes it apart, and the one that puts it together again.
+"""What does the caller's tree hold? A walk that takes it apart,
+and the one that puts it together again.
 
 Goals
 - Everything that cannot come back equal is refused by its path, before a byte is staged: no pickle.
 - No array is copied here; leaves are views of the caller's memory.
 
-A leaf below Replicated (or any plain leaf with `replicated=True`) is declared as replicated. Scalars
-stay in the tree document; a replicated scalar is declared besides as a small tensor of bytes (its own
-encoded node), so that replicas which differ in a scalar are found like any others.
+A leaf below Replicated (or any plain leaf with `replicated=True`) is declared as replicated.
+Scalars stay in the tree document; a replicated scalar is declared besides as a small tensor of
+bytes (its own encoded node), so that replicas which differ in a scalar are found like any others.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def flatten(state: object, *, replicated: bool = False) -> FlatState:
 
 
 def unflatten(root: Node, leaf: Callable[[str], object]) -> object:
-    """The tree again: dicts with their keys' types and order, lists, tuples, scalars; `leaf(name)` gives the rest."""
+    """The tree again: dicts with their keys' types and order, lists, tuples, scalars;
+    `leaf(name)` gives the rest.
+    """
     match root:
         case DictNode(items):
             return {key: unflatten(node, leaf) for key, node in items}
@@ -166,7 +169,9 @@ class _Walk:
 
 
 def _as_array(value: object, path: Path) -> AnyArray:
-    """The value's memory as an array, without a copy where it allows that; Refused by path otherwise."""
+    """The value's memory as an array, without a copy where it allows that;
+    Refused by path otherwise.
+    """
     if type(value) in _ARRAYS:
         assert isinstance(value, np.ndarray)
         return value

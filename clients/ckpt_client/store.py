@@ -62,13 +62,16 @@ def open(
     stager_idle_s: float = 60.0,
     start_timeout_s: float = START_TIMEOUT_S,
 ) -> Store:
-    """Connect to a store: `ckpt+local:///DIR?targets=7&code=4+2`, `ckpt://HOST:PORT`, else $CKPT_STORE.
+    """Connect to a store: `ckpt+local:///DIR?targets=7&code=4+2`, `ckpt://HOST:PORT`,
+    else $CKPT_STORE.
 
     launch: what all ranks of this start of the job share and no other start has; else from the
         environment (torchrun, Slurm, PALS, MPI), else ranks that come again begin a new launch.
-    replicas: `abort` a save whose Replicated leaves differ between ranks, or `keep` each that differs.
+    replicas: `abort` a save whose Replicated leaves differ between ranks, or `keep` each that
+    differs.
     when_full: what a save does while earlier ones hold the whole arena: `wait`, `error` or `skip`.
-    arena_bytes_max: cap of this rank's staging memory, both halves; default half of the host's memory.
+    arena_bytes_max: cap of this rank's staging memory, both halves; default half of the host's
+    memory.
     stager_idle_s: how long a stager without a trainer stays, for a restart to read from its memory.
 
     Raises Refused for a bad URL or contradicting options, Unauthorized, Unavailable.
@@ -96,7 +99,10 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Store:
-    """An open store. Use it in a `with`, or close it; its methods may be called from several threads."""
+    """An open store.
+
+    Use it in a `with`, or close it; its methods may be called from several threads.
+    """
 
     def __init__(self, url: LocalUrl | RemoteUrl, settings: Settings) -> None:
         self._url = url
@@ -141,7 +147,10 @@ class Store:
         world_size: int | None = None,
         replicated: bool = False,
     ) -> None:
-        """Fault the arena in for states like this one, so that the first save need not. Raises NoSpace, Refused."""
+        """Fault the arena in for states like this one, so that the first save need not.
+
+        Raises NoSpace, Refused.
+        """
         self._check_usable()
         place = find_place(rank, world_size)
         packing = self._plan(state, place, replicated)
@@ -160,8 +169,9 @@ class Store:
     ) -> Save:
         """Stage this rank's state and return; sending and committing go on beside the training.
 
-        The state may be changed as soon as this returns. Raises Refused naming the path of what cannot
-        be stored (nothing was staged then), and the error of an earlier save that nobody has heard of.
+        The state may be changed as soon as this returns. Raises Refused naming the path of what
+        cannot be stored (nothing was staged then), and the error of an earlier save that nobody has
+        heard of.
         """
         self._check_usable()
         begun = time.monotonic()
@@ -185,9 +195,12 @@ class Store:
         timeout_s: float = RESOLVE_TIMEOUT_S,
         fallback: bool = False,
     ) -> Checkpoint:
-        """The committed checkpoint to read, pinned until closed. `step=None` is the same for all ranks of a launch.
+        """The committed checkpoint to read, pinned until closed.
 
-        Raises NotFound, Unavailable after `timeout_s` (with `fallback=True` an older step instead), Lost.
+        `step=None` is the same for all ranks of a launch.
+
+        Raises NotFound, Unavailable after `timeout_s` (with `fallback=True` an older step instead),
+        Lost.
         """
         from ckpt_client import restore
 
@@ -221,7 +234,9 @@ class Store:
         timeout_s: float = RESOLVE_TIMEOUT_S,
         fallback: bool = False,
     ) -> object:
-        """`resolve`, load and close: this rank's own tree, what `like` asks for, or the union of all ranks (`whole`)."""
+        """`resolve`, load and close: this rank's own tree, what `like` asks for,
+        or the union of all ranks (`whole`).
+        """
         checkpoint = self.resolve(
             run, step, rank=rank, world_size=world_size, timeout_s=timeout_s, fallback=fallback
         )
@@ -233,7 +248,10 @@ class Store:
     # ----------------------------------------------------------------------- looking
 
     def steps(self, run: str) -> list[Commit]:
-        """The newest committed generation of each step, ascending. A run that never was has none."""
+        """The newest committed generation of each step, ascending.
+
+        A run that never was has none.
+        """
         self._check_usable()
         self._ensure_cluster()
         views = _steps_decoder.decode(self._control.ask("steps", check_run_name(run)))
@@ -249,7 +267,9 @@ class Store:
         return commits[-1].step if commits else None
 
     def verify(self, run: str, step: int) -> VerifyReport:
-        """Have every column of a checkpoint read whole and compared with its checksums, where it lies."""
+        """Have every column of a checkpoint read whole and compared with its checksums,
+        where it lies.
+        """
         from ckpt_client import verify
 
         self._check_usable()
@@ -261,8 +281,8 @@ class Store:
     def close(self, timeout_s: float | None = CLOSE_TIMEOUT_S) -> None:
         """Wait for what was saved, then let go. Raises the error that nobody has heard of yet.
 
-        After `timeout_s` raises Unavailable; what was handed over is finished by the stager all the same.
-        Idempotent.
+        After `timeout_s` raises Unavailable; what was handed over is finished by the stager all the
+        same. Idempotent.
         """
         if self._closed:
             return

@@ -100,7 +100,9 @@ def default_code(targets: int) -> Code:
 def parse_url(
     url: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> LocalUrl | RemoteUrl:
-    """The parts of `url`, else of $CKPT_STORE. Raises Refused naming what is wrong and what is known."""
+    """The parts of `url`, else of $CKPT_STORE. Raises Refused naming what is wrong
+    and what is known.
+    """
     if url is None:
         url = environ.get("CKPT_STORE") or None
         if url is None:

@@ -1,4 +1,6 @@
-"""A server's peers may be malformed, oversized, truncated, silent or greedy; it cuts them off and lives on."""
+"""A server's peers may be malformed, oversized, truncated, silent or greedy;
+it cuts them off and lives on.
+"""
 
 from __future__ import annotations
 

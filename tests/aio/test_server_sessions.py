@@ -1,4 +1,6 @@
-"""Server and dialer keep the session contract, over TCP and Unix, on asyncio and uvloop; so does the fake."""
+"""Server and dialer keep the session contract, over TCP and Unix, on asyncio and uvloop;
+so does the fake.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Saves through a real local cluster: supervisor, coordinator, targets, stagers, and signals to each of them."""
+"""Saves through a real local cluster: supervisor, coordinator, targets, stagers,
+and signals to each of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Rank, world size and launch key come from arguments, else from one launcher, and are never guessed."""
+"""Rank, world size and launch key come from arguments, else from one launcher,
+and are never guessed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A local cluster's DIR remembers what it was made as, and its lock says whether a supervisor lives."""
+"""A local cluster's DIR remembers what it was made as,
+and its lock says whether a supervisor lives.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every byte that a rank stages has its place, all ranks together store each replica once, and nothing overlaps."""
+"""Every byte that a rank stages has its place, all ranks together store each replica once,
+and nothing overlaps.
+"""
 
 from __future__ import annotations
 

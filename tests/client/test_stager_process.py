@@ -1,4 +1,7 @@
-"""A real stager process: its memory, its cap, its end and its trainer's end. No cluster is needed for these."""
+"""A real stager process: its memory, its cap, its end and its trainer's end.
+
+No cluster is needed for these.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A state comes apart into a document and leaves, and together again as it was; all else is refused by path."""
+"""A state comes apart into a document and leaves, and together again as it was;
+all else is refused by path.
+"""
 
 from __future__ import annotations
 

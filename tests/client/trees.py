@@ -1,4 +1,6 @@
-"""Random states, and what it means that two are equal: types, keys, dtypes, shapes and every bit."""
+"""Random states, and what it means that two are equal: types, keys, dtypes,
+shapes and every bit.
+"""
 
 from __future__ import annotations
 

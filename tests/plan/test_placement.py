@@ -86,7 +86,8 @@ def test_a_burst_loads_all_targets_alike(
     assert all(held_max((*p.columns, *p.spares), candidates, level) <= 1 for p in placed)
     load = loads(candidates, sizes, placed)
     mean = sum(load.values()) / target_count
-    # A burst of few columns cannot be even: nobody can do better than one whole column above the mean.
+    # A burst of few columns cannot be even: nobody can do better than one whole column above the
+    # mean.
     assert max(load.values()) <= max(1.05 * mean, mean + max(sizes)), (
         f"{max(load.values()) / mean:.3f}"
     )

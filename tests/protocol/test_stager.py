@@ -1,4 +1,6 @@
-"""StagerMachine by table: whole action lists, and random interleavings against a small coordinator."""
+"""StagerMachine by table: whole action lists, and random interleavings against a
+small coordinator.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ from tests.protocol.writerkit import DIGEST, place
 
 
 class Coordinator:
-    """Answers as the real one does, forgets its sessions at a crash, and commits what is certified."""
+    """Answers as the real one does, forgets its sessions at a crash,
+    and commits what is certified.
+    """
 
     def __init__(self, random: Random) -> None:
         self.random = random

@@ -1,4 +1,6 @@
-"""A small target behind a real server and socket: accepts, grants credit, seals; it keeps columns in memory."""
+"""A small target behind a real server and socket: accepts, grants credit, seals;
+it keeps columns in memory.
+"""
 
 from __future__ import annotations
 

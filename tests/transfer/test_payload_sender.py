@@ -1,4 +1,6 @@
-"""PayloadSender over real sockets: what arrives equals an independent encode, and no bad target stops it."""
+"""PayloadSender over real sockets: what arrives equals an independent encode,
+and no bad target stops it.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,9 @@ def stop(made: PayloadSender, step: int, log: list[SenderResult]) -> None:
 
 
 def assert_holds(result: SenderResult, made: Sequence[SmallTarget], arena: Arena) -> None:
-    """The proofs name targets that hold exactly the independently encoded bytes, and one manifest."""
+    """The proofs name targets that hold exactly the independently encoded bytes,
+    and one manifest.
+    """
     assert isinstance(result, PayloadSealed)
     by_id = {target.id: target for target in made}
     expected = arena.columns()

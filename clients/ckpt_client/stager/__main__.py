@@ -1,4 +1,6 @@
-"""`python -m ckpt_client.stager FD`: started by the trainer, which holds the other end of the socket."""
+"""`python -m ckpt_client.stager FD`: started by the trainer,
+which holds the other end of the socket.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ import sys
 
 
 def main() -> int:
-    """Serve one trainer and its saves to their end; the exit code is 0 unless something unforeseen broke."""
+    """Serve one trainer and its saves to their end; the exit code is 0 unless
+    something unforeseen broke.
+    """
     # The terminal's signals are meant for the trainer; its saves go on.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,6 @@
-"""The stager's end of the socket to its trainer: packets in order, never blocking, gone when either side is."""
+"""The stager's end of the socket to its trainer: packets in order, never blocking,
+gone when either side is.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from ckpt_client.stager import wire
 
 
 class TrainerChannel:
-    """I queue what the socket does not take at once. I am `open` until the trainer's process or socket ends."""
+    """I queue what the socket does not take at once.
+
+    I am `open` until the trainer's process or socket ends.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -73,7 +78,8 @@ class TrainerChannel:
 
     def receive(self) -> Iterator[wire.FromTrainer]:
         """All packets that are here; closes the channel at the trainer's end. Raises PeerError."""
-        # A dead trainer's last packets are still in the socket: read them before believing the death.
+        # A dead trainer's last packets are still in the socket: read them before believing the
+        # death.
         died = self._process_ended()
         while self.open:
             try:

@@ -3,7 +3,8 @@
     AskHalf ──room under the cap──> machine (HalfAsked) ──GrantHalf──> memory made, if need be ──> HalfGranted
         └─ none: parked until a half is released, or refused as the save's policy says
 
-The machine knows saves and halves; this desk knows bytes. It asks the machine only for what the cap allows.
+The machine knows saves and halves; this desk knows bytes. It asks the machine only for what the cap
+allows.
 """
 
 from __future__ import annotations
@@ -140,7 +141,9 @@ class HalfDesk:
             self._parked.pop(0)
 
     def _settle(self, half: int) -> None:
-        """Tell the trainer of its half once the memory is there and large enough; else have it made."""
+        """Tell the trainer of its half once the memory is there and large enough;
+        else have it made.
+        """
         save = self._granted.get(half)
         slot = self.slot(half)
         if save is None or slot.making_bytes:

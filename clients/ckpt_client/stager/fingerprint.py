@@ -1,4 +1,5 @@
-"""xxh3-128 of what a half holds: whole replicas for the table, boxes of shards when the coordinator asks.
+"""xxh3-128 of what a half holds: whole replicas for the table,
+boxes of shards when the coordinator asks.
 
 Runs on a worker thread after `save` has returned. The bytes are read where they lie; a box that is
 not contiguous is gathered in bounded parts.
@@ -25,7 +26,9 @@ GATHER_BYTES: Final = MiB
 
 
 def fingerprint_replicas(half: memoryview, declaration: Declaration) -> RankTable:
-    """The table with the fingerprint of every replica filled in: stored bytes and witness, in C order."""
+    """The table with the fingerprint of every replica filled in: stored bytes and witness,
+    in C order.
+    """
     outside: dict[int, list[tuple[int, int, int]]] = {}
     for one in declaration.witnesses:
         outside.setdefault(one.entry, []).append((one.start, one.offset, one.length))
@@ -41,7 +44,10 @@ def fingerprint_replicas(half: memoryview, declaration: Declaration) -> RankTabl
 def fingerprint_boxes(
     half: memoryview, table: RankTable, boxes: Sequence[BoxQuery]
 ) -> tuple[bytes, ...]:
-    """One digest for each box, whose offset is the global tensor's. Raises Corrupt when the rank lacks it."""
+    """One digest for each box, whose offset is the global tensor's.
+
+    Raises Corrupt when the rank lacks it.
+    """
     entries = {entry.name: entry for entry in table.entries}
     return tuple(_box(half, entries.get(box.name), box) for box in boxes)
 

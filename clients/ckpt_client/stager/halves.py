@@ -1,7 +1,7 @@
 """Which halves of the arena have memory, how large they may become, and which is being made.
 
-Memory is made on a worker thread; until it is there a granted save waits. The cap counts both halves:
-free memory is given up when another half needs the room, held memory never is.
+Memory is made on a worker thread; until it is there a granted save waits. The cap counts both
+halves: free memory is given up when another half needs the room, held memory never is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class Slot:
 
 @dataclass(slots=True)
 class Halves:
-    """I decide sizes. I expect `installed` for each size that `plan` returns; I never call a worker myself."""
+    """I decide sizes.
+
+    I expect `installed` for each size that `plan` returns; I never call a worker myself.
+    """
 
     bytes_max: int
     slots: list[Slot] = field(default_factory=lambda: [Slot(), Slot()])

@@ -1,4 +1,7 @@
-"""Work that must not hold up the stager's loop: making memory, fingerprinting. Results come back in the loop."""
+"""Work that must not hold up the stager's loop: making memory, fingerprinting.
+
+Results come back in the loop.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ WORKER_COUNT: Final = 2
 
 
 class Jobs:
-    """I run functions on worker threads and hand each result to its `then` when `finish` is called."""
+    """I run functions on worker threads and hand each result to its `then` when
+    `finish` is called.
+    """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(WORKER_COUNT, thread_name_prefix="ckpt-stager")

@@ -1,8 +1,9 @@
 """How a restarted trainer reads committed bytes from the memory of the stager that outlived it.
 
-The stager listens on a Unix socket in a private directory, named by cluster, run and rank. A reader of
-the same user names (step, generation, manifest digest) as the coordinator committed them, and gets the
-half's descriptor, read only, when exactly that lies there and no trainer can overwrite it any more.
+The stager listens on a Unix socket in a private directory, named by cluster, run and rank. A reader
+of the same user names (step, generation, manifest digest) as the coordinator committed them, and
+gets the half's descriptor, read only, when exactly that lies there and no trainer can overwrite it
+any more.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class MemoryRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MemoryGrant(msgspec.Struct, frozen=True, array_like=True):
-    """The payload lies at `offset` of the descriptor that comes along; absent when `payload_bytes` is -1."""
+    """The payload lies at `offset` of the descriptor that comes along;
+    absent when `payload_bytes` is -1.
+    """
 
     payload_bytes: int
     offset: int = 0
@@ -136,10 +139,11 @@ def answer_reader(peer: socket.socket, lookup: Lookup) -> None:
 def memory_source(
     cluster: str, run: RunName, rank: Rank, checkpoint: CheckpointId, manifest_digest: bytes
 ) -> memoryview | None:
-    """The payload's bytes in a lingering stager on this host (read only), or None when none has exactly these.
+    """The payload's bytes in a lingering stager on this host (read only),
+    or None when none has exactly these.
 
-    The mapping lives as long as the view. Nothing here is verified: the digest names the manifest that
-    the stager sealed these bytes under, so the caller may check blocks against it.
+    The mapping lives as long as the view. Nothing here is verified: the digest names the manifest
+    that the stager sealed these bytes under, so the caller may check blocks against it.
     """
     request = msgspec.msgpack.encode(MemoryRequest(checkpoint, rank, manifest_digest))
     for path in _sockets(socket_prefix(cluster, run, rank)):

@@ -1,4 +1,5 @@
-"""The stager process: one loop over the trainer, the coordinator, the sender and workers, around StagerMachine.
+"""The stager process: one loop over the trainer, the coordinator, the sender and workers,
+around StagerMachine.
 
     trainer ──packets──> TrainerChannel ─┐                      ┌─> LinkLoop ──frames──> coordinator
     workers ──results──> Jobs ───────────┤ events      actions  ├─> PayloadSender (own threads) ──> targets

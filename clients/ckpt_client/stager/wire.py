@@ -1,6 +1,7 @@
 """What trainer and stager say to each other, over an inherited Unix socket pair (SOCK_SEQPACKET).
 
-One packet is one message, so nothing needs a length. A HalfReady packet carries the half's descriptor.
+One packet is one message, so nothing needs a length. A HalfReady packet carries the half's
+descriptor.
 
     trainer -> stager   Attach (first), Prepare, AskHalf, DropStaging, HandOver, HeardOutcome
     stager  -> trainer  Attached, HalfReady (+ descriptor), Prepared, HalfGranted, SaveRefused, Outcome
@@ -92,7 +93,10 @@ class Attached(_Packet, frozen=True, tag=True, array_like=True):
 
 
 class HalfReady(_Packet, frozen=True, tag=True, array_like=True):
-    """The half has this new memory; the packet carries its descriptor. Older memory of it is gone."""
+    """The half has this new memory; the packet carries its descriptor.
+
+    Older memory of it is gone.
+    """
 
     half: int
     half_bytes: int
