@@ -11,6 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
+from tests.e2e.cluster import runs
+from tests.waiting import wait_until
+
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "CKPT_STORE", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 
 
@@ -113,7 +116,20 @@ def done(answers: Sequence[Answer]) -> list[Answer]:
     return list(answers)
 
 
-def save_and_wait(team: Sequence[RankProcess], run: str, step: int, **state: object) -> list[Answer]:
+def save_and_wait(
+    team: Sequence[RankProcess], run: str, step: int, **state: object
+) -> list[Answer]:
     """All ranks save a step; their commits."""
     done(every(team, "save", run=run, step=step, **state))
     return done(every(team, "wait", run=run, step=step))
+
+
+def end_with_stagers(team: Sequence[RankProcess]) -> None:
+    """SIGKILL to all ranks and to the stagers beside them: no memory of theirs is left."""
+    stagers = [rank.do("stager") for rank in team]
+    for rank in team:
+        rank.kill()
+    for stager in stagers:
+        assert isinstance(stager, int)
+        os.kill(stager, signal.SIGKILL)
+    wait_until(lambda: not any(runs(pid) for pid in stagers if isinstance(pid, int)), "their end")

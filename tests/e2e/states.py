@@ -40,9 +40,7 @@ def state_of(
         "model": ckpt.Replicated(
             {"p": np.full((50, 100), version + replica_of, "f8"), "name": "replica"}
         ),
-        "matrix": ckpt.Shard(
-            matrix(version)[rows], (AXIS_ITEMS, AXIS_ITEMS), (rows.start, 0)
-        ),
+        "matrix": ckpt.Shard(matrix(version)[rows], (AXIS_ITEMS, AXIS_ITEMS), (rows.start, 0)),
         "rank": rank,
         "filler": seed.integers(0, 255, filler_bytes, "u1"),
     }

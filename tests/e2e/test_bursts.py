@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ckpt
-from tests.e2e.cluster import OPTIONS, TARGETS, Cluster, runs
-from tests.e2e.ranks import RankProcess, done, every, launched, save_and_wait
+from tests.e2e.cluster import OPTIONS, TARGETS, Cluster
+from tests.e2e.ranks import done, end_with_stagers, every, launched, save_and_wait
 from tests.e2e.states import form_of
 from tests.waiting import wait_until
 
@@ -23,10 +22,9 @@ COLUMN_BYTES = BIG_BYTES // 4
 
 
 @pytest.fixture(autouse=True)
-def healed(cluster: Cluster) -> Iterator[None]:
+def healed(cluster: Cluster) -> None:
     """Every test begins with all targets."""
     cluster.heal()
-    yield
 
 
 @pytest.fixture(scope="module")
@@ -134,15 +132,11 @@ def test_a_coordinator_killed_while_it_stood_still_finishes_what_was_staged_mean
         assert {c["step"] for c in done(every(team, "wait", run="standing", step=2))} == {2}
 
 
-def kill_team(team: list[RankProcess]) -> None:
-    for rank in team:
-        rank.kill()
-
-
 def test_trainers_killed_after_save_returned_still_commit(cluster: Cluster) -> None:
     with launched(cluster.url, 4, launch="orphans 1", stager_idle_s=30.0) as team:
         done(every(team, "save", run="orphans", step=7, filler_bytes=4 << 20))
-        kill_team(team)
+        for rank in team:
+            rank.kill()
     with ckpt.open(cluster.url) as store:
         wait_until(lambda: store.latest("orphans") == 7, "the orphans' commit")
     # Their stagers are still there: a restarted trainer reads from their memory.
@@ -154,12 +148,7 @@ def test_trainers_killed_after_save_returned_still_commit(cluster: Cluster) -> N
 def test_without_the_old_stagers_the_same_bytes_come_from_the_tier(cluster: Cluster) -> None:
     with launched(cluster.url, 2, launch="tier 1", stager_idle_s=30.0) as team:
         save_and_wait(team, "tier", 1)
-        stagers = [rank.do("stager") for rank in team]
-        kill_team(team)
-    for stager in stagers:
-        assert isinstance(stager, int)
-        os.kill(stager, signal.SIGKILL)
-        wait_until(lambda s=stager: not runs(s), "the stager's end")  # type: ignore[misc]
+        end_with_stagers(team)
     with launched(cluster.url, 2, launch="tier 2") as team:
         loads = done(every(team, "load", run="tier"))
         assert [(load["equal"], load["source"]) for load in loads] == [(True, "tier")] * 2

@@ -43,10 +43,12 @@ def test_what_an_older_launch_has_wholly_handed_over_still_commits(cluster: Clus
         done(every(old, "save", run="over", step=2, version=2, filler_bytes=8 << 20))
         with ckpt.open(cluster.url) as store:
             wait_until(
-                lambda: store.latest("over") == 2
-                or any(
-                    (a.run, a.step, a.ranks_handed_over) == ("over", 2, 2)
-                    for a in cluster.status().attempts
+                lambda: (
+                    store.latest("over") == 2
+                    or any(
+                        (a.run, a.step, a.ranks_handed_over) == ("over", 2, 2)
+                        for a in cluster.status().attempts
+                    )
                 ),
                 "both ranks have handed over",
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 import ckpt
 from tests.e2e.cluster import OPTIONS, TARGETS, Cluster
-from tests.e2e.ranks import done, every, launched, save_and_wait
+from tests.e2e.ranks import done, end_with_stagers, every, launched, save_and_wait
 from tests.e2e.states import form_of
 from tests.waiting import wait_until
 
@@ -22,10 +21,9 @@ HOLDERS = 6
 
 
 @pytest.fixture(autouse=True)
-def healed(cluster: Cluster) -> Iterator[None]:
+def healed(cluster: Cluster) -> None:
     """Every test begins with all targets."""
     cluster.heal()
-    yield
 
 
 def save(store: ckpt.Store, run: str, step: int) -> ckpt.Commit:
@@ -44,7 +42,9 @@ def test_any_two_targets_may_be_lost_after_the_commit(cluster: Cluster) -> None:
             loads = done(every(team, "load", run="two", filler_bytes=1 << 20))
             assert [load["equal"] for load in loads] == [True] * 4, (number, victims)
             rebuilt = [load["rebuilt_bytes"] for load in loads]
-            assert any(rebuilt), "seven targets for six columns: two lost ones hold data of some rank"
+            assert any(rebuilt), (
+                "seven targets for six columns: two lost ones hold data of some rank"
+            )
             cluster.heal()
 
 
@@ -120,6 +120,7 @@ def test_proved_damage_walks_all_ranks_back_with_a_warning(cluster: Cluster) -> 
     with launched(cluster.url, 4, launch="walk 1") as team:
         for step in (1, 2):
             save_and_wait(team, "walk", step, version=step)
+        end_with_stagers(team)  # Whose memory would still hold step 2.
     for files in cluster.columns_of("walk").values():
         for file in files:
             _, step, _, _, column = file.name.split("-")
@@ -137,7 +138,8 @@ def test_proved_damage_of_the_only_step_is_lost_and_shown(
 ) -> None:
     save(store, "only", 1)
     files = sorted(
-        (f for files in cluster.columns_of("only").values() for f in files), key=lambda f: f.name[-1]
+        (f for files in cluster.columns_of("only").values() for f in files),
+        key=lambda f: f.name[-1],
     )
     for file in files[:3]:
         cluster.flip(file, 0)
