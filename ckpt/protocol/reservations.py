@@ -5,8 +5,10 @@
                      +-- fewer than the floor: everything is released, NoSpace or Unavailable
 
 A committed save's allotment is renewed at once for the next save of the same shape (`stand`), which
-then asks nothing. Invariants: a reservation belongs to one allotment or is released; the sum of what
-an open allotment plans is on its targets' `load_bytes`, so that a burst stays balanced.
+then asks nothing. Invariants: a reservation belongs to one allotment or is released; one allotment
+stands for each rank of a run, that of its latest shape, so that a state that grows with every save
+leaves no trail; the sum of what an open allotment plans is on its targets' `load_bytes`, so that a
+burst stays balanced.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class Allotment:
 
 
 Done = Callable[[Allotment | CkptError], None]
-StandingKey = tuple[RunName, Rank, Layout]
+StandingKey = tuple[RunName, Rank]
 
 
 class Reservations:
@@ -86,7 +88,7 @@ class Reservations:
         self._known: set[ReservationId] = set()
         #: Asked for by me and not given back; whatever else a target holds is released.
         self._standing: dict[StandingKey, Allotment] = {}
-        #: Allotments that wait for the next save of the same shape; nobody else refers to them.
+        #: Allotments that wait for the rank's next save, if it has the same shape; nobody else refers to them.
         self._orphans: list[tuple[int, TargetId, BootId, ReservationId]] = []
         #: Reservations of an earlier term, released when their streams had time to end.
 
@@ -99,8 +101,8 @@ class Reservations:
 
     def allot(self, run: RunName, rank: Rank, layout: Layout, done: Done) -> None:
         """Call `done` with an Allotment that has at least the floor of columns, or with the reason why not."""
-        standing = self._standing.pop((run, rank, layout), None)
-        if standing is not None and self._still_good(standing):
+        standing = self._standing.pop((run, rank), None)
+        if standing is not None and standing.layout == layout and self._still_good(standing):
             done(standing)
             return
         if standing is not None:
@@ -109,16 +111,19 @@ class Reservations:
 
     def stand(self, run: RunName, rank: Rank, layout: Layout) -> None:
         """Reserve for the next save of this shape, behind the scenes; failing is no error."""
-        key = (run, rank, layout)
-        if key in self._standing:
+        key = (run, rank)
+        known = self._standing.get(key)
+        if known is not None and known.layout == layout:
             return
 
         def done(result: Allotment | CkptError) -> None:
             if not isinstance(result, Allotment):
                 return
-            if result.absent or key in self._standing:
+            if result.absent:
                 self.release(result)
                 return
+            if key in self._standing:
+                self.release(self._standing.pop(key))
             result.idle_since_us = self._desk.now_us
             self._standing[key] = result
 
@@ -195,7 +200,11 @@ class Reservations:
         """Give all idle standing space back; True when there was any."""
         had = bool(self._standing)
         for key in list(self._standing):
-            self.release(self._standing.pop(key))
+            allotment = self._standing.pop(key)
+            for place in allotment.places:
+                # An estimate until the target's next renewal; it decides itself.
+                self._members.targets[place.target].bytes_free += allotment.file_bytes
+            self.release(allotment)
         return had
 
     def forget_target(self, target: Target) -> None:
@@ -323,11 +332,12 @@ class Reservations:
             return
         needed, given = code.floor, len(allotment.columns)
         self.release(allotment)
-        if any(failure.code == NoSpace.code for failure in allotment.refused.values()):
+        full = self._full(allotment)
+        if full:
             if self.drop_standing():
                 self._request(allotment.layout, done)
                 return
-            done(self._no_space(allotment))
+            done(self._no_space(allotment, full))
             return
         live = len(self._members.live())
         done(
@@ -337,8 +347,16 @@ class Reservations:
             )
         )
 
-    def _no_space(self, allotment: Allotment) -> NoSpace:
-        full = sorted(id for id, f in allotment.refused.items() if f.code == NoSpace.code)
+    def _full(self, allotment: Allotment) -> list[TargetId]:
+        """Live targets that have no room for a column, as they said when asked or at their last renewal."""
+        return [
+            target.id
+            for target in self._members.live()
+            if target.bytes_free < allotment.file_bytes
+            or (target.id in allotment.refused and allotment.refused[target.id].code == NoSpace.code)
+        ]
+
+    def _no_space(self, allotment: Allotment, full: list[TargetId]) -> NoSpace:
         return NoSpace(
             f"no space for columns of {format_bytes(allotment.file_bytes)} on {', '.join(full)}",
             hint="delete steps (ckpt rm RUN@STEP) or add targets",

@@ -74,6 +74,7 @@ class FakeTarget:
     #: Commands of these types are kept in `unanswered`.
     unanswered: list[Send] = field(default_factory=list)
     damaged: dict[ColumnId, tuple[m.ByteRange, ...]] = field(default_factory=dict)
+    on_release: Callable[[FakeTarget], None] = lambda _: None
     parts: dict[tuple[m.DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
 
     def answer(self, send: Send) -> m.Message | None:
@@ -87,6 +88,7 @@ class FakeTarget:
                 return m.Reserved(message.reservation)
             case m.ReleaseReservation():
                 self.reservations.discard(message.reservation)
+                self.on_release(self)
             case m.ListColumns():
                 return m.ColumnsListed(tuple(self.columns.values()), self.summaries(), "")
             case m.PutDocument():

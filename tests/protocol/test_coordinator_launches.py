@@ -1,0 +1,142 @@
+"""Which start of a run a rank belongs to, and who may save no more."""
+
+from __future__ import annotations
+
+from ckpt.base.ids import LaunchNumber
+from ckpt.protocol import messages as m
+from tests.protocol.coordinating import Bench, RankFake, team
+
+
+def failure(answer: list[m.Message]) -> m.Failed:
+    (failed,) = answer
+    assert isinstance(failed, m.Failed)
+    return failed
+
+
+def test_ranks_with_one_key_share_a_launch_whose_number_names_the_term() -> None:
+    bench = Bench()
+    first, second = team(bench, 2, key="job/0")
+    other = RankFake(bench, 0, 2, key="job/1", process="again")
+    assert first.launch == second.launch == (1 << 32 | 1)
+    assert other.launch == (1 << 32 | 2)
+
+
+def test_a_process_that_joins_again_gets_the_same_launch_also_on_another_session() -> None:
+    bench = Bench()
+    rank = RankFake(bench)
+    before = rank.launch
+    rank.reconnect()
+    assert rank.launch == before
+
+
+def test_two_live_processes_of_one_rank_are_busy_until_the_first_is_gone() -> None:
+    bench = Bench()
+    first = RankFake(bench)
+    second = RankFake(bench, process="another")
+    failed = failure(second.heard)
+    assert (failed.code, second.launch) == ("busy", 0)
+    assert first.process in failed.message
+    bench.close(first.session)
+    second.join()
+    assert second.launch == first.launch
+
+
+def test_a_process_whose_trainer_left_makes_room_for_another() -> None:
+    bench = Bench()
+    first = RankFake(bench)
+    left = m.TrainerLeft(first.run, first.launch, first.rank, first.process)
+    bench.tell(first.session, left)
+    assert RankFake(bench, process="another").launch == first.launch
+
+
+def test_a_launch_has_one_world_size() -> None:
+    bench = Bench()
+    RankFake(bench, 0, 2)
+    failed = failure(RankFake(bench, 1, 3).heard)
+    assert failed.code == "refused"
+    assert "world size 2" in failed.message
+
+
+def test_impossible_numbers_are_refused() -> None:
+    bench = Bench()
+    for rank, world_size in ((0, 0), (-1, 2), (2, 2), (0, (1 << 20) + 1)):
+        assert failure(RankFake(bench, rank, world_size).heard).code == "refused"
+    assert failure(RankFake(bench, run="a@b").heard).code == "refused"
+    assert bench.states() == {}
+
+
+def test_without_a_key_a_rank_that_comes_again_begins_a_new_launch_and_its_peers_follow() -> None:
+    bench = Bench()
+    first = team(bench, 2, key=None)
+    assert first[0].launch == first[1].launch
+    again = [RankFake(bench, rank, 2, key=None, process=f"again/{rank}") for rank in range(2)]
+    assert again[0].launch == again[1].launch > first[0].launch
+
+
+def test_without_a_key_another_world_size_is_another_launch() -> None:
+    bench = Bench()
+    assert RankFake(bench, 0, 2, key=None).launch < RankFake(bench, 1, 3, key=None).launch
+
+
+def test_a_keyless_launch_from_before_a_restart_is_joined_only_by_its_own_processes() -> None:
+    bench = Bench()
+    old = RankFake(bench, 0, 2, key=None)
+    old.open(1)
+    bench.restart(*bench.targets)
+    new = RankFake(bench, 1, 2, key=None, process="new")
+    assert new.launch == (2 << 32 | 1)
+    old.reconnect()
+    assert old.launch == (1 << 32 | 1)
+
+
+def test_a_key_finds_its_launch_again_after_a_restart_once_it_has_saved() -> None:
+    bench = Bench()
+    old = RankFake(bench, 0, 2, key="job/0")
+    old.open(1)
+    bench.restart(*bench.targets)
+    assert RankFake(bench, 1, 2, key="job/0").launch == old.launch
+
+
+def test_a_launch_that_nobody_gave_out_is_refused() -> None:
+    bench = Bench()
+    rank = RankFake(bench)
+    rank.launch = LaunchNumber(1 << 32 | 77)
+    assert failure(rank.join()).code == "refused"
+
+
+def test_a_launch_begins_with_its_first_save_and_then_fences_older_ones() -> None:
+    bench = Bench()
+    old, new = RankFake(bench, key="a"), RankFake(bench, key="b")
+    assert isinstance(old.open(1)[0], m.PayloadPlanned)  # Joining began nothing.
+    assert isinstance(new.open(2)[0], m.PayloadPlanned)
+    failed = failure(old.open(3))
+    assert failed.code == "fenced"
+    bench.restart(*bench.targets)
+    old.reconnect()
+    assert failure(old.open(4)).code == "fenced"
+
+
+def test_a_new_launch_ends_what_older_ones_have_not_wholly_handed_over() -> None:
+    bench = Bench()
+    old = team(bench, 2, key="a")
+    for rank in old:
+        rank.open(1)
+    old[0].open(2)
+    new = team(bench, 2, key="b")
+    new[0].open(3)
+    assert bench.states() == {"run@1#1.1": "open", "run@2#1.2": "aborted", "run@3#1.3": "open"}
+    (aborted,) = old[0].aborts()
+    assert (aborted.code, aborted.checkpoint.step) == ("fenced", 2)
+    for rank in old:
+        rank.plan = next(p for p in rank.heard if isinstance(p, m.PayloadPlanned))
+        rank.seal_all()
+        rank.certify()
+    assert bench.states()["run@1#1.1"] == "committed"
+
+
+def test_a_payload_of_a_launch_that_was_never_joined_is_refused() -> None:
+    bench = Bench()
+    rank = RankFake(bench)
+    rank.launch = LaunchNumber(9)
+    assert failure(rank.open(1)).code == "refused"
+    assert bench.states() == {}

@@ -1,0 +1,192 @@
+"""Space before bytes: who is asked, what stands, and what goes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpt.base.ids import ReservationId, TargetId
+from ckpt.protocol import messages as m
+from tests.protocol.coordinating import Bench, FakeTarget, RankFake
+
+FULL = m.Failed("no_space", "full")
+
+
+def target(bench: Bench, id: str) -> FakeTarget:
+    return bench.targets[TargetId(id)]
+
+
+def held(bench: Bench) -> list[str]:
+    """Targets by reservation."""
+    return [t.id for t in bench.targets.values() for _ in t.reservations]
+
+
+def test_a_target_that_refuses_is_replaced_and_not_asked_twice() -> None:
+    bench = Bench(5)
+    target(bench, "t1").refuses[m.Reserve] = m.Failed("unavailable", "its disk fails")
+    rank = RankFake(bench)
+    rank.open(1)
+    assert rank.plan is not None
+    named = [place.target for place in (*rank.plan.places, *rank.plan.spares)]
+    assert sorted(named) == ["t0", "t2", "t3", "t4"]
+    assert len(bench.asked("t1", m.Reserve)) == 1
+
+
+def test_a_silent_target_is_passed_over_and_what_it_reserves_later_goes_back() -> None:
+    bench = Bench(5)
+    silent = target(bench, "t1")
+    silent.silent.add(m.Reserve)
+    rank = RankFake(bench)
+    assert rank.open(1) == []
+    bench.tick(2)
+    rank.take_plan()
+    assert "t1" not in {place.target for place in rank.places().values()}
+    mark = bench.mark()
+    bench.let_answer("t1")
+    assert len(bench.asked("t1", m.ReleaseReservation, mark)) == 1
+    assert silent.reservations == set()
+
+
+def test_a_spare_takes_the_place_of_a_column_that_nobody_else_can_take() -> None:
+    bench = Bench(4)
+    target(bench, "t0").refuses[m.Reserve] = FULL
+    rank = RankFake(bench)
+    rank.open(1)
+    assert rank.plan is not None
+    assert sorted(place.target for place in rank.plan.places) == ["t1", "t2", "t3"]
+    assert rank.plan.spares == ()
+
+
+def test_a_column_without_a_target_is_absent_as_long_as_the_floor_stands() -> None:
+    bench = Bench(5, "3+2")
+    target(bench, "t0").refuses[m.Reserve] = FULL
+    rank = RankFake(bench)
+    rank.open(1)
+    assert rank.plan is not None
+    assert (len(rank.plan.places), len(rank.plan.absent)) == (4, 1)
+
+
+@pytest.mark.parametrize("said_by", ["refusal", "free bytes"])
+def test_without_space_standing_space_goes_first_then_the_save_fails_with_a_retry_after(
+    said_by: str,
+) -> None:
+    bench = Bench(3)
+    bench.save(1, run="other")
+    assert held(bench) == ["t0", "t1", "t2"], "it stands for the next save"
+    for one in bench.targets.values():
+        if said_by == "refusal":
+            one.refuses[m.Reserve] = FULL
+        else:
+            one.bytes_free = 0
+    bench.tick(1)
+    rank = RankFake(bench)
+    (aborted,) = rank.open(1)
+    assert isinstance(aborted, m.AttemptAborted)
+    assert aborted.code == "no_space"
+    assert "t0, t1, t2" in aborted.message
+    assert "retry after 5 s" in aborted.hint
+    assert held(bench) == []
+
+
+def test_space_that_only_stood_by_serves_a_save_that_needs_it() -> None:
+    bench = Bench(3)
+    bench.save(1, run="other")
+    for one in bench.targets.values():
+        one.refuses[m.Reserve] = FULL
+    released: list[str] = []
+    rank = RankFake(bench)
+
+    def make_room(one: FakeTarget) -> None:
+        released.append(one.id)
+        one.refuses.clear()
+
+    for one in bench.targets.values():
+        one.on_release = make_room
+    rank.open(1)
+    assert rank.plan is not None
+    assert sorted(released) == ["t0", "t1", "t2"]
+
+
+def test_the_next_save_of_the_same_shape_asks_nothing() -> None:
+    bench = Bench()
+    rank = RankFake(bench)
+    rank.open(1)
+    rank.seal_all()
+    rank.certify()
+    standing = held(bench)
+    assert len(standing) == 4
+    mark = bench.mark()
+    rank.open(2)
+    assert bench.sent(m.Reserve, mark) == []
+    assert held(bench) == standing
+
+
+def test_standing_space_that_nobody_comes_for_goes_back_in_the_end() -> None:
+    bench = Bench()
+    bench.save(1)
+    bench.tick(599)
+    assert len(held(bench)) == 4
+    bench.tick(2)
+    assert held(bench) == []
+
+
+def test_standing_space_on_a_target_that_left_is_planned_anew() -> None:
+    bench = Bench(5)
+    bench.save(1)
+    bench.stop("t0")
+    rank = RankFake(bench, process="next")
+    rank.open(2)
+    assert rank.plan is not None
+    assert "t0" not in {place.target for place in (*rank.plan.places, *rank.plan.spares)}
+
+
+def test_an_aborted_save_gives_all_its_space_back() -> None:
+    bench = Bench()
+    rank = RankFake(bench)
+    rank.open(1)
+    bench.tell(rank.session, m.PayloadGivenUp(rank.payload, "aborted", "gone"))
+    assert held(bench) == []
+
+
+def test_reservations_of_an_earlier_term_go_back_when_streams_had_time_to_end() -> None:
+    bench = Bench()
+    rank = RankFake(bench)
+    rank.open(1)
+    bench.restart(*bench.targets)
+    bench.tick(59)
+    assert len(held(bench)) == 4
+    bench.tick(2)
+    assert held(bench) == []
+
+
+def test_what_a_target_holds_of_this_term_and_nobody_knows_goes_back_at_once() -> None:
+    bench = Bench()
+    bench.stop("t0")
+    target(bench, "t0").reservations.add(ReservationId(1 << 32 | 999))
+    bench.start("t0")
+    assert target(bench, "t0").reservations == set()
+
+
+def test_more_spares_come_from_domains_that_hold_no_other_column() -> None:
+    bench = Bench(8, hosts=4)
+    rank = RankFake(bench)
+    rank.open(1)
+    places = rank.places()
+    hosts = {bench.targets[place.target].domain.split("/")[2] for place in places.values()}
+    lost = places[min(places)]
+    asked = m.RequestSpares(rank.payload, min(places), (lost.target,))
+    (named,) = bench.tell(rank.session, asked)
+    assert isinstance(named, m.SparesNamed)
+    (spare,) = named.spares
+    others = {bench.targets[p.target].domain.split("/")[2] for j, p in places.items() if j}
+    assert bench.targets[spare.target].domain.split("/")[2] not in others
+    assert len(hosts) == 3
+
+
+def test_without_another_target_there_are_no_spares() -> None:
+    bench = Bench(3)
+    rank = RankFake(bench)
+    rank.open(1)
+    (named,) = bench.tell(
+        rank.session, m.RequestSpares(rank.payload, min(rank.places()), (TargetId("t0"),))
+    )
+    assert named == m.SparesNamed(rank.payload, ())
