@@ -353,7 +353,9 @@ class Reservations:
             target.id
             for target in self._members.live()
             if target.bytes_free < allotment.file_bytes
-            or (target.id in allotment.refused and allotment.refused[target.id].code == NoSpace.code)
+            or (
+                target.id in allotment.refused and allotment.refused[target.id].code == NoSpace.code
+            )
         ]
 
     def _no_space(self, allotment: Allotment, full: list[TargetId]) -> NoSpace:

@@ -1,0 +1,39 @@
+"""Space that waits for the next save: as much as one save needs, whatever the shapes of those before."""
+
+from __future__ import annotations
+
+from tests.protocol.coordinating import Bench, RankFake
+
+SPARES = 1
+
+
+def save(rank: RankFake, step: int, payload_bytes: int) -> None:
+    rank.payload_bytes = payload_bytes
+    rank.open(step)
+    rank.seal_all()
+    rank.certify()
+
+
+def held(bench: Bench) -> int:
+    """Reservations on all targets."""
+    return sum(len(target.reservations) for target in bench.targets.values())
+
+
+def test_a_state_that_grows_with_every_save_leaves_no_trail_of_reservations() -> None:
+    bench = Bench()
+    rank = RankFake(bench)
+    for step in range(1, 9):
+        save(rank, step, 10_000 * step)
+    assert len(rank.commits()) == 8
+    assert held(bench) == bench.policy.code.n + SPARES
+    assert bench.machine.reservations.standing_places == held(bench)
+
+
+def test_a_save_of_the_shape_of_the_one_before_takes_the_standing_space() -> None:
+    bench = Bench()
+    rank = RankFake(bench)
+    save(rank, 1, 10_000)
+    standing = {id: set(target.reservations) for id, target in bench.targets.items()}
+    rank.open(2)
+    for place in rank.places().values():
+        assert place.reservation in standing[place.target]
