@@ -214,7 +214,9 @@ def test_each_rule_bites(rule: Callable[[Source], Iterable[str]], text: str) -> 
 
 def test_a_table_may_be_wide_and_a_command_may_print() -> None:
     table = "table = [\n    " + "1, " * 50 + "\n]  # fmt: skip\n"
+    cases = "@cases(\n    " + "1, " * 50 + "\n)  # fmt: skip\ndef f(): ...\n"
     assert not list(long_lines(Source("tests/example.py", table)))
+    assert not list(long_lines(Source("tests/example.py", cases)))
     assert not list(stray_prints(Source("servers/ckptd/cli.py", "print(1)")))
 
 
@@ -232,11 +234,13 @@ def _tree(source: Source) -> ast.Module:
 
 
 def _table_lines(source: Source) -> Iterator[int]:
-    """Numbers of the lines of statements that end in `fmt: skip`."""
+    """Numbers of the lines of statements and decorators that end in `fmt: skip`."""
     lines = source.lines
     for node in ast.walk(_tree(source)):
-        if isinstance(node, ast.stmt) and "# fmt: skip" in lines[(node.end_lineno or 1) - 1]:
-            yield from range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+        for table in [node, *decorators] if isinstance(node, ast.stmt) else []:
+            if "# fmt: skip" in lines[(table.end_lineno or 1) - 1]:
+                yield from range(table.lineno, (table.end_lineno or table.lineno) + 1)
 
 
 def _starts_by_itself(source: Source) -> bool:

@@ -392,7 +392,8 @@ class Server:
         """Stop listening, let queued frames leave for at most `linger_s`, close every session."""
         self._stop_listening()
         deadline_us = now_us() + int(linger_s * US_PER_S)
-        while now_us() < deadline_us and self.statistics().queued_bytes:  # noqa: ASYNC110, once in a life
+        # Asked again and again, as happens once in a life.
+        while now_us() < deadline_us and self.statistics().queued_bytes:  # noqa: ASYNC110
             await asyncio.sleep(_LINGER_STEP_S)
         self.abandon()
         # Behind the calls of `closed`.

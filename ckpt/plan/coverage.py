@@ -243,8 +243,8 @@ class _Merger:
             self.report(
                 name,
                 holders,
-                f"no rank holds the box at {offset} of shape {hole_shape} of the global shape {shape}; "
-                f"it is declared by {ranks_text(holders)}",
+                f"no rank holds the box at {offset} of shape {hole_shape} "
+                f"of the global shape {shape}; it is declared by {ranks_text(holders)}",
             )
             return
         if not self._compare_shards(name, holdings, geometry):
@@ -265,7 +265,8 @@ class _Merger:
                     self.report(
                         name,
                         _odd_ranks(groups),
-                        f"shards of the same box at {entry.offset} of shape {entry.shape} differ: {_groups_text(groups)}",
+                        f"shards of the same box at {entry.offset} of shape {entry.shape} differ: "
+                        f"{_groups_text(groups)}",
                     )
                     return False
             else:
@@ -313,7 +314,8 @@ class _Merger:
             writers = [(rank, by_rank[rank]) for rank in members]
             gap = _first_gap(writers)
             if gap is not None:
-                text = f"bytes {gap[0]} to {gap[1]} of the replica are stored by none of {ranks_text(members)}"
+                who = ranks_text(members)
+                text = f"bytes {gap[0]} to {gap[1]} of the replica are stored by none of {who}"
                 return self.report(name, members, text)
             # Kept apart, a replica is each rank's own; else one box stands for all.
             declared = members if len(groups) > 1 else members[:1]
@@ -365,13 +367,14 @@ def _fault(entry: TensorEntry) -> str:
     except Refused as error:
         return f"declares what cannot be stored: {error.message}"
     whole, offset, shape = entry.global_shape, entry.offset, entry.shape
+    box = f"a box at {offset} of shape {shape}"
     if not len(whole) == len(offset) == len(shape):
-        return f"declares a box at {offset} of shape {shape} in the global shape {whole}: the numbers of axes differ"
+        return f"declares {box} in the global shape {whole}: the numbers of axes differ"
     if any(
         not (a >= 0 and n >= 0 and a + n <= w < AXIS_ITEMS_MAX)
         for a, n, w in zip(offset, shape, whole, strict=True)
     ):
-        return f"declares a box at {offset} of shape {shape}, which reaches out of the global shape {whole}"
+        return f"declares {box}, which reaches out of the global shape {whole}"
     if entry.meaning is not Meaning.SHARD and shape != whole:
         return f"declares a box of shape {shape} of a tensor of shape {whole} that is no shard"
 
@@ -383,12 +386,14 @@ def _fault(entry: TensorEntry) -> str:
             or piece.start + piece.length > box_bytes
             or piece.payload_offset < 0
         ):
-            return f"stores bytes {piece.start} to {piece.start + piece.length} of a box of {box_bytes}, out of order"
+            end = piece.start + piece.length
+            return f"stores bytes {piece.start} to {end} of a box of {box_bytes}, out of order"
         if piece.start > reach and entry.meaning is not Meaning.REPLICATED:
             break
         reach = piece.start + piece.length
     if reach < box_bytes and entry.meaning is not Meaning.REPLICATED:
-        return f"stores {reach} bytes from the beginning of a box of {box_bytes}; the next ones are missing"
+        beginning = f"{reach} bytes from the beginning of a box of {box_bytes}"
+        return f"stores {beginning}; the next ones are missing"
     return ""
 
 

@@ -10,12 +10,12 @@
                                                          epoch) or Failed, already under the
                                                          session's key
 
-    offer = "ckpt 1" | version_c | version_s | role_c | role_s | nonce_c | nonce_s      each with its length
-    claim = offer | name | cluster | server
+    offer = "ckpt 1" | version_c | version_s | role_c | role_s | nonce_c | nonce_s
+    claim = offer | name | cluster | server             each part of both with its length
     mac_s = HMAC-SHA256(secret, "ckpt server" | offer)
     mac_c = HMAC-SHA256(secret, "ckpt client" | claim)
-    key of a direction = HMAC-SHA256(secret, "ckpt client to server" or "ckpt server to client" |
-    claim)
+    key of a direction = HMAC-SHA256(secret, label | claim)
+    label = "ckpt client to server" or "ckpt server to client"
 
 Invariants:
 - The two macs and the two keys have different labels, so nothing that one side says can be thrown
@@ -168,7 +168,8 @@ class ClientHandshake:
         if not hmac.compare_digest(hello.mac, _mac(self._secret, b"ckpt server", offer)):
             raise Unauthorized(
                 f"the {self._server_role.value} there does not know this cluster's secret",
-                hint=f"compare the secret files, and that a {self._server_role.value} listens at this address",
+                hint="compare the secret files, and that "
+                f"a {self._server_role.value} listens at this address",
             )
         claim = _claim(offer, self._name, self._cluster, self._server_name)
         self.keys = _session_keys(self._secret, claim)

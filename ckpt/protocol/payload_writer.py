@@ -1,11 +1,11 @@
 """The columns of one payload: which stream goes to which place, what may be sent,
 when it is enough.
 
-    WAITING ──place──> OPENING ──accepted──> STREAMING ──all sent, manifest──> SEALING ──proof──> SEALED
-       ^                  │                      │                                │                 │
-       ├──refused, lost, stalled or slow: the next spare, from stripe 0 ──────────┘                 │
-       │                                                        second count lost it: new place ────┘
-       └──no spare can be named──> FAILED
+    WAITING ─place─> OPENING ─accepted─> STREAMING ─all sent, manifest─> SEALING ─proof─> SEALED
+       ^                │                    │                              │               │
+       ├─refused, lost, stalled or slow: the next spare, from stripe 0 ─────┘               │
+       │                                                second count lost it: new place ────┘
+       └─no spare can be named─> FAILED
 
 A column that owes something and stalls for HEDGE_US while its peers move goes to the next spare.
 Without a spare it stays where it is and is `late`: the payload may then be certified without it,

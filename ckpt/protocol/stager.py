@@ -1,7 +1,9 @@
 """All saves of one rank: from the half they are staged into to the coordinator's last word.
 
-    ASKED ──half──> STAGING ──handed over──> OPENING ──planned──> SENDING ──committed, aborted──> STOPPING ──> ENDED
-      └─ refused, skipped    └─ dropped           └─ refused            (certify as often as needed)    sender stopped
+    ASKED ──half──> STAGING ──handed over──> OPENING ──planned──> SENDING
+      └─ refused, skipped    └─ dropped           └─ refused         │  (certified as often as needed)
+                                                                     │
+                           ENDED <──sender stopped── STOPPING <──committed, aborted
 
 A stager outlives its trainer and its sessions. Streams go on without a coordinator; on a new
 session the launch is joined again under its known number, every open payload is resumed and

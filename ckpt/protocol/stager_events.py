@@ -132,7 +132,7 @@ class OutcomeHeard:
     save: int
 
 
-# --------------------------------------------------------------------------- events: coordinator, sender
+# ------------------------------------------------------------------ events: coordinator, sender
 
 
 @dataclass(frozen=True, slots=True)

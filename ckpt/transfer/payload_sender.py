@@ -146,7 +146,7 @@ class PayloadSender:
         self._orders.append(order)
         self._loop.wake()
 
-    # ----------------------------------------------------------------------- orders, on the send thread
+    # ------------------------------------------------------------- orders, on the send thread
 
     def _start(self, action: StartPayload, arena: memoryview) -> None:
         payload = action.plan.payload

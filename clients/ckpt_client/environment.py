@@ -71,7 +71,8 @@ def find_place(
             )
         if size_name is None:
             raise Refused(
-                f"{family.rank} is set but {family.sizes[0]} is not: the world size would be a guess",
+                f"{family.rank} is set but {family.sizes[0]} is not: "
+                "the world size would be a guess",
                 hint="pass rank= and world_size=",
             )
         return _checked(

@@ -1,8 +1,8 @@
 """Where does each byte that a rank stages lie in its half of the arena, and how does it get there?
 
-    half   | tree document | own leaves and shards | share of the replicas |0000| other replica bytes | declaration |
-           |<----------------------- payload ----------------------------->|    |<----- witness ----->|
-           0                                                          payload_bytes                      half_bytes
+    | tree document | own leaves, shards | share of replicas |0000| other replicas | declaration |
+    |<--------------------- payload ------------------------>|    |<-- witness --->|             |
+    0                                                  payload_bytes                       half_bytes
 
 The payload is what is stored. The zeros are the padding of its last stripe, which is encoded in
 place. The witness holds the replicated bytes that other ranks store, so that the stager can

@@ -293,7 +293,7 @@ class Store:
             for stager in self._stagers.values():
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 with suppress(CkptError):  # A stager's end is told by its saves.
-                    if not stager.wait_until(lambda s=stager: s.pending_count == 0, left):  # type: ignore[misc]
+                    if not _wait_idle(stager, left):
                         late += stager.pending_count
             try:
                 self._raise_background_error()
@@ -487,6 +487,11 @@ def _default_store() -> Store:
 def _close_default(store: Store) -> None:
     if store._pid == os.getpid():
         store.close()
+
+
+def _wait_idle(stager: StagerLink, timeout_s: float | None) -> bool:
+    """Until none of its saves is under way; False when time is up first."""
+    return stager.wait_until(lambda: stager.pending_count == 0, timeout_s)
 
 
 def _choice(name: str, value: str, kind: type[ReplicaPolicy] | type[FullPolicy]) -> str:

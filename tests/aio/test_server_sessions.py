@@ -76,8 +76,11 @@ class TestRealSessions(SessionContract):
     def loop_name(self, request: pytest.FixtureRequest) -> str:
         return str(request.param)
 
+    # The suite's own fixture takes nothing; pytest looks at names, not at signatures.
     @pytest.fixture
-    def world(self, unix: str | None, loop_name: str) -> Iterator[RealWorld]:  # type: ignore[override]
+    def world(  # type: ignore[override]
+        self, unix: str | None, loop_name: str
+    ) -> Iterator[RealWorld]:
         loop = LOOPS[loop_name]()
         world = RealWorld(loop, unix)
         try:

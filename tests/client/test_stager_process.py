@@ -183,17 +183,18 @@ def test_an_idle_stager_without_a_trainer_goes(bench: Bench) -> None:
 
 
 _TRAINER = """
-import os, sys, time
+import os, signal, sys
 import msgspec
 from pathlib import Path
 from ckpt_client.stager import wire
 from ckpt_client.stagers import StagerLink
-attach = msgspec.structs.replace(msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=wire.Attach), pid=os.getpid())
+attach = msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=wire.Attach)
+attach = msgspec.structs.replace(attach, pid=os.getpid())
 link = StagerLink(attach, Path(sys.argv[2]))
 if os.fork() == 0:
-    time.sleep(600)
+    signal.pause()
 print(link.pid, flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 

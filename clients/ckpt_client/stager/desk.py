@@ -1,6 +1,7 @@
 """The arena's front desk: which save waits for room, for memory, or has its half.
 
-    AskHalf ──room under the cap──> machine (HalfAsked) ──GrantHalf──> memory made, if need be ──> HalfGranted
+    AskHalf ──room under the cap──> machine (HalfAsked) ──GrantHalf──> memory made, if need be
+        │                                                                  └──> HalfGranted
         └─ none: parked until a half is released, or refused as the save's policy says
 
 The machine knows saves and halves; this desk knows bytes. It asks the machine only for what the cap

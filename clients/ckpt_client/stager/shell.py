@@ -1,10 +1,10 @@
 """The stager process: one loop over the trainer, the coordinator, the sender and workers,
 around StagerMachine.
 
-    trainer ──packets──> TrainerChannel ─┐                      ┌─> LinkLoop ──frames──> coordinator
-    workers ──results──> Jobs ───────────┤ events      actions  ├─> PayloadSender (own threads) ──> targets
-    sender  ──results──> PayloadSender ──┼─> StagerMachine ─────┼─> TrainerChannel, Jobs
-    coordinator ─frames─> LinkLoop ──────┘                      └─> MemoryServer: what readers may have
+    trainer ─packets─> TrainerChannel ─┐                      ┌─> LinkLoop ──> coordinator
+    workers ─results─> Jobs ───────────┤ events      actions  ├─> PayloadSender ──> targets
+    sender  ─results─> PayloadSender ──┼─> StagerMachine ─────┼─> TrainerChannel, Jobs
+    coordinator ─────> LinkLoop ───────┘                      └─> MemoryServer ──> readers
 
 The machine decides, this file performs. Nothing in the loop may block: memory is made and
 fingerprints are computed by workers, bytes are sent by the sender's threads.
@@ -398,4 +398,5 @@ class StagerShell:
 def _log(level: str, text: str, **fields: str | int | float) -> None:
     """One JSON line on stderr, which is the stager's log file."""
     line = {"at": time.time(), "level": level, "pid": os.getpid(), "text": text, **fields}
-    print(json.dumps(line), file=sys.stderr, flush=True)
+    sys.stderr.write(json.dumps(line) + "\n")
+    sys.stderr.flush()
