@@ -78,7 +78,7 @@ def test_without_space_standing_space_goes_first_then_the_save_fails_with_a_retr
         else:
             one.bytes_free = 0
     bench.tick(1)
-    rank = RankFake(bench)
+    rank = RankFake(bench, payload_bytes=1_000_000)
     (aborted,) = rank.open(1)
     assert isinstance(aborted, m.AttemptAborted)
     assert aborted.code == "no_space"
@@ -104,6 +104,16 @@ def test_space_that_only_stood_by_serves_a_save_that_needs_it() -> None:
     rank.open(1)
     assert rank.plan is not None
     assert sorted(released) == ["t0", "t1", "t2"]
+
+
+def test_space_that_stood_by_counts_as_free_before_its_targets_say_so() -> None:
+    bench = Bench(3)
+    bench.save(1, run="other")
+    for one in bench.targets.values():
+        one.bytes_free = 0
+    bench.tick(1)
+    rank = RankFake(bench)
+    assert isinstance(rank.open(1)[0], m.PayloadPlanned)
 
 
 def test_the_next_save_of_the_same_shape_asks_nothing() -> None:
