@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import secrets
 import shutil
@@ -16,6 +17,12 @@ from ckpt_client.demo.processes import end_marked, marked_environment
 
 END_TIMEOUT_S = 30.0
 SECONDS_DEFAULT = 300
+
+
+@pytest.fixture(autouse=True)
+def no_dump() -> None:
+    """A soak is longer than pytest's patience before it prints where all threads are."""
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture

@@ -142,6 +142,6 @@ def column_counts(directory: Path) -> Counter[tuple[str, str]]:
     return counts
 
 
-def staged_bytes(directory: Path) -> int:
-    """What lies aside on all targets, sealed or not."""
-    return sum(path.stat().st_blocks * 512 for path in directory.glob("targets/*/staging/*"))
+def staged_count(directory: Path) -> int:
+    """Files that lie aside on all targets: space that waits for a save, and columns that are not sealed."""
+    return sum(1 for _ in directory.glob("targets/*/staging/*"))
