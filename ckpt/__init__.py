@@ -34,9 +34,10 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from ckpt_client.declare import Box, PerRank, Replicated, Shard
+    from ckpt_client.default import load, save
     from ckpt_client.restore import Checkpoint
     from ckpt_client.saving import Commit, Save
-    from ckpt_client.store import Store, load, open, save
+    from ckpt_client.store import Store, open
 
 __all__ = [
     "Aborted",
@@ -69,7 +70,8 @@ _ERRORS: Final = "ckpt.base.errors"
 _HOMES: Final = {
     **dict.fromkeys(("Box", "PerRank", "Replicated", "Shard"), "ckpt_client.declare"),
     **dict.fromkeys(("Commit", "Save"), "ckpt_client.saving"),
-    **dict.fromkeys(("Store", "load", "open", "save"), "ckpt_client.store"),
+    **dict.fromkeys(("Store", "open"), "ckpt_client.store"),
+    **dict.fromkeys(("load", "save"), "ckpt_client.default"),
     "Checkpoint": "ckpt_client.restore",
 }
 """Public name -> the module that defines it; names that are absent here are errors."""

@@ -24,18 +24,17 @@ import contextlib
 import os
 import socket
 from collections import deque
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from typing import Final
 
 from ckpt.aio.address import UNIX_PATH_BYTES_MAX
 from ckpt.aio.channel import Bulk, Channel, Sent, SessionHandler, tune
 from ckpt.aio.clock import now_us
+from ckpt.aio.server_limits import Cut, ServerLimits, ServerStatistics
 from ckpt.aio.slots import Slot, SlotPool
 from ckpt.aio.watch import Watch
 from ckpt.base.errors import Busy, CkptError, PeerError, Refused, Unauthorized, Unavailable
-from ckpt.base.limits import UNAUTHENTICATED_LIFE_US, UNAUTHENTICATED_PEERS_MAX
-from ckpt.base.units import US_PER_S, MiB
+from ckpt.base.units import US_PER_S
 from ckpt.format.frame import FrameHead
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.handshake import NONCE_BYTES, Established, Identity, ServerHandshake
@@ -46,64 +45,6 @@ _ACCEPTS_PER_TURN: Final = 16
 _LINGER_STEP_S: Final = 0.01
 _SWEEPS_PER_LIMIT: Final = 4
 """How often the shortest time limit is looked at within its length."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """What peers may cost."""
-
-    unauthenticated_peers_max: int = UNAUTHENTICATED_PEERS_MAX
-    unauthenticated_life_us: int = UNAUTHENTICATED_LIFE_US
-    frame_silence_us: int = 30 * US_PER_S
-    """Without a byte in the middle of a frame that we want to read."""
-    unread_us: int = 30 * US_PER_S
-    """Without a byte taken by a peer that we have something for."""
-    queued_bytes_max: int = 64 * MiB
-    """For one peer."""
-    sessions_max: int = 16_384
-    accept_rest_us: int = 100_000
-    """Without descriptors nobody is accepted for so long."""
-
-
-class Cut(Enum):
-    """Why a connection ended."""
-
-    MALFORMED = "malformed"
-    UNAUTHORIZED = "unauthorized"
-    TIMEOUT = "timeout"
-    SILENT = "silent"
-    UNREAD = "unread"
-    GONE = "gone"
-    CLOSED = "closed"
-    """By the handler, or because the server closes."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerStatistics:
-    """Counts since the start; `sessions`, `strangers`, `waiting` and `queued_bytes`
-    are of this moment.
-    """
-
-    sessions: int
-    strangers: int
-    waiting: int
-    """Connections that wait for a slot."""
-    queued_bytes: int
-    accepted: int
-    opened: int
-    received_bytes: int
-    sent_bytes: int
-    malformed: int
-    unauthorized: int
-    timeout: int
-    """Strangers that did not prove themselves in time."""
-    silent: int
-    """Stopped in the middle of a frame."""
-    unread: int
-    """Did not read what was sent."""
-    gone: int
-    slot_waits: int
-    accept_rests: int
 
 
 def serve(

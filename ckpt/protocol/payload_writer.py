@@ -19,11 +19,9 @@ with a proof for its own id, target and checksum counts; nothing is certified be
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final
 
-from ckpt.base.ids import BootId, ColumnId, ColumnNumber, PayloadId, TargetId
+from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, TargetId
 from ckpt.base.limits import HEDGE_US
 from ckpt.erasure.code import Code
 from ckpt.format.layout import Layout
@@ -52,6 +50,7 @@ from ckpt.protocol.payload_events import (
     WriterEvent,
     WriterStopped,
 )
+from ckpt.protocol.writer_column import Column, ColumnState
 
 HEDGE_LAST_US: Final = 5 * HEDGE_US
 """When the peers stand still too, the fault is likely not the column's own:
@@ -63,43 +62,6 @@ SLOW_FRACTION: Final = 4
 """Slow: waits for its target with less than the median of its peers divided by this."""
 TICK_GAP_US_MAX: Final = 500_000
 """Shells tick every 100 ms. A longer gap is our own absence and is not charged to targets."""
-
-
-class ColumnState(Enum):
-    """Where a column stands; the module's drawing has the edges."""
-
-    WAITING = "waiting"
-    OPENING = "opening"
-    STREAMING = "streaming"
-    SEALING = "sealing"
-    SEALED = "sealed"
-    FAILED = "failed"
-
-
-@dataclass(slots=True)
-class Column:
-    """One column's whole state. Only PayloadWriter changes it."""
-
-    number: ColumnNumber
-    state: ColumnState = ColumnState.WAITING
-    place: Place | None = None
-    stream: int = 0
-    """0 without a stream."""
-    credit_bytes: int = 0
-    next_stripe: int = 0
-    sent_bytes: int = 0
-    """Of the current stream."""
-    waiting_since_us: int | None = None
-    """Since when the column waits for somebody else; None while the next step is ours."""
-    progress_us: int = -1
-    """When its target last did something for it."""
-    late: bool = False
-    """It passed its deadline and no spare could take it yet."""
-    asked: bool = False
-    """An AskSpares is not answered yet."""
-    failed: list[tuple[TargetId, BootId]] = field(default_factory=list)
-    """Where it was tried in vain; a target that came back with a new boot may be tried again."""
-    proof: ColumnProof | None = None
 
 
 class PayloadWriter:
@@ -276,10 +238,9 @@ class PayloadWriter:
         """Only a sealed column restarts: one that is on its way already does what is asked."""
         wanted: dict[ColumnNumber, Place | None] = dict.fromkeys(event.columns)
         wanted |= dict(zip(event.columns, event.places, strict=False))
-        moving = [c for c in self.columns if c.number in wanted and _must_move(c, wanted[c.number])]
-        for (
-            column
-        ) in moving:  # All leave before one takes a place: the new places may be each other's.
+        moving = [c for c in self.columns if c.number in wanted and c.must_move(wanted[c.number])]
+        # All leave before one takes a place: the new places may be each other's.
+        for column in moving:
             self._leave(column, AbandonReason.REOPENED, actions)
         for column in moving:
             place = wanted[column.number]
@@ -287,7 +248,7 @@ class PayloadWriter:
                 self._open(column, place, event.now_us, actions)
             else:
                 self._place_or_fail(column, event.now_us, actions)
-        free = [p for p in wanted.values() if p and not any(_is_at(c, p) for c in self.columns)]
+        free = [p for p in wanted.values() if p and not any(c.is_at(p) for c in self.columns)]
         self._spares += free  # For columns on their way, should they need it.
         self._certified = ()  # The coordinator waits to hear it again, changed or not.
 
@@ -429,7 +390,7 @@ class PayloadWriter:
 
     def _take_spare(self, column: Column) -> Place | None:
         for index, spare in enumerate(self._spares):
-            if self.may_take(column, spare) and not _is_on(column, spare):
+            if self.may_take(column, spare) and not column.is_on(spare):
                 return self._spares.pop(index)
         return None
 
@@ -500,23 +461,6 @@ class PayloadWriter:
                 assert bool(c.stream) == (c.state in moving)
         assert not self._certified or len(self._certified) >= self.layout.code.floor
         assert self.done or self.places_possible() >= self.layout.code.floor
-
-
-def _is_on(column: Column, place: Place) -> bool:
-    """Another reservation on the target that the column is about to leave is no way out."""
-    return column.place is not None and column.place.target == place.target
-
-
-def _is_at(column: Column, place: Place) -> bool:
-    at = column.place
-    return at is not None and (at.target, at.reservation) == (place.target, place.reservation)
-
-
-def _must_move(column: Column, place: Place | None) -> bool:
-    """A repeated ColumnsReopened finds its column already where it shall be, or on its way."""
-    if place is not None and _is_at(column, place):
-        return False
-    return column.state in (ColumnState.SEALED, ColumnState.FAILED, ColumnState.WAITING)
 
 
 def _too_few(payload: PayloadId, live: int, needed: int) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
     | tree document | own leaves, shards | share of replicas |0000| other replicas | declaration |
     |<--------------------- payload ------------------------>|    |<-- witness --->|             |
-    0                                                  payload_bytes                       half_bytes
+    0                                            payload_bytes                         half_bytes
 
 The payload is what is stored. The zeros are the padding of its last stripe, which is encoded in
 place. The witness holds the replicated bytes that other ranks store, so that the stager can

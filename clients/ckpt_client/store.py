@@ -434,61 +434,6 @@ class Store:
                     raise error
 
 
-def save(
-    run: str,
-    step: int,
-    state: object,
-    *,
-    rank: int | None = None,
-    world_size: int | None = None,
-    replicated: bool = False,
-) -> Save:
-    """`Store.save` on the store that $CKPT_STORE names, which is opened once for this process."""
-    return _default_store().save(
-        run, step, state, rank=rank, world_size=world_size, replicated=replicated
-    )
-
-
-def load(
-    run: str,
-    step: int | None = None,
-    like: object = None,
-    *,
-    rank: int | None = None,
-    world_size: int | None = None,
-    strict: bool = True,
-    whole: bool = False,
-) -> object:
-    """`Store.load` on the store that $CKPT_STORE names."""
-    return _default_store().load(
-        run, step, like, rank=rank, world_size=world_size, strict=strict, whole=whole
-    )
-
-
-_default: tuple[str, int, Store] | None = None
-_default_lock = threading.Lock()
-
-
-def _default_store() -> Store:
-    """One store for each process and value of $CKPT_STORE; closed when the interpreter ends."""
-    global _default
-    url = os.environ.get("CKPT_STORE", "")
-    with _default_lock:
-        if _default is not None and _default[:2] == (url, os.getpid()):
-            return _default[2]
-        import atexit
-
-        store = open(url or None)
-        _default = (url, os.getpid(), store)
-        atexit.register(_close_default, store)
-        return store
-
-
-def _close_default(store: Store) -> None:
-    if store._pid == os.getpid():
-        store.close()
-
-
 def _wait_idle(stager: StagerLink, timeout_s: float | None) -> bool:
     """Until none of its saves is under way; False when time is up first."""
     return stager.wait_until(lambda: stager.pending_count == 0, timeout_s)

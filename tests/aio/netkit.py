@@ -11,7 +11,8 @@ from typing import TypeVar
 
 import uvloop
 
-from ckpt.aio.server import Server, ServerLimits, serve
+from ckpt.aio.server import Server, serve
+from ckpt.aio.server_limits import ServerLimits
 from ckpt.aio.slots import SlotPool
 from ckpt.base.ids import BootId
 from ckpt.base.units import MiB

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.aio.channel import Bulk
-from ckpt.aio.server import ServerLimits
+from ckpt.aio.server_limits import ServerLimits
 from ckpt.aio.socketpath import socket_path
 from ckpt.base.errors import Busy, Refused
 from ckpt.base.ids import Epoch

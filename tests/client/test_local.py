@@ -20,7 +20,8 @@ from ckpt_client.url import LocalOptions, LocalUrl
 def _make(directory: Path, host: str | None = None) -> None:
     (directory / "cluster.toml").write_text(
         f'cluster = "c0"\nhost = "{host or socket.gethostname()}"\n'
-        'targets = 7\ncode = "4+2"\nkeep = 0\nrestart = "never"\nlinger_s = 300.0\ncapacity_bytes = 0\npretend_domains = false\n'
+        'targets = 7\ncode = "4+2"\nkeep = 0\nrestart = "never"\n'
+        "linger_s = 300.0\ncapacity_bytes = 0\npretend_domains = false\n"
         "cell_bytes = 524288\nunprotected = false\n"
     )
 

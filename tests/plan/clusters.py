@@ -10,12 +10,9 @@ from ckpt.plan.placement import Candidate
 def cluster(target_count: int, host_count: int, bytes_free: int = 1 << 50) -> list[Candidate]:
     """Targets dealt over hosts, eight racks, two power feeds; one device for each target."""
     return [
-        candidate(
-            index,
-            f"w{index % host_count % 8 % 2}/r{index % host_count % 8}/h{index % host_count}/d{index}",
-            bytes_free=bytes_free,
-        )
+        candidate(index, f"w{host % 8 % 2}/r{host % 8}/h{host}/d{index}", bytes_free=bytes_free)
         for index in range(target_count)
+        for host in [index % host_count]
     ]
 
 

@@ -267,7 +267,8 @@ def test_an_overlap_is_judged_by_its_holders_answers() -> None:
     differs = judge_overlap(overlap, answers | {Rank(1): B})
     assert differs is not None
     assert differs.message == (
-        "tensor 'w', box at (2,) of shape (2,): shards overlap and differ: rank 1 against ranks 0, 5"
+        "tensor 'w', box at (2,) of shape (2,): "
+        "shards overlap and differ: rank 1 against ranks 0, 5"
     )
     silent = judge_overlap(overlap, {Rank(0): A, Rank(1): A})
     assert silent is not None

@@ -17,9 +17,9 @@ from ckpt.protocol.events import Ticked
 from ckpt.protocol.payload_writer import (
     HEDGE_LAST_US,
     SLOW_AFTER_US,
-    ColumnState,
     PayloadWriter,
 )
+from ckpt.protocol.writer_column import ColumnState
 from tests.protocol.writerkit import (
     CELL,
     accept,

@@ -18,8 +18,9 @@ from ckpt.protocol import messages as m
 from ckpt.protocol import payload_events as pe
 from ckpt.protocol import stager_events as se
 from ckpt.protocol.events import Received, Send, Session, SessionClosed, SessionOpened, Ticked
-from ckpt.protocol.payload_writer import Column, PayloadWriter
+from ckpt.protocol.payload_writer import PayloadWriter
 from ckpt.protocol.stager import Identity, StagerConfig, StagerMachine
+from ckpt.protocol.writer_column import Column
 from tests.sim.clockwork import Clockwork
 from tests.sim.network import Network, Node
 from tests.sim.oracles import Oracles

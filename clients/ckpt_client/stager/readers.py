@@ -1,4 +1,6 @@
-"""Who reads from this stager's memory: the listening sockets of its runs, and readers that have not asked yet."""
+"""Who reads from this stager's memory: the listening sockets of its runs,
+and readers that have not asked yet.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ READER_COUNT_MAX: Final = 64
 
 
 class Readers:
-    """I let readers in and answer each once. I expect `serve` whenever one of my descriptors is readable."""
+    """I let readers in and answer each once.
+
+    I expect `serve` whenever one of my descriptors is readable.
+    """
 
     def __init__(self, rank: Rank, lookup: Lookup) -> None:
         self._rank = rank
@@ -31,7 +36,10 @@ class Readers:
         return [*(one.socket.fileno() for one in self._servers.values()), *self._waiting]
 
     def serve_run(self, cluster: str, run: RunName) -> None:
-        """Listen for readers of this run. Without a private directory they go to the targets instead."""
+        """Listen for readers of this run.
+
+        Without a private directory they go to the targets instead.
+        """
         if run not in self._servers:
             with suppress(OSError, CkptError):
                 self._servers[run] = MemoryServer(cluster, run, self._rank)
