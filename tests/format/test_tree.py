@@ -114,7 +114,7 @@ def test_a_damaged_document_is_refused(tree: Node, position: int, mask: int) -> 
         [1, "a", None, "a", None], [1, 1, None, True, None],
         [4, "a"], [5, 1.0], {"a": 1}, [1, [3, None], 1], [[]], msgspec.msgpack.Ext(1, b"x"),
     ],
-    ids=repr,
+    ids=lambda hostile: "Ext" if isinstance(hostile, msgspec.msgpack.Ext) else repr(hostile),
 )  # fmt: skip
 def test_a_node_that_cannot_be_is_refused(hostile: object) -> None:
     with pytest.raises(Corrupt):
