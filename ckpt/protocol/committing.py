@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckpt.base.errors import Aborted, CkptError, Refused, Unavailable
-from ckpt.base.ids import CheckpointId, ColumnNumber, Rank, TargetId
+from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, Rank, TargetId
 from ckpt.base.limits import LEASE_US
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
@@ -41,7 +41,7 @@ from ckpt.protocol.messages import (
     ReplicaPolicy,
 )
 from ckpt.protocol.placements import encode_placement
-from ckpt.protocol.reservations import Allotment, Reservations, SpreadRule
+from ckpt.protocol.reservations import Reservations, SpreadRule
 
 WARNINGS_MAX = 4
 WARNING_CHARS_MAX = 200
@@ -82,6 +82,8 @@ class Committer:
         self._abort = abort
         self._short_since: dict[CheckpointId, int] = {}
         #: Attempts with a payload below the floor and no place to stream it to.
+        self._reopening: set[PayloadId] = set()
+        #: Payloads for which places are being asked.
         self._stalled: set[CheckpointId] = set()
         #: Decided attempts whose record could not be put on enough targets yet.
         self._overlaps: dict[CheckpointId, list[Overlap]] = {}
@@ -175,10 +177,14 @@ class Committer:
 
     def _reopen(self, attempt: Attempt, payload: Payload, counted: list[ColumnNumber]) -> None:
         """Stream the columns that do not count again; the arena half is still held for this."""
+        if payload.id in self._reopening:
+            return
+        self._reopening.add(payload.id)
         code = payload.layout.code
         lost = [ColumnNumber(j) for j in range(code.n) if j not in counted]
-        allotment = payload.allotment or _resumed_allotment(payload)
+        allotment = payload.allotment or Reservations.empty_allotment(payload.layout)
         payload.allotment = allotment
+        self._reservations.reopen(allotment, {j: payload.proofs[j].target for j in counted})
         found: list[tuple[ColumnNumber, Place]] = []
 
         def answered(column: ColumnNumber, places: tuple[Place, ...]) -> None:
@@ -203,6 +209,7 @@ class Committer:
         found: list[tuple[ColumnNumber, Place]],
     ) -> None:
         code = payload.layout.code
+        self._reopening.discard(payload.id)
         if attempt.state is not AttemptState.OPEN:
             return
         if len(counted) + len(found) < code.floor:
@@ -422,13 +429,6 @@ def _index_payload(payload: Payload, columns: tuple[TargetId | None, ...]) -> In
             for j in range(payload.layout.code.n)
         ),
     )
-
-
-def _resumed_allotment(payload: Payload) -> Allotment:
-    """After a coordinator restart: what the payload's proofs say of its places."""
-    allotment = Reservations.empty_allotment(payload.layout)
-    allotment.intended.update({j: proof.target for j, proof in payload.proofs.items()})
-    return allotment
 
 
 def _code_of(attempt: Attempt) -> Code:

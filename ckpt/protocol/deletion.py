@@ -263,6 +263,4 @@ class Deleter:
 def _held_by(target: Target) -> set[CheckpointId]:
     """Generations of which a target has more than a tombstone, as far as it has said."""
     held = {column.payload.checkpoint for column in target.proved}
-    return held | {
-        d.checkpoint for d in target.documents if d.kind is not DocumentKind.TOMBSTONE
-    }
+    return held | {d.checkpoint for d in target.documents if d.kind is not DocumentKind.TOMBSTONE}

@@ -13,7 +13,7 @@ burst stays balanced.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ckpt.base.errors import CkptError, NoSpace, Unavailable
@@ -142,6 +142,18 @@ class Reservations:
             done((place,))
 
         self._replace(allotment, column, placed)
+
+    def reopen(self, allotment: Allotment, kept: Mapping[ColumnNumber, TargetId]) -> None:
+        """Only these columns stay where they are; every other place goes back and may be given out anew."""
+        for column in [column for column in allotment.columns if column not in kept]:
+            self._give_back(allotment.columns.pop(column), allotment.file_bytes)
+        used = set(kept.values())
+        for place in [place for place in allotment.spares if place.target not in used]:
+            allotment.spares.remove(place)
+            self._give_back(place, allotment.file_bytes)
+        allotment.asked_spares.clear()
+        allotment.refused.clear()
+        allotment.intended = dict(kept)
 
     def release(self, allotment: Allotment) -> None:
         """Give back what is left of an allotment; used columns are the target's business by now."""

@@ -363,7 +363,9 @@ class Bench:
 
     # ----------------------------------------------------------------------- whole saves
 
-    def save(self, step: int, *, run: str = RUN, world_size: int = 1, key: str = "k") -> CheckpointId:
+    def save(
+        self, step: int, *, run: str = RUN, world_size: int = 1, key: str = "k"
+    ) -> CheckpointId:
         """A committed checkpoint."""
         self._sessions += 1  # Each save is of processes of its own.
         ranks = [

@@ -1,0 +1,500 @@
+"""From certified to committed: what is refused, what is counted, and in which order facts become durable."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+
+from ckpt.base.ids import BootId, ColumnId, ColumnNumber, PayloadId, Rank, TargetId
+from ckpt.base.limits import FRAME_BULK_BYTES_MAX
+from ckpt.format.index import decode_index
+from ckpt.format.record import decode_record
+from ckpt.format.table import Piece
+from ckpt.protocol import catalog
+from ckpt.protocol import messages as m
+from tests.protocol.coordinating import (
+    Bench,
+    RankFake,
+    every,
+    own_entry,
+    replica_entry,
+    shard_entry,
+    team,
+)
+
+INDEX, RECORD = m.DocumentKind.INDEX, m.DocumentKind.RECORD
+
+
+def ready(bench: Bench, world_size: int = 1) -> list[RankFake]:
+    """All ranks of step 1 have sealed all columns."""
+    ranks = team(bench, world_size)
+    every(ranks, lambda rank: rank.open(1))
+    every(ranks, lambda rank: rank.seal_all())
+    return ranks
+
+
+def holders(bench: Bench, kind: m.DocumentKind) -> list[str]:
+    return [t.id for t in bench.targets.values() if any(k is kind for k, _ in t.documents)]
+
+
+# --------------------------------------------------------------------------- certificates
+
+
+def test_a_proof_that_its_target_did_not_make_is_refused() -> None:
+    bench = Bench()
+    (rank,) = ready(bench)
+    good = rank.certificate()
+    forged = replace(good.proofs[0], column_crc=8)
+    mark = bench.mark()
+    (failed,) = rank.certify(replace(good, proofs=(forged, *good.proofs[1:])))
+    assert isinstance(failed, m.Failed)
+    assert "is not its target's" in failed.message
+    assert len(bench.log) == mark + 1, "nothing else happened"
+    assert bench.states() == {"run@1#1.1": "open"}
+    rank.certify()
+    assert bench.states() == {"run@1#1.1": "committed"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"manifest_digest": b"x" * 16},
+        {"payload_bytes": 9_999},
+        {"code": "3+1"},
+        {"cell_bytes": 4096},
+        {"launch": 77},
+        {"document_offset": 9_950},
+        {"document_offset": -1},
+    ],
+)
+def test_a_certificate_that_does_not_fit_what_was_opened_is_refused(
+    wrong: dict[str, object],
+) -> None:
+    bench = Bench()
+    (rank,) = ready(bench)
+    (failed,) = rank.certify(replace(rank.certificate(), **wrong))  # type: ignore[arg-type]
+    assert isinstance(failed, m.Failed)
+    assert bench.states() == {"run@1#1.1": "open"}
+
+
+@pytest.mark.parametrize("what", ["another rank's", "a column beyond the code", "another length"])
+def test_a_true_proof_of_something_else_is_refused(what: str) -> None:
+    bench = Bench()
+    (rank,) = ready(bench)
+    good = rank.certificate()
+    column, size = good.proofs[0].column, rank.payload_bytes
+    match what:
+        case "another rank's":
+            column = replace(column, payload=replace(column.payload, rank=Rank(1)))
+        case "a column beyond the code":
+            column = replace(column, column=ColumnNumber(3))
+        case _:
+            size += 1
+    foreign = bench.targets[good.proofs[0].target].proof(column, good.code, size)
+    (failed,) = rank.certify(replace(good, proofs=(foreign, *good.proofs[1:])))
+    assert isinstance(failed, m.Failed)
+    assert "does not belong here" in failed.message
+
+
+def test_a_table_of_another_rank_or_beyond_the_payload_is_refused() -> None:
+    bench = Bench()
+    (rank,) = ready(bench)
+    rank.entries = (own_entry(rank.payload_bytes + 1),)
+    (failed,) = rank.certify()
+    assert isinstance(failed, m.Failed)
+    assert "does not fit its payload" in failed.message
+
+
+def test_a_table_that_does_not_parse_is_refused_and_may_be_sent_again() -> None:
+    bench = Bench()
+    (rank,) = ready(bench)
+    junk = replace(rank.certificate(), table_bytes=4)
+    (failed,) = bench.tell(rank.session, junk, b"junk")
+    assert isinstance(failed, m.Failed)
+    assert failed.code == "corrupt"
+    rank.certify()
+    assert len(rank.commits()) == 1
+
+
+def test_a_table_comes_in_ascending_parts_and_counts_when_it_is_whole() -> None:
+    bench = Bench()
+    (rank,) = ready(bench)
+    table = rank.table()
+    whole = replace(rank.certificate(), table_bytes=len(table))
+    gap = bench.tell(rank.session, replace(whole, table_offset=10), table[10:])
+    assert isinstance(gap[0], m.Failed)
+    assert bench.tell(rank.session, replace(whole, proofs=()), table[:10]) == []
+    last = bench.tell(rank.session, replace(whole, table_offset=10), table[10:])
+    assert isinstance(last[0], m.Certified)
+    assert bench.states() == {"run@1#1.1": "committed"}
+
+
+def test_a_certificate_of_an_unknown_attempt_is_told_that_it_is_over() -> None:
+    bench = Bench()
+    (rank,) = ready(bench)
+    other = replace(rank.payload.checkpoint, step=2)
+    (aborted,) = rank.certify(replace(rank.certificate(), payload=PayloadId(other, Rank(0))))
+    assert isinstance(aborted, m.AttemptAborted)
+
+
+# --------------------------------------------------------------------------- agreement
+
+
+def test_a_hole_aborts_the_save_by_name_for_every_rank() -> None:
+    bench = Bench()
+    ranks = ready(bench, 2)
+    ranks[0].entries = (shard_entry(0, 100, 300),)
+    ranks[1].entries = (shard_entry(200, 100, 300),)
+    every(ranks, lambda rank: rank.certify())
+    for rank in ranks:
+        (aborted,) = rank.aborts()
+        assert aborted.code == "refused"
+        assert "'m'" in aborted.message
+
+
+def overlapping(bench: Bench) -> list[RankFake]:
+    ranks = ready(bench, 2)
+    ranks[0].entries = (shard_entry(0, 200, 300),)
+    ranks[1].entries = (shard_entry(100, 200, 300),)
+    every(ranks, lambda rank: rank.certify())
+    return ranks
+
+
+def test_overlapping_shards_are_fingerprinted_by_their_holders_and_commit_when_they_agree() -> None:
+    bench = Bench()
+    ranks = overlapping(bench)
+    box = m.BoxQuery("m", (100,), (100,))
+    for rank in ranks:
+        assert rank.heard[-1] == m.CompareBoxes(rank.payload, (box,))
+    every(ranks, lambda rank: bench.tell(rank.session, m.BoxesCompared(rank.payload, (b"f" * 16,))))
+    assert bench.states() == {"run@1#1.1": "committed"}
+
+
+def test_overlapping_shards_that_differ_abort_and_name_both_ranks() -> None:
+    bench = Bench()
+    ranks = overlapping(bench)
+    for rank in ranks:
+        bench.tell(rank.session, m.BoxesCompared(rank.payload, (bytes([rank.rank]) * 16,)))
+    (aborted,) = ranks[0].aborts()
+    assert "'m' on ranks 0 and 1 overlap and differ" in aborted.message
+
+
+def test_a_comparison_of_the_wrong_count_aborts() -> None:
+    bench = Bench()
+    ranks = overlapping(bench)
+    bench.tell(ranks[0].session, m.BoxesCompared(ranks[0].payload, ()))
+    assert "wrong count" in ranks[1].aborts()[0].message
+
+
+def test_a_stager_that_comes_back_is_asked_to_compare_again() -> None:
+    bench = Bench()
+    ranks = overlapping(bench)
+    bench.close(ranks[0].session)
+    ranks[0].reconnect()
+    answer = ranks[0].resume(1, ranks[0].payload.checkpoint)
+    assert [type(each) for each in answer] == [m.PayloadPlanned, m.CompareBoxes]
+
+
+def test_a_comparison_that_a_stager_never_answers_ends_the_attempt() -> None:
+    bench = Bench()
+    ranks = overlapping(bench)
+    bench.close(ranks[0].session)
+    bench.tick(16)
+    assert "stager of rank 0" in ranks[1].aborts()[0].message
+
+
+def replicated(bench: Bench, policies: list[m.ReplicaPolicy]) -> list[RankFake]:
+    """Two ranks whose replica differs; each stores half."""
+    ranks = team(bench, 2)
+    for rank, policy in zip(ranks, policies, strict=True):
+        rank.replicas = policy
+        half = Piece(100 * rank.rank, 0, 100)
+        keep = policy is m.ReplicaPolicy.KEEP
+        stored = (Piece(0, 0, 200),) if keep else (half,)
+        rank.entries = (replica_entry(200, stored, bytes([rank.rank]) * 16),)
+        rank.open(1)
+        rank.seal_all()
+    every(ranks, lambda rank: rank.certify())
+    return ranks
+
+
+def test_a_replica_that_differs_aborts_by_path_and_rank() -> None:
+    bench = Bench()
+    ranks = replicated(bench, [m.ReplicaPolicy.ABORT, m.ReplicaPolicy.ABORT])
+    (aborted,) = ranks[0].aborts()
+    assert "'w'" in aborted.message
+    assert "rank" in aborted.message
+
+
+def test_replicas_that_differ_are_kept_apart_with_a_warning_when_every_rank_wants_it() -> None:
+    bench = Bench()
+    ranks = replicated(bench, [m.ReplicaPolicy.KEEP, m.ReplicaPolicy.KEEP])
+    (commit,) = ranks[0].commits()
+    assert len(commit.info.warnings) == 1
+    assert "w" in commit.info.warnings[0]
+
+
+def test_one_rank_that_wants_no_difference_is_enough_to_abort() -> None:
+    bench = Bench()
+    ranks = replicated(bench, [m.ReplicaPolicy.KEEP, m.ReplicaPolicy.ABORT])
+    assert len(ranks[0].aborts()) == 1
+
+
+# --------------------------------------------------------------------------- the second count
+
+
+def test_columns_that_no_longer_count_are_streamed_again_onto_other_targets() -> None:
+    bench = Bench(4)
+    first, second = ready(bench, 2)
+    first.certify()
+    lost = first.places()[ColumnNumber(0)].target
+    bench.stop(lost)
+    mark = bench.mark()
+    second.places()
+    second.certify()
+    (again,) = [x for x in bench.to(first.session, mark) if isinstance(x, m.ColumnsLost)]
+    assert (again.payload, again.columns) == (first.payload, (0,))
+    assert bench.states() == {"run@1#1.1": "open"}
+    first.seal(0, again.places[0])
+    others = [x for x in bench.to(second.session, mark) if isinstance(x, m.ColumnsLost)]
+    for more in others:
+        for column, place in zip(more.columns, more.places, strict=True):
+            second.seal(column, place)
+    first.certify()
+    second.certify()
+    assert bench.states() == {"run@1#1.1": "committed"}
+    index = decode_index(
+        next(d for t in bench.targets.values() for (k, _), d in t.documents.items() if k is INDEX)
+    )
+    assert lost not in {t for payload in index.payloads for t in payload.columns}
+
+
+def test_a_proof_of_an_earlier_boot_does_not_count() -> None:
+    bench = Bench(5)
+    first, second = ready(bench, 2)
+    first.certify()
+    lost = first.places()[ColumnNumber(0)].target
+    bench.stop(lost)
+    target = bench.targets[lost]
+    target.columns.clear()
+    target.boot = BootId(99)
+    bench.start(target)
+    second.certify()
+    columns = {c for each in first.heard if isinstance(each, m.ColumnsLost) for c in each.columns}
+    assert columns == {0}
+
+
+def test_a_target_that_attests_its_columns_after_a_reboot_counts_again() -> None:
+    bench = Bench(4)
+    (rank,) = ready(bench)
+    for id in bench.targets:
+        bench.stop(id)
+        bench.targets[id].reboot()
+        bench.start(id)
+    rank.certify()
+    assert bench.states() == {"run@1#1.1": "committed"}
+
+
+def test_a_save_waits_for_places_that_come_one_by_one_then_streams_to_all_of_them() -> None:
+    bench = Bench(5)
+    first, second = ready(bench, 2)
+    spare = next(iter(set(bench.targets) - {p.target for p in first.places().values()}))
+    gone = [first.places()[ColumnNumber(j)].target for j in (0, 1)]
+    first.certify()
+    idle = sorted(set(bench.targets) - {p.target for p in first.places().values()})
+    bench.stop(*gone, *idle)
+    second.certify()
+    mark = bench.mark()
+    bench.tick(1)
+    bench.start(idle[0])
+    bench.tick(1)
+    assert bench.sent(m.ColumnsLost, mark) == []
+    bench.start(idle[1])
+    bench.tick(1)
+    lost = [x for x in bench.to(first.session, mark) if isinstance(x, m.ColumnsLost)]
+    assert [each.columns for each in lost[:1]] == [(0, 1)]
+    assert sorted(place.target for place in lost[0].places) == idle
+    assert spare in idle
+
+
+def test_a_payload_that_stays_below_the_floor_ends_the_attempt_and_names_the_count() -> None:
+    bench = Bench(3)
+    first, second = ready(bench, 2)
+    first.certify()
+    bench.stop(first.places()[ColumnNumber(0)].target)
+    second.certify()
+    bench.tick(8)
+    assert first.aborts() == []
+    bench.tick(3)
+    assert "2 columns can count, 3 are needed for 2+1; 2 targets are live" in (
+        first.aborts()[0].message
+    )
+
+
+def test_a_domain_counts_only_as_many_columns_as_the_policy_allows() -> None:
+    bench = Bench(4)
+    (rank,) = ready(bench)
+    places = rank.places()
+    for place in places.values():
+        bench.stop(place.target)
+        bench.targets[place.target].domain = "p/r/same/d"
+        bench.start(place.target)
+    rank.certify()
+    bench.tick(10)
+    assert rank.commits() == []
+
+
+def test_a_missing_column_is_stated_and_becomes_a_repair() -> None:
+    bench = Bench(5, "3+2")
+    rank = RankFake(bench)
+    rank.open(1)
+    for column, place in list(rank.places().items())[:4]:
+        rank.seal(column, place)
+    mark = bench.mark()
+    rank.certify()
+    (commit,) = rank.commits()
+    info = commit.info
+    assert (info.columns_missing, info.targets_survivable, info.domains_survivable) == (1, 1, 1)
+    repairs = bench.story(mark, catalog.RepairNeeded)
+    assert repairs == [catalog.RepairNeeded(info.checkpoint, 0, (4,))]
+
+
+# --------------------------------------------------------------------------- facts in order
+
+
+def test_index_then_decision_then_record_then_commit_then_the_announcement() -> None:
+    bench = Bench()
+    (rank,) = ready(bench)
+    mark = bench.mark()
+    rank.certify()
+    id = rank.payload.checkpoint
+    story = bench.story(
+        mark, m.PutDocument, catalog.AttemptDecided, catalog.AttemptCommitted, m.AttemptCommitted
+    )
+    kinds = [s.kind.value if isinstance(s, m.PutDocument) else type(s).__name__ for s in story]
+    assert kinds == [
+        "index", "index", "AttemptDecided", "record", "record", "AttemptCommitted",
+        "AttemptCommitted",
+    ]  # fmt: skip
+    assert isinstance(story[5], catalog.AttemptCommitted)
+    assert isinstance(story[6], m.AttemptCommitted)
+    assert len(holders(bench, INDEX)) == len(holders(bench, RECORD)) == 2
+    assert story[6].info.checkpoint == id
+
+
+def test_nothing_goes_on_before_the_step_before_it_is_durable() -> None:
+    bench = Bench()
+    (rank,) = ready(bench)
+    for target in bench.targets.values():
+        target.silent.add(m.PutDocument)
+    bench.persist_at_once = False
+    rank.certify()
+    assert bench.tickets == []
+    for id in bench.targets:
+        bench.let_answer(id)
+    (decided,) = bench.tickets
+    assert isinstance(decided.entries[0], catalog.AttemptDecided)
+    assert holders(bench, RECORD) == []
+    bench.sync()
+    assert len(holders(bench, RECORD)) == 2
+    (closed,) = bench.tickets
+    assert closed.entries == (catalog.AttemptCommitted(rank.payload.checkpoint),)
+    assert rank.commits() == []
+    assert bench.ask("steps", "run") == []
+    bench.sync()
+    assert len(rank.commits()) == 1
+
+
+def test_a_decided_attempt_is_rolled_forward_after_a_restart_with_the_same_bytes() -> None:
+    bench = Bench()
+    (rank,) = ready(bench)
+    for target in bench.targets.values():
+        target.refuses[m.PutDocument] = m.Failed("unavailable", "its disk fails")
+    bench.persist_at_once = False
+    for id in ("t0", "t1", "t2", "t3"):
+        bench.targets[TargetId(id)].refuses.clear()
+    rank.certify()
+    (decided,) = [e for t in bench.tickets for e in t.entries]
+    assert isinstance(decided, catalog.AttemptDecided)
+    bench.durable.append(decided)
+    bench.persist_at_once = True
+    bench.restart("t0")
+    bench.tick(1)
+    assert holders(bench, RECORD) == ["t0"]
+    assert bench.states() == {"run@1#1.1": "decided"}, "m + 1 targets, not the first that comes"
+    for id in ("t1", "t2", "t3"):
+        bench.start(id)
+    bench.tick(1)
+    assert bench.states() == {"run@1#1.1": "committed"}
+    records = {
+        d for t in bench.targets.values() for (k, _), d in t.documents.items() if k is RECORD
+    }
+    assert records == {decided.record}
+    assert decode_record(decided.record).info.committed_at_s == 1.5
+    rank.reconnect()
+    assert isinstance(rank.resume(1, rank.payload.checkpoint)[0], m.AttemptCommitted)
+
+
+def test_a_decided_attempt_commits_on_what_lives_when_targets_stay_away() -> None:
+    bench = Bench()
+    (rank,) = ready(bench)
+    bench.persist_at_once = False
+    rank.certify()
+    bench.durable.extend(e for t in bench.tickets for e in t.entries)
+    bench.persist_at_once = True
+    bench.restart("t0")
+    bench.tick(10)
+    assert bench.states() == {"run@1#1.1": "committed"}
+    assert holders(bench, RECORD) == ["t0"]
+
+
+def test_a_decided_attempt_cannot_be_aborted() -> None:
+    bench = Bench()
+    (rank,) = ready(bench)
+    bench.persist_at_once = False
+    rank.certify()
+    bench.tell(rank.session, m.PayloadGivenUp(rank.payload, "aborted", "too late"))
+    RankFake(bench, key="newer").open(9)
+    while bench.tickets:
+        bench.sync()
+    assert bench.states()["run@1#1.1"] == "committed"
+
+
+def test_columns_that_the_index_does_not_name_are_dropped_after_the_commit() -> None:
+    bench = Bench(5)
+    (rank,) = ready(bench)
+    column = ColumnId(rank.payload, ColumnNumber(0))
+    spare = next(iter(set(bench.targets) - {p.target for p in rank.places().values()}))
+    bench.stop(spare)
+    stray = bench.targets[spare]
+    stray.columns[column] = stray.proof(column, "2+1", rank.payload_bytes)
+    bench.start(spare)
+    rank.certify()
+    assert stray.columns == {}
+    assert len(rank.commits()) == 1
+
+
+def test_the_answer_states_what_may_be_lost_and_who_was_slowest() -> None:
+    bench = Bench(8, "4+2", hosts=4, max_per_domain=2)
+    ranks = ready(bench, 3)
+    every(ranks, lambda rank: rank.certify())
+    infos = {commit.info for rank in ranks for commit in rank.commits()}
+    (info,) = infos
+    assert (info.targets_survivable, info.domains_survivable, info.domain_level) == (2, 1, "host")
+    assert (info.payload_bytes, info.world_size, info.code) == (30_000, 3, "4+2")
+    assert (info.stall_us, info.slowest_target) == (7, "t2")
+
+
+def test_a_large_index_travels_in_parts_of_which_only_the_last_is_answered() -> None:
+    bench = Bench(3)
+    (rank,) = ready(bench)
+    names = (hashlib.shake_256(bytes([n >> 8, n & 255])).hexdigest(2000) for n in range(2300))
+    rank.entries = tuple(own_entry(1, name) for name in sorted(names))
+    mark = bench.mark()
+    rank.certify()
+    puts = [p for p in bench.asked("t0", m.PutDocument, mark) if p.kind is INDEX]
+    assert [p.offset for p in puts] == [0, FRAME_BULK_BYTES_MAX]
+    assert len({(p.digest, p.total_bytes) for p in puts}) == 1
+    assert bench.states() == {"run@1#1.1": "committed"}
