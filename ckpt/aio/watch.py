@@ -5,16 +5,8 @@ once (asyncio before 3.12) or keeps the caller's memory for an unknown time (uvl
 reused too early corrupts silently. With the socket in our own hands `sent` says exactly when a bulk
 is free again.
 
-Measured on 2 cores, 512 KiB fragments over loopback TCP from a blocking sender, in CPU s/GB of the
-server, the quiet ones of five interleaved repetitions; "bare" has no frames, macs or sessions at
-all:
-
-    loop      this         the same frames through BufferedProtocol     bare BufferedProtocol
-    asyncio   0.16 - 0.17  0.18 - 0.19                                   0.12 - 0.13
-    uvloop    0.15         0.14 - 0.16                                   0.11
-
-So the way of receiving costs nothing; frames cost 0.03 to 0.05, and 0.75 to 0.88 of the bare rate
-is reached.
+In CPU time it was not worse than `BufferedProtocol` in paired runs on a busy machine. Reasons and
+preliminary figures: docs/decisions/0001-own-readiness-instead-of-bufferedprotocol.md.
 """
 
 from __future__ import annotations
