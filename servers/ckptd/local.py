@@ -55,6 +55,9 @@ PREDECESSOR_WAIT_S: Final = 10.0
 """For the children of a supervisor that was killed: the kernel is ending them."""
 JOIN_WAIT_S: Final = 15.0
 """For started targets to be live in the coordinator's map before ready.json is written."""
+JOIN_LAST_S: Final = 45.0
+"""The same while a save would miss columns: a busy machine needs long to start seven processes, and a
+cluster without targets is of no use. Less than an opener waits."""
 JOIN_POLL_S: Final = 0.05
 IDLE_POLL_S: Final = 1.0
 LOCK_POLL_S: Final = 0.02
@@ -264,7 +267,10 @@ class LocalCluster:
                 self._stop_when_idle()
 
     def _wait_for_targets(self, now_s: float) -> None:
-        """Ready when each target is live, held, or has failed; or when that takes too long."""
+        """Ready when each target is live, held, or has failed; or when that takes too long.
+
+        With columns for a whole code live, too long comes earlier.
+        """
         self._join_until_s = self._join_until_s or now_s + JOIN_WAIT_S
         started = {
             id
@@ -273,7 +279,9 @@ class LocalCluster:
         }
         live = self._ask_sessions().get("live")
         missing = started - set(live if isinstance(live, list) else ())
-        if missing and now_s < self._join_until_s:
+        enough = len(started) - len(missing) >= Code.parse(self._cluster.code).n
+        patience_s = 0.0 if enough else JOIN_LAST_S - JOIN_WAIT_S
+        if missing and now_s < self._join_until_s + patience_s:
             return
         if missing:
             self._report("warning", "ready without", {"targets": " ".join(sorted(missing))})
