@@ -41,6 +41,8 @@ COMPARE_BYTES: Final = 8 * MiB
 """Of a rank, in the last save of a discarding run."""
 ARENA_NAME: Final = "memfd:ckpt-arena"
 
+GROUPS: Final = ("trainer", "stager", "targets", "coordinator")
+
 STALL_GOAL: Final = 1.25
 ETA_CPU_GOAL: Final = 0.5
 ETA_DISK_GOAL: Final = 0.6
@@ -125,6 +127,8 @@ class SinkReport:
     commit_s: Spread
     cpu_s_per_gb: dict[str, float]
     """Median by group of processes, user GB."""
+    cpu_eta: float
+    """Must-cost by did-cost in CPU seconds, see `figures.cpu_eta`; no goal."""
     bound_gb_per_s: float
     """G* for the null sink, the raw disk's best for the other."""
     raw: DiskRate | None
@@ -362,7 +366,8 @@ def _report(
             figures.disk_eta(user, save.last_sealed_s, plan.code, (save.raw_before, save.raw_after))
             for save in saves
         ]
-    eta = spread(etas)
+    eta, cpu = spread(etas), _cpu_by_group(saves, user)
+    must = figures.save_bound(costs, plan.code, core_count())
     return SinkReport(
         sink=sink,
         transport="tcp" if tcp else "unix",
@@ -373,7 +378,8 @@ def _report(
         stall_ratio=spread([save.stall_s / save.copy_s for save in saves]),
         eta=eta,
         commit_s=spread([save.committed_s for save in saves]),
-        cpu_s_per_gb=_cpu_by_group(saves, user),
+        cpu_s_per_gb=cpu,
+        cpu_eta=figures.cpu_eta(must, core_count(), sum(cpu[name] for name in GROUPS)),
         bound_gb_per_s=bound,
         raw=raw,
         stager_private_bytes=max(save.stager_private_bytes for save in saves),

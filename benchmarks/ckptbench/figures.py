@@ -99,6 +99,15 @@ def restore_bound(costs: Costs, cores: int) -> float:
     return cores / seconds
 
 
+def cpu_eta(bound_gb_per_s: float, cores: int, cpu_s_per_gb: float) -> float:
+    """The CPU seconds that a GB must cost against those it did cost.
+
+    What eta would be if every core had been ours: the figure to compare on a machine that others
+    use, too.
+    """
+    return cores / bound_gb_per_s / cpu_s_per_gb
+
+
 def disk_eta(user_bytes: int, seconds: float, code: Code, raw_gb_per_s: Sequence[float]) -> float:
     """The tier's rate on the device against the raw rate (mean of the runs before and after)."""
     raw = statistics.fmean(raw_gb_per_s)

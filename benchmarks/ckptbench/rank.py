@@ -11,6 +11,7 @@ It holds a state of a given size through the public API and answers each line wi
     compare STEP        whether what was loaded is what STEP's save held, byte for byte
     close               close the store and end
 
+The code of loading is imported before the clock runs: that is a process's start, paid once.
 All ranks get the same NS, so that they begin at once.
 """
 
@@ -27,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ckpt
+import ckpt_client.restore
 from ckpt.base.units import MiB
 
 ARRAY_BYTES: Final = 32 * MiB
@@ -79,6 +81,7 @@ class Rank:
         self._step = 0
         self._save: ckpt.Save | None = None
         self._loaded: object = None
+        assert ckpt_client.restore, "imported above"
 
     def perform(self, words: list[str]) -> Answer:
         """One line."""

@@ -81,6 +81,7 @@ def _sink(found: SinkReport) -> Iterator[str]:
     yield f"  stall/warm copy  {_spread(found.stall_ratio)}"
     yield f"  committed after  {_spread(found.commit_s)} s"
     yield "  CPU s/GB         " + _groups(found.cpu_s_per_gb)
+    yield f"  CPU must / did   {found.cpu_eta:.3g} (eta, had every core been ours)"
     yield (
         f"  memory           stager {format_bytes(found.stager_private_bytes)} private, "
         f"daemon {format_bytes(found.daemon_bytes)}"

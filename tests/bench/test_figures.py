@@ -32,6 +32,10 @@ def test_more_parity_and_fewer_cores_lower_the_bound() -> None:
     assert figures.save_bound(COSTS, CODE, 1) == figures.save_bound(COSTS, CODE, 2) / 2
 
 
+def test_cpu_seconds_that_must_be_spent_are_compared_with_those_that_were() -> None:
+    assert figures.cpu_eta(4.0, 2, 1.0) == 0.5  # 2 cores / 4 GB/s: half a second must be
+
+
 def test_a_restore_carries_only_the_data() -> None:
     # 0.03 + 2·0.02 + 0.2 + 0.1 + 0.1 + 0.07
     assert figures.restore_bound(COSTS, 2) == pytest.approx(2 / 0.54)
