@@ -9,7 +9,6 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final, cast
 
 from ckpt.base.errors import CkptError
@@ -59,6 +58,9 @@ def _explain(given: Sequence[str]) -> int:
 
 
 def _version() -> str:
+    # Nothing that each of many targets should import at its start.
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("ckpt-burst")
     except PackageNotFoundError:

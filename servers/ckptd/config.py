@@ -63,6 +63,14 @@ def load(
     return Loaded(config, find_secret_file(None, environ, named=flags.secret_file))
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """`HOST:PORT` or `[HOST]:PORT`; raises Refused."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise Refused(f"address {address!r} is not of the form HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
 def as_text(config: object) -> dict[str, str | int | float | bool | None]:
     """Every option with its value, for the log at start."""
     values = {field.name: getattr(config, field.name) for field in _options(type(config))}

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, cast, get_args
+from typing import TYPE_CHECKING, Final, cast, get_args
 
 from ckpt.aio.channel import Bulk
 from ckpt.aio.clock import now_us
@@ -55,10 +55,11 @@ from ckpt.protocol.messages import Message, RegisterTarget, Role
 from ckpt.protocol.views import CoordinatorView
 from ckptd import config as options
 from ckptd.catalog import Catalog
-from ckptd.http import HttpPlane, metrics_token
 from ckptd.log import Reporter, configure, reporter
 from ckptd.metrics import CommitStatistics, render_metrics
-from ckptd.target import host_and_port
+
+if TYPE_CHECKING:
+    from ckptd.http import HttpPlane
 
 TICK_S: Final = 0.05
 SLOT_BYTES: Final = 64 * MiB
@@ -98,9 +99,9 @@ class CoordinatorConfig:
 
     def __post_init__(self) -> None:
         Code.parse(self.code)
-        host_and_port(self.listen)
+        options.host_and_port(self.listen)
         if self.http:
-            host_and_port(self.http)
+            options.host_and_port(self.http)
         if self.loop not in ("asyncio", "uvloop"):
             raise Refused(f"loop {self.loop!r}: asyncio or uvloop")
         if self.level not in get_args(Level):
@@ -166,12 +167,12 @@ async def _serve(
 ) -> None:
     boot = BootId(secrets.randbits(64) | 1)
     identity = Identity(catalog.cluster, Role.COORDINATOR, "", boot, shell.machine.members.epoch)
-    host, port = host_and_port(config.listen)
+    host, port = options.host_and_port(config.listen)
     pool = SlotPool(SLOT_BYTES)
     server = serve(
         shell, listen=(host, port), unix=None, secret=secret, identity=identity, pool=pool
     )
-    plane = HttpPlane(shell, secret=secret, token=metrics_token(config.directory))
+    plane: HttpPlane | None = None
     try:
         catalog.start(shell.durable, shell.failed)
         shell.machine.views.coordinator = CoordinatorView(f"{host}:{server.port}", os.getpid())
@@ -179,12 +180,21 @@ async def _serve(
         ready = {"ready": "coordinator", "address": f"{host}:{server.port}", "pid": os.getpid()}
         ready |= {"cluster": catalog.cluster, "boot": f"{boot:016x}", "term": catalog.image.term}
         if config.http:
-            ready["http"] = await plane.start(*host_and_port(config.http))
+            plane = _http_plane(shell, config, secret)
+            ready["http"] = await plane.start(*options.host_and_port(config.http))
         os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
         await shell.run()
     finally:
-        await plane.close()
+        if plane is not None:
+            await plane.close()
         await server.close(linger_s=CLOSE_LINGER_S)
+
+
+def _http_plane(shell: CoordinatorShell, config: CoordinatorConfig, secret: bytes) -> HttpPlane:
+    # Half of the import time of the whole daemon, for those who want it.
+    from ckptd.http import HttpPlane, metrics_token
+
+    return HttpPlane(shell, secret=secret, token=metrics_token(config.directory))
 
 
 class CoordinatorShell:

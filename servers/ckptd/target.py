@@ -108,8 +108,8 @@ class TargetConfig:
     """info, warning or error."""
 
     def __post_init__(self) -> None:
-        host_and_port(self.listen)
-        host_and_port(self.coordinator)
+        options.host_and_port(self.listen)
+        options.host_and_port(self.coordinator)
         if self.domain:
             Domain.parse(self.domain)
         if self.loop not in ("asyncio", "uvloop"):
@@ -127,14 +127,6 @@ class TargetConfig:
             read_pool_bytes=self.read_pool_bytes,
             capacity_bytes=self.capacity_bytes,
         )
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """`HOST:PORT` or `[HOST]:PORT`; raises Refused."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise Refused(f"address {address!r} is not of the form HOST:PORT")
-    return host.strip("[]"), int(port)
 
 
 class TargetShell:
@@ -401,7 +393,7 @@ async def _serve(
     pool = SlotPool(config.pool_bytes)
     unix = socket_path(config.directory, "socket") if config.unix else None
     domain = config.domain or _domain_of(config.directory)
-    host, port = host_and_port(config.listen)
+    host, port = options.host_and_port(config.listen)
     # The machine presents an address that is known only when the port is: listen first, then begin.
     relay = _Relay()
     server = serve(
