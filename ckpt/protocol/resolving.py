@@ -1,7 +1,8 @@
 """Which generation to read: one answer for all ranks of a launch, pinned while it is read.
 
 A launch that has not begun to save gets one resolution for good: its ranks restart together and must
-load the same bytes. Once it saves, its ranks' n-th resolutions agree with each other, so that a rank
+load the same bytes; what they were given stays until each has come for it (within ROUND_HELD_US), so
+that no retention puts two steps into one job. Once it saves, its ranks' n-th resolutions agree with each other, so that a rank
 that asks again sees what the launch has committed since.
 
 Walking back happens only past proved damage. What is merely out of reach makes the reader wait, and
@@ -11,7 +12,7 @@ then fails with Unavailable; `fallback` accepts an older readable step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ckpt.base.errors import CkptError, Lost, NotFound, Unavailable
 from ckpt.base.ids import LaunchNumber, Rank, RunName
@@ -24,6 +25,9 @@ from ckpt.protocol.events import Session
 from ckpt.protocol.launches import Launch, Launches
 from ckpt.protocol.messages import Failed, Resolve, Resolved
 
+ROUND_HELD_US = 300_000_000
+"""So long a resolution is held for ranks of its launch that have not come for it yet."""
+
 
 @dataclass(slots=True)
 class _Waiting:
@@ -35,6 +39,29 @@ class _Waiting:
     @property
     def deadline_us(self) -> int:
         return self.asked_us + self.message.timeout_us
+
+
+@dataclass(slots=True)
+class _Round:
+    """One resolution that all ranks of a launch share."""
+
+    chosen: Checkpoint
+    skipped: tuple[str, ...]
+    """Told to every rank, not only to the one that found the damage."""
+    launch: Launch
+    pin: int
+    """For the ranks that are still to come."""
+    until_us: int
+    ranks: set[Rank] = field(default_factory=set)
+    #: Who has taken it.
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.ranks) >= self.launch.world_size
+
+    @property
+    def is_abandoned(self) -> bool:
+        return not any(member.live for member in self.launch.members.values())
 
 
 class Resolver:
@@ -57,8 +84,10 @@ class Resolver:
         #: Questions without an answer yet, oldest first; all are tried again after every change.
         self._pins: dict[int, tuple[Session, Checkpoint]] = {}
         self._next_pin = 1
-        self._rounds: dict[tuple[RunName, LaunchNumber], list[Checkpoint]] = {}
+        self._rounds: dict[tuple[RunName, LaunchNumber], list[_Round]] = {}
         #: The resolutions that a launch was given, in order.
+        self._held: list[_Round] = []
+        #: Those of them that some rank has not come for.
         self._served: dict[tuple[RunName, LaunchNumber, Rank], int] = {}
         #: How many of them a rank has taken.
 
@@ -78,9 +107,13 @@ class Resolver:
         self._waiting = [w for w in self._waiting if w.session != session]
         for pin in [p for p, (owner, _) in self._pins.items() if owner == session]:
             self._unpin(pin)
+        for one in [one for one in self._held if one.is_abandoned]:
+            self._let_go(one)
 
     def tick(self) -> None:
         """Something may have changed: try every open question."""
+        for one in [one for one in self._held if one.until_us <= self._desk.now_us]:
+            self._let_go(one)
         self._waiting = [w for w in self._waiting if not self._try(w)]
 
     # ----------------------------------------------------------------------- inside
@@ -97,8 +130,8 @@ class Resolver:
             return True
         if found is None:
             return False
-        self._note(waiting.message, found)
         self._answer(waiting, found, skipped)
+        self._note(waiting.message, found, skipped)
         return True
 
     def _choose(self, waiting: _Waiting) -> tuple[Checkpoint | None, tuple[str, ...]]:
@@ -106,7 +139,7 @@ class Resolver:
         message = waiting.message
         given = self._given(message)
         if given is not None:
-            return self._reachable(waiting, [given], ())
+            return self._reachable(waiting, [given.chosen], given.skipped)
         if self._should_wait_for_attempts(waiting):
             return None, ()
         good, skipped = self._candidates(message)
@@ -179,7 +212,7 @@ class Resolver:
             return None
         return self._launches.get(message.run, message.launch)
 
-    def _given(self, message: Resolve) -> Checkpoint | None:
+    def _given(self, message: Resolve) -> _Round | None:
         """What this rank's launch has resolved already, if this rank has not moved on."""
         launch = self._launch_of(message)
         if launch is None or message.rank is None:
@@ -191,26 +224,44 @@ class Resolver:
             turn = self._served.get((message.run, launch.number, message.rank), 0)
         if turn >= len(rounds):
             return None
-        chosen = rounds[turn]
-        return chosen if chosen.state is RowState.COMMITTED else None
+        known = rounds[turn]
+        return known if known.chosen.state is RowState.COMMITTED else None
 
-    def _note(self, message: Resolve, chosen: Checkpoint) -> None:
+    def _note(self, message: Resolve, chosen: Checkpoint, skipped: tuple[str, ...]) -> None:
         launch = self._launch_of(message)
         if launch is None or message.rank is None:
             return
         rounds = self._rounds.setdefault((message.run, launch.number), [])
         key = (message.run, launch.number, message.rank)
         turn = self._served.get(key, 0) if self._has_begun(message.run, launch) else 0
-        if turn < len(rounds):
-            rounds[turn] = chosen
-        else:
-            rounds.append(chosen)
+        if turn == len(rounds):
+            rounds.append(self._hold(launch, chosen, skipped))
+        elif rounds[turn].chosen is not chosen:
+            self._let_go(rounds[turn])
+            rounds[turn] = self._hold(launch, chosen, skipped)
         self._served[key] = turn + 1
+        rounds[turn].ranks.add(message.rank)
+        if rounds[turn].is_complete:
+            self._let_go(rounds[turn])
 
     def _has_begun(self, run: RunName, launch: Launch) -> bool:
         return self._launches.begun(run) == launch.number
 
     # ----------------------------------------------------------------------- pins
+
+    def _hold(self, launch: Launch, chosen: Checkpoint, skipped: tuple[str, ...]) -> _Round:
+        until_us = self._desk.now_us + ROUND_HELD_US
+        held = _Round(chosen, skipped, launch, self._next_pin, until_us)
+        self._next_pin += 1
+        chosen.pins.add(held.pin)
+        self._held.append(held)
+        return held
+
+    def _let_go(self, one: _Round) -> None:
+        if one in self._held:
+            self._held.remove(one)
+            one.chosen.pins.discard(one.pin)
+            self._release_if_unpinned(one.chosen)
 
     def _answer(self, waiting: _Waiting, chosen: Checkpoint, skipped: tuple[str, ...]) -> None:
         pin = self._next_pin
@@ -231,5 +282,8 @@ class Resolver:
     def _unpin(self, pin: int) -> None:
         _, checkpoint = self._pins.pop(pin)
         checkpoint.pins.discard(pin)
+        self._release_if_unpinned(checkpoint)
+
+    def _release_if_unpinned(self, checkpoint: Checkpoint) -> None:
         if not checkpoint.pins:
             self._released(checkpoint)
