@@ -13,6 +13,7 @@ burst stays balanced.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -148,9 +149,9 @@ class Reservations:
         for column in [column for column in allotment.columns if column not in kept]:
             self._give_back(allotment.columns.pop(column), allotment.file_bytes)
         used = set(kept.values())
-        for place in [place for place in allotment.spares if place.target not in used]:
-            allotment.spares.remove(place)
-            self._give_back(place, allotment.file_bytes)
+        for spare in [spare for spare in allotment.spares if spare.target not in used]:
+            allotment.spares.remove(spare)
+            self._give_back(spare, allotment.file_bytes)
         allotment.asked_spares.clear()
         allotment.refused.clear()
         allotment.intended = dict(kept)
@@ -213,9 +214,9 @@ class Reservations:
         had = bool(self._standing)
         for key in list(self._standing):
             allotment = self._standing.pop(key)
-            for place in allotment.places:
+            for held in allotment.places:
                 # An estimate until the target's next renewal; it decides itself.
-                self._members.targets[place.target].bytes_free += allotment.file_bytes
+                self._members.targets[held.target].bytes_free += allotment.file_bytes
             self.release(allotment)
         return had
 
@@ -360,11 +361,17 @@ class Reservations:
         )
 
     def _full(self, allotment: Allotment) -> list[TargetId]:
-        """Live targets that have no room for a column, as they said when asked or at their last renewal."""
+        """Live targets that have no room, as they said when asked or at their last renewal.
+
+        Those of one device share what each of them calls free, as placement counts it too.
+        """
+        live = self._members.live()
+        sharing = Counter(target.domain for target in live)
+        wanted = allotment.layout.code.n
         return [
             target.id
-            for target in self._members.live()
-            if target.bytes_free < allotment.file_bytes
+            for target in live
+            if target.bytes_free < allotment.file_bytes * min(wanted, sharing[target.domain])
             or (
                 target.id in allotment.refused and allotment.refused[target.id].code == NoSpace.code
             )

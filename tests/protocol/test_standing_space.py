@@ -1,4 +1,6 @@
-"""Space that waits for the next save: as much as one save needs, whatever the shapes of those before."""
+"""Space that waits for the next save: as much as one save needs,
+whatever the shapes of those before.
+"""
 
 from __future__ import annotations
 
@@ -37,3 +39,17 @@ def test_a_save_of_the_shape_of_the_one_before_takes_the_standing_space() -> Non
     rank.open(2)
     for place in rank.places().values():
         assert place.reservation in standing[place.target]
+
+
+def test_targets_of_one_device_that_are_full_together_are_no_space() -> None:
+    bench = Bench(hosts=1, level="target")
+    rank = RankFake(bench)
+    for target in bench.targets.values():
+        target.domain = "p/r/h0/d0"
+        bench.stop(target.id)
+        target.bytes_free = 50_000  # Enough for one column, not for three.
+        bench.start(target)
+    bench.tick()
+    rank.payload_bytes = 40_000
+    rank.open(1)
+    assert [abort.code for abort in rank.aborts()] == ["no_space"], rank.heard

@@ -1,1 +1,3 @@
-"""Campaigns against the whole path, with real processes, files and signals; each prints its seed."""
+"""Campaigns against the whole path, with real processes, files and signals;
+each prints its seed.
+"""

@@ -1,7 +1,8 @@
-"""Who dies next? A seeded choice among targets, coordinator, stagers and ranks, each by its own process id.
+"""Who dies next? A seeded choice among targets, coordinator, stagers and ranks,
+each by its own process id.
 
-Targets also stand still for a while (SIGSTOP). Nobody is harmed for good: the supervisor and the job
-start again what is gone, targets come back with their data.
+Targets also stand still for a while (SIGSTOP). Nobody is harmed for good: the supervisor and the
+job start again what is gone, targets come back with their data.
 """
 
 from __future__ import annotations

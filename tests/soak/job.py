@@ -46,7 +46,10 @@ class Job:
         return [rank.pid for rank in self._ranks]
 
     def tend(self) -> None:
-        """Start the first launch, or the next one when a rank is gone. A rank that failed by itself fails here."""
+        """Start the first launch, or the next one when a rank is gone.
+
+        A rank that failed by itself fails here.
+        """
         if self._ranks and all(rank.poll() is None for rank in self._ranks):
             return
         self._check_ends((None, SIGKILLED))

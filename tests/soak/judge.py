@@ -123,8 +123,19 @@ def _age(generation: str) -> Generation:
 
 
 def descriptor_count(pid: int) -> int:
-    """Of a process."""
-    return len(os.listdir(f"/proc/{pid}/fd"))
+    """Of a process, without files of the store that it keeps open for readers, of which it bounds the number.
+
+    One that was deleted meanwhile counts: its space is not free.
+    """
+    count = 0
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            path = os.readlink(descriptor)
+        except FileNotFoundError:
+            continue
+        kept = re.search(r"/(columns|staging|documents)/", path) and "(deleted)" not in path
+        count += not kept
+    return count
 
 
 def resident_bytes(pid: int) -> int:

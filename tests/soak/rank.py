@@ -1,7 +1,10 @@
-"""One rank of a soak: `python -m tests.soak.rank PLAN`. Saves without pause until its standard input ends.
+"""One rank of a soak: `python -m tests.soak.rank PLAN`.
 
-It says on standard output, one JSON line each, where it began, what committed and what failed. An error
-that a save may honestly have (Aborted, Unavailable, …) is told and the rank goes on; any other ends it.
+Saves without pause until its standard input ends.
+
+It says on standard output, one JSON line each, where it began, what committed and what failed. An
+error that a save may honestly have (Aborted, Unavailable, …) is told and the rank goes on; any
+other ends it.
 """
 
 from __future__ import annotations
@@ -94,7 +97,9 @@ class Rank:
         raise Unavailable("the newest checkpoint stays out of reach")
 
     def save(self, step: int) -> ckpt.Save | None:
-        """The background's errors are told by the next save, which then was not staged: try it again."""
+        """The background's errors are told by the next save, which then was not staged:
+        try it again.
+        """
         plan = self.plan
         state = state_of(plan.seed, plan.launch, plan.rank, step)
         for _ in range(TRIES):

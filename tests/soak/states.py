@@ -1,4 +1,6 @@
-"""What a rank saves in a soak: content that anyone can make again from (seed, launch, rank, step)."""
+"""What a rank saves in a soak: content that anyone can make again from (seed, launch, rank,
+step).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A store that is full refuses saves by name, loses nothing, leaves nothing aside, and saves again once there is room."""
+"""A store that is full refuses saves by name, loses nothing, leaves nothing aside,
+and saves again once there is room.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`kill -9` at random: targets, coordinator, stagers, ranks. Nothing committed is lost, nothing is left behind."""
+"""`kill -9` at random: targets, coordinator, stagers, ranks.
+
+Nothing committed is lost, nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,9 @@ def test_a_long_campaign_loses_nothing(
 
 
 def run_campaign(tmp_path: Path, mark: str, runtime: Path, seed: int, seconds: float) -> None:
-    """A cluster, a job that saves, a hangman, and a judge for so long; then quiet, and the reckoning."""
+    """A cluster, a job that saves, a hangman, and a judge for so long; then quiet,
+    and the reckoning.
+    """
     tell(f"seed {seed}, {seconds:g} s, in {tmp_path}")
     options = f"targets=7&code=4+2&pretend_domains=1&keep={KEEP}&restart=always"
     cluster = Cluster(tmp_path / "store", options)
@@ -102,7 +107,9 @@ def goes_on(job: Job, judge: Judge, reached: int) -> bool:
 
 @contextmanager
 def busy(job: Job, hangman: Hangman) -> Iterator[None]:
-    """The job runs and the hangman works beside the block; what goes wrong with them is raised behind it."""
+    """The job runs and the hangman works beside the block;
+    what goes wrong with them is raised behind it.
+    """
     over = threading.Event()
     errors: list[BaseException] = []
 
