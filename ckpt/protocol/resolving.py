@@ -41,7 +41,7 @@ class _Waiting:
         return self.asked_us + self.message.timeout_us
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Round:
     """One resolution that all ranks of a launch share."""
 

@@ -1,0 +1,378 @@
+"""How checkpoints go away: the tombstone first, columns when nobody reads them, rows at the very last."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpt.base.ids import (
+    BootId,
+    CheckpointId,
+    ColumnId,
+    ColumnNumber,
+    Generation,
+    LaunchNumber,
+    PayloadId,
+    Rank,
+    Step,
+    TargetId,
+)
+from ckpt.format.record import decode_tombstone
+from ckpt.protocol import catalog, deletion
+from ckpt.protocol import messages as m
+from ckpt.protocol.events import Session
+from tests.protocol.coordinating import RUN, Bench, RankFake
+
+TOMBSTONE = m.DocumentKind.TOMBSTONE
+
+
+def delete(step: int) -> m.DeleteStep:
+    return m.DeleteStep(RUN, Step(step))
+
+
+def holders(bench: Bench, id: CheckpointId) -> list[TargetId]:
+    return [t.id for t in bench.targets.values() if t.holds(id)]
+
+
+def buried_on(bench: Bench, id: CheckpointId) -> list[str]:
+    return [t.id for t in bench.targets.values() if (TOMBSTONE, id) in t.documents]
+
+
+def pin(bench: Bench) -> tuple[Session, int]:
+    """A reader's session and its pin of the newest step."""
+    session = bench.session()
+    (answer,) = bench.tell(session, m.Resolve(RUN, None))
+    assert isinstance(answer, m.Resolved)
+    return session, answer.pin
+
+
+def test_row_and_tombstones_are_durable_before_the_answer_and_columns_go_behind_it() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    mark = bench.mark()
+    (answer,) = bench.tell(bench.session(), delete(1))
+    assert answer == m.StepDeleted(10_000)
+    story = bench.story(
+        mark, catalog.CheckpointTombstoned, m.PutDocument, m.StepDeleted, m.DropGeneration,
+        catalog.CheckpointDeleted,
+    )  # fmt: skip
+    assert [type(told) for told in story] == [
+        catalog.CheckpointTombstoned, m.PutDocument, m.PutDocument, m.StepDeleted,
+        *[m.DropGeneration] * 4, catalog.CheckpointDeleted,
+    ]  # fmt: skip
+    assert (holders(bench, id), len(buried_on(bench, id))) == ([], 2)
+    for holder in bench.targets.values():
+        for (kind, of), document in holder.documents.items():
+            assert (kind, of) == (TOMBSTONE, id)
+            assert decode_tombstone(document).reason == "deleted on request"
+
+
+def test_nothing_is_told_or_dropped_before_the_row_is_durable() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    bench.persist_at_once = False
+    session = bench.session()
+    assert bench.tell(session, delete(1)) == []
+    assert (len(holders(bench, id)), buried_on(bench, id)) == (3, [])
+    bench.sync()
+    assert bench.to(session) == [m.StepDeleted(10_000)]
+
+
+def test_a_deleted_step_is_not_found_nor_listed_and_the_step_before_it_is_the_newest() -> None:
+    bench = Bench()
+    bench.save(1)
+    bench.save(2)
+    session = bench.session()
+    bench.tell(session, delete(2))
+    for question in (delete(2), m.Resolve(RUN, Step(2))):
+        (failed,) = bench.tell(session, question)
+        assert isinstance(failed, m.Failed)
+        assert failed.code == "not_found"
+    (newest,) = bench.tell(session, m.Resolve(RUN, None))
+    assert isinstance(newest, m.Resolved)
+    assert newest.info.checkpoint.step == 1
+    listed = bench.ask("steps", RUN)
+    assert isinstance(listed, list)
+    assert [view["step"] for view in listed] == [1]
+
+
+def test_a_pin_holds_the_columns_of_a_deleted_step_until_it_is_released() -> None:
+    for ending in ("released", "session closed"):
+        bench = Bench()
+        id = bench.save(1)
+        session, number = pin(bench)
+        (answer,) = bench.tell(bench.session(), delete(1))
+        assert answer == m.StepDeleted(10_000), "the answer does not wait for readers"
+        assert (len(holders(bench, id)), bench.states()) == (3, {str(id): "tombstoned"})
+        if ending == "released":
+            bench.tell(session, m.ReleasePin(number))
+        else:
+            bench.close(session)
+        assert (holders(bench, id), bench.states()) == ([], {str(id): "deleted"})
+
+
+def test_a_pin_that_is_released_before_the_tombstone_lies_on_targets_drops_nothing() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    session, number = pin(bench)
+    for target in bench.targets.values():
+        target.silent.add(m.PutDocument)
+    bench.tell(bench.session(), delete(1))
+    bench.tell(session, m.ReleasePin(number))
+    assert len(holders(bench, id)) == 3
+    for target in bench.targets:
+        bench.let_answer(target)
+    assert holders(bench, id) == []
+
+
+def test_without_targets_a_deletion_waits_and_a_repeated_question_waits_for_the_same() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    bench.stop(*bench.targets)
+    bench.tick(10)
+    first, second = bench.session(), bench.session()
+    assert bench.tell(first, delete(1)) == []
+    assert bench.tell(second, delete(1)) == []
+    assert bench.states() == {str(id): "tombstoned"}
+    for target in bench.targets:
+        bench.start(target)
+    bench.tick()
+    assert bench.to(first) == bench.to(second) == [m.StepDeleted(10_000)]
+    assert bench.states() == {str(id): "deleted"}
+
+
+def test_after_a_restart_tombstones_are_spread_again_before_anything_is_dropped() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    for target in bench.targets.values():
+        target.silent.add(m.PutDocument)
+    bench.tell(bench.session(), delete(1))
+    for target in bench.targets.values():
+        target.silent.clear()
+    bench.restart("t0")
+    bench.tick(1)
+    assert len(holders(bench, id)) == 3, "one target is not m + 1"
+    mark = bench.mark()
+    for name in ("t1", "t2", "t3"):
+        bench.start(name)
+    bench.tick()
+    puts = bench.story(mark, m.PutDocument, m.DropGeneration)
+    assert isinstance(puts[0], m.PutDocument)
+    assert (holders(bench, id), len(buried_on(bench, id))) == ([], 2)
+    assert bench.states() == {str(id): "deleted"}
+
+
+def test_a_row_that_everybody_dropped_before_a_crash_is_closed_after_it() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    bench.tell(bench.session(), delete(1))
+    bench.durable = [e for e in bench.durable if not isinstance(e, catalog.CheckpointDeleted)]
+    assert bench.states() == {str(id): "tombstoned"}
+    bench.restart(*bench.targets)
+    bench.tick(1)
+    assert bench.states() == {str(id): "deleted"}
+
+
+def test_a_target_that_was_away_is_dropped_from_when_it_comes_back_and_closes_the_row() -> None:
+    for restarted in (False, True):
+        bench = Bench()
+        id = bench.save(1)
+        away = next(iter(holders(bench, id)))
+        bench.stop(away)
+        bench.tell(bench.session(), delete(1))
+        assert (holders(bench, id), bench.states()) == ([away], {str(id): "tombstoned"})
+        if restarted:
+            bench.restart(*(set(bench.targets) - {away}))
+            bench.tick(7)
+        bench.targets[away].reboot()
+        bench.start(away)
+        bench.tick()
+        assert (holders(bench, id), bench.states()) == ([], {str(id): "deleted"})
+
+
+def test_a_target_that_is_still_being_listed_has_not_confirmed_anything() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    back = holders(bench, id)[0]
+    bench.stop(back)
+    bench.targets[back].silent.add(m.ListColumns)
+    bench.start(back)
+    bench.targets[back].silent.add(m.DropGeneration)
+    bench.tell(bench.session(), delete(1))
+    assert bench.states() == {str(id): "tombstoned"}
+    bench.let_answer(back)
+    bench.tick()
+    assert (holders(bench, id), bench.states()) == ([], {str(id): "deleted"})
+
+
+def test_a_target_that_could_not_drop_is_told_again_when_it_comes_back() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    name = holders(bench, id)[0]
+    target = bench.targets[name]
+    target.refuses[m.DropGeneration] = m.Failed("failed", "its disk fails")
+    bench.tell(bench.session(), delete(1))
+    assert bench.states() == {str(id): "tombstoned"}
+    target.refuses.clear()
+    bench.stop(name)
+    target.reboot()
+    bench.start(name)
+    assert (holders(bench, id), bench.states()) == ([], {str(id): "deleted"})
+
+
+def test_columns_of_an_aborted_save_are_dropped_also_from_targets_that_were_away() -> None:
+    for restarted in (False, True):
+        bench = Bench()
+        rank = RankFake(bench)
+        rank.open(1)
+        rank.seal_all()
+        id = rank.payload.checkpoint
+        bench.stop("t0")
+        bench.tell(rank.session, m.PayloadGivenUp(rank.payload, "aborted", "gone"))
+        assert holders(bench, id) == ["t0"]
+        if restarted:
+            bench.restart("t1", "t2", "t3")
+        bench.targets[next(iter(bench.targets))].reboot()
+        bench.start("t0")
+        assert holders(bench, id) == []
+
+
+def test_columns_of_a_generation_that_nobody_knows_are_left_alone() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    bench.durable = [e for e in bench.durable if getattr(e, "checkpoint", None) != id]
+    bench.restart(*bench.targets)
+    bench.tick(10)
+    assert len(holders(bench, id)) == 3
+
+
+# --------------------------------------------------------------------------- retention
+
+
+def test_keep_leaves_the_newest_steps() -> None:
+    bench = Bench(keep=2)
+    ids = [bench.save(step) for step in (1, 2, 3, 4)]
+    assert [bench.states()[str(id)] for id in ids] == [
+        "deleted", "deleted", "committed", "committed",
+    ]  # fmt: skip
+    assert holders(bench, ids[1]) == []
+    assert len(holders(bench, ids[2])) >= 3
+
+
+def test_runs_are_kept_apart() -> None:
+    bench = Bench(keep=1)
+    other = bench.save(1, run="other")
+    bench.save(1)
+    bench.save(2)
+    assert bench.states()[str(other)] == "committed"
+
+
+def test_a_step_that_is_saved_again_replaces_its_older_generation() -> None:
+    bench = Bench()
+    old, new = bench.save(1), bench.save(1)
+    assert bench.states() == {str(old): "deleted", str(new): "committed"}
+
+
+def test_a_pinned_step_outlives_retention_and_goes_with_its_pin() -> None:
+    bench = Bench(keep=1)
+    old = bench.save(1)
+    session, number = pin(bench)
+    bench.save(2)
+    assert bench.states()[str(old)] == "committed"
+    bench.tell(session, m.ReleasePin(number))
+    assert bench.states()[str(old)] == "deleted"
+
+
+def test_a_damaged_step_takes_no_place_of_a_good_one_and_stays_until_it_is_deleted() -> None:
+    bench = Bench(keep=2)
+    good, bad = bench.save(1), bench.save(2)
+    for target in bench.targets.values():
+        for column in [c for c in target.columns if c.payload.checkpoint == bad]:
+            target.damaged[column] = (m.ByteRange(0, 1),)
+    bench.tell(bench.session(), m.ReportDamage(PayloadId(bad, Rank(0)), "rotten"))
+    newest = bench.save(3)
+    assert [bench.states()[str(id)] for id in (good, bad, newest)] == [
+        "committed", "damaged", "committed",
+    ]  # fmt: skip
+    (answer,) = bench.tell(bench.session(), delete(2))
+    assert answer == m.StepDeleted(10_000)
+    assert bench.states()[str(bad)] == "deleted"
+
+
+# --------------------------------------------------------------------------- rows
+
+
+@pytest.fixture
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 3 rows of gone generations, 2 more before they are forgotten."""
+    monkeypatch.setattr(deletion, "GONE_ROWS_MAX", 3)
+    monkeypatch.setattr(deletion, "GONE_ROWS_BATCH", 2)
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_the_oldest_rows_of_gone_generations_are_forgotten_durably() -> None:
+    bench = Bench(keep=1)
+    for step in range(5):
+        bench.save(step)
+    assert len(bench.states()) == 5
+    mark = bench.mark()
+    bench.save(5)
+    first, second = bench.story(mark, catalog.RowForgotten)
+    assert [str(row.checkpoint) for row in (first, second)] == ["run@0#1.1", "run@1#1.2"]  # type: ignore[attr-defined]
+    assert list(bench.states()) == ["run@2#1.3", "run@3#1.4", "run@4#1.5", "run@5#1.6"]
+    bench.restart(*bench.targets)
+    assert len(bench.machine.deleter.gone) == 3
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_the_newest_row_of_a_run_stays_for_it_says_which_launch_has_begun() -> None:
+    bench = Bench(keep=1)
+    old = RankFake(bench, run="fenced", key="old")
+    new = RankFake(bench, run="fenced", key="new")
+    new.open(1)
+    bench.tell(new.session, m.PayloadGivenUp(new.payload, "aborted", "gone"))
+    for step in range(9):
+        bench.save(step)
+    assert "fenced@1#1.1" in bench.states()
+    bench.restart(*bench.targets)
+    old.reconnect()
+    (failed,) = old.open(2)
+    assert isinstance(failed, m.Failed)
+    assert failed.code == "fenced"
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_a_row_that_waits_for_its_targets_is_never_forgotten() -> None:
+    bench = Bench(5, keep=1)
+    first = bench.save(0)
+    away = holders(bench, first)[0]
+    bench.stop(away)
+    for step in range(1, 9):
+        bench.save(step)
+    assert bench.states()[str(first)] == "tombstoned"
+    bench.targets[away].reboot()
+    bench.start(away)
+    assert holders(bench, first) == []
+
+
+def test_a_forgotten_row_takes_its_repairs_along() -> None:
+    image = catalog.CatalogImage(1)
+    id = CheckpointId(RUN, Step(1), Generation(1, 1))
+    image.apply(catalog.AttemptOpened(id, LaunchNumber(1), None, 1))
+    image.apply(catalog.RepairNeeded(id, 0, (2,)))
+    for _ in range(2):
+        image.apply(catalog.RowForgotten(id))
+        assert (image.rows, image.repairs) == ({}, {})
+
+
+def test_a_late_column_of_a_committed_save_is_dropped_when_its_target_comes_back() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    spare = next(iter(set(bench.targets) - set(holders(bench, id))))
+    bench.stop(spare)
+    target = bench.targets[spare]
+    target.boot = BootId(77)
+    column = ColumnId(PayloadId(id, Rank(0)), ColumnNumber(0))
+    target.columns[column] = target.proof(column, "2+1", 10_000)
+    bench.start(spare)
+    assert target.columns == {}
+    assert bench.states() == {str(id): "committed"}

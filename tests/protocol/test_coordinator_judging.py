@@ -1,0 +1,196 @@
+"""Damage is proved only when all holders have answered and some stripe is past repair."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Rank, Step
+from ckpt.protocol import catalog
+from ckpt.protocol import messages as m
+from ckpt.protocol.events import Session
+from ckpt.protocol.judging import most_bad
+from tests.protocol.coordinating import RUN, Bench, FakeTarget
+
+
+def report(bench: Bench, id: CheckpointId, session: Session | None = None) -> list[m.Message]:
+    message = m.ReportDamage(PayloadId(id, Rank(0)), "it does not decode")
+    return bench.tell(session or bench.session(), message)
+
+
+def judged(answers: list[m.Message]) -> m.DamageJudged:
+    (answer,) = answers
+    assert isinstance(answer, m.DamageJudged)
+    return answer
+
+
+def holder(bench: Bench, id: CheckpointId, column: int) -> FakeTarget:
+    """Of a column of rank 0."""
+    wanted = ColumnId(PayloadId(id, Rank(0)), ColumnNumber(column))
+    return next(t for t in bench.targets.values() if wanted in t.columns)
+
+
+def harm(bench: Bench, id: CheckpointId, column: int, *ranges: tuple[int, int]) -> None:
+    target = holder(bench, id, column)
+    wanted = ColumnId(PayloadId(id, Rank(0)), ColumnNumber(column))
+    target.damaged[wanted] = tuple(m.ByteRange(*each) for each in ranges)
+
+
+def test_more_than_m_columns_damaged_at_one_place_are_proved_durably_before_it_is_told() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    harm(bench, id, 0, (0, 100))
+    harm(bench, id, 1, (99, 200))
+    mark = bench.mark()
+    answer = judged(report(bench, id))
+    assert answer.proved
+    assert "2 damaged columns at one place, 2+1 mends 1" in answer.reason
+    story = bench.story(mark, m.VerifyColumn, catalog.CheckpointDamaged, m.DamageJudged)
+    assert [type(told) for told in story] == [
+        *[m.VerifyColumn] * 3, catalog.CheckpointDamaged, m.DamageJudged,
+    ]  # fmt: skip
+    assert bench.states() == {str(id): "damaged"}
+
+
+def test_nobody_walks_back_before_the_proof_is_durable() -> None:
+    bench = Bench()
+    bench.save(1)
+    id = bench.save(2)
+    for column in range(3):
+        harm(bench, id, column, (0, 100))
+    bench.persist_at_once = False
+    session = bench.session()
+    assert report(bench, id, session) == []
+    (newest,) = bench.tell(bench.session(), m.Resolve(RUN, None))
+    assert isinstance(newest, m.Resolved)
+    assert newest.info.checkpoint == id
+    bench.sync()
+    assert judged(bench.to(session)).proved
+    (newest,) = bench.tell(bench.session(), m.Resolve(RUN, None))
+    assert isinstance(newest, m.Resolved)
+    assert newest.info.checkpoint.step == 1
+
+
+def test_damage_at_different_places_can_be_mended_and_proves_nothing() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    harm(bench, id, 0, (0, 100))
+    harm(bench, id, 1, (100, 200))
+    answer = judged(report(bench, id))
+    assert (answer.proved, answer.reason) == (False, "at most 1 columns are damaged at one place")
+    assert bench.states() == {str(id): "committed"}
+
+
+def test_columns_that_are_not_there_are_damaged_everywhere() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    holder(bench, id, 0).columns.clear()
+    assert not judged(report(bench, id)).proved
+    harm(bench, id, 2, (5, 6))
+    assert judged(report(bench, id)).proved
+
+
+def test_a_holder_that_is_away_leaves_everything_unproved() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    harm(bench, id, 0, (0, 100))
+    harm(bench, id, 1, (0, 100))
+    away = holder(bench, id, 2).id
+    bench.stop(away)
+    answer = judged(report(bench, id))
+    assert (answer.proved, answer.reason) == (False, f"target {away} does not answer")
+    bench.start(away)
+    assert judged(report(bench, id)).proved
+
+
+def test_a_holder_that_leaves_while_it_reads_or_fails_leaves_everything_unproved() -> None:
+    for how in ("leaves", "fails"):
+        bench = Bench()
+        id = bench.save(1)
+        for column in range(2):
+            harm(bench, id, column, (0, 100))
+        last = holder(bench, id, 2)
+        session = bench.session()
+        if how == "leaves":
+            last.silent.add(m.VerifyColumn)
+            assert report(bench, id, session) == []
+            bench.stop(last.id)
+        else:
+            last.refuses[m.VerifyColumn] = m.Failed("unavailable", "its disk fails")
+            report(bench, id, session)
+        assert not judged(bench.to(session)).proved
+        assert bench.states() == {str(id): "committed"}
+
+
+def test_one_examination_answers_all_who_ask_meanwhile() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    for target in bench.targets.values():
+        target.silent.add(m.VerifyColumn)
+    first, second = bench.session(), bench.session()
+    mark = bench.mark()
+    report(bench, id, first)
+    report(bench, id, second)
+    assert len(bench.sent(m.VerifyColumn, mark)) == 3
+    for name in bench.targets:
+        bench.let_answer(name)
+    assert bench.to(first) == bench.to(second)
+    assert not judged(bench.to(first)).proved
+
+
+def test_what_is_known_to_be_lost_or_gone_is_answered_at_once() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    for column in range(2):
+        harm(bench, id, column, (0, 100))
+    report(bench, id)
+    mark = bench.mark()
+    assert judged(report(bench, id)).proved
+    bench.tell(bench.session(), m.DeleteStep(RUN, Step(1)))
+    assert "no longer there" in judged(report(bench, id)).reason
+    assert bench.sent(m.VerifyColumn, mark) == []
+
+
+def test_a_checkpoint_that_is_deleted_during_the_examination_never_becomes_a_damaged_one() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    for target in bench.targets.values():
+        target.silent.add(m.VerifyColumn)
+    session = bench.session()
+    report(bench, id, session)
+    bench.tell(bench.session(), m.DeleteStep(RUN, Step(1)))
+    for name in bench.targets:
+        bench.let_answer(name)
+    assert "no longer there" in judged(bench.to(session)).reason
+    assert bench.states() == {str(id): "deleted"}
+    bench.restart(*bench.targets)
+    assert bench.states() == {str(id): "deleted"}
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> list[tuple[m.ByteRange, ...]]:
+    """Damage as targets state it: ascending and apart, and sometimes empty ranges."""
+    made = []
+    for _ in range(draw(st.integers(0, 6))):
+        edges = sorted(draw(st.sets(st.integers(0, 40), max_size=8)))
+        pairs = zip(edges[::2], edges[1::2], strict=False)
+        empty = draw(st.lists(st.integers(0, 40).map(lambda at: m.ByteRange(at, at)), max_size=2))
+        made.append((*(m.ByteRange(*pair) for pair in pairs), *empty))
+    return made
+
+
+@given(columns())
+def test_most_bad_is_the_depth_that_counting_byte_by_byte_finds(
+    damage: list[tuple[m.ByteRange, ...]],
+) -> None:
+    depth = Counter(byte for ranges in damage for r in ranges for byte in range(r.start, r.end))
+    assert most_bad(damage) == max(depth.values(), default=0)
+
+
+@given(columns())
+def test_most_bad_does_not_care_for_the_order_of_columns(
+    damage: list[tuple[m.ByteRange, ...]],
+) -> None:
+    assert most_bad(damage) == most_bad(damage[::-1]) <= len(damage)

@@ -1,0 +1,127 @@
+"""What people and tools are told: the JSON is the interface, so its fields stand here once more."""
+
+from __future__ import annotations
+
+from ckpt.base.ids import PayloadId, Rank, Step, TargetId
+from ckpt.protocol import messages as m
+from tests.protocol.coordinating import RUN, Bench, RankFake
+
+
+def asked(bench: Bench, what: str, run: str | None = None, step: int | None = None) -> object:
+    return bench.ask(what, run, step)
+
+
+def status(bench: Bench) -> dict[str, object]:
+    view = bench.ask("status")
+    assert isinstance(view, dict)
+    return view
+
+
+def checks(bench: Bench) -> dict[str, str]:
+    """Name to severity."""
+    view = status(bench)["checks"]
+    assert isinstance(view, list)
+    return {check["name"]: check["severity"] for check in view}
+
+
+def test_a_healthy_cluster_says_so() -> None:
+    bench = Bench(3)
+    bench.save(1)
+    bench.save(2)
+    view = status(bench)
+    assert (view["health"], view["checks"], view["attempts"]) == ("HEALTH_OK", [], [])
+    assert (view["cluster"], view["code"], view["term"]) == ("c1", "2+1", 1)
+    assert view["runs"] == [
+        {"run": "run", "steps": 2, "latest": 2, "bytes": 20_000, "committed_at_s": 1.5}
+    ]
+    targets = view["targets"]
+    assert isinstance(targets, list)
+    assert targets[0] == {
+        "id": "t0", "state": "live", "domain": "p/r/h0/d0", "address": "t0:1", "pid": 1,
+        "directory": "d/t0", "bytes_total": 1 << 40, "bytes_used": 0, "bytes_free": 1 << 40,
+        "columns": 2, "boot": f"{1:016x}", "counters": {},
+    }  # fmt: skip
+
+
+def test_a_step_is_shown_with_what_may_be_lost_now_and_where_its_columns_are() -> None:
+    bench = Bench(3)
+    bench.save(1)
+    bench.stop("t2")
+    view = asked(bench, "show", RUN, 1)
+    assert isinstance(view, dict)
+    (generation,) = view["generations"]
+    assert generation == {
+        "run": "run", "step": 1, "generation": "1.1", "state": "committed", "newest": True,
+        "bytes": 10_000, "world_size": 1, "code": "2+1", "targets_survivable": 0,
+        "domains_survivable": 0, "domain_level": "host", "columns_missing": 1, "readable": True,
+        "stall_s": 5e-06, "commit_s": 0.0, "fault_in_s": 0.0, "committed_at_s": 1.5,
+        "slowest_rank": 0, "slowest_target": "t0", "pinned": False, "reason": "",
+        "targets_survivable_at_commit": 1, "domains_survivable_at_commit": 1, "warnings": [],
+    }  # fmt: skip
+    (columns,) = view["columns"]
+    where = dict(zip(columns["targets"], columns["live"], strict=True))
+    assert (columns["rank"], where) == (0, {"t0": True, "t1": True, "t2": False})
+
+
+def test_health_names_what_is_down_degraded_out_of_reach_and_lost() -> None:
+    bench = Bench(3)
+    id = bench.save(1)
+    bench.stop("t0")
+    assert checks(bench) == {
+        "TARGET_DOWN": "warning", "TOO_FEW_TARGETS": "error", "REDUNDANCY_LOW": "warning",
+    }  # fmt: skip
+    bench.stop("t1")
+    assert checks(bench)["CHECKPOINT_UNREACHABLE"] == "error"
+    for name in ("t0", "t1"):
+        bench.start(name)
+        for column in bench.targets[TargetId(name)].columns:
+            bench.targets[TargetId(name)].damaged[column] = (m.ByteRange(0, 1),)
+    bench.tell(bench.session(), m.ReportDamage(PayloadId(id, Rank(0)), "rotten"))
+    assert checks(bench) == {"CHECKPOINT_LOST": "error"}
+    assert status(bench)["health"] == "HEALTH_ERR"
+
+
+def test_open_attempts_are_counted_rank_by_rank() -> None:
+    bench = Bench()
+    rank = RankFake(bench, 0, 2)
+    rank.open(7)
+    rank.seal_all()
+    rank.certify()
+    assert status(bench)["attempts"] == [
+        {
+            "run": "run", "step": 7, "generation": "1.1", "state": "open", "ranks_handed_over": 1,
+            "ranks_certified": 1, "world_size": 2, "bytes": 10_000,
+        }
+    ]  # fmt: skip
+
+
+def test_a_pinned_step_says_so() -> None:
+    bench = Bench()
+    bench.save(1)
+    bench.tell(bench.session(), m.Resolve(RUN, Step(1)))
+    (view,) = asked(bench, "steps", RUN)  # type: ignore[misc]
+    assert view["pinned"] is True
+
+
+def test_unknown_questions_are_refused_and_unknown_steps_not_found() -> None:
+    bench = Bench()
+    assert asked(bench, "steps", "never was") == []
+    assert asked(bench, "runs") == []
+    for what, run, step, code in (
+        ("secrets", None, None, "refused"),
+        ("steps", None, None, "refused"),
+        ("show", RUN, 3, "not_found"),
+    ):
+        failed = asked(bench, what, run, step)
+        assert isinstance(failed, m.Failed)
+        assert failed.code == code
+
+
+def test_a_target_may_not_ask_and_a_reader_may_not_register() -> None:
+    bench = Bench()
+    target = bench.targets[TargetId("t0")].session
+    assert target is not None
+    bench.tell(target, m.Ask("status"))
+    assert bench.targets[TargetId("t0")].session is None
+    reader = bench.session()
+    assert bench.tell(reader, m.RenewLease(TargetId("t1"), 2, 0, 0)) == []  # type: ignore[arg-type]
