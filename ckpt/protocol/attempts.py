@@ -1,10 +1,13 @@
 """One attempt to write (run, step): what each rank has handed over and how far the commit has come.
 
-    OPENING --row durable--> OPEN --all certified--> COMPARING --agreed--> INDEXING --m+1 stored--> DECIDING
-       |                      |  ^                       |                    |                        | row durable
-       |                      |  +---- too few columns --+--------------------+                        v
-       +----------------------+---> ABORTING --row durable--> ABORTED                              RECORDING
-                                                                     COMMITTED <--row durable-- CLOSING <-+ m+1 stored
+    OPENING --row durable--> OPEN --all certified--> COMPARING --agreed--> INDEXING
+       |                      |  ^                       |                    |  |
+       |                      |  +---- too few columns --+--------------------+  | m+1 stored
+       +----------------------+---> ABORTING --row durable--> ABORTED            v
+                                                                              DECIDING
+                                                                                 | row durable
+                                                                                 v
+              COMMITTED <--row durable-- CLOSING <-----------m+1 stored------ RECORDING
 
 Left of DECIDING an attempt may abort; from DECIDING on it is only rolled forward. Invariants: a
 payload is certified only with proofs that check; COMMITTED only after RECORDING; `decided` bytes
@@ -135,7 +138,9 @@ class Attempt:
 
 
 class AttemptBook:
-    """Every attempt in the making and the newest ended ones, in order of opening; several parts share me."""
+    """Every attempt in the making and the newest ended ones, in order of opening;
+    several parts share me.
+    """
 
     def __init__(self) -> None:
         self.attempts: dict[CheckpointId, Attempt] = {}

@@ -1,4 +1,5 @@
-"""What the coordinator keeps on stable storage: the entries, and the image that a restart begins from.
+"""What the coordinator keeps on stable storage: the entries,
+and the image that a restart begins from.
 
 Only opening an attempt, deciding, committing, aborting and deleting are durable; everything else is
 told again by stagers and targets. Each entry moves one checkpoint along
@@ -92,7 +93,9 @@ class CheckpointDeleted:
 
 @dataclass(frozen=True, slots=True)
 class RowForgotten:
-    """The row of an aborted or deleted generation goes, with its repairs; one that is gone stays gone."""
+    """The row of an aborted or deleted generation goes, with its repairs;
+    one that is gone stays gone.
+    """
 
     checkpoint: CheckpointId
 
@@ -173,7 +176,10 @@ class CatalogImage:
     repairs: dict[tuple[CheckpointId, int], tuple[int, ...]] = field(default_factory=dict)
 
     def apply(self, entry: CatalogEntry) -> None:
-        """Fold one entry into the image. Entries about unknown checkpoints are a programmer's mistake."""
+        """Fold one entry into the image.
+
+        Entries about unknown checkpoints are a programmer's mistake.
+        """
         match entry:
             case AttemptOpened():
                 self.rows[entry.checkpoint] = CatalogRow(

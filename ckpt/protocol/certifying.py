@@ -1,6 +1,7 @@
 """While a payload streams: spares for its columns, then its certificate with the rank's table.
 
-A certificate is a moment, not a state to rely on: its proofs are checked here and counted at commit.
+A certificate is a moment, not a state to rely on: its proofs are checked here and counted at
+commit.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ class Certifying:
         )
 
     def certify(self, session: Session, request: int, message: Certify, bulk: Buffer) -> None:
-        """A payload has enough sealed columns. Parts of its table come ascending, the last with all proofs."""
+        """A payload has enough sealed columns.
+
+        Parts of its table come ascending, the last with all proofs.
+        """
         found = self._book.find(message.payload)
         if found is None or found[0].state in ENDED:
             self._certify_of_ended(session, request, message)
@@ -123,7 +127,10 @@ class Certifying:
                 raise Refused(f"{payload.id}: the proof of {proof.column} is not its target's")
 
     def _decoded(self, attempt: Attempt, payload: Payload) -> RankTable:
-        """The rank's own table, all of whose bytes lie in its payload. Raises Corrupt or Refused."""
+        """The rank's own table, all of whose bytes lie in its payload.
+
+        Raises Corrupt or Refused.
+        """
         table = decode_table(bytes(payload.table_bytes))
         pieces = (piece for entry in table.entries for piece in entry.pieces)
         end = max((piece.payload_offset + piece.length for piece in pieces), default=0)
@@ -133,7 +140,9 @@ class Certifying:
         return table
 
     def _note_proof(self, proof: ColumnProof) -> None:
-        """What a stager brings counts like what the target tells itself: under its current boot only."""
+        """What a stager brings counts like what the target tells itself:
+        under its current boot only.
+        """
         if self._members.accepts(proof.target, proof.boot):
             self._members.targets[proof.target].proved.add(proof.column)
 

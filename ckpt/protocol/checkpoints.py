@@ -63,7 +63,9 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Redundancy:
-    """What a checkpoint could lose at this moment; negative `targets` means that it cannot be read now."""
+    """What a checkpoint could lose at this moment; negative `targets` means that it
+    cannot be read now.
+    """
 
     targets: int
     domains: int
@@ -71,7 +73,9 @@ class Redundancy:
 
 
 class Checkpoints:
-    """I hold every committed checkpoint that is not forgotten, by run, in (step, generation) order."""
+    """I hold every committed checkpoint that is not forgotten, by run, in (step, generation)
+    order.
+    """
 
     def __init__(self, members: Membership, report_level: Level) -> None:
         self._members = members
@@ -155,7 +159,9 @@ class Checkpoints:
         return Redundancy(targets, max(0, domains_left), missing)
 
     def info_now(self, checkpoint: Checkpoint) -> CommitInfo:
-        """What may be said of it at this moment: what was lost since the decision is not promised (P1)."""
+        """What may be said of it at this moment: what was lost since the decision is
+        not promised (P1).
+        """
         now, info = self.redundancy(checkpoint), checkpoint.info
         return replace(
             info,

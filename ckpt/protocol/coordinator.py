@@ -99,7 +99,10 @@ class CoordinatorPolicy:
 
 
 class CoordinatorMachine:
-    """I am the only one who commits. Give me every event in order; perform every action in order."""
+    """I am the only one who commits.
+
+    Give me every event in order; perform every action in order.
+    """
 
     def __init__(
         self,
@@ -293,7 +296,7 @@ class CoordinatorMachine:
         for attempt in self.book.open():
             self.committer.tick(attempt)
 
-    # ----------------------------------------------------------------------- what parts tell each other
+    # ------------------------------------------------------------ what parts tell each other
 
     def _target_came(self, target: Target) -> None:
         self.deleter.reconcile(target)

@@ -1,7 +1,8 @@
-"""What every part of the coordinator writes with: outgoing messages, durable entries, open questions.
+"""What every part of the coordinator writes with: outgoing messages, durable entries,
+open questions.
 
-The desk turns callbacks into the machine's actions and matches answers to questions. A question to a
-peer whose session ends is answered with Failed("unavailable"); a question is never forgotten.
+The desk turns callbacks into the machine's actions and matches answers to questions. A question to
+a peer whose session ends is answered with Failed("unavailable"); a question is never forgotten.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ class _Question:
 
 
 class Desk:
-    """I collect actions while one event is handled, and remember what I asked. `take()` hands the actions over."""
+    """I collect actions while one event is handled, and remember what I asked.
+
+    `take()` hands the actions over.
+    """
 
     def __init__(self) -> None:
         self.now_us = 0
@@ -73,7 +77,8 @@ class Desk:
     ) -> None:
         """Send a question; `reply` runs exactly once, with the answer or with Failed.
 
-        Past its patience a question is given up as failed, or, with `late`, goes on: `late` runs once.
+        Past its patience a question is given up as failed, or, with `late`, goes on: `late` runs
+        once.
         """
         request = self._next_request
         self._next_request += 1
@@ -82,7 +87,10 @@ class Desk:
         self.send(session, request, message, bulk)
 
     def persist(self, entries: tuple[CatalogEntry, ...], then: Then) -> None:
-        """Make entries durable; `then` runs after they are. Nothing that depends on them may run before."""
+        """Make entries durable; `then` runs after they are.
+
+        Nothing that depends on them may run before.
+        """
         ticket = self._next_ticket
         self._next_ticket += 1
         self._tickets[ticket] = then
@@ -91,7 +99,10 @@ class Desk:
     # ----------------------------------------------------------------------- reading
 
     def answered(self, session: Session, request: int, message: Message, bulk: Buffer) -> bool:
-        """True when this frame answered one of my questions. A late or foreign number answers nothing."""
+        """True when this frame answered one of my questions.
+
+        A late or foreign number answers nothing.
+        """
         question = self._questions.get(request)
         if question is None or question.session != session:
             return False

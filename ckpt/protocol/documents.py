@@ -1,9 +1,9 @@
 """Small documents onto enough targets: index, commit record, tombstone.
 
-Goals: `copies` durable copies in distinct domains where possible; a silent target costs its patience,
-not its lease; a merely slow one still counts when it answers.
-Plan: ask as many targets as copies are missing; for each that fails or is late, ask one more. A late
-one stays asked, so that a cluster whose every disk is slow still comes to an end.
+Goals: `copies` durable copies in distinct domains where possible; a silent target costs its
+patience, not its lease; a merely slow one still counts when it answers.
+Plan: ask as many targets as copies are missing; for each that fails or is late, ask one more. A
+late one stays asked, so that a cluster whose every disk is slow still comes to an end.
 Invariant: `then` runs once, with the targets that said DocumentStored, or () when they are too few.
 """
 
@@ -35,7 +35,9 @@ def store_document(
     copies: int,
     then: Callable[[tuple[TargetId, ...]], None],
 ) -> None:
-    """Put a document on `copies` live targets, or on all of them when fewer live and no more are to come."""
+    """Put a document on `copies` live targets, or on all of them when fewer live and
+    no more are to come.
+    """
     _Spread(desk, members, checkpoint, kind, document, copies, then).fill()
 
 

@@ -1,4 +1,5 @@
-"""How attempts end: aborted for a named reason, or announced as committed; and what each leaves behind.
+"""How attempts end: aborted for a named reason, or announced as committed;
+and what each leaves behind.
 
 Who aborts an attempt: a newer launch that begins while a rank is missing; a later save of a rank
 that is missing; a trainer that left before it staged; a stager that stays away too long; a payload
@@ -9,9 +10,11 @@ whenever he asks, so a lost message costs nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ckpt.base.errors import Aborted, CkptError, Fenced
 from ckpt.base.ids import CheckpointId, LaunchNumber, RunName
+from ckpt.base.units import US_PER_S
 from ckpt.protocol import catalog
 from ckpt.protocol.attempts import ABORTABLE, ENDED, Attempt, AttemptBook, AttemptState, Payload
 from ckpt.protocol.checkpoints import Checkpoints
@@ -30,7 +33,7 @@ from ckpt.protocol.reservations import Reservations
 
 STAGER_AWAY_US = 15_000_000
 """A stager that left an uncertified payload must come back within this."""
-ENDED_KEPT = 4096
+ENDED_KEPT = 1024
 """Ended attempts remembered for stagers that ask again; older ones are answered as unknown."""
 
 
@@ -58,7 +61,9 @@ class Ending:
     # ----------------------------------------------------------------------- reasons to abort
 
     def abort_what_lacks(self, message: OpenPayload) -> None:
-        """A rank that saves a later step will never hand over the earlier ones that it is missing in."""
+        """A rank that saves a later step will never hand over the earlier ones that
+        it is missing in.
+        """
         check_not_fenced(message.run, message.launch, self._launches.begun(message.run))
         for attempt in self._book.of_run(message.run):
             earlier = attempt.checkpoint.step < message.step
@@ -71,7 +76,9 @@ class Ending:
                 self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}"))
 
     def fence_older(self, run: RunName, launch: LaunchNumber) -> None:
-        """A new launch begins: what older ones have wholly handed over may finish, the rest ends."""
+        """A new launch begins: what older ones have wholly handed over may finish,
+        the rest ends.
+        """
         for attempt in self._book.of_run(run):
             if attempt.launch < launch and not attempt.handed_over:
                 reason = f"launch {launch} of the run has begun"
@@ -105,7 +112,10 @@ class Ending:
                 self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
 
     def abort(self, attempt: Attempt, error: CkptError) -> None:
-        """End an attempt for good: durable first, then told, then its columns go. Decided ones stay."""
+        """End an attempt for good: durable first, then told, then its columns go.
+
+        Decided ones stay.
+        """
         if attempt.state not in ABORTABLE:
             return
         attempt.state = AttemptState.ABORTING
@@ -154,9 +164,13 @@ class Ending:
             if payload.allotment is not None:
                 self._reservations.used(payload.allotment)
                 payload.allotment = None
-            payload.table, payload.certify = None, None
+            payload.table, payload.certify, payload.fingerprints = None, None, None
             payload.table_bytes.clear()
-        attempt.index = b""
+            payload.proofs = {}
+            if payload.planned is not None:
+                # Only that there was one counts now; its places are the bulk of what would stay.
+                payload.planned = replace(payload.planned, places=(), absent=())
+        attempt.index, attempt.record, attempt.record_bytes, attempt.placement = b"", None, b"", {}
         self._book.trim(ENDED_KEPT)
 
     # ----------------------------------------------------------------------- time and sessions
@@ -180,7 +194,8 @@ class Ending:
             away = payload.away_since_us
             needed = not payload.certified or (comparing and payload.fingerprints is None)
             if needed and away is not None and now - away >= STAGER_AWAY_US:
-                reason = f"the stager of rank {payload.id.rank} has been away for {(now - away) // 1_000_000} s"
+                away_s = (now - away) // US_PER_S
+                reason = f"the stager of rank {payload.id.rank} has been away for {away_s} s"
                 self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
                 return
         unclaimed = attempt.recovered and not attempt.payloads
@@ -196,7 +211,8 @@ class Ending:
             info = self._checkpoints.info_now(held)
             gathering = info.targets_survivable < held.info.targets_survivable
             if not (gathering and self._members.gathering):
-                # While targets gather after a start too little would be promised: the stager asks again.
+                # While targets gather after a start too little would be promised: the stager asks
+                # again.
                 self._desk.send(session, request, AttemptCommitted(info))
             return
         aborted = AttemptAborted(

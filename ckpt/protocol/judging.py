@@ -15,7 +15,7 @@ from ckpt.erasure.code import Code
 from ckpt.protocol import catalog
 from ckpt.protocol.catalog import RowState
 from ckpt.protocol.checkpoints import Checkpoint, Checkpoints
-from ckpt.protocol.desk import Desk
+from ckpt.protocol.desk import Desk, Reply
 from ckpt.protocol.events import Session
 from ckpt.protocol.membership import Membership
 from ckpt.protocol.messages import (
@@ -46,7 +46,9 @@ class _Inquiry:
 
 
 class Judge:
-    """I decide whether reported damage is proved: all holders must answer, and some stripe must be past repair."""
+    """I decide whether reported damage is proved: all holders must answer,
+    and some stripe must be past repair.
+    """
 
     def __init__(self, desk: Desk, members: Membership, checkpoints: Checkpoints) -> None:
         self._desk = desk
@@ -84,11 +86,12 @@ class Judge:
             else:
                 inquiry.open_questions += 1
                 self._desk.ask(
-                    target.session,
-                    VerifyColumn(column),
-                    lambda message, _bulk, c=column: self._verified(inquiry, c, message),  # type: ignore[misc]
+                    target.session, VerifyColumn(column), self._verifier(inquiry, column)
                 )
         self._one_answered(inquiry)
+
+    def _verifier(self, inquiry: _Inquiry, column: ColumnId) -> Reply:
+        return lambda message, _bulk: self._verified(inquiry, column, message)
 
     def _verified(self, inquiry: _Inquiry, column: ColumnId, message: Message) -> None:
         match message:
@@ -142,7 +145,9 @@ class Judge:
 
 
 def most_bad(columns: Iterable[tuple[ByteRange, ...]]) -> int:
-    """The largest number of columns that are damaged at one and the same fragment byte (a sweep)."""
+    """The largest number of columns that are damaged at one and the same fragment
+    byte (a sweep).
+    """
     edges = sorted(
         edge
         for ranges in columns

@@ -4,7 +4,8 @@ A launch is joined by reading or saving ranks and *begins* with its first save; 
 launches are fenced. Numbers grow with the term, so they need no durability of their own: what must
 survive (which launch has begun) is read from the attempts that it opened.
 
-Invariants: ranks of one launch share one world size; a rank has one live process; `begun` only grows.
+Invariants: ranks of one launch share one world size; a rank has one live process; `begun` only
+grows.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ class Launches:
         self._by_session: dict[Session, list[Member]] = {}
 
     def join(self, session: Session, message: JoinLaunch, now_us: int) -> Launch:
-        """The launch of this process. Raises Refused (bad numbers, other world size) or Busy (two live processes)."""
+        """The launch of this process.
+
+        Raises Refused (bad numbers, other world size) or Busy (two live processes).
+        """
         check_run_name(message.run)
         if not 0 < message.world_size <= WORLD_SIZE_MAX:
             raise Refused(f"world size {message.world_size}: 1 to {WORLD_SIZE_MAX} are allowed")
@@ -88,7 +92,10 @@ class Launches:
         known.begun = max(known.begun, number)
 
     def begin(self, run: RunName, number: LaunchNumber) -> bool:
-        """Note the launch's first save; True when it is the first. Raises Fenced when a newer one has begun."""
+        """Note the launch's first save; True when it is the first.
+
+        Raises Fenced when a newer one has begun.
+        """
         known = self.runs[run]
         check_not_fenced(run, number, known.begun)
         if number == known.begun:
@@ -152,8 +159,8 @@ class Launches:
         if member is not None and member.process != message.process:
             if member.live:
                 raise Busy(
-                    f"rank {message.rank} of launch {launch.key!r} of run {message.run!r} is already "
-                    f"held by the live process {member.process}",
+                    f"rank {message.rank} of launch {launch.key!r} of run {message.run!r} "
+                    f"is already held by the live process {member.process}",
                     hint="two processes must not share (run, launch, rank)",
                 )
             member = None

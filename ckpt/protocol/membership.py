@@ -38,7 +38,9 @@ from ckpt.protocol.messages import (
 from ckpt.protocol.proofs import check_proof
 
 GATHERING_US = 2 * LEASE_US
-"""After its start a coordinator waits so long for targets that it knows before it says they are missing."""
+"""After its start a coordinator waits so long for targets that it knows before it
+says they are missing.
+"""
 
 
 class TargetState(Enum):
@@ -80,7 +82,10 @@ class Target:
 
 
 class Membership:
-    """I hold the cluster map. My owner tells me of sessions and time; I tell it when a target came or left."""
+    """I hold the cluster map.
+
+    My owner tells me of sessions and time; I tell it when a target came or left.
+    """
 
     def __init__(
         self,
@@ -116,7 +121,9 @@ class Membership:
 
     @property
     def gathering(self) -> bool:
-        """Whether more targets are about to count: this coordinator is new, or one is being listed."""
+        """Whether more targets are about to count: this coordinator is new,
+        or one is being listed.
+        """
         young = self._born_us is None or self._desk.now_us - self._born_us < GATHERING_US
         coming = any(t.state is TargetState.RECONCILING for t in self.targets.values())
         known_away = any(t.session is None for t in self.targets.values())
@@ -132,7 +139,9 @@ class Membership:
         return held is not None and held.state is TargetState.LIVE and column in held.proved
 
     def candidates(self) -> list[Candidate]:
-        """All targets as placement sees them; those that do not count keep their seat but take nothing."""
+        """All targets as placement sees them; those that do not count keep their seat
+        but take nothing.
+        """
         return [
             Candidate(
                 target=t.id,

@@ -1,4 +1,5 @@
-"""From a staged payload to its plan: attempts open here, and are found again by stagers that come back.
+"""From a staged payload to its plan: attempts open here,
+and are found again by stagers that come back.
 
 An attempt opens with the first rank that hands over; its generation is durable before any rank
 learns it, and space is held before any byte is sent.
@@ -62,7 +63,8 @@ class Opening:
         self._cell_bytes = cell_bytes
         self._counter = 0
         self._postponed: list[tuple[Attempt, Payload]] = []
-        #: Payloads without a plan while the targets gather after a start; tried again on every tick.
+        #: Payloads without a plan while the targets gather after a start; tried again on every
+        #: tick.
 
     def tick(self) -> None:
         """Plan what waited for targets to come."""

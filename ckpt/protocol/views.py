@@ -1,4 +1,5 @@
-"""What people and tools may ask, and the JSON they get: one answer for Ask, HTTP `/v1/…` and the CLI.
+"""What people and tools may ask, and the JSON they get: one answer for Ask,
+HTTP `/v1/…` and the CLI.
 
 The fields of these records are the interface; they are added to, never renamed.
 """
@@ -165,7 +166,10 @@ class Views:
         self.coordinator = CoordinatorView()
 
     def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
-        """The JSON for a question. Raises Refused for an unknown one, NotFound for an unknown run or step."""
+        """The JSON for a question.
+
+        Raises Refused for an unknown one, NotFound for an unknown run or step.
+        """
         view: StatusView | tuple[RunView, ...] | tuple[StepView, ...] | ShowView
         match what:
             case "status":

@@ -1,1 +1,3 @@
-"""The whole system in one process under one seed: the daemons' own machines over a fake network and fake disks."""
+"""The whole system in one process under one seed: the daemons' own machines over a
+fake network and fake disks.
+"""

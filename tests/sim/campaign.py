@@ -1,4 +1,6 @@
-"""Many seeds on all cores: `python -m tests.sim.campaign --seeds 10000`; prints what was hit and every failing seed."""
+"""Many seeds on all cores: `python -m tests.sim.campaign --seeds 10000`;
+prints what was hit and every failing seed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A coordinator process of the world: the real machine over a fake catalog that crashes honestly."""
+"""A coordinator process of the world: the real machine over a fake catalog that
+crashes honestly.
+"""
 
 from __future__ import annotations
 

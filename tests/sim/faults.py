@@ -1,7 +1,8 @@
-"""The faults of the matrix, each a few lines against the world; `docs/failure_model.md` says what each means.
+"""The faults of the matrix, each a few lines against the world;
+`docs/failure_model.md` says what each means.
 
-A fault returns the phase-independent name under which it is counted. Damage that the system cannot be
-asked to survive is bounded by the scenario, not here.
+A fault returns the phase-independent name under which it is counted. Damage that the system cannot
+be asked to survive is bounded by the scenario, not here.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ def target_lost(world: World) -> None:
 
 
 def target_wiped(world: World) -> None:
-    """F21: its device was replaced; it comes back empty under its own id. At most once, instead of a loss."""
+    """F21: its device was replaced; it comes back empty under its own id.
+
+    At most once, instead of a loss.
+    """
     if any(t.lost or t.wiped for t in world.targets.values()) or world.rotted:
         target_killed(world)
         return

@@ -1,8 +1,9 @@
-"""A fake network of connections: ordered like TCP, but slow, cut, half-open, and stuttering on demand.
+"""A fake network of connections: ordered like TCP, but slow, cut, half-open,
+and stuttering on demand.
 
-Faults: a cut tells both ends (late) and loses what was under way; a half-open connection swallows one
-direction until it is cut; a stutter delivers a frame twice, as a repeated request would; a stopped
-node receives nothing until it goes on.
+Faults: a cut tells both ends (late) and loses what was under way; a half-open connection swallows
+one direction until it is cut; a stutter delivers a frame twice, as a repeated request would; a
+stopped node receives nothing until it goes on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from tests.sim.clockwork import Clockwork
 
 
 class Node(Protocol):
-    """What the network delivers to. `up` is False while the process is dead, `stopped` while SIGSTOPped."""
+    """What the network delivers to.
+
+    `up` is False while the process is dead, `stopped` while SIGSTOPped.
+    """
 
     name: str
     up: bool

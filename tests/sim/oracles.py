@@ -1,7 +1,8 @@
 """What must be true, checked from outside the machines; the promises are DESIGN's P1 to P14.
 
-Each method is told something that happened and raises Violation when a promise is broken. The oracles
-look at the fake disks' durable bytes and at their own history, never at a machine's opinion alone.
+Each method is told something that happened and raises Violation when a promise is broken. The
+oracles look at the fake disks' durable bytes and at their own history, never at a machine's opinion
+alone.
 """
 
 from __future__ import annotations
@@ -172,7 +173,8 @@ class Oracles:
             )
         if durable + unknown - code.k < info.targets_survivable:
             raise Violation(
-                f"P1: {payload} promises to survive {info.targets_survivable}, has {durable} columns"
+                f"P1: {payload} promises to survive {info.targets_survivable}, "
+                f"has {durable} columns"
             )
 
     def _is_durable(self, target: TargetId, column: ColumnId, launch: LaunchNumber) -> bool:
@@ -189,7 +191,9 @@ class Oracles:
     # ----------------------------------------------------------------------- ranks
 
     def half_granted(self, node: RankNode, half: int, save: int) -> None:
-        """A half may be given on before its save's attempt ended only if that attempt never commits."""
+        """A half may be given on before its save's attempt ended only if that attempt
+        never commits.
+        """
         key = (node.name, half)
         earlier = self.halves.get(key)
         if earlier is not None:
@@ -211,7 +215,9 @@ class Oracles:
             raise Violation(f"P2: {node.name} was told of {outcome.info.checkpoint} too early")
 
     def bytes_were_read(self, payload: PayloadId, data: bytes) -> None:
-        """A reader hands out exactly what was saved, of a checkpoint that was announced (P2, P3)."""
+        """A reader hands out exactly what was saved, of a checkpoint that was announced (P2,
+        P3).
+        """
         if payload.checkpoint not in self.announced:
             raise Violation(f"P2: {payload} was read before its checkpoint was announced")
         if data != self.content_of(payload):

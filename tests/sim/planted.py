@@ -1,7 +1,7 @@
 """Bugs that the simulator must find: each breaks one safety rule, by replacing one function.
 
-A simulator that finds nothing proves nothing until it is shown that it can. Every plant names the rule
-it breaks; `tests/sim/test_planted_bugs.py` runs seeds until one fails.
+A simulator that finds nothing proves nothing until it is shown that it can. Every plant names the
+rule it breaks; `tests/sim/test_planted_bugs.py` runs seeds until one fails.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ def _no_directory_sync(self: FakeDisk, directory: str) -> None:
 
 def _any_term(self: TargetMachine, event: object, message: object) -> None:
     """Obey whoever once was coordinator."""
-    self._obey(event.session, event.request, message, event.bulk)  # type: ignore[attr-defined,arg-type]
+    obey = self._obey
+    obey(event.session, event.request, message, event.bulk)  # type: ignore[attr-defined,arg-type]
 
 
 def _no_space_held(self: FakeDisk, file: str, bytes_count: int) -> None:

@@ -44,7 +44,9 @@ class Job:
 
 
 def content(job: Job, step: int, rank: int, seed: int) -> bytes:
-    """The bytes that a rank hands over: a function of who, when and the seed alone (oracle of P1 to P3)."""
+    """The bytes that a rank hands over: a function of who,
+    when and the seed alone (oracle of P1 to P3).
+    """
     rng = np.random.default_rng([seed, hash_of(job.launch_name), step, rank])
     return rng.bytes(job.payload_bytes)
 

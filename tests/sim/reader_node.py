@@ -1,10 +1,13 @@
-"""A process that loads: resolves, fetches the index, reads every payload with the real machine, compares bytes."""
+"""A process that loads: resolves, fetches the index, reads every payload with the real machine,
+compares bytes.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, RunName, TargetId
@@ -204,7 +207,7 @@ class ReaderNode:
                 case re.FinishStripe(stripe):
                     wrong = reading.assembly.finish(action)
                     finished = re.StripeFinished(self._clock.now_us, stripe, wrong)
-                    self._clock.after(20, lambda e=finished: self._feed(id, e))  # type: ignore[misc]
+                    self._clock.after(20, partial(self._feed, id, finished))
                 case re.ReadCompleted():
                     self._completed(id)
                 case re.ReadFailed(code):

@@ -1,4 +1,6 @@
-"""The history of one seed: two launches, at least two faults at chosen phases, then healing and the last checks."""
+"""The history of one seed: two launches, at least two faults at chosen phases,
+then healing and the last checks.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ PHASES: dict[str, Callable[[World], bool]] = {
 
 
 def run_seed(seed: int) -> Report:
-    """Run a seed to its end; raises Violation (or a machine's AssertionError) when a promise breaks."""
+    """Run a seed to its end; raises Violation (or a machine's AssertionError)
+    when a promise breaks.
+    """
     world = World.build(seed)
     report = Report(seed)
     rng = world.clock.rng
@@ -103,7 +107,9 @@ def run_seed(seed: int) -> Report:
 
 
 def _fault_at_phase(world: World, report: Report) -> None:
-    """Wait for a phase and strike; when the phase does not come, strike anyway and count what is."""
+    """Wait for a phase and strike; when the phase does not come,
+    strike anyway and count what is.
+    """
     rng = world.clock.rng
     name, phase = rng.choice(list(FAULTS)), rng.choice(list(PHASES))
     if phase == "X":
@@ -163,7 +169,9 @@ def _check_end(world: World, last: list[RankNode]) -> None:
 
 
 def _check_last_read(world: World) -> None:
-    """After healing a reader gets the newest step, whole; readers of bad times got it or an honest error."""
+    """After healing a reader gets the newest step, whole; readers of bad times got it
+    or an honest error.
+    """
     reader = world.read()
     world.clock.run(lambda: all(r.outcome is not None for r in world.readers), SETTLE_US)
     newest = max(id for id in world.oracles.announced if id not in world.oracles.deleted)
@@ -177,7 +185,9 @@ def _check_last_read(world: World) -> None:
 
 
 def _check_readable(world: World, id: CheckpointId, announced: Announced) -> None:
-    """P1: readable as long as no more was lost than its answer allows; P3: the columns hold exactly its bytes."""
+    """P1: readable as long as no more was lost than its answer allows; P3:
+    the columns hold exactly its bytes.
+    """
     info = announced.info
     allowed = True
     for rank, columns in announced.placement.items():
@@ -186,7 +196,8 @@ def _check_readable(world: World, id: CheckpointId, announced: Announced) -> Non
         allowed = allowed and bad <= info.targets_survivable
         if bad <= info.targets_survivable and good < 4:
             raise Violation(
-                f"P1: {payload} has {good} good columns, {bad} were harmed, {info.targets_survivable} allowed"
+                f"P1: {payload} has {good} good columns, {bad} were harmed, "
+                f"{info.targets_survivable} allowed"
             )
     checkpoint = world.coordinator.machine.checkpoints.get(id)
     if checkpoint is None:

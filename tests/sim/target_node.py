@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ckpt.aio.disk import perform, scan
 from ckpt.base.ids import BootId, TargetId
 from ckpt.protocol.disk_events import (
@@ -157,7 +159,7 @@ class TargetNode:
                 case ReleaseBulk():
                     continue
         for session in sorted(drained):
-            self._clock.after(100, lambda s=session: self._drained(s, self._boots))  # type: ignore[misc]
+            self._clock.after(100, partial(self._drained, session, self._boots))
 
     def _drained(self, session: Session, boots: int) -> None:
         if self.up and self._boots == boots:

@@ -1,4 +1,6 @@
-"""P4 in virtual time: one dead, hung or 100 times slower target costs a burst its hedge deadline at most."""
+"""P4 in virtual time: one dead, hung or 100 times slower target costs a burst its
+hedge deadline at most.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ PAYLOAD_BYTES = 60_000
 
 
 def commit_us(world: World, nodes: list[RankNode]) -> int:
-    """Run until every rank heard of its only save; its time from the first open to the durable record."""
+    """Run until every rank heard of its only save; its time from the first open to
+    the durable record.
+    """
     assert world.clock.run(lambda: all(node.outcomes for node in nodes), 60_000_000)
     outcome = next(iter(nodes[0].outcomes.values()))
     assert isinstance(outcome, SaveCommitted)

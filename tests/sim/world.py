@@ -1,4 +1,6 @@
-"""One seed, one history: nodes, launches, faults, and the end in which everything heals and is checked."""
+"""One seed, one history: nodes, launches, faults, and the end in which everything
+heals and is checked.
+"""
 
 from __future__ import annotations
 

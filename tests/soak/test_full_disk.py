@@ -39,7 +39,11 @@ def save_step(store: ckpt.Store, seed: int, step: int) -> list[ckpt.CkptError]:
     errors = []
     for rank in range(RANKS):
         state = state_of(seed, rank, step)
-        saves.append(store.save(RUN, step, state, rank=rank, world_size=RANKS))
+        try:
+            saves.append(store.save(RUN, step, state, rank=rank, world_size=RANKS))
+        except ckpt.CkptError as error:
+            errors.append(error)  # An earlier rank's, that is refused already.
+            break
     for save in saves:
         try:
             save.wait(WAIT_S)
