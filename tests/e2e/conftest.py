@@ -1,4 +1,7 @@
-"""One real cluster for each module. Whatever was started inside is gone behind it, ended by its own id."""
+"""One real cluster for each module.
+
+Whatever was started inside is gone behind it, ended by its own id.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ END_TIMEOUT_S = 30.0
 
 @pytest.fixture(scope="module")
 def mark() -> Iterator[str]:
-    """An environment of this module's own: its processes carry the mark, its sockets a directory of theirs."""
+    """An environment of this module's own: its processes carry the mark,
+    its sockets a directory of theirs.
+    """
     word = secrets.token_hex(8)
     # Not below tmp_path: a Unix socket's path has 107 bytes.
     runtime = Path(tempfile.mkdtemp(prefix="ckpt-e2e-"))

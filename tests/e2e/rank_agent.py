@@ -49,7 +49,9 @@ class Agent:
         self, run: str, step: int | None = None, version: int = 1, filler_bytes: int = 0,
         **options: object,
     ) -> dict[str, object]:  # fmt: skip
-        """Load this rank's own tree and compare it, bit by bit, with what was saved as `version`."""
+        """Load this rank's own tree and compare it, bit by bit,
+        with what was saved as `version`.
+        """
         with self.store.resolve(run, step, **options) as found:  # type: ignore[arg-type]
             state = found.load()
             expected = state_of(self.rank, self.world_size, version, filler_bytes=filler_bytes)

@@ -1,4 +1,7 @@
-"""What the ranks of these tests save, and what it means that two states are equal. Seen by ranks and tests alike."""
+"""What the ranks of these tests save, and what it means that two states are equal.
+
+Seen by ranks and tests alike.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ def rows_of(rank: int, world_size: int) -> slice:
 def state_of(
     rank: int, world_size: int, version: int, *, replica_of: int = 0, filler_bytes: int = 0
 ) -> dict[object, object]:
-    """A training state with every kind of key and leaf. `replica_of` other than 0: a replica that differs."""
+    """A training state with every kind of key and leaf.
+
+    `replica_of` other than 0: a replica that differs.
+    """
     rows = rows_of(rank, world_size)
     seed = np.random.default_rng(1000 * version + rank)
     return {

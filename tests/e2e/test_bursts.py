@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 import ckpt
 from tests.e2e.cluster import OPTIONS, TARGETS, Cluster
-from tests.e2e.ranks import done, end_with_stagers, every, launched, save_and_wait
+from tests.e2e.ranks import RankProcess, done, end_with_stagers, every, launched, save_and_wait
 from tests.e2e.states import form_of
 from tests.waiting import wait_until
 
@@ -33,6 +34,13 @@ def big() -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     return np.random.default_rng(3).integers(0, 255, BIG_BYTES, "u1")
 
 
+@pytest.fixture(scope="module")
+def team(cluster: Cluster) -> Iterator[list[RankProcess]]:
+    """Four rank processes of one launch."""
+    with launched(cluster.url, 4, launch="first") as ranks:
+        yield ranks
+
+
 def written_bytes(pid: int) -> int:
     """What a process has written to files so far."""
     lines = Path(f"/proc/{pid}/io").read_text().splitlines()
@@ -45,7 +53,9 @@ def stager_of(store: ckpt.Store) -> int:
 
 
 def caught_in_mid_stream(cluster: Cluster, store: ckpt.Store, save: ckpt.Save) -> str:
-    """A target that has a part of the save's column, and not all; the stager stands still on return."""
+    """A target that has a part of the save's column, and not all;
+    the stager stands still on return.
+    """
     pids = {id: cluster.pid_of(id) for id in TARGETS}
     before = {id: written_bytes(pid) for id, pid in pids.items()}
     started: list[str] = []
@@ -93,56 +103,69 @@ def test_a_target_that_hangs_in_mid_burst_does_not_hold_the_commit_up(
 
 
 def test_below_the_floor_a_save_fails_at_once_and_names_live_and_needed(
-    cluster: Cluster,
+    cluster: Cluster, team: list[RankProcess]
 ) -> None:
-    with launched(cluster.url, 2, launch="floor") as team:
-        save_and_wait(team, "floor", 1)
-        cluster.kill("t0", "t1", "t2")
-        done(every(team, "save", run="floor", step=2))
-        for answer in every(team, "wait", run="floor", step=2):
-            assert answer.error in ("unavailable", "aborted")
-            assert "4 targets are live" in answer.text
-            assert "5 are needed" in answer.text
-        cluster.heal()
-        save_and_wait(team, "floor", 3)
+    save_and_wait(team, "floor", 1)
+    cluster.kill("t0", "t1", "t2")
+    done(every(team, "save", run="floor", step=2))
+    for answer in every(team, "wait", run="floor", step=2):
+        assert answer.error in ("unavailable", "aborted")
+        assert "4 targets are live" in answer.text
+        assert "5 are needed" in answer.text
+    cluster.heal()
+    save_and_wait(team, "floor", 3)
 
 
-def test_a_coordinator_killed_in_mid_save_only_delays_the_commit(cluster: Cluster) -> None:
-    with launched(cluster.url, 4, launch="restart") as team:
-        save_and_wait(team, "restart", 1)
-        done(every(team, "save", run="restart", step=2, version=2, filler_bytes=8 << 20))
-        before = cluster.coordinator_pid
+def test_a_coordinator_killed_in_mid_save_only_delays_the_commit(
+    cluster: Cluster, team: list[RankProcess]
+) -> None:
+    save_and_wait(team, "restart", 1)
+    done(every(team, "save", run="restart", step=2, version=2, filler_bytes=8 << 20))
+    before = cluster.coordinator_pid
+    os.kill(before, signal.SIGKILL)
+    commits = done(every(team, "wait", run="restart", step=2))
+    assert {commit["step"] for commit in commits} == {2}
+    assert cluster.coordinator_pid != before
+    loads = done(every(team, "load", run="restart", version=2, filler_bytes=8 << 20))
+    assert [(load["step"], load["equal"]) for load in loads] == [(2, True)] * 4
+
+
+def test_what_was_staged_while_the_coordinator_stood_still_is_finished_by_the_next(
+    cluster: Cluster, team: list[RankProcess]
+) -> None:
+    save_and_wait(team, "standing", 1)
+    before = cluster.coordinator_pid
+    with cluster.stopped(before):
+        done(every(team, "save", run="standing", step=2, version=2))
         os.kill(before, signal.SIGKILL)
-        commits = done(every(team, "wait", run="restart", step=2))
-        assert {commit["step"] for commit in commits} == {2}
-        assert cluster.coordinator_pid != before
-        loads = done(every(team, "load", run="restart", version=2, filler_bytes=8 << 20))
-        assert [(load["step"], load["equal"]) for load in loads] == [(2, True)] * 4
+    assert {c["step"] for c in done(every(team, "wait", run="standing", step=2))} == {2}
 
 
-def test_a_coordinator_killed_while_it_stood_still_finishes_what_was_staged_meanwhile(
-    cluster: Cluster,
+def test_a_killed_stager_is_an_error_of_wait_and_the_next_save_works(
+    team: list[RankProcess],
 ) -> None:
-    with launched(cluster.url, 2, launch="standing") as team:
-        save_and_wait(team, "standing", 1)
-        before = cluster.coordinator_pid
-        with cluster.stopped(before):
-            done(every(team, "save", run="standing", step=2, version=2))
-            os.kill(before, signal.SIGKILL)
-        assert {c["step"] for c in done(every(team, "wait", run="standing", step=2))} == {2}
+    first = team[0]
+    first.do("save", run="stager", step=1)
+    stager = first.do("stager")
+    assert isinstance(stager, int)
+    os.kill(stager, signal.SIGKILL)
+    answer = first.ask("wait", run="stager", step=1)
+    assert answer.error == "aborted"
+    assert f"pid {stager}" in answer.text
+    save_and_wait(team, "stager", 2)
 
 
 def test_trainers_killed_after_save_returned_still_commit(cluster: Cluster) -> None:
-    with launched(cluster.url, 4, launch="orphans 1", stager_idle_s=30.0) as team:
+    with launched(cluster.url, 2, launch="orphans 1", stager_idle_s=30.0) as team:
         done(every(team, "save", run="orphans", step=7, filler_bytes=4 << 20))
         for rank in team:
             rank.kill()
     with ckpt.open(cluster.url) as store:
         wait_until(lambda: store.latest("orphans") == 7, "the orphans' commit")
     # Their stagers are still there: a restarted trainer reads from their memory.
-    with launched(cluster.url, 4, launch="orphans 2") as team:
+    with launched(cluster.url, 2, launch="orphans 2") as team:
         loads = done(every(team, "load", run="orphans", filler_bytes=4 << 20))
-        assert [(load["equal"], load["source"]) for load in loads] == [(True, "stager")] * 4
+        assert [(load["equal"], load["source"]) for load in loads] == [(True, "stager")] * 2
 
 
 def test_without_the_old_stagers_the_same_bytes_come_from_the_tier(cluster: Cluster) -> None:
@@ -152,18 +175,3 @@ def test_without_the_old_stagers_the_same_bytes_come_from_the_tier(cluster: Clus
     with launched(cluster.url, 2, launch="tier 2") as team:
         loads = done(every(team, "load", run="tier"))
         assert [(load["equal"], load["source"]) for load in loads] == [(True, "tier")] * 2
-
-
-def test_a_killed_stager_is_an_error_of_wait_and_the_next_save_works(cluster: Cluster) -> None:
-    with launched(cluster.url, 2, launch="stager") as team:
-        first, second = team
-        first.do("save", run="stager", step=1)
-        stager = first.do("stager")
-        assert isinstance(stager, int)
-        os.kill(stager, signal.SIGKILL)
-        answer = first.ask("wait", run="stager", step=1)
-        assert answer.error == "aborted"
-        assert f"pid {stager}" in answer.text
-        done(every(team, "save", run="stager", step=2))
-        assert {c["step"] for c in done(every(team, "wait", run="stager", step=2))} == {2}
-        assert second.do("load", run="stager", step=2)

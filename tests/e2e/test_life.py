@@ -1,4 +1,6 @@
-"""From the first open to nothing left: the README's script, options, retention, the commands, and the end."""
+"""From the first open to nothing left: the README's script, options, retention, the commands,
+and the end.
+"""
 
 from __future__ import annotations
 

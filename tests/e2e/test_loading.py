@@ -1,4 +1,6 @@
-"""Loading by others than those who saved: other ranks, other axes, `like`, `whole`, and errors by path."""
+"""Loading by others than those who saved: other ranks, other axes, `like`, `whole`,
+and errors by path.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a committed checkpoint survives: targets lost, bytes rotten, and what is said when it is too much."""
+"""What a committed checkpoint survives: targets lost, bytes rotten,
+and what is said when it is too much.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def is_step(state: object, step: int) -> bool:
 def test_any_two_targets_may_be_lost_after_the_commit(cluster: Cluster) -> None:
     with launched(cluster.url, 4, launch="first") as team:
         save_and_wait(team, "two", 1, filler_bytes=1 << 20)
-        for number, victims in enumerate((("t0", "t1"), ("t2", "t6"), ("t3", "t5"))):
+        for number, victims in enumerate((("t0", "t1"), ("t3", "t6"))):
             cluster.kill(*victims)
             loads = done(every(team, "load", run="two", filler_bytes=1 << 20))
             assert [load["equal"] for load in loads] == [True] * 4, (number, victims)
@@ -117,7 +119,7 @@ def test_rot_in_the_same_place_of_as_many_columns_as_parity_is_repaired(
 
 
 def test_proved_damage_walks_all_ranks_back_with_a_warning(cluster: Cluster) -> None:
-    with launched(cluster.url, 4, launch="walk 1") as team:
+    with launched(cluster.url, 2, launch="walk 1") as team:
         for step in (1, 2):
             save_and_wait(team, "walk", step, version=step)
         end_with_stagers(team)  # Whose memory would still hold step 2.
@@ -126,10 +128,10 @@ def test_proved_damage_walks_all_ranks_back_with_a_warning(cluster: Cluster) -> 
             _, step, _, _, column = file.name.split("-")
             if step == "2" and int(column) < 3:
                 cluster.flip(file, 100)
-    with launched(cluster.url, 4, launch="walk 2") as team:
+    with launched(cluster.url, 2, launch="walk 2") as team:
         loads = done(every(team, "load", run="walk", version=1))
         second = done(every(team, "load", run="walk", version=1))
-    assert [(load["step"], load["equal"]) for load in (*loads, *second)] == [(1, True)] * 8
+    assert [(load["step"], load["equal"]) for load in (*loads, *second)] == [(1, True)] * 4
     assert all(any("walk@2" in text for text in load.warnings) for load in loads)
 
 

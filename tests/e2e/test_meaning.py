@@ -1,4 +1,6 @@
-"""What ranks declare is what they get back: a round trip by four processes, replicas, shards, what is refused."""
+"""What ranks declare is what they get back: a round trip by four processes, replicas, shards,
+what is refused.
+"""
 
 from __future__ import annotations
 
