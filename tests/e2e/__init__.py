@@ -1,0 +1,1 @@
+"""The issue's API text, claim by claim, against real processes."""
