@@ -1,0 +1,1 @@
+"""Separate daemons behind a HOST:PORT, as many machines would run them."""

@@ -1,0 +1,142 @@
+"""A cluster of separate daemons as an operator would start them: one coordinator, two targets on each "host"."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from ckpt.aio.rpc import RpcClient
+from ckpt.base.ids import TargetId
+from ckpt.protocol.messages import Answer, Ask, Role
+from ckpt.protocol.views import StatusView
+from tests.waiting import wait_until
+
+HOSTS = 4
+CODE = "4+2"
+
+
+class Daemon:
+    """One `ckptd` process that has said it is ready; ended by its own id."""
+
+    def __init__(self, program: str, *flags: str) -> None:
+        command = [sys.executable, "-W", "error", "-m", "ckptd.cli", program, *flags]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self._ready: dict[str, object] = {}
+
+    @property
+    def ready(self) -> dict[str, object]:
+        """Its ready line, read when first asked for."""
+        if not self._ready:
+            assert self.process.stdout is not None
+            line = self.process.stdout.readline()
+            assert line, f"pid {self.process.pid} ended before it was ready"
+            self._ready = json.loads(line)
+        return self._ready
+
+    @property
+    def address(self) -> str:
+        return str(self.ready["address"])
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Signal it; it is gone on return."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+class RemoteCluster:
+    """I start and end daemons below one directory; nothing of me runs behind `end`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.secret = secrets.token_bytes(32)
+        self.secret_file = directory / "secret"
+        self.secret_file.touch(mode=0o600)
+        self.secret_file.write_text(self.secret.hex())
+        self.coordinator_directory = directory / "coordinator"
+        self._listen = "127.0.0.1:0"
+        self.coordinator: Daemon
+        self.targets: dict[str, Daemon] = {}
+
+    @property
+    def url(self) -> str:
+        return f"ckpt://{self.coordinator.address}"
+
+    # ----------------------------------------------------------------------- starting
+
+    def start(self) -> None:
+        """Everything runs and is live on return."""
+        self.start_coordinator()
+        for host in range(HOSTS):
+            self.start_host(host)
+        self.wait_live()
+
+    def start_coordinator(self) -> None:
+        """Always on the port of the first start."""
+        self.coordinator = Daemon(
+            "coordinator", "--directory", str(self.coordinator_directory),
+            "--listen", self._listen, "--code", CODE, "--level", "host", "--max-per-domain", "2",
+            "--secret-file", str(self.secret_file),
+        )  # fmt: skip
+        self._listen = self.coordinator.address
+
+    def start_host(self, host: int) -> None:
+        """Both of its targets."""
+        for device in range(2):
+            id = f"h{host}d{device}"
+            self.targets[id] = Daemon(
+                "target", "--directory", str(self.directory / id), "--id", id,
+                "--coordinator", self._listen, "--domain", f"power/rack/host{host}/{device}",
+                "--capacity-bytes", "4GiB", "--secret-file", str(self.secret_file),
+            )  # fmt: skip
+
+    # ----------------------------------------------------------------------- looking
+
+    def status(self) -> StatusView:
+        with self.client() as client:
+            answer, bulk = client.call(Ask("status"), timeout_s=30.0)
+        assert isinstance(answer, Answer)
+        return msgspec.json.decode(bytes(bulk), type=StatusView)
+
+    def client(self, secret: bytes | None = None) -> RpcClient:
+        return RpcClient(
+            self.coordinator.address, secret=secret or self.secret, role=Role.ADMIN, name="test"
+        )
+
+    def live(self) -> set[TargetId]:
+        return {TargetId(t.id) for t in self.status().targets if t.state == "live"}
+
+    def wait_live(self) -> None:
+        wait_until(lambda: self.live() == set(self.targets), "all targets that run are live")
+
+    # ----------------------------------------------------------------------- ending
+
+    def kill_host(self, host: int) -> None:
+        """A whole failure domain at once; the coordinator knows on return."""
+        for device in range(2):
+            self.targets.pop(f"h{host}d{device}").end()
+        self.wait_live()
+
+    def lose_catalog(self) -> None:
+        """The coordinator is killed and its catalog is gone."""
+        self.coordinator.end()
+        for file in self.coordinator_directory.glob("catalog.sqlite*"):
+            file.unlink()
+
+    def end(self) -> None:
+        """SIGTERM for all; they are gone on return."""
+        daemons = [*self.targets.values(), self.coordinator]
+        for daemon in daemons:
+            if daemon.process.poll() is None:
+                os.kill(daemon.process.pid, signal.SIGTERM)
+        for daemon in daemons:
+            daemon.end()

@@ -1,0 +1,44 @@
+"""One cluster of separate daemons for the module; what was started inside is gone behind it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ckpt
+from ckpt_client.demo.processes import end_marked, marked_environment
+from tests.e2e_remote.cluster import RemoteCluster
+
+END_TIMEOUT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteCluster]:
+    mark = secrets.token_hex(8)
+    # Not below tmp_path: a Unix socket's path has 107 bytes.
+    runtime = Path(tempfile.mkdtemp(prefix="ckpt-e2e-"))
+    made = RemoteCluster(tmp_path_factory.mktemp("remote"))
+    try:
+        with marked_environment(mark, runtime):
+            os.environ["CKPT_SECRET_FILE"] = str(made.secret_file)
+            try:
+                made.start()
+                yield made
+            finally:
+                made.end()
+    finally:
+        end_marked(mark, END_TIMEOUT_S)  # Stagers.
+        shutil.rmtree(runtime)
+
+
+@pytest.fixture
+def store(cluster: RemoteCluster) -> Iterator[ckpt.Store]:
+    opened = ckpt.open(cluster.url)
+    yield opened
+    opened.close(0.0)
