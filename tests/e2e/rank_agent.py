@@ -1,6 +1,6 @@
 """A rank process of these tests: obeys one JSON line after the other, answers each with one.
 
-{"name": "save", "arguments": {...}} -> {"value": ...} or {"error": ..., "text": ...}, and "warnings"
+{"name": "save", "arguments": {...}} -> {"value": ...} or {"error": ..., "text": ...}, "warnings"
 """
 
 from __future__ import annotations
