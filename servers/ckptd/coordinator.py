@@ -55,6 +55,7 @@ from ckpt.protocol.messages import Message, RegisterTarget, Role
 from ckpt.protocol.views import CoordinatorView
 from ckptd import config as options
 from ckptd.catalog import Catalog
+from ckptd.fail_stop import FailStop
 from ckptd.log import Reporter, configure, reporter
 from ckptd.metrics import CommitStatistics, render_metrics
 
@@ -153,10 +154,12 @@ async def run_coordinator(config: CoordinatorConfig, secret: bytes) -> None:
     term_seen = 0
     try:
         shell = CoordinatorShell(config.policy(catalog.cluster), catalog, secret, report)
+        defects = FailStop(asyncio.get_running_loop(), report, shell.stopped.set)
         await _serve(config, shell, catalog, secret)
         term_seen = shell.term_seen
     finally:
         catalog.close(term_seen)
+    defects.check()
     if shell.failure is not None:
         raise shell.failure
     report("info", "stopped", {})

@@ -66,6 +66,7 @@ from ckpt.protocol.messages import Fragment, Message, Role
 from ckpt.protocol.target import TargetEvent, TargetMachine
 from ckpt.protocol.target_core import TargetIdentity, TargetLimits
 from ckptd import config as options
+from ckptd.fail_stop import FailStop
 from ckptd.log import Reporter, configure, reporter
 from ckptd.target_identity import TargetFile, adopt_identity
 
@@ -364,6 +365,7 @@ async def run_target(config: TargetConfig, secret: bytes) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    defects = FailStop(loop, report, stop.set)
     lock = DirectoryLock(config.directory)
     disk = RealDisk(config.directory, direct=config.direct, pool_bytes=config.read_pool_bytes)
     try:
@@ -375,6 +377,7 @@ async def run_target(config: TargetConfig, secret: bytes) -> None:
     finally:
         disk.close()
         lock.close()
+    defects.check()
     report("info", "stopped", {})
 
 
