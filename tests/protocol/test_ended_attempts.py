@@ -1,4 +1,4 @@
-"""What a coordinator remembers of saves that have ended: how they ended, and nothing of their size."""
+"""What a coordinator remembers of ended saves: how they ended, nothing of their size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold of a store while everything around it dies, and what must be left when all is quiet."""
+"""What must hold of a store while all around it dies, and what must be left when all is quiet."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _age(generation: str) -> Generation:
 
 
 def descriptor_count(pid: int) -> int:
-    """Of a process, without files of the store that it keeps open for readers, of which it bounds the number.
+    """Of a process, without files of the store: it keeps a bounded number open for readers.
 
     One that was deleted meanwhile counts: its space is not free.
     """
@@ -154,5 +154,5 @@ def column_counts(directory: Path) -> Counter[tuple[str, str]]:
 
 
 def staged_count(directory: Path) -> int:
-    """Files that lie aside on all targets: space that waits for a save, and columns that are not sealed."""
+    """Files that lie aside on all targets: space for a next save, and columns not sealed yet."""
     return sum(1 for _ in directory.glob("targets/*/staging/*"))
