@@ -46,7 +46,7 @@ from ckpt.protocol.reservations import Reservations, SpreadRule
 WARNINGS_MAX = 4
 WARNING_CHARS_MAX = 200
 RECOUNT_GRACE_US = 3 * LEASE_US
-"""How long a payload may stay below the floor with no place to stream to, before its attempt aborts."""
+"""How long a payload may stay below the floor with no place to stream to; then it aborts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +377,7 @@ class Committer:
         self._store(attempt, DocumentKind.RECORD, attempt.record_bytes, stored)
 
     def stall(self, attempt: Attempt) -> None:
-        """A decided attempt, found at a restart or without targets: its record is put on the next tick."""
+        """A decided attempt, found at a restart or without targets: the next tick goes on."""
         self._stalled.add(attempt.checkpoint)
 
     def _close(self, attempt: Attempt) -> None:
@@ -398,7 +398,7 @@ class Committer:
         document: bytes,
         then: Callable[[tuple[TargetId, ...]], None],
     ) -> None:
-        """Put a document on enough targets in distinct domains; `then(())` when there are too few."""
+        """Put a document on enough targets in distinct domains; `then(())` for too few."""
         code = Code.parse(attempt.info.code) if attempt.info else _code_of(attempt)
         store_document(
             self._desk, self._members, attempt.checkpoint, kind, document, code.m + 1, then
@@ -406,7 +406,7 @@ class Committer:
 
 
 def _merged(attempt: Attempt) -> Merged:
-    """All ranks' tables as one; replicas that differ are kept apart only when every rank wants it."""
+    """All ranks' tables as one; differing replicas are kept only when every rank wants it."""
     tables = [p.table for _, p in sorted(attempt.payloads.items()) if p.table is not None]
     keep = all(p.replicas is ReplicaPolicy.KEEP for p in attempt.payloads.values())
     return merge_tables(tables, Differing.KEEP if keep else Differing.ABORT)

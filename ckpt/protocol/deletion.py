@@ -10,8 +10,8 @@ dropped from when it comes back and lists what should be gone.
 
 Rows of aborted and deleted generations say what a target that comes back may not keep. The newest
 GONE_ROWS_MAX of them stay, and the newest of each run, which may be all that tells which launch has
-begun. A target that was away for longer than those reach back keeps what it has: space is lost then,
-never a checkpoint, for what nobody knows is never dropped.
+begun. A target that was away for longer than those reach back keeps what it has: space is lost
+then, never a checkpoint, for what nobody knows is never dropped.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Deleter:
     # ----------------------------------------------------------------------- tombstones
 
     def delete_step(self, session: Session, request: int, message: DeleteStep) -> None:
-        """Every committed or damaged generation of (run, step). Asked twice, it waits for the same."""
+        """Every committed or damaged generation of (run, step). Idempotent while under way."""
         doomed = self._checkpoints.of_step(
             message.run, message.step, RowState.COMMITTED, RowState.DAMAGED
         )
@@ -109,7 +109,7 @@ class Deleter:
             self._tombstone(doomed, "deleted on request", one_done)
 
     def expire(self, run: RunName) -> None:
-        """After a commit, or a reader's end: what retention and newer generations of a step leave behind."""
+        """After a commit, or a reader's end: what retention and newer generations leave."""
         held = self._checkpoints.of_run(run, RowState.COMMITTED)
         pinned = {(c.id.step, c.id.generation) for c in held if c.pins}
         ids = [(c.id.step, c.id.generation) for c in held]
@@ -173,7 +173,7 @@ class Deleter:
         self._forget_oldest()
 
     def drop_everywhere(self, id: CheckpointId) -> None:
-        """Every target that is here may hold something of it, also one that is still being listed."""
+        """Every target that is here may hold some of it, also one that is being listed."""
         for target in self._members.targets.values():
             self.drop_on(target, id)
 
@@ -238,7 +238,7 @@ class Deleter:
             self._forget_when_dropped(id)
 
     def drop_strays(self, checkpoint: Checkpoint) -> None:
-        """After a commit: columns that the index does not name (replaced, late, or over the rule)."""
+        """After a commit: columns that the index does not name (replaced, late, over the rule)."""
         for target in self._members.live():
             for column in sorted(target.proved):
                 if column.payload.checkpoint == checkpoint.id and self._is_stray(column, target.id):

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from ckpt.base.errors import CkptError, NoSpace, Unavailable
 from ckpt.base.ids import BootId, ColumnNumber, Rank, ReservationId, RunName, TargetId
@@ -89,7 +90,7 @@ class Reservations:
         self._known: set[ReservationId] = set()
         #: Asked for by me and not given back; whatever else a target holds is released.
         self._standing: dict[StandingKey, Allotment] = {}
-        #: Allotments that wait for the rank's next save, if it has the same shape; nobody else refers to them.
+        #: Allotments that wait for the rank's next save of the same shape; only mine.
         self._orphans: list[tuple[int, TargetId, BootId, ReservationId]] = []
         #: Reservations of an earlier term, released when their streams had time to end.
 
@@ -101,7 +102,7 @@ class Reservations:
         return Allotment(layout, file_bytes(layout, manifest_bytes_bound(layout)))
 
     def allot(self, run: RunName, rank: Rank, layout: Layout, done: Done) -> None:
-        """Call `done` with an Allotment that has at least the floor of columns, or with the reason why not."""
+        """Call `done` with an Allotment of at least the floor of columns, or with why not."""
         standing = self._standing.pop((run, rank), None)
         if standing is not None and standing.layout == layout and self._still_good(standing):
             done(standing)
@@ -133,7 +134,7 @@ class Reservations:
     def more_spares(
         self, allotment: Allotment, column: ColumnNumber, done: Callable[[tuple[Place, ...]], None]
     ) -> None:
-        """One more place for a column, outside the domains of the others; empty when there is none."""
+        """One more place for a column, outside the domains of the others; or none."""
 
         def placed(place: Place | None) -> None:
             if place is None:
@@ -145,7 +146,7 @@ class Reservations:
         self._replace(allotment, column, placed)
 
     def reopen(self, allotment: Allotment, kept: Mapping[ColumnNumber, TargetId]) -> None:
-        """Only these columns stay where they are; every other place goes back and may be given out anew."""
+        """Only these columns stay; every other place goes back and may be given out anew."""
         for column in [column for column in allotment.columns if column not in kept]:
             self._give_back(allotment.columns.pop(column), allotment.file_bytes)
         used = set(kept.values())
@@ -258,7 +259,8 @@ class Reservations:
         allotment.intended.update(asked)
         allotment.asked_spares.update(placement.spares)
         for column, target in asked:
-            self._reserve_column(allotment, column, target, lambda h, c=column: answered(c, h))  # type: ignore[misc]
+            then = partial(answered, column)
+            self._reserve_column(allotment, column, target, then)
         for target in placement.spares:
             self._reserve(allotment, target, lambda h: answered(None, h))
         answered(None, None)

@@ -1,9 +1,10 @@
 """Which generation to read: one answer for all ranks of a launch, pinned while it is read.
 
-A launch that has not begun to save gets one resolution for good: its ranks restart together and must
-load the same bytes; what they were given stays until each has come for it (within ROUND_HELD_US), so
-that no retention puts two steps into one job. Once it saves, its ranks' n-th resolutions agree with each other, so that a rank
-that asks again sees what the launch has committed since.
+A launch that has not begun to save gets one resolution for good: its ranks restart together and
+must load the same bytes; what they were given stays until each has come for it (for at most
+ROUND_HELD_US), so that no retention puts two steps into one job. Once it saves, its ranks' n-th
+resolutions agree with each other, so that a rank that asks again sees what the launch has committed
+since.
 
 Walking back happens only past proved damage. What is merely out of reach makes the reader wait, and
 then fails with Unavailable; `fallback` accepts an older readable step.
@@ -148,7 +149,7 @@ class Resolver:
         return self._reachable(waiting, good, skipped)
 
     def _candidates(self, message: Resolve) -> tuple[list[Checkpoint], tuple[str, ...]]:
-        """Resolvable checkpoints, newest first; and the damaged ones that are newer than the first."""
+        """Resolvable checkpoints, newest first; and damaged ones newer than the first."""
         both = (RowState.COMMITTED, RowState.DAMAGED)
         if message.step is None:
             known = self._checkpoints.of_run(message.run, *both)
@@ -185,7 +186,7 @@ class Resolver:
         raise Unavailable(reason, hint="start them (ckpt status), or load with fallback=True")
 
     def _should_wait_for_attempts(self, waiting: _Waiting) -> bool:
-        """Attempts that every rank has handed over are about to commit: wait for them, within bounds."""
+        """Attempts that every rank has handed over are about to commit: wait, within bounds."""
         message = waiting.message
         limit = min(waiting.deadline_us, waiting.asked_us + RESOLVE_WAIT_US)
         if self._desk.now_us >= limit:

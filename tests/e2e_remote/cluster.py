@@ -1,4 +1,4 @@
-"""A cluster of separate daemons as an operator would start them: one coordinator, two targets on each "host"."""
+"""Separate daemons as an operator starts them: one coordinator, two targets on each "host"."""
 
 from __future__ import annotations
 

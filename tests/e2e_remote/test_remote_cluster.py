@@ -1,4 +1,4 @@
-"""Daemons apart from each other, a client that knows only HOST:PORT: losses, restarts, secrets, rebuilding."""
+"""Daemons apart from each other, a client that knows HOST:PORT: losses, restarts, rebuilding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordinator between fake targets and ranks, for tables: its shell persists at once or when told.
+"""A coordinator between fake targets and ranks, for tables: it persists at once or when told.
 
 Targets answer every command at once, unless told to refuse or to keep silent. Everything that the
 machine did is in `log`, in its order.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
@@ -21,14 +21,11 @@ from ckpt.base.ids import (
     LaunchNumber,
     PayloadId,
     Rank,
-    ReservationId,
     RunName,
     Step,
     TargetId,
 )
-from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.erasure.code import Code
-from ckpt.format.checksum import xxh3_128
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
 from ckpt.protocol import messages as m
 from ckpt.protocol.catalog import CatalogImage, Persist, Persisted, apply_all
@@ -44,114 +41,18 @@ from ckpt.protocol.events import (
     SessionOpened,
     Ticked,
 )
-from ckpt.protocol.proofs import make_proof, proof_key
+from tests.protocol.coordinated_target import CLUSTER, DIGEST, SECRET, FakeTarget
 
-SECRET = b"secret of a table test, 32 bytes."
-CLUSTER = "c1"
 RUN = RunName("run")
 START_US = 1_000_000_000_000
 """A monotonic clock counts from the machine's boot, which is long before the process starts."""
 SECOND_US = 1_000_000
-DIGEST = b"m" * 16
 
 Kind = TypeVar("Kind", bound=m.Message)
 
 
-@dataclass(slots=True)
-class FakeTarget:
-    """What one target holds, and how it answers."""
-
-    id: TargetId
-    domain: str
-    boot: BootId
-    bytes_free: int = 1 << 40
-    session: Session | None = None
-    columns: dict[ColumnId, m.ColumnProof] = field(default_factory=dict)
-    documents: dict[tuple[m.DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
-    reservations: set[ReservationId] = field(default_factory=set)
-    refuses: dict[type[m.Message], m.Failed] = field(default_factory=dict)
-    silent: set[type[m.Message]] = field(default_factory=set)
-    #: Commands of these types are kept in `unanswered`.
-    unanswered: list[Send] = field(default_factory=list)
-    damaged: dict[ColumnId, tuple[m.ByteRange, ...]] = field(default_factory=dict)
-    on_release: Callable[[FakeTarget], None] = lambda _: None
-    parts: dict[tuple[m.DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
-
-    def answer(self, send: Send) -> m.Message | None:
-        """Do the command; None when it has no answer."""
-        message = send.message
-        if type(message) in self.refuses:
-            return self.refuses[type(message)]
-        match message:
-            case m.Reserve():
-                self.reservations.add(message.reservation)
-                return m.Reserved(message.reservation)
-            case m.ReleaseReservation():
-                self.reservations.discard(message.reservation)
-                self.on_release(self)
-            case m.ListColumns():
-                return m.ColumnsListed(tuple(self.columns.values()), self.summaries(), "")
-            case m.PutDocument():
-                return self._put(message, bytes(send.bulk))
-            case m.VerifyColumn(column):
-                found = self.columns.get(column)
-                return m.ColumnVerified(column, found is None, 1, self.damaged.get(column, ()))
-            case m.DropColumn(_, column):
-                self.columns.pop(column, None)
-                return m.Dropped(1)
-            case m.DropGeneration(_, checkpoint):
-                self._drop(checkpoint)
-                return m.Dropped(1)
-        return None
-
-    def summaries(self) -> tuple[m.DocumentSummary, ...]:
-        held = sorted(self.documents.items(), key=lambda item: (item[0][0].value, item[0][1]))
-        return tuple(m.DocumentSummary(kind, id, len(data)) for (kind, id), data in held)
-
-    def holds(self, checkpoint: CheckpointId) -> bool:
-        """Any column, index or record of it."""
-        kinds = {kind for kind, id in self.documents if id == checkpoint}
-        columns = any(c.payload.checkpoint == checkpoint for c in self.columns)
-        return columns or bool(kinds - {m.DocumentKind.TOMBSTONE})
-
-    def seal(self, column: ColumnId, place: m.Place, layout: m.PayloadPlanned, bytes_: int) -> None:
-        """Become the holder of a column, out of its reservation."""
-        self.reservations.discard(place.reservation)
-        self.columns[column] = self.proof(column, layout.code, bytes_)
-
-    def proof(self, column: ColumnId, code: str, payload_bytes: int) -> m.ColumnProof:
-        return make_proof(
-            proof_key(SECRET, self.id, self.boot), CLUSTER, column=column, target=self.id,
-            boot=self.boot, code=code, payload_bytes=payload_bytes, column_crc=7,
-            manifest_digest=DIGEST,
-        )  # fmt: skip
-
-    def reboot(self) -> None:
-        """Another incarnation: proofs are made anew, reservations are gone."""
-        self.boot = BootId(self.boot + 1000)
-        self.reservations.clear()
-        for column, old in self.columns.items():
-            self.columns[column] = self.proof(column, old.code, old.payload_bytes)
-
-    def _put(self, message: m.PutDocument, bulk: bytes) -> m.Message | None:
-        key = (message.kind, message.checkpoint)
-        self.parts[key] = self.parts.get(key, b"")[: message.offset] + bulk
-        if len(self.parts[key]) < message.total_bytes:
-            return None
-        assert xxh3_128(self.parts[key]) == message.digest
-        self.documents[key] = self.parts.pop(key)
-        return m.DocumentStored(message.kind, message.checkpoint)
-
-    def _drop(self, checkpoint: CheckpointId) -> None:
-        for column in [c for c in self.columns if c.payload.checkpoint == checkpoint]:
-            del self.columns[column]
-        for kind, id in list(self.documents):
-            if id == checkpoint and kind is not m.DocumentKind.TOMBSTONE:
-                del self.documents[kind, id]
-
-
 class Bench:
-    """The machine, `count` live targets t0, t1, ... each in a host of its own, and what was said."""
+    """The machine, `count` live targets t0, t1, ... each a host of its own, and what was said."""
 
     def __init__(
         self,
@@ -160,9 +61,12 @@ class Bench:
         *,
         hosts: int | None = None,
         targets_live: bool = True,
-        **policy: object,
+        max_per_domain: int = 1,
+        keep: int | None = None,
     ) -> None:
-        self.policy = CoordinatorPolicy(CLUSTER, Code.parse(code), **policy)  # type: ignore[arg-type]
+        self.policy = CoordinatorPolicy(
+            CLUSTER, Code.parse(code), max_per_domain=max_per_domain, keep=keep
+        )
         self.now_us = START_US
         self.term = 1
         self.durable: list[object] = []
@@ -204,7 +108,7 @@ class Bench:
                 return
 
     def restart(self, *targets: str) -> None:
-        """The coordinator ends and starts again from what is durable; these targets register again."""
+        """The coordinator starts again from what is durable; these targets register again."""
         self.term += 1
         self.now_us += SECOND_US
         self.tickets.clear()
@@ -349,7 +253,8 @@ class Bench:
         self._request += 1
         session = self.session()
         mark = self.mark()
-        question = m.Ask(what, run and RunName(run), None if step is None else Step(step))  # type: ignore[arg-type]
+        named = None if run is None else RunName(run)
+        question = m.Ask(what, named, None if step is None else Step(step))
         self.tell(session, question)
         (send,) = [a for a in self.log[mark:] if isinstance(a, Send) and a.session == session]
         if isinstance(send.message, m.Failed):
@@ -527,13 +432,8 @@ def replica_entry(size: int, stored: Sequence[Piece], fingerprint: bytes) -> Ten
     )
 
 
-def put_parts(total_bytes: int) -> int:
-    """How many PutDocument frames a document takes."""
-    return max(1, -(-total_bytes // FRAME_BULK_BYTES_MAX))
-
-
-def team(bench: Bench, world_size: int, **options: object) -> list[RankFake]:
-    return [RankFake(bench, rank, world_size, **options) for rank in range(world_size)]  # type: ignore[arg-type]
+def team(bench: Bench, world_size: int, *, key: str | None = "k") -> list[RankFake]:
+    return [RankFake(bench, rank, world_size, key=key) for rank in range(world_size)]
 
 
 def every(ranks: Sequence[RankFake], act: Callable[[RankFake], object]) -> None:

@@ -1,4 +1,4 @@
-"""From certified to committed: what is refused, what is counted, and in which order facts become durable."""
+"""From certified to committed: what is refused, what counts, in which order facts are durable."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ckpt.base.ids import BootId, ColumnId, ColumnNumber, PayloadId, Rank, TargetId
+from ckpt.base.ids import BootId, ColumnId, ColumnNumber, PayloadId, Rank, Step, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.format.index import decode_index
 from ckpt.format.record import decode_record
@@ -134,7 +134,7 @@ def test_a_table_comes_in_ascending_parts_and_counts_when_it_is_whole() -> None:
 def test_a_certificate_of_an_unknown_attempt_is_told_that_it_is_over() -> None:
     bench = Bench()
     (rank,) = ready(bench)
-    other = replace(rank.payload.checkpoint, step=2)
+    other = replace(rank.payload.checkpoint, step=Step(2))
     (aborted,) = rank.certify(replace(rank.certificate(), payload=PayloadId(other, Rank(0))))
     assert isinstance(aborted, m.AttemptAborted)
 

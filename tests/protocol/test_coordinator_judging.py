@@ -12,7 +12,8 @@ from ckpt.protocol import catalog
 from ckpt.protocol import messages as m
 from ckpt.protocol.events import Session
 from ckpt.protocol.judging import most_bad
-from tests.protocol.coordinating import RUN, Bench, FakeTarget
+from tests.protocol.coordinated_target import FakeTarget
+from tests.protocol.coordinating import RUN, Bench
 
 
 def report(bench: Bench, id: CheckpointId, session: Session | None = None) -> list[m.Message]:

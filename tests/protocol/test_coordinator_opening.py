@@ -178,7 +178,8 @@ def test_an_open_attempt_goes_on_after_a_restart_with_the_plan_that_its_stager_h
     bench.tick(5)
     rank.reconnect()
     (plan,) = rank.resume(1, rank.payload.checkpoint)
-    assert plan == m.PayloadPlanned(rank.payload, "2+1", rank.plan.cell_bytes, (), ())  # type: ignore[union-attr]
+    assert rank.plan is not None
+    assert plan == m.PayloadPlanned(rank.payload, "2+1", rank.plan.cell_bytes, (), ())
     rank.certify()
     (commit,) = rank.commits()
     assert commit.info.checkpoint == rank.payload.checkpoint

@@ -6,7 +6,8 @@ import pytest
 
 from ckpt.base.ids import ReservationId, TargetId
 from ckpt.protocol import messages as m
-from tests.protocol.coordinating import Bench, FakeTarget, RankFake
+from tests.protocol.coordinated_target import FakeTarget
+from tests.protocol.coordinating import Bench, RankFake
 
 FULL = m.Failed("no_space", "full")
 

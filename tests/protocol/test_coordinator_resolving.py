@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpt.base.ids import CheckpointId, PayloadId, Rank, Step
+from ckpt.base.ids import CheckpointId, PayloadId, Rank, RunName, Step
 from ckpt.format.record import decode_record
 from ckpt.protocol import messages as m
 from ckpt.protocol.events import Send, Session
@@ -72,7 +72,7 @@ def test_a_step_is_resolved_by_its_number_and_its_newest_generation() -> None:
 def test_what_never_was_is_not_found() -> None:
     bench = Bench()
     bench.save(1)
-    for message in (m.Resolve(RUN, Step(9)), replace(NEWEST, run="other")):  # type: ignore[arg-type]
+    for message in (m.Resolve(RUN, Step(9)), replace(NEWEST, run=RunName("other"))):
         failed = resolve(bench, message)
         assert isinstance(failed, m.Failed)
         assert failed.code == "not_found"

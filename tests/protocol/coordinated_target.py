@@ -1,0 +1,110 @@
+"""One target as the coordinator's tables see it: it does as told, refuses, or keeps silent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ckpt.base.ids import BootId, CheckpointId, ColumnId, ReservationId, TargetId
+from ckpt.format.checksum import xxh3_128
+from ckpt.protocol import messages as m
+from ckpt.protocol.events import Send, Session
+from ckpt.protocol.proofs import make_proof, proof_key
+
+SECRET = b"secret of a table test, 32 bytes."
+CLUSTER = "c1"
+DIGEST = b"m" * 16
+"""Of every manifest."""
+
+
+@dataclass(slots=True)
+class FakeTarget:
+    """What one target holds, and how it answers."""
+
+    id: TargetId
+    domain: str
+    boot: BootId
+    bytes_free: int = 1 << 40
+    session: Session | None = None
+    columns: dict[ColumnId, m.ColumnProof] = field(default_factory=dict)
+    documents: dict[tuple[m.DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
+    reservations: set[ReservationId] = field(default_factory=set)
+    refuses: dict[type[m.Message], m.Failed] = field(default_factory=dict)
+    silent: set[type[m.Message]] = field(default_factory=set)
+    #: Commands of these types are kept in `unanswered`.
+    unanswered: list[Send] = field(default_factory=list)
+    damaged: dict[ColumnId, tuple[m.ByteRange, ...]] = field(default_factory=dict)
+    on_release: Callable[[FakeTarget], None] = lambda _: None
+    parts: dict[tuple[m.DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
+
+    def answer(self, send: Send) -> m.Message | None:
+        """Do the command; None when it has no answer."""
+        message = send.message
+        if type(message) in self.refuses:
+            return self.refuses[type(message)]
+        match message:
+            case m.Reserve():
+                self.reservations.add(message.reservation)
+                return m.Reserved(message.reservation)
+            case m.ReleaseReservation():
+                self.reservations.discard(message.reservation)
+                self.on_release(self)
+            case m.ListColumns():
+                return m.ColumnsListed(tuple(self.columns.values()), self.summaries(), "")
+            case m.PutDocument():
+                return self._put(message, bytes(send.bulk))
+            case m.VerifyColumn(column):
+                found = self.columns.get(column)
+                return m.ColumnVerified(column, found is None, 1, self.damaged.get(column, ()))
+            case m.DropColumn(_, column):
+                self.columns.pop(column, None)
+                return m.Dropped(1)
+            case m.DropGeneration(_, checkpoint):
+                self._drop(checkpoint)
+                return m.Dropped(1)
+        return None
+
+    def summaries(self) -> tuple[m.DocumentSummary, ...]:
+        held = sorted(self.documents.items(), key=lambda item: (item[0][0].value, item[0][1]))
+        return tuple(m.DocumentSummary(kind, id, len(data)) for (kind, id), data in held)
+
+    def holds(self, checkpoint: CheckpointId) -> bool:
+        """Any column, index or record of it."""
+        kinds = {kind for kind, id in self.documents if id == checkpoint}
+        columns = any(c.payload.checkpoint == checkpoint for c in self.columns)
+        return columns or bool(kinds - {m.DocumentKind.TOMBSTONE})
+
+    def seal(self, column: ColumnId, place: m.Place, layout: m.PayloadPlanned, bytes_: int) -> None:
+        """Become the holder of a column, out of its reservation."""
+        self.reservations.discard(place.reservation)
+        self.columns[column] = self.proof(column, layout.code, bytes_)
+
+    def proof(self, column: ColumnId, code: str, payload_bytes: int) -> m.ColumnProof:
+        return make_proof(
+            proof_key(SECRET, self.id, self.boot), CLUSTER, column=column, target=self.id,
+            boot=self.boot, code=code, payload_bytes=payload_bytes, column_crc=7,
+            manifest_digest=DIGEST,
+        )  # fmt: skip
+
+    def reboot(self) -> None:
+        """Another incarnation: proofs are made anew, reservations are gone."""
+        self.boot = BootId(self.boot + 1000)
+        self.reservations.clear()
+        for column, old in self.columns.items():
+            self.columns[column] = self.proof(column, old.code, old.payload_bytes)
+
+    def _put(self, message: m.PutDocument, bulk: bytes) -> m.Message | None:
+        key = (message.kind, message.checkpoint)
+        self.parts[key] = self.parts.get(key, b"")[: message.offset] + bulk
+        if len(self.parts[key]) < message.total_bytes:
+            return None
+        assert xxh3_128(self.parts[key]) == message.digest
+        self.documents[key] = self.parts.pop(key)
+        return m.DocumentStored(message.kind, message.checkpoint)
+
+    def _drop(self, checkpoint: CheckpointId) -> None:
+        for column in [c for c in self.columns if c.payload.checkpoint == checkpoint]:
+            del self.columns[column]
+        for kind, id in list(self.documents):
+            if id == checkpoint and kind is not m.DocumentKind.TOMBSTONE:
+                del self.documents[kind, id]
