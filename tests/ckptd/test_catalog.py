@@ -26,6 +26,7 @@ from ckpt.protocol.catalog import (
     CheckpointTombstoned,
     Persist,
     RepairNeeded,
+    RowForgotten,
     RowState,
     TargetSeen,
     apply_all,
@@ -102,6 +103,16 @@ def test_what_was_stored_is_loaded_as_the_machine_folds_it(tmp_path: Path) -> No
         expected = apply_all(CatalogImage(2), every_entry())
         assert catalog.image == expected
         assert catalog.image.rows[checkpoint(2)].state is RowState.ABORTED
+
+
+def test_a_forgotten_row_is_gone_with_its_repairs_also_after_a_start(tmp_path: Path) -> None:
+    forgotten: list[CatalogEntry] = [RowForgotten(checkpoint(1)), RowForgotten(checkpoint(9))]
+    with Catalog.open(tmp_path, None, "c1") as catalog:
+        write(catalog, [every_entry(), forgotten])
+    with Catalog.open(tmp_path, "c1", "unused") as catalog:
+        assert catalog.image == apply_all(CatalogImage(2), [*every_entry(), *forgotten])
+        assert checkpoint(1) not in catalog.image.rows
+        assert catalog.image.repairs == {}
 
 
 def test_each_start_has_a_term_above_all_earlier_ones(tmp_path: Path) -> None:
