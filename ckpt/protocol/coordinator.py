@@ -139,6 +139,19 @@ class CoordinatorMachine:
             keep=policy.keep,
         )
         self.judge = Judge(self._desk, self.members, self.checkpoints)
+        self._make_saving_parts(secret, wall_s)
+        self.resolver = Resolver(
+            self._desk,
+            self.checkpoints,
+            self.launches,
+            self.book.of_run,
+            self.deleter.released,
+        )
+        self.views = Views(policy.cluster, self.members, self.checkpoints, self.book, policy.code)
+        self._recover(image)
+
+    def _make_saving_parts(self, secret: bytes, wall_s: Callable[[], float]) -> None:
+        policy = self.policy
         self.ending = Ending(
             self._desk,
             self.book,
@@ -178,15 +191,6 @@ class CoordinatorMachine:
             cluster=policy.cluster,
             secret=secret,
         )
-        self.resolver = Resolver(
-            self._desk,
-            self.checkpoints,
-            self.launches,
-            self.book.of_run,
-            self.deleter.released,
-        )
-        self.views = Views(policy.cluster, self.members, self.checkpoints, self.book, policy.code)
-        self._recover(image)
 
     def handle(self, event: Event) -> list[Action]:
         """Everything that follows from one event."""

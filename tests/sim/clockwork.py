@@ -20,7 +20,7 @@ class Clockwork:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.now_us = 1_000_000
+        self.now_us = 50_000_000_000
         self._heap: list[_Entry] = []
         self._count = 0
         self.steps = 0
