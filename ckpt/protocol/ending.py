@@ -75,6 +75,27 @@ class Ending:
                 reason = f"rank {message.rank} went on to step {message.step} without saving it"
                 self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}"))
 
+    def abort_passed_by(self, passing: Attempt) -> None:
+        """Attempts that will never be whole, because a rank that they lack is at a later step already.
+
+        `abort_what_lacks` ends those that were there when that rank came. This ends those that came
+        behind it: opened by a rank that is slower, or recovered after a restart. They would hold
+        arenas that everybody's next save waits for.
+        """
+        peers = [
+            attempt
+            for attempt in self._book.of_run(passing.checkpoint.run)
+            if attempt.launch == passing.launch
+        ]
+        for attempt in peers:
+            for later in peers:
+                gone = later.payloads.keys() - attempt.payloads.keys()
+                if gone and later.checkpoint.step > attempt.checkpoint.step:
+                    step = later.checkpoint.step
+                    reason = f"rank {min(gone)} went on to step {step} without saving it"
+                    self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}"))
+                    break
+
     def fence_older(self, run: RunName, launch: LaunchNumber) -> None:
         """A new launch begins: what older ones have wholly handed over may finish,
         the rest ends.

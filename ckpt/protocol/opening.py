@@ -93,7 +93,9 @@ class Opening:
         payload.request = request
         if attempt.state in ENDED:
             self._ending.tell_end(attempt, payload)
-        else:
+            return
+        self._ending.abort_passed_by(attempt)
+        if attempt.state not in ENDED:
             self._plan(attempt, payload)
 
     def _check(self, message: OpenPayload) -> None:
@@ -239,6 +241,7 @@ class Opening:
             if attempt.launch != message.launch:
                 raise Refused(f"{checkpoint} belongs to launch {attempt.launch}")
             payload = self._enter(attempt, session, message)
+            self._ending.abort_passed_by(attempt)
         if payload.process != message.process:
             raise Refused(f"{payload.id} was handed over by another process")
         self._answer_again(session, request, attempt, payload)
