@@ -42,7 +42,7 @@ def test_a_save_of_the_shape_of_the_one_before_takes_the_standing_space() -> Non
 
 
 def test_targets_of_one_device_that_are_full_together_are_no_space() -> None:
-    bench = Bench(hosts=1, level="target")
+    bench = Bench(max_per_domain=4)
     rank = RankFake(bench)
     for target in bench.targets.values():
         target.domain = "p/r/h0/d0"
