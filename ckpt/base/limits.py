@@ -16,7 +16,8 @@ PAGE_BYTES = 4 * KiB
 """O_DIRECT's unit here; every offset and length in a column file is a multiple of it."""
 BLOCK_BYTES = 128 * KiB
 """Checksum block: the size of damage. A cell has one or several; its last may be shorter."""
-CELL_BYTES_DEFAULT = 512 * KiB
+CELL_BYTES_DEFAULT = 2 * MiB
+"""Fewer, larger frames: docs/decisions/0005. Small payloads get smaller cells (format/layout.py)."""
 CELL_BYTES_MAX = 4 * MiB
 PAYLOAD_BYTES_MAX = 1 << 44
 

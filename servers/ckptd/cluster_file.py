@@ -10,7 +10,7 @@ restart = "always"             # or "never": of targets that have exited
 linger_s = 300.0               # idle time after which the supervisor stops
 capacity_bytes = 0             # for all targets together; 0 is what the device has
 pretend_domains = false        # each target its own device in placement and reports
-cell_bytes = 524288
+cell_bytes = 2097152
 unprotected = false            # m = 0 was asked for
 created_by = "ckptd 0.1.0"
 """

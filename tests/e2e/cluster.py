@@ -82,7 +82,7 @@ class Cluster:
     def kill(self, *targets: str) -> None:
         """SIGKILL, not to be started again before `heal`; returns when the coordinator knows."""
         for id in targets:
-            (self.directory / "targets" / id / "hold").touch()
+            (self.directory / "targets" / id / "held").touch()
             with suppress(ProcessLookupError):
                 os.kill(self.pid_of(id), signal.SIGKILL)
         wait_until(lambda: not self.live() & set(targets), f"{targets} are known to be dead")
@@ -90,7 +90,7 @@ class Cluster:
     def heal(self) -> None:
         """All targets run and are live."""
         for id in TARGETS:
-            (self.directory / "targets" / id / "hold").unlink(missing_ok=True)
+            (self.directory / "targets" / id / "held").unlink(missing_ok=True)
         wait_until(lambda: self.live() == set(TARGETS), "all targets are live")
 
     @contextmanager

@@ -27,6 +27,7 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
+from ckpt.base.units import KiB
 from ckpt.erasure.code import Code
 from ckpt.format import index_pages, table, tree
 from ckpt.format.checksum import crc32, xxh3_128
@@ -70,7 +71,7 @@ KEY = bytes(range(32))
 CHECKPOINT = CheckpointId(RunName("llm/größe 7b"), Step(1200), Generation(3, 41))
 PAYLOAD = PayloadId(CHECKPOINT, Rank(5))
 LAUNCH = LaunchNumber(3 << 32 | 7)
-LAYOUT = Layout.plan(Code(4, 2), 3_000_000)
+LAYOUT = Layout.plan(Code(4, 2), 3_000_000, 512 * KiB)
 
 
 def golden(name: str, now: bytes) -> bytes:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt.base.limits import PAGE_BYTES
+from ckpt.base.units import KiB
 from ckpt.erasure.code import Code
 from ckpt.format.layout import CellRange, Layout, blocks_of
 from tests.format.strategies import layouts
@@ -51,7 +52,7 @@ def test_a_small_payload_gets_small_cells() -> None:
 
 
 def test_a_known_payload_is_cut_as_ever() -> None:
-    layout = Layout.plan(Code(4, 2), 3_000_000)
+    layout = Layout.plan(Code(4, 2), 3_000_000, 512 * KiB)
     assert layout.cell_bytes == 512 << 10
     assert layout.stripe_count == 2
     assert layout.tail_cell_bytes == 229_376
