@@ -22,7 +22,7 @@ import ckptd.target
 from ckpt.aio.disk import DiskSpace, RealDisk
 from ckpt.base.units import KiB, TiB
 from ckpt.format.checksum import Buffer
-from ckpt.protocol.target_core import COLUMNS
+from ckpt.protocol.target.core import COLUMNS
 
 OBSERVED_NAME: Final = "CKPTBENCH_OBSERVED"
 DISCARD_NAME: Final = "CKPTBENCH_DISCARD"

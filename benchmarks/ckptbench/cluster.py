@@ -29,7 +29,7 @@ from ckpt.aio.secret import make_secret
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.erasure.code import Code
-from ckpt.protocol.views import StatusView
+from ckpt.protocol.coordinator.views import StatusView
 from ckpt_client.control import Control
 from ckpt_client.detach import child_environment
 from ckpt_client.locate import Locator

@@ -26,9 +26,9 @@ from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import Epoch
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.frame import FrameHead
+from ckpt.format.messages import Message, Role
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.handshake import NONCE_BYTES, ClientHandshake, Established
-from ckpt.protocol.messages import Message, Role
 
 ATTEMPT_S: Final = 5.0
 """For connecting and the handshake together."""

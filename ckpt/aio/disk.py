@@ -28,7 +28,10 @@ import numpy as np
 from ckpt.base.errors import Busy
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import MiB, align_down, align_up
-from ckpt.protocol.disk_events import (
+from ckpt.protocol.events import Buffer
+from ckpt.protocol.target.core import COLUMNS, DIRECTORIES, DOCUMENTS, STAGING
+from ckpt.protocol.target.directory import DirectoryLoaded, FoundFile, identify
+from ckpt.protocol.target.disk_events import (
     DiskAction,
     DiskDone,
     DiskFailed,
@@ -41,10 +44,7 @@ from ckpt.protocol.disk_events import (
     TruncateFile,
     WriteAt,
 )
-from ckpt.protocol.events import Buffer
-from ckpt.protocol.target import TERM_FILE, decode_term
-from ckpt.protocol.target_core import COLUMNS, DIRECTORIES, DOCUMENTS, STAGING
-from ckpt.protocol.target_directory import DirectoryLoaded, FoundFile, identify
+from ckpt.protocol.target.machine import TERM_FILE, decode_term
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,9 @@ from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import Epoch
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.frame import FrameHead
+from ckpt.format.messages import Message, Role
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.handshake import NONCE_BYTES, ClientHandshake, Established
-from ckpt.protocol.messages import Message, Role
 
 LINK_QUEUED_BYTES_MAX: Final = 8 * MiB
 CONNECT_TIMEOUT_US: Final = 3 * US_PER_S

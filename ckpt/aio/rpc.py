@@ -23,9 +23,9 @@ from ckpt.aio.clock import now_us
 from ckpt.aio.link import Link, LinkClosed, LinkDrained, LinkLoop, LinkOpened, LinkReceived
 from ckpt.base.errors import CkptError, Refused, Unauthorized, Unavailable, error_from_wire
 from ckpt.base.units import US_PER_S
+from ckpt.format.messages import Failed, Message, Role
 from ckpt.protocol.events import Buffer
 from ckpt.protocol.handshake import SECRET_BYTES_MIN, Established
-from ckpt.protocol.messages import Failed, Message, Role
 
 BACKOFF_US: Final = (20_000, 1_000_000)
 """First and longest rest between two attempts; half of each is jitter."""

@@ -36,9 +36,9 @@ from ckpt.aio.watch import Watch
 from ckpt.base.errors import Busy, CkptError, PeerError, Refused, Unauthorized, Unavailable
 from ckpt.base.units import US_PER_S
 from ckpt.format.frame import FrameHead
+from ckpt.format.messages import Message
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.handshake import NONCE_BYTES, Established, Identity, ServerHandshake
-from ckpt.protocol.messages import Message
 
 _BACKLOG: Final = 4096
 _ACCEPTS_PER_TURN: Final = 16

@@ -3,7 +3,7 @@
     offset  size  type  field
          0     4  bytes magic `CKPF`
          4     1  u8    version of the frame, 1
-         5     1  u8    type: ckpt.protocol.messages.MESSAGE_TYPES
+         5     1  u8    type: ckpt.format.messages.MESSAGE_TYPES
          6     2  u16   zero
          8     4  u32   meta_bytes
         12     4  u32   bulk_bytes
@@ -41,7 +41,7 @@ from ckpt.base.limits import (
     UNAUTHENTICATED_BYTES_MAX,
 )
 from ckpt.format.checksum import Buffer, crc32
-from ckpt.protocol.messages import MESSAGE_TYPES, Failed, Message
+from ckpt.format.messages import MESSAGE_TYPES, Failed, Message
 
 MAGIC: Final = b"CKPF"
 VERSION: Final = 1

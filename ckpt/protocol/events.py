@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NewType
 
-from ckpt.protocol.messages import Message, Role
+from ckpt.format.messages import Message, Role
 
 Session = NewType("Session", int)
 """One authenticated connection, numbered by the shell that owns it; never used again."""

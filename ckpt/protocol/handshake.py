@@ -42,7 +42,7 @@ from typing import Final
 from ckpt.base.errors import PeerError, Refused, Unauthorized, error_from_wire
 from ckpt.base.ids import BootId, Epoch
 from ckpt.base.units import US_PER_S
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     PROTOCOL_VERSION,
     ClientHello,
     ClientProof,

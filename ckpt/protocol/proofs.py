@@ -11,7 +11,7 @@ import hmac
 from typing import Final
 
 from ckpt.base.ids import BootId, ColumnId, TargetId
-from ckpt.protocol.messages import ColumnProof
+from ckpt.format.messages import ColumnProof
 
 _LABEL: Final = b"ckpt target"
 

@@ -13,7 +13,7 @@ import pytest
 
 from ckpt.aio.disk import Disk, perform
 from ckpt.base.limits import PAGE_BYTES
-from ckpt.protocol.disk_events import (
+from ckpt.protocol.target.disk_events import (
     DiskDone,
     DiskFailed,
     ReadAt,

@@ -20,9 +20,9 @@ from functools import partial
 from ckpt.aio.channel import Bulk, Sent, SessionHandler, next_session
 from ckpt.base.ids import BootId, Epoch
 from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter
+from ckpt.format.messages import PROTOCOL_VERSION, Message, Role
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.handshake import Established, Identity
-from ckpt.protocol.messages import PROTOCOL_VERSION, Message, Role
 
 _KEY = b"fake session key".ljust(32, b".")
 

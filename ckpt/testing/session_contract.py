@@ -11,9 +11,7 @@ import pytest
 
 from ckpt.aio.channel import Sent
 from ckpt.base.ids import BootId, Epoch
-from ckpt.protocol.events import Buffer, Session
-from ckpt.protocol.handshake import Established, Identity
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     PROTOCOL_VERSION,
     Answer,
     Ask,
@@ -21,6 +19,8 @@ from ckpt.protocol.messages import (
     Message,
     Role,
 )
+from ckpt.protocol.events import Buffer, Session
+from ckpt.protocol.handshake import Established, Identity
 from ckpt.testing.network import Heard, RecordingHandler
 
 SERVER_IDENTITY = Identity("cluster-a", Role.COORDINATOR, "", BootId(9))

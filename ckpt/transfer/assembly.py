@@ -22,7 +22,7 @@ from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID, codec_for
 from ckpt.format.checksum import crc32, crc32_concat, xxh3_128
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, decode_manifest
-from ckpt.protocol.reader_events import DecodePart, FinishStripe
+from ckpt.protocol.reader.events import DecodePart, FinishStripe
 from ckpt.transfer.landings import Bytes, Landings
 
 CELLS_KEPT_MAX: Final = 64

@@ -16,17 +16,17 @@ from typing import Final
 from ckpt.aio.link import Link, LinkState
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import ColumnId, ColumnNumber, TargetId
-from ckpt.protocol import messages as m
-from ckpt.protocol import payload_events as w
+from ckpt.format import messages as m
 from ckpt.protocol.events import Ticked
-from ckpt.protocol.payload_writer import PayloadWriter
-from ckpt.protocol.stager_events import (
+from ckpt.protocol.stager.events import (
     PayloadFailed,
     PayloadSealed,
     PayloadStopped,
     SparesWanted,
     StartPayload,
 )
+from ckpt.protocol.writer import payload_events as w
+from ckpt.protocol.writer.payload_writer import PayloadWriter
 from ckpt.transfer.encoder import Cell, PayloadEncoder
 from ckpt.transfer.target_links import TargetLinks
 

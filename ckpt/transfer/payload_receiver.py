@@ -41,8 +41,7 @@ from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, TargetId
 from ckpt.base.limits import MANIFEST_BYTES_MAX
 from ckpt.format.frame import FrameHead
 from ckpt.format.layout import Layout
-from ckpt.protocol.events import Report, Ticked
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     CancelRequest,
     Failed,
     ManifestData,
@@ -55,8 +54,8 @@ from ckpt.protocol.messages import (
     Role,
     TargetAddress,
 )
-from ckpt.protocol.payload_reader import PayloadReader
-from ckpt.protocol.reader_events import (
+from ckpt.protocol.events import Report, Ticked
+from ckpt.protocol.reader.events import (
     AskAnswered,
     AskManifest,
     AskRanges,
@@ -76,7 +75,8 @@ from ckpt.protocol.reader_events import (
     ReadWish,
     Standing,
 )
-from ckpt.protocol.spans import Owed
+from ckpt.protocol.reader.payload_reader import PayloadReader
+from ckpt.protocol.reader.spans import Owed
 from ckpt.transfer.assembly import Assembly, CellPool, Checks
 from ckpt.transfer.landings import Landings
 from ckpt.transfer.read_worker import CheckManifest, CheckRange, Note, ReadWorker, WorkFailed

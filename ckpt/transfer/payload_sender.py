@@ -34,10 +34,10 @@ from ckpt.aio.link import (
 )
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import ColumnNumber, PayloadId
-from ckpt.protocol.messages import Place
-from ckpt.protocol.payload_events import ColumnsReopened, SparesGiven
-from ckpt.protocol.payload_writer import PayloadWriter
-from ckpt.protocol.stager_events import PayloadFailed, PayloadStopped, StartPayload
+from ckpt.format.messages import Place
+from ckpt.protocol.stager.events import PayloadFailed, PayloadStopped, StartPayload
+from ckpt.protocol.writer.payload_events import ColumnsReopened, SparesGiven
+from ckpt.protocol.writer.payload_writer import PayloadWriter
 from ckpt.transfer.encoder import PayloadEncoder, zero_tail
 from ckpt.transfer.parity_ring import ParityRing, ring_for
 from ckpt.transfer.payload_job import PayloadJob, PayloadStatistics, SenderResult

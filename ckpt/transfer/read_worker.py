@@ -15,7 +15,7 @@ from typing import Self
 from ckpt.aio.clock import now_us
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import ColumnNumber
-from ckpt.protocol.reader_events import (
+from ckpt.protocol.reader.events import (
     AskAnswered,
     FinishStripe,
     ManifestRead,

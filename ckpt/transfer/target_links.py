@@ -10,7 +10,7 @@ from typing import Self
 
 from ckpt.aio.link import Link, LinkLoop, LinkState
 from ckpt.base.ids import BootId, TargetId
-from ckpt.protocol.messages import Place, Role
+from ckpt.format.messages import Place, Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from ckpt.aio.rpc import RpcClient
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import PeerError, Unavailable
 from ckpt.base.ids import LaunchNumber, Rank, RunName, Step
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     Answer,
     Ask,
     JoinLaunch,

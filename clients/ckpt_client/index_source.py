@@ -14,8 +14,8 @@ from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.units import MiB
 from ckpt.format.checksum import Buffer, xxh3_128
 from ckpt.format.index import IndexReader
+from ckpt.format.messages import DocumentData, DocumentKind, ReadDocument, Role, TargetAddress
 from ckpt.format.record import CommitRecord
-from ckpt.protocol.messages import DocumentData, DocumentKind, ReadDocument, Role, TargetAddress
 from ckpt.transfer.payload_receiver import nearest_address
 from ckpt_client.locate import client_name
 

@@ -23,10 +23,10 @@ from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import Rank
 from ckpt.base.limits import CODE_COLUMNS_MAX, PAGE_BYTES, PAYLOAD_BYTES_MAX
 from ckpt.base.units import align_up, format_bytes
+from ckpt.format.messages import ReplicaPolicy
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, decode_table, encode_table
 from ckpt.format.tree import encode_tree
 from ckpt.plan.replicas import leaf_parts, share_replicas
-from ckpt.protocol.messages import ReplicaPolicy
 from ckpt_client.state import AnyArray, FlatState, Leaf
 
 ITEM_ALIGN: Final = 64

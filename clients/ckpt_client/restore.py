@@ -28,10 +28,7 @@ from ckpt.base.ids import Generation, LaunchNumber, PayloadId, Rank, RunName, St
 from ckpt.base.units import MiB
 from ckpt.format.index import IndexPayload, IndexReader
 from ckpt.format.layout import Layout
-from ckpt.format.record import CommitRecord, decode_record
-from ckpt.format.tree import Node, decode_tree
-from ckpt.protocol.events import Report
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     CommitInfo,
     DamageJudged,
     ReleasePin,
@@ -40,7 +37,10 @@ from ckpt.protocol.messages import (
     Resolved,
     Role,
 )
-from ckpt.protocol.reader_events import ReadLimits
+from ckpt.format.record import CommitRecord, decode_record
+from ckpt.format.tree import Node, decode_tree
+from ckpt.protocol.events import Report
+from ckpt.protocol.reader.events import ReadLimits
 from ckpt.transfer.landings import Landings
 from ckpt.transfer.payload_receiver import (
     PayloadDamaged,

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from ckpt.base.errors import Busy, CkptError, Unavailable, error_from_wire
 from ckpt.base.ids import Generation
-from ckpt.protocol.messages import CommitInfo
-from ckpt.protocol.views import StepView
+from ckpt.format.messages import CommitInfo
+from ckpt.protocol.coordinator.views import StepView
 from ckpt_client.stager import wire
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckpt.base.errors import Aborted, CkptError, Unavailable, error_from_wire
-from ckpt.protocol.messages import ReplicaPolicy
+from ckpt.format.messages import ReplicaPolicy
 from ckpt_client.arena import Half, map_half
 from ckpt_client.detach import start_detached
 from ckpt_client.packing import Packing

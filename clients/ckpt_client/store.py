@@ -21,9 +21,9 @@ from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import RunName, check_run_name, check_step
 from ckpt.base.units import format_bytes
-from ckpt.protocol.messages import ReplicaPolicy
-from ckpt.protocol.stager_events import FullPolicy
-from ckpt.protocol.views import StepView
+from ckpt.format.messages import ReplicaPolicy
+from ckpt.protocol.coordinator.views import StepView
+from ckpt.protocol.stager.events import FullPolicy
 from ckpt_client.control import Control
 from ckpt_client.environment import (
     Place,

@@ -15,8 +15,7 @@ from ckpt.base.errors import CkptError
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, RunName, Step, TargetId
 from ckpt.base.limits import PAYLOAD_BYTES_MAX
 from ckpt.format.index import IndexPayload
-from ckpt.protocol.judging import most_bad
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     ByteRange,
     ColumnVerified,
     Resolve,
@@ -24,6 +23,7 @@ from ckpt.protocol.messages import (
     TargetAddress,
     VerifyColumn,
 )
+from ckpt.protocol.coordinator.judging import most_bad
 from ckpt.transfer.payload_receiver import nearest_address
 from ckpt_client.restore import Pinned, ReaderContext
 

@@ -31,7 +31,7 @@ from typing import Final
 
 from ckpt.base.errors import Busy, CkptError, Corrupt, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, RunName, Step, TargetId
-from ckpt.protocol.catalog import (
+from ckpt.protocol.coordinator.catalog import (
     AttemptOpened,
     CatalogEntry,
     CatalogImage,

@@ -34,11 +34,14 @@ from ckpt.base.ids import BootId, CheckpointId, RunName, Step
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX
 from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
+from ckpt.format.messages import Message, RegisterTarget, Role
 from ckpt.plan.placement import Level
-from ckpt.protocol import catalog as entries
-from ckpt.protocol.catalog import Persist, Persisted
-from ckpt.protocol.coordinator import CoordinatorMachine, CoordinatorPolicy, Event
-from ckpt.protocol.desk import Action
+from ckpt.protocol.coordinator import catalog as entries
+from ckpt.protocol.coordinator.catalog import Persist, Persisted
+from ckpt.protocol.coordinator.desk import Action
+from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
+from ckpt.protocol.coordinator.membership import TargetState
+from ckpt.protocol.coordinator.views import CoordinatorView
 from ckpt.protocol.events import (
     CloseSession,
     Received,
@@ -50,9 +53,6 @@ from ckpt.protocol.events import (
     Ticked,
 )
 from ckpt.protocol.handshake import Established, Identity
-from ckpt.protocol.membership import TargetState
-from ckpt.protocol.messages import Message, RegisterTarget, Role
-from ckpt.protocol.views import CoordinatorView
 from ckptd import config as options
 from ckptd.catalog import Catalog
 from ckptd.fail_stop import FailStop

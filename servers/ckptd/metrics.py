@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from ckpt.protocol.catalog import RowState
-from ckpt.protocol.checkpoints import Checkpoint, Checkpoints
-from ckpt.protocol.membership import Membership, TargetState
-from ckpt.protocol.messages import CommitInfo, Role
+from ckpt.format.messages import CommitInfo, Role
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.membership import Membership, TargetState
 from ckptd.exposition import Family, Histogram, Kind, render
 
 STALL_BOUNDS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)

@@ -34,9 +34,7 @@ from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader
 from ckpt.format.document import DocumentHeader
 from ckpt.format.index import decode_index
-from ckpt.format.record import CommitRecord, decode_record, decode_tombstone
-from ckpt.protocol.catalog import CatalogImage, CatalogRow, RowState, TargetSeen
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     ColumnsListed,
     DocumentData,
     DocumentKind,
@@ -44,9 +42,11 @@ from ckpt.protocol.messages import (
     ReadDocument,
     Role,
 )
-from ckpt.protocol.placements import encode_placement
-from ckpt.protocol.target import TERM_FILE, decode_term
-from ckpt.protocol.target_directory import identify
+from ckpt.format.record import CommitRecord, decode_record, decode_tombstone
+from ckpt.protocol.coordinator.catalog import CatalogImage, CatalogRow, RowState, TargetSeen
+from ckpt.protocol.coordinator.placements import encode_placement
+from ckpt.protocol.target.directory import identify
+from ckpt.protocol.target.machine import TERM_FILE, decode_term
 from ckptd import config as options
 from ckptd.catalog import CATALOG_NAME, create_catalog
 from ckptd.cluster_file import FILE_NAME, device_of, read_cluster

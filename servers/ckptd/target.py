@@ -41,16 +41,7 @@ from ckpt.base.ids import BootId, Domain, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.base.units import MiB
 from ckpt.erasure.selftest import self_test
-from ckpt.protocol.disk_events import (
-    DiskAction,
-    DiskDone,
-    DiskFailed,
-    ReadAt,
-    ReleaseBulk,
-    SessionDrained,
-    SpaceMeasured,
-    WriteAt,
-)
+from ckpt.format.messages import Fragment, Message, Role
 from ckpt.protocol.events import (
     CloseSession,
     Received,
@@ -62,9 +53,18 @@ from ckpt.protocol.events import (
     Ticked,
 )
 from ckpt.protocol.handshake import Established, Identity
-from ckpt.protocol.messages import Fragment, Message, Role
-from ckpt.protocol.target import TargetEvent, TargetMachine
-from ckpt.protocol.target_core import TargetIdentity, TargetLimits
+from ckpt.protocol.target.core import TargetIdentity, TargetLimits
+from ckpt.protocol.target.disk_events import (
+    DiskAction,
+    DiskDone,
+    DiskFailed,
+    ReadAt,
+    ReleaseBulk,
+    SessionDrained,
+    SpaceMeasured,
+    WriteAt,
+)
+from ckpt.protocol.target.machine import TargetEvent, TargetMachine
 from ckptd import config as options
 from ckptd.fail_stop import FailStop
 from ckptd.log import Reporter, configure, reporter

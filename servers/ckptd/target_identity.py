@@ -14,9 +14,9 @@ from ckpt.aio.channel import Bulk
 from ckpt.aio.dial import Dialer
 from ckpt.base.errors import Refused
 from ckpt.base.limits import TARGET_ID_BYTES_MAX
+from ckpt.format.messages import Message, Role
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established
-from ckpt.protocol.messages import Message, Role
 
 FILE_NAME = "target.toml"
 

@@ -17,8 +17,8 @@ from ckpt.aio.slots import SlotPool
 from ckpt.base.ids import BootId
 from ckpt.base.units import MiB
 from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter
+from ckpt.format.messages import ClientProof, Message, Role
 from ckpt.protocol.handshake import ClientHandshake, Established, Identity
-from ckpt.protocol.messages import ClientProof, Message, Role
 from ckpt.testing.network import RecordingHandler
 
 SECRET = b"the cluster's secret, long enough"

@@ -26,7 +26,7 @@ from ckpt.base.errors import PeerError, Refused, Unauthorized, Unavailable
 from ckpt.base.units import MiB
 from ckpt.format.checksum import crc32
 from ckpt.format.frame import FrameHead
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     Answer,
     Ask,
     CreditGranted,

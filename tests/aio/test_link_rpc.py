@@ -10,8 +10,7 @@ import pytest
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import NoSpace, Refused, Unauthorized, Unavailable
 from ckpt.base.ids import BootId
-from ckpt.protocol.handshake import Established, Identity
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     Answer,
     Ask,
     CreditGranted,
@@ -20,6 +19,7 @@ from ckpt.protocol.messages import (
     ReleasePin,
     Role,
 )
+from ckpt.protocol.handshake import Established, Identity
 from ckpt.testing.network import Heard
 from tests.aio.netkit import PATIENCE_S, SECRET, ServerThread, serving
 

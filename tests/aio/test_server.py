@@ -26,8 +26,7 @@ from ckpt.base.ids import Epoch
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.base.units import MiB
 from ckpt.format.checksum import crc32
-from ckpt.protocol.events import Session
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     Answer,
     Ask,
     CancelRequest,
@@ -38,6 +37,7 @@ from ckpt.protocol.messages import (
     Message,
     Role,
 )
+from ckpt.protocol.events import Session
 from ckpt.testing.network import RecordingHandler
 from tests.aio.netkit import LOOPS, RawPeer, ServerThread, serving
 

@@ -18,9 +18,7 @@ from ckpt.aio.server import Server, serve
 from ckpt.aio.slots import SlotPool
 from ckpt.base.ids import BootId, Epoch, ReservationId
 from ckpt.base.units import MiB
-from ckpt.protocol.events import Session
-from ckpt.protocol.handshake import Established, Identity
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     BeginColumn,
     ColumnAccepted,
     ColumnSealed,
@@ -34,6 +32,8 @@ from ckpt.protocol.messages import (
     Role,
     TargetRegistered,
 )
+from ckpt.protocol.events import Session
+from ckpt.protocol.handshake import Established, Identity
 from tests.protocol.target_world import Column
 
 SECRET = bytes(range(32))

@@ -15,7 +15,7 @@ import pytest
 
 from ckpt.base.errors import Busy, CkptError, Corrupt, Refused
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, RunName, Step, TargetId
-from ckpt.protocol.catalog import (
+from ckpt.protocol.coordinator.catalog import (
     AttemptAborted,
     AttemptCommitted,
     AttemptDecided,
@@ -38,7 +38,7 @@ WRITER = """
 import os, sys, threading
 from pathlib import Path
 from ckpt.base.ids import CheckpointId, Generation
-from ckpt.protocol.catalog import AttemptOpened, Persist
+from ckpt.protocol.coordinator.catalog import AttemptOpened, Persist
 from ckptd.catalog import Catalog
 catalog = Catalog.open(Path(sys.argv[1]), None, "c1")
 window = threading.Semaphore(8)

@@ -16,7 +16,7 @@ import pytest
 from ckpt.aio.rpc import RpcClient
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import Refused
-from ckpt.protocol.messages import Ask, Role
+from ckpt.format.messages import Ask, Role
 from ckptd.cluster_file import ClusterOptions, load_or_create, read_cluster
 from tests.waiting import wait_until
 

@@ -10,9 +10,9 @@ import pytest
 
 from ckpt.base.ids import BootId, TargetId
 from ckpt.erasure.code import Code
-from ckpt.protocol.catalog import CatalogImage, TargetSeen
-from ckpt.protocol.coordinator import CoordinatorMachine, CoordinatorPolicy
-from ckpt.protocol.messages import Role
+from ckpt.format.messages import Role
+from ckpt.protocol.coordinator.catalog import CatalogImage, TargetSeen
+from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
 from ckptd.exposition import Family, Histogram, Kind, render
 from ckptd.metrics import CommitStatistics, render_metrics
 

@@ -24,11 +24,11 @@ from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.document import DocumentHeader, document_name, encode_document_header
 from ckpt.format.index import Index, IndexPayload, encode_index
+from ckpt.format.messages import CommitInfo, DocumentKind
 from ckpt.format.record import CommitRecord, Tombstone, encode_record, encode_tombstone
-from ckpt.protocol.catalog import RowState
-from ckpt.protocol.messages import CommitInfo, DocumentKind
-from ckpt.protocol.placements import decode_placement
-from ckpt.protocol.target import encode_term
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.placements import decode_placement
+from ckpt.protocol.target.machine import encode_term
 from ckptd.catalog import Catalog, read_image
 from ckptd.cluster_file import ClusterOptions, load_or_create
 from ckptd.rebuild_catalog import RestingTarget, rebuild

@@ -17,7 +17,7 @@ from ckpt.base.ids import ReservationId
 from ckpt.base.limits import BLOCK_BYTES
 from ckpt.base.units import KiB, MiB
 from ckpt.format.checksum import crc32
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     ByteRange,
     ColumnSealed,
     ColumnsListed,
@@ -33,7 +33,7 @@ from ckpt.protocol.messages import (
     VerifyColumn,
 )
 from ckpt.protocol.proofs import check_proof
-from ckpt.protocol.target_core import column_name
+from ckpt.protocol.target.core import column_name
 from tests.ckptd.target_peers import ANSWER_S, CLUSTER, SECRET, Coordinator, Daemon, Peer, reserve
 from tests.protocol.target_world import Column
 

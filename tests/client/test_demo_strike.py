@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.base.errors import Refused
-from ckpt.protocol.views import StepView
+from ckpt.protocol.coordinator.views import StepView
 from ckpt_client.demo.course import Outcome, Strike, Told
 from ckpt_client.demo.director import DemoOptions
 from ckpt_client.demo.judge import judge

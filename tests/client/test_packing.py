@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from ckpt.base.errors import Corrupt
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.dtypes import dtype_of
+from ckpt.format.messages import BoxQuery, ReplicaPolicy
 from ckpt.format.table import Meaning, TensorEntry
 from ckpt.format.tree import decode_tree
-from ckpt.protocol.messages import BoxQuery, ReplicaPolicy
 from ckpt_client.declare import Replicated, Shard
 from ckpt_client.packing import (
     ITEM_ALIGN,

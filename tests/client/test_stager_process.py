@@ -19,7 +19,7 @@ import pytest
 from ckpt.aio.secret import make_secret
 from ckpt.base.errors import Aborted, Busy, CkptError, Refused
 from ckpt.base.units import MiB
-from ckpt.protocol.messages import ReplicaPolicy
+from ckpt.format.messages import ReplicaPolicy
 from ckpt_client.packing import copy_into, plan_packing
 from ckpt_client.saving import Save
 from ckpt_client.stager import wire

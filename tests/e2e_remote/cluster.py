@@ -14,8 +14,8 @@ import msgspec
 
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.ids import TargetId
-from ckpt.protocol.messages import Answer, Ask, Role
-from ckpt.protocol.views import StatusView
+from ckpt.format.messages import Answer, Ask, Role
+from ckpt.protocol.coordinator.views import StatusView
 from tests.waiting import wait_until
 
 HOSTS = 4

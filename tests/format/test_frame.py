@@ -26,7 +26,7 @@ from ckpt.format.frame import (
     FrameWriter,
     meta_bytes,
 )
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     MESSAGE_TYPES,
     Answer,
     ClientHello,

@@ -53,6 +53,8 @@ from ckpt.format.index import (
 )
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, decode_manifest, encode_manifest
+from ckpt.format.messages import CommitInfo, Fragment, Message, PutDocument, RenewLease
+from ckpt.format.messages import DocumentKind as Kind
 from ckpt.format.record import (
     CommitRecord,
     Tombstone,
@@ -63,8 +65,6 @@ from ckpt.format.record import (
 )
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry
 from ckpt.format.tree import DictNode, LeafNode, ListNode, ScalarNode, TupleNode
-from ckpt.protocol.messages import CommitInfo, Fragment, Message, PutDocument, RenewLease
-from ckpt.protocol.messages import DocumentKind as Kind
 
 DIRECTORY = Path(__file__).parent.parent / "golden"
 KEY = bytes(range(32))

@@ -13,6 +13,7 @@ from ckpt.base.errors import Corrupt
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step, TargetId
 from ckpt.base.limits import COMMIT_RECORD_BYTES_MAX
 from ckpt.format.envelope import Packing, wrap
+from ckpt.format.messages import CommitInfo
 from ckpt.format.record import (
     RECORD_MAGIC,
     CommitRecord,
@@ -22,7 +23,6 @@ from ckpt.format.record import (
     encode_record,
     encode_tombstone,
 )
-from ckpt.protocol.messages import CommitInfo
 from tests.format.strategies import checkpoints, flipped, masks, positions, read_or_refused, u63
 
 INFO = CommitInfo(

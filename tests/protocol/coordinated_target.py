@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ckpt.base.ids import BootId, CheckpointId, ColumnId, ReservationId, TargetId
+from ckpt.format import messages as m
 from ckpt.format.checksum import xxh3_128
-from ckpt.protocol import messages as m
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.proofs import make_proof, proof_key
 

@@ -26,11 +26,11 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.erasure.code import Code
+from ckpt.format import messages as m
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
-from ckpt.protocol import messages as m
-from ckpt.protocol.catalog import CatalogImage, Persist, Persisted, apply_all
-from ckpt.protocol.coordinator import CoordinatorMachine, CoordinatorPolicy, Event
-from ckpt.protocol.desk import Action
+from ckpt.protocol.coordinator.catalog import CatalogImage, Persist, Persisted, apply_all
+from ckpt.protocol.coordinator.desk import Action
+from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
 from ckpt.protocol.events import (
     CloseSession,
     Received,

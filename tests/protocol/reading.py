@@ -18,8 +18,7 @@ from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, combine_fragments, encode_manifest
 from ckpt.protocol.events import Ticked
-from ckpt.protocol.payload_reader import PayloadReader
-from ckpt.protocol.reader_events import (
+from ckpt.protocol.reader.events import (
     AskAnswered,
     AskManifest,
     AskRanges,
@@ -41,6 +40,7 @@ from ckpt.protocol.reader_events import (
     Standing,
     StripeFinished,
 )
+from ckpt.protocol.reader.payload_reader import PayloadReader
 from ckpt.transfer.assembly import Assembly, Checks
 from ckpt.transfer.landings import Landings
 

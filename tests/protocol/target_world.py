@@ -30,23 +30,7 @@ from ckpt.format.checksum import crc32, crc32_combine, xxh3_128
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, encode_manifest
-from ckpt.protocol.disk_events import (
-    DiskAction,
-    ReleaseBulk,
-    SessionDrained,
-    SpaceMeasured,
-    WriteAt,
-)
-from ckpt.protocol.events import (
-    CloseSession,
-    Received,
-    Report,
-    Send,
-    Session,
-    SessionOpened,
-    Ticked,
-)
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     BeginColumn,
     DocumentKind,
     Fragment,
@@ -57,8 +41,24 @@ from ckpt.protocol.messages import (
     SealColumn,
     TargetRegistered,
 )
-from ckpt.protocol.target import TargetEvent, TargetMachine
-from ckpt.protocol.target_core import TargetIdentity, TargetLimits
+from ckpt.protocol.events import (
+    CloseSession,
+    Received,
+    Report,
+    Send,
+    Session,
+    SessionOpened,
+    Ticked,
+)
+from ckpt.protocol.target.core import TargetIdentity, TargetLimits
+from ckpt.protocol.target.disk_events import (
+    DiskAction,
+    ReleaseBulk,
+    SessionDrained,
+    SpaceMeasured,
+    WriteAt,
+)
+from ckpt.protocol.target.machine import TargetEvent, TargetMachine
 from ckpt.testing.disk import FakeDisk
 
 SECRET = b"s" * 32

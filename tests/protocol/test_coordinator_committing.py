@@ -9,11 +9,11 @@ import pytest
 
 from ckpt.base.ids import BootId, ColumnId, ColumnNumber, PayloadId, Rank, Step, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
+from ckpt.format import messages as m
 from ckpt.format.index import decode_index
 from ckpt.format.record import decode_record
 from ckpt.format.table import Piece
-from ckpt.protocol import catalog
-from ckpt.protocol import messages as m
+from ckpt.protocol.coordinator import catalog
 from tests.protocol.coordinating import (
     Bench,
     RankFake,

@@ -16,9 +16,9 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
+from ckpt.format import messages as m
 from ckpt.format.record import decode_tombstone
-from ckpt.protocol import catalog, deletion
-from ckpt.protocol import messages as m
+from ckpt.protocol.coordinator import catalog, deletion
 from ckpt.protocol.events import Session
 from tests.protocol.coordinating import RUN, Bench, RankFake
 

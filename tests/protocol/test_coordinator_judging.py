@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Rank, Step
-from ckpt.protocol import catalog
-from ckpt.protocol import messages as m
+from ckpt.format import messages as m
+from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.judging import most_bad
 from ckpt.protocol.events import Session
-from ckpt.protocol.judging import most_bad
 from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import RUN, Bench
 

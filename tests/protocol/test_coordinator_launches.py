@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpt.base.ids import LaunchNumber
-from ckpt.protocol import messages as m
+from ckpt.format import messages as m
 from tests.protocol.coordinating import Bench, RankFake, team
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ckpt.base.ids import PayloadId, Rank
-from ckpt.protocol import catalog
-from ckpt.protocol import messages as m
+from ckpt.format import messages as m
+from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.events import Send
 from tests.protocol.coordinating import SECOND_US, Bench, RankFake, team
 

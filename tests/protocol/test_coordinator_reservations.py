@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckpt.base.ids import ReservationId, TargetId
-from ckpt.protocol import messages as m
+from ckpt.format import messages as m
 from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import Bench, RankFake
 

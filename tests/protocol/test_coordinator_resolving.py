@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpt.base.ids import CheckpointId, PayloadId, Rank, RunName, Step
+from ckpt.format import messages as m
 from ckpt.format.record import decode_record
-from ckpt.protocol import messages as m
 from ckpt.protocol.events import Send, Session
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake, every, team
 

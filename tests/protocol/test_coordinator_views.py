@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpt.base.ids import PayloadId, Rank, Step, TargetId
-from ckpt.protocol import messages as m
+from ckpt.format import messages as m
 from tests.protocol.coordinating import RUN, Bench, RankFake
 
 

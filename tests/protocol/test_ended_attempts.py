@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpt.protocol import messages as m
+from ckpt.format import messages as m
 from tests.protocol.coordinating import Bench, RankFake
 
 

@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 
 from ckpt.base.errors import PeerError, Refused, Unauthorized
 from ckpt.base.ids import BootId, Epoch
-from ckpt.protocol.handshake import (
-    ClientHandshake,
-    Established,
-    HandshakeState,
-    Identity,
-    ServerHandshake,
-)
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     PROTOCOL_VERSION,
     CancelRequest,
     ClientHello,
@@ -28,6 +21,13 @@ from ckpt.protocol.messages import (
     Role,
     ServerHello,
     ServerProof,
+)
+from ckpt.protocol.handshake import (
+    ClientHandshake,
+    Established,
+    HandshakeState,
+    Identity,
+    ServerHandshake,
 )
 
 SECRET = b"the cluster's secret, long enough"

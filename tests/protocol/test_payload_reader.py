@@ -9,7 +9,7 @@ import pytest
 
 from ckpt.erasure.code import Code
 from ckpt.format.manifest import RankManifest
-from ckpt.protocol.reader_events import ReadCompleted, ReadFailed, ReadLimits
+from ckpt.protocol.reader.events import ReadCompleted, ReadFailed, ReadLimits
 from ckpt.transfer.assembly import Checks
 from tests.protocol.reading import BLOCK, Behaviour, Columns, Reading
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from ckpt.base.ids import TargetId
 from ckpt.base.limits import HEDGE_US
-from ckpt.protocol import payload_events as w
 from ckpt.protocol.events import Ticked
-from ckpt.protocol.payload_writer import (
+from ckpt.protocol.writer import payload_events as w
+from ckpt.protocol.writer.column import ColumnState
+from ckpt.protocol.writer.payload_writer import (
     HEDGE_LAST_US,
     SLOW_AFTER_US,
     PayloadWriter,
 )
-from ckpt.protocol.writer_column import ColumnState
 from tests.protocol.writerkit import (
     CELL,
     accept,

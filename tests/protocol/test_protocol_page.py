@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ckpt.protocol.messages import MESSAGE_TYPES
+from ckpt.format.messages import MESSAGE_TYPES
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 

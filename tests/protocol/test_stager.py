@@ -19,11 +19,11 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
-from ckpt.protocol import messages as m
-from ckpt.protocol import stager_events as e
+from ckpt.format import messages as m
 from ckpt.protocol.events import Received, Send, Session, SessionClosed, SessionOpened, Ticked
-from ckpt.protocol.stager import Identity, StagerConfig, StagerMachine
-from ckpt.protocol.stager_records import RETRY_US
+from ckpt.protocol.stager import events as e
+from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
+from ckpt.protocol.stager.records import RETRY_US
 from tests.protocol.writerkit import DIGEST, place
 
 RUN = RunName("run")

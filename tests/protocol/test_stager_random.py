@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId
-from ckpt.protocol import messages as m
-from ckpt.protocol import stager_events as e
+from ckpt.format import messages as m
 from ckpt.protocol.events import Send, Session, SessionClosed
+from ckpt.protocol.stager import events as e
 from tests.protocol.test_stager import LAUNCH, Rig, info_of, payload_of
 from tests.protocol.writerkit import DIGEST, place
 

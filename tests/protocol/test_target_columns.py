@@ -11,17 +11,7 @@ import pytest
 
 from ckpt.base.ids import BootId, Epoch, ReservationId, TargetId
 from ckpt.format.checksum import xxh3_128
-from ckpt.protocol.disk_events import (
-    DiskAction,
-    Preallocate,
-    RenameFile,
-    SyncDirectory,
-    SyncFile,
-    TruncateFile,
-    WriteAt,
-)
-from ckpt.protocol.events import SessionClosed, SessionOpened
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     AbandonColumn,
     ByteRange,
     ColumnAccepted,
@@ -43,8 +33,18 @@ from ckpt.protocol.messages import (
     TargetRegistered,
     VerifyColumn,
 )
+from ckpt.protocol.events import SessionClosed, SessionOpened
 from ckpt.protocol.proofs import check_proof
-from ckpt.protocol.target_core import TargetLimits
+from ckpt.protocol.target.core import TargetLimits
+from ckpt.protocol.target.disk_events import (
+    DiskAction,
+    Preallocate,
+    RenameFile,
+    SyncDirectory,
+    SyncFile,
+    TruncateFile,
+    WriteAt,
+)
 from ckpt.testing.disk import FakeDisk, Fault, Keep
 from tests.protocol.target_world import (
     CLUSTER,

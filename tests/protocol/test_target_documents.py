@@ -16,15 +16,7 @@ from ckpt.format.document import (
     document_name,
     encode_document_header,
 )
-from ckpt.protocol.disk_events import (
-    DiskAction,
-    RenameFile,
-    SyncDirectory,
-    SyncFile,
-    WriteAt,
-)
-from ckpt.protocol.events import SessionClosed
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     Attest,
     Attested,
     ColumnSealed,
@@ -39,6 +31,14 @@ from ckpt.protocol.messages import (
     ListColumns,
     PutDocument,
     ReadDocument,
+)
+from ckpt.protocol.events import SessionClosed
+from ckpt.protocol.target.disk_events import (
+    DiskAction,
+    RenameFile,
+    SyncDirectory,
+    SyncFile,
+    WriteAt,
 )
 from ckpt.testing.disk import FakeDisk, Fault, Keep
 from tests.protocol.target_world import (

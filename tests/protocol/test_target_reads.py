@@ -13,9 +13,7 @@ from ckpt.base.units import KiB
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32
 from ckpt.format.layout import Layout
-from ckpt.protocol.disk_events import ReadAt, SessionDrained
-from ckpt.protocol.events import Session, SessionClosed
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     ByteRange,
     CancelRequest,
     ColumnVerified,
@@ -28,8 +26,10 @@ from ckpt.protocol.messages import (
     ReadRanges,
     VerifyColumn,
 )
-from ckpt.protocol.target_core import TargetLimits, column_name
-from ckpt.protocol.target_pieces import cut_pieces
+from ckpt.protocol.events import Session, SessionClosed
+from ckpt.protocol.target.core import TargetLimits, column_name
+from ckpt.protocol.target.disk_events import ReadAt, SessionDrained
+from ckpt.protocol.target.pieces import cut_pieces
 from ckpt.testing.disk import FakeDisk, Fault
 from tests.protocol.target_world import READER, WRITER, Column, TargetWorld, reserve, store, write
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from ckpt.base.ids import CheckpointId, Epoch, Generation, ReservationId, RunName, Step
-from ckpt.protocol.events import Send, SessionClosed, SessionOpened
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     DocumentKind,
     DropGeneration,
     Failed,
@@ -18,8 +17,9 @@ from ckpt.protocol.messages import (
     Role,
     TargetRegistered,
 )
-from ckpt.protocol.target import decode_term, encode_term
-from ckpt.protocol.target_core import column_name
+from ckpt.protocol.events import Send, SessionClosed, SessionOpened
+from ckpt.protocol.target.core import column_name
+from ckpt.protocol.target.machine import decode_term, encode_term
 from ckpt.testing.disk import FakeDisk, Fault, Keep
 from tests.protocol.target_world import (
     CHECKPOINT,

@@ -17,15 +17,15 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
-from ckpt.protocol.messages import ColumnProof, PayloadPlanned, Place
-from ckpt.protocol.payload_events import (
+from ckpt.format.messages import ColumnProof, PayloadPlanned, Place
+from ckpt.protocol.writer.payload_events import (
     FragmentSent,
     ManifestReady,
     StreamAccepted,
     StreamSealed,
     WriterAction,
 )
-from ckpt.protocol.payload_writer import PayloadWriter
+from ckpt.protocol.writer.payload_writer import PayloadWriter
 
 CELL = 4096
 DIGEST = bytes(range(16))

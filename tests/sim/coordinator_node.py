@@ -5,8 +5,15 @@ crashes honestly.
 from __future__ import annotations
 
 from ckpt.erasure.code import Code
-from ckpt.protocol.catalog import CatalogEntry, CatalogImage, Persist, Persisted, apply_all
-from ckpt.protocol.coordinator import CoordinatorMachine, CoordinatorPolicy, Event
+from ckpt.format.messages import Message, Reserve, Role
+from ckpt.protocol.coordinator.catalog import (
+    CatalogEntry,
+    CatalogImage,
+    Persist,
+    Persisted,
+    apply_all,
+)
+from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
 from ckpt.protocol.events import (
     CloseSession,
     Received,
@@ -16,7 +23,6 @@ from ckpt.protocol.events import (
     SessionOpened,
     Ticked,
 )
-from ckpt.protocol.messages import Message, Reserve, Role
 from tests.sim.clockwork import Clockwork
 from tests.sim.network import Network
 from tests.sim.oracles import Oracles

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from ckpt.format.messages import Fragment, Message, RangeData, Role
 from ckpt.protocol.events import Send, Session
-from ckpt.protocol.messages import Fragment, Message, RangeData, Role
 from tests.sim.clockwork import Clockwork
 
 

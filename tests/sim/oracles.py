@@ -15,17 +15,18 @@ from ckpt.base.errors import Corrupt
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, LaunchNumber, PayloadId, TargetId
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.erasure.code import Code
+from ckpt.format import messages
 from ckpt.format.column import ColumnHeader, decode_header
-from ckpt.protocol import catalog, messages
-from ckpt.protocol.catalog import CatalogEntry, CatalogImage, RowState
+from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
+from ckpt.protocol.coordinator.placements import Placement, decode_placement
 from ckpt.protocol.events import Send
-from ckpt.protocol.placements import Placement, decode_placement
-from ckpt.protocol.stager_events import Outcome, SaveCommitted
-from ckpt.protocol.target_core import column_name
+from ckpt.protocol.stager.events import Outcome, SaveCommitted
+from ckpt.protocol.target.core import column_name
 from ckpt.testing.disk import FakeDisk
 
 if TYPE_CHECKING:
-    from ckpt.protocol.coordinator import CoordinatorMachine
+    from ckpt.protocol.coordinator.machine import CoordinatorMachine
     from tests.sim.rank_node import Job, RankNode
 
 

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 from ckpt.base.ids import ColumnNumber, Domain, Generation
 from ckpt.erasure.codec import codec_for
-from ckpt.protocol import attempts, catalog, committing, ending, launches, opening
-from ckpt.protocol.attempts import Attempt, AttemptState, Payload
-from ckpt.protocol.deletion import Deleter
-from ckpt.protocol.desk import Desk
-from ckpt.protocol.ending import Ending
+from ckpt.format.messages import OpenPayload, RegisterTarget
+from ckpt.protocol.coordinator import attempts, catalog, committing, ending, launches, opening
+from ckpt.protocol.coordinator.attempts import Attempt, AttemptState, Payload
+from ckpt.protocol.coordinator.deletion import Deleter
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.ending import Ending
+from ckpt.protocol.coordinator.membership import Membership, Target
+from ckpt.protocol.coordinator.opening import Opening
+from ckpt.protocol.coordinator.reservations import SpreadRule
 from ckpt.protocol.events import Session
-from ckpt.protocol.membership import Membership, Target
-from ckpt.protocol.messages import OpenPayload, RegisterTarget
-from ckpt.protocol.opening import Opening
-from ckpt.protocol.reader_events import DecodePart
-from ckpt.protocol.reservations import SpreadRule
-from ckpt.protocol.stager_state import StagerState
-from ckpt.protocol.target import TargetMachine
+from ckpt.protocol.reader.events import DecodePart
+from ckpt.protocol.stager.state import StagerState
+from ckpt.protocol.target.machine import TargetMachine
 from ckpt.testing.disk import FakeDisk
 from ckpt.transfer.assembly import Assembly, Checks
 

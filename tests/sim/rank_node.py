@@ -10,17 +10,17 @@ import numpy as np
 
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank, RunName, Step, TargetId
 from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID, codec_for
+from ckpt.format import messages as m
 from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, encode_manifest
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
-from ckpt.protocol import messages as m
-from ckpt.protocol import payload_events as pe
-from ckpt.protocol import stager_events as se
 from ckpt.protocol.events import Received, Send, Session, SessionClosed, SessionOpened, Ticked
-from ckpt.protocol.payload_writer import PayloadWriter
-from ckpt.protocol.stager import Identity, StagerConfig, StagerMachine
-from ckpt.protocol.writer_column import Column
+from ckpt.protocol.stager import events as se
+from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
+from ckpt.protocol.writer import payload_events as pe
+from ckpt.protocol.writer.column import Column
+from ckpt.protocol.writer.payload_writer import PayloadWriter
 from tests.sim.clockwork import Clockwork
 from tests.sim.network import Network, Node
 from tests.sim.oracles import Oracles

@@ -11,14 +11,14 @@ from functools import partial
 
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, RunName, TargetId
+from ckpt.format import messages as m
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.index import IndexPayload, decode_index
 from ckpt.format.layout import Layout
 from ckpt.format.record import CommitRecord, decode_record
-from ckpt.protocol import messages as m
-from ckpt.protocol import reader_events as re
 from ckpt.protocol.events import Send, Session, Ticked
-from ckpt.protocol.payload_reader import PayloadReader
+from ckpt.protocol.reader import events as re
+from ckpt.protocol.reader.payload_reader import PayloadReader
 from ckpt.transfer.assembly import Assembly
 from ckpt.transfer.landings import Landings
 from tests.sim.clockwork import Clockwork

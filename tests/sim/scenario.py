@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, TargetId
 from ckpt.format.layout import Layout
-from ckpt.protocol.attempts import AttemptState
-from ckpt.protocol.target_core import column_name
-from ckpt.protocol.writer_column import ColumnState
+from ckpt.protocol.coordinator.attempts import AttemptState
+from ckpt.protocol.target.core import column_name
+from ckpt.protocol.writer.column import ColumnState
 from tests.sim.faults import FAULTS
 from tests.sim.oracles import Announced, Violation
 from tests.sim.rank_node import RankNode, encode_cells

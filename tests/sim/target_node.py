@@ -6,7 +6,18 @@ from functools import partial
 
 from ckpt.aio.disk import perform, scan
 from ckpt.base.ids import BootId, TargetId
-from ckpt.protocol.disk_events import (
+from ckpt.format.messages import Message, Role
+from ckpt.protocol.events import (
+    CloseSession,
+    Received,
+    Send,
+    Session,
+    SessionClosed,
+    SessionOpened,
+    Ticked,
+)
+from ckpt.protocol.target.core import TargetIdentity, TargetLimits
+from ckpt.protocol.target.disk_events import (
     Preallocate,
     ReadAt,
     ReleaseBulk,
@@ -19,18 +30,7 @@ from ckpt.protocol.disk_events import (
     TruncateFile,
     WriteAt,
 )
-from ckpt.protocol.events import (
-    CloseSession,
-    Received,
-    Send,
-    Session,
-    SessionClosed,
-    SessionOpened,
-    Ticked,
-)
-from ckpt.protocol.messages import Message, Role
-from ckpt.protocol.target import TargetEvent, TargetMachine
-from ckpt.protocol.target_core import TargetIdentity, TargetLimits
+from ckpt.protocol.target.machine import TargetEvent, TargetMachine
 from ckpt.testing.disk import FakeDisk, Keep
 from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CLUSTER, SECRET, TICK_US

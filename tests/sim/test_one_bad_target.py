@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from ckpt.base.limits import HEDGE_US, LEASE_US
-from ckpt.protocol.stager_events import SaveCommitted
-from ckpt.protocol.writer_column import ColumnState
+from ckpt.protocol.stager.events import SaveCommitted
+from ckpt.protocol.writer.column import ColumnState
 from tests.sim.rank_node import TICK_US as STAGER_TICK_US
 from tests.sim.rank_node import RankNode
 from tests.sim.target_node import TargetNode

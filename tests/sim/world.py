@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from ckpt.base.ids import PayloadId, RunName, TargetId
 from ckpt.erasure.code import Code
-from ckpt.protocol.attempts import Attempt
+from ckpt.format.messages import Reserve
+from ckpt.protocol.coordinator.attempts import Attempt
 from ckpt.protocol.events import Send
-from ckpt.protocol.messages import Reserve
 from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CoordinatorNode
 from tests.sim.network import Network, Weather

@@ -15,9 +15,7 @@ from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.layout import Layout
-from ckpt.protocol.events import Session
-from ckpt.protocol.handshake import Identity
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     AbandonColumn,
     BeginColumn,
     ColumnAccepted,
@@ -31,6 +29,8 @@ from ckpt.protocol.messages import (
     Role,
     SealColumn,
 )
+from ckpt.protocol.events import Session
+from ckpt.protocol.handshake import Identity
 from ckpt.testing.network import Heard, RecordingHandler
 from tests.aio.netkit import ServerThread, serving
 

@@ -15,8 +15,7 @@ from ckpt.base.ids import BootId, TargetId
 from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32, xxh3_128
-from ckpt.protocol.handshake import Identity
-from ckpt.protocol.messages import (
+from ckpt.format.messages import (
     CancelRequest,
     Failed,
     ManifestData,
@@ -29,7 +28,8 @@ from ckpt.protocol.messages import (
     Role,
     TargetAddress,
 )
-from ckpt.protocol.reader_events import ReadLimits
+from ckpt.protocol.handshake import Identity
+from ckpt.protocol.reader.events import ReadLimits
 from ckpt.testing.network import Heard, RecordingHandler
 from ckpt.transfer.landings import Landings
 from ckpt.transfer.payload_receiver import (

@@ -20,8 +20,8 @@ import msgspec
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Busy, CkptError, Corrupt, NotFound, Refused
 from ckpt.base.ids import RunName, Step, check_run_name, check_step
-from ckpt.protocol.messages import Answer, Ask, DeleteStep, StepDeleted
-from ckpt.protocol.views import RunView, ShowView, StatusView, StepView
+from ckpt.format.messages import Answer, Ask, DeleteStep, StepDeleted
+from ckpt.protocol.coordinator.views import RunView, ShowView, StatusView, StepView
 from ckpt_client.cli.output import Output
 from ckpt_client.control import Control
 from ckpt_client.local import CLUSTER_NAME, is_supervised, opened_cluster
@@ -75,7 +75,7 @@ _ready_decoder = msgspec.json.Decoder(LocalReady)
 
 
 class Conversation:
-    """I ask one coordinator. Every answer is the JSON of `ckpt.protocol.views`."""
+    """I ask one coordinator. Every answer is the JSON of `ckpt.protocol.coordinator.views`."""
 
     def __init__(self, url: LocalUrl | RemoteUrl, control: Control, timeout_s: float) -> None:
         self.url = url

@@ -15,7 +15,7 @@ from typing import Final
 
 from ckpt.base.errors import Unavailable
 from ckpt.base.units import format_bytes
-from ckpt.protocol.views import AttemptView, Check, RunView, StatusView, TargetView
+from ckpt.protocol.coordinator.views import AttemptView, Check, RunView, StatusView, TargetView
 from ckpt_client.cli.cluster import (
     HOLD_NAME,
     TARGETS_FOLDER,

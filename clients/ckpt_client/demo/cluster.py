@@ -13,7 +13,7 @@ import msgspec
 
 from ckpt.base.errors import NotFound
 from ckpt.base.ids import RunName, Step
-from ckpt.protocol.views import StepView
+from ckpt.protocol.coordinator.views import StepView
 from ckpt_client.control import Control
 from ckpt_client.demo.processes import kill_processes
 from ckpt_client.demo.strike import ShowNow, StatusNow

@@ -18,7 +18,7 @@ from ckpt.aio.clock import now_us
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import RunName, Step
 from ckpt.base.units import format_bytes
-from ckpt.protocol.stager_events import FullPolicy, HalfAsked, StagerEvent, StagingDropped
+from ckpt.protocol.stager.events import FullPolicy, HalfAsked, StagerEvent, StagingDropped
 from ckpt_client.arena import Half, make_half
 from ckpt_client.stager import wire
 from ckpt_client.stager.halves import Halves, Slot

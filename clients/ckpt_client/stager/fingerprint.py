@@ -17,8 +17,8 @@ from ckpt.base.errors import Corrupt
 from ckpt.base.units import MiB
 from ckpt.format.checksum import Xxh3
 from ckpt.format.dtypes import dtype_of
+from ckpt.format.messages import BoxQuery
 from ckpt.format.table import Meaning, RankTable, TensorEntry
-from ckpt.protocol.messages import BoxQuery
 from ckpt_client.packing import Declaration
 from ckpt_client.state import AnyArray
 

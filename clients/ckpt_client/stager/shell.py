@@ -28,11 +28,10 @@ from ckpt.aio.link import Link, LinkClosed, LinkLoop, LinkOpened, LinkReceived
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, PeerError
 from ckpt.base.ids import CheckpointId, Rank
+from ckpt.format.messages import ReplicaPolicy, Role
 from ckpt.format.table import encode_table
 from ckpt.protocol.events import Received, Report, Send, SessionClosed, SessionOpened, Ticked
-from ckpt.protocol.messages import ReplicaPolicy, Role
-from ckpt.protocol.stager import Identity, StagerConfig, StagerMachine
-from ckpt.protocol.stager_events import (
+from ckpt.protocol.stager.events import (
     AddSpares,
     BoxesFingerprinted,
     ComputeBoxes,
@@ -59,6 +58,7 @@ from ckpt.protocol.stager_events import (
     TrainerAttached,
     TrainerDetached,
 )
+from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions
 from ckpt_client.locate import Locator, client_name
 from ckpt_client.packing import Declaration, read_declaration

@@ -1,0 +1,1 @@
+"""The coordinator: membership, launches, reservations, attempts, commits, reads, deletion. Begin with machine.py."""

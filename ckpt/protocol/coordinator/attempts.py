@@ -1,0 +1,187 @@
+"""One attempt to write (run, step): what each rank has handed over and how far the commit has come.
+
+    OPENING --row durable--> OPEN --all certified--> COMPARING --agreed--> INDEXING
+       |                      |  ^                       |                    |  |
+       |                      |  +---- too few columns --+--------------------+  | m+1 stored
+       +----------------------+---> ABORTING --row durable--> ABORTED            v
+                                                                              DECIDING
+                                                                                 | row durable
+                                                                                 v
+              COMMITTED <--row durable-- CLOSING <-----------m+1 stored------ RECORDING
+
+Left of DECIDING an attempt may abort; from DECIDING on it is only rolled forward. Invariants: a
+payload is certified only with proofs that check; COMMITTED only after RECORDING; `decided` bytes
+never change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ckpt.base.ids import (
+    CheckpointId,
+    ColumnId,
+    ColumnNumber,
+    LaunchNumber,
+    PayloadId,
+    Rank,
+    RunName,
+    TargetId,
+)
+from ckpt.format.layout import Layout
+from ckpt.format.messages import Certify, ColumnProof, CommitInfo, PayloadPlanned, ReplicaPolicy
+from ckpt.format.record import CommitRecord
+from ckpt.format.table import RankTable
+from ckpt.plan.placement import DomainKey, domain_key
+from ckpt.protocol.coordinator.membership import Membership
+from ckpt.protocol.coordinator.reservations import Allotment, SpreadRule
+from ckpt.protocol.events import Session
+
+
+class AttemptState(Enum):
+    """See the drawing above."""
+
+    OPENING = "opening"
+    OPEN = "open"
+    COMPARING = "comparing"
+    INDEXING = "indexing"
+    DECIDING = "deciding"
+    RECORDING = "recording"
+    CLOSING = "closing"
+    COMMITTED = "committed"
+    ABORTING = "aborting"
+    ABORTED = "aborted"
+
+
+#: States in which an abort is still possible.
+ABORTABLE = frozenset(
+    {
+        AttemptState.OPENING,
+        AttemptState.OPEN,
+        AttemptState.COMPARING,
+        AttemptState.INDEXING,
+    }
+)
+ENDED = frozenset({AttemptState.COMMITTED, AttemptState.ABORTING, AttemptState.ABORTED})
+
+
+@dataclass(slots=True)
+class Payload:
+    """What one rank has handed over in this attempt."""
+
+    id: PayloadId
+    process: str
+    save: int
+    replicas: ReplicaPolicy
+    session: Session | None
+    layout: Layout
+    allotment: Allotment | None = None
+    """None while it is asked for, and for a payload resumed after a coordinator restart."""
+    planned: PayloadPlanned | None = None
+    opened_us: int = 0
+    away_since_us: int | None = None
+    """When its stager's session ended; None while it is here."""
+    certify: Certify | None = None
+    table_bytes: bytearray = field(default_factory=bytearray)
+    table: RankTable | None = None
+    proofs: dict[ColumnNumber, ColumnProof] = field(default_factory=dict)
+    #: The accepted proof of each column; a newer one replaces an older one.
+    fingerprints: tuple[bytes, ...] | None = None
+    """Answers to the open comparison."""
+    certified_us: int = 0
+    request: int = 0
+    """The number of its stager's open question; the plan is the answer."""
+
+    @property
+    def certified(self) -> bool:
+        return self.table is not None
+
+    def column(self, number: ColumnNumber) -> ColumnId:
+        return ColumnId(self.id, number)
+
+
+@dataclass(slots=True)
+class Attempt:
+    """I am one generation in the making. The coordinator moves me; I only answer questions."""
+
+    checkpoint: CheckpointId
+    launch: LaunchNumber
+    world_size: int
+    opened_us: int
+    state: AttemptState = AttemptState.OPENING
+    payloads: dict[Rank, Payload] = field(default_factory=dict)
+    recovered: bool = False
+    """Found in the catalog at start; its stagers have to come back."""
+    record: CommitRecord | None = None
+    record_bytes: bytes = b""
+    placement: dict[Rank, tuple[TargetId | None, ...]] = field(default_factory=dict)
+    #: The accepted target of each column, fixed with the index.
+    index: bytes = b""
+    warnings: tuple[str, ...] = ()
+    info: CommitInfo | None = None
+    failure: tuple[str, str, str] | None = None
+    """(code, message, hint) once aborting."""
+
+    @property
+    def handed_over(self) -> bool:
+        """Every rank has staged its payload."""
+        return len(self.payloads) == self.world_size
+
+    @property
+    def certified(self) -> bool:
+        return self.handed_over and all(p.certified for p in self.payloads.values())
+
+    @property
+    def missing_ranks(self) -> list[Rank]:
+        return [Rank(r) for r in range(self.world_size) if Rank(r) not in self.payloads]
+
+
+class AttemptBook:
+    """Every attempt in the making and the newest ended ones, in order of opening;
+    several parts share me.
+    """
+
+    def __init__(self) -> None:
+        self.attempts: dict[CheckpointId, Attempt] = {}
+
+    def of_run(self, run: RunName) -> list[Attempt]:
+        """Attempts of a run that have not ended, oldest first."""
+        return [a for a in self.open() if a.checkpoint.run == run]
+
+    def open(self) -> list[Attempt]:
+        """All attempts that have not ended."""
+        return [a for a in self.attempts.values() if a.state not in ENDED]
+
+    def find(self, id: PayloadId) -> tuple[Attempt, Payload] | None:
+        """A payload that was handed over, with its attempt."""
+        attempt = self.attempts.get(id.checkpoint)
+        payload = attempt.payloads.get(id.rank) if attempt is not None else None
+        return (attempt, payload) if attempt is not None and payload is not None else None
+
+    def trim(self, kept: int) -> None:
+        """Forget the oldest ended attempts beyond `kept`."""
+        ended = [id for id, a in self.attempts.items() if a.state in ENDED]
+        for id in ended[: max(0, len(ended) - kept)]:
+            del self.attempts[id]
+
+
+def count_columns(payload: Payload, members: Membership, rule: SpreadRule) -> list[ColumnNumber]:
+    """The columns of a payload that count at this moment, ascending (the second count).
+
+    A column counts when its target is live and has proved it under its current boot; each target
+    counts once; in a domain at most the allowed number counts (P13).
+    """
+    counted: list[ColumnNumber] = []
+    targets: set[TargetId] = set()
+    in_domain: dict[DomainKey, int] = {}
+    for number, proof in sorted(payload.proofs.items()):
+        if proof.target in targets or not members.holds(proof.target, payload.column(number)):
+            continue
+        domain = domain_key(proof.target, members.targets[proof.target].domain, rule.level)
+        if in_domain.get(domain, 0) >= rule.max_per_domain:
+            continue
+        targets.add(proof.target)
+        in_domain[domain] = in_domain.get(domain, 0) + 1
+        counted.append(number)
+    return counted

@@ -1,0 +1,162 @@
+"""While a payload streams: spares for its columns, then its certificate with the rank's table.
+
+A certificate is a moment, not a state to rely on: its proofs are checked here and counted at
+commit.
+"""
+
+from __future__ import annotations
+
+from ckpt.base.errors import Refused
+from ckpt.base.limits import TABLE_BYTES_MAX
+from ckpt.format.messages import (
+    BoxesCompared,
+    Certified,
+    Certify,
+    ColumnProof,
+    Failed,
+    RequestSpares,
+    SparesNamed,
+)
+from ckpt.format.table import RankTable, decode_table
+from ckpt.protocol.coordinator.attempts import ENDED, Attempt, AttemptBook, Payload
+from ckpt.protocol.coordinator.committing import Committer
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.ending import Ending
+from ckpt.protocol.coordinator.membership import Membership
+from ckpt.protocol.coordinator.reservations import Reservations
+from ckpt.protocol.events import Buffer, Session
+from ckpt.protocol.proofs import check_proof
+
+
+class Certifying:
+    """I take what stagers say of a payload that has its plan."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        book: AttemptBook,
+        members: Membership,
+        reservations: Reservations,
+        committer: Committer,
+        ending: Ending,
+        *,
+        cluster: str,
+        secret: bytes,
+    ) -> None:
+        self._desk = desk
+        self._book = book
+        self._members = members
+        self._reservations = reservations
+        self._committer = committer
+        self._ending = ending
+        self._cluster = cluster
+        self._secret = secret
+
+    def request_spares(self, session: Session, request: int, message: RequestSpares) -> None:
+        """More places for one column of an open payload."""
+        found = self._book.find(message.payload)
+        if found is None or found[0].state in ENDED:
+            self._ending.tell_unknown(session, request, message.payload.checkpoint)
+            return
+        _, payload = found
+        if payload.allotment is None:
+            payload.allotment = self._reservations.empty_allotment(payload.layout)
+        for target in message.failed:
+            payload.allotment.refused.setdefault(target, Failed("unavailable", "failed its stager"))
+
+        self._reservations.more_spares(
+            payload.allotment,
+            message.column,
+            lambda places: self._desk.send(session, request, SparesNamed(payload.id, places)),
+        )
+
+    def certify(self, session: Session, request: int, message: Certify, bulk: Buffer) -> None:
+        """A payload has enough sealed columns.
+
+        Parts of its table come ascending, the last with all proofs.
+        """
+        found = self._book.find(message.payload)
+        if found is None or found[0].state in ENDED:
+            self._certify_of_ended(session, request, message)
+            return
+        attempt, payload = found
+        payload.session, payload.away_since_us = session, None
+        if not self._take_table(payload, message, bulk):
+            return
+        self._check_certify(attempt, payload, message)
+        table = self._decoded(attempt, payload)
+        payload.proofs = {proof.column.column: proof for proof in message.proofs}
+        for proof in message.proofs:
+            self._note_proof(proof)
+        payload.certify = message
+        payload.table = table
+        payload.certified_us = self._desk.now_us
+        self._desk.send(session, request, Certified(payload.id))
+        self._committer.proceed(attempt)
+
+    def _take_table(self, payload: Payload, message: Certify, bulk: Buffer) -> bool:
+        """Collect a part; True when the table is whole."""
+        if not 0 <= message.table_bytes <= TABLE_BYTES_MAX:
+            raise Refused(f"{payload.id}: table of {message.table_bytes} bytes is out of bounds")
+        if message.table_offset == 0:
+            payload.table_bytes.clear()
+        if message.table_offset != len(payload.table_bytes):
+            raise Refused(f"{payload.id}: table part at {message.table_offset} is out of order")
+        payload.table_bytes += bulk
+        return len(payload.table_bytes) >= message.table_bytes
+
+    def _check_certify(self, attempt: Attempt, payload: Payload, message: Certify) -> None:
+        layout = payload.layout
+        same = (message.code, message.payload_bytes, message.cell_bytes) == (
+            str(layout.code),
+            layout.payload_bytes,
+            layout.cell_bytes,
+        )
+        document_end = message.document_offset + message.document_bytes
+        same = same and 0 <= message.document_offset <= document_end <= layout.payload_bytes
+        if not same or message.launch != attempt.launch:
+            raise Refused(f"{payload.id}: certify does not fit what was opened")
+        for proof in message.proofs:
+            fits = (proof.code, proof.payload_bytes) == (message.code, message.payload_bytes)
+            column_exists = 0 <= proof.column.column < layout.code.n
+            if proof.column.payload != payload.id or not fits or not column_exists:
+                raise Refused(f"{payload.id}: proof of {proof.column} does not belong here")
+            if proof.manifest_digest != message.manifest_digest:
+                raise Refused(f"{payload.id}: {proof.column} was sealed with another manifest")
+            if not check_proof(proof, self._cluster, self._secret):
+                raise Refused(f"{payload.id}: the proof of {proof.column} is not its target's")
+
+    def _decoded(self, attempt: Attempt, payload: Payload) -> RankTable:
+        """The rank's own table, all of whose bytes lie in its payload.
+
+        Raises Corrupt or Refused.
+        """
+        table = decode_table(bytes(payload.table_bytes))
+        pieces = (piece for entry in table.entries for piece in entry.pieces)
+        end = max((piece.payload_offset + piece.length for piece in pieces), default=0)
+        own = (table.rank, table.world_size) == (payload.id.rank, attempt.world_size)
+        if not own or end > payload.layout.payload_bytes:
+            raise Refused(f"{payload.id}: the table does not fit its payload")
+        return table
+
+    def _note_proof(self, proof: ColumnProof) -> None:
+        """What a stager brings counts like what the target tells itself:
+        under its current boot only.
+        """
+        if self._members.accepts(proof.target, proof.boot):
+            self._members.targets[proof.target].proved.add(proof.column)
+
+    def _certify_of_ended(self, session: Session, request: int, message: Certify) -> None:
+        found = self._book.find(message.payload)
+        if found is None:
+            self._ending.tell_unknown(session, request, message.payload.checkpoint)
+            return
+        attempt, payload = found
+        payload.session, payload.request = session, request
+        self._ending.tell_end(attempt, payload)
+
+    def compared(self, message: BoxesCompared) -> None:
+        """Fingerprints of overlaps; late ones are ignored."""
+        found = self._book.find(message.payload)
+        if found is not None:
+            self._committer.compared(*found, message)

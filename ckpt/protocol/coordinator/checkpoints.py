@@ -1,0 +1,183 @@
+"""The committed checkpoints: what is readable now, which one to read, and how one goes away.
+
+    COMMITTED --proved damage--> DAMAGED --+
+        |                                  |
+        +--tombstone durable--> TOMBSTONED-+--no pins, every target dropped--> (forgotten)
+
+Invariants: a TOMBSTONED or DAMAGED checkpoint is never resolved; columns are dropped only when the
+tombstone is durable and nobody holds a pin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from ckpt.base.ids import (
+    CheckpointId,
+    ColumnId,
+    ColumnNumber,
+    PayloadId,
+    Rank,
+    RunName,
+    Step,
+    TargetId,
+)
+from ckpt.erasure.code import Code
+from ckpt.format.messages import CommitInfo, TargetAddress
+from ckpt.format.record import decode_record
+from ckpt.plan.placement import Level, survivable
+from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
+from ckpt.protocol.coordinator.membership import Membership
+from ckpt.protocol.coordinator.placements import Placement, decode_placement
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """One committed generation."""
+
+    info: CommitInfo
+    record_bytes: bytes
+    index_targets: tuple[TargetId, ...]
+    placement: Placement
+    state: RowState = RowState.COMMITTED
+    reason: str = ""
+    pins: set[int] = field(default_factory=set)
+    #: Readers that hold it; its columns stay while there is one.
+    dropping: bool = False
+
+    @property
+    def id(self) -> CheckpointId:
+        return self.info.checkpoint
+
+    @property
+    def code(self) -> Code:
+        return Code.parse(self.info.code)
+
+    @property
+    def targets(self) -> set[TargetId]:
+        """Every target that its placement or its index names."""
+        named = {t for columns in self.placement.values() for t in columns if t is not None}
+        return named | set(self.index_targets)
+
+
+@dataclass(frozen=True, slots=True)
+class Redundancy:
+    """What a checkpoint could lose at this moment; negative `targets` means that it
+    cannot be read now.
+    """
+
+    targets: int
+    domains: int
+    columns_missing: int
+
+
+class Checkpoints:
+    """I hold every committed checkpoint that is not forgotten, by run, in (step, generation)
+    order.
+    """
+
+    def __init__(self, members: Membership, report_level: Level) -> None:
+        self._members = members
+        self._level = report_level
+        self._by_run: dict[RunName, dict[CheckpointId, Checkpoint]] = {}
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        of_run = self._by_run.setdefault(checkpoint.id.run, {})
+        of_run[checkpoint.id] = checkpoint
+        self._by_run[checkpoint.id.run] = dict(sorted(of_run.items()))
+
+    def recover(self, row: CatalogRow) -> Checkpoint:
+        """A row of the catalog at start."""
+        record = decode_record(row.record)
+        checkpoint = Checkpoint(
+            record.info,
+            row.record,
+            record.index_targets,
+            decode_placement(row.placement),
+            row.state,
+            row.reason,
+        )
+        self.add(checkpoint)
+        return checkpoint
+
+    def forget(self, checkpoint: Checkpoint) -> None:
+        self._by_run[checkpoint.id.run].pop(checkpoint.id, None)
+
+    def runs(self) -> list[RunName]:
+        return sorted(run for run, held in self._by_run.items() if held)
+
+    def get(self, id: CheckpointId) -> Checkpoint | None:
+        return self._by_run.get(id.run, {}).get(id)
+
+    def of_run(self, run: RunName, *states: RowState) -> list[Checkpoint]:
+        """Checkpoints of a run in these states, oldest first."""
+        return [c for c in self._by_run.get(run, {}).values() if c.state in states]
+
+    def of_step(self, run: RunName, step: Step, *states: RowState) -> list[Checkpoint]:
+        return [c for c in self.of_run(run, *states) if c.id.step == step]
+
+    def all(self) -> Iterator[Checkpoint]:
+        for held in self._by_run.values():
+            yield from held.values()
+
+    # ----------------------------------------------------------------------- what counts now
+
+    def columns_now(self, checkpoint: Checkpoint, rank: Rank) -> list[ColumnNumber]:
+        """The columns of one payload that can be read at this moment."""
+        payload = PayloadId(checkpoint.id, rank)
+        return [
+            ColumnNumber(j)
+            for j, target in enumerate(checkpoint.placement[rank])
+            if target is not None
+            and self._members.holds(target, ColumnId(payload, ColumnNumber(j)))
+        ]
+
+    def readable(self, checkpoint: Checkpoint) -> bool:
+        """Whether every payload has k columns, and the index a holder, on live targets."""
+        k = checkpoint.code.k
+        return all(
+            len(self.columns_now(checkpoint, rank)) >= k for rank in checkpoint.placement
+        ) and any(self._is_live(target) for target in checkpoint.index_targets)
+
+    def redundancy(self, checkpoint: Checkpoint) -> Redundancy:
+        """Redundancy now, not at write."""
+        chances = []
+        missing = 0
+        for rank, columns in checkpoint.placement.items():
+            now = set(self.columns_now(checkpoint, rank))
+            domains = [
+                self._members.targets[t].domain if t is not None and j in now else None
+                for j, t in enumerate(columns)
+            ]
+            missing += domains.count(None)
+            chances.append(
+                (len(now) - checkpoint.code.k, survivable(checkpoint.code, domains, self._level))
+            )
+        targets = min((spare for spare, _ in chances), default=0)
+        domains_left = min((chance.domains for _, chance in chances), default=0)
+        return Redundancy(targets, max(0, domains_left), missing)
+
+    def info_now(self, checkpoint: Checkpoint) -> CommitInfo:
+        """What may be said of it at this moment: what was lost since the decision is
+        not promised (P1).
+        """
+        now, info = self.redundancy(checkpoint), checkpoint.info
+        return replace(
+            info,
+            targets_survivable=max(0, min(info.targets_survivable, now.targets)),
+            domains_survivable=max(0, min(info.domains_survivable, now.domains)),
+            columns_missing=max(info.columns_missing, now.columns_missing),
+        )
+
+    def unreachable(self, checkpoint: Checkpoint) -> list[TargetId]:
+        """Its targets that are not live now, for the error message."""
+        return sorted(t for t in checkpoint.targets if not self._is_live(t))
+
+    def addresses(self, checkpoint: Checkpoint) -> tuple[TargetAddress, ...]:
+        """Where its live targets are read."""
+        members = self._members.targets
+        return tuple(members[id].where for id in sorted(checkpoint.targets) if self._is_live(id))
+
+    def _is_live(self, id: TargetId) -> bool:
+        return any(target.id == id for target in self._members.live())

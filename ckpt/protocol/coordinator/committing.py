@@ -1,0 +1,435 @@
+"""From "every rank certified" to one atomic fact.
+
+    agree    tables cover every planned byte, replicas and overlapping shards are equal
+    count    again, now: live targets, current boots, domains; below the floor -> stream again
+    index    on m + 1 targets, durable
+    decide   count once more, then the catalog row with the record: the point of no return
+    record   on m + 1 targets, durable
+    close    the catalog says committed, durable; only then does anybody hear of it
+
+Each step only begins when the one before it is on stable storage (DESIGN 3.6). A failure left of
+`decide` leads back to OPEN or to an abort; right of it only to another try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ckpt.base.errors import Aborted, CkptError, Refused, Unavailable
+from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, Rank, TargetId
+from ckpt.base.limits import LEASE_US
+from ckpt.erasure.code import Code
+from ckpt.format.checksum import xxh3_128
+from ckpt.format.index import Index, IndexPayload, encode_index
+from ckpt.format.messages import (
+    BoxesCompared,
+    BoxQuery,
+    ColumnsLost,
+    CommitInfo,
+    CompareBoxes,
+    DocumentKind,
+    Place,
+    ReplicaPolicy,
+)
+from ckpt.format.record import CommitRecord, encode_record
+from ckpt.plan.coverage import Differing, Merged, Overlap, merge_tables
+from ckpt.plan.placement import Level, survivable
+from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.attempts import Attempt, AttemptState, Payload, count_columns
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.documents import store_document
+from ckpt.protocol.coordinator.membership import Membership
+from ckpt.protocol.coordinator.placements import encode_placement
+from ckpt.protocol.coordinator.reservations import Reservations, SpreadRule
+
+WARNINGS_MAX = 4
+WARNING_CHARS_MAX = 200
+RECOUNT_GRACE_US = 3 * LEASE_US
+"""How long a payload may stay below the floor with no place to stream to; then it aborts."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPolicy:
+    """What the second count demands."""
+
+    cluster: str
+    rule: SpreadRule
+    report_level: Level
+    """What `domains_survivable` counts: `device`, `host`, `rack` or `power`."""
+
+
+class Committer:
+    """I lead certified attempts to their commit. `committed` and `abort` are my owner's."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        members: Membership,
+        reservations: Reservations,
+        policy: CommitPolicy,
+        *,
+        wall_s: Callable[[], float],
+        committed: Callable[[Attempt], None],
+        abort: Callable[[Attempt, CkptError], None],
+    ) -> None:
+        self._desk = desk
+        self._members = members
+        self._reservations = reservations
+        self._policy = policy
+        self._wall_s = wall_s
+        self._committed = committed
+        self._abort = abort
+        self._short_since: dict[CheckpointId, int] = {}
+        #: Attempts with a payload below the floor and no place to stream it to.
+        self._reopening: set[PayloadId] = set()
+        #: Payloads for which places are being asked.
+        self._stalled: set[CheckpointId] = set()
+        #: Decided attempts whose record could not be put on enough targets yet.
+        self._overlaps: dict[CheckpointId, list[Overlap]] = {}
+        #: The comparison that a COMPARING attempt waits for.
+
+    # ----------------------------------------------------------------------- agree
+
+    def proceed(self, attempt: Attempt) -> None:
+        """Something about an attempt changed: go on as far as it now goes."""
+        if attempt.state is not AttemptState.OPEN or not attempt.certified:
+            return
+        merged = _merged(attempt)
+        if merged.problems:
+            self._abort(attempt, Refused("; ".join(p.message for p in merged.problems[:8])))
+            return
+        if merged.overlaps and attempt.checkpoint not in self._overlaps:
+            self._compare(attempt, list(merged.overlaps))
+            return
+        self._overlaps.pop(attempt.checkpoint, None)
+        if self._count(attempt):
+            self._index(attempt)
+
+    def _compare(self, attempt: Attempt, overlaps: list[Overlap]) -> None:
+        attempt.state = AttemptState.COMPARING
+        self._overlaps[attempt.checkpoint] = overlaps
+        for payload in attempt.payloads.values():
+            payload.fingerprints = None
+            self.ask_to_compare(attempt, payload)
+
+    def ask_to_compare(self, attempt: Attempt, payload: Payload) -> None:
+        """Ask one rank, also again when its stager came back."""
+        boxes = self._boxes_of(attempt, payload)
+        if boxes and payload.session is not None:
+            self._desk.send(payload.session, 0, CompareBoxes(payload.id, boxes))
+        elif not boxes:
+            payload.fingerprints = ()
+
+    def ask_again(self, attempt: Attempt, payload: Payload) -> None:
+        """A stager came back: repeat the question that it may have missed."""
+        if attempt.state is AttemptState.COMPARING and payload.fingerprints is None:
+            self.ask_to_compare(attempt, payload)
+
+    def compared(self, attempt: Attempt, payload: Payload, message: BoxesCompared) -> None:
+        """A rank's fingerprints; when all are here, equal ones let the commit go on."""
+        if attempt.state is not AttemptState.COMPARING:
+            return
+        if len(message.fingerprints) != len(self._boxes_of(attempt, payload)):
+            self._abort(
+                attempt, Aborted(f"{payload.id} answered a comparison with the wrong count")
+            )
+            return
+        payload.fingerprints = message.fingerprints
+        if any(p.fingerprints is None for p in attempt.payloads.values()):
+            return
+        differing = self._differing(attempt)
+        if differing is not None:
+            ranks = " and ".join(str(rank) for rank in differing.ranks)
+            self._abort(
+                attempt,
+                Refused(f"shards of {differing.name!r} on ranks {ranks} overlap and differ"),
+            )
+            return
+        attempt.state = AttemptState.OPEN
+        self.proceed(attempt)
+
+    def _boxes_of(self, attempt: Attempt, payload: Payload) -> tuple[BoxQuery, ...]:
+        mine = [o for o in self._overlaps.get(attempt.checkpoint, ()) if payload.id.rank in o.ranks]
+        return tuple(BoxQuery(o.name, o.offset, o.shape) for o in mine)
+
+    def _differing(self, attempt: Attempt) -> Overlap | None:
+        answers: dict[Rank, list[bytes]] = {
+            rank: list(p.fingerprints or ()) for rank, p in attempt.payloads.items()
+        }
+        for overlap in self._overlaps[attempt.checkpoint]:
+            if len({answers[Rank(rank)].pop(0) for rank in overlap.ranks}) > 1:
+                return overlap
+        return None
+
+    # ----------------------------------------------------------------------- count
+
+    def _count(self, attempt: Attempt) -> bool:
+        """The second count; True when every payload has its floor. Others go back to streaming."""
+        enough = True
+        for payload in attempt.payloads.values():
+            counted = count_columns(payload, self._members, self._policy.rule)
+            if len(counted) >= payload.layout.code.floor:
+                continue
+            enough = False
+            self._reopen(attempt, payload, counted)
+        return enough
+
+    def _reopen(self, attempt: Attempt, payload: Payload, counted: list[ColumnNumber]) -> None:
+        """Stream the columns that do not count again; the arena half is still held for this."""
+        if payload.id in self._reopening:
+            return
+        self._reopening.add(payload.id)
+        code = payload.layout.code
+        lost = [ColumnNumber(j) for j in range(code.n) if j not in counted]
+        allotment = payload.allotment or Reservations.empty_allotment(payload.layout)
+        payload.allotment = allotment
+        self._reservations.reopen(allotment, {j: payload.proofs[j].target for j in counted})
+        found: list[tuple[ColumnNumber, Place]] = []
+
+        def answered(column: ColumnNumber, places: tuple[Place, ...]) -> None:
+            nonlocal lost
+            lost = [j for j in lost if j != column]
+            found.extend((column, place) for place in places)
+            if not lost:
+                self._restream(attempt, payload, counted, found)
+
+        for column in list(lost):
+            self._reservations.more_spares(
+                allotment,
+                column,
+                lambda places, j=column: answered(j, places),  # type: ignore[misc]
+            )
+
+    def _restream(
+        self,
+        attempt: Attempt,
+        payload: Payload,
+        counted: list[ColumnNumber],
+        found: list[tuple[ColumnNumber, Place]],
+    ) -> None:
+        code = payload.layout.code
+        self._reopening.discard(payload.id)
+        if attempt.state is not AttemptState.OPEN:
+            return
+        if len(counted) + len(found) < code.floor:
+            self._wait_for_targets(attempt, payload, len(counted) + len(found))
+            return
+        self._short_since.pop(attempt.checkpoint, None)
+        payload.certify, payload.table = None, None
+        payload.table_bytes.clear()
+        for column, _ in found:
+            payload.proofs.pop(column, None)
+        if payload.session is not None:
+            columns = tuple(column for column, _ in found)
+            places = tuple(place for _, place in found)
+            self._desk.send(payload.session, 0, ColumnsLost(payload.id, columns, places))
+
+    def _wait_for_targets(self, attempt: Attempt, payload: Payload, possible: int) -> None:
+        since = self._short_since.setdefault(attempt.checkpoint, self._desk.now_us)
+        if self._desk.now_us - since < RECOUNT_GRACE_US:
+            return
+        code = payload.layout.code
+        live = len(self._members.live())
+        self._abort(
+            attempt,
+            Unavailable(
+                f"{payload.id}: {possible} columns can count, {code.floor} are needed for {code}; "
+                f"{live} targets are live",
+                hint="start the missing targets (ckpt status shows them) and save again",
+            ),
+        )
+
+    def forget(self, attempt: Attempt) -> None:
+        """It ended otherwise."""
+        self._overlaps.pop(attempt.checkpoint, None)
+        self._short_since.pop(attempt.checkpoint, None)
+
+    def tick(self, attempt: Attempt) -> None:
+        """Try again what waits for targets."""
+        if attempt.state is AttemptState.OPEN and attempt.checkpoint in self._short_since:
+            self.proceed(attempt)
+        elif attempt.checkpoint in self._stalled:
+            self._stalled.discard(attempt.checkpoint)
+            self.record(attempt)
+
+    # ----------------------------------------------------------------------- index
+
+    def _index(self, attempt: Attempt) -> None:
+        attempt.state = AttemptState.INDEXING
+        attempt.placement = {
+            rank: self._accepted(payload) for rank, payload in sorted(attempt.payloads.items())
+        }
+        merged = _merged(attempt)
+        attempt.warnings = tuple(
+            kept.message[:WARNING_CHARS_MAX] for kept in merged.warnings[:WARNINGS_MAX]
+        )
+        payloads = tuple(
+            _index_payload(p, attempt.placement[r]) for r, p in sorted(attempt.payloads.items())
+        )
+        index = Index(
+            attempt.checkpoint, attempt.launch, attempt.world_size, payloads, tuple(merged.tensors)
+        )
+        attempt.index = encode_index(index)
+        self._store(
+            attempt, DocumentKind.INDEX, attempt.index, lambda on: self._decide(attempt, on)
+        )
+
+    def _accepted(self, payload: Payload) -> tuple[TargetId | None, ...]:
+        counted = set(count_columns(payload, self._members, self._policy.rule))
+        return tuple(
+            payload.proofs[ColumnNumber(j)].target if j in counted else None
+            for j in range(payload.layout.code.n)
+        )
+
+    # ----------------------------------------------------------------------- decide
+
+    def _decide(self, attempt: Attempt, index_on: tuple[TargetId, ...]) -> None:
+        if attempt.state is not AttemptState.INDEXING:
+            return
+        if not index_on or not self._still_counts(attempt):
+            attempt.state = AttemptState.OPEN
+            self._wait_for_targets(attempt, next(iter(attempt.payloads.values())), len(index_on))
+            return
+        self._short_since.pop(attempt.checkpoint, None)
+        attempt.state = AttemptState.DECIDING
+        attempt.info = self._info(attempt)
+        attempt.record = CommitRecord(
+            cluster=self._policy.cluster,
+            info=attempt.info,
+            index_digest=xxh3_128(attempt.index),
+            index_bytes=len(attempt.index),
+            index_targets=index_on,
+            term=self._members.term,
+        )
+        attempt.record_bytes = encode_record(attempt.record)
+        placement = encode_placement(attempt.placement)
+        entries: list[catalog.CatalogEntry] = [
+            catalog.AttemptDecided(attempt.checkpoint, attempt.record_bytes, placement)
+        ]
+        for rank, columns in attempt.placement.items():
+            missing = tuple(j for j, target in enumerate(columns) if target is None)
+            if missing:
+                entries.append(catalog.RepairNeeded(attempt.checkpoint, rank, missing))
+        self._desk.persist(tuple(entries), lambda: self.record(attempt))
+
+    def _still_counts(self, attempt: Attempt) -> bool:
+        """The index names these targets: enough of them must count at this very moment."""
+        for rank, columns in attempt.placement.items():
+            payload = attempt.payloads[rank]
+            counted = set(count_columns(payload, self._members, self._policy.rule))
+            proofs = payload.proofs
+            named = [
+                j
+                for j, target in enumerate(columns)
+                if j in counted and proofs[ColumnNumber(j)].target == target
+            ]
+            if len(named) < payload.layout.code.floor:
+                return False
+        return True
+
+    def _info(self, attempt: Attempt) -> CommitInfo:
+        payloads = list(attempt.payloads.values())
+        certs = [p.certify for p in payloads if p.certify is not None]
+        chances = [
+            survivable(
+                p.layout.code,
+                [
+                    self._members.targets[t].domain if t is not None else None
+                    for t in attempt.placement[p.id.rank]
+                ],
+                self._policy.report_level,
+            )
+            for p in payloads
+        ]
+        slow = max(certs, key=lambda c: c.slowest_us)
+        return CommitInfo(
+            checkpoint=attempt.checkpoint,
+            launch=attempt.launch,
+            world_size=attempt.world_size,
+            code=str(payloads[0].layout.code),
+            payload_bytes=sum(p.layout.payload_bytes for p in payloads),
+            targets_survivable=min(c.targets for c in chances),
+            domains_survivable=min(c.domains for c in chances),
+            domain_level=self._policy.report_level,
+            committed_at_s=self._wall_s(),
+            commit_us=self._desk.now_us - attempt.opened_us,
+            stall_us=max(c.stall_us for c in certs),
+            slowest_rank=max(payloads, key=lambda p: p.certified_us).id.rank,
+            slowest_target=slow.slowest_target,
+            fault_in_us=max(c.fault_in_us for c in certs),
+            columns_missing=sum(c.count(None) for c in attempt.placement.values()),
+            warnings=attempt.warnings,
+        )
+
+    # ----------------------------------------------------------------------- record, close
+
+    def record(self, attempt: Attempt) -> None:
+        """Decided and durable: put the record on m + 1 targets, as often as it takes."""
+        attempt.state = AttemptState.RECORDING
+
+        def stored(on: tuple[TargetId, ...]) -> None:
+            if on:
+                self._close(attempt)
+            else:
+                self.stall(attempt)
+
+        self._store(attempt, DocumentKind.RECORD, attempt.record_bytes, stored)
+
+    def stall(self, attempt: Attempt) -> None:
+        """A decided attempt, found at a restart or without targets: the next tick goes on."""
+        self._stalled.add(attempt.checkpoint)
+
+    def _close(self, attempt: Attempt) -> None:
+        attempt.state = AttemptState.CLOSING
+
+        def durable() -> None:
+            attempt.state = AttemptState.COMMITTED
+            self._committed(attempt)
+
+        self._desk.persist((catalog.AttemptCommitted(attempt.checkpoint),), durable)
+
+    # ----------------------------------------------------------------------- documents
+
+    def _store(
+        self,
+        attempt: Attempt,
+        kind: DocumentKind,
+        document: bytes,
+        then: Callable[[tuple[TargetId, ...]], None],
+    ) -> None:
+        """Put a document on enough targets in distinct domains; `then(())` for too few."""
+        code = Code.parse(attempt.info.code) if attempt.info else _code_of(attempt)
+        store_document(
+            self._desk, self._members, attempt.checkpoint, kind, document, code.m + 1, then
+        )
+
+
+def _merged(attempt: Attempt) -> Merged:
+    """All ranks' tables as one; differing replicas are kept only when every rank wants it."""
+    tables = [p.table for _, p in sorted(attempt.payloads.items()) if p.table is not None]
+    keep = all(p.replicas is ReplicaPolicy.KEEP for p in attempt.payloads.values())
+    return merge_tables(tables, Differing.KEEP if keep else Differing.ABORT)
+
+
+def _index_payload(payload: Payload, columns: tuple[TargetId | None, ...]) -> IndexPayload:
+    certify = payload.certify
+    assert certify is not None
+    return IndexPayload(
+        rank=payload.id.rank,
+        code=payload.layout.code,
+        payload_bytes=payload.layout.payload_bytes,
+        cell_bytes=payload.layout.cell_bytes,
+        document_offset=certify.document_offset,
+        document_bytes=certify.document_bytes,
+        manifest_digest=certify.manifest_digest,
+        columns=columns,
+        column_crcs=tuple(
+            payload.proofs[ColumnNumber(j)].column_crc if ColumnNumber(j) in payload.proofs else 0
+            for j in range(payload.layout.code.n)
+        ),
+    )
+
+
+def _code_of(attempt: Attempt) -> Code:
+    return next(iter(attempt.payloads.values())).layout.code

@@ -1,0 +1,266 @@
+"""How things go away: tombstone first, columns when nobody reads them.
+
+    asked --catalog row--> m+1 tombstones durable--> answered --no pins--> DropGeneration everywhere
+          --all named targets live and empty of it--> catalog DELETED
+
+A tombstone that cannot be put on enough targets now is tried again on every tick, also after a
+restart; until it lies there, nothing is answered and nothing dropped: a catalog that is rebuilt
+from the targets must never find a record whose deletion was answered. A target that was away is
+dropped from when it comes back and lists what should be gone.
+
+Rows of aborted and deleted generations say what a target that comes back may not keep. The newest
+GONE_ROWS_MAX of them stay, and the newest of each run, which may be all that tells which launch has
+begun. A target that was away for longer than those reach back keeps what it has: space is lost
+then, never a checkpoint, for what nobody knows is never dropped.
+"""
+
+from __future__ import annotations
+
+from ckpt.base.errors import NotFound
+from ckpt.base.ids import CheckpointId, ColumnId, RunName, TargetId
+from ckpt.format.messages import (
+    DeleteStep,
+    DocumentKind,
+    DropColumn,
+    DropGeneration,
+    Dropped,
+    Failed,
+    Message,
+    StepDeleted,
+)
+from ckpt.format.record import Tombstone, encode_tombstone
+from ckpt.plan.retention import expired
+from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.desk import Desk, Then
+from ckpt.protocol.coordinator.documents import store_document
+from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
+from ckpt.protocol.events import Buffer, Session
+
+GONE_ROWS_MAX = 10_000
+"""Rows of aborted and deleted generations that stay in the catalog."""
+GONE_ROWS_BATCH = 256
+"""So many more gather before they are forgotten together, in one write."""
+
+
+class Deleter:
+    """I tombstone, drop and expire. `keep` is how many steps of a run stay; None keeps all."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        members: Membership,
+        checkpoints: Checkpoints,
+        *,
+        cluster: str,
+        keep: int | None,
+    ) -> None:
+        self._desk = desk
+        self._members = members
+        self._checkpoints = checkpoints
+        self._cluster = cluster
+        self._keep = keep
+        self.gone: dict[CheckpointId, RowState] = {}
+        #: Generations whose columns nobody may keep: aborted, deleted, or tombstoned without pins.
+        self._unspread: dict[CheckpointId, list[Then]] = {}
+        #: Tombstoned in the catalog but not yet on enough targets; who waits for that.
+        self._stalled: set[CheckpointId] = set()
+        #: Those of them that wait for targets.
+
+    def recover(self, checkpoint: Checkpoint) -> None:
+        """Tombstoned before this coordinator started: whether on targets too, nobody knows."""
+        self._unspread[checkpoint.id] = []
+        self._stalled.add(checkpoint.id)
+
+    def tick(self) -> None:
+        """Try again what waits for targets."""
+        stalled, self._stalled = self._stalled, set()
+        for id in sorted(stalled):
+            checkpoint = self._checkpoints.get(id)
+            assert checkpoint is not None, "it is forgotten only after its tombstone is spread"
+            self._spread_tombstone(checkpoint)
+
+    # ----------------------------------------------------------------------- tombstones
+
+    def delete_step(self, session: Session, request: int, message: DeleteStep) -> None:
+        """Every committed or damaged generation of (run, step). Idempotent while under way."""
+        doomed = self._checkpoints.of_step(
+            message.run, message.step, RowState.COMMITTED, RowState.DAMAGED
+        )
+        tombstoned = self._checkpoints.of_step(message.run, message.step, RowState.TOMBSTONED)
+        under_way = [c for c in tombstoned if c.id in self._unspread]
+        if not doomed and not under_way:
+            missing = NotFound(f"{message.run}@{message.step} has no committed checkpoint")
+            self._desk.send(session, request, Failed(missing.code, missing.message, "see ckpt ls"))
+            return
+        freed = sum(c.info.payload_bytes for c in (*doomed, *under_way))
+        waiting = len(doomed) + len(under_way)
+
+        def one_done() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if waiting == 0:
+                self._desk.send(session, request, StepDeleted(freed))
+
+        for checkpoint in under_way:
+            self._unspread[checkpoint.id].append(one_done)
+        if doomed:
+            self._tombstone(doomed, "deleted on request", one_done)
+
+    def expire(self, run: RunName) -> None:
+        """After a commit, or a reader's end: what retention and newer generations leave."""
+        held = self._checkpoints.of_run(run, RowState.COMMITTED)
+        pinned = {(c.id.step, c.id.generation) for c in held if c.pins}
+        ids = [(c.id.step, c.id.generation) for c in held]
+        doomed_ids = set(expired(ids, self._keep, pinned))
+        doomed = [c for c in held if (c.id.step, c.id.generation) in doomed_ids]
+        if doomed:
+            self._tombstone(doomed, "expired")
+
+    def _tombstone(self, doomed: list[Checkpoint], reason: str, *waiting: Then) -> None:
+        for checkpoint in doomed:
+            checkpoint.state, checkpoint.reason = RowState.TOMBSTONED, reason
+            self._unspread[checkpoint.id] = list(waiting)
+
+        def durable() -> None:
+            for checkpoint in doomed:
+                self._spread_tombstone(checkpoint)
+
+        entries = tuple(catalog.CheckpointTombstoned(c.id, reason) for c in doomed)
+        self._desk.persist(entries, durable)
+
+    def _spread_tombstone(self, checkpoint: Checkpoint) -> None:
+        document = encode_tombstone(
+            Tombstone(self._cluster, checkpoint.id, self._members.term, checkpoint.reason)
+        )
+
+        def stored(on: tuple[TargetId, ...]) -> None:
+            if not on:
+                self._stalled.add(checkpoint.id)
+                return
+            for tell in self._unspread.pop(checkpoint.id):
+                tell()
+            self.released(checkpoint)
+
+        store_document(
+            self._desk,
+            self._members,
+            checkpoint.id,
+            DocumentKind.TOMBSTONE,
+            document,
+            checkpoint.code.m + 1,
+            stored,
+        )
+
+    # ----------------------------------------------------------------------- dropping
+
+    def released(self, checkpoint: Checkpoint) -> None:
+        """No reader holds it any more: when it is tombstoned, its columns go."""
+        if checkpoint.pins or checkpoint.id in self._unspread:
+            return
+        if checkpoint.state is RowState.TOMBSTONED:
+            self.gone[checkpoint.id] = RowState.TOMBSTONED
+            self.drop_everywhere(checkpoint.id)
+            self._forget_when_dropped(checkpoint.id)
+        elif checkpoint.state is RowState.COMMITTED:
+            self.expire(checkpoint.id.run)
+
+    def aborted(self, id: CheckpointId) -> None:
+        """An attempt ended for good, durably: nobody may keep what it left."""
+        self.gone[id] = RowState.ABORTED
+        self.drop_everywhere(id)
+        self._forget_oldest()
+
+    def drop_everywhere(self, id: CheckpointId) -> None:
+        """Every target that is here may hold some of it, also one that is being listed."""
+        for target in self._members.targets.values():
+            self.drop_on(target, id)
+
+    def drop_on(self, target: Target, id: CheckpointId) -> None:
+        """Tell one target; what it proved of this generation counts no more."""
+        if target.session is None:
+            return
+
+        def dropped(message: Message, _bulk: Buffer) -> None:
+            if isinstance(message, Dropped):
+                target.proved = {c for c in target.proved if c.payload.checkpoint != id}
+                target.documents = {
+                    d
+                    for d in target.documents
+                    if d.checkpoint != id or d.kind is DocumentKind.TOMBSTONE
+                }
+                self._forget_when_dropped(id)
+
+        self._desk.ask(target.session, DropGeneration(self._members.term, id), dropped)
+
+    def _forget_when_dropped(self, id: CheckpointId) -> None:
+        checkpoint = self._checkpoints.get(id)
+        if checkpoint is None or self.gone.get(id) is not RowState.TOMBSTONED:
+            return
+        for named in checkpoint.targets:
+            target = self._members.targets.get(named)
+            if target is None or target.state is not TargetState.LIVE:
+                return
+            if id in _held_by(target):
+                return
+        self._checkpoints.forget(checkpoint)
+        self.gone[id] = RowState.DELETED
+        self._desk.persist((catalog.CheckpointDeleted(id),), lambda: None)
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        """Rows beyond GONE_ROWS_MAX, oldest generations first; a run's newest stays."""
+        if len(self.gone) < GONE_ROWS_MAX + GONE_ROWS_BATCH:
+            return
+        oldest_first = sorted(self.gone, key=lambda id: id.generation)
+        newest_of_run = {id.run: id for id in oldest_first}
+        forgotten = [
+            id
+            for id in oldest_first[: len(oldest_first) - GONE_ROWS_MAX]
+            if self.gone[id] is not RowState.TOMBSTONED and newest_of_run[id.run] != id
+        ]
+        for id in forgotten:
+            del self.gone[id]
+        if forgotten:
+            self._desk.persist(tuple(map(catalog.RowForgotten, forgotten)), lambda: None)
+
+    # ----------------------------------------------------------------------- targets that come back
+
+    def reconcile(self, target: Target) -> None:
+        """A target came back: drop what must not be there any more."""
+        for id in sorted(_held_by(target) & self.gone.keys()):
+            self.drop_on(target, id)
+        for column in sorted(target.proved):
+            if self._is_stray(column, target.id):
+                self.drop_column(target, column)
+        for id in sorted(id for id, state in self.gone.items() if state is RowState.TOMBSTONED):
+            self._forget_when_dropped(id)
+
+    def drop_strays(self, checkpoint: Checkpoint) -> None:
+        """After a commit: columns that the index does not name (replaced, late, over the rule)."""
+        for target in self._members.live():
+            for column in sorted(target.proved):
+                if column.payload.checkpoint == checkpoint.id and self._is_stray(column, target.id):
+                    self.drop_column(target, column)
+
+    def drop_column(self, target: Target, column: ColumnId) -> None:
+        if target.session is None:
+            return
+        target.proved.discard(column)
+        self._desk.ask(
+            target.session, DropColumn(self._members.term, column), lambda _message, _bulk: None
+        )
+
+    def _is_stray(self, column: ColumnId, holder: TargetId) -> bool:
+        checkpoint = self._checkpoints.get(column.payload.checkpoint)
+        if checkpoint is None:
+            return False
+        columns = checkpoint.placement.get(column.payload.rank)
+        return columns is None or columns[column.column] != holder
+
+
+def _held_by(target: Target) -> set[CheckpointId]:
+    """Generations of which a target has more than a tombstone, as far as it has said."""
+    held = {column.payload.checkpoint for column in target.proved}
+    return held | {d.checkpoint for d in target.documents if d.kind is not DocumentKind.TOMBSTONE}

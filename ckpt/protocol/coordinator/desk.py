@@ -1,0 +1,152 @@
+"""What every part of the coordinator writes with: outgoing messages, durable entries,
+open questions.
+
+The desk turns callbacks into the machine's actions and matches answers to questions. A question to
+a peer whose session ends is answered with Failed("unavailable"); a question is never forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ckpt.format.messages import Failed, Message
+from ckpt.protocol.coordinator.catalog import CatalogEntry, Persist
+from ckpt.protocol.events import Buffer, CloseSession, Report, Send, Session
+
+Action = Send | CloseSession | Report | Persist
+Reply = Callable[[Message, Buffer], None]
+Then = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    session: Session
+    reply: Reply
+    due_us: int | None
+    """When silence counts; None for ever (the session's end still answers)."""
+    late: Then | None
+    """What to do when it is due and still open; None gives the question up as failed."""
+
+
+class Desk:
+    """I collect actions while one event is handled, and remember what I asked.
+
+    `take()` hands the actions over.
+    """
+
+    def __init__(self) -> None:
+        self.now_us = 0
+        self._actions: list[Action] = []
+        self._questions: dict[int, _Question] = {}
+        #: Open questions by the request number that I gave them; per session none is asked twice.
+        self._next_request = 1 << 32
+        #: Above every number that a peer chooses for its own requests on the same session.
+        self._tickets: dict[int, Then] = {}
+        #: What to do when a Persist is acknowledged.
+        self._next_ticket = 1
+
+    def take(self) -> list[Action]:
+        """The actions since the last call."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    # ----------------------------------------------------------------------- writing
+
+    def send(self, session: Session, request: int, message: Message, bulk: Buffer = b"") -> None:
+        """Queue a reply or a push (request 0)."""
+        self._actions.append(Send(session, request, message, bulk))
+
+    def report(self, level: str, text: str, **fields: str | int | float) -> None:
+        """Queue a log line."""
+        self._actions.append(Report(level, text, tuple(fields.items())))
+
+    def close(self, session: Session, reason: str) -> None:
+        """Cut a peer off."""
+        self._actions.append(CloseSession(session, reason))
+
+    def ask(
+        self,
+        session: Session,
+        message: Message,
+        reply: Reply,
+        bulk: Buffer = b"",
+        *,
+        patience_us: int | None = None,
+        late: Then | None = None,
+    ) -> None:
+        """Send a question; `reply` runs exactly once, with the answer or with Failed.
+
+        Past its patience a question is given up as failed, or, with `late`, goes on: `late` runs
+        once.
+        """
+        request = self._next_request
+        self._next_request += 1
+        due_us = None if patience_us is None else self.now_us + patience_us
+        self._questions[request] = _Question(session, reply, due_us, late)
+        self.send(session, request, message, bulk)
+
+    def persist(self, entries: tuple[CatalogEntry, ...], then: Then) -> None:
+        """Make entries durable; `then` runs after they are.
+
+        Nothing that depends on them may run before.
+        """
+        ticket = self._next_ticket
+        self._next_ticket += 1
+        self._tickets[ticket] = then
+        self._actions.append(Persist(ticket, entries))
+
+    # ----------------------------------------------------------------------- reading
+
+    def answered(self, session: Session, request: int, message: Message, bulk: Buffer) -> bool:
+        """True when this frame answered one of my questions.
+
+        A late or foreign number answers nothing.
+        """
+        question = self._questions.get(request)
+        if question is None or question.session != session:
+            return False
+        del self._questions[request]
+        question.reply(message, bulk)
+        return True
+
+    def persisted(self, ticket: int) -> None:
+        """The entries of a ticket are durable."""
+        then = self._tickets.pop(ticket, None)
+        if then is not None:
+            then()
+
+    def tick(self) -> None:
+        """Who has been silent for too long has failed; its late answer finds no question."""
+        due = [
+            request
+            for request, question in self._questions.items()
+            if question.due_us is not None and question.due_us <= self.now_us
+        ]
+        lates: list[Then] = []
+        for request in due:
+            question = self._questions[request]
+            if question.late is not None:
+                lates.append(question.late)
+                self._questions[request] = replace(question, due_us=None)
+        for late in lates:
+            late()
+        silent = [request for request in due if self._is_overdue(request)]
+        self._give_up(silent, Failed("unavailable", "no answer in time"))
+
+    def _is_overdue(self, request: int) -> bool:
+        question = self._questions.get(request)
+        return question is not None and question.due_us is not None
+
+    def lost(self, session: Session) -> None:
+        """Answer every open question of a session that ended."""
+        open_requests = [r for r, q in self._questions.items() if q.session == session]
+        self._give_up(
+            open_requests, Failed("unavailable", "the connection ended before the answer")
+        )
+
+    def _give_up(self, requests: list[int], failure: Failed) -> None:
+        for request in requests:
+            question = self._questions.pop(request, None)
+            if question is not None:
+                question.reply(failure, b"")

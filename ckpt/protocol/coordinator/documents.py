@@ -1,0 +1,133 @@
+"""Small documents onto enough targets: index, commit record, tombstone.
+
+Goals: `copies` durable copies in distinct domains where possible; a silent target costs its
+patience, not its lease; a merely slow one still counts when it answers.
+Plan: ask as many targets as copies are missing; for each that fails or is late, ask one more. A
+late one stays asked, so that a cluster whose every disk is slow still comes to an end.
+Invariant: `then` runs once, with the targets that said DocumentStored, or () when they are too few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ckpt.base.ids import CheckpointId, TargetId
+from ckpt.base.limits import FRAME_BULK_BYTES_MAX
+from ckpt.format.checksum import xxh3_128
+from ckpt.format.messages import DocumentKind, DocumentStored, Message, PutDocument
+from ckpt.plan.placement import document_targets
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.membership import Membership
+from ckpt.protocol.events import Buffer
+
+PATIENCE_US = 300_000
+"""A target that has not stored a small document within this gets company."""
+PATIENCE_BYTES_PER_US = 20
+"""And this much longer for a large one."""
+
+
+def store_document(
+    desk: Desk,
+    members: Membership,
+    checkpoint: CheckpointId,
+    kind: DocumentKind,
+    document: bytes,
+    copies: int,
+    then: Callable[[tuple[TargetId, ...]], None],
+) -> None:
+    """Put a document on `copies` live targets, or on all of them when fewer live and
+    no more are to come.
+    """
+    _Spread(desk, members, checkpoint, kind, document, copies, then).fill()
+
+
+class _Spread:
+    """I am one document on its way. My closures keep me until `then` has run."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        members: Membership,
+        checkpoint: CheckpointId,
+        kind: DocumentKind,
+        document: bytes,
+        copies: int,
+        then: Callable[[tuple[TargetId, ...]], None],
+    ) -> None:
+        self._desk = desk
+        self._members = members
+        self._checkpoint = checkpoint
+        self._kind = kind
+        self._document = document
+        self._digest = xxh3_128(document)
+        self._copies = copies
+        self._then = then
+        self._tried: set[TargetId] = set()
+        self._asked: set[TargetId] = set()
+        #: Unanswered; late ones too.
+        self._late: set[TargetId] = set()
+        self._stored: set[TargetId] = set()
+        self._done = False
+
+    def fill(self) -> None:
+        """Ask whom it takes; conclude when nothing more can come, or enough has."""
+        if self._done:
+            return
+        wanted = self._copies - len(self._stored) - len(self._asked - self._late)
+        untried = [c for c in self._members.candidates() if c.target not in self._tried]
+        chosen = document_targets(untried, wanted) if wanted > 0 else ()
+        self._tried.update(chosen)
+        self._asked.update(chosen)
+        for target in chosen:
+            self._put(target)
+        if not self._done and (len(self._stored) >= self._copies or not self._asked):
+            self._done = True
+            possible = max(1, len(self._members.live()))
+            needed = self._copies if self._members.gathering else min(self._copies, possible)
+            self._then(tuple(sorted(self._stored)) if len(self._stored) >= needed else ())
+
+    def _answered(self, target: TargetId, stored: bool) -> None:
+        self._asked.discard(target)
+        self._late.discard(target)
+        if stored:
+            self._stored.add(target)
+        self.fill()
+
+    def _is_late(self, target: TargetId) -> None:
+        if target in self._asked:
+            self._late.add(target)
+            self.fill()
+
+    def _put(self, id: TargetId) -> None:
+        """All parts of the document to one target; only the last part is answered."""
+        session = self._members.targets[id].session
+        if session is None:
+            self._answered(id, False)
+            return
+        document, view = self._document, memoryview(self._document)
+        last = max(0, (len(document) - 1) // FRAME_BULK_BYTES_MAX * FRAME_BULK_BYTES_MAX)
+        for offset in range(0, last, FRAME_BULK_BYTES_MAX):
+            part = view[offset : offset + FRAME_BULK_BYTES_MAX]
+            self._desk.send(session, 0, self._message(offset), part)
+
+        def answered(message: Message, _bulk: Buffer) -> None:
+            self._answered(id, isinstance(message, DocumentStored))
+
+        self._desk.ask(
+            session,
+            self._message(last),
+            answered,
+            view[last:],
+            patience_us=PATIENCE_US + len(document) // PATIENCE_BYTES_PER_US,
+            late=lambda: self._is_late(id),
+        )
+
+    def _message(self, offset: int) -> PutDocument:
+        return PutDocument(
+            self._members.term,
+            self._kind,
+            self._checkpoint,
+            len(self._document),
+            offset,
+            self._digest,
+        )

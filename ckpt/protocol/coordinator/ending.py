@@ -1,0 +1,249 @@
+"""How attempts end: aborted for a named reason, or announced as committed;
+and what each leaves behind.
+
+Who aborts an attempt: a newer launch that begins while a rank is missing; a later save of a rank
+that is missing; a trainer that left before it staged; a stager that stays away too long; a payload
+that can never be certified. Nobody aborts a decided one. Whoever is told of an end is told again
+whenever he asks, so a lost message costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ckpt.base.errors import Aborted, CkptError, Fenced
+from ckpt.base.ids import CheckpointId, LaunchNumber, RunName
+from ckpt.base.units import US_PER_S
+from ckpt.format.messages import (
+    AttemptAborted,
+    AttemptCommitted,
+    OpenPayload,
+    PayloadGivenUp,
+    TrainerLeft,
+)
+from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.attempts import (
+    ABORTABLE,
+    ENDED,
+    Attempt,
+    AttemptBook,
+    AttemptState,
+    Payload,
+)
+from ckpt.protocol.coordinator.checkpoints import Checkpoints
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.launches import Launches, check_not_fenced
+from ckpt.protocol.coordinator.membership import Membership
+from ckpt.protocol.coordinator.reservations import Reservations
+from ckpt.protocol.events import Session
+
+STAGER_AWAY_US = 15_000_000
+"""A stager that left an uncertified payload must come back within this."""
+ENDED_KEPT = 1024
+"""Ended attempts remembered for stagers that ask again; older ones are answered as unknown."""
+
+
+class Ending:
+    """I end attempts. `dropped` is told of each aborted one, to remove its columns."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        book: AttemptBook,
+        members: Membership,
+        launches: Launches,
+        reservations: Reservations,
+        checkpoints: Checkpoints,
+        dropped: Callable[[Attempt], None],
+    ) -> None:
+        self._desk = desk
+        self._book = book
+        self._members = members
+        self._launches = launches
+        self._reservations = reservations
+        self._checkpoints = checkpoints
+        self._dropped = dropped
+
+    # ----------------------------------------------------------------------- reasons to abort
+
+    def abort_what_lacks(self, message: OpenPayload) -> None:
+        """A rank that saves a later step will never hand over the earlier ones that
+        it is missing in.
+        """
+        check_not_fenced(message.run, message.launch, self._launches.begun(message.run))
+        for attempt in self._book.of_run(message.run):
+            earlier = attempt.checkpoint.step < message.step
+            if (
+                attempt.launch == message.launch
+                and earlier
+                and message.rank not in attempt.payloads
+            ):
+                reason = f"rank {message.rank} went on to step {message.step} without saving it"
+                self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}"))
+
+    def abort_passed_by(self, passing: Attempt) -> None:
+        """Attempts that will never be whole, because a rank that they lack is at a later step already.
+
+        `abort_what_lacks` ends those that were there when that rank came. This ends those that came
+        behind it: opened by a rank that is slower, or recovered after a restart. They would hold
+        arenas that everybody's next save waits for.
+        """
+        peers = [
+            attempt
+            for attempt in self._book.of_run(passing.checkpoint.run)
+            if attempt.launch == passing.launch
+        ]
+        for attempt in peers:
+            for later in peers:
+                gone = later.payloads.keys() - attempt.payloads.keys()
+                if gone and later.checkpoint.step > attempt.checkpoint.step:
+                    step = later.checkpoint.step
+                    reason = f"rank {min(gone)} went on to step {step} without saving it"
+                    self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}"))
+                    break
+
+    def fence_older(self, run: RunName, launch: LaunchNumber) -> None:
+        """A new launch begins: what older ones have wholly handed over may finish,
+        the rest ends.
+        """
+        for attempt in self._book.of_run(run):
+            if attempt.launch < launch and not attempt.handed_over:
+                reason = f"launch {launch} of the run has begun"
+                self.abort(attempt, Fenced(f"{attempt.checkpoint}: {reason}"))
+
+    def given_up(self, session: Session, request: int, message: PayloadGivenUp) -> None:
+        """A stager says that its payload can never be certified."""
+        found = self._book.find(message.payload)
+        if found is None:
+            self.tell_unknown(session, request, message.payload.checkpoint)
+            return
+        attempt, payload = found
+        payload.session, payload.request = session, request
+        if attempt.state in ABORTABLE:
+            from_wire = Aborted(f"rank {payload.id.rank}: {message.message}", hint=message.hint)
+            self.abort(attempt, from_wire)
+        elif attempt.state in ENDED:
+            self.tell_end(attempt, payload)
+
+    def trainer_left(self, message: TrainerLeft) -> None:
+        """Attempts that still lack this rank's payload will never be whole."""
+        if not self._launches.trainer_left(
+            message.run, message.launch, message.rank, message.process
+        ):
+            return
+        for attempt in self._book.of_run(message.run):
+            if attempt.launch == message.launch and message.rank not in attempt.payloads:
+                reason = (
+                    f"the trainer of rank {message.rank} ended before it handed over its payload"
+                )
+                self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
+
+    def abort(self, attempt: Attempt, error: CkptError) -> None:
+        """End an attempt for good: durable first, then told, then its columns go.
+
+        Decided ones stay.
+        """
+        if attempt.state not in ABORTABLE:
+            return
+        attempt.state = AttemptState.ABORTING
+        after = error.retry_after_s
+        again = [] if after is None else [f"retry after {after:g} s"]
+        hint = "; ".join([*again, *([error.hint] if error.hint else [])])
+        attempt.failure = (error.code, error.message, hint)
+        self._desk.report(
+            "warning", "attempt aborted", checkpoint=str(attempt.checkpoint), reason=error.message
+        )
+
+        def durable() -> None:
+            attempt.state = AttemptState.ABORTED
+            self._let_go(attempt)
+            for payload in attempt.payloads.values():
+                self.tell_end(attempt, payload)
+            self._dropped(attempt)
+
+        entry = catalog.AttemptAborted(attempt.checkpoint, error.code, error.message)
+        self._desk.persist((entry,), durable)
+
+    def announce(self, attempt: Attempt) -> None:
+        """Committed and durable: everybody hears of it, and space for the next save is held."""
+        self._let_go(attempt)
+        for rank, payload in sorted(attempt.payloads.items()):
+            self.tell_end(attempt, payload)
+            if payload.planned is not None:
+                self._reservations.stand(attempt.checkpoint.run, rank, payload.layout)
+
+    def tell_end(self, attempt: Attempt, payload: Payload) -> None:
+        """Say how it ended: as the answer to a stager that has no plan yet, else unasked."""
+        if payload.session is None:
+            return
+        request = payload.request if payload.planned is None else 0
+        if attempt.state is AttemptState.COMMITTED and attempt.info is not None:
+            held = self._checkpoints.get(attempt.checkpoint)
+            info = self._checkpoints.info_now(held) if held is not None else attempt.info
+            self._desk.send(payload.session, request, AttemptCommitted(info))
+        elif attempt.state is AttemptState.ABORTED and attempt.failure is not None:
+            code, text, hint = attempt.failure
+            aborted = AttemptAborted(attempt.checkpoint, code, text, hint)
+            self._desk.send(payload.session, request, aborted)
+
+    def _let_go(self, attempt: Attempt) -> None:
+        for payload in attempt.payloads.values():
+            if payload.allotment is not None:
+                self._reservations.used(payload.allotment)
+                payload.allotment = None
+            payload.table, payload.certify, payload.fingerprints = None, None, None
+            payload.table_bytes.clear()
+            payload.proofs = {}
+            if payload.planned is not None:
+                # Only that there was one counts now; its places are the bulk of what would stay.
+                payload.planned = replace(payload.planned, places=(), absent=())
+        attempt.index, attempt.record, attempt.record_bytes, attempt.placement = b"", None, b"", {}
+        self._book.trim(ENDED_KEPT)
+
+    # ----------------------------------------------------------------------- time and sessions
+
+    def session_closed(self, session: Session) -> None:
+        for attempt in self._book.open():
+            for payload in attempt.payloads.values():
+                if payload.session == session:
+                    payload.session = None
+                    payload.away_since_us = self._desk.now_us
+
+    def tick(self) -> None:
+        """Stagers that stay away end their attempts."""
+        for attempt in self._book.open():
+            self._abort_if_abandoned(attempt)
+
+    def _abort_if_abandoned(self, attempt: Attempt) -> None:
+        now = self._desk.now_us
+        comparing = attempt.state is AttemptState.COMPARING
+        for payload in attempt.payloads.values():
+            away = payload.away_since_us
+            needed = not payload.certified or (comparing and payload.fingerprints is None)
+            if needed and away is not None and now - away >= STAGER_AWAY_US:
+                away_s = (now - away) // US_PER_S
+                reason = f"the stager of rank {payload.id.rank} has been away for {away_s} s"
+                self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
+                return
+        unclaimed = attempt.recovered and not attempt.payloads
+        if unclaimed and now - attempt.opened_us >= 4 * STAGER_AWAY_US:
+            reason = "no stager came back for it after the coordinator restarted"
+            self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
+
+    # ----------------------------------------------------------------------- telling
+
+    def tell_unknown(self, session: Session, request: int, checkpoint: CheckpointId) -> None:
+        held = self._checkpoints.get(checkpoint)
+        if held is not None:
+            info = self._checkpoints.info_now(held)
+            gathering = info.targets_survivable < held.info.targets_survivable
+            if not (gathering and self._members.gathering):
+                # While targets gather after a start too little would be promised: the stager asks
+                # again.
+                self._desk.send(session, request, AttemptCommitted(info))
+            return
+        aborted = AttemptAborted(
+            checkpoint, Aborted.code, f"{checkpoint} is not known: it was aborted", "save again"
+        )
+        self._desk.send(session, request, aborted)

@@ -1,0 +1,179 @@
+"""Which start of a run a rank belongs to, and which launches may still save.
+
+A launch is joined by reading or saving ranks and *begins* with its first save; from then on older
+launches are fenced. Numbers grow with the term, so they need no durability of their own: what must
+survive (which launch has begun) is read from the attempts that it opened.
+
+Invariants: ranks of one launch share one world size; a rank has one live process; `begun` only
+grows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ckpt.base.errors import Busy, Fenced, Refused
+from ckpt.base.ids import LaunchNumber, Rank, RunName, check_run_name
+from ckpt.base.limits import WORLD_SIZE_MAX
+from ckpt.format.messages import JoinLaunch
+from ckpt.protocol.events import Session
+
+
+@dataclass(slots=True)
+class Member:
+    """One rank's process in a launch."""
+
+    process: str
+    sessions: set[Session] = field(default_factory=set)
+    #: Connections that joined as this process: the trainer's own and its stager's.
+    joined_us: int = 0
+    left: bool = False
+    """Its trainer is gone, as its stager reports; the stager may still finish saves."""
+
+    @property
+    def live(self) -> bool:
+        return bool(self.sessions) and not self.left
+
+
+@dataclass(slots=True)
+class Launch:
+    """One start of a run."""
+
+    number: LaunchNumber
+    key: str | None
+    world_size: int
+    members: dict[Rank, Member] = field(default_factory=dict)
+    recovered: bool = False
+    """Known from the catalog or from a rank that came back: nobody new joins it without its key."""
+
+
+@dataclass(slots=True)
+class Run:
+    """The launches of one run, oldest first."""
+
+    launches: dict[LaunchNumber, Launch] = field(default_factory=dict)
+    begun: LaunchNumber = LaunchNumber(0)
+
+
+class Launches:
+    """I number launches and say who is fenced. I know nothing of attempts."""
+
+    def __init__(self, term: int) -> None:
+        self._term = term
+        self._counter = 0
+        self.runs: dict[RunName, Run] = {}
+        self._by_session: dict[Session, list[Member]] = {}
+
+    def join(self, session: Session, message: JoinLaunch, now_us: int) -> Launch:
+        """The launch of this process.
+
+        Raises Refused (bad numbers, other world size) or Busy (two live processes).
+        """
+        check_run_name(message.run)
+        if not 0 < message.world_size <= WORLD_SIZE_MAX:
+            raise Refused(f"world size {message.world_size}: 1 to {WORLD_SIZE_MAX} are allowed")
+        if not 0 <= message.rank < message.world_size:
+            raise Refused(f"rank {message.rank} does not fit world size {message.world_size}")
+        run = self.runs.setdefault(message.run, Run())
+        launch = self._find(run, message) or self._new(run, message)
+        if launch.world_size != message.world_size:
+            raise Refused(
+                f"launch {launch.key!r} of run {message.run!r} has world size {launch.world_size}, "
+                f"rank {message.rank} says {message.world_size}",
+                hint="give every start of the run its own launch key",
+            )
+        self._enter(launch, session, message, now_us)
+        return launch
+
+    def recover(self, run: RunName, number: LaunchNumber, key: str | None, world_size: int) -> None:
+        """A launch that has opened attempts before this coordinator started."""
+        known = self.runs.setdefault(run, Run())
+        known.launches.setdefault(number, Launch(number, key, world_size, recovered=True))
+        known.begun = max(known.begun, number)
+
+    def begin(self, run: RunName, number: LaunchNumber) -> bool:
+        """Note the launch's first save; True when it is the first.
+
+        Raises Fenced when a newer one has begun.
+        """
+        known = self.runs[run]
+        check_not_fenced(run, number, known.begun)
+        if number == known.begun:
+            return False
+        known.begun = number
+        return True
+
+    def begun(self, run: RunName) -> LaunchNumber:
+        """The newest launch that has saved; 0 before the first."""
+        known = self.runs.get(run)
+        return known.begun if known is not None else LaunchNumber(0)
+
+    def get(self, run: RunName, number: LaunchNumber) -> Launch | None:
+        known = self.runs.get(run)
+        return known.launches.get(number) if known is not None else None
+
+    def trainer_left(self, run: RunName, number: LaunchNumber, rank: Rank, process: str) -> bool:
+        """Mark a process as gone; True when it was the rank's current one."""
+        launch = self.get(run, number)
+        member = launch.members.get(rank) if launch is not None else None
+        if member is None or member.process != process:
+            return False
+        member.left = True
+        return True
+
+    def session_closed(self, session: Session) -> None:
+        for member in self._by_session.pop(session, ()):
+            member.sessions.discard(session)
+
+    # ----------------------------------------------------------------------- inside
+
+    def _find(self, run: Run, message: JoinLaunch) -> Launch | None:
+        if message.launch is not None:
+            return run.launches.get(message.launch) or self._adopted(run, message)
+        newest_first = sorted(run.launches.values(), key=lambda launch: -launch.number)
+        if message.key is not None:
+            return next((one for one in newest_first if one.key == message.key), None)
+        keyless = next((one for one in newest_first if one.key is None and not one.recovered), None)
+        if keyless is None or keyless.world_size != message.world_size:
+            return None
+        member = keyless.members.get(message.rank)
+        return keyless if member is None or member.process == message.process else None
+
+    def _adopted(self, run: Run, message: JoinLaunch) -> Launch:
+        assert message.launch is not None
+        if message.launch >> 32 >= self._term:
+            raise Refused(f"launch {message.launch} was never given out by this coordinator")
+        launch = Launch(message.launch, message.key, message.world_size, recovered=True)
+        run.launches[launch.number] = launch
+        return launch
+
+    def _new(self, run: Run, message: JoinLaunch) -> Launch:
+        self._counter += 1
+        number = LaunchNumber(self._term << 32 | self._counter)
+        launch = Launch(number, message.key, message.world_size)
+        run.launches[number] = launch
+        return launch
+
+    def _enter(self, launch: Launch, session: Session, message: JoinLaunch, now_us: int) -> None:
+        member = launch.members.get(message.rank)
+        if member is not None and member.process != message.process:
+            if member.live:
+                raise Busy(
+                    f"rank {message.rank} of launch {launch.key!r} of run {message.run!r} "
+                    f"is already held by the live process {member.process}",
+                    hint="two processes must not share (run, launch, rank)",
+                )
+            member = None
+        if member is None:
+            member = launch.members[message.rank] = Member(message.process, joined_us=now_us)
+        member.sessions.add(session)
+        self._by_session.setdefault(session, []).append(member)
+
+
+def check_not_fenced(run: RunName, number: LaunchNumber, begun: LaunchNumber) -> None:
+    """Raises Fenced when a newer launch of the run has begun."""
+    if number < begun:
+        raise Fenced(
+            f"a newer launch of run {run!r} has begun; launch {number} can save no more",
+            hint="this process belongs to an older start of the run: end it",
+        )

@@ -1,0 +1,341 @@
+"""The coordinator: one pure machine behind `handle(event) -> list[Action]`.
+
+    Membership      who is live, what each target has proved      (membership.py)
+    Launches        which start of a run may save                 (launches.py)
+    Reservations    space before bytes                            (reservations.py)
+    AttemptBook     what ranks handed over                        (attempts.py)
+    Opening         plans for staged payloads                     (opening.py)
+    Certifying      spares and certificates                       (certifying.py)
+    Ending          aborts and announcements                      (ending.py)
+    Committer       from certified to committed                   (committing.py)
+    Checkpoints     what is committed, readable, pinned           (checkpoints.py)
+    Resolver        which generation to read                      (resolving.py)
+    Deleter, Judge  tombstones, retention; proved damage          (deletion.py, judging.py)
+
+Here events are told apart and given to the part that they concern; nothing is decided here. A
+restart begins from the catalog's image: open attempts wait for their stagers, decided ones are
+rolled forward with the same record, committed ones count again as their targets register.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ckpt.base.errors import CkptError
+from ckpt.base.limits import CELL_BYTES_DEFAULT
+from ckpt.erasure.code import Code
+from ckpt.format.messages import (
+    Answer,
+    Ask,
+    BoxesCompared,
+    Certify,
+    DeleteStep,
+    DocumentStored,
+    Failed,
+    JoinLaunch,
+    LaunchJoined,
+    Message,
+    OpenPayload,
+    PayloadGivenUp,
+    RegisterTarget,
+    ReleasePin,
+    RenewLease,
+    ReportDamage,
+    RequestSpares,
+    Reserved,
+    Resolve,
+    Role,
+    TrainerLeft,
+)
+from ckpt.plan.placement import Level
+from ckpt.protocol.coordinator.attempts import Attempt, AttemptBook
+from ckpt.protocol.coordinator.catalog import CatalogImage, Persisted, RowState
+from ckpt.protocol.coordinator.certifying import Certifying
+from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.committing import CommitPolicy, Committer
+from ckpt.protocol.coordinator.deletion import Deleter
+from ckpt.protocol.coordinator.desk import Action, Desk
+from ckpt.protocol.coordinator.ending import Ending
+from ckpt.protocol.coordinator.judging import Judge
+from ckpt.protocol.coordinator.launches import Launches
+from ckpt.protocol.coordinator.membership import Membership, Target
+from ckpt.protocol.coordinator.opening import Opening
+from ckpt.protocol.coordinator.reservations import Reservations, SpreadRule
+from ckpt.protocol.coordinator.resolving import Resolver
+from ckpt.protocol.coordinator.views import Views
+from ckpt.protocol.events import Buffer, Received, Session, SessionClosed, SessionOpened, Ticked
+
+Event = SessionOpened | SessionClosed | Received | Ticked | Persisted
+
+TARGET_MESSAGES = (RegisterTarget, RenewLease)
+LATE_ANSWERS = (Failed, DocumentStored)
+"""What a target may still say when nobody waits for it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorPolicy:
+    """What a cluster decides once."""
+
+    cluster: str
+    code: Code
+    cell_bytes: int = CELL_BYTES_DEFAULT
+    level: Level = "host"
+    """Columns of a payload are spread over domains of this level."""
+    max_per_domain: int = 1
+    spare_count: int = 1
+    orphan_grace_us: int = 60_000_000
+    keep: int | None = None
+    """How many steps of a run stay; None keeps all."""
+
+    @property
+    def spread(self) -> SpreadRule:
+        return SpreadRule(self.level, self.max_per_domain, self.spare_count, self.orphan_grace_us)
+
+    @property
+    def report_level(self) -> Level:
+        """What `domains_survivable` counts: a target alone is no failure domain."""
+        return "device" if self.level == "target" else self.level
+
+
+class CoordinatorMachine:
+    """I am the only one who commits.
+
+    Give me every event in order; perform every action in order.
+    """
+
+    def __init__(
+        self,
+        policy: CoordinatorPolicy,
+        image: CatalogImage,
+        *,
+        secret: bytes,
+        wall_s: Callable[[], float],
+    ) -> None:
+        """`wall_s` is asked only for the time that people see in a commit (P12)."""
+        self.policy = policy
+        self._desk = Desk()
+        self._began = False
+        #: Whether the first event came, which says what time it is.
+        self._roles: dict[Session, Role] = {}
+        self.members = Membership(
+            self._desk,
+            cluster=policy.cluster,
+            secret=secret,
+            term=image.term,
+            known=image.targets,
+            came=self._target_came,
+            left=self._target_left,
+        )
+        self.launches = Launches(image.term)
+        self.checkpoints = Checkpoints(self.members, policy.report_level)
+        self.reservations = Reservations(self._desk, self.members, policy.spread)
+        self.book = AttemptBook()
+        self.deleter = Deleter(
+            self._desk,
+            self.members,
+            self.checkpoints,
+            cluster=policy.cluster,
+            keep=policy.keep,
+        )
+        self.judge = Judge(self._desk, self.members, self.checkpoints)
+        self._make_saving_parts(secret, wall_s)
+        self.resolver = Resolver(
+            self._desk,
+            self.checkpoints,
+            self.launches,
+            self.book.of_run,
+            self.deleter.released,
+        )
+        self.views = Views(policy.cluster, self.members, self.checkpoints, self.book, policy.code)
+        self._recover(image)
+
+    def _make_saving_parts(self, secret: bytes, wall_s: Callable[[], float]) -> None:
+        policy = self.policy
+        self.ending = Ending(
+            self._desk,
+            self.book,
+            self.members,
+            self.launches,
+            self.reservations,
+            self.checkpoints,
+            self._aborted,
+        )
+        self.committer = Committer(
+            self._desk,
+            self.members,
+            self.reservations,
+            CommitPolicy(policy.cluster, policy.spread, policy.report_level),
+            wall_s=wall_s,
+            committed=self._committed,
+            abort=self.ending.abort,
+        )
+        self.opening = Opening(
+            self._desk,
+            self.book,
+            self.members,
+            self.launches,
+            self.reservations,
+            self.committer,
+            self.ending,
+            code=policy.code,
+            cell_bytes=policy.cell_bytes,
+        )
+        self.certifying = Certifying(
+            self._desk,
+            self.book,
+            self.members,
+            self.reservations,
+            self.committer,
+            self.ending,
+            cluster=policy.cluster,
+            secret=secret,
+        )
+
+    def handle(self, event: Event) -> list[Action]:
+        """Everything that follows from one event."""
+        self._desk.now_us = event.now_us
+        if not self._began:
+            self._began = True
+            for attempt in self.book.open():
+                attempt.opened_us = event.now_us  # Recovered ones have all their time from now on.
+        match event:
+            case SessionOpened():
+                self._roles[event.session] = event.role
+            case SessionClosed():
+                self._closed(event.session)
+            case Persisted():
+                self._desk.persisted(event.ticket)
+            case Ticked():
+                self._tick()
+            case Received():
+                self._received(event)
+        self.resolver.tick()
+        return self._desk.take()
+
+    # ----------------------------------------------------------------------- events
+
+    def _received(self, event: Received) -> None:
+        if event.session not in self._roles:
+            return
+        if self._desk.answered(event.session, event.request, event.message, event.bulk):
+            return
+        from_target = self._roles[event.session] is Role.TARGET
+        if from_target and isinstance(event.message, Reserved):
+            self.reservations.answered_late(event.session, event.message.reservation)
+            return
+        if from_target is not isinstance(event.message, TARGET_MESSAGES):
+            name = type(event.message).__name__
+            if not from_target or not isinstance(event.message, LATE_ANSWERS):
+                self._desk.close(event.session, f"{name} does not belong on this session")
+            return
+        try:
+            self._dispatch(event.session, event.request, event.message, event.bulk)
+        except CkptError as error:
+            after = error.retry_after_s
+            failure = Failed(
+                error.code,
+                error.message,
+                error.hint,
+                round(after * 1e6) if after is not None else None,
+            )
+            self._desk.send(event.session, event.request, failure)
+
+    def _dispatch(self, session: Session, request: int, message: Message, bulk: Buffer) -> None:
+        match message:
+            case RegisterTarget():
+                self.members.register(session, request, message)
+                target = self.members.target_of(session)
+                if target is not None:
+                    self.reservations.reconcile(target, message.reservations)
+            case RenewLease():
+                self.members.renew(session, request, message)
+            case JoinLaunch():
+                launch = self.launches.join(session, message, self._desk.now_us)
+                self._desk.send(session, request, LaunchJoined(launch.number))
+            case OpenPayload():
+                self.opening.open_payload(session, request, message)
+            case RequestSpares():
+                self.certifying.request_spares(session, request, message)
+            case Certify():
+                self.certifying.certify(session, request, message, bulk)
+            case PayloadGivenUp():
+                self.ending.given_up(session, request, message)
+            case BoxesCompared():
+                self.certifying.compared(message)
+            case TrainerLeft():
+                self.ending.trainer_left(message)
+            case Resolve():
+                self.resolver.resolve(session, request, message)
+            case ReleasePin():
+                self.resolver.release(session, message.pin)
+            case ReportDamage():
+                self.judge.report(session, request, message)
+            case DeleteStep():
+                self.deleter.delete_step(session, request, message)
+            case Ask():
+                answer = self.views.answer(message.what, message.run, message.step)
+                self._desk.send(session, request, Answer(), answer)
+            case _:
+                self._desk.close(session, f"{type(message).__name__} is no request")
+
+    def _closed(self, session: Session) -> None:
+        self._roles.pop(session, None)
+        self._desk.lost(session)
+        self.members.session_closed(session)
+        self.launches.session_closed(session)
+        self.ending.session_closed(session)
+        self.resolver.session_closed(session)
+
+    def _tick(self) -> None:
+        self._desk.tick()
+        self.members.tick()
+        self.reservations.tick()
+        self.deleter.tick()
+        self._tick_attempts()
+        self.opening.tick()
+        self.ending.tick()
+
+    def _tick_attempts(self) -> None:
+        for attempt in self.book.open():
+            self.committer.tick(attempt)
+
+    # ------------------------------------------------------------ what parts tell each other
+
+    def _target_came(self, target: Target) -> None:
+        self.deleter.reconcile(target)
+        self._tick_attempts()
+
+    def _target_left(self, target: Target) -> None:
+        self.reservations.forget_target(target)
+
+    def _committed(self, attempt: Attempt) -> None:
+        assert attempt.info is not None
+        assert attempt.record is not None
+        checkpoint = Checkpoint(
+            attempt.info, attempt.record_bytes, attempt.record.index_targets, attempt.placement
+        )
+        attempt.info = self.checkpoints.info_now(checkpoint)
+        self.checkpoints.add(checkpoint)
+        self.ending.announce(attempt)
+        self.deleter.drop_strays(checkpoint)
+        self.deleter.expire(checkpoint.id.run)
+
+    def _aborted(self, attempt: Attempt) -> None:
+        self.committer.forget(attempt)
+        self.deleter.aborted(attempt.checkpoint)
+
+    # ----------------------------------------------------------------------- restart
+
+    def _recover(self, image: CatalogImage) -> None:
+        for row in sorted(image.rows.values(), key=lambda row: row.checkpoint):
+            self.launches.recover(row.checkpoint.run, row.launch, row.launch_key, row.world_size)
+            match row.state:
+                case RowState.OPEN | RowState.DECIDED:
+                    self.opening.recover(row)
+                case RowState.COMMITTED | RowState.DAMAGED:
+                    self.checkpoints.recover(row)
+                case RowState.TOMBSTONED:
+                    self.deleter.recover(self.checkpoints.recover(row))
+                case RowState.ABORTED | RowState.DELETED:
+                    self.deleter.gone[row.checkpoint] = row.state

@@ -1,0 +1,276 @@
+"""Who is in the cluster, and which columns count: leases, boot ids and reconciliation of targets.
+
+    UNKNOWN --register--> RECONCILING --listing complete--> LIVE --session lost, lease over--> DOWN
+                 ^                                                                              |
+                 +------------------------------- register (new boot id) -----------------------+
+
+A target that registers is asked for everything it holds, page by page: only then do its columns
+count. A column counts when its target is LIVE, its checkpoint names that target, and the target has
+proved it in its current boot (P10, P13). Invariants: at most one boot id of a target is current; a
+proof under another boot id counts nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ckpt.base.errors import CkptError
+from ckpt.base.ids import BootId, ColumnId, Domain, Epoch, TargetId
+from ckpt.base.limits import LEASE_US
+from ckpt.format.messages import (
+    ColumnsListed,
+    DocumentSummary,
+    Failed,
+    LeaseRenewed,
+    ListColumns,
+    Message,
+    RegisterTarget,
+    RenewLease,
+    TargetAddress,
+    TargetRegistered,
+)
+from ckpt.plan.placement import Candidate
+from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.events import Buffer, Session
+from ckpt.protocol.proofs import check_proof
+
+GATHERING_US = 2 * LEASE_US
+"""After its start a coordinator waits so long for targets that it knows before it
+says they are missing.
+"""
+
+
+class TargetState(Enum):
+    """What a report shows."""
+
+    RECONCILING = "reconciling"
+    LIVE = "live"
+    DOWN = "down"
+
+
+@dataclass(slots=True)
+class Target:
+    """One target as its current boot presents it. `session` is None while it is away."""
+
+    id: TargetId
+    domain: Domain
+    directory: str
+    state: TargetState = TargetState.DOWN
+    session: Session | None = None
+    boot: BootId = BootId(0)
+    address: str = ""
+    unix: str = ""
+    pid: int = 0
+    bytes_total: int = 0
+    bytes_free: int = 0
+    bytes_used: int = 0
+    lease_ends_us: int = 0
+    counters: dict[str, int] = field(default_factory=dict)
+    load_bytes: int = 0
+    """Planned onto it by attempts that have not ended; the balance of a burst."""
+    proved: set[ColumnId] = field(default_factory=set)
+    #: Columns that this boot has proved, sealed or listed. Emptied at every registration.
+    documents: set[DocumentSummary] = field(default_factory=set)
+    #: Documents that this boot listed or stored.
+
+    @property
+    def where(self) -> TargetAddress:
+        return TargetAddress(self.id, self.boot, self.address, self.unix)
+
+
+class Membership:
+    """I hold the cluster map.
+
+    My owner tells me of sessions and time; I tell it when a target came or left.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        *,
+        cluster: str,
+        secret: bytes,
+        term: int,
+        known: dict[TargetId, catalog.TargetSeen],
+        came: Callable[[Target], None],
+        left: Callable[[Target], None],
+    ) -> None:
+        self._desk = desk
+        self._cluster = cluster
+        self._secret = secret
+        self._came = came
+        self._left = left
+        self.term = term
+        self.version = 0
+        self.targets: dict[TargetId, Target] = {
+            id: Target(id, Domain.parse(seen.domain), seen.directory)
+            for id, seen in sorted(known.items())
+        }
+        self._by_session: dict[Session, TargetId] = {}
+        self._born_us: int | None = None
+        """When the first event came."""
+
+    @property
+    def epoch(self) -> Epoch:
+        return Epoch(self.term << 32 | self.version)
+
+    # ----------------------------------------------------------------------- questions
+
+    @property
+    def gathering(self) -> bool:
+        """Whether more targets are about to count: this coordinator is new,
+        or one is being listed.
+        """
+        young = self._born_us is None or self._desk.now_us - self._born_us < GATHERING_US
+        coming = any(t.state is TargetState.RECONCILING for t in self.targets.values())
+        known_away = any(t.session is None for t in self.targets.values())
+        return coming or (young and (known_away or not self.targets))
+
+    def live(self) -> list[Target]:
+        """Targets that count now, by id."""
+        return [t for t in self.targets.values() if t.state is TargetState.LIVE]
+
+    def holds(self, target: TargetId, column: ColumnId) -> bool:
+        """Whether this column counts now."""
+        held = self.targets.get(target)
+        return held is not None and held.state is TargetState.LIVE and column in held.proved
+
+    def candidates(self) -> list[Candidate]:
+        """All targets as placement sees them; those that do not count keep their seat
+        but take nothing.
+        """
+        return [
+            Candidate(
+                target=t.id,
+                boot=t.boot,
+                domain=t.domain,
+                device=str(t.domain),
+                bytes_free=t.bytes_free,
+                load_bytes=t.load_bytes,
+                live=t.state is TargetState.LIVE,
+            )
+            for t in self.targets.values()
+        ]
+
+    def target_of(self, session: Session) -> Target | None:
+        id = self._by_session.get(session)
+        return self.targets[id] if id is not None else None
+
+    def accepts(self, proof_target: TargetId, boot: BootId) -> bool:
+        """Whether a proof of this target and boot may count: only of the current incarnation."""
+        target = self.targets.get(proof_target)
+        return target is not None and target.session is not None and target.boot == boot
+
+    # ----------------------------------------------------------------------- events
+
+    def register(self, session: Session, request: int, message: RegisterTarget) -> None:
+        """A target presents itself; an older session of the same id is replaced."""
+        try:
+            domain = Domain.parse(message.domain)
+        except CkptError as error:
+            self._desk.send(session, request, Failed(error.code, error.message))
+            return
+        target = self.targets.get(message.target)
+        if target is not None and target.session not in (None, session):
+            assert target.session is not None
+            self._desk.close(target.session, f"target {target.id} registered again")
+            self._take_down(target)
+        if target is None or (target.domain, target.directory) != (domain, message.directory):
+            seen = catalog.TargetSeen(message.target, message.domain, message.directory)
+            self._desk.persist((seen,), lambda: None)
+        if target is None:
+            target = self.targets[message.target] = Target(
+                message.target, domain, message.directory
+            )
+            self.targets = dict(sorted(self.targets.items()))
+        self._adopt(target, session, domain, message)
+        self._desk.send(session, request, TargetRegistered(self.term, self.epoch, LEASE_US))
+        self._list(target, message.boot, "")
+
+    def renew(self, session: Session, request: int, message: RenewLease) -> None:
+        """The lease runs anew from now, by the coordinator's clock alone (P12)."""
+        target = self.target_of(session)
+        if target is None or target.boot != message.boot:
+            self._desk.close(session, "lease renewed without a registration")
+            return
+        target.lease_ends_us = self._desk.now_us + LEASE_US
+        target.bytes_free, target.bytes_used = message.bytes_free, message.bytes_used
+        target.counters = message.counters
+        self._desk.send(session, request, LeaseRenewed(self.epoch))
+
+    def session_closed(self, session: Session) -> None:
+        """A target without its session does not count; it may register again at once."""
+        target = self.target_of(session)
+        if target is not None:
+            self._take_down(target)
+
+    def tick(self) -> None:
+        """Leases end."""
+        if self._born_us is None:
+            self._born_us = self._desk.now_us
+        for target in list(self.targets.values()):
+            if target.session is not None and self._desk.now_us >= target.lease_ends_us:
+                self._desk.close(target.session, f"lease of target {target.id} ran out")
+                self._take_down(target)
+
+    # ----------------------------------------------------------------------- inside
+
+    def _adopt(
+        self, target: Target, session: Session, domain: Domain, message: RegisterTarget
+    ) -> None:
+        target.session, target.boot, target.state = session, message.boot, TargetState.RECONCILING
+        target.domain, target.directory = domain, message.directory
+        target.address, target.unix, target.pid = message.address, message.unix, message.pid
+        target.bytes_total, target.bytes_free = message.bytes_total, message.bytes_free
+        target.bytes_used = message.bytes_used
+        target.lease_ends_us = self._desk.now_us + LEASE_US
+        target.proved, target.documents, target.counters = set(), set(), {}
+        self._by_session[session] = target.id
+        self.version += 1
+
+    def _list(self, target: Target, boot: BootId, cursor: str) -> None:
+        assert target.session is not None
+        self._desk.ask(
+            target.session,
+            ListColumns(cursor),
+            lambda answer, _bulk: self._listed(target, boot, answer),
+        )
+
+    def _listed(self, target: Target, boot: BootId, answer: Message) -> None:
+        if target.boot != boot or target.session is None:
+            return
+        if not isinstance(answer, ColumnsListed):
+            self._desk.close(target.session, f"target {target.id} cannot list its columns")
+            return
+        for proof in answer.columns:
+            if proof.boot == boot and check_proof(proof, self._cluster, self._secret):
+                target.proved.add(proof.column)
+        target.documents.update(answer.documents)
+        if answer.cursor:
+            self._list(target, boot, answer.cursor)
+            return
+        target.state = TargetState.LIVE
+        self.version += 1
+        self._desk.report("info", "target is live", target=target.id, columns=len(target.proved))
+        self._came(target)
+
+    def _take_down(self, target: Target) -> None:
+        session = target.session
+        assert session is not None
+        target.session, target.state = None, TargetState.DOWN
+        self._by_session.pop(session, None)
+        self.version += 1
+        self._desk.report("warning", "target is down", target=target.id)
+        self._desk.lost(session)
+        self._left(target)
+
+    def sessions(self) -> Iterator[Session]:
+        """Sessions that belong to targets."""
+        yield from self._by_session
+
+
+def ignore(_message: Message, _bulk: Buffer) -> None:
+    """A reply that changes nothing."""

@@ -1,0 +1,270 @@
+"""From a staged payload to its plan: attempts open here,
+and are found again by stagers that come back.
+
+An attempt opens with the first rank that hands over; its generation is durable before any rank
+learns it, and space is held before any byte is sent.
+"""
+
+from __future__ import annotations
+
+from ckpt.base.errors import CkptError, Refused, Unavailable
+from ckpt.base.ids import (
+    CheckpointId,
+    Generation,
+    PayloadId,
+    check_run_name,
+    check_step,
+)
+from ckpt.base.limits import PAYLOAD_BYTES_MAX
+from ckpt.erasure.code import Code
+from ckpt.format.layout import Layout
+from ckpt.format.messages import (
+    OpenPayload,
+    PayloadPlanned,
+)
+from ckpt.format.record import decode_record
+from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.attempts import ENDED, Attempt, AttemptBook, AttemptState, Payload
+from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
+from ckpt.protocol.coordinator.committing import Committer
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.ending import Ending
+from ckpt.protocol.coordinator.launches import Launches
+from ckpt.protocol.coordinator.membership import Membership
+from ckpt.protocol.coordinator.placements import decode_placement
+from ckpt.protocol.coordinator.reservations import Allotment, Reservations
+from ckpt.protocol.events import Session
+
+
+class Opening:
+    """I answer OpenPayload: the same request twice gets the same answer."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        book: AttemptBook,
+        members: Membership,
+        launches: Launches,
+        reservations: Reservations,
+        committer: Committer,
+        ending: Ending,
+        *,
+        code: Code,
+        cell_bytes: int,
+    ) -> None:
+        self._desk = desk
+        self._book = book
+        self._members = members
+        self._launches = launches
+        self._reservations = reservations
+        self._committer = committer
+        self._ending = ending
+        self._code = code
+        self._cell_bytes = cell_bytes
+        self._counter = 0
+        self._postponed: list[tuple[Attempt, Payload]] = []
+        #: Payloads without a plan while the targets gather after a start; tried again on every
+        #: tick.
+
+    def tick(self) -> None:
+        """Plan what waited for targets to come."""
+        postponed, self._postponed = self._postponed, []
+        for attempt, payload in postponed:
+            if attempt.state not in ENDED:
+                self._plan(attempt, payload)
+
+    # ----------------------------------------------------------------------- open
+
+    def open_payload(self, session: Session, request: int, message: OpenPayload) -> None:
+        """A rank has staged. Raises Refused or Fenced; otherwise answers when the plan stands."""
+        self._check(message)
+        if message.resume is not None:
+            self._resume(session, request, message, message.resume)
+            return
+        repeated = self._repeated(message)
+        if repeated is not None:
+            self._answer_again(session, request, *repeated)
+            return
+        self._ending.abort_what_lacks(message)
+        if self._launches.begin(message.run, message.launch):
+            self._ending.fence_older(message.run, message.launch)
+        attempt = self._joinable(message) or self._new(message)
+        payload = self._enter(attempt, session, message)
+        payload.request = request
+        if attempt.state in ENDED:
+            self._ending.tell_end(attempt, payload)
+            return
+        self._ending.abort_passed_by(attempt)
+        if attempt.state not in ENDED:
+            self._plan(attempt, payload)
+
+    def _check(self, message: OpenPayload) -> None:
+        check_run_name(message.run)
+        check_step(message.step)
+        if not 0 <= message.payload_bytes <= PAYLOAD_BYTES_MAX:
+            raise Refused(f"payload of {message.payload_bytes} bytes is out of bounds")
+        launch = self._launches.get(message.run, message.launch)
+        if launch is None:
+            raise Refused(f"launch {message.launch} of run {message.run!r} was never joined")
+        if message.world_size != launch.world_size or not 0 <= message.rank < launch.world_size:
+            raise Refused(
+                f"rank {message.rank} of {message.world_size} does not fit launch {launch.key!r} "
+                f"with world size {launch.world_size}"
+            )
+
+    def _repeated(self, message: OpenPayload) -> tuple[Attempt, Payload] | None:
+        """The same save of the same process, asked again."""
+        for attempt in self._book.attempts.values():
+            payload = attempt.payloads.get(message.rank)
+            if (
+                payload is not None
+                and attempt.checkpoint.run == message.run
+                and attempt.checkpoint.step == message.step
+                and payload.process == message.process
+                and payload.save == message.save
+            ):
+                return attempt, payload
+        return None
+
+    def _joinable(self, message: OpenPayload) -> Attempt | None:
+        """The oldest attempt of this launch at this step that lacks this rank.
+
+        So the n-th save of a step by one rank meets the n-th of every other. One that was aborted
+        before this rank came ends its save too, unless this process joined only afterwards.
+        """
+        launch = self._launches.get(message.run, message.launch)
+        member = launch.members.get(message.rank) if launch is not None else None
+        joined_us = member.joined_us if member is not None else 0
+        for attempt in self._book.attempts.values():
+            if (
+                attempt.checkpoint.run == message.run
+                and attempt.checkpoint.step == message.step
+                and attempt.launch == message.launch
+                and message.rank not in attempt.payloads
+                and (attempt.state not in ENDED or attempt.opened_us >= joined_us)
+            ):
+                return attempt
+        return None
+
+    def _new(self, message: OpenPayload) -> Attempt:
+        """Open an attempt; its row must be durable before anything of it is told."""
+        self._counter += 1
+        generation = Generation(self._members.term, self._counter)
+        checkpoint = CheckpointId(message.run, message.step, generation)
+        attempt = Attempt(checkpoint, message.launch, message.world_size, self._desk.now_us)
+        self._book.attempts[checkpoint] = attempt
+        launch = self._launches.get(message.run, message.launch)
+        assert launch is not None
+        entry = catalog.AttemptOpened(checkpoint, message.launch, launch.key, message.world_size)
+
+        def durable() -> None:
+            if attempt.state is AttemptState.OPENING:
+                attempt.state = AttemptState.OPEN
+            for payload in list(attempt.payloads.values()):
+                self._tell_plan(attempt, payload)
+            self._committer.proceed(attempt)
+
+        self._desk.persist((entry,), durable)
+        return attempt
+
+    def _enter(self, attempt: Attempt, session: Session, message: OpenPayload) -> Payload:
+        payload = Payload(
+            PayloadId(attempt.checkpoint, message.rank),
+            message.process,
+            message.save,
+            message.replicas,
+            session,
+            Layout.plan(self._code, message.payload_bytes, self._cell_bytes),
+            opened_us=self._desk.now_us,
+        )
+        attempt.payloads[message.rank] = payload
+        return payload
+
+    def _plan(self, attempt: Attempt, payload: Payload) -> None:
+        def done(result: Allotment | CkptError) -> None:
+            if isinstance(result, Unavailable) and self._members.gathering:
+                self._postponed.append((attempt, payload))
+                return
+            if isinstance(result, CkptError):
+                self._ending.abort(attempt, result)
+                return
+            if attempt.state in ENDED:
+                self._reservations.release(result)
+                return
+            payload.allotment = result
+            self._tell_plan(attempt, payload)
+
+        self._reservations.allot(attempt.checkpoint.run, payload.id.rank, payload.layout, done)
+
+    def _tell_plan(self, attempt: Attempt, payload: Payload) -> None:
+        """Announce the generation: only when its row is durable and the space is held."""
+        if attempt.state is AttemptState.OPENING or payload.allotment is None:
+            return
+        allotment = payload.allotment
+        if payload.planned is None:
+            payload.planned = PayloadPlanned(
+                payload.id,
+                str(payload.layout.code),
+                payload.layout.cell_bytes,
+                tuple(place for _, place in sorted(allotment.columns.items())),
+                tuple(allotment.spares),
+                allotment.absent,
+            )
+        if payload.session is not None:
+            self._desk.send(payload.session, payload.request, payload.planned)
+
+    # ----------------------------------------------------------------------- again
+
+    def _answer_again(
+        self, session: Session, request: int, attempt: Attempt, payload: Payload
+    ) -> None:
+        payload.session, payload.away_since_us = session, None
+        payload.request = request
+        if attempt.state in ENDED:
+            self._ending.tell_end(attempt, payload)
+        else:
+            self._tell_plan(attempt, payload)
+            self._committer.ask_again(attempt, payload)
+
+    def _resume(
+        self, session: Session, request: int, message: OpenPayload, checkpoint: CheckpointId
+    ) -> None:
+        """A stager comes back to an attempt whose generation it knows."""
+        attempt = self._book.attempts.get(checkpoint)
+        if attempt is None:
+            self._ending.tell_unknown(session, request, checkpoint)
+            return
+        payload = attempt.payloads.get(message.rank)
+        if payload is None and attempt.state in ENDED:
+            payload = self._enter(attempt, session, message)
+        if payload is None:
+            if attempt.launch != message.launch:
+                raise Refused(f"{checkpoint} belongs to launch {attempt.launch}")
+            payload = self._enter(attempt, session, message)
+            self._ending.abort_passed_by(attempt)
+        if payload.process != message.process:
+            raise Refused(f"{payload.id} was handed over by another process")
+        self._answer_again(session, request, attempt, payload)
+        if payload.planned is None and attempt.state not in ENDED:
+            self._desk.send(session, request, self._resumed_plan(payload))
+
+    def _resumed_plan(self, payload: Payload) -> PayloadPlanned:
+        """The stager has its plan; after a restart this one only says: go on with it."""
+        return PayloadPlanned(
+            payload.id, str(payload.layout.code), payload.layout.cell_bytes, (), ()
+        )
+
+    def recover(self, row: CatalogRow) -> None:
+        """An attempt that the catalog knows at start: open ones wait, decided ones go on."""
+        attempt = Attempt(
+            row.checkpoint, row.launch, row.world_size, self._desk.now_us, recovered=True
+        )
+        attempt.state = AttemptState.OPEN
+        self._book.attempts[row.checkpoint] = attempt
+        if row.state is RowState.DECIDED:
+            attempt.record_bytes = row.record
+            attempt.record = decode_record(row.record)
+            attempt.info = attempt.record.info
+            attempt.placement = decode_placement(row.placement)
+            attempt.state = AttemptState.RECORDING
+            self._committer.stall(attempt)

@@ -1,0 +1,411 @@
+"""Space before bytes: every column of a plan, and each spare, is a preallocated file on its target.
+
+    request --Reserve to n + spares targets--> all held --> Allotment
+                     | refused or lost: next candidate, at last the column is absent
+                     +-- fewer than the floor: everything is released, NoSpace or Unavailable
+
+A committed save's allotment is renewed at once for the next save of the same shape (`stand`), which
+then asks nothing. Invariants: a reservation belongs to one allotment or is released; one allotment
+stands for each rank of a run, that of its latest shape, so that a state that grows with every save
+leaves no trail; the sum of what an open allotment plans is on its targets' `load_bytes`, so that a
+burst stays balanced.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from ckpt.base.errors import CkptError, NoSpace, Unavailable
+from ckpt.base.ids import BootId, ColumnNumber, Rank, ReservationId, RunName, TargetId
+from ckpt.base.units import format_bytes
+from ckpt.format.column import file_bytes, manifest_bytes_bound
+from ckpt.format.layout import Layout
+from ckpt.format.messages import Failed, Message, Place, ReleaseReservation, Reserve, Reserved
+from ckpt.plan.placement import Holder, Level, pick_replacement, place
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.membership import Membership, Target
+from ckpt.protocol.events import Buffer, Session
+
+STANDING_LIFE_US = 600_000_000
+"""An allotment that waits longer for its next save gives its space back."""
+NO_SPACE_RETRY_S = 5.0
+PATIENCE_US = 1_000_000
+"""A target that has not reserved within this is passed over; what it reserves later goes back."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadRule:
+    """How the columns of one payload are spread (P13)."""
+
+    level: Level
+    max_per_domain: int = 1
+    spare_count: int = 1
+    orphan_grace_us: int = 60_000_000
+    """How long streams may still use reservations that an earlier coordinator gave out."""
+
+
+@dataclass(slots=True)
+class Allotment:
+    """Reserved places for one payload: columns by number, spares in order."""
+
+    layout: Layout
+    file_bytes: int
+    columns: dict[ColumnNumber, Place] = field(default_factory=dict)
+    spares: list[Place] = field(default_factory=list)
+    refused: dict[TargetId, Failed] = field(default_factory=dict)
+    #: Targets that did not give space, and what they said; not asked again for this allotment.
+    intended: dict[ColumnNumber, TargetId] = field(default_factory=dict)
+    #: Who was asked last for each column, answered or not: two columns never share a target.
+    asked_spares: set[TargetId] = field(default_factory=set)
+    #: Targets that hold a spare or are asked for one: no column goes there by another way.
+    open_questions: int = 0
+    idle_since_us: int = 0
+
+    @property
+    def places(self) -> list[Place]:
+        return [*self.columns.values(), *self.spares]
+
+    @property
+    def absent(self) -> tuple[ColumnNumber, ...]:
+        wanted = range(self.layout.code.n)
+        return tuple(ColumnNumber(j) for j in wanted if j not in self.columns)
+
+
+Done = Callable[[Allotment | CkptError], None]
+StandingKey = tuple[RunName, Rank]
+
+
+class Reservations:
+    """I ask targets for space and keep what stands. My owner says when an allotment is used up."""
+
+    def __init__(self, desk: Desk, members: Membership, rule: SpreadRule) -> None:
+        self._desk = desk
+        self._members = members
+        self._rule = rule
+        self._counter = 0
+        self._turn = 0
+        self._known: set[ReservationId] = set()
+        #: Asked for by me and not given back; whatever else a target holds is released.
+        self._standing: dict[StandingKey, Allotment] = {}
+        #: Allotments that wait for the rank's next save of the same shape; only mine.
+        self._orphans: list[tuple[int, TargetId, BootId, ReservationId]] = []
+        #: Reservations of an earlier term, released when their streams had time to end.
+
+    # ----------------------------------------------------------------------- for a save
+
+    @staticmethod
+    def empty_allotment(layout: Layout) -> Allotment:
+        """An allotment without places, for a payload that a restarted coordinator hears of."""
+        return Allotment(layout, file_bytes(layout, manifest_bytes_bound(layout)))
+
+    def allot(self, run: RunName, rank: Rank, layout: Layout, done: Done) -> None:
+        """Call `done` with an Allotment of at least the floor of columns, or with why not."""
+        standing = self._standing.pop((run, rank), None)
+        if standing is not None and standing.layout == layout and self._still_good(standing):
+            done(standing)
+            return
+        if standing is not None:
+            self.release(standing)
+        self._request(layout, done)
+
+    def stand(self, run: RunName, rank: Rank, layout: Layout) -> None:
+        """Reserve for the next save of this shape, behind the scenes; failing is no error."""
+        key = (run, rank)
+        known = self._standing.get(key)
+        if known is not None and known.layout == layout:
+            return
+
+        def done(result: Allotment | CkptError) -> None:
+            if not isinstance(result, Allotment):
+                return
+            if result.absent:
+                self.release(result)
+                return
+            if key in self._standing:
+                self.release(self._standing.pop(key))
+            result.idle_since_us = self._desk.now_us
+            self._standing[key] = result
+
+        self._request(layout, done)
+
+    def more_spares(
+        self, allotment: Allotment, column: ColumnNumber, done: Callable[[tuple[Place, ...]], None]
+    ) -> None:
+        """One more place for a column, outside the domains of the others; or none."""
+
+        def placed(place: Place | None) -> None:
+            if place is None:
+                done(())
+                return
+            allotment.spares.append(place)
+            done((place,))
+
+        self._replace(allotment, column, placed)
+
+    def reopen(self, allotment: Allotment, kept: Mapping[ColumnNumber, TargetId]) -> None:
+        """Only these columns stay; every other place goes back and may be given out anew."""
+        for column in [column for column in allotment.columns if column not in kept]:
+            self._give_back(allotment.columns.pop(column), allotment.file_bytes)
+        used = set(kept.values())
+        for spare in [spare for spare in allotment.spares if spare.target not in used]:
+            allotment.spares.remove(spare)
+            self._give_back(spare, allotment.file_bytes)
+        allotment.asked_spares.clear()
+        allotment.refused.clear()
+        allotment.intended = dict(kept)
+
+    def release(self, allotment: Allotment) -> None:
+        """Give back what is left of an allotment; used columns are the target's business by now."""
+        for held in allotment.places:
+            self._give_back(held, allotment.file_bytes)
+        allotment.columns.clear()
+        allotment.spares.clear()
+
+    def used(self, allotment: Allotment) -> None:
+        """The save ended: files that became columns stay, everything else goes back."""
+        self.release(allotment)
+
+    @property
+    def standing_places(self) -> int:
+        """Reservations that wait for a next save, over all allotments."""
+        return sum(len(allotment.places) for allotment in self._standing.values())
+
+    # ----------------------------------------------------------------------- time and targets
+
+    def tick(self) -> None:
+        """Standing space that nobody came for, and space of an earlier term, goes back."""
+        now = self._desk.now_us
+        for key, allotment in list(self._standing.items()):
+            if now - allotment.idle_since_us >= STANDING_LIFE_US:
+                self.release(self._standing.pop(key))
+        due = [orphan for orphan in self._orphans if orphan[0] <= now]
+        self._orphans = [orphan for orphan in self._orphans if orphan[0] > now]
+        for _, id, boot, reservation in due:
+            target = self._members.targets.get(id)
+            if target is not None and target.boot == boot and target.session is not None:
+                self._desk.send(
+                    target.session, 0, ReleaseReservation(self._members.term, reservation)
+                )
+
+    def reconcile(self, target: Target, held: tuple[ReservationId, ...]) -> None:
+        """A target came with reservations: what nobody knows any more goes back.
+
+        Those of an earlier coordinator may still be used by streams, so they are left for a while.
+        """
+        assert target.session is not None
+        for reservation in held:
+            if reservation >> 32 < self._members.term:
+                due_us = self._desk.now_us + self._rule.orphan_grace_us
+                self._orphans.append((due_us, target.id, target.boot, reservation))
+            elif reservation not in self._known:
+                self._desk.send(
+                    target.session, 0, ReleaseReservation(self._members.term, reservation)
+                )
+
+    def answered_late(self, session: Session, reservation: ReservationId) -> None:
+        """A target reserved after its answer was given up."""
+        if reservation not in self._known:
+            self._desk.send(session, 0, ReleaseReservation(self._members.term, reservation))
+
+    def drop_standing(self) -> bool:
+        """Give all idle standing space back; True when there was any."""
+        had = bool(self._standing)
+        for key in list(self._standing):
+            allotment = self._standing.pop(key)
+            for held in allotment.places:
+                # An estimate until the target's next renewal; it decides itself.
+                self._members.targets[held.target].bytes_free += allotment.file_bytes
+            self.release(allotment)
+        return had
+
+    def forget_target(self, target: Target) -> None:
+        """Its reservations died with it; what stands on it is planned anew."""
+        for key, allotment in list(self._standing.items()):
+            if any(place.target == target.id for place in allotment.places):
+                self.release(self._standing.pop(key))
+        target.load_bytes = 0
+
+    # ----------------------------------------------------------------------- inside
+
+    def _request(self, layout: Layout, done: Done) -> None:
+        allotment = self.empty_allotment(layout)
+        size = allotment.file_bytes
+        self._turn += 1
+        rule = self._rule
+        placement = place(
+            layout.code,
+            size,
+            self._members.candidates(),
+            rule.level,
+            rule.max_per_domain,
+            rule.spare_count,
+            self._turn,
+        )
+
+        def answered(column: ColumnNumber | None, held: Place | None) -> None:
+            allotment.open_questions -= 1
+            if held is not None and column is not None:
+                allotment.columns[column] = held
+            elif held is not None:
+                allotment.spares.append(held)
+            if allotment.open_questions == 0:
+                self._conclude(allotment, done)
+
+        asked = [(ColumnNumber(j), t) for j, t in enumerate(placement.columns) if t is not None]
+        allotment.open_questions = len(asked) + len(placement.spares) + 1
+        allotment.intended.update(asked)
+        allotment.asked_spares.update(placement.spares)
+        for column, target in asked:
+            then = partial(answered, column)
+            self._reserve_column(allotment, column, target, then)
+        for target in placement.spares:
+            self._reserve(allotment, target, lambda h: answered(None, h))
+        answered(None, None)
+
+    def _reserve_column(
+        self,
+        allotment: Allotment,
+        column: ColumnNumber,
+        target: TargetId,
+        then: Callable[[Place | None], None],
+    ) -> None:
+        def answered(held: Place | None) -> None:
+            if held is not None:
+                then(held)
+            else:
+                self._replace(allotment, column, then)
+
+        allotment.intended[column] = target
+        self._reserve(allotment, target, answered)
+
+    def _replace(
+        self, allotment: Allotment, column: ColumnNumber, then: Callable[[Place | None], None]
+    ) -> None:
+        taken = {place.target for place in allotment.places} | allotment.asked_spares
+        taken |= set(allotment.intended.values())
+        targets = self._members.targets
+        others = [
+            Holder(id, targets[id].domain)
+            for j, id in allotment.intended.items()
+            if j != column and id in targets
+        ]
+        chosen = pick_replacement(
+            allotment.file_bytes,
+            self._members.candidates(),
+            others,
+            self._rule.level,
+            self._rule.max_per_domain,
+            excluded=taken | set(allotment.refused),
+            turn=self._turn,
+        )
+        if chosen:
+            self._reserve_column(allotment, column, chosen[0], then)
+        else:
+            then(None)
+
+    def _reserve(
+        self, allotment: Allotment, id: TargetId, then: Callable[[Place | None], None]
+    ) -> None:
+        target = self._members.targets[id]
+        if target.session is None:
+            then(None)
+            return
+        self._counter += 1
+        reservation = ReservationId(self._members.term << 32 | self._counter)
+        target.load_bytes += allotment.file_bytes
+        self._known.add(reservation)
+        place = Place(target.id, target.boot, target.address, reservation, target.unix)
+
+        def answered(message: Message, _bulk: Buffer) -> None:
+            if isinstance(message, Reserved):
+                then(place)
+                return
+            self._known.discard(reservation)
+            self._unload(place, allotment.file_bytes)
+            failure = (
+                message if isinstance(message, Failed) else Failed("peer", "unexpected answer")
+            )
+            allotment.refused[id] = failure
+            then(None)
+
+        question = Reserve(self._members.term, reservation, allotment.file_bytes)
+        self._desk.ask(target.session, question, answered, patience_us=PATIENCE_US)
+
+    def _conclude(self, allotment: Allotment, done: Done) -> None:
+        code = allotment.layout.code
+        for column in allotment.absent:
+            if allotment.spares:
+                # Any spare may take any column without breaking the domain rule.
+                spare = allotment.spares.pop(0)
+                allotment.columns[column] = spare
+                allotment.intended[column] = spare.target
+        if len(allotment.columns) >= code.floor:
+            done(allotment)
+            return
+        needed, given = code.floor, len(allotment.columns)
+        self.release(allotment)
+        full = self._full(allotment)
+        if full:
+            if self.drop_standing():
+                self._request(allotment.layout, done)
+                return
+            done(self._no_space(allotment, full))
+            return
+        live = len(self._members.live())
+        done(
+            Unavailable(
+                f"{live} targets are live and {given} gave space, {needed} are needed for {code}",
+                hint="start the missing targets (ckpt status shows them) and save again",
+            )
+        )
+
+    def _full(self, allotment: Allotment) -> list[TargetId]:
+        """Live targets that have no room, as they said when asked or at their last renewal.
+
+        Those of one device share what each of them calls free, as placement counts it too.
+        """
+        live = self._members.live()
+        sharing = Counter(target.domain for target in live)
+        wanted = allotment.layout.code.n
+        return [
+            target.id
+            for target in live
+            if target.bytes_free < allotment.file_bytes * min(wanted, sharing[target.domain])
+            or (
+                target.id in allotment.refused and allotment.refused[target.id].code == NoSpace.code
+            )
+        ]
+
+    def _no_space(self, allotment: Allotment, full: list[TargetId]) -> NoSpace:
+        return NoSpace(
+            f"no space for columns of {format_bytes(allotment.file_bytes)} on {', '.join(full)}",
+            hint="delete steps (ckpt rm RUN@STEP) or add targets",
+            retry_after_s=NO_SPACE_RETRY_S,
+        )
+
+    def _still_good(self, allotment: Allotment) -> bool:
+        targets = self._members.targets
+        return all(
+            place.target in targets
+            and targets[place.target].session is not None
+            and targets[place.target].boot == place.boot
+            for place in allotment.places
+        )
+
+    def _give_back(self, place: Place, size: int) -> None:
+        self._known.discard(place.reservation)
+        target = self._members.targets.get(place.target)
+        if target is None or target.boot != place.boot:
+            return
+        self._unload(place, size)
+        if target.session is not None:
+            message = ReleaseReservation(self._members.term, place.reservation)
+            self._desk.send(target.session, 0, message)
+
+    def _unload(self, place: Place, size: int) -> None:
+        target = self._members.targets.get(place.target)
+        if target is not None and target.boot == place.boot:
+            target.load_bytes = max(0, target.load_bytes - size)

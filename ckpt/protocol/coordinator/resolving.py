@@ -1,0 +1,290 @@
+"""Which generation to read: one answer for all ranks of a launch, pinned while it is read.
+
+A launch that has not begun to save gets one resolution for good: its ranks restart together and
+must load the same bytes; what they were given stays until each has come for it (for at most
+ROUND_HELD_US), so that no retention puts two steps into one job. Once it saves, its ranks' n-th
+resolutions agree with each other, so that a rank that asks again sees what the launch has committed
+since.
+
+Walking back happens only past proved damage. What is merely out of reach makes the reader wait, and
+then fails with Unavailable; `fallback` accepts an older readable step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ckpt.base.errors import CkptError, Lost, NotFound, Unavailable
+from ckpt.base.ids import LaunchNumber, Rank, RunName
+from ckpt.base.limits import RESOLVE_WAIT_US, STAGER_AWAY_US
+from ckpt.format.messages import Failed, Resolve, Resolved
+from ckpt.protocol.coordinator.attempts import ENDED, Attempt
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.launches import Launch, Launches
+from ckpt.protocol.events import Session
+
+ROUND_HELD_US = 300_000_000
+"""So long a resolution is held for ranks of its launch that have not come for it yet."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    session: Session
+    request: int
+    message: Resolve
+    asked_us: int
+
+    @property
+    def deadline_us(self) -> int:
+        return self.asked_us + self.message.timeout_us
+
+
+@dataclass(slots=True, eq=False)
+class _Round:
+    """One resolution that all ranks of a launch share."""
+
+    chosen: Checkpoint
+    skipped: tuple[str, ...]
+    """Told to every rank, not only to the one that found the damage."""
+    launch: Launch
+    pin: int
+    """For the ranks that are still to come."""
+    until_us: int
+    ranks: set[Rank] = field(default_factory=set)
+    #: Who has taken it.
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.ranks) >= self.launch.world_size
+
+    @property
+    def is_abandoned(self) -> bool:
+        return not any(member.live for member in self.launch.members.values())
+
+
+class Resolver:
+    """I answer Resolve, at once or later, and hold the pins."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        checkpoints: Checkpoints,
+        launches: Launches,
+        open_attempts: Callable[[RunName], list[Attempt]],
+        released: Callable[[Checkpoint], None],
+    ) -> None:
+        self._desk = desk
+        self._checkpoints = checkpoints
+        self._launches = launches
+        self._open_attempts = open_attempts
+        self._released = released
+        self._waiting: list[_Waiting] = []
+        #: Questions without an answer yet, oldest first; all are tried again after every change.
+        self._pins: dict[int, tuple[Session, Checkpoint]] = {}
+        self._next_pin = 1
+        self._rounds: dict[tuple[RunName, LaunchNumber], list[_Round]] = {}
+        #: The resolutions that a launch was given, in order.
+        self._held: list[_Round] = []
+        #: Those of them that some rank has not come for.
+        self._served: dict[tuple[RunName, LaunchNumber, Rank], int] = {}
+        #: How many of them a rank has taken.
+
+    def resolve(self, session: Session, request: int, message: Resolve) -> None:
+        """A new question; answered now if it can be."""
+        waiting = _Waiting(session, request, message, self._desk.now_us)
+        if not self._try(waiting):
+            self._waiting.append(waiting)
+
+    def release(self, session: Session, pin: int) -> None:
+        """The reader is done."""
+        held = self._pins.get(pin)
+        if held is not None and held[0] == session:
+            self._unpin(pin)
+
+    def session_closed(self, session: Session) -> None:
+        self._waiting = [w for w in self._waiting if w.session != session]
+        for pin in [p for p, (owner, _) in self._pins.items() if owner == session]:
+            self._unpin(pin)
+        for one in [one for one in self._held if one.is_abandoned]:
+            self._let_go(one)
+
+    def tick(self) -> None:
+        """Something may have changed: try every open question."""
+        for one in [one for one in self._held if one.until_us <= self._desk.now_us]:
+            self._let_go(one)
+        self._waiting = [w for w in self._waiting if not self._try(w)]
+
+    # ----------------------------------------------------------------------- inside
+
+    def _try(self, waiting: _Waiting) -> bool:
+        try:
+            found, skipped = self._choose(waiting)
+        except CkptError as error:
+            self._desk.send(
+                waiting.session,
+                waiting.request,
+                Failed(error.code, error.message, error.hint),
+            )
+            return True
+        if found is None:
+            return False
+        self._answer(waiting, found, skipped)
+        self._note(waiting.message, found, skipped)
+        return True
+
+    def _choose(self, waiting: _Waiting) -> tuple[Checkpoint | None, tuple[str, ...]]:
+        """The checkpoint to read, or None to wait longer; raises what to tell the reader."""
+        message = waiting.message
+        given = self._given(message)
+        if given is not None:
+            return self._reachable(waiting, [given.chosen], given.skipped)
+        if self._should_wait_for_attempts(waiting):
+            return None, ()
+        good, skipped = self._candidates(message)
+        if not good:
+            raise self._nothing(message, skipped)
+        return self._reachable(waiting, good, skipped)
+
+    def _candidates(self, message: Resolve) -> tuple[list[Checkpoint], tuple[str, ...]]:
+        """Resolvable checkpoints, newest first; and damaged ones newer than the first."""
+        both = (RowState.COMMITTED, RowState.DAMAGED)
+        if message.step is None:
+            known = self._checkpoints.of_run(message.run, *both)
+        else:
+            known = self._checkpoints.of_step(message.run, message.step, *both)
+        good: list[Checkpoint] = []
+        skipped: list[str] = []
+        for checkpoint in reversed(known):
+            if checkpoint.state is RowState.COMMITTED:
+                good.append(checkpoint)
+            elif not good:
+                skipped.append(f"{checkpoint.id}: {checkpoint.reason}")
+        return good, tuple(skipped)
+
+    def _nothing(self, message: Resolve, skipped: tuple[str, ...]) -> CkptError:
+        what = f"run {message.run!r}" if message.step is None else f"{message.run}@{message.step}"
+        if skipped:
+            return Lost(f"{what}: {'; '.join(skipped)}", hint="load an older step by its number")
+        return NotFound(f"{what} has no committed checkpoint", hint="see ckpt ls")
+
+    def _reachable(
+        self, waiting: _Waiting, good: list[Checkpoint], skipped: tuple[str, ...]
+    ) -> tuple[Checkpoint | None, tuple[str, ...]]:
+        if self._checkpoints.readable(good[0]):
+            return good[0], skipped
+        if self._desk.now_us < waiting.deadline_us:
+            return None, skipped
+        away = ", ".join(self._checkpoints.unreachable(good[0]))
+        reason = f"{good[0].id} is out of reach: targets {away} do not answer"
+        if waiting.message.fallback:
+            for older in good[1:]:
+                if self._checkpoints.readable(older):
+                    return older, (*skipped, reason)
+        raise Unavailable(reason, hint="start them (ckpt status), or load with fallback=True")
+
+    def _should_wait_for_attempts(self, waiting: _Waiting) -> bool:
+        """Attempts that every rank has handed over are about to commit: wait, within bounds."""
+        message = waiting.message
+        limit = min(waiting.deadline_us, waiting.asked_us + RESOLVE_WAIT_US)
+        if self._desk.now_us >= limit:
+            return False
+        return any(
+            attempt.handed_over and attempt.state not in ENDED and self._is_hopeful(attempt)
+            for attempt in self._open_attempts(message.run)
+            if message.step is None or attempt.checkpoint.step == message.step
+        )
+
+    def _is_hopeful(self, attempt: Attempt) -> bool:
+        """Each payload is certified, or its stager is here or has been away for a moment only."""
+        return all(
+            payload.certified
+            or payload.away_since_us is None
+            or self._desk.now_us - payload.away_since_us < STAGER_AWAY_US
+            for payload in attempt.payloads.values()
+        )
+
+    # ----------------------------------------------------------------------- launches
+
+    def _launch_of(self, message: Resolve) -> Launch | None:
+        if message.step is not None or message.launch is None or message.rank is None:
+            return None
+        return self._launches.get(message.run, message.launch)
+
+    def _given(self, message: Resolve) -> _Round | None:
+        """What this rank's launch has resolved already, if this rank has not moved on."""
+        launch = self._launch_of(message)
+        if launch is None or message.rank is None:
+            return None
+        rounds = self._rounds.get((message.run, launch.number), [])
+        if not self._has_begun(message.run, launch):
+            turn = 0
+        else:
+            turn = self._served.get((message.run, launch.number, message.rank), 0)
+        if turn >= len(rounds):
+            return None
+        known = rounds[turn]
+        return known if known.chosen.state is RowState.COMMITTED else None
+
+    def _note(self, message: Resolve, chosen: Checkpoint, skipped: tuple[str, ...]) -> None:
+        launch = self._launch_of(message)
+        if launch is None or message.rank is None:
+            return
+        rounds = self._rounds.setdefault((message.run, launch.number), [])
+        key = (message.run, launch.number, message.rank)
+        turn = self._served.get(key, 0) if self._has_begun(message.run, launch) else 0
+        if turn == len(rounds):
+            rounds.append(self._hold(launch, chosen, skipped))
+        elif rounds[turn].chosen is not chosen:
+            self._let_go(rounds[turn])
+            rounds[turn] = self._hold(launch, chosen, skipped)
+        self._served[key] = turn + 1
+        rounds[turn].ranks.add(message.rank)
+        if rounds[turn].is_complete:
+            self._let_go(rounds[turn])
+
+    def _has_begun(self, run: RunName, launch: Launch) -> bool:
+        return self._launches.begun(run) == launch.number
+
+    # ----------------------------------------------------------------------- pins
+
+    def _hold(self, launch: Launch, chosen: Checkpoint, skipped: tuple[str, ...]) -> _Round:
+        until_us = self._desk.now_us + ROUND_HELD_US
+        held = _Round(chosen, skipped, launch, self._next_pin, until_us)
+        self._next_pin += 1
+        chosen.pins.add(held.pin)
+        self._held.append(held)
+        return held
+
+    def _let_go(self, one: _Round) -> None:
+        if one in self._held:
+            self._held.remove(one)
+            one.chosen.pins.discard(one.pin)
+            self._release_if_unpinned(one.chosen)
+
+    def _answer(self, waiting: _Waiting, chosen: Checkpoint, skipped: tuple[str, ...]) -> None:
+        pin = self._next_pin
+        self._next_pin += 1
+        self._pins[pin] = (waiting.session, chosen)
+        chosen.pins.add(pin)
+        info = self._checkpoints.info_now(chosen)
+        answer = Resolved(info, pin, self._checkpoints.addresses(chosen), skipped)
+        self._desk.send(waiting.session, waiting.request, answer, chosen.record_bytes)
+        if skipped:
+            self._desk.report(
+                "warning",
+                "resolution walked back",
+                chosen=str(chosen.id),
+                skipped="; ".join(skipped),
+            )
+
+    def _unpin(self, pin: int) -> None:
+        _, checkpoint = self._pins.pop(pin)
+        checkpoint.pins.discard(pin)
+        self._release_if_unpinned(checkpoint)
+
+    def _release_if_unpinned(self, checkpoint: Checkpoint) -> None:
+        if not checkpoint.pins:
+            self._released(checkpoint)

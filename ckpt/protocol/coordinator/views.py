@@ -1,0 +1,337 @@
+"""What people and tools may ask, and the JSON they get: one answer for Ask,
+HTTP `/v1/…` and the CLI.
+
+The fields of these records are the interface; they are added to, never renamed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from ckpt.base.errors import NotFound, Refused
+from ckpt.base.ids import RunName, Step
+from ckpt.erasure.code import Code
+from ckpt.protocol.coordinator.attempts import Attempt, AttemptBook
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
+
+
+@dataclass(frozen=True, slots=True)
+class TargetView:
+    """One target as `ckpt status` shows it."""
+
+    id: str
+    state: str
+    domain: str
+    address: str
+    pid: int | None
+    """None while it is not running."""
+    directory: str
+    bytes_total: int
+    bytes_used: int
+    bytes_free: int
+    columns: int
+    boot: str
+    counters: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A named health check: what is wrong and what to do."""
+
+    name: str
+    severity: str
+    """`warning` or `error`."""
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptView:
+    """A save that has not ended."""
+
+    run: str
+    step: int
+    generation: str
+    state: str
+    ranks_handed_over: int
+    ranks_certified: int
+    world_size: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """One generation as `ckpt ls` shows it. Redundancy is what it is now, not at the write."""
+
+    run: str
+    step: int
+    generation: str
+    state: str
+    newest: bool
+    bytes: int
+    world_size: int
+    code: str
+    targets_survivable: int
+    domains_survivable: int
+    domain_level: str
+    columns_missing: int
+    readable: bool
+    stall_s: float
+    commit_s: float
+    fault_in_s: float
+    committed_at_s: float
+    slowest_rank: int
+    slowest_target: str
+    pinned: bool
+    reason: str
+    targets_survivable_at_commit: int
+    domains_survivable_at_commit: int
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsView:
+    """Where the columns of one rank's payload are; `live` says which of them can be read now."""
+
+    rank: int
+    targets: tuple[str | None, ...]
+    live: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShowView:
+    """Everything of one step."""
+
+    generations: tuple[StepView, ...]
+    columns: tuple[ColumnsView, ...]
+    """Of the newest generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One run in a line."""
+
+    run: str
+    steps: int
+    latest: int | None
+    bytes: int
+    committed_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorView:
+    """Who answers; its shell says so at start."""
+
+    address: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StatusView:
+    """The one-screen answer."""
+
+    cluster: str
+    coordinator: CoordinatorView
+    health: str
+    """HEALTH_OK, HEALTH_WARN or HEALTH_ERR."""
+    checks: tuple[Check, ...]
+    code: str
+    term: int
+    epoch: int
+    targets: tuple[TargetView, ...]
+    runs: tuple[RunView, ...]
+    attempts: tuple[AttemptView, ...]
+
+
+class Views:
+    """I render the machine's state; I change nothing."""
+
+    def __init__(
+        self,
+        cluster: str,
+        members: Membership,
+        checkpoints: Checkpoints,
+        book: AttemptBook,
+        code: Code,
+    ) -> None:
+        self._cluster = cluster
+        self._members = members
+        self._checkpoints = checkpoints
+        self._book = book
+        self._code = code
+        self.coordinator = CoordinatorView()
+
+    def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
+        """The JSON for a question.
+
+        Raises Refused for an unknown one, NotFound for an unknown run or step.
+        """
+        view: StatusView | tuple[RunView, ...] | tuple[StepView, ...] | ShowView
+        match what:
+            case "status":
+                view = self.status()
+            case "runs":
+                view = self.runs()
+            case "steps" if run is not None:
+                view = self.steps(run)
+            case "show" if run is not None and step is not None:
+                view = self.show(run, step)
+            case _:
+                raise Refused(f"{what!r} is not one of status, runs, steps (run), show (run, step)")
+        return msgspec.json.encode(view)
+
+    def status(self) -> StatusView:
+        checks = self._checks()
+        worst = {check.severity for check in checks}
+        health = "HEALTH_ERR" if "error" in worst else "HEALTH_WARN" if worst else "HEALTH_OK"
+        return StatusView(
+            cluster=self._cluster,
+            coordinator=self.coordinator,
+            health=health,
+            checks=checks,
+            code=str(self._code),
+            term=self._members.term,
+            epoch=self._members.epoch,
+            targets=tuple(_target_view(t) for t in self._members.targets.values()),
+            runs=self.runs(),
+            attempts=tuple(_attempt_view(attempt) for attempt in self._book.open()),
+        )
+
+    def runs(self) -> tuple[RunView, ...]:
+        return tuple(self._run_view(run) for run in self._checkpoints.runs())
+
+    def steps(self, run: RunName) -> tuple[StepView, ...]:
+        """Committed and damaged generations, ascending. A run that never was has none."""
+        held = self._checkpoints.of_run(run, RowState.COMMITTED, RowState.DAMAGED)
+        committed = [c for c in held if c.state is RowState.COMMITTED]
+        newest = committed[-1] if committed else None
+        return tuple(self._step_view(c, c is newest) for c in held)
+
+    def show(self, run: RunName, step: Step) -> ShowView:
+        held = self._checkpoints.of_step(run, step, RowState.COMMITTED, RowState.DAMAGED)
+        if not held:
+            raise NotFound(f"{run}@{step} has no committed checkpoint", hint="see ckpt ls")
+        views = tuple(view for view in self.steps(run) if view.step == step)
+        return ShowView(views, self._columns(held[-1]))
+
+    # ----------------------------------------------------------------------- inside
+
+    def _run_view(self, run: RunName) -> RunView:
+        held = self._checkpoints.of_run(run, RowState.COMMITTED)
+        return RunView(
+            run=run,
+            steps=len({c.id.step for c in held}),
+            latest=held[-1].id.step if held else None,
+            bytes=sum(c.info.payload_bytes for c in held),
+            committed_at_s=held[-1].info.committed_at_s if held else 0.0,
+        )
+
+    def _step_view(self, checkpoint: Checkpoint, newest: bool) -> StepView:
+        now = self._checkpoints.redundancy(checkpoint)
+        info = checkpoint.info
+        return StepView(
+            run=info.checkpoint.run,
+            step=info.checkpoint.step,
+            generation=str(info.checkpoint.generation),
+            state=checkpoint.state.value,
+            newest=newest,
+            bytes=info.payload_bytes,
+            world_size=info.world_size,
+            code=info.code,
+            targets_survivable=now.targets,
+            domains_survivable=now.domains,
+            domain_level=info.domain_level,
+            columns_missing=now.columns_missing,
+            readable=self._checkpoints.readable(checkpoint),
+            stall_s=info.stall_us / 1e6,
+            commit_s=info.commit_us / 1e6,
+            fault_in_s=info.fault_in_us / 1e6,
+            committed_at_s=info.committed_at_s,
+            slowest_rank=info.slowest_rank,
+            slowest_target=info.slowest_target,
+            pinned=bool(checkpoint.pins),
+            reason=checkpoint.reason,
+            targets_survivable_at_commit=info.targets_survivable,
+            domains_survivable_at_commit=info.domains_survivable,
+            warnings=info.warnings,
+        )
+
+    def _columns(self, checkpoint: Checkpoint) -> tuple[ColumnsView, ...]:
+        views = []
+        for rank, columns in sorted(checkpoint.placement.items()):
+            now = set(self._checkpoints.columns_now(checkpoint, rank))
+            live = tuple(j in now for j in range(len(columns)))
+            views.append(ColumnsView(rank, columns, live))
+        return tuple(views)
+
+    def _checks(self) -> tuple[Check, ...]:
+        checks: list[Check] = []
+        targets = list(self._members.targets.values())
+        down = [t.id for t in targets if t.state is TargetState.DOWN]
+        if down:
+            remedy = "ckptd target on its host; ckpt target release if it is held"
+            checks.append(Check("TARGET_DOWN", "warning", f"down: {', '.join(down)}", remedy))
+        live = len(self._members.live())
+        if live < self._code.floor:
+            text = f"{live} targets are live, a save needs {self._code.floor} for {self._code}"
+            checks.append(Check("TOO_FEW_TARGETS", "error", text, "start the missing targets"))
+        lost = [str(c.id) for c in self._checkpoints.all() if c.state is RowState.DAMAGED]
+        if lost:
+            text = f"damaged beyond repair: {', '.join(lost)}"
+            checks.append(Check("CHECKPOINT_LOST", "error", text, "ckpt rm RUN@STEP"))
+        checks.extend(self._redundancy_checks())
+        return tuple(checks)
+
+    def _redundancy_checks(self) -> list[Check]:
+        unreadable: list[str] = []
+        degraded: list[str] = []
+        for checkpoint in self._checkpoints.all():
+            if checkpoint.state is not RowState.COMMITTED:
+                continue
+            now = self._checkpoints.redundancy(checkpoint)
+            if now.targets < 0:
+                unreadable.append(str(checkpoint.id))
+            elif now.columns_missing:
+                degraded.append(str(checkpoint.id))
+        checks = []
+        if unreadable:
+            text = f"{len(unreadable)} checkpoints are out of reach: {', '.join(unreadable[-3:])}"
+            checks.append(Check("CHECKPOINT_UNREACHABLE", "error", text, "start the targets"))
+        if degraded:
+            text = f"{len(degraded)} checkpoints have less redundancy: {', '.join(degraded[-3:])}"
+            checks.append(Check("REDUNDANCY_LOW", "warning", text, "start the targets"))
+        return checks
+
+
+def _target_view(target: Target) -> TargetView:
+    return TargetView(
+        id=target.id,
+        state=target.state.value,
+        domain=str(target.domain),
+        address=target.address,
+        pid=target.pid if target.session is not None else None,
+        directory=target.directory,
+        bytes_total=target.bytes_total,
+        bytes_used=target.bytes_used,
+        bytes_free=target.bytes_free,
+        columns=len(target.proved),
+        boot=f"{target.boot:016x}",
+        counters=target.counters,
+    )
+
+
+def _attempt_view(attempt: Attempt) -> AttemptView:
+    return AttemptView(
+        run=attempt.checkpoint.run,
+        step=attempt.checkpoint.step,
+        generation=str(attempt.checkpoint.generation),
+        state=attempt.state.value,
+        ranks_handed_over=len(attempt.payloads),
+        ranks_certified=sum(p.certified for p in attempt.payloads.values()),
+        world_size=attempt.world_size,
+        bytes=sum(p.layout.payload_bytes for p in attempt.payloads.values()),
+    )

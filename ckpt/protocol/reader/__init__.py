@@ -1,0 +1,1 @@
+"""Reading one payload from its columns. Begin with payload_reader.py."""

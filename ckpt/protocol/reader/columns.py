@@ -1,0 +1,156 @@
+"""The columns of one read: what each is asked, what it owes, and when it is too slow to be waited
+for.
+
+REACHABLE --silent, slow, lost, refused for now--> AWAY --retry, when too few are left--> REACHABLE
+    +-------- not there, or not this payload's --> ABSENT
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+from ckpt.base.ids import ColumnNumber
+from ckpt.base.units import MiB
+from ckpt.protocol.reader.events import ReadLimits, Standing
+from ckpt.protocol.reader.spans import Owed
+
+RETRY_US: Final = (100_000, 2_000_000)
+"""First and longest rest before a column that is away is tried again."""
+STRIKES_MAX: Final = 4
+"""So often may bytes of a column be damaged on their way."""
+WRONG_CELLS_MAX: Final = 3
+"""A column with so many cells that are not the manifest's is another payload's."""
+RATE_BYTES_MIN: Final = 2 * MiB
+"""A peer that gave less says nothing about rates."""
+SILENT_LAST: Final = 5
+"""Times hedge_us: silence after which a column is given up although no peer does better."""
+
+
+@dataclass(slots=True)
+class Ask:
+    """One question that is not answered yet."""
+
+    column: Column
+    owed: Owed | None
+    """None: the manifest."""
+
+
+@dataclass(slots=True, eq=False)
+class Column:
+    """One column's whole state. Only PayloadReader changes it."""
+
+    number: ColumnNumber
+    standing: Standing
+    has_address: bool
+    reason: str = ""
+    """Why it is not reachable."""
+    queue: list[tuple[int, int, int]] = field(default_factory=list)
+    """Heap of (stripe, start, end) to ask for; entries that are no longer needed are dropped when
+    met."""
+    asks: dict[int, Ask] = field(default_factory=dict)
+    outstanding_bytes: int = 0
+    received_bytes: int = 0
+    damaged_bytes: int = 0
+    waiting_since_us: int = 0
+    """When it last brought something, or began to owe."""
+    owing_us: int = 0
+    """How long it has owed something, in all, up to `owing_until_us`."""
+    owing_until_us: int = 0
+    progress_us: int = -1
+    """When it last brought something."""
+    retry_at_us: int = 0
+    retry_count: int = 0
+    strike_count: int = 0
+    wrong_count: int = 0
+
+    @property
+    def usable(self) -> bool:
+        return self.standing is Standing.REACHABLE
+
+    def push(self, stripe: int, start: int, end: int) -> None:
+        """Queue a part of a cell to be asked for."""
+        heapq.heappush(self.queue, (stripe, start, end))
+
+    def pop(self) -> tuple[int, int, int]:
+        return heapq.heappop(self.queue)
+
+    def begin_ask(self, request: int, ask: Ask, size: int, now_us: int) -> None:
+        if not self.asks:
+            self.waiting_since_us = self.owing_until_us = now_us
+        self.asks[request] = ask
+        self.outstanding_bytes += size
+
+    def note_progress(self, now_us: int) -> None:
+        """It brought something."""
+        self.charge(now_us)
+        self.waiting_since_us = self.progress_us = now_us
+
+    def charge(self, now_us: int) -> None:
+        """Count the time that it has owed."""
+        if self.asks:
+            self.owing_us += max(0, now_us - self.owing_until_us)
+        self.owing_until_us = now_us
+
+    def leave(self, standing: Standing, reason: str, now_us: int) -> None:
+        """It is not reachable any more; what it owed is void."""
+        self.standing, self.reason = standing, reason
+        self.asks.clear()
+        self.queue.clear()
+        self.outstanding_bytes = 0
+        self.owing_us = 0
+        rest = min(RETRY_US[1], RETRY_US[0] << min(self.retry_count, 8))
+        self.retry_count += 1
+        self.retry_at_us = now_us + rest
+
+    @property
+    def rate(self) -> float:
+        """Bytes for each microsecond in which it owed something."""
+        return self.received_bytes / max(1, self.owing_us)
+
+
+def new_column(number: ColumnNumber, standing: Standing) -> Column:
+    """A column as the read finds it."""
+    match standing:
+        case Standing.REACHABLE:
+            return Column(number, standing, has_address=True)
+        case Standing.SUSPECT:
+            return Column(number, Standing.AWAY, True, "it was given up a moment ago")
+        case Standing.AWAY:
+            return Column(number, standing, False, "its target is not live")
+        case Standing.ABSENT:
+            return Column(number, standing, False, "missing since the commit")
+
+
+def find_ask(columns: Sequence[Column], request: int) -> Ask | None:
+    """The open question of that number; None when it was answered or is void."""
+    return next((c.asks[request] for c in columns if request in c.asks), None)
+
+
+def laggard(
+    columns: Sequence[Column], limits: ReadLimits, now_us: int, k: int
+) -> tuple[Column, str] | None:
+    """A column that should not be waited for any longer, and why; the slowest judgement first."""
+    replaceable = sum(c.usable for c in columns) > k
+    owing = [c for c in columns if c.usable and c.asks]
+    for column in owing:
+        silent_us = now_us - column.waiting_since_us
+        # With nobody else to compare with, its own silence has to do.
+        alone = len(owing) == 1
+        others_moved = alone or any(c.progress_us > column.waiting_since_us for c in columns)
+        if silent_us >= limits.hedge_us and others_moved and replaceable:
+            return column, f"silent for {silent_us / 1e6:.1f} s while others deliver"
+        if silent_us >= SILENT_LAST * limits.hedge_us:
+            return column, f"silent for {silent_us / 1e6:.1f} s"
+    if not replaceable:
+        return None
+    for column in owing:
+        peers = [c.rate for c in columns if c is not column and c.received_bytes >= RATE_BYTES_MIN]
+        if column.owing_us < limits.slow_after_us or not peers:
+            continue
+        if column.rate * limits.slow_fraction < median(peers):
+            return column, f"slower than its peers by a factor over {limits.slow_fraction}"
+    return None

@@ -1,0 +1,290 @@
+"""What happens to a rank's saves, and what is to be done: StagerMachine's vocabulary.
+
+`save` is the trainer process's own count of its saves, from 1. The shared events SessionOpened,
+SessionClosed, Received and Ticked and the shared actions Send and Report belong to it too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ckpt.base.ids import ColumnNumber, LaunchNumber, PayloadId, RunName, Step, TargetId
+from ckpt.format.messages import (
+    BoxQuery,
+    ColumnProof,
+    CommitInfo,
+    PayloadPlanned,
+    Place,
+    ReplicaPolicy,
+)
+from ckpt.protocol.events import (
+    Buffer,
+    Received,
+    Report,
+    Send,
+    SessionClosed,
+    SessionOpened,
+    Ticked,
+)
+
+
+class FullPolicy(Enum):
+    """What a save does when no half is free."""
+
+    WAIT = "wait"
+    ERROR = "error"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCommitted:
+    """The outcome that everybody wants."""
+
+    info: CommitInfo
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFailed:
+    """This save will never commit; fields as in ckpt.base.errors."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+Outcome = SaveCommitted | SaveFailed
+
+
+# --------------------------------------------------------------------------- events: trainer
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerAttached:
+    """The trainer's control socket stands. What it has not heard yet is told again."""
+
+    now_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerDetached:
+    """It is gone: exited, killed or closed."""
+
+    now_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class HalfAsked:
+    """The trainer wants to stage a save. Numbers ascend."""
+
+    now_us: int
+    save: int
+    run: RunName
+    step: Step
+    when_full: FullPolicy = FullPolicy.WAIT
+
+
+@dataclass(frozen=True, slots=True)
+class StagingDropped:
+    """The trainer gave this save up before handing it over."""
+
+    now_us: int
+    save: int
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadHandedOver:
+    """The payload lies whole in its half; from here on the trainer is not needed."""
+
+    now_us: int
+    save: int
+    payload_bytes: int
+    document_offset: int
+    document_bytes: int
+    replicas: ReplicaPolicy
+    stall_us: int
+    fault_in_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TableReady:
+    """The rank's encoded table, fingerprints filled in. Kept until the save has ended."""
+
+    now_us: int
+    save: int
+    table: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class BoxesFingerprinted:
+    """The answer to ComputeBoxes."""
+
+    now_us: int
+    payload: PayloadId
+    fingerprints: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeHeard:
+    """The trainer acknowledged TellTrainer."""
+
+    now_us: int
+    save: int
+
+
+# ------------------------------------------------------------------ events: coordinator, sender
+
+
+@dataclass(frozen=True, slots=True)
+class DialFailed:
+    """The answer to DialCoordinator when no session could be made."""
+
+    now_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadSealed:
+    """Enough columns are sealed at this moment. Comes again when the set of proofs changes."""
+
+    now_us: int
+    payload: PayloadId
+    proofs: tuple[ColumnProof, ...]
+    manifest_digest: bytes
+    slowest_target: TargetId = TargetId("")
+    """Whose column was sealed last."""
+    slowest_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SparesWanted:
+    """A column needs another place. Answered once by AddSpares for the same column."""
+
+    now_us: int
+    payload: PayloadId
+    column: ColumnNumber
+    failed: tuple[TargetId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadFailed:
+    """This payload can never be sealed."""
+
+    now_us: int
+    payload: PayloadId
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadStopped:
+    """No thread reads the half any more: the answer to StopPayload."""
+
+    now_us: int
+    payload: PayloadId
+
+
+SaveEvent = StagingDropped | PayloadHandedOver | TableReady | OutcomeHeard
+TrainerEvent = TrainerAttached | TrainerDetached | HalfAsked | SaveEvent
+SenderEvent = PayloadSealed | SparesWanted | PayloadFailed | PayloadStopped
+CoordinatorEvent = DialFailed | SessionOpened | SessionClosed | Received | Ticked
+StagerEvent = TrainerEvent | BoxesFingerprinted | SenderEvent | CoordinatorEvent
+
+
+# --------------------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class DialCoordinator:
+    """Connect; answer with SessionOpened or DialFailed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrantHalf:
+    """The trainer may stage this save into this half of the arena."""
+
+    save: int
+    half: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseSave:
+    """Instead of GrantHalf. Code `skipped` is the policy's word, not an error."""
+
+    save: int
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StartPayload:
+    """Encode and send this half as planned."""
+
+    save: int
+    half: int
+    payload_bytes: int
+    launch: LaunchNumber
+    plan: PayloadPlanned
+
+
+@dataclass(frozen=True, slots=True)
+class AddSpares:
+    """More places for the sender; `column` None when nobody asked."""
+
+    payload: PayloadId
+    column: ColumnNumber | None
+    spares: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReopenColumns:
+    """The second count lost them: the sender streams them again."""
+
+    payload: PayloadId
+    columns: tuple[ColumnNumber, ...]
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopPayload:
+    """End all streams of the payload; answer with PayloadStopped when nothing reads the half."""
+
+    payload: PayloadId
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseHalf:
+    """The save has ended and nothing reads the half: it may be granted again."""
+
+    half: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeBoxes:
+    """Fingerprint these boxes of the half's tensors; answer with BoxesFingerprinted."""
+
+    payload: PayloadId
+    half: int
+    boxes: tuple[BoxQuery, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TellTrainer:
+    """Repeated after TrainerAttached until OutcomeHeard."""
+
+    save: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Nothing is pending and nobody needs this process."""
+
+    reason: str
+
+
+StagerAction = (
+    DialCoordinator | GrantHalf | RefuseSave | StartPayload | AddSpares | ReopenColumns | StopPayload
+    | ReleaseHalf | ComputeBoxes | TellTrainer | Exit | Send | Report
+)  # fmt: skip

@@ -1,0 +1,444 @@
+"""All saves of one rank: from the half they are staged into to the coordinator's last word.
+
+    ASKED ──half──> STAGING ──handed over──> OPENING ──planned──> SENDING
+      └─ refused, skipped    └─ dropped           └─ refused         │  (certified again when needed)
+                                                                     │
+                           ENDED <──sender stopped── STOPPING <──committed, aborted
+
+A stager outlives its trainer and its sessions. Streams go on without a coordinator; on a new
+session the launch is joined again under its known number, every open payload is resumed and
+certified again.
+
+Invariants (`check`): a half belongs to one save from GrantHalf until that save is committed or
+aborted *and* the sender has stopped reading it (`may_release`); a payload is opened only when
+handed over; it is certified only with its table and sealed columns (`may_certify`); only the
+planned generation's answers count (`plan_fits`); TrainerLeft never overtakes a payload that was
+handed over (`may_report_left`).
+"""
+
+from __future__ import annotations
+
+from ckpt.base.errors import error_from_wire
+from ckpt.base.ids import LaunchNumber
+from ckpt.format import messages as m
+from ckpt.protocol.events import (
+    Buffer,
+    Received,
+    Send,
+    Session,
+    SessionClosed,
+    SessionOpened,
+    Ticked,
+)
+from ckpt.protocol.stager import events as e
+from ckpt.protocol.stager import requests as requests
+from ckpt.protocol.stager.records import RETRY_US, Errand, Launched, Save, SaveState, StagerConfig
+from ckpt.protocol.stager.requests import Identity
+from ckpt.protocol.stager.state import StagerState
+
+__all__ = ["Identity", "StagerConfig", "StagerMachine"]
+
+
+class StagerMachine(StagerState):
+    """I bring handed-over payloads to their end.
+
+    I expect every action to be performed; time arrives in events.
+    """
+
+    # ----------------------------------------------------------------------- events
+
+    def handle(self, event: e.StagerEvent) -> list[e.StagerAction]:
+        """What to do now. Answers that fit no open question change nothing."""
+        self._now_us = event.now_us
+        match event:
+            case Ticked() | e.DialFailed() | SessionOpened() | SessionClosed() | Received():
+                self._coordinator_event(event)
+            case e.PayloadSealed() | e.SparesWanted() | e.PayloadFailed() | e.PayloadStopped():
+                self._sender_event(event)
+            case e.BoxesFingerprinted():
+                self._boxes_fingerprinted(event)
+            case _:
+                self._trainer_event(event)
+        self._advance()
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _trainer_event(self, event: e.TrainerEvent) -> None:
+        match event:
+            case e.TrainerAttached():
+                self.trainer_attached = True
+                for told in self.saves.values():
+                    if told.outcome is not None:
+                        self._do(e.TellTrainer(told.number, told.outcome))
+            case e.TrainerDetached():
+                self._trainer_detached()
+            case e.HalfAsked():
+                self._half_asked(event)
+            case _:
+                save = self.saves.get(event.save)
+                if save is not None:
+                    self._save_event(save, event)
+
+    def _save_event(self, save: Save, event: e.SaveEvent) -> None:
+        match event:
+            case e.StagingDropped() if save.state in (SaveState.ASKED, SaveState.STAGING):
+                self._drop(save)
+            case e.PayloadHandedOver(now_us) if save.state is SaveState.STAGING:
+                save.state, save.handed = SaveState.OPENING, event
+                save.opening_since_us = now_us
+            case e.TableReady() if save.pending and save.table is None:
+                save.table = event.table
+            case e.OutcomeHeard() if save.outcome is not None:
+                save.outcome = None
+                self._forget(save)
+            case _:
+                return
+
+    def _sender_event(self, event: e.SenderEvent) -> None:
+        save = self._save_of(event.payload)
+        if save is None:
+            return
+        match event:
+            case e.PayloadStopped() if save.state is SaveState.STOPPING:
+                self._end(save)
+            case e.PayloadSealed() if save.state is SaveState.SENDING:
+                # A new number: an answer to what was certified before does not answer this.
+                save.sealed, save.certify = event, Errand(next(self._numbers))
+            case e.SparesWanted() if save.state is SaveState.SENDING:
+                save.wanted.append(event)
+            case e.PayloadFailed() if save.state is SaveState.SENDING:
+                save.failed, save.sealed = event, None
+                if not save.ever_certified:  # Nobody can commit what was never certified.
+                    self._tell(save, e.SaveFailed(event.code, event.message, event.hint))
+            case _:
+                return
+
+    def _coordinator_event(self, event: e.CoordinatorEvent) -> None:
+        match event:
+            case SessionOpened(_, session, m.Role.COORDINATOR):
+                self.session, self._dialing = session, False
+            case SessionClosed(now_us, session) if session == self.session:
+                self.session = None
+                self._dial_at_us = now_us + self.config.dial_us
+                for save in self.saves.values():
+                    save.certified = save.comparing = None
+            case e.DialFailed(now_us):
+                self._dialing, self._dial_at_us = False, now_us + self.config.dial_us
+            case Received(_, session, request, message) if session == self.session:
+                self._received(request, message)
+            case _:
+                return
+
+    # ----------------------------------------------------------------------- trainer
+
+    def _half_asked(self, event: e.HalfAsked) -> None:
+        if event.save in self.saves:
+            known = self.saves[event.save]
+            if known.state is SaveState.STAGING and known.half is not None:
+                self._do(e.GrantHalf(event.save, known.half))
+            return
+        run = self.runs.get(event.run)
+        if run is None:
+            run = self.runs[event.run] = Launched(event.run, Errand(next(self._numbers)))
+        waiting = sum(save.state is SaveState.ASKED for save in self.saves.values())
+        full = waiting > 0 or self.free_half() is None
+        refusal = run.error or requests.refusal_when_full(event, full, waiting, self.config)
+        if refusal is not None:
+            self._do(e.RefuseSave(event.save, refusal.code, refusal.message, refusal.hint))
+            return
+        new = [Errand(next(self._numbers)) for _ in range(4)]
+        self.saves[event.save] = Save(
+            event.save, event.run, event.step, new[0], new[1], new[2], new[3]
+        )
+
+    def _trainer_detached(self) -> None:
+        self.trainer_attached = False
+        for save in list(self.saves.values()):
+            if save.state in (SaveState.ASKED, SaveState.STAGING):
+                self._drop(save)
+
+    def _drop(self, save: Save) -> None:
+        """Nobody but the trainer has heard of this save."""
+        save.state = SaveState.ENDED
+        self._release(save)
+        self._forget(save)
+
+    # ----------------------------------------------------------------------- coordinator
+
+    def _received(self, request: int, message: m.Message) -> None:
+        match message:
+            case m.LaunchJoined(number):
+                self._launch_joined(request, number)
+            case m.PayloadPlanned():
+                self._planned(request, message)
+            case m.SparesNamed(payload, spares):
+                save = self._save_of(payload)
+                if save is not None and save.wanted and request == save.spares.request:
+                    self._spares_named(save, spares)
+            case m.Certified(payload):
+                save = self._save_of(payload)
+                if (
+                    save is not None
+                    and request == save.certify.request
+                    and save.certify.session == self.session
+                ):
+                    save.certified = save.sealed
+            case m.ColumnsLost(payload, columns, places):
+                save = self._save_of(payload)
+                if save is not None and save.state is SaveState.SENDING:
+                    save.sealed = None  # The sender says again when it is enough.
+                    self._do(e.ReopenColumns(payload, columns, places))
+            case m.CompareBoxes(payload, boxes):
+                save = self._save_of(payload)
+                if (
+                    save is not None
+                    and save.state is SaveState.SENDING
+                    and self.session is not None
+                ):
+                    assert save.half is not None
+                    save.comparing = (self.session, request)
+                    self._do(e.ComputeBoxes(payload, save.half, boxes))
+            case m.AttemptCommitted(info):
+                for save in self._saves_at(info.checkpoint):
+                    self._finish(save, e.SaveCommitted(info))
+            case m.AttemptAborted(checkpoint, code, text, hint):
+                failure = e.SaveFailed(code, text, hint)
+                for save in self._saves_at(checkpoint) or self._opening(request):
+                    self._finish(save, failure)
+            case m.Failed():
+                self._refused(request, message)
+            case _:
+                self._report("warning", "unexpected message", type(message).__name__)
+
+    def _launch_joined(self, request: int, number: LaunchNumber) -> None:
+        for run in self.runs.values():
+            if run.errand.request != request:
+                continue
+            bound = any(s.plan is not None for s in self._pending() if s.run == run.run)
+            if run.number is not None and run.number != number and bound:
+                self._fence(
+                    run,
+                    e.SaveFailed(
+                        "fenced", f"launch {run.number} of run {run.run!r} is unknown now"
+                    ),
+                )
+                continue
+            run.number, run.joined_on = number, self.session
+
+    def _planned(self, request: int, plan: m.PayloadPlanned) -> None:
+        for save in self._opening(request):
+            if not self.plan_fits(save, plan):
+                self._report("error", "a plan for another payload", str(plan.payload))
+                continue
+            save.planned_on = self.session
+            save.certify.renew()
+            if save.plan is None:
+                self._start(save, plan)
+            elif plan.spares:
+                self._do(e.AddSpares(plan.payload, None, plan.spares))
+
+    def _start(self, save: Save, plan: m.PayloadPlanned) -> None:
+        launch = self.runs[save.run].number
+        assert save.handed is not None
+        assert save.half is not None
+        assert launch is not None
+        save.plan, save.state = plan, SaveState.SENDING
+        self._do(e.StartPayload(save.number, save.half, save.handed.payload_bytes, launch, plan))
+
+    def _spares_named(self, save: Save, spares: tuple[m.Place, ...]) -> None:
+        wanted = save.wanted.pop(0)
+        save.spares = Errand(next(self._numbers))
+        self._do(e.AddSpares(wanted.payload, wanted.column, spares))
+
+    def _refused(self, request: int, failed: m.Failed) -> None:
+        """Failed answers any request.
+
+        With a retry-after, or a retryable code, it is asked again.
+        """
+        failure = e.SaveFailed(failed.code, failed.message, failed.hint)
+        again_us = None if failed.retry_after_us is None else self._now_us + failed.retry_after_us
+        for run in self.runs.values():
+            if run.errand.request == request:
+                if again_us is None and failed.code == "unavailable":
+                    again_us = self._now_us + RETRY_US
+                if again_us is None:
+                    self._fence(run, failure)
+                else:
+                    run.errand.renew(again_us)
+        for save in list(self.saves.values()):
+            if not save.pending:
+                continue
+            if request == save.open.request:
+                self._open_refused(save, failure, again_us)
+            elif request == save.certify.request:
+                self._certify_refused(save, failure, again_us)
+            elif request == save.spares.request and save.wanted:
+                if again_us is None:
+                    self._spares_named(save, ())
+                else:
+                    save.spares.renew(again_us)
+            elif request == save.give_up.request:
+                self._finish(save, failure)
+
+    def _open_refused(self, save: Save, failure: e.SaveFailed, again_us: int | None) -> None:
+        patient = (
+            save.plan is not None or self._now_us - save.opening_since_us < self.config.open_us
+        )
+        if again_us is not None and patient:
+            save.open.renew(again_us)
+            return
+        if failure.code == "fenced":
+            self.runs[save.run].error = failure
+        self._finish(save, failure)
+
+    def _certify_refused(self, save: Save, failure: e.SaveFailed, again_us: int | None) -> None:
+        """A coordinator that lost the payload from sight hears of it again;
+        any other refusal is final.
+        """
+        if again_us is not None:
+            save.certify.renew(again_us)
+        elif failure.code == "not_found" or error_from_wire(failure.code, "").retryable:
+            save.planned_on = None
+            save.open.renew(self._now_us + self.config.dial_us)
+        elif failure.code in ("aborted", "fenced"):
+            self._finish(save, failure)
+        else:  # The peers wait for this rank: the attempt has to end for all.
+            save.failed = requests.failed_certify(save, failure, self._now_us)
+            save.sealed = None
+
+    def _fence(self, run: Launched, failure: e.SaveFailed) -> None:
+        """This launch can save no more."""
+        run.error = failure
+        for save in list(self.saves.values()):
+            if save.run != run.run:
+                continue
+            if save.state in (SaveState.ASKED, SaveState.STAGING):
+                if save.state is SaveState.ASKED:
+                    self._do(e.RefuseSave(save.number, failure.code, failure.message, failure.hint))
+                    self._drop(save)
+            elif save.pending:
+                self._finish(save, failure)
+
+    def _boxes_fingerprinted(self, event: e.BoxesFingerprinted) -> None:
+        save = self._save_of(event.payload)
+        if save is not None and save.comparing is not None:
+            session, request = save.comparing
+            save.comparing = None
+            self._do(Send(session, request, m.BoxesCompared(event.payload, event.fingerprints)))
+
+    # ----------------------------------------------------------------------- ends
+
+    def _finish(self, save: Save, outcome: e.Outcome) -> None:
+        """The coordinator's last word on this save."""
+        if not save.pending:
+            return
+        if not (save.failed is not None and not save.ever_certified):  # Else it was told already.
+            self._tell(save, outcome)
+        if save.plan is None:
+            self._end(save)
+            return
+        if isinstance(outcome, e.SaveCommitted) and save.half is not None:
+            self.contents[save.half] = outcome.info.checkpoint
+        save.state = SaveState.STOPPING
+        self._do(e.StopPayload(save.plan.payload))
+
+    def _end(self, save: Save) -> None:
+        save.state = SaveState.ENDED
+        self._release(save)
+        self._forget(save)
+
+    def _release(self, save: Save) -> None:
+        assert self.may_release(save)
+        if save.half is not None:
+            self.halves[save.half] = None
+            self._do(e.ReleaseHalf(save.half))
+            save.half = None
+        save.table = None
+
+    def _forget(self, save: Save) -> None:
+        if save.state is SaveState.ENDED and save.outcome is None:
+            self.saves.pop(save.number, None)
+
+    def _tell(self, save: Save, outcome: e.Outcome) -> None:
+        save.outcome = outcome
+        if self.trainer_attached:
+            self._do(e.TellTrainer(save.number, outcome))
+
+    # ----------------------------------------------------------------------- every step
+
+    def _advance(self) -> None:
+        """Whatever has become possible: halves, questions, the end."""
+        if self.exiting:
+            return
+        self._grant()
+        if self.session is not None:
+            self._ask_everything(self.session)
+        elif not self._dialing and self._now_us >= self._dial_at_us:
+            self._dialing = True
+            self._do(e.DialCoordinator())
+        self._maybe_exit()
+
+    def _grant(self) -> None:
+        for save in self.saves.values():
+            half = self.free_half()
+            if save.state is SaveState.ASKED and half is not None:
+                save.half, save.state = half, SaveState.STAGING
+                self.halves[save.half], self.contents[save.half] = save.number, None
+                self._do(e.GrantHalf(save.number, save.half))
+
+    def _ask_everything(self, session: Session) -> None:
+        for run in self.runs.values():
+            if self._must_join(run) and run.errand.is_due(session, self._now_us):
+                self._ask(run.errand, requests.join(self.identity, run))
+        for save in list(self.saves.values()):
+            if save.pending:
+                self._ask_for(save, self.runs[save.run], session)
+        for run in self.runs.values():
+            if run.number is not None and self.may_report_left(run):
+                run.left_told_on = session
+                self._do(
+                    Send(session, 0, requests.trainer_left(self.identity, run.run, run.number))
+                )
+
+    def _must_join(self, run: Launched) -> bool:
+        if run.error is not None or run.joined_on == self.session:
+            return False
+        saving = any(save.run == run.run for save in self._pending())
+        return saving or self.trainer_attached or run.left_told_on is None
+
+    def _ask_for(self, save: Save, run: Launched, session: Session) -> None:
+        """The open questions of one handed-over save."""
+        if run.error is not None:
+            self._finish(save, run.error)
+            return
+        if run.joined_on != session or run.number is None:
+            return
+        now_us = self._now_us
+        if save.planned_on != session:
+            if save.open.is_due(session, now_us):
+                self._ask(save.open, requests.open_payload(self.identity, run.number, save))
+        elif save.failed is not None:
+            if save.give_up.is_due(session, now_us):
+                self._ask(save.give_up, requests.give_up(save.failed))
+        else:
+            if save.wanted and save.spares.is_due(session, now_us):
+                self._ask(save.spares, requests.spares(save.wanted[0]))
+            if self.may_certify(save) and save.certify.is_due(session, now_us):
+                save.ever_certified = True
+                for message, part in requests.certify(
+                    self.identity, run.number, save, self.config.table_part_bytes
+                ):
+                    self._ask(save.certify, message, part)
+
+    def _ask(self, errand: Errand, message: m.Message, bulk: Buffer = b"") -> None:
+        assert self.session is not None
+        errand.asked(self.session, self._now_us)
+        self._do(Send(self.session, errand.request, message, bulk))
+
+    def _maybe_exit(self) -> None:
+        reason = self._lifetime.reason_to_end(
+            self._now_us, self.trainer_attached, self.session is not None, self.idle
+        )
+        if reason is not None:
+            self.exiting = True
+            self._do(e.Exit(reason))

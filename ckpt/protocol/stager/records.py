@@ -1,0 +1,169 @@
+"""What the stager remembers of each save, of each run's launch,
+and of each question it has asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from ckpt.base.ids import CheckpointId, LaunchNumber, PayloadId, RunName, Step
+from ckpt.base.limits import FRAME_BULK_BYTES_MAX
+from ckpt.format.messages import PayloadPlanned
+from ckpt.protocol.events import Buffer, Session
+from ckpt.protocol.stager.events import (
+    Outcome,
+    PayloadFailed,
+    PayloadHandedOver,
+    PayloadSealed,
+    SaveFailed,
+    SparesWanted,
+)
+
+RETRY_US: Final = 2_000_000
+RETRY_US_MAX: Final = 16_000_000
+
+
+class SaveState(Enum):
+    """Where a save stands; the drawing is in ckpt.protocol.stager.machine."""
+
+    ASKED = "asked"
+    STAGING = "staging"
+    OPENING = "opening"
+    SENDING = "sending"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class StagerConfig:
+    """The stager's limits."""
+
+    half_count: int = 2
+    idle_us: int = 60_000_000
+    """Without a trainer and with nothing pending, the process stays so long."""
+    orphan_us: int = 3_600_000_000
+    """Without a trainer and without a coordinator, pending saves are kept so long."""
+    open_us: int = 60_000_000
+    """A payload that is only ever told to retry is given up after this."""
+    dial_us: int = 200_000
+    """Pause after a failed dial."""
+    table_part_bytes: int = FRAME_BULK_BYTES_MAX // 2
+    waiting_max: int = 64
+    """Saves that may wait for a half."""
+
+
+class Lifetime:
+    """When a stager that nobody needs goes away by itself."""
+
+    def __init__(self, config: StagerConfig) -> None:
+        self._config = config
+        self._quiet_since_us: int | None = None
+        self._alone_since_us: int | None = None
+
+    def reason_to_end(
+        self, now_us: int, trainer: bool, coordinator: bool, idle: bool
+    ) -> str | None:
+        """None while somebody needs the process."""
+        if trainer or not idle:
+            self._quiet_since_us = None
+        elif self._quiet_since_us is None:
+            self._quiet_since_us = now_us
+        if trainer or coordinator:
+            self._alone_since_us = None
+        elif self._alone_since_us is None:
+            self._alone_since_us = now_us
+        quiet, alone = self._quiet_since_us, self._alone_since_us
+        if quiet is not None and now_us - quiet >= self._config.idle_us:
+            return "idle, and the trainer is gone"
+        if alone is not None and now_us - alone >= self._config.orphan_us:
+            return "neither trainer nor coordinator came back"
+        return None
+
+
+@dataclass(slots=True)
+class Errand:
+    """A question to the coordinator, repeated with backoff and on every new
+    session until answered.
+    """
+
+    request: int
+    session: Session | None = None
+    """Where it was asked last; None when it is to be asked."""
+    due_us: int = 0
+    not_before_us: int = 0
+    """The coordinator's own retry-after; it outlives a session."""
+    tries: int = 0
+
+    def is_due(self, session: Session, now_us: int) -> bool:
+        return now_us >= self.not_before_us and (self.session != session or now_us >= self.due_us)
+
+    def asked(self, session: Session, now_us: int) -> None:
+        """Note that it goes out now."""
+        self.session = session
+        self.due_us = now_us + min(RETRY_US << min(self.tries, 8), RETRY_US_MAX)
+        self.tries += 1
+
+    def renew(self, not_before_us: int = 0) -> None:
+        """Ask again, at once or not before a time."""
+        self.session, self.not_before_us, self.tries = None, not_before_us, 0
+
+
+@dataclass(slots=True)
+class Launched:
+    """One run's launch as this rank has joined it."""
+
+    run: RunName
+    errand: Errand
+    number: LaunchNumber | None = None
+    joined_on: Session | None = None
+    error: SaveFailed | None = None
+    """This launch can save no more; every later save is refused with it."""
+    left_told_on: Session | None = None
+    """Where TrainerLeft was said last."""
+
+
+@dataclass(slots=True)
+class Save:
+    """One save from its first wish to its end. Only StagerMachine changes it."""
+
+    number: int
+    run: RunName
+    step: Step
+    open: Errand
+    certify: Errand
+    give_up: Errand
+    spares: Errand
+    state: SaveState = SaveState.ASKED
+    half: int | None = None
+    handed: PayloadHandedOver | None = None
+    opening_since_us: int = 0
+    table: Buffer | None = None
+    plan: PayloadPlanned | None = None
+    planned_on: Session | None = None
+    """The session on which the coordinator last answered OpenPayload."""
+    sealed: PayloadSealed | None = None
+    """What is to be certified; None again while columns are streamed anew."""
+    ever_certified: bool = False
+    certified: PayloadSealed | None = None
+    """What the coordinator has acknowledged, on this session."""
+    failed: PayloadFailed | None = None
+    wanted: list[SparesWanted] = field(default_factory=list)
+    #: Questions of the sender in their order; the first one is asked, answers come one by one.
+    comparing: tuple[Session, int] | None = None
+    """Who asked CompareBoxes, and with which request number."""
+    outcome: Outcome | None = None
+
+    @property
+    def payload(self) -> PayloadId | None:
+        return self.plan.payload if self.plan is not None else None
+
+    @property
+    def checkpoint(self) -> CheckpointId | None:
+        return self.plan.payload.checkpoint if self.plan is not None else None
+
+    @property
+    def pending(self) -> bool:
+        """Handed over, and neither committed nor aborted."""
+        return self.state in (SaveState.OPENING, SaveState.SENDING)

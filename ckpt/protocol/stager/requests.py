@@ -1,0 +1,117 @@
+"""What the stager says to coordinator and trainer: messages built from what it remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ckpt.base.ids import LaunchNumber, Rank, RunName
+from ckpt.base.units import align_up
+from ckpt.format import messages as m
+from ckpt.protocol.stager.events import (
+    FullPolicy,
+    HalfAsked,
+    PayloadFailed,
+    SaveFailed,
+    SparesWanted,
+)
+from ckpt.protocol.stager.records import Launched, Save, StagerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose saves these are."""
+
+    key: str | None
+    rank: Rank
+    world_size: int
+    process: str
+    """The trainer's own incarnation, as in JoinLaunch."""
+
+
+def join(who: Identity, run: Launched) -> m.JoinLaunch:
+    """With the known number, so that a restarted coordinator adopts the launch."""
+    return m.JoinLaunch(run.run, who.key, who.rank, who.world_size, who.process, run.number)
+
+
+def open_payload(who: Identity, launch: LaunchNumber, save: Save) -> m.OpenPayload:
+    """Only for a payload that is handed over whole; with its generation when that is known."""
+    assert save.handed is not None
+    return m.OpenPayload(
+        run=save.run,
+        step=save.step,
+        launch=launch,
+        rank=who.rank,
+        world_size=who.world_size,
+        process=who.process,
+        payload_bytes=save.handed.payload_bytes,
+        replicas=save.handed.replicas,
+        resume=save.checkpoint,
+        save=save.number,
+    )
+
+
+def certify(
+    who: Identity, launch: LaunchNumber, save: Save, part_bytes: int
+) -> Iterator[tuple[m.Certify, memoryview]]:
+    """The frames that certify a payload: all proofs in each, the table in ascending parts."""
+    assert save.handed is not None
+    assert save.plan is not None
+    assert save.sealed is not None
+    assert save.table is not None
+    table = memoryview(save.table)
+    for offset in range(0, max(1, align_up(table.nbytes, part_bytes)), part_bytes):
+        yield (
+            m.Certify(
+                payload=save.sealed.payload,
+                launch=launch,
+                world_size=who.world_size,
+                proofs=save.sealed.proofs,
+                code=save.plan.code,
+                payload_bytes=save.handed.payload_bytes,
+                cell_bytes=save.plan.cell_bytes,
+                manifest_digest=save.sealed.manifest_digest,
+                document_offset=save.handed.document_offset,
+                document_bytes=save.handed.document_bytes,
+                stall_us=save.handed.stall_us,
+                fault_in_us=save.handed.fault_in_us,
+                table_bytes=table.nbytes,
+                table_offset=offset,
+                slowest_target=save.sealed.slowest_target,
+                slowest_us=save.sealed.slowest_us,
+            ),
+            table[offset : offset + part_bytes],
+        )
+
+
+def spares(wanted: SparesWanted) -> m.RequestSpares:
+    return m.RequestSpares(wanted.payload, wanted.column, wanted.failed)
+
+
+def give_up(failed: PayloadFailed) -> m.PayloadGivenUp:
+    return m.PayloadGivenUp(failed.payload, failed.code, failed.message, failed.hint)
+
+
+def failed_certify(save: Save, failure: SaveFailed, now_us: int) -> PayloadFailed:
+    """A certificate that is refused for good is a payload that can never commit."""
+    assert save.plan is not None
+    return PayloadFailed(now_us, save.plan.payload, failure.code, failure.message, failure.hint)
+
+
+def trainer_left(who: Identity, run: RunName, launch: LaunchNumber) -> m.TrainerLeft:
+    return m.TrainerLeft(run, launch, who.rank, who.process)
+
+
+def refusal_when_full(
+    asked: HalfAsked, full: bool, waiting_count: int, config: StagerConfig
+) -> SaveFailed | None:
+    """None when the save may have a half now or may wait for one."""
+    text = (
+        f"step {asked.step} of run {asked.run!r}: all {config.half_count} halves of the arena "
+        "hold saves that did not commit yet"
+    )
+    if full and asked.when_full is FullPolicy.SKIP:
+        return SaveFailed("skipped", text)
+    if (full and asked.when_full is FullPolicy.ERROR) or waiting_count >= config.waiting_max:
+        return SaveFailed("busy", text, "wait for an earlier save, or save less often")
+    return None

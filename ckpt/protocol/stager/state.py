@@ -1,0 +1,138 @@
+"""What a stager knows of its saves, and each safety rule as one named function."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from ckpt.base.ids import CheckpointId, PayloadId, RunName
+from ckpt.format import messages as m
+from ckpt.protocol.events import Report, Session
+from ckpt.protocol.stager import events as e
+from ckpt.protocol.stager.records import Launched, Lifetime, Save, SaveState, StagerConfig
+from ckpt.protocol.stager.requests import Identity
+
+
+class StagerState:
+    """Everything a stager knows, and the rules it may not break. StagerMachine changes it."""
+
+    def __init__(self, identity: Identity, config: StagerConfig | None = None) -> None:
+        self.identity = identity
+        self.config = config or StagerConfig()
+        self.saves: dict[int, Save] = {}
+        #: Not ended saves and those whose outcome was not heard, by number, ascending.
+        self.runs: dict[RunName, Launched] = {}
+        self.halves: list[int | None] = [None] * self.config.half_count
+        #: Which save holds each half.
+        self.contents: list[CheckpointId | None] = [None] * self.config.half_count
+        #: The committed generation that still lies in each half.
+        self.session: Session | None = None
+        self.trainer_attached = False
+        self.exiting = False
+        self._numbers = count(1)
+        self._dialing = False
+        self._dial_at_us = 0
+        self._lifetime = Lifetime(self.config)
+        self._now_us = 0
+        self._actions: list[e.StagerAction] = []
+
+    # ----------------------------------------------------------------------- questions
+
+    @property
+    def idle(self) -> bool:
+        """No save is under way."""
+        return all(save.state is SaveState.ENDED for save in self.saves.values())
+
+    def outcome(self, save: int) -> e.Outcome | None:
+        """How a save ended; None while it has not, or after the trainer heard it."""
+        known = self.saves.get(save)
+        return known.outcome if known is not None else None
+
+    def committed_half(self, checkpoint: CheckpointId) -> int | None:
+        """The half that still holds this committed generation and that no trainer can overwrite."""
+        if self.trainer_attached or checkpoint not in self.contents:
+            return None
+        return self.contents.index(checkpoint)
+
+    # ----------------------------------------------------------------------- rules
+
+    def may_release(self, save: Save) -> bool:
+        """A half is free when its save has committed or aborted and the sender has
+        stopped reading it.
+        """
+        return save.state is SaveState.ENDED
+
+    def half_is_free(self, half: int) -> bool:
+        """No save holds it: only then may a trainer write into it."""
+        return self.halves[half] is None
+
+    def free_half(self) -> int | None:
+        """The lowest free half."""
+        return next((h for h in range(len(self.halves)) if self.half_is_free(h)), None)
+
+    def may_certify(self, save: Save) -> bool:
+        """Sealed columns and the table are there, and the coordinator knows the
+        payload on this session.
+        """
+        return (
+            save.state is SaveState.SENDING
+            and save.sealed is not None
+            and save.table is not None
+            and save.planned_on == self.session
+            and save.certified is not save.sealed
+        )
+
+    def plan_fits(self, save: Save, plan: m.PayloadPlanned) -> bool:
+        """The plan is for this very save; once a generation is known, only that one counts."""
+        payload = plan.payload
+        wanted = (save.run, save.step, self.identity.rank)
+        if (payload.checkpoint.run, payload.checkpoint.step, payload.rank) != wanted:
+            return False
+        return save.plan is None or save.plan.payload == payload
+
+    def may_report_left(self, run: Launched) -> bool:
+        """The coordinator has heard of every payload that was handed over before
+        the trainer left.
+        """
+        return (
+            not self.trainer_attached
+            and run.joined_on == self.session
+            and run.left_told_on != self.session
+            and all(s.planned_on == self.session for s in self._pending() if s.run == run.run)
+        )
+
+    # ----------------------------------------------------------------------- helpers
+
+    def _pending(self) -> list[Save]:
+        return [save for save in self.saves.values() if save.pending]
+
+    def _save_of(self, payload: PayloadId) -> Save | None:
+        return next((save for save in self.saves.values() if save.payload == payload), None)
+
+    def _saves_at(self, checkpoint: CheckpointId) -> list[Save]:
+        return [save for save in self._pending() if save.checkpoint == checkpoint]
+
+    def _opening(self, request: int) -> list[Save]:
+        return [save for save in self._pending() if save.open.request == request]
+
+    def _do(self, action: e.StagerAction) -> None:
+        self._actions.append(action)
+
+    def _report(self, level: str, text: str, what: str) -> None:
+        self._do(Report(level, text, (("what", what),)))
+
+    def check(self) -> None:
+        """Assert the invariants of the module's head."""
+        for half, holder in enumerate(self.halves):
+            if holder is not None:
+                assert self.saves[holder].half == half, "a half has one holder"
+                assert self.contents[half] is None or self.saves[holder].state is SaveState.STOPPING
+        for save in self.saves.values():
+            held = save.half is not None
+            assert held == (save.state not in (SaveState.ASKED, SaveState.ENDED)), (
+                "held until the end"
+            )
+            assert not held or self.halves[save.half or 0] == save.number
+            assert (save.plan is None) or save.state not in (SaveState.ASKED, SaveState.STAGING)
+            assert save.certified is None or save.ever_certified
+            if save.plan is not None:
+                assert self.plan_fits(save, save.plan)

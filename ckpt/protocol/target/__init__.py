@@ -1,0 +1,1 @@
+"""The target: space, columns, reads, documents. Begin with machine.py."""

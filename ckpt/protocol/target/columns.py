@@ -1,0 +1,471 @@
+"""The life of a column on its target: begin, fragments under credit, seal, proof.
+
+    BeginColumn -> WAITING --reservation free--> OPEN --SealColumn, whole--> SEALING --> sealed,
+    proved
+                      |                            |                            |
+                      `--- abandon, session lost, taken over, disk or peer failed -> ENDING --writes
+                           done--> gone; the aside file returns to its reservation, or is removed
+
+Seal order: trailer A and B and the last header page, the first header page, length, sync, rename
+into `columns/`, sync of the directory; only then the proof. A crash leaves the column whole or
+absent.
+
+Invariants: one stream for a column, one for a reservation. Bytes under way (granted and not
+received, received and not written) never exceed the stream's window, windows never exceed the pool.
+A checksum of the sender's is compared and never taken over. A file whose write or sync failed is
+removed, never used again. Once SEALING, only the disk can stop it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from ckpt.base.errors import Corrupt, Refused
+from ckpt.base.ids import CheckpointId, ColumnId
+from ckpt.base.limits import MANIFEST_BYTES_MAX, PAGE_BYTES
+from ckpt.base.units import align_down, align_up
+from ckpt.format.checksum import crc32_combine, xxh3_128
+from ckpt.format.column import (
+    FRAGMENTS_OFFSET,
+    ColumnHeader,
+    encode_header,
+    encode_trailer,
+    file_bytes,
+    manifest_bytes_bound,
+    trailer_bytes,
+    trailer_offset,
+)
+from ckpt.format.layout import Layout, blocks_of
+from ckpt.format.manifest import RankManifest, decode_manifest
+from ckpt.format.messages import (
+    BeginColumn,
+    ColumnAccepted,
+    ColumnSealed,
+    CreditGranted,
+    Fragment,
+    SealColumn,
+)
+from ckpt.protocol.events import Buffer, CloseSession, Session
+from ckpt.protocol.target.core import (
+    COLUMNS,
+    Completion,
+    Core,
+    SealedColumn,
+    Step,
+    column_name,
+)
+from ckpt.protocol.target.disk_events import (
+    DiskFailed,
+    ReleaseBulk,
+    RemoveFile,
+    RenameFile,
+    SyncDirectory,
+    SyncFile,
+    TruncateFile,
+    WriteAt,
+)
+from ckpt.protocol.target.pieces import TableCache
+from ckpt.protocol.target.space import Reservation, Reservations, ReservationState, disk_failure
+from ckpt.protocol.target.stream import Stream, StreamState, check_blocks, layout_of
+
+
+class Columns:
+    """I take columns in. I hold the streams; nobody else changes them."""
+
+    def __init__(self, core: Core, reservations: Reservations, tables: TableCache) -> None:
+        self._core = core
+        self._reservations = reservations
+        self._tables = tables
+        self._streams: dict[tuple[Session, int], Stream] = {}
+        self._by_column: dict[ColumnId, Stream] = {}
+        self._by_reservation: dict[int, list[Stream]] = {}
+        #: The user of a reservation first, then those that wait for it.
+        self._thirsty: list[Stream] = []
+        #: Open streams without a window: the pool was empty when they came.
+        self._pool_bytes = core.limits.credit_pool_bytes
+        reservations.on_ready = self.admit
+        reservations.on_lost = self._lost
+
+    # ----------------------------------------------------------------------- begin
+
+    def begin(self, session: Session, request: int, message: BeginColumn) -> None:
+        core = self._core
+        if (session, request) in self._streams:
+            core.out.append(CloseSession(session, "two streams under one request number"))
+            return
+        if message.column.payload.checkpoint in core.dropped:
+            core.fail(session, request, "aborted", "this generation was dropped here")
+            return
+        try:
+            layout = layout_of(message)
+            needed = file_bytes(layout, manifest_bytes_bound(layout))
+        except Refused as error:
+            core.fail(session, request, error.code, error.message)
+            return
+        if message.column in core.removing:
+            core.fail(session, request, "busy", "it is being removed", retry_after_us=100_000)
+            return
+        sealed = core.columns.get(message.column)
+        if sealed is not None:
+            self._answer_sealed(session, request, layout, sealed)
+            return
+        reservation = self._reservations.get(message.reservation)
+        if reservation is None or reservation.released:
+            text = f"no reservation {message.reservation} stands on {core.identity.target}"
+            core.fail(session, request, "refused", text, "reserve again")
+            return
+        if needed > reservation.file_bytes:
+            text = f"the column needs {needed} bytes, {reservation.file_bytes} are reserved"
+            core.fail(session, request, "refused", text)
+            return
+        self._open(session, request, message, layout, reservation)
+
+    def _answer_sealed(
+        self, session: Session, request: int, layout: Layout, sealed: SealedColumn
+    ) -> None:
+        """A repeated begin: the answer to the seal was lost on the way."""
+        if sealed.header.layout == layout:
+            self._core.send(session, request, ColumnSealed(self._core.proof(sealed)))
+        else:
+            self._core.fail(session, request, "refused", "sealed here with another shape")
+
+    def _open(
+        self, session: Session, request: int, message: BeginColumn, layout: Layout,
+        reservation: Reservation,
+    ) -> None:  # fmt: skip
+        older = self._by_column.get(message.column)
+        if older is not None:
+            if older.state is StreamState.SEALING:
+                text = "the column is being sealed"
+                self._core.fail(session, request, "busy", text, retry_after_us=100_000)
+                return
+            self._fail(older, "aborted", "another stream took the column over")
+        users = self._by_reservation.setdefault(reservation.id, [])
+        if any(user.state is not StreamState.ENDING for user in users):
+            self._core.fail(session, request, "busy", "another column uses the reservation")
+            return
+        stream = Stream(
+            session, request, message, layout, reservation,
+            block_crcs=np.zeros(layout.block_count, np.uint32),
+            fragment_crcs=np.zeros(layout.stripe_count, np.uint32),
+            received=bytearray(layout.stripe_count),
+        )  # fmt: skip
+        self._streams[session, request] = stream
+        self._by_column[stream.column] = stream
+        users.append(stream)
+        self._core.counters.streams_begun += 1
+        self._core.counters.streams = len(self._streams)
+        self.admit(reservation)
+
+    def admit(self, reservation: Reservation) -> None:
+        """Open the stream that waits for this reservation, when nobody uses it any more."""
+        users = self._by_reservation.get(reservation.id, [])
+        if not users or users[0].state is not StreamState.WAITING:
+            return
+        if reservation.state is not ReservationState.READY:
+            return
+        stream = users[0]
+        self._reservations.take(reservation)
+        stream.state = StreamState.OPEN
+        self._allot(stream)
+        stream.credit_bytes = stream.window_bytes
+        accepted = ColumnAccepted(credit_bytes=stream.credit_bytes)
+        self._core.send(stream.session, stream.request, accepted)
+
+    # ----------------------------------------------------------------------- credit
+
+    def _allot(self, stream: Stream) -> None:
+        """Give the stream a window: its share, or half of what is left, at least one cell, or none
+        yet.
+        """
+        least = stream.layout.cell_bytes
+        whole = max(least, align_up(stream.layout.column_bytes, least))
+        share = max(least, self._core.limits.stream_credit_bytes)
+        want = align_down(min(share, whole, max(least, self._pool_bytes // 2)), least)
+        if want > self._pool_bytes:
+            self._thirsty.append(stream)
+            return
+        self._pool_bytes -= want
+        stream.window_bytes = want
+
+    def _water(self) -> None:
+        """The pool has room again: those that wait, in the order in which they came."""
+        waiting, self._thirsty = self._thirsty, []
+        for stream in waiting:
+            if stream.state is StreamState.OPEN:
+                self._allot(stream)
+                self._grant(stream)
+
+    def _grant(self, stream: Stream) -> None:
+        """Return freed credit in parts of a quarter window, so that grants stay few."""
+        spare = stream.window_bytes - stream.credit_bytes - stream.writing_bytes
+        wanted = stream.received_count < stream.layout.stripe_count
+        if stream.state is not StreamState.OPEN or not wanted or spare <= 0:
+            return
+        if spare >= stream.window_bytes // 4 or stream.credit_bytes < stream.layout.cell_bytes:
+            stream.credit_bytes += spare
+            grant = CreditGranted(credit_bytes=spare)
+            self._core.send(stream.session, stream.request, grant)
+
+    # ----------------------------------------------------------------------- fragments
+
+    def fragment(self, session: Session, request: int, message: Fragment, bulk: Buffer) -> None:
+        stream = self._streams.get((session, request))
+        if stream is None or stream.state is not StreamState.OPEN:
+            return  # late: the stream has ended, and its sender was told
+        layout, stripe = stream.layout, message.stripe
+        if not 0 <= stripe < layout.stripe_count or len(bulk) != layout.cell_bytes_of(stripe):
+            self._fail(
+                stream, "refused", f"stripe {stripe} of {len(bulk)} bytes is not of the plan"
+            )
+            return
+        if len(bulk) > stream.credit_bytes:
+            self._core.out.append(CloseSession(session, "more bytes than its credit"))
+            return
+        stream.credit_bytes -= len(bulk)
+        if stream.received[stripe]:
+            self._grant(stream)
+            return
+        crc = check_blocks(bulk, stream.block_crcs, stripe * blocks_of(layout.cell_bytes))
+        if crc != message.crc:
+            self._fail(stream, "corrupt", f"stripe {stripe} does not match its checksum on arrival")
+            return
+        stream.fragment_crcs[stripe] = crc
+        stream.received[stripe] = 1
+        stream.received_count += 1
+        self._write(stream, FRAGMENTS_OFFSET + layout.fragment_offset(stripe), bulk)
+
+    def _write(self, stream: Stream, offset: int, bulk: Buffer) -> None:
+        size = len(bulk)
+        stream.writing_bytes += size
+        stream.write_count += 1
+
+        def written(event: Completion) -> None:
+            self._core.out.append(ReleaseBulk(event.op))
+            stream.writing_bytes -= size
+            stream.write_count -= 1
+            if isinstance(event, DiskFailed):
+                self._damage(stream, "write the column", event)
+            else:
+                self._core.counters.fragments += 1
+                self._core.counters.bytes_written += size
+                self._grant(stream)
+                self._seal_when_written(stream)
+            self._finish(stream)
+
+        op = self._core.expect(written)
+        self._core.out.append(WriteAt(op, stream.reservation.file, offset, bulk, keeps_bulk=True))
+
+    # ----------------------------------------------------------------------- seal
+
+    def seal(self, session: Session, request: int, message: SealColumn, bulk: Buffer) -> None:
+        """Take the manifest, in ascending parts; the last one starts the seal."""
+        stream = self._streams.get((session, request))
+        if stream is None or stream.state is not StreamState.OPEN:
+            return
+        total, bound = message.manifest_bytes, manifest_bytes_bound(stream.layout)
+        repeated = stream.manifest_bytes is not None and stream.manifest_bytes != total
+        end = message.manifest_offset + len(bulk)
+        if not 0 < total <= min(bound, MANIFEST_BYTES_MAX) or repeated or end > total:
+            self._fail(stream, "refused", f"a manifest of {total} bytes does not fit the plan")
+            return
+        if message.manifest_offset != len(stream.manifest):
+            self._fail(stream, "refused", "the parts of the manifest do not follow each other")
+            return
+        stream.manifest_bytes = total
+        stream.manifest += bulk
+        self._seal_when_written(stream)
+
+    def _seal_when_written(self, stream: Stream) -> None:
+        complete = (
+            stream.manifest_bytes is not None and len(stream.manifest) == stream.manifest_bytes
+        )
+        if stream.state is not StreamState.OPEN or not complete or stream.write_count:
+            return
+        missing = stream.layout.stripe_count - stream.received_count
+        if missing:
+            self._fail(stream, "refused", f"{missing} stripes never came")
+            return
+        try:
+            header = self._check_manifest(stream)
+        except Corrupt as error:
+            self._fail(stream, error.code, error.message)
+            return
+        stream.state = StreamState.SEALING
+        self._core.chain(
+            self._seal_steps(stream, header),
+            lambda failure: self._sealed(stream, header, failure),
+        )
+
+    def _check_manifest(self, stream: Stream) -> ColumnHeader:
+        """The header of the sealed file; raises Corrupt where the manifest is not that of our
+        bytes.
+        """
+        manifest: RankManifest = decode_manifest(stream.manifest)
+        layout, column = stream.layout, stream.column.column
+        if manifest.payload != stream.column.payload or manifest.layout != layout:
+            raise Corrupt("the manifest is of another payload")
+        if not np.array_equal(manifest.fragment_crcs[:, column], stream.fragment_crcs):
+            raise Corrupt("the manifest's fragment checksums are not those that arrived")
+        crc = 0
+        for stripe, fragment_crc in enumerate(stream.fragment_crcs.tolist()):
+            crc = crc32_combine(crc, fragment_crc, layout.cell_bytes_of(stripe))
+        if crc != int(manifest.column_crcs[column]):
+            raise Corrupt("the manifest's column checksum is not that of the fragments")
+        return ColumnHeader(
+            cluster=self._core.identity.cluster,
+            column=stream.column,
+            launch=stream.begin.launch,
+            code=layout.code,
+            payload_bytes=layout.payload_bytes,
+            cell_bytes=layout.cell_bytes,
+            column_bytes=layout.column_bytes,
+            column_crc=crc,
+            trailer_bytes=trailer_bytes(layout, len(stream.manifest)),
+            manifest_bytes=len(stream.manifest),
+            manifest_digest=xxh3_128(stream.manifest),
+        )
+
+    def _seal_steps(self, stream: Stream, header: ColumnHeader) -> list[Step]:
+        page = encode_header(header)
+        trailer = encode_trailer(stream.block_crcs, stream.manifest)
+        assert len(trailer) == header.trailer_bytes
+        assert len(page) == PAGE_BYTES
+        file, tail = stream.reservation.file, trailer_offset(header, 0)
+        steps: list[Step] = [
+            partial(WriteAt, file=file, offset=tail, data=trailer + trailer + page),
+            partial(WriteAt, file=file, offset=0, data=page),
+        ]
+        if header.file_bytes != stream.reservation.file_bytes:
+            steps.append(partial(TruncateFile, file=file, bytes_count=header.file_bytes))
+        name = f"{COLUMNS}/{column_name(stream.column)}"
+        steps += [
+            partial(SyncFile, file=file),
+            partial(RenameFile, old=file, new=name),
+            partial(SyncDirectory, directory=COLUMNS),
+        ]
+        return steps
+
+    def _sealed(self, stream: Stream, header: ColumnHeader, failure: DiskFailed | None) -> None:
+        core = self._core
+        name = column_name(stream.column)
+        if failure is not None:
+            # The rename may or may not have happened: neither name may survive.
+            self._damage(stream, "seal the column", failure)
+            stream.write_count += 1
+
+            def removed(_event: Completion) -> None:
+                stream.write_count -= 1
+                self._finish(stream)
+
+            core.out.append(RemoveFile(core.expect(removed), f"{COLUMNS}/{name}"))
+            return
+        sealed = SealedColumn(header, name, header.file_bytes)
+        core.add_column(sealed)
+        self._tables.put(sealed, stream.block_crcs)
+        core.counters.columns_sealed += 1
+        self._reservations.consume(stream.reservation)
+        core.send(stream.session, stream.request, ColumnSealed(core.proof(sealed)))
+        self._leave(stream)
+
+    # ----------------------------------------------------------------------- end
+
+    def abandon(self, session: Session, request: int) -> None:
+        stream = self._streams.get((session, request))
+        if stream is not None:
+            self._end(stream)
+
+    def session_closed(self, session: Session) -> None:
+        for stream in [each for key, each in self._streams.items() if key[0] == session]:
+            self._end(stream)
+
+    def drop(self, checkpoint: CheckpointId, column: ColumnId | None = None) -> None:
+        """End the streams of a generation, or of one column of it."""
+        for stream in list(self._streams.values()):
+            of_it = stream.column.payload.checkpoint == checkpoint
+            if of_it and (column is None or stream.column == column):
+                self._fail(stream, "aborted", "the coordinator dropped it")
+
+    def sealing(self, checkpoint: CheckpointId) -> bool:
+        """Whether a seal of this generation is on the disk's way and cannot be stopped."""
+        return any(
+            stream.state is StreamState.SEALING and stream.column.payload.checkpoint == checkpoint
+            for stream in self._streams.values()
+        )
+
+    def _fail(self, stream: Stream, code: str, message: str) -> None:
+        """Tell the sender and end the stream, unless it is past stopping."""
+        if stream.state in (StreamState.SEALING, StreamState.ENDING):
+            return
+        self._core.counters.columns_refused += 1
+        self._core.fail(stream.session, stream.request, code, message)
+        self._end(stream)
+
+    def _damage(self, stream: Stream, doing: str, event: DiskFailed) -> None:
+        """The disk refused: this column is lost here, all others go on."""
+        if not stream.damaged and stream.state is not StreamState.ENDING:
+            self._core.counters.columns_refused += 1
+            self._core.send(stream.session, stream.request, disk_failure(doing, event))
+        if not stream.damaged:
+            self._core.report(
+                "error", "column refused", column=str(stream.column), error=event.errno_name
+            )
+        stream.damaged = True
+        stream.state = StreamState.ENDING
+
+    def _end(self, stream: Stream) -> None:
+        if stream.state is StreamState.SEALING:
+            return
+        waiting = stream.state is StreamState.WAITING
+        stream.state = StreamState.ENDING
+        if waiting:
+            self._leave(stream)
+        else:
+            self._finish(stream)
+
+    def _finish(self, stream: Stream) -> None:
+        """When the last write of an ended stream is answered, its file and window are free."""
+        if stream.state is not StreamState.ENDING or stream.write_count:
+            return
+        if (stream.session, stream.request) not in self._streams:
+            return
+        if stream.damaged or stream.reservation.released:
+            self._reservations.discard(stream.reservation)
+        else:
+            self._reservations.put_back(stream.reservation)
+        self._leave(stream)
+
+    def _leave(self, stream: Stream) -> None:
+        """Forget the stream; whoever waited for its reservation or its window comes next."""
+        del self._streams[stream.session, stream.request]
+        if self._by_column.get(stream.column) is stream:
+            del self._by_column[stream.column]
+        users = self._by_reservation[stream.reservation.id]
+        users.remove(stream)
+        if not users:
+            del self._by_reservation[stream.reservation.id]
+        self._core.counters.streams = len(self._streams)
+        self._pool_bytes += stream.window_bytes
+        stream.window_bytes = 0
+        if stream.damaged or stream.reservation.released:
+            self._lost(stream.reservation)
+        else:
+            self.admit(stream.reservation)
+        self._water()
+
+    def _lost(self, reservation: Reservation) -> None:
+        """The reserved file failed or never came to be: nobody can use it any more."""
+        for waiter in list(self._by_reservation.get(reservation.id, ())):
+            self._fail(waiter, "failed", "the reserved space is gone")
+
+    def check(self) -> None:
+        """Assert the invariants that the module states."""
+        windows = sum(stream.window_bytes for stream in self._streams.values())
+        assert windows + self._pool_bytes == self._core.limits.credit_pool_bytes
+        for stream in self._streams.values():
+            assert stream.credit_bytes + stream.writing_bytes <= max(stream.window_bytes, 0)
+            assert stream.received_count == sum(stream.received)
+        using = [s for s in self._streams.values() if s.state is not StreamState.WAITING]
+        assert len({stream.reservation.id for stream in using}) == len(using)

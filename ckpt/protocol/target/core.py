@@ -1,0 +1,319 @@
+"""What the parts of a target's machine share: its words, its output, its disk operations, its
+space.
+
+The parts (space, columns, reads, documents) hold a reference to the one Core and call each other
+through it. A disk operation is an action with a number and a continuation that is called with its
+completion; a chain is several of them, one after another, that ends at the first failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+
+from ckpt.base.ids import BootId, CheckpointId, ColumnId, TargetId
+from ckpt.base.limits import RESERVE_FRACTION
+from ckpt.base.units import KiB, MiB
+from ckpt.format.checksum import xxh3_128
+from ckpt.format.column import ColumnHeader
+from ckpt.format.document import DocumentHeader
+from ckpt.format.messages import ColumnProof, DocumentKind, Failed, Message
+from ckpt.protocol.events import Buffer, CloseSession, Report, Send, Session
+from ckpt.protocol.proofs import make_proof, proof_key
+from ckpt.protocol.target.disk_events import DiskAction, DiskDone, DiskFailed, ReleaseBulk
+
+TargetAction = DiskAction | ReleaseBulk | Send | CloseSession | Report
+
+COLUMNS = "columns"
+DOCUMENTS = "documents"
+STAGING = "staging"
+ASIDE = "aside"
+DIRECTORIES = (COLUMNS, DOCUMENTS, STAGING, ASIDE)
+
+META_BUDGET_BYTES = 48 * KiB
+"""Of a list in one reply, below the frame's limit."""
+PROOF_BYTES_MAX = 420
+"""Of one encoded proof, its run's name not counted."""
+ATTEST_COLUMNS_MAX = 64
+"""Columns that one Attest may ask about, so that the answer fits one frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetIdentity:
+    """Who this process is. `boot` is fresh random bits; the rest stands in `target.toml` and
+    flags.
+    """
+
+    cluster: str
+    target: TargetId
+    boot: BootId
+    domain: str
+    address: str = ""
+    unix: str = ""
+    directory: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLimits:
+    """Bounds on memory and space."""
+
+    stream_credit_bytes: int = 4 * MiB
+    """Most fragment bytes that one stream may have under way."""
+    credit_pool_bytes: int = 64 * MiB
+    """And all streams together."""
+    read_piece_bytes: int = 1 * MiB
+    """One disk read, and the largest bulk that is sent."""
+    read_window_bytes: int = 4 * MiB
+    """Read for one session and not yet sent."""
+    read_pool_bytes: int = 32 * MiB
+    """And for all sessions together."""
+    read_jobs_max: int = 1024
+    """Questions of one session that may wait."""
+    read_pieces_max: int = 65_536
+    """Disk reads that these may be cut into, so that questions cost bounded memory; one alone may
+    have more.
+    """
+    table_cache_bytes: int = 16 * MiB
+    capacity_bytes: int | None = None
+    """What this target may use of its device, where that is less than the device."""
+
+    def __post_init__(self) -> None:
+        assert self.read_piece_bytes <= self.read_window_bytes <= self.read_pool_bytes
+
+
+@dataclass(slots=True)
+class Counters:
+    """Cumulative since boot; RenewLease carries them."""
+
+    sessions_opened: int = 0
+    fragments: int = 0
+    bytes_written: int = 0
+    bytes_read: int = 0
+    columns_sealed: int = 0
+    columns_refused: int = 0
+    columns_verified: int = 0
+    blocks_damaged: int = 0
+    documents_stored: int = 0
+    documents_read: int = 0
+    reservations: int = 0
+    streams: int = 0
+    streams_begun: int = 0
+    reads: int = 0
+    disk_failures: int = 0
+    set_aside: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """Field name to value."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+@dataclass(slots=True)
+class SealedColumn:
+    """A column file that is on stable storage."""
+
+    header: ColumnHeader
+    name: str
+    """Within `columns/`."""
+    file_bytes: int
+
+    @property
+    def file(self) -> str:
+        return f"{COLUMNS}/{self.name}"
+
+
+@dataclass(slots=True)
+class StoredDocument:
+    """A document file that is on stable storage."""
+
+    header: DocumentHeader
+    kind: DocumentKind
+    name: str
+    """Within `documents/`."""
+
+    @property
+    def file(self) -> str:
+        return f"{DOCUMENTS}/{self.name}"
+
+
+def column_name(column: ColumnId) -> str:
+    """The file's name: the run's name only as a digest, so that it is never used as a path."""
+    payload = column.payload
+    checkpoint = payload.checkpoint
+    run = xxh3_128(checkpoint.run.encode()).hex()
+    return f"{run}-{checkpoint.step}-{checkpoint.generation}-{payload.rank}-{column.column}"
+
+
+Completion = DiskDone | DiskFailed
+Step = Callable[[int], DiskAction]
+"""Makes one action of a chain from its operation number."""
+DocumentKey = tuple[DocumentKind, CheckpointId]
+
+
+class Core:
+    """I hold what is sealed here and collect the actions of one `handle`.
+
+    Only the parts change me.
+    """
+
+    def __init__(self, identity: TargetIdentity, secret: bytes, limits: TargetLimits) -> None:
+        self.identity = identity
+        self.limits = limits
+        self.now_us = 0
+        self.out: list[TargetAction] = []
+        self.counters = Counters()
+        self.columns: dict[ColumnId, SealedColumn] = {}
+        self.documents: dict[DocumentKey, StoredDocument] = {}
+        self.dropped: dict[CheckpointId, None] = {}
+        #: Generations that were dropped since boot (bounded); their streams may not begin again.
+        self.removing: dict[ColumnId, None] = {}
+        #: Columns whose files are on their way out: they may not begin until that is durable.
+        self.bytes_used = 0
+        self._key = proof_key(secret, identity.target, identity.boot)
+        self._operations: dict[int, Callable[[Completion], None]] = {}
+        self._operation_count = 0
+
+    # ----------------------------------------------------------------------- output
+
+    def send(self, session: Session, request: int, message: Message, bulk: Buffer = b"") -> None:
+        self.out.append(Send(session, request, message, bulk))
+
+    def fail(
+        self, session: Session, request: int, code: str, message: str, hint: str = "",
+        retry_after_us: int | None = None,
+    ) -> None:  # fmt: skip
+        """Answer a request that was not done."""
+        self.send(session, request, Failed(code, message, hint, retry_after_us))
+
+    def report(self, level: str, text: str, **values: str | int | float) -> None:
+        self.out.append(Report(level, text, tuple(values.items())))
+
+    def proof(self, column: SealedColumn) -> ColumnProof:
+        """What this incarnation vouches for."""
+        header, identity = column.header, self.identity
+        return make_proof(
+            self._key,
+            identity.cluster,
+            column=header.column,
+            target=identity.target,
+            boot=identity.boot,
+            code=str(header.code),
+            payload_bytes=header.payload_bytes,
+            column_crc=header.column_crc,
+            manifest_digest=header.manifest_digest,
+        )
+
+    # ----------------------------------------------------------------------- disk
+
+    def expect(self, then: Callable[[Completion], None]) -> int:
+        """A new operation number; `then` is called with its completion."""
+        self._operation_count += 1
+        self._operations[self._operation_count] = then
+        return self._operation_count
+
+    def complete(self, event: Completion) -> None:
+        """The disk answered."""
+        if isinstance(event, DiskFailed):
+            self.counters.disk_failures += 1
+        then = self._operations.pop(event.op, None)
+        assert then is not None, f"operation {event.op} was answered twice or never asked"
+        then(event)
+
+    @property
+    def operations_open(self) -> int:
+        return len(self._operations)
+
+    def chain(self, steps: Sequence[Step], then: Callable[[DiskFailed | None], None]) -> None:
+        """Do the steps one after another; `then` gets None at the end or the first failure."""
+        if not steps:
+            then(None)
+            return
+
+        def next_step(event: Completion) -> None:
+            if isinstance(event, DiskFailed):
+                then(event)
+            else:
+                self.chain(steps[1:], then)
+
+        self.out.append(steps[0](self.expect(next_step)))
+
+    # ----------------------------------------------------------------------- content
+
+    def add_column(self, column: SealedColumn) -> None:
+        self.columns[column.header.column] = column
+        self.bytes_used += column.file_bytes
+
+    def remove_column(self, column: SealedColumn) -> None:
+        """Forget it, when it is still the one that is known under its id."""
+        if self.columns.get(column.header.column) is column:
+            del self.columns[column.header.column]
+            self.bytes_used -= column.file_bytes
+
+    def add_document(self, document: StoredDocument) -> None:
+        """A later document of the same name has replaced the earlier one's file."""
+        key = (document.kind, document.header.checkpoint)
+        earlier = self.documents.get(key)
+        if earlier is not None:
+            self.remove_document(earlier)
+        self.documents[key] = document
+        self.bytes_used += document.header.file_bytes
+
+    def remove_document(self, document: StoredDocument) -> None:
+        key = (document.kind, document.header.checkpoint)
+        if self.documents.get(key) is document:
+            del self.documents[key]
+            self.bytes_used -= document.header.file_bytes
+
+    def note_dropped(self, checkpoint: CheckpointId) -> None:
+        """Remember, within bounds, that nothing of this generation may begin again."""
+        self.dropped[checkpoint] = None
+        if len(self.dropped) > 4096:
+            del self.dropped[next(iter(self.dropped))]
+
+
+@dataclass(slots=True)
+class Space:
+    """The device's budget: measured free space, less what was promised since, less the reserve."""
+
+    core: Core
+    bytes_total: int = 0
+    bytes_free: int = 0
+    promises: dict[str, int] = field(default_factory=dict)
+    #: File name to bytes that its owner may still allocate, which the measurement cannot show.
+    settled: list[str] = field(default_factory=list)
+    #: Promises that were allocated after the last measurement: the next one shows them.
+    held: dict[str, int] = field(default_factory=dict)
+    #: Aside files and their sizes; they count against the capacity.
+
+    def measured(self, bytes_total: int, bytes_free: int) -> None:
+        for file in self.settled:
+            self.promises.pop(file, None)
+        self.settled.clear()
+        self.bytes_total, self.bytes_free = bytes_total, bytes_free
+
+    @property
+    def available(self) -> int:
+        """Bytes that may still be promised."""
+        total = self.bytes_total
+        free = self.bytes_free - sum(self.promises.values())
+        capacity = self.core.limits.capacity_bytes
+        if capacity is not None:
+            total = min(total, capacity)
+            free = min(free, capacity - self.core.bytes_used - sum(self.held.values()))
+        return free - int(total * RESERVE_FRACTION)
+
+    def promise(self, file: str, bytes_count: int) -> bool:
+        """Hold space for a file; False, and nothing changed, when there is not enough."""
+        if bytes_count > self.available:
+            return False
+        self.promises[file] = self.held[file] = bytes_count
+        return True
+
+    def settle(self, file: str) -> None:
+        """The file's space is allocated now."""
+        self.settled.append(file)
+
+    def forget(self, file: str) -> None:
+        """The file is gone, or became a column or document that counts by itself."""
+        self.promises.pop(file, None)
+        self.held.pop(file, None)

@@ -1,0 +1,122 @@
+"""What a target finds in its directory at start, and what becomes of it.
+
+columns/ NAME     header of this cluster, right name and size -> served
+documents/ NAME   likewise
+anything else in these two -> moved to `aside/`, reported, never served, never deleted
+staging/ NAME     a save that never sealed -> removed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckpt.base.errors import Corrupt
+from ckpt.format.checksum import Buffer
+from ckpt.format.column import ColumnHeader, decode_header
+from ckpt.format.document import DocumentHeader, decode_document_header, document_name
+from ckpt.format.messages import DocumentKind
+from ckpt.protocol.target.core import (
+    ASIDE,
+    Completion,
+    Core,
+    SealedColumn,
+    StoredDocument,
+    column_name,
+)
+from ckpt.protocol.target.disk_events import DiskFailed, RemoveFile, RenameFile
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """One file as the scan saw it."""
+
+    file: str
+    """Relative to the target's directory."""
+    file_bytes: int
+    header: ColumnHeader | DocumentHeader | None
+    """From the first page, else from the last; None when neither can be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryLoaded:
+    """The scan's whole result: files of `columns/`, `documents/` and `staging/` in name order, and
+    the term.
+    """
+
+    now_us: int
+    files: tuple[FoundFile, ...]
+    term: int = 0
+
+
+def identify(file: str, pages: tuple[Buffer, ...]) -> ColumnHeader | DocumentHeader | None:
+    """The header that one of the pages holds, the first that is whole; `file` says which kind."""
+    for page in pages:
+        try:
+            if file.startswith("columns/"):
+                return decode_header(page)
+            return decode_document_header(memoryview(page))
+        except Corrupt:
+            continue
+    return None
+
+
+def adopt(core: Core, loaded: DirectoryLoaded) -> None:
+    """Take over what can be attributed; everything else is set aside. Never fatal."""
+    for found in loaded.files:
+        if found.file.startswith("staging/"):
+            _remove(core, found.file)
+            continue
+        reason = _objection(core, found)
+        if reason:
+            _set_aside(core, found.file, reason)
+            continue
+        name = found.file.partition("/")[2]
+        match found.header:
+            case ColumnHeader() as header:
+                core.add_column(SealedColumn(header, name, found.file_bytes))
+            case DocumentHeader() as header:
+                kind = DocumentKind(header.kind)
+                core.add_document(StoredDocument(header, kind, name))
+                if kind is DocumentKind.TOMBSTONE:
+                    core.note_dropped(header.checkpoint)
+
+
+def _objection(core: Core, found: FoundFile) -> str:
+    """Why the file cannot be attributed; empty when it can."""
+    folder, _, name = found.file.partition("/")
+    header = found.header
+    if header is None:
+        return "no readable header"
+    if header.cluster != core.identity.cluster:
+        return f"of cluster {header.cluster}"
+    if header.file_bytes != found.file_bytes:
+        return f"{found.file_bytes} bytes long, {header.file_bytes} expected"
+    if isinstance(header, ColumnHeader):
+        expected = column_name(header.column) if folder == "columns" else ""
+    else:
+        known = header.kind in {kind.value for kind in DocumentKind}
+        right = known and folder == "documents"
+        expected = document_name(header.kind, header.checkpoint) if right else ""
+    return "" if name == expected else f"its header belongs to {expected or 'another directory'}"
+
+
+def _set_aside(core: Core, file: str, reason: str) -> None:
+    core.counters.set_aside += 1
+    # The boot makes the name unique: what lies there already is never overwritten.
+    number = core.counters.set_aside
+    kept = f"{ASIDE}/{file.replace('/', '.')[:180]}~{core.identity.boot:016x}-{number}"
+    core.report("warning", "set aside", file=file, why=reason, kept=kept)
+
+    def moved(event: Completion) -> None:
+        if isinstance(event, DiskFailed):
+            core.report("error", "not set aside", file=file, error=event.errno_name)
+
+    core.out.append(RenameFile(core.expect(moved), file, kept))
+
+
+def _remove(core: Core, file: str) -> None:
+    def removed(event: Completion) -> None:
+        if isinstance(event, DiskFailed):
+            core.report("error", "leftover not removed", file=file, error=event.errno_name)
+
+    core.out.append(RemoveFile(core.expect(removed), file))

@@ -1,0 +1,412 @@
+"""Indexes, commit records and tombstones on a target; and how generations leave it.
+
+    PutDocument parts --> ASSEMBLING (aside file) --last part, digest right--> SYNCING --> stored,
+    answered
+
+Invariants: a document is visible only after its file, its name and its directory are durable; a
+record or tombstone that stands is never replaced by other content; a drop is answered only when the
+removal is durable, and leaves the tombstone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from ckpt.base.ids import CheckpointId
+from ckpt.base.limits import FRAME_BULK_BYTES_MAX, INDEX_BYTES_MAX
+from ckpt.format.checksum import Xxh3, xxh3_128
+from ckpt.format.document import DocumentHeader, document_name, encode_document_header
+from ckpt.format.messages import (
+    ColumnsListed,
+    DocumentData,
+    DocumentKind,
+    DocumentStored,
+    DocumentSummary,
+    DropColumn,
+    DropGeneration,
+    Dropped,
+    ListColumns,
+    PutDocument,
+    ReadDocument,
+)
+from ckpt.protocol.events import Buffer, Session
+from ckpt.protocol.target.columns import Columns
+from ckpt.protocol.target.core import (
+    COLUMNS,
+    DOCUMENTS,
+    META_BUDGET_BYTES,
+    PROOF_BYTES_MAX,
+    Completion,
+    Core,
+    DocumentKey,
+    SealedColumn,
+    Space,
+    Step,
+    StoredDocument,
+)
+from ckpt.protocol.target.disk_events import (
+    DiskFailed,
+    ReadAt,
+    ReleaseBulk,
+    RemoveFile,
+    RenameFile,
+    SyncDirectory,
+    SyncFile,
+    WriteAt,
+)
+from ckpt.protocol.target.pieces import TableCache
+from ckpt.protocol.target.reads import Reads, StreamJob
+from ckpt.protocol.target.space import NO_SPACE_RETRY_US, Reservations, disk_failure
+
+
+@dataclass(slots=True, eq=False)
+class Assembly:
+    """A document whose parts arrive."""
+
+    session: Session
+    request: int
+    header: DocumentHeader
+    kind: DocumentKind
+    file: str
+    digest: Xxh3
+    received_bytes: int = 0
+    write_count: int = 0
+    failure: DiskFailed | None = None
+    ended: bool = False
+
+    @property
+    def complete(self) -> bool:
+        return self.received_bytes == self.header.total_bytes
+
+
+class Documents:
+    """I keep the small documents and remove what is dropped."""
+
+    def __init__(
+        self, core: Core, space: Space, reservations: Reservations, columns: Columns,
+        tables: TableCache, reads: Reads,
+    ) -> None:  # fmt: skip
+        self._core = core
+        self._space = space
+        self._reservations = reservations
+        self._columns = columns
+        self._tables = tables
+        self._reads = reads
+        self._assemblies: dict[tuple[Session, DocumentKey], Assembly] = {}
+        self._waiting_drops: list[tuple[Session, int, DropGeneration | DropColumn]] = []
+        #: Drops that wait for a seal which is on its way to the disk.
+
+    # ----------------------------------------------------------------------- put
+
+    def put(self, session: Session, request: int, message: PutDocument, bulk: Buffer) -> None:
+        """Take one part; parts of one document ascend on one session, offset 0 begins anew."""
+        core, key = self._core, (message.kind, message.checkpoint)
+        end = message.offset + len(bulk)
+        if not (message.offset >= 0 and end <= message.total_bytes <= INDEX_BYTES_MAX):
+            core.fail(session, request, "refused", f"document bytes {message.offset} to {end}")
+            return
+        standing = core.documents.get(key)
+        if standing is not None and standing.header.digest == message.digest:
+            if end == message.total_bytes:
+                stored = DocumentStored(message.kind, message.checkpoint)
+                core.send(session, request, stored)
+            return
+        if standing is not None and message.kind is not DocumentKind.INDEX:
+            text = f"another {message.kind.value} of {message.checkpoint} stands here"
+            core.fail(session, request, "refused", text)
+            return
+        if message.offset == 0:
+            self._abandon((session, key))
+            if not self._assemble(session, request, message):
+                return
+        assembly = self._assemblies.get((session, key))
+        if assembly is None or assembly.received_bytes != message.offset:
+            core.fail(session, request, "refused", "the document's parts do not follow each other")
+            return
+        assembly.request = request
+        self._take_part(assembly, bulk)
+
+    def _assemble(self, session: Session, request: int, message: PutDocument) -> bool:
+        header = DocumentHeader(
+            self._core.identity.cluster, message.kind.value, message.checkpoint,
+            message.total_bytes, message.digest,
+        )  # fmt: skip
+        file = self._reservations.new_file("document")
+        # Records and tombstones may use the reserve: deleting must work on a full device.
+        large = header.copies == 1
+        if large and not self._space.promise(file, header.file_bytes):
+            text = f"no space for a document of {message.total_bytes} bytes"
+            self._core.fail(session, request, "no_space", text, retry_after_us=NO_SPACE_RETRY_US)
+            return False
+        key = (session, (message.kind, message.checkpoint))
+        assembly = Assembly(session, request, header, message.kind, file, Xxh3())
+        self._assemblies[key] = assembly
+        return True
+
+    def _take_part(self, assembly: Assembly, bulk: Buffer) -> None:
+        header = assembly.header
+        assert len(bulk) <= FRAME_BULK_BYTES_MAX
+        assembly.digest.update(bulk)
+        at = assembly.received_bytes
+        assembly.received_bytes += len(bulk)
+        if header.copies == 1 and bulk:
+            self._write_part(assembly, header.copy_offset(0) + at, bulk, keeps_bulk=True)
+        elif bulk:
+            data = bytes(bulk)
+            for copy in range(header.copies):
+                self._write_part(assembly, header.copy_offset(copy) + at, data, keeps_bulk=False)
+        self._store_when_written(assembly)
+
+    def _write_part(
+        self, assembly: Assembly, offset: int, data: Buffer, *, keeps_bulk: bool
+    ) -> None:
+        assembly.write_count += 1
+
+        def written(event: Completion) -> None:
+            assembly.write_count -= 1
+            if keeps_bulk:
+                self._core.out.append(ReleaseBulk(event.op))
+            if isinstance(event, DiskFailed):
+                assembly.failure = assembly.failure or event
+            self._store_when_written(assembly)
+
+        op = self._core.expect(written)
+        self._core.out.append(WriteAt(op, assembly.file, offset, data, keeps_bulk=keeps_bulk))
+
+    def _store_when_written(self, assembly: Assembly) -> None:
+        if assembly.write_count:
+            return
+        if assembly.ended:
+            self._remove_aside(assembly)
+            return
+        if not assembly.complete:
+            return
+        key = (assembly.session, (assembly.kind, assembly.header.checkpoint))
+        if self._assemblies.pop(key, None) is not assembly:
+            return
+        if assembly.failure is not None:
+            self._refuse(assembly, assembly.failure)
+            return
+        if assembly.digest.digest() != assembly.header.digest:
+            text = "the document does not match its digest"
+            self._core.fail(assembly.session, assembly.request, "corrupt", text)
+            self._remove_aside(assembly)
+            return
+        self._core.chain(self._steps(assembly), lambda failure: self._stored(assembly, failure))
+
+    def _steps(self, assembly: Assembly) -> list[Step]:
+        header, file = assembly.header, assembly.file
+        page = encode_document_header(header)
+        name = document_name(header.kind, header.checkpoint)
+        return [
+            partial(WriteAt, file=file, offset=header.file_bytes - len(page), data=page),
+            partial(WriteAt, file=file, offset=0, data=page),
+            partial(SyncFile, file=file),
+            partial(RenameFile, old=file, new=f"{DOCUMENTS}/{name}"),
+            partial(SyncDirectory, directory=DOCUMENTS),
+        ]
+
+    def _stored(self, assembly: Assembly, failure: DiskFailed | None) -> None:
+        core, header = self._core, assembly.header
+        if failure is not None:
+            self._refuse(assembly, failure)
+            return
+        name = document_name(header.kind, header.checkpoint)
+        core.add_document(StoredDocument(header, assembly.kind, name))
+        core.counters.documents_stored += 1
+        self._space.forget(assembly.file)
+        stored = DocumentStored(assembly.kind, header.checkpoint)
+        core.send(assembly.session, assembly.request, stored)
+        if assembly.kind is DocumentKind.TOMBSTONE:
+            core.note_dropped(header.checkpoint)
+
+    def _refuse(self, assembly: Assembly, failure: DiskFailed) -> None:
+        failed = disk_failure("store the document", failure)
+        self._core.send(assembly.session, assembly.request, failed)
+        self._core.report(
+            "error", "document refused", checkpoint=str(assembly.header.checkpoint),
+            error=failure.errno_name,
+        )  # fmt: skip
+        self._remove_aside(assembly)
+
+    def _abandon(self, key: tuple[Session, DocumentKey]) -> None:
+        assembly = self._assemblies.pop(key, None)
+        if assembly is not None:
+            assembly.ended = True
+            self._store_when_written(assembly)
+
+    def _remove_aside(self, assembly: Assembly) -> None:
+        op = self._core.expect(lambda _event: self._space.forget(assembly.file))
+        self._core.out.append(RemoveFile(op, assembly.file))
+
+    def session_closed(self, session: Session) -> None:
+        for key in [key for key in self._assemblies if key[0] == session]:
+            self._abandon(key)
+        self._waiting_drops = [each for each in self._waiting_drops if each[0] != session]
+
+    # ----------------------------------------------------------------------- read
+
+    def read(self, session: Session, request: int, message: ReadDocument) -> None:
+        document = self._core.documents.get((message.kind, message.checkpoint))
+        if document is None:
+            text = f"{message.kind.value} of {message.checkpoint} is not here"
+            self._core.fail(session, request, "not_found", text)
+            return
+        total = document.header.total_bytes
+        start, end = message.start, total if message.end is None else message.end
+        if not 0 <= start <= end <= total:
+            text = f"bytes {start} to {end} of a document of {total}"
+            self._core.fail(session, request, "refused", text)
+            return
+        self._core.counters.documents_read += 1
+        if document.header.copies > 1:
+            self._read_checked(session, request, document, start, end, copy=0)
+            return
+
+        def part(job: StreamJob, at: int, upto: int) -> None:
+            self._read_part(job, document, at, upto, end)
+
+        self._reads.queue(StreamJob(session, request, self._reads.parts(start, end), part))
+
+    def _read_checked(
+        self, session: Session, request: int, document: StoredDocument, start: int, end: int,
+        copy: int,
+    ) -> None:  # fmt: skip
+        """A small document is checked whole; the second copy answers for a bad first."""
+        header = document.header
+
+        def done(event: Completion) -> None:
+            data = b"" if isinstance(event, DiskFailed) else bytes(event.data)
+            self._core.out.append(ReleaseBulk(event.op))
+            if xxh3_128(data) == header.digest and len(data) == header.total_bytes:
+                answer = DocumentData(total_bytes=len(data), offset=start, last=True)
+                self._core.send(session, request, answer, data[start:end])
+                return
+            self._core.counters.blocks_damaged += 1
+            if copy + 1 < header.copies:
+                self._read_checked(session, request, document, start, end, copy + 1)
+            else:
+                text = f"{header.kind} of {header.checkpoint} is damaged here"
+                self._core.fail(session, request, "corrupt", text)
+
+        op = self._core.expect(done)
+        offset = header.copy_offset(copy)
+        self._core.out.append(ReadAt(op, document.file, offset, header.total_bytes))
+
+    def _read_part(
+        self, job: StreamJob, document: StoredDocument, start: int, end: int, last: int
+    ) -> None:
+        header = document.header
+
+        def deliver(data: Buffer | DiskFailed) -> bool:
+            if isinstance(data, DiskFailed) or len(data) != end - start:
+                self._core.counters.blocks_damaged += 1
+                text = f"{header.kind} of {header.checkpoint} cannot be read at {start}"
+                self._core.fail(job.session, job.request, "corrupt", text)
+                self._reads.cancel(job.session, job.request)
+                job.cancelled = True
+                return False
+            answer = DocumentData(header.total_bytes, offset=start, last=end == last)
+            self._core.send(job.session, job.request, answer, data)
+            return True
+
+        offset = header.copy_offset(0) + start
+        self._reads.read_part(job, document.file, offset, end - start, deliver)
+
+    # ----------------------------------------------------------------------- drop
+
+    def drop(self, session: Session, request: int, message: DropGeneration | DropColumn) -> None:
+        """Remove a generation, or one column, durably; a seal on its way is waited for."""
+        if isinstance(message, DropGeneration):
+            checkpoint, only = message.checkpoint, None
+            self._core.note_dropped(checkpoint)
+        else:
+            checkpoint, only = message.column.payload.checkpoint, message.column
+        self._columns.drop(checkpoint, only)
+        if self._columns.sealing(checkpoint):
+            self._waiting_drops.append((session, request, message))
+            return
+        columns = [
+            column
+            for id, column in sorted(self._core.columns.items())
+            if id.payload.checkpoint == checkpoint and only in (None, id)
+        ]
+        documents = self._droppable(checkpoint) if only is None else []
+        steps: list[Step] = [partial(RemoveFile, file=each.file) for each in columns]
+        steps += [partial(RemoveFile, file=each.file) for each in documents]
+        if columns:
+            steps.append(partial(SyncDirectory, directory=COLUMNS))
+        if documents:
+            steps.append(partial(SyncDirectory, directory=DOCUMENTS))
+        # Nothing of it is served from here on, removed or not.
+        for column in columns:
+            self._core.remove_column(column)
+            self._core.removing[column.header.column] = None
+            self._tables.forget(column.header.column)
+        for document in documents:
+            self._core.remove_document(document)
+        self._core.chain(
+            steps, lambda failure: self._dropped(session, request, columns, documents, failure)
+        )
+
+    def _droppable(self, checkpoint: CheckpointId) -> list[StoredDocument]:
+        kinds = (DocumentKind.INDEX, DocumentKind.RECORD)
+        found = (self._core.documents.get((kind, checkpoint)) for kind in kinds)
+        return [each for each in found if each is not None]
+
+    def _dropped(
+        self, session: Session, request: int, columns: list[SealedColumn],
+        documents: list[StoredDocument], failure: DiskFailed | None,
+    ) -> None:  # fmt: skip
+        for column in columns:
+            del self._core.removing[column.header.column]
+        if failure is None:
+            freed = sum(each.file_bytes for each in columns)
+            freed += sum(each.header.file_bytes for each in documents)
+            self._core.send(session, request, Dropped(bytes_freed=freed))
+            return
+        # Still known, so that the repeated command tries again; removing twice does no harm.
+        for column in columns:
+            self._core.add_column(column)
+        for document in documents:
+            self._core.add_document(document)
+        self._core.send(session, request, disk_failure("drop", failure))
+
+    def retry_drops(self) -> None:
+        """A disk operation ended: drops that waited for a seal may go on."""
+        if not self._waiting_drops:
+            return
+        waiting, self._waiting_drops = self._waiting_drops, []
+        for session, request, message in waiting:
+            self.drop(session, request, message)
+
+    # ----------------------------------------------------------------------- list
+
+    def list_page(self, session: Session, request: int, message: ListColumns) -> None:
+        """Columns in name order, then documents; as many as one frame's meta holds."""
+        names: list[tuple[str, SealedColumn | StoredDocument]] = []
+        names += [(f"c/{each.name}", each) for each in self._core.columns.values()]
+        names += [(f"d/{each.name}", each) for each in self._core.documents.values()]
+        names.sort(key=lambda pair: pair[0])
+        behind = [pair for pair in names if pair[0] > message.cursor]
+        columns, documents, cursor, budget = [], [], message.cursor, META_BUDGET_BYTES
+        count = 0
+        for name, entry in behind[: max(1, message.count_max)]:
+            checkpoint = (
+                entry.header.column.payload.checkpoint
+                if isinstance(entry, SealedColumn)
+                else entry.header.checkpoint
+            )
+            budget -= PROOF_BYTES_MAX + len(checkpoint.run.encode())
+            if budget < 0:
+                break
+            cursor, count = name, count + 1
+            if isinstance(entry, SealedColumn):
+                columns.append(self._core.proof(entry))
+            else:
+                size = entry.header.total_bytes
+                documents.append(DocumentSummary(entry.kind, checkpoint, size))
+        rest = cursor if count < len(behind) else ""
+        page = ColumnsListed(tuple(columns), tuple(documents), rest)
+        self._core.send(session, request, page)

@@ -1,0 +1,412 @@
+"""The target's machine: everything a `ckptd target` decides.
+
+    start      load(DirectoryLoaded) -> serving
+    sessions   stagers write columns (columns.py), readers read (reads.py, documents.py),
+               the coordinator, which this target dials, commands
+    term       NONE --TargetRegistered(term >= seen)--> PERSISTING --durable--> ACCEPTED(term)
+
+Invariants: a command of a term below the highest that is durable here is refused; a command of the
+term that is being persisted waits until it is durable, so that any answered command proves it.
+Remote input never raises. `check()` asserts the parts' invariants after any event.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+
+from ckpt.base.ids import Epoch
+from ckpt.base.limits import RENEW_US
+from ckpt.format.checksum import crc32
+from ckpt.format.messages import (
+    AbandonColumn,
+    Attest,
+    Attested,
+    BeginColumn,
+    CancelRequest,
+    DropColumn,
+    DropGeneration,
+    Failed,
+    Fragment,
+    LeaseRenewed,
+    ListColumns,
+    PutDocument,
+    ReadDocument,
+    ReadManifest,
+    ReadRanges,
+    RegisterTarget,
+    ReleaseReservation,
+    RenewLease,
+    Reserve,
+    Role,
+    SealColumn,
+    TargetRegistered,
+    VerifyColumn,
+)
+from ckpt.protocol.events import (
+    Buffer,
+    CloseSession,
+    Received,
+    Session,
+    SessionClosed,
+    SessionOpened,
+    Ticked,
+)
+from ckpt.protocol.target.columns import Columns
+from ckpt.protocol.target.core import (
+    ATTEST_COLUMNS_MAX,
+    STAGING,
+    Core,
+    Space,
+    TargetAction,
+    TargetIdentity,
+    TargetLimits,
+)
+from ckpt.protocol.target.directory import DirectoryLoaded, adopt
+from ckpt.protocol.target.disk_events import (
+    DiskDone,
+    DiskFailed,
+    RemoveFile,
+    RenameFile,
+    SessionDrained,
+    SpaceMeasured,
+    SyncDirectory,
+    SyncFile,
+    WriteAt,
+)
+from ckpt.protocol.target.documents import Documents
+from ckpt.protocol.target.pieces import TableCache
+from ckpt.protocol.target.reads import Reads
+from ckpt.protocol.target.space import Reservations
+
+TargetEvent = (
+    SessionOpened
+    | SessionClosed
+    | Received
+    | Ticked
+    | DiskDone
+    | DiskFailed
+    | SpaceMeasured
+    | SessionDrained
+    | DirectoryLoaded
+)
+
+Command = Reserve | ReleaseReservation | Attest | PutDocument | DropGeneration | DropColumn
+"""What only the coordinator may ask, under its term."""
+
+COMMANDS_HELD_MAX = 256
+"""Commands that may wait while a term is made durable."""
+
+TERM_FILE = "term"
+_TERM = struct.Struct("<4sQ")
+_TERM_MAGIC = b"CKPT"
+
+
+def encode_term(term: int) -> bytes:
+    """The `term` file: magic, u64 term, CRC-32 of both, all little-endian."""
+    body = _TERM.pack(_TERM_MAGIC, term)
+    return body + crc32(body).to_bytes(4, "little")
+
+
+def decode_term(data: bytes) -> int | None:
+    """The inverse; None when the bytes are not a term file."""
+    body = data[: _TERM.size]
+    if len(data) != _TERM.size + 4 or crc32(body) != int.from_bytes(data[-4:], "little"):
+        return None
+    magic, term = _TERM.unpack(body)
+    return int(term) if magic == _TERM_MAGIC else None
+
+
+class TargetMachine:
+    """I am one target. My shell performs my actions and tells me what happened."""
+
+    def __init__(
+        self, identity: TargetIdentity, secret: bytes, limits: TargetLimits | None = None
+    ) -> None:
+        self._core = Core(identity, secret, limits or TargetLimits())
+        self._space = Space(self._core)
+        self._reservations = Reservations(self._core, self._space)
+        self._tables = TableCache(self._core)
+        self._columns = Columns(self._core, self._reservations, self._tables)
+        self._reads = Reads(self._core, self._tables)
+        self._documents = Documents(
+            self._core, self._space, self._reservations, self._columns, self._tables, self._reads
+        )
+        self._term = 0
+        self._term_pending: int | None = None
+        self._held: list[Received] = []
+        #: Commands that wait for `_term_pending`, in order, with copied bulks.
+        self._coordinator: Session | None = None
+        self._registered = False
+        self._offered_term = 0
+        #: Of the present session's TargetRegistered; 0 before it came.
+        self._renewed_us = 0
+        self._renewed_fragments = 0
+        self._request_count = 0
+        self.epoch = Epoch(0)
+
+    # ----------------------------------------------------------------------- state for shells and
+    # tests
+
+    @property
+    def term(self) -> int:
+        """The highest term on stable storage here."""
+        return self._term
+
+    @property
+    def registered(self) -> bool:
+        """Whether a coordinator has taken this target in, on the present session."""
+        return self._registered
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Cumulative since boot."""
+        return self._core.counters.as_dict()
+
+    @property
+    def column_count(self) -> int:
+        return len(self._core.columns)
+
+    @property
+    def bytes_used(self) -> int:
+        return self._core.bytes_used
+
+    @property
+    def operations_open(self) -> int:
+        """Disk operations that are not answered."""
+        return self._core.operations_open
+
+    def check(self) -> None:
+        """Assert the invariants of all parts."""
+        self._columns.check()
+        self._reads.check()
+
+    # ----------------------------------------------------------------------- events
+
+    def handle(self, event: TargetEvent) -> list[TargetAction]:
+        """What to do about it, in this order."""
+        core = self._core
+        core.now_us = event.now_us
+        match event:
+            case Received():
+                self._received(event)
+            case DiskDone() | DiskFailed():
+                core.complete(event)
+                self._documents.retry_drops()
+            case SessionDrained(session=session):
+                self._reads.drained(session)
+            case Ticked():
+                self._tick()
+            case SpaceMeasured(bytes_total=total, bytes_free=free):
+                self._space.measured(total, free)
+            case SessionOpened(session=session, role=Role.COORDINATOR):
+                self._coordinator_came(session)
+            case SessionOpened():
+                core.counters.sessions_opened += 1
+            case SessionClosed(session=session):
+                self._session_closed(session)
+            case DirectoryLoaded():
+                self._term = max(self._term, event.term)
+                adopt(core, event)
+        self._reads.pump()
+        out, core.out = core.out, []
+        return out
+
+    def _session_closed(self, session: Session) -> None:
+        self._columns.session_closed(session)
+        self._reads.session_closed(session)
+        self._documents.session_closed(session)
+        self._held = [each for each in self._held if each.session != session]
+        if session == self._coordinator:
+            self._coordinator, self._registered = None, False
+
+    # ----------------------------------------------------------------------- messages
+
+    def _received(self, event: Received) -> None:
+        session, request, message, bulk = event.session, event.request, event.message, event.bulk
+        match message:
+            case Fragment():
+                self._columns.fragment(session, request, message, bulk)
+            case BeginColumn():
+                self._columns.begin(session, request, message)
+            case SealColumn():
+                self._columns.seal(session, request, message, bulk)
+            case AbandonColumn():
+                self._columns.abandon(session, request)
+            case ReadRanges():
+                self._reads.read_ranges(session, request, message)
+            case ReadManifest():
+                self._reads.read_manifest(session, request, message)
+            case VerifyColumn():
+                self._reads.verify_column(session, request, message)
+            case ReadDocument():
+                self._documents.read(session, request, message)
+            case CancelRequest():
+                self._reads.cancel(session, request)
+            case ListColumns():
+                self._documents.list_page(session, request, message)
+            case (
+                Reserve()
+                | ReleaseReservation()
+                | Attest()
+                | PutDocument()
+                | DropGeneration()
+                | DropColumn()
+            ):
+                self._command(event, message)
+            case TargetRegistered():
+                self._register(session, message)
+            case LeaseRenewed(epoch=epoch) if session == self._coordinator:
+                self.epoch = epoch
+            case Failed(message=text):
+                self._core.report("warning", "the coordinator refused", why=text)
+                self._core.out.append(CloseSession(session, f"refused: {text}"))
+            case _:
+                reason = f"{type(message).__name__} is nothing that a target is told"
+                self._core.out.append(CloseSession(session, reason))
+
+    def _command(self, event: Received, message: Command) -> None:
+        core, session, request = self._core, event.session, event.request
+        if session != self._coordinator:
+            core.out.append(CloseSession(session, "a command from another than the coordinator"))
+            return
+        if self._term_pending is not None and message.term >= self._term_pending:
+            if len(self._held) >= COMMANDS_HELD_MAX:
+                core.fail(session, request, "unavailable", "the term is not durable yet")
+                return
+            self._held.append(Received(event.now_us, session, request, message, bytes(event.bulk)))
+            return
+        if message.term < self._term or not self._registered:
+            text = f"term {message.term} is not the one in force here, {self._term}"
+            core.fail(session, request, "refused", text)
+            return
+        self._obey(session, request, message, event.bulk)
+
+    def _obey(self, session: Session, request: int, message: Command, bulk: Buffer) -> None:
+        match message:
+            case Reserve():
+                self._reservations.reserve(session, request, message)
+            case ReleaseReservation():
+                self._reservations.release(message)
+            case Attest():
+                self._attest(session, request, message)
+            case PutDocument():
+                self._documents.put(session, request, message, bulk)
+            case DropGeneration() | DropColumn():
+                self._documents.drop(session, request, message)
+
+    def _attest(self, session: Session, request: int, message: Attest) -> None:
+        if len(message.columns) > ATTEST_COLUMNS_MAX:
+            text = f"at most {ATTEST_COLUMNS_MAX} columns are attested at once"
+            self._core.fail(session, request, "refused", text)
+            return
+        known = (self._core.columns.get(column) for column in message.columns)
+        proofs = tuple(self._core.proof(column) for column in known if column is not None)
+        self._core.send(session, request, Attested(proofs))
+
+    # ----------------------------------------------------------------------- coordinator
+
+    def _coordinator_came(self, session: Session) -> None:
+        """The dialed session stands: present this incarnation."""
+        if self._coordinator is not None:
+            self._core.out.append(CloseSession(self._coordinator, "a newer session replaces it"))
+            self._session_closed(self._coordinator)
+        self._coordinator, self._registered, self._offered_term = session, False, 0
+        identity, space = self._core.identity, self._space
+        register = RegisterTarget(
+            target=identity.target,
+            boot=identity.boot,
+            address=identity.address,
+            unix=identity.unix,
+            domain=identity.domain,
+            directory=identity.directory,
+            pid=identity.pid,
+            bytes_total=space.bytes_total,
+            bytes_free=max(0, space.available),
+            bytes_used=self._core.bytes_used,
+            term_seen=self._term,
+            reservations=self._reservations.standing,
+        )
+        self._core.send(session, self._next_request(), register)
+
+    def _register(self, session: Session, message: TargetRegistered) -> None:
+        if session != self._coordinator:
+            self._core.out.append(CloseSession(session, "not the session that was dialed"))
+            return
+        self.epoch, self._offered_term = message.epoch, message.term
+        highest = max(self._term, self._term_pending or 0)
+        if message.term < highest:
+            text = f"coordinator of term {message.term}, {highest} was seen"
+            self._core.report("error", "stale coordinator", why=text)
+            self._core.out.append(CloseSession(session, text))
+        elif message.term == self._term:
+            self._accept()
+        else:
+            self._persist_term(session, message.term)
+
+    def _persist_term(self, session: Session, term: int) -> None:
+        """One at a time: a lower term must never be the last that is written."""
+        writing = self._term_pending is not None
+        self._term_pending = term
+        if not writing:
+            self._write_term(session, term)
+
+    def _write_term(self, session: Session, term: int) -> None:
+        aside = self._reservations.new_file("term")
+
+        def persisted(failure: DiskFailed | None) -> None:
+            newest, self._term_pending = self._term_pending, None
+            if failure is not None:
+                self._core.report("error", "term not persisted", error=failure.errno_name)
+                self._core.chain([partial(RemoveFile, file=aside)], lambda _: None)
+                self._held.clear()
+                reason = "the term could not be made durable"
+                self._core.out.append(CloseSession(self._coordinator or session, reason))
+                return
+            self._term = term
+            if newest is not None and newest > term:
+                self._persist_term(session, newest)
+            elif self._coordinator is not None and self._offered_term == term:
+                self._accept()
+
+        self._core.chain(
+            [
+                partial(WriteAt, file=aside, offset=0, data=encode_term(term)),
+                partial(SyncFile, file=aside),
+                partial(RenameFile, old=aside, new=TERM_FILE),
+                partial(SyncDirectory, directory=""),
+            ],
+            persisted,
+        )
+
+    def _accept(self) -> None:
+        """The term is durable: the commands that waited for it are obeyed in order."""
+        self._registered = True
+        self._renewed_us = self._core.now_us
+        held, self._held = self._held, []
+        for each in held:
+            self._received(each)
+
+    def _tick(self) -> None:
+        # Within a burst at every tick, so that what people see of its progress is not a second old.
+        busy = self._core.counters.fragments != self._renewed_fragments
+        due = busy or self._core.now_us - self._renewed_us >= RENEW_US
+        if self._coordinator is None or not self._registered or not due:
+            return
+        self._renewed_us = self._core.now_us
+        self._renewed_fragments = self._core.counters.fragments
+        renew = RenewLease(
+            target=self._core.identity.target,
+            boot=self._core.identity.boot,
+            bytes_free=max(0, self._space.available),
+            bytes_used=self._core.bytes_used,
+            counters=self.counters,
+        )
+        self._core.send(self._coordinator, self._next_request(), renew)
+
+    def _next_request(self) -> int:
+        self._request_count += 1
+        return self._request_count
+
+
+assert STAGING == "staging", "aside files of a term lie where a start removes them"

@@ -1,0 +1,167 @@
+"""How a read is cut: checksum blocks, disk reads of whole blocks, and the tables that blocks are
+checked by.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckpt.base.errors import Corrupt
+from ckpt.base.ids import ColumnId
+from ckpt.base.limits import BLOCK_BYTES
+from ckpt.format.column import decode_trailer, trailer_offset
+from ckpt.format.layout import Layout, blocks_of
+from ckpt.format.messages import ByteRange
+from ckpt.protocol.target.core import Completion, Core, SealedColumn
+from ckpt.protocol.target.disk_events import DiskFailed, ReadAt, ReleaseBulk
+
+BlockTable = NDArray[np.uint32]
+
+# --------------------------------------------------------------------------- block tables
+
+
+class TableCache:
+    """I load a column's block checksums from trailer A, else B, and keep the latest used within
+    bounds.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._tables: OrderedDict[ColumnId, BlockTable] = OrderedDict()
+        self._bytes = 0
+
+    def put(self, column: SealedColumn, table: BlockTable) -> None:
+        self.forget(column.header.column)
+        self._tables[column.header.column] = table
+        self._bytes += table.nbytes
+        while self._bytes > self._core.limits.table_cache_bytes and len(self._tables) > 1:
+            _, oldest = self._tables.popitem(last=False)
+            self._bytes -= oldest.nbytes
+
+    def forget(self, column: ColumnId) -> None:
+        table = self._tables.pop(column, None)
+        if table is not None:
+            self._bytes -= table.nbytes
+
+    def get(self, column: SealedColumn) -> BlockTable | None:
+        table = self._tables.get(column.header.column)
+        if table is not None:
+            self._tables.move_to_end(column.header.column)
+        return table
+
+    def load(
+        self,
+        column: SealedColumn,
+        then: Callable[[BlockTable | None, bytes], None],
+        copy: int = 0,
+        earlier: tuple[bytes, ...] = (),
+    ) -> None:
+        """Call `then` with the table and the manifest, or with None when both copies are
+        damaged.
+        """
+        header = column.header
+
+        def loaded(event: Completion) -> None:
+            try:
+                if isinstance(event, DiskFailed):
+                    raise Corrupt(event.errno_name)
+                table, manifest = decode_trailer(header, event.data)
+                table = table.copy()
+            except Corrupt as error:
+                self._core.counters.blocks_damaged += 1
+                self._core.report(
+                    "warning",
+                    "trailer damaged",
+                    column=str(header.column),
+                    copy=copy,
+                    why=str(error),
+                )
+                if copy == 0:
+                    self.load(column, then, copy=1)
+                else:
+                    then(None, b"")
+            else:
+                self.put(column, table)
+                then(table, manifest)
+            finally:
+                self._core.out.append(ReleaseBulk(event.op))
+
+        op = self._core.expect(loaded)
+        offset = trailer_offset(header, copy)
+        self._core.out.append(ReadAt(op, column.file, offset, header.trailer_bytes))
+
+
+# --------------------------------------------------------------------------- pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One checksum block of a column, in fragment bytes."""
+
+    index: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One disk read: whole blocks, and the wanted ranges inside them."""
+
+    start: int
+    end: int
+    wanted: tuple[ByteRange, ...]
+
+
+def block_at(layout: Layout, offset: int) -> Block:
+    """The block that holds this fragment byte of a column."""
+    stripe = min(offset // layout.cell_bytes, layout.stripe_count - 1)
+    cell = layout.fragment_offset(stripe)
+    number = (offset - cell) // BLOCK_BYTES
+    start = cell + number * BLOCK_BYTES
+    end = min(start + BLOCK_BYTES, cell + layout.cell_bytes_of(stripe))
+    return Block(stripe * blocks_of(layout.cell_bytes) + number, start, end)
+
+
+def blocks_between(layout: Layout, start: int, end: int) -> Iterator[Block]:
+    """The blocks that cover [start, end), ascending; both ends lie on block borders."""
+    while start < end:
+        block = block_at(layout, start)
+        yield block
+        start = block.end
+
+
+def cut_pieces(layout: Layout, ranges: Sequence[ByteRange], piece_bytes: int) -> list[Piece]:
+    """The fewest reads in ascending order that cover the ranges; neighbours share one."""
+    pieces: list[Piece] = []
+    start = end = 0
+    wanted: list[ByteRange] = []
+    for each in sorted(ranges, key=lambda r: (r.start, r.end)):
+        at = each.start
+        while at < each.end:
+            block = block_at(layout, at)
+            joins = wanted and block.start <= end and max(block.end, end) - start <= piece_bytes
+            if not joins:
+                if wanted:
+                    pieces.append(Piece(start, end, tuple(wanted)))
+                start, end, wanted = block.start, block.end, []
+            upto = min(each.end, block.end)
+            if joins and wanted[-1].end == at and each.start < at:
+                wanted[-1] = ByteRange(wanted[-1].start, upto)
+            else:
+                wanted.append(ByteRange(at, upto))
+            end = max(end, block.end)
+            at = upto
+    if wanted:
+        pieces.append(Piece(start, end, tuple(wanted)))
+    return pieces
+
+
+def ranges_inside(ranges: Sequence[ByteRange], start: int, end: int) -> tuple[ByteRange, ...]:
+    """What of the ranges lies in [start, end)."""
+    clipped = (ByteRange(max(r.start, start), min(r.end, end)) for r in ranges)
+    return tuple(each for each in clipped if each.start < each.end)

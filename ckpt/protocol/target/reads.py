@@ -1,0 +1,460 @@
+"""Reading at rest: whole blocks from the disk, verified, and only the wanted bytes sent.
+
+A job is one question of one session. Jobs of a session run one after another, sessions take turns
+piece by piece. A piece is one disk read of at most `read_piece_bytes`.
+
+    question -> queued -> [block table loaded] -> pieces read, verified, sent -> answered
+
+Invariants: bytes read for a session and not yet drained stay within its window, those of all within
+the pool, except that each session may always have one piece. A byte is sent only when its block
+matched the table and the table matched its own checksum. A block that fails is named, the rest goes
+on: damage has the size of a block.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from ckpt.base.ids import ColumnId
+from ckpt.base.limits import READ_RANGES_MAX
+from ckpt.format.checksum import crc32, crc32_combine
+from ckpt.format.column import FRAGMENTS_OFFSET
+from ckpt.format.messages import (
+    ByteRange,
+    ColumnVerified,
+    ManifestData,
+    RangeDamaged,
+    RangeData,
+    RangesDone,
+    ReadManifest,
+    ReadRanges,
+    VerifyColumn,
+)
+from ckpt.protocol.events import Buffer, Session
+from ckpt.protocol.target.core import Completion, Core, SealedColumn
+from ckpt.protocol.target.disk_events import DiskFailed, ReadAt, ReleaseBulk
+from ckpt.protocol.target.pieces import (
+    Block,
+    BlockTable,
+    Piece,
+    TableCache,
+    blocks_between,
+    cut_pieces,
+    ranges_inside,
+)
+
+DAMAGED_RANGES_MAX = 512
+"""In one ColumnVerified: adjacent damage is merged, what is beyond is folded into the last."""
+
+# --------------------------------------------------------------------------- jobs
+
+
+@dataclass(slots=True, eq=False)
+class ReadJob:
+    """One question. `pieces` is what is still to be asked of the disk."""
+
+    session: Session
+    request: int
+    column: SealedColumn
+    pieces: deque[Piece]
+    verify: bool = False
+    """Count the damage instead of sending bytes."""
+    table: BlockTable | None = None
+    loading: bool = False
+    reading_count: int = 0
+    damaged: list[ByteRange] = field(default_factory=list)
+    cancelled: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class StreamJob:
+    """One question whose answer is bytes from a file as they lie (documents) or from memory
+    (manifest).
+    """
+
+    session: Session
+    request: int
+    parts: deque[tuple[int, int]]
+    """(start, end) of the parts to send, ascending."""
+    fetch: Callable[[StreamJob, int, int], None]
+    """Send or read one part; calls `Reads.part_sent` when it is under way."""
+    cancelled: bool = False
+
+
+Job = ReadJob | StreamJob
+
+
+@dataclass(slots=True)
+class Reader:
+    """What one session has under way."""
+
+    jobs: deque[Job] = field(default_factory=deque)
+    reading_bytes: int = 0
+    """Asked of the disk."""
+    sent_bytes: int = 0
+    """Sent and not yet drained."""
+    sent_operations: list[int] = field(default_factory=list)
+    """Reads whose buffers the unsent frames use."""
+
+
+class Reads:
+    """I answer readers, piece by piece, fairly and within bounds."""
+
+    def __init__(self, core: Core, tables: TableCache) -> None:
+        self._core = core
+        self._tables = tables
+        self._readers: OrderedDict[Session, Reader] = OrderedDict()
+        #: In turn order: the first is asked next.
+
+    # ----------------------------------------------------------------------- questions
+
+    def read_ranges(self, session: Session, request: int, message: ReadRanges) -> None:
+        column = self._find(session, request, message.column)
+        if column is None:
+            return
+        size = column.header.column_bytes
+        good = all(0 <= each.start < each.end <= size for each in message.ranges)
+        if not good or len(message.ranges) > READ_RANGES_MAX:
+            self._core.fail(session, request, "refused", f"ranges outside of {size} column bytes")
+            return
+        if not message.ranges:
+            self._core.send(session, request, RangesDone())
+            return
+        pieces = cut_pieces(
+            column.header.layout, message.ranges, self._core.limits.read_piece_bytes
+        )
+        self.queue(ReadJob(session, request, column, deque(pieces)))
+
+    def verify_column(self, session: Session, request: int, message: VerifyColumn) -> None:
+        column = self._core.columns.get(message.column)
+        if column is None:
+            answer = ColumnVerified(message.column, missing=True, column_bytes=0)
+            self._core.send(session, request, answer)
+            return
+        size = column.header.column_bytes
+        ranges = (ByteRange(0, size),) if size else ()
+        pieces = cut_pieces(column.header.layout, ranges, self._core.limits.read_piece_bytes)
+        self.queue(ReadJob(session, request, column, deque(pieces), verify=True))
+
+    def read_manifest(self, session: Session, request: int, message: ReadManifest) -> None:
+        column = self._find(session, request, message.column)
+        if column is None:
+            return
+        header = column.header
+
+        def loaded(_table: BlockTable | None, manifest: bytes) -> None:
+            if not manifest:
+                text = f"both trailers of {header.column} are damaged"
+                self._core.fail(session, request, "corrupt", text)
+                return
+
+            def part(job: StreamJob, start: int, end: int) -> None:
+                answer = ManifestData(total_bytes=len(manifest), offset=start)
+                self._core.send(session, request, answer, memoryview(manifest)[start:end])
+                self.part_sent(job, end - start)
+
+            self.queue(StreamJob(session, request, self.parts(0, len(manifest)), part))
+            self.pump()
+
+        self._tables.load(column, loaded)
+
+    def parts(self, start: int, end: int) -> deque[tuple[int, int]]:
+        """[start, end) in pieces; one empty piece when there is nothing."""
+        size = self._core.limits.read_piece_bytes
+        spans = [(at, min(at + size, end)) for at in range(start, end, size)]
+        return deque(spans or [(start, end)])
+
+    def _find(self, session: Session, request: int, id: ColumnId) -> SealedColumn | None:
+        column = self._core.columns.get(id)
+        if column is None:
+            text = f"{id} is not on {self._core.identity.target}"
+            self._core.fail(session, request, "not_found", text)
+        return column
+
+    # ----------------------------------------------------------------------- turns
+
+    def queue(self, job: Job) -> None:
+        """Take the question in, or refuse when its session asks too many at once."""
+        reader = self._readers.setdefault(job.session, Reader())
+        limits = self._core.limits
+        pieces = sum(len(each.pieces) for each in reader.jobs if isinstance(each, ReadJob))
+        if len(reader.jobs) >= limits.read_jobs_max or pieces >= limits.read_pieces_max:
+            self._core.fail(job.session, job.request, "busy", "too many questions at once")
+            return
+        self._core.counters.reads += 1
+        reader.jobs.append(job)
+
+    def cancel(self, session: Session, request: int) -> None:
+        """Forget the question; what is under way is thrown away when it comes."""
+        reader = self._readers.get(session)
+        for job in list(reader.jobs) if reader is not None else ():
+            if job.request == request:
+                assert reader is not None
+                job.cancelled = True
+                reader.jobs.remove(job)
+
+    def session_closed(self, session: Session) -> None:
+        """Nothing is sent any more: buffers of unsent frames are free."""
+        reader = self._readers.pop(session, None)
+        if reader is None:
+            return
+        for job in reader.jobs:
+            job.cancelled = True
+        self._core.out.extend(ReleaseBulk(op) for op in reader.sent_operations)
+
+    def drained(self, session: Session) -> None:
+        """All that was sent has left."""
+        reader = self._readers.get(session)
+        if reader is None:
+            return
+        self._core.out.extend(ReleaseBulk(op) for op in reader.sent_operations)
+        reader.sent_operations.clear()
+        reader.sent_bytes = 0
+        if not reader.jobs and not reader.reading_bytes:
+            del self._readers[session]
+
+    def pump(self) -> None:
+        """Ask the disk for as many pieces as the windows hold, one session after another."""
+        limits = self._core.limits
+        busy = sum(r.reading_bytes + r.sent_bytes for r in self._readers.values())
+        idle_turns = 0
+        while idle_turns < len(self._readers):
+            session, reader = next(iter(self._readers.items()))
+            self._readers.move_to_end(session)
+            mine = reader.reading_bytes + reader.sent_bytes
+            room = mine + limits.read_piece_bytes <= limits.read_window_bytes
+            room = room and busy + limits.read_piece_bytes <= limits.read_pool_bytes
+            taken = self._turn(reader) if room or mine == 0 else None
+            if taken is None:
+                idle_turns += 1
+            else:
+                busy += taken
+                idle_turns = 0
+
+    def _turn(self, reader: Reader) -> int | None:
+        """One step of the session's first job that has one: bytes asked for, or None."""
+        for job in reader.jobs:
+            if isinstance(job, StreamJob):
+                start, end = job.parts.popleft()
+                if not job.parts:
+                    reader.jobs.remove(job)
+                job.fetch(job, start, end)
+                return end - start
+            if job.table is None:
+                job.table = self._tables.get(job.column)
+            if job.table is None:
+                if not job.loading:
+                    job.loading = True
+                    self._tables.load(job.column, partial(self._tabled, job))
+                return None
+            if job.pieces:
+                return self._read(reader, job, job.pieces.popleft())
+            if not job.reading_count:
+                self._answer(reader, job)
+                return 0
+            return None
+        return None
+
+    def _tabled(self, job: ReadJob, table: BlockTable | None, _manifest: bytes) -> None:
+        job.table, job.loading = table, False
+        reader = self._readers.get(job.session)
+        if job.cancelled or reader is None:
+            return
+        if table is None:
+            reader.jobs.remove(job)
+            if job.verify:
+                size = job.column.header.column_bytes
+                job.damaged.append(ByteRange(0, size))
+                self._answer_verified(job)
+            else:
+                text = f"both trailers of {job.column.header.column} are damaged"
+                self._core.fail(job.session, job.request, "corrupt", text)
+        self.pump()
+
+    # ----------------------------------------------------------------------- pieces
+
+    def _read(self, reader: Reader, job: ReadJob, piece: Piece) -> int:
+        size = piece.end - piece.start
+        job.reading_count += 1
+        reader.reading_bytes += size
+
+        def done(event: Completion) -> None:
+            job.reading_count -= 1
+            reader.reading_bytes -= size
+            if job.cancelled:
+                self._core.out.append(ReleaseBulk(event.op))
+                return
+            if isinstance(event, DiskFailed):
+                self._piece_failed(job, piece, event)
+                sent = False
+            else:
+                self._core.counters.bytes_read += size
+                sent = self._piece_read(job, piece, event.data)
+            if sent:
+                reader.sent_bytes += size
+                reader.sent_operations.append(event.op)
+            else:
+                self._core.out.append(ReleaseBulk(event.op))
+            self._finish_if_read(reader, job)
+
+        op = self._core.expect(done)
+        offset = FRAGMENTS_OFFSET + piece.start
+        self._core.out.append(ReadAt(op, job.column.file, offset, size))
+        return size
+
+    def _finish_if_read(self, reader: Reader, job: ReadJob) -> None:
+        if not job.pieces and not job.reading_count and job in reader.jobs:
+            self._answer(reader, job)
+
+    def _piece_failed(self, job: ReadJob, piece: Piece, event: DiskFailed) -> None:
+        """A failed read of several blocks is tried again block by block, to find the bad ones."""
+        layout = job.column.header.layout
+        blocks = list(blocks_between(layout, piece.start, piece.end))
+        if len(blocks) == 1:
+            self._core.counters.blocks_damaged += 1
+            for each in piece.wanted:
+                self._damage(job, each.start, each.end, event.errno_name)
+            return
+        again = [
+            Piece(block.start, block.end, wanted)
+            for block in blocks
+            if (wanted := ranges_inside(piece.wanted, block.start, block.end))
+        ]
+        job.pieces.extendleft(reversed(again))
+
+    def _piece_read(self, job: ReadJob, piece: Piece, data: Buffer) -> bool:
+        """Verify every block, then send what is good of each wanted range.
+
+        True when bytes were sent.
+        """
+        assert job.table is not None
+        view = memoryview(data)
+        layout = job.column.header.layout
+        blocks: list[tuple[Block, int | None]] = []
+        for block in blocks_between(layout, piece.start, piece.end):
+            part = view[block.start - piece.start : block.end - piece.start]
+            whole = len(part) == block.end - block.start
+            crc = crc32(part) if whole else None
+            good = crc is not None and crc == int(job.table[block.index])
+            if not good:
+                self._core.counters.blocks_damaged += 1
+            blocks.append((block, crc if good else None))
+        sent = False
+        for wanted in piece.wanted:
+            sent = self._send_good(job, wanted, piece.start, view, blocks) or sent
+        return sent
+
+    def _send_good(
+        self, job: ReadJob, wanted: ByteRange, base: int, view: memoryview,
+        blocks: list[tuple[Block, int | None]],
+    ) -> bool:  # fmt: skip
+        """The wanted bytes as runs of good blocks; checksums of whole blocks are combined, not
+        repeated.
+        """
+        run_start, run_crc, sent = wanted.start, 0, False
+        at = wanted.start
+        for block, crc in blocks:
+            start, end = max(wanted.start, block.start), min(wanted.end, block.end)
+            if start >= end:
+                continue
+            if crc is None:
+                sent = self._send_run(job, run_start, at, run_crc, base, view) or sent
+                self._damage(job, start, end, "checksum")
+                run_start, run_crc = end, 0
+            else:
+                whole = (start, end) == (block.start, block.end)
+                part_crc = crc if whole else crc32(view[start - base : end - base])
+                run_crc = crc32_combine(run_crc, part_crc, end - start)
+            at = end
+        return self._send_run(job, run_start, at, run_crc, base, view) or sent
+
+    def _send_run(
+        self, job: ReadJob, start: int, end: int, crc: int, base: int, view: memoryview
+    ) -> bool:
+        if start >= end or job.verify:
+            return False
+        bulk = view[start - base : end - base]
+        self._core.send(job.session, job.request, RangeData(start=start, crc=crc), bulk)
+        return True
+
+    def _damage(self, job: ReadJob, start: int, end: int, reason: str) -> None:
+        if not job.verify:
+            answer = RangeDamaged(start=start, end=end, reason=reason)
+            self._core.send(job.session, job.request, answer)
+            self._core.report(
+                "warning", "damaged bytes", column=str(job.column.header.column), start=start,
+                end=end, why=reason,
+            )  # fmt: skip
+            return
+        job.damaged.append(ByteRange(start, end))
+
+    # ----------------------------------------------------------------------- answers
+
+    def _answer(self, reader: Reader, job: ReadJob) -> None:
+        reader.jobs.remove(job)
+        if job.verify:
+            self._answer_verified(job)
+        else:
+            self._core.send(job.session, job.request, RangesDone())
+
+    def _answer_verified(self, job: ReadJob) -> None:
+        self._core.counters.columns_verified += 1
+        header = job.column.header
+        answer = ColumnVerified(
+            header.column,
+            missing=False,
+            column_bytes=header.column_bytes,
+            damaged=_merged(job.damaged),
+        )
+        self._core.send(job.session, job.request, answer)
+
+    def part_sent(self, job: StreamJob, bytes_count: int) -> None:
+        """A part that lay in memory went out."""
+        reader = self._readers.get(job.session)
+        if reader is not None:
+            reader.sent_bytes += bytes_count
+
+    def read_part(
+        self, job: StreamJob, file: str, offset: int, length: int,
+        deliver: Callable[[Buffer | DiskFailed], bool],
+    ) -> None:  # fmt: skip
+        """Read a part from a file; `deliver` sends it and says whether its bytes are in a frame
+        now.
+        """
+        reader = self._readers[job.session]
+        reader.reading_bytes += length
+
+        def done(event: Completion) -> None:
+            reader.reading_bytes -= length
+            gone = job.cancelled or self._readers.get(job.session) is not reader
+            if not gone and deliver(event if isinstance(event, DiskFailed) else event.data):
+                self._core.counters.bytes_read += length
+                reader.sent_bytes += length
+                reader.sent_operations.append(event.op)
+            else:
+                self._core.out.append(ReleaseBulk(event.op))
+
+        self._core.out.append(ReadAt(self._core.expect(done), file, offset, length))
+
+    def check(self) -> None:
+        """Assert the invariants that the module states."""
+        limits = self._core.limits
+        for reader in self._readers.values():
+            assert reader.reading_bytes >= 0
+            mine = reader.reading_bytes + reader.sent_bytes
+            assert mine <= limits.read_window_bytes + limits.read_piece_bytes
+
+
+def _merged(ranges: Sequence[ByteRange]) -> tuple[ByteRange, ...]:
+    """Ascending, neighbours joined, at most DAMAGED_RANGES_MAX."""
+    merged: list[ByteRange] = []
+    for each in sorted(ranges, key=lambda r: (r.start, r.end)):
+        joins = merged and each.start <= merged[-1].end
+        if joins or len(merged) >= DAMAGED_RANGES_MAX:
+            merged[-1] = ByteRange(merged[-1].start, max(merged[-1].end, each.end))
+        else:
+            merged.append(each)
+    return tuple(merged)

@@ -1,0 +1,193 @@
+"""Reservations: space that is held on disk, as preallocated aside files, before a byte is sent.
+
+    Reserve --> PREPARING --allocated--> READY <--stream ended-- USED
+                    |                      |  `---BeginColumn----^ |
+                    v disk refused         v release, file damaged  v sealed
+                   gone                   gone                     gone (the file became the column)
+
+Invariants: a file belongs to at most one reservation and a reservation to at most one stream; a
+reservation is given only when the budget holds it. Restarts forget all: the coordinator reserves
+anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ckpt.base.ids import ReservationId
+from ckpt.base.limits import PAGE_BYTES
+from ckpt.base.units import format_bytes
+from ckpt.format.messages import Failed, ReleaseReservation, Reserve, Reserved
+from ckpt.protocol.events import Session
+from ckpt.protocol.target.core import STAGING, Completion, Core, Space
+from ckpt.protocol.target.disk_events import DiskFailed, Preallocate, RemoveFile
+
+NO_SPACE_RETRY_US = 5_000_000
+
+
+class ReservationState(Enum):
+    PREPARING = "preparing"
+    READY = "ready"
+    USED = "used"
+
+
+@dataclass(slots=True)
+class Reservation:
+    """One column's space."""
+
+    id: ReservationId
+    file: str
+    file_bytes: int
+    state: ReservationState = ReservationState.PREPARING
+    askers: list[tuple[Session, int]] = field(default_factory=list)
+    #: Requests that are answered when the space is held.
+    released: bool = False
+    """Given back while in use: freed when its owner ends."""
+
+
+class Reservations:
+    """I hand out aside files and take them back."""
+
+    def __init__(self, core: Core, space: Space) -> None:
+        self._core = core
+        self._space = space
+        self._held: dict[ReservationId, Reservation] = {}
+        self._file_count = 0
+        self.on_ready: Callable[[Reservation], None] = lambda _reservation: None
+        self.on_lost: Callable[[Reservation], None] = lambda _reservation: None
+        #: Set by who owns the streams: a file was allocated, or failed to be.
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def standing(self) -> tuple[ReservationId, ...]:
+        """What the coordinator may count on, ascending."""
+        preparing = ReservationState.PREPARING
+        return tuple(sorted(id for id, each in self._held.items() if each.state is not preparing))
+
+    def get(self, id: ReservationId) -> Reservation | None:
+        return self._held.get(id)
+
+    # ----------------------------------------------------------------------- commands
+
+    def reserve(self, session: Session, request: int, message: Reserve) -> None:
+        """Idempotent by reservation id."""
+        known = self._held.get(message.reservation)
+        if known is not None and not known.released:
+            self._repeat(known, session, request, message)
+            return
+        if message.file_bytes < PAGE_BYTES or message.file_bytes % PAGE_BYTES:
+            text = f"a reservation of {message.file_bytes} bytes is not a number of pages"
+            self._core.fail(session, request, "refused", text)
+            return
+        if known is not None:
+            self._core.fail(session, request, "busy", "the reservation is being released")
+            return
+        file = self.new_file(f"reservation-{message.reservation:x}")
+        if not self._space.promise(file, message.file_bytes):
+            text = (
+                f"target {self._core.identity.target} can hold "
+                f"{format_bytes(max(0, self._space.available))} more, "
+                f"{format_bytes(message.file_bytes)} are asked for"
+            )
+            self._core.fail(session, request, "no_space", text, retry_after_us=NO_SPACE_RETRY_US)
+            return
+        reservation = Reservation(message.reservation, file, message.file_bytes)
+        reservation.askers.append((session, request))
+        self._held[reservation.id] = reservation
+        op = self._core.expect(lambda event: self._prepared(reservation, event))
+        self._core.out.append(Preallocate(op, file, message.file_bytes))
+
+    def release(self, message: ReleaseReservation) -> None:
+        """Free it; when a stream uses it, that takes effect when the stream ends."""
+        reservation = self._held.get(message.reservation)
+        if reservation is None:
+            return
+        if reservation.state is ReservationState.READY:
+            self.discard(reservation)
+        else:
+            reservation.released = True
+
+    # ----------------------------------------------------------------------- for streams
+
+    def take(self, reservation: Reservation) -> None:
+        """A stream owns the file from now on."""
+        assert reservation.state is ReservationState.READY
+        reservation.state = ReservationState.USED
+
+    def put_back(self, reservation: Reservation) -> None:
+        """The stream ended and the file is as good as new."""
+        assert reservation.state is ReservationState.USED
+        reservation.state = ReservationState.READY
+
+    def consume(self, reservation: Reservation) -> None:
+        """The file is a sealed column now and counts as such."""
+        assert reservation.state is ReservationState.USED
+        del self._held[reservation.id]
+        self._space.forget(reservation.file)
+
+    def discard(self, reservation: Reservation) -> None:
+        """Remove the file; its bytes count as held until it is gone."""
+        self._held.pop(reservation.id, None)
+
+        def removed(event: Completion) -> None:
+            if isinstance(event, DiskFailed):
+                self._core.report(
+                    "error", "aside file not removed", file=reservation.file, error=event.errno_name
+                )
+            self._space.forget(reservation.file)
+
+        op = self._core.expect(removed)
+        self._core.out.append(RemoveFile(op, reservation.file))
+
+    def new_file(self, stem: str) -> str:
+        """An aside name that this process never used before."""
+        self._file_count += 1
+        return f"{STAGING}/{stem}-{self._file_count}"
+
+    # ----------------------------------------------------------------------- inside
+
+    def _repeat(self, known: Reservation, session: Session, request: int, message: Reserve) -> None:
+        if known.file_bytes != message.file_bytes:
+            text = f"reservation {known.id} stands with {known.file_bytes} bytes"
+            self._core.fail(session, request, "refused", text)
+        elif known.state is ReservationState.PREPARING:
+            known.askers.append((session, request))
+        else:
+            self._core.send(session, request, Reserved(known.id))
+
+    def _prepared(self, reservation: Reservation, event: Completion) -> None:
+        askers, reservation.askers = reservation.askers, []
+        if isinstance(event, DiskFailed):
+            self.discard(reservation)
+            self._core.report(
+                "warning", "reservation failed", file=reservation.file, error=event.errno_name
+            )
+            for session, request in askers:
+                self._core.send(session, request, disk_failure("reserve space", event))
+            self.on_lost(reservation)
+            return
+        self._core.counters.reservations += 1
+        self._space.settle(reservation.file)
+        reservation.state = ReservationState.READY
+        for session, request in askers:
+            self._core.send(session, request, Reserved(reservation.id))
+        if reservation.released:
+            self.discard(reservation)
+            self.on_lost(reservation)
+        else:
+            self.on_ready(reservation)
+
+
+def disk_failure(doing: str, event: DiskFailed) -> Failed:
+    """The answer that a disk's refusal becomes: full is its own kind, all else may not be repeated
+    here.
+    """
+    full = event.errno_name in ("ENOSPC", "EDQUOT", "EFBIG")
+    return Failed(
+        "no_space" if full else "failed",
+        f"cannot {doing}: {event.errno_name}: {event.message}".rstrip(": "),
+    )

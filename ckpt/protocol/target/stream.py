@@ -1,0 +1,86 @@
+"""One column under way on a target: what was planned, what has come, and what it may still send."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckpt.base.errors import Refused
+from ckpt.base.ids import ColumnId
+from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_MAX, PAGE_BYTES, PAYLOAD_BYTES_MAX
+from ckpt.erasure.code import Code
+from ckpt.format.checksum import crc32, crc32_combine
+from ckpt.format.layout import Layout
+from ckpt.format.messages import BeginColumn
+from ckpt.protocol.events import Buffer, Session
+from ckpt.protocol.target.space import Reservation
+
+
+class StreamState(Enum):
+    WAITING = "waiting"
+    OPEN = "open"
+    SEALING = "sealing"
+    ENDING = "ending"
+
+
+@dataclass(slots=True)
+class Stream:
+    """One column under way."""
+
+    session: Session
+    request: int
+    begin: BeginColumn
+    layout: Layout
+    reservation: Reservation
+    block_crcs: NDArray[np.uint32]
+    fragment_crcs: NDArray[np.uint32]
+    received: bytearray
+    """One byte for each stripe: 1 when its fragment was taken over."""
+    received_count: int = 0
+    state: StreamState = StreamState.WAITING
+    window_bytes: int = 0
+    """Of the pool, held until the end."""
+    credit_bytes: int = 0
+    """Granted and not received."""
+    writing_bytes: int = 0
+    """Received and not written."""
+    write_count: int = 0
+    """Disk writes that are not answered."""
+    manifest: bytearray = field(default_factory=bytearray)
+    manifest_bytes: int | None = None
+    damaged: bool = False
+    """The aside file cannot be trusted any more."""
+
+    @property
+    def column(self) -> ColumnId:
+        return self.begin.column
+
+
+def layout_of(message: BeginColumn) -> Layout:
+    """The plan's layout; raises Refused for numbers that no plan has."""
+    code = Code.parse(message.code)
+    if not 0 <= message.column.column < code.n:
+        raise Refused(f"column {message.column.column} is not one of code {code}")
+    cell_bytes = message.cell_bytes
+    if not PAGE_BYTES <= cell_bytes <= CELL_BYTES_MAX or cell_bytes % PAGE_BYTES:
+        raise Refused(f"cells of {cell_bytes} bytes")
+    if not 0 <= message.payload_bytes <= PAYLOAD_BYTES_MAX:
+        raise Refused(f"a payload of {message.payload_bytes} bytes")
+    return Layout(code, message.payload_bytes, cell_bytes)
+
+
+def check_blocks(bulk: Buffer, block_crcs: NDArray[np.uint32], first: int) -> int:
+    """Store the checksums of the cell's blocks from index `first` on; the cell's own is
+    returned.
+    """
+    view = memoryview(bulk)
+    total = 0
+    for index, start in enumerate(range(0, len(view), BLOCK_BYTES)):
+        block = view[start : start + BLOCK_BYTES]
+        crc = crc32(block)
+        block_crcs[first + index] = crc
+        total = crc32_combine(total, crc, len(block))
+    return total

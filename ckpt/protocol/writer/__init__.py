@@ -1,0 +1,1 @@
+"""Writing one payload onto its targets. Begin with payload_writer.py."""

@@ -1,0 +1,471 @@
+"""The columns of one payload: which stream goes to which place, what may be sent,
+when it is enough.
+
+    WAITING ─place─> OPENING ─accepted─> STREAMING ─all sent, manifest─> SEALING ─proof─> SEALED
+       ^                │                    │                              │               │
+       ├─refused, lost, stalled or slow: the next spare, from stripe 0 ─────┘               │
+       │                                                second count lost it: new place ────┘
+       └─no spare can be named─> FAILED
+
+A column that owes something and stalls for HEDGE_US while its peers move goes to the next spare.
+Without a spare it stays where it is and is `late`: the payload may then be certified without it,
+from the floor up.
+
+Invariants (`check`): a stream number is never used again, and what arrives on an abandoned one is
+ignored; no two columns have their place on one target; no byte is sent beyond credit; only a column
+with a proof for its own id, target and checksum counts; nothing is certified below the floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, TargetId
+from ckpt.base.limits import HEDGE_US
+from ckpt.erasure.code import Code
+from ckpt.format.layout import Layout
+from ckpt.format.messages import ColumnProof, PayloadPlanned, Place
+from ckpt.protocol.events import Ticked
+from ckpt.protocol.writer.column import Column, ColumnState
+from ckpt.protocol.writer.payload_events import (
+    AbandonReason,
+    AbandonStream,
+    AskSpares,
+    CertifyPayload,
+    ColumnsReopened,
+    FailPayload,
+    FragmentSent,
+    ManifestReady,
+    OpenStream,
+    SealStream,
+    SendBlocked,
+    SendMoved,
+    SparesGiven,
+    StreamAccepted,
+    StreamCredited,
+    StreamLost,
+    StreamRefused,
+    StreamSealed,
+    WriterAction,
+    WriterEvent,
+    WriterStopped,
+)
+
+HEDGE_LAST_US: Final = 5 * HEDGE_US
+"""When the peers stand still too, the fault is likely not the column's own:
+it keeps its place so long.
+"""
+SLOW_AFTER_US: Final = 500_000
+"""Before this, sent bytes say more about socket buffers and scheduling than about targets."""
+SLOW_FRACTION: Final = 4
+"""Slow: waits for its target with less than the median of its peers divided by this."""
+TICK_GAP_US_MAX: Final = 500_000
+"""Shells tick every 100 ms. A longer gap is our own absence and is not charged to targets."""
+
+
+class PayloadWriter:
+    """I move the n columns of one payload to n targets. I expect every action to be performed and
+    every answer fed back with its stream's number. Afterwards I say CertifyPayload or FailPayload.
+    """
+
+    def __init__(
+        self, plan: PayloadPlanned, payload_bytes: int, streams: Iterator[int], now_us: int
+    ) -> None:
+        code = Code.parse(plan.code)
+        self.payload: PayloadId = plan.payload
+        self.layout = Layout(code, payload_bytes, plan.cell_bytes)
+        self.columns: tuple[Column, ...] = tuple(Column(ColumnNumber(j)) for j in range(code.n))
+        self.done = False
+        """Stopped or failed: every further event is ignored."""
+        self._plan = plan
+        self._numbers = streams
+        self._streams: dict[int, Column] = {}
+        #: Live streams; an abandoned one leaves at once, so that its late messages find nothing.
+        self._spares: list[Place] = list(plan.spares)
+        #: In the order in which the coordinator wants them used.
+        self._stripe_count = self.layout.stripe_count
+        self._manifest: ManifestReady | None = None
+        self._certified: tuple[ColumnProof, ...] = ()
+        self._slow_moves = 0
+        self._begun_us = self._ticked_us = now_us
+
+    def begin(self) -> list[WriterAction]:
+        """Open a stream at every planned place; columns without a live target take spares."""
+        plan, actions = self._plan, list[WriterAction]()
+        present = [c for c in self.columns if c.number not in plan.absent]
+        for column, place in zip(present, plan.places, strict=False):
+            self._open(column, place, self._begun_us, actions)
+        for column in self.columns:
+            if column.state is ColumnState.WAITING:
+                self._place_or_fail(column, self._begun_us, actions)
+        self._conclude(actions)
+        return actions
+
+    # ----------------------------------------------------------------------- hot loop
+
+    def next_stripe(self, number: int) -> int | None:
+        """The stripe that this column may send now; None without credit,
+        acceptance or anything left.
+        """
+        column = self.columns[number]
+        stripe = column.next_stripe
+        if column.state is not ColumnState.STREAMING or stripe == self._stripe_count:
+            return None
+        return stripe if self.layout.cell_bytes_of(stripe) <= column.credit_bytes else None
+
+    def send_order(self) -> list[Column]:
+        """The streaming columns, most bytes left first, so that all end together."""
+        streaming = [c for c in self.columns if c.state is ColumnState.STREAMING]
+        streaming.sort(key=lambda c: c.sent_bytes)
+        return streaming
+
+    def slowest(self) -> tuple[TargetId, int]:
+        """Whose column was sealed last, and how long that took since the payload began; ("", 0)
+        before any.
+        """
+        sealed = [c for c in self.columns if c.proof is not None and c.place is not None]
+        if not sealed:
+            return TargetId(""), 0
+        last = max(sealed, key=lambda c: c.progress_us)
+        assert last.place is not None
+        return last.place.target, max(0, last.progress_us - self._begun_us)
+
+    def column_of(self, stream: int) -> Column | None:
+        """The column that owns a live stream."""
+        return self._streams.get(stream)
+
+    # ----------------------------------------------------------------------- events
+
+    def handle(self, event: WriterEvent) -> list[WriterAction]:
+        """What to do now. Events of streams that are not live any more change nothing."""
+        actions: list[WriterAction] = []
+        if self.done:
+            return actions
+        match event:
+            case FragmentSent():
+                self._fragment_sent(event, actions)
+                return actions
+            case StreamAccepted() | StreamCredited():
+                self._credited(event)
+            case SendBlocked(now_us, stream):
+                column = self._streams.get(stream)
+                if column is not None and column.waiting_since_us is None:
+                    column.waiting_since_us = now_us
+                return actions
+            case SendMoved(now_us, stream):
+                column = self._streams.get(stream)
+                if column is not None and column.state is not ColumnState.OPENING:
+                    self._progress(column, now_us)
+                return actions
+            case StreamSealed():
+                self._sealed(event, actions)
+            case StreamRefused(now_us, stream) | StreamLost(now_us, stream):
+                self._broken(stream, now_us, actions)
+            case ManifestReady():
+                assert len(event.column_crcs) == len(self.columns)
+                self._manifest = event
+            case SparesGiven():
+                self._spares_given(event, actions)
+            case ColumnsReopened():
+                self._reopened(event, actions)
+            case Ticked(now_us):
+                self._ticked(now_us, actions)
+            case WriterStopped():
+                self._stop(AbandonReason.STOPPED, actions)
+        self._seal_complete(event.now_us, actions)
+        self._conclude(actions)
+        return actions
+
+    def _fragment_sent(self, event: FragmentSent, actions: list[WriterAction]) -> None:
+        column = self._streams.get(event.stream)
+        if column is None or event.stripe != column.next_stripe:
+            return
+        size = self.layout.cell_bytes_of(event.stripe)
+        assert size <= column.credit_bytes, "a fragment was sent beyond credit"
+        column.credit_bytes -= size
+        column.sent_bytes += size
+        column.next_stripe += 1
+        self._await_target(column, event.now_us)
+        if column.next_stripe == self._stripe_count:
+            self._seal_complete(event.now_us, actions)
+
+    def _credited(self, event: StreamAccepted | StreamCredited) -> None:
+        column = self._streams.get(event.stream)
+        if column is None:
+            return
+        if isinstance(event, StreamAccepted):
+            if column.state is not ColumnState.OPENING:
+                return
+            column.state = ColumnState.STREAMING
+        elif column.state is not ColumnState.STREAMING:
+            return
+        column.credit_bytes += max(0, event.credit_bytes)
+        self._progress(column, event.now_us)
+
+    def _sealed(self, event: StreamSealed, actions: list[WriterAction]) -> None:
+        column = self._streams.get(event.stream)
+        if column is None or column.state is not ColumnState.SEALING:
+            return
+        if not self.proof_is_valid(column, event.proof):
+            self._broken(event.stream, event.now_us, actions)
+            return
+        del self._streams[column.stream]
+        column.state, column.proof, column.stream = ColumnState.SEALED, event.proof, 0
+        column.late, column.waiting_since_us, column.progress_us = False, None, event.now_us
+
+    def _broken(self, stream: int, now_us: int, actions: list[WriterAction]) -> None:
+        column = self._streams.get(stream)
+        if column is not None:
+            self._leave(column, AbandonReason.BROKEN, actions)
+            self._place_or_fail(column, now_us, actions)
+
+    def _spares_given(self, event: SparesGiven, actions: list[WriterAction]) -> None:
+        known = {(place.target, place.reservation) for place in self._spares}
+        self._spares += [s for s in event.spares if (s.target, s.reservation) not in known]
+        if event.column is not None:
+            self.columns[event.column].asked = False
+        homeless = (ColumnState.WAITING, ColumnState.FAILED)
+        for column in self.columns:
+            if column.state in homeless and not column.asked:
+                spare = self._take_spare(column)
+                if spare is not None:
+                    self._open(column, spare, event.now_us, actions)
+                else:
+                    column.state = ColumnState.FAILED
+
+    def _reopened(self, event: ColumnsReopened, actions: list[WriterAction]) -> None:
+        """Only a sealed column restarts: one that is on its way already does what is asked."""
+        wanted: dict[ColumnNumber, Place | None] = dict.fromkeys(event.columns)
+        wanted |= dict(zip(event.columns, event.places, strict=False))
+        moving = [c for c in self.columns if c.number in wanted and c.must_move(wanted[c.number])]
+        # All leave before one takes a place: the new places may be each other's.
+        for column in moving:
+            self._leave(column, AbandonReason.REOPENED, actions)
+        for column in moving:
+            place = wanted[column.number]
+            if place is not None and self.may_take(column, place):
+                self._open(column, place, event.now_us, actions)
+            else:
+                self._place_or_fail(column, event.now_us, actions)
+        free = [p for p in wanted.values() if p and not any(c.is_at(p) for c in self.columns)]
+        self._spares += free  # For columns on their way, should they need it.
+        self._certified = ()  # The coordinator waits to hear it again, changed or not.
+
+    def _ticked(self, now_us: int, actions: list[WriterAction]) -> None:
+        self._forgive_absence(now_us)
+        for column in self.columns:
+            if column.waiting_since_us is None:
+                continue
+            if self.has_stalled(column, now_us):
+                self._hedge(column, now_us, actions)
+            elif self.is_slow(column, now_us):
+                spare = self._take_spare(column)
+                if spare is not None:
+                    self._slow_moves += 1
+                    self._leave(column, AbandonReason.SLOW, actions)
+                    self._open(column, spare, now_us, actions)
+
+    def _forgive_absence(self, now_us: int) -> None:
+        """A gap between ticks is time in which we did not look: nobody else is late by it."""
+        gap = now_us - self._ticked_us
+        if gap > TICK_GAP_US_MAX:
+            for column in self.columns:
+                if column.waiting_since_us is not None:
+                    column.waiting_since_us = min(now_us, column.waiting_since_us + gap)
+        self._ticked_us = now_us
+
+    # ----------------------------------------------------------------------- rules
+
+    def proof_is_valid(self, column: Column, proof: ColumnProof) -> bool:
+        """The proof speaks of this very column, on the target that was asked,
+        with these very bytes.
+        """
+        manifest, place = self._manifest, column.place
+        return (
+            manifest is not None
+            and place is not None
+            and proof.target == place.target
+            and proof.column == ColumnId(self.payload, column.number)
+            and proof.code == str(self.layout.code)
+            and proof.payload_bytes == self.layout.payload_bytes
+            and proof.column_crc == manifest.column_crcs[column.number]
+            and proof.manifest_digest == manifest.digest
+        )
+
+    def has_stalled(self, column: Column, now_us: int) -> bool:
+        """It has waited for HEDGE_US; when most peers stand still too, for HEDGE_LAST_US."""
+        since = column.waiting_since_us
+        if since is None or now_us - since < HEDGE_US:
+            return False
+        peers = [c for c in self.columns if c is not column and c.place is not None]
+        moving = sum(c.state is ColumnState.SEALED or c.progress_us > since for c in peers)
+        return 2 * moving >= len(peers) or now_us - since >= HEDGE_LAST_US
+
+    def is_slow(self, column: Column, now_us: int) -> bool:
+        """On its first place, waiting for its target, far behind the median of its peers."""
+        if (
+            column.state is not ColumnState.STREAMING
+            or column.failed
+            or not self._spares
+            or self._slow_moves >= self.layout.code.m
+            or now_us - self._begun_us < SLOW_AFTER_US
+        ):
+            return False
+        peers = sorted(
+            c.sent_bytes for c in self.columns if c is not column and c.place is not None
+        )
+        return bool(peers) and column.sent_bytes * SLOW_FRACTION < peers[len(peers) // 2]
+
+    def may_take(self, column: Column, place: Place) -> bool:
+        """One target never holds two columns of a payload; where a column failed it
+        is not tried again.
+        """
+        if (place.target, place.boot) in column.failed:
+            return False
+        return all(
+            c.place is None or c.place.target != place.target or c is column for c in self.columns
+        )
+
+    def may_certify(self) -> bool:
+        """All sealed; or from the floor up, when each other column failed or
+        passed its deadline.
+        """
+        sealed = sum(c.proof is not None for c in self.columns)
+        excused = sum(c.state is ColumnState.FAILED or c.late for c in self.columns)
+        return sealed >= self.layout.code.floor and sealed + excused == len(self.columns)
+
+    def places_possible(self) -> int:
+        """Columns that are sealed, have a place or may still get one."""
+        return sum(c.state is not ColumnState.FAILED for c in self.columns)
+
+    # ----------------------------------------------------------------------- steps
+
+    def _open(self, column: Column, place: Place, now_us: int, actions: list[WriterAction]) -> None:
+        assert self.may_take(column, place)
+        assert not column.stream
+        column.state, column.place, column.stream = ColumnState.OPENING, place, next(self._numbers)
+        column.credit_bytes = column.next_stripe = column.sent_bytes = 0
+        column.waiting_since_us, column.late, column.proof = now_us, False, None
+        self._streams[column.stream] = column
+        actions.append(OpenStream(column.number, column.stream, place))
+
+    def _leave(self, column: Column, reason: AbandonReason, actions: list[WriterAction]) -> None:
+        """Give the place up; the column waits for another one."""
+        if column.stream:
+            assert column.place is not None
+            del self._streams[column.stream]
+            actions.append(AbandonStream(column.number, column.stream, column.place, reason))
+        if column.place is not None:
+            column.failed.append((column.place.target, column.place.boot))
+        column.state, column.place, column.stream, column.proof = ColumnState.WAITING, None, 0, None
+
+    def _hedge(self, column: Column, now_us: int, actions: list[WriterAction]) -> None:
+        """Past its deadline: to a spare; without one it stays where it is, and is late."""
+        spare = self._take_spare(column)
+        if spare is not None:
+            self._leave(column, AbandonReason.STALLED, actions)
+            self._open(column, spare, now_us, actions)
+            return
+        if not column.late:
+            column.late = True
+            self._ask(column, actions)
+
+    def _place_or_fail(self, column: Column, now_us: int, actions: list[WriterAction]) -> None:
+        """For a column without a stream: the next spare, else more spares, else it fails."""
+        spare = self._take_spare(column)
+        if spare is not None:
+            self._open(column, spare, now_us, actions)
+            return
+        column.state, column.waiting_since_us = ColumnState.WAITING, now_us
+        self._ask(column, actions)
+
+    def _ask(self, column: Column, actions: list[WriterAction]) -> None:
+        if not column.asked:
+            column.asked = True
+            failed = [target for target, _ in column.failed]
+            if column.place is not None:
+                failed.append(column.place.target)
+            actions.append(AskSpares(column.number, tuple(dict.fromkeys(failed))))
+
+    def _take_spare(self, column: Column) -> Place | None:
+        for index, spare in enumerate(self._spares):
+            if self.may_take(column, spare) and not column.is_on(spare):
+                return self._spares.pop(index)
+        return None
+
+    def _progress(self, column: Column, now_us: int) -> None:
+        """The target did something: its deadline begins anew, or rests while the
+        next step is ours.
+        """
+        column.progress_us, column.late = now_us, False
+        column.waiting_since_us = None
+        self._await_target(column, now_us)
+
+    def _await_target(self, column: Column, now_us: int) -> None:
+        """Whose turn is it after a change of credit or cursor?"""
+        match column.state:
+            case ColumnState.STREAMING if column.next_stripe < self._stripe_count:
+                blocked = self.next_stripe(column.number) is None
+                column.waiting_since_us = now_us if blocked else None
+            case ColumnState.STREAMING:
+                column.waiting_since_us = None
+            case _:
+                column.waiting_since_us = now_us
+
+    def _seal_complete(self, now_us: int, actions: list[WriterAction]) -> None:
+        if self._manifest is None or self.done:
+            return
+        for column in self.columns:
+            if column.state is ColumnState.STREAMING and column.next_stripe == self._stripe_count:
+                column.state, column.waiting_since_us = ColumnState.SEALING, now_us
+                actions.append(SealStream(column.number, column.stream))
+
+    def _conclude(self, actions: list[WriterAction]) -> None:
+        """Certify or fail, if this is the moment."""
+        if self.done:
+            return
+        possible, floor = self.places_possible(), self.layout.code.floor
+        if possible < floor:
+            self._stop(AbandonReason.STOPPED, actions)
+            actions.append(FailPayload("unavailable", *_too_few(self.payload, possible, floor)))
+            return
+        if self.may_certify():
+            proofs = tuple(c.proof for c in self.columns if c.proof is not None)
+            if proofs != self._certified:
+                self._certified = proofs
+                actions.append(CertifyPayload(proofs))
+
+    def _stop(self, reason: AbandonReason, actions: list[WriterAction]) -> None:
+        for column in self.columns:
+            if column.stream:
+                assert column.place is not None
+                actions.append(AbandonStream(column.number, column.stream, column.place, reason))
+                column.stream = 0
+        self._streams.clear()
+        self.done = True
+
+    def check(self) -> None:
+        """Assert the invariants of the module's head."""
+        live = [c for c in self.columns if c.stream]
+        assert {c.stream: c for c in live} == self._streams, "a live stream has one column"
+        targets = [c.place.target for c in self.columns if c.place is not None]
+        assert len(targets) == len(set(targets)), "no two columns on one target"
+        for c in self.columns:
+            assert c.credit_bytes >= 0
+            assert (c.state is ColumnState.SEALED) == (c.proof is not None)
+            assert (c.place is None) == (c.state in (ColumnState.WAITING, ColumnState.FAILED))
+            assert c.proof is None or self.proof_is_valid(c, c.proof)
+            if not self.done:
+                moving = (ColumnState.OPENING, ColumnState.STREAMING, ColumnState.SEALING)
+                assert bool(c.stream) == (c.state in moving)
+        assert not self._certified or len(self._certified) >= self.layout.code.floor
+        assert self.done or self.places_possible() >= self.layout.code.floor
+
+
+def _too_few(payload: PayloadId, live: int, needed: int) -> tuple[str, str]:
+    """Message and hint."""
+    return (
+        f"{payload}: {live} live targets can take its columns, {needed} are needed",
+        "start more targets (`ckpt status` lists them) and save again",
+    )
