@@ -141,7 +141,7 @@ def _add_common(found: argparse.ArgumentParser) -> None:
 
 def _add_cluster(found: argparse.ArgumentParser) -> None:
     found.add_argument("--bytes", default="256MiB", metavar="SIZE", help="of a rank [256MiB]")
-    found.add_argument("--cell", default="512KiB", metavar="SIZE", help="a fragment [512KiB]")
+    found.add_argument("--cell", default="2MiB", metavar="SIZE", help="a fragment [2MiB]")
     found.add_argument("--targets", type=int, default=6, metavar="N", help="[6]")
     found.add_argument("--repetitions", type=int, default=5, metavar="N", help="that count [5]")
     found.add_argument(

@@ -17,7 +17,7 @@ PAGE_BYTES = 4 * KiB
 BLOCK_BYTES = 128 * KiB
 """Checksum block: the size of damage. A cell has one or several; its last may be shorter."""
 CELL_BYTES_DEFAULT = 2 * MiB
-"""Fewer, larger frames: docs/decisions/0005. Small payloads get smaller cells (format/layout.py)."""
+"""Few, large frames: docs/decisions/0005. Small payloads get smaller cells."""
 CELL_BYTES_MAX = 4 * MiB
 PAYLOAD_BYTES_MAX = 1 << 44
 

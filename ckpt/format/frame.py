@@ -200,7 +200,7 @@ def meta_bytes(message: Message) -> int:
 
 
 class _Mac:
-    """HMAC-SHA256 (RFC 2104) with its two keyed states made once: a copy costs less than the key schedule.
+    """HMAC-SHA256 (RFC 2104), its two keyed states made once: a copy is cheaper than the key.
 
     One is made for each direction of a connection; a frame costs two copies of a few hundred bytes.
     """
@@ -214,7 +214,7 @@ class _Mac:
         self._outer = hashlib.sha256(block.translate(_OUTER_PAD))
 
     def of(self, sequence: int, head: bytes, meta: bytes) -> bytes:
-        """The first _MAC_BYTES over the sequence number, the prefix with its mac zeroed, and the meta."""
+        """The first _MAC_BYTES over sequence number, prefix with its mac zeroed, and meta."""
         inner = self._inner.copy()
         inner.update(_SEQUENCE.pack(sequence) + head + _NO_MAC + meta)
         outer = self._outer.copy()

@@ -1,6 +1,6 @@
 """A defect ends the process: a machine that broke its own rules must not go on deciding.
 
-asyncio only logs what a callback raises. A coordinator whose `handle` failed half-way would then keep
+asyncio only logs what a callback raises. A coordinator whose `handle` failed half-way would keep
 its sessions and answer nobody; dead, it is started again from what is durable, which is what every
 peer is made for. What the network does to a transport (OSError) is no defect.
 """

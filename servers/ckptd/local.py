@@ -56,8 +56,8 @@ PREDECESSOR_WAIT_S: Final = 10.0
 JOIN_WAIT_S: Final = 15.0
 """For started targets to be live in the coordinator's map before ready.json is written."""
 JOIN_LAST_S: Final = 45.0
-"""The same while a save would miss columns: a busy machine needs long to start seven processes, and a
-cluster without targets is of no use. Less than an opener waits."""
+"""The same while a save would miss columns: a busy machine needs long to start seven processes,
+and a cluster without targets is of no use. Less than an opener waits."""
 JOIN_POLL_S: Final = 0.05
 IDLE_POLL_S: Final = 1.0
 LOCK_POLL_S: Final = 0.02

@@ -12,7 +12,7 @@ from ckptd.log import Fields
 
 
 def run_with(error: Exception) -> tuple[list[tuple[str, str]], bool, FailStop]:
-    """What was reported when a callback raised it, whether the daemon was told to stop, and the watch."""
+    """What was reported when a callback raised it, whether the daemon was to stop, the watch."""
     reports: list[tuple[str, str]] = []
 
     def report(level: str, text: str, values: Fields) -> None:

@@ -1,1 +1,1 @@
-"""The coordinator: membership, launches, reservations, attempts, commits, reads, deletion. Begin with machine.py."""
+"""The coordinator: members, launches, space, attempts, commits, reads, deletion: machine.py."""

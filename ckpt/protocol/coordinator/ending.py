@@ -83,7 +83,7 @@ class Ending:
                 self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}"))
 
     def abort_passed_by(self, passing: Attempt) -> None:
-        """Attempts that will never be whole, because a rank that they lack is at a later step already.
+        """Attempts that will never be whole: a rank that they lack is at a later step already.
 
         `abort_what_lacks` ends those that were there when that rank came. This ends those that came
         behind it: opened by a rank that is slower, or recovered after a restart. They would hold

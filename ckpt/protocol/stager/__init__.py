@@ -1,1 +1,1 @@
-"""The stager: all saves of one rank, from the arena's half to the coordinator's last word. Begin with machine.py."""
+"""The stager: all saves of one rank, from the half to the last word. Begin with machine.py."""

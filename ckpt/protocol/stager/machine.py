@@ -1,7 +1,7 @@
 """All saves of one rank: from the half they are staged into to the coordinator's last word.
 
-    ASKED ──half──> STAGING ──handed over──> OPENING ──planned──> SENDING
-      └─ refused, skipped    └─ dropped           └─ refused         │  (certified again when needed)
+    ASKED ──half──> STAGING ──handed over──> OPENING ─planned──> SENDING
+      └─ refused, skipped    └─ dropped           └─ refused         │ (certified as needed)
                                                                      │
                            ENDED <──sender stopped── STOPPING <──committed, aborted
 
