@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,8 +31,11 @@ DIGEST = b"d" * 16
 
 
 @pytest.fixture(autouse=True)
-def _runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def _runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A runtime directory of the test's own, with a name short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="ckpt-") as directory:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
+        yield
 
 
 @pytest.fixture
@@ -86,6 +90,15 @@ def test_another_generation_digest_rank_run_or_cluster_is_not() -> None:
 
 def test_without_a_stager_there_is_nothing() -> None:
     assert memory_source("cluster", RUN, Rank(0), CHECKPOINT, DIGEST) is None
+
+
+def test_a_directory_too_long_for_sockets_is_an_error_that_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("long" * 25)))
+    (tmp_path / ("long" * 25)).mkdir()
+    with pytest.raises(OSError, match="too long"):
+        MemoryServer("cluster", RUN, Rank(0))
 
 
 def test_the_socket_of_a_killed_stager_is_cleared_away() -> None:

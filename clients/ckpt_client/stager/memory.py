@@ -93,9 +93,13 @@ class MemoryServer:
         with suppress(FileNotFoundError):
             self._path.unlink()  # Of a process that had our number before.
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        self.socket.setblocking(False)
-        self.socket.bind(str(self._path))
-        self.socket.listen(16)
+        try:
+            self.socket.setblocking(False)
+            self.socket.bind(str(self._path))
+            self.socket.listen(16)
+        except OSError:  # As when the directory's name is too long for a socket.
+            self.socket.close()
+            raise
 
     def accept(self) -> socket.socket | None:
         """A reader of the same user, or None."""
