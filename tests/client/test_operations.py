@@ -121,7 +121,7 @@ def test_the_page_has_the_table_of_exit_codes() -> None:
 def test_the_page_names_every_health_check() -> None:
     page = PAGE.read_text()
     sources = [
-        PAGE.parents[1] / "ckpt" / "protocol" / "views.py",
+        PAGE.parents[1] / "ckpt" / "protocol" / "coordinator" / "views.py",
         PAGE.parents[1] / "clients" / "ckpt_client" / "cli" / "status.py",
     ]
     names = {
