@@ -69,7 +69,9 @@ def test_device_writes_are_counted_for_the_process_that_made_them(tmp_path: Path
     before = proc.device_bytes(os.getpid())
     write_file(tmp_path / "file", 4 * MiB)
     drop_cached([tmp_path / "file"])
-    assert proc.device_bytes(os.getpid()).written - before.written in (0, 4 * MiB)  # 0 on tmpfs
+    written = proc.device_bytes(os.getpid()).written - before.written
+    # 0 on tmpfs; elsewhere some pages of metadata come along.
+    assert written == 0 or 4 * MiB <= written < 5 * MiB
     assert (tmp_path / "file").stat().st_size == 4 * MiB
 
 
