@@ -3,7 +3,7 @@
 #
 #   make demo     a training run on an embedded cluster that loses targets, trainers and nothing else
 #   make test     the tests without the slow campaigns; TESTS="tests/erasure -k pattern" picks some
-#   make test-sim 10,000 seeds of the simulator (make test runs 1,000)
+#   make sim      10,000 seeds of the simulator (make test runs 300)
 #   make check    format, lint, types, imports
 #   make bench    roofline, burst and restore as ratios of one run
 #   make soak     the slow campaigns
@@ -18,7 +18,7 @@ READY := $(VENV)/.installed
 TESTS ?= tests
 WORKERS ?= 2
 
-.PHONY: demo test test-sim check bench soak clean
+.PHONY: demo test sim check bench soak clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -28,7 +28,7 @@ test: $(READY)
 	$(BIN)/pytest -n $(WORKERS) -m "not slow" $(TESTS)
 
 # Both cores for one campaign: 10,000 histories, each cell of the fault matrix hit.
-test-sim: $(READY)
+sim: $(READY)
 	CKPT_SIM_SEEDS=10000 $(BIN)/pytest --timeout=1500 tests/sim/test_simulation.py
 
 check: $(READY)
