@@ -47,6 +47,38 @@ def test_a_silent_target_is_passed_over_and_what_it_reserves_later_goes_back() -
     assert silent.reservations == set()
 
 
+def test_too_few_in_time_are_asked_again_with_more_patience() -> None:
+    bench = Bench(4)
+    slow = ("t0", "t1", "t2")
+    for id in slow:
+        target(bench, id).silent.add(m.Reserve)
+    rank = RankFake(bench)
+    assert rank.open(1) == []
+    bench.tick(1)
+    assert [len(bench.asked(id, m.Reserve)) for id in slow] == [2, 2, 2]
+    bench.tick(1)
+    for id in slow:
+        bench.let_answer(id)
+    rank.take_plan()
+    assert {place.target for place in rank.places().values()} <= {"t0", "t1", "t2", "t3"}
+    assert all(len(target(bench, id).reservations) == 1 for id in (*slow, "t3"))
+
+
+def test_targets_that_stay_silent_end_the_save_after_a_bounded_time() -> None:
+    bench = Bench(3)
+    for one in bench.targets.values():
+        one.silent.add(m.Reserve)
+    rank = RankFake(bench)
+    rank.open(1)
+    for _ in range(14):
+        bench.tick(1)
+    assert rank.aborts() == []
+    bench.tick(1)
+    (aborted,) = rank.aborts()
+    assert aborted.code == "unavailable"
+    assert "3 targets are live and 0 gave space" in aborted.message
+
+
 def test_a_spare_takes_the_place_of_a_column_that_nobody_else_can_take() -> None:
     bench = Bench(4)
     target(bench, "t0").refuses[m.Reserve] = FULL

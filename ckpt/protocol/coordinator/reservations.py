@@ -1,8 +1,9 @@
 """Space before bytes: every column of a plan, and each spare, is a preallocated file on its target.
 
     request --Reserve to n + spares targets--> all held --> Allotment
-                     | refused or lost: next candidate, at last the column is absent
-                     +-- fewer than the floor: everything is released, NoSpace or Unavailable
+       ^             | refused or late: next candidate, at last the column is absent
+       |             +-- fewer than the floor: everything is released, NoSpace or Unavailable
+       +--- enough live, but late: with twice the patience
 
 A committed save's allotment is renewed at once for the next save of the same shape (`stand`), which
 then asks nothing. Invariants: a reservation belongs to one allotment or is released; one allotment
@@ -34,6 +35,9 @@ STANDING_LIFE_US = 600_000_000
 NO_SPACE_RETRY_S = 5.0
 PATIENCE_US = 1_000_000
 """A target that has not reserved within this is passed over; what it reserves later goes back."""
+PATIENCE_LAST_US = 8_000_000
+"""When too few are in time, a busy cluster is likelier than a dead one: all are asked again with
+twice the patience, up to this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class Allotment:
     asked_spares: set[TargetId] = field(default_factory=set)
     #: Targets that hold a spare or are asked for one: no column goes there by another way.
     open_questions: int = 0
+    patience_us: int = PATIENCE_US
     idle_since_us: int = 0
 
     @property
@@ -230,8 +235,9 @@ class Reservations:
 
     # ----------------------------------------------------------------------- inside
 
-    def _request(self, layout: Layout, done: Done) -> None:
+    def _request(self, layout: Layout, done: Done, patience_us: int = PATIENCE_US) -> None:
         allotment = self.empty_allotment(layout)
+        allotment.patience_us = patience_us
         size = allotment.file_bytes
         self._turn += 1
         rule = self._rule
@@ -332,7 +338,7 @@ class Reservations:
             then(None)
 
         question = Reserve(self._members.term, reservation, allotment.file_bytes)
-        self._desk.ask(target.session, question, answered, patience_us=PATIENCE_US)
+        self._desk.ask(target.session, question, answered, patience_us=allotment.patience_us)
 
     def _conclude(self, allotment: Allotment, done: Done) -> None:
         code = allotment.layout.code
@@ -355,6 +361,10 @@ class Reservations:
             done(self._no_space(allotment, full))
             return
         live = len(self._members.live())
+        silent = any(failed.code == Unavailable.code for failed in allotment.refused.values())
+        if silent and live >= needed and allotment.patience_us < PATIENCE_LAST_US:
+            self._request(allotment.layout, done, 2 * allotment.patience_us)
+            return
         done(
             Unavailable(
                 f"{live} targets are live and {given} gave space, {needed} are needed for {code}",
