@@ -26,6 +26,7 @@ from ckpt.aio.disk import DiskSpace
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import GiB, align_up
 from ckpt.protocol.events import Buffer
+from ckpt.testing.pages import PagedFile
 
 
 class Keep(Enum):
@@ -37,30 +38,21 @@ class Keep(Enum):
     """Any part, by the seed."""
 
 
-@dataclass(slots=True, eq=False)
-class _Inode:
-    live: bytearray = field(default_factory=bytearray)
-    durable: bytearray = field(default_factory=bytearray)
-    dirty: set[int] = field(default_factory=set)
-    """Pages whose live bytes are not durable; iterated in order only."""
-    resized: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class _Change:
     """One unsynced change of a directory: `inode` None takes the name away."""
 
     name: str
-    inode: _Inode | None
+    inode: PagedFile | None
     renamed_to: str | None = None
     """Full new name: this removal may persist only if that name does."""
-    renamed: _Inode | None = None
+    renamed: PagedFile | None = None
 
 
 @dataclass(slots=True)
 class _Directory:
-    live: dict[str, _Inode] = field(default_factory=dict)
-    durable: dict[str, _Inode] = field(default_factory=dict)
+    live: dict[str, PagedFile] = field(default_factory=dict)
+    durable: dict[str, PagedFile] = field(default_factory=dict)
     changes: list[_Change] = field(default_factory=list)
 
 
@@ -88,6 +80,8 @@ class FakeDisk:
         self.operation_count = 0
         """Operations that change something, for enumerating crash points."""
         self._directories: dict[str, _Directory] = {"": _Directory()}
+        self._bytes_used = 0
+        #: Of all files with a live name.
 
     # ----------------------------------------------------------------------- the Disk protocol
 
@@ -95,14 +89,13 @@ class FakeDisk:
         self._fail("preallocate", file)
         directory, name = self._place(file)
         old = directory.live.get(name)
-        held = _rounded(old) if old is not None else 0
-        if self._bytes_used() - held + align_up(bytes_count, PAGE_BYTES) > self.bytes_total:
+        held = old.held_bytes if old is not None else 0
+        if self._bytes_used - held + align_up(bytes_count, PAGE_BYTES) > self.bytes_total:
             raise _error("ENOSPC")
-        inode = _Inode(live=bytearray(bytes_count), resized=True)
-        self._change(file, inode)
+        self._change(file, PagedFile(size=bytes_count, resized=True))
 
     def write_at(self, file: str, offset: int, data: Buffer) -> None:
-        view = memoryview(data).cast("B")
+        view = data if isinstance(data, bytes) else memoryview(data).cast("B")
         directory, name = self._place(file)
         try:
             self._fail("write", file)
@@ -113,15 +106,15 @@ class FakeDisk:
             raise
         inode = directory.live.get(name)
         if inode is None:
-            inode = _Inode()
+            inode = PagedFile()
             self._change(file, inode)
-        if self.misdirect_next_write and len(inode.live) >= 2 * PAGE_BYTES:
+        if self.misdirect_next_write and inode.size >= 2 * PAGE_BYTES:
             self.misdirect_next_write = False
-            pages = len(inode.live) // PAGE_BYTES
+            pages = inode.size // PAGE_BYTES
             offset = (offset // PAGE_BYTES + self._random.randrange(1, pages)) % pages * PAGE_BYTES
-            view = view[: max(0, len(inode.live) - offset)]
-        if offset + len(view) > _rounded(inode):
-            room = self.bytes_total - self._bytes_used() + _rounded(inode)
+            view = view[: max(0, inode.size - offset)]
+        if offset + len(view) > inode.held_bytes:
+            room = self.bytes_total - self._bytes_used + inode.held_bytes
             if offset + len(view) > room:
                 self._store(inode, offset, view[: max(0, room - offset)])
                 raise _error("ENOSPC")
@@ -130,11 +123,9 @@ class FakeDisk:
     def truncate_file(self, file: str, bytes_count: int) -> None:
         self._fail("truncate", file)
         inode = self._inode(file)
-        if bytes_count < len(inode.live):
-            del inode.live[bytes_count:]
-        else:
-            inode.live.extend(bytes(bytes_count - len(inode.live)))
-        inode.resized = True
+        self._bytes_used -= inode.held_bytes
+        inode.truncate(bytes_count)
+        self._bytes_used += inode.held_bytes
 
     def sync_file(self, file: str) -> None:
         inode = self._inode(file)
@@ -142,12 +133,9 @@ class FakeDisk:
             self._fail("sync", file)
         except OSError:
             # As in Linux: the pages are marked clean though they never reached the platter.
-            inode.dirty.clear()
+            inode.forget_dirty()
             raise
-        _persist(inode, inode.dirty)
-        if inode.resized:
-            _resize(inode)
-        inode.dirty.clear()
+        inode.sync()
 
     def rename_file(self, old: str, new: str) -> None:
         self._fail("rename", old)
@@ -177,7 +165,7 @@ class FakeDisk:
 
     def read_at(self, file: str, offset: int, length: int) -> memoryview:
         self._fail("read", file, changes=False)
-        return memoryview(bytes(self._inode(file).live[offset : offset + length]))
+        return memoryview(self._inode(file).read(offset, length))
 
     def release(self, data: Buffer) -> None:
         """Buffers of this disk are never used twice."""
@@ -191,10 +179,10 @@ class FakeDisk:
         self._directories.setdefault(directory, _Directory())
 
     def file_bytes(self, file: str) -> int:
-        return len(self._inode(file).live)
+        return self._inode(file).size
 
     def space(self) -> DiskSpace:
-        return DiskSpace(self.bytes_total, max(0, self.bytes_total - self._bytes_used()))
+        return DiskSpace(self.bytes_total, max(0, self.bytes_total - self._bytes_used))
 
     def close(self) -> None:
         """Nothing to give up: the bytes outlive the process that wrote them."""
@@ -205,9 +193,9 @@ class FakeDisk:
         """Power is lost: of what was not synced, `keep` survives. Open faults stay."""
         for inode in self._inodes():
             kept = {page for page in sorted(inode.dirty) if self._survives(keep)}
-            _persist(inode, kept)
+            inode.persist(kept)
             if inode.resized and self._survives(keep):
-                _resize(inode)
+                inode.persist_size()
         persisted: dict[str, int] = {}
         for path, directory in self._directories.items():
             count = len(directory.changes)
@@ -221,20 +209,20 @@ class FakeDisk:
             for change in directory.changes[: persisted[path]]:
                 if change.inode is None and self._gone(change):
                     directory.durable.pop(change.name, None)
+        inodes = self._inodes()
+        for inode in inodes:
+            inode.revert()
+            inode.links = 0
         for directory in self._directories.values():
             directory.live = dict(directory.durable)
             directory.changes.clear()
-        for inode in self._inodes():
-            inode.live = bytearray(inode.durable)
-            inode.dirty.clear()
-            inode.resized = False
+            for inode in directory.live.values():
+                inode.links += 1
+        self._bytes_used = sum(inode.held_bytes for inode in inodes if inode.links)
 
     def rot(self, file: str, offset: int, bit: int = 0) -> None:
         """Flip one bit at rest."""
-        inode = self._inode(file)
-        inode.live[offset] ^= 1 << bit
-        if offset < len(inode.durable):
-            inode.durable[offset] ^= 1 << bit
+        self._inode(file).flip(offset, bit)
 
     def files(self) -> list[str]:
         """Every name, in order."""
@@ -250,7 +238,7 @@ class FakeDisk:
         if path not in self._directories:
             return None
         inode = self._directories[path].durable.get(name)
-        return bytes(inode.durable) if inode is not None else None
+        return inode.durable_bytes() if inode is not None else None
 
     # ----------------------------------------------------------------------- inside
 
@@ -266,6 +254,8 @@ class FakeDisk:
 
     def _fail(self, operation: str, file: str, *, changes: bool = True) -> None:
         self.operation_count += changes
+        if not self.faults:
+            return
         for fault in self.faults:
             if fault.operation != operation or fault.file not in file:
                 continue
@@ -279,68 +269,56 @@ class FakeDisk:
 
     def _place(self, file: str) -> tuple[_Directory, str]:
         path, _, name = file.rpartition("/")
-        if path not in self._directories:
+        directory = self._directories.get(path)
+        if directory is None:
             raise _error("ENOENT")
-        return self._directories[path], name
+        return directory, name
 
-    def _inode(self, file: str) -> _Inode:
-        directory, name = self._place(file)
-        if name not in directory.live:
+    def _inode(self, file: str) -> PagedFile:
+        path, _, name = file.rpartition("/")
+        directory = self._directories.get(path)
+        inode = directory.live.get(name) if directory is not None else None
+        if inode is None:
             raise _error("ENOENT")
-        return directory.live[name]
+        return inode
 
     def _change(
-        self, file: str, inode: _Inode | None, renamed_to: str | None = None,
-        renamed: _Inode | None = None,
+        self, file: str, inode: PagedFile | None, renamed_to: str | None = None,
+        renamed: PagedFile | None = None,
     ) -> None:  # fmt: skip
         directory, name = self._place(file)
-        if inode is None:
-            directory.live.pop(name, None)
-        else:
+        old = directory.live.pop(name, None)
+        if old is not None:
+            self._unlink(old)
+        if inode is not None:
             directory.live[name] = inode
+            self._link(inode)
         directory.changes.append(_Change(name, inode, renamed_to, renamed))
 
-    def _store(self, inode: _Inode, offset: int, view: memoryview) -> None:
-        end = offset + len(view)
-        if end > len(inode.live):
-            inode.live.extend(bytes(end - len(inode.live)))
-            inode.resized = True
-        inode.live[offset:end] = view
-        inode.dirty.update(range(offset // PAGE_BYTES, -(-end // PAGE_BYTES)))
+    def _link(self, inode: PagedFile) -> None:
+        inode.links += 1
+        if inode.links == 1:
+            self._bytes_used += inode.held_bytes
 
-    def _inodes(self) -> list[_Inode]:
+    def _unlink(self, inode: PagedFile) -> None:
+        inode.links -= 1
+        if not inode.links:
+            self._bytes_used -= inode.held_bytes
+
+    def _store(self, inode: PagedFile, offset: int, data: Buffer) -> None:
+        self._bytes_used -= inode.held_bytes
+        inode.write(offset, data)
+        self._bytes_used += inode.held_bytes
+
+    def _inodes(self) -> list[PagedFile]:
         """Each once, in name order."""
-        found: dict[int, _Inode] = {}
+        found: dict[int, PagedFile] = {}
         for path in sorted(self._directories):
             directory = self._directories[path]
             for names in (directory.live, directory.durable):
                 for name in sorted(names):
                     found.setdefault(id(names[name]), names[name])
         return list(found.values())
-
-    def _bytes_used(self) -> int:
-        live = {id(i): i for d in self._directories.values() for i in d.live.values()}
-        return sum(_rounded(inode) for inode in live.values())
-
-
-def _rounded(inode: _Inode) -> int:
-    return align_up(len(inode.live), PAGE_BYTES)
-
-
-def _persist(inode: _Inode, pages: set[int]) -> None:
-    for page in sorted(pages):
-        start = page * PAGE_BYTES
-        part = inode.live[start : start + PAGE_BYTES]
-        if len(inode.durable) < start + len(part):
-            inode.durable.extend(bytes(start + len(part) - len(inode.durable)))
-        inode.durable[start : start + len(part)] = part
-
-
-def _resize(inode: _Inode) -> None:
-    length = len(inode.live)
-    del inode.durable[length:]
-    inode.durable.extend(bytes(length - len(inode.durable)))
-    inode.resized = False
 
 
 def _error(name: str) -> OSError:
