@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         Unauthorized,
         Unavailable,
     )
-    from ckpt_client.declare import Box, PerRank, Replicated, Shard
+    from ckpt_client.declare import Box, PerRank, Replicated, Shard, Shards
     from ckpt_client.default import load, save
     from ckpt_client.restore import Checkpoint
     from ckpt_client.saving import Commit, Save
@@ -58,6 +58,7 @@ __all__ = [
     "Replicated",
     "Save",
     "Shard",
+    "Shards",
     "Store",
     "Unauthorized",
     "Unavailable",
@@ -68,7 +69,7 @@ __all__ = [
 
 _ERRORS: Final = "ckpt.base.errors"
 _HOMES: Final = {
-    **dict.fromkeys(("Box", "PerRank", "Replicated", "Shard"), "ckpt_client.declare"),
+    **dict.fromkeys(("Box", "PerRank", "Replicated", "Shard", "Shards"), "ckpt_client.declare"),
     **dict.fromkeys(("Commit", "Save"), "ckpt_client.saving"),
     **dict.fromkeys(("Store", "open"), "ckpt_client.store"),
     **dict.fromkeys(("load", "save"), "ckpt_client.default"),

@@ -60,7 +60,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a rank. Of a replica, the pieces are those that this rank stores, if any."""
+    """One tensor of a rank, or one of its boxes.
+
+    Of a replica, and of a box that other ranks declare too, the pieces are those that this rank
+    stores, if any.
+    """
 
     name: str
     """The path as text (ckpt.format.tree.path_text)."""
@@ -80,7 +84,9 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class RankTable:
-    """All tensors of one rank, sorted by name; names are unique in a rank."""
+    """All tensors of one rank, sorted by name. Only shards of one tensor share a name: they are
+    sorted by offset, which is unique.
+    """
 
     rank: Rank
     world_size: int
@@ -187,9 +193,16 @@ def _table_problem(table: RankTable) -> str:
         if problem:
             return problem
     for before, after in pairwise(table.entries):
-        if before.name >= after.name:
+        if not _ascend(before, after):
             return f"{after.name}: names must be unique and ascending"
     return ""
+
+
+def _ascend(before: TensorEntry, after: TensorEntry) -> bool:
+    """Several boxes of a tensor have one name."""
+    if before.name == after.name and before.meaning is after.meaning is Meaning.SHARD:
+        return before.offset < after.offset
+    return before.name < after.name
 
 
 def _entry_problem(entry: TensorEntry) -> str:

@@ -3,7 +3,8 @@
     OWN          each rank's own array under that name          -> one box for each rank, one tensor
                                                                    for each dtype and shape
     REPLICATED   declared by every rank, stored in shares       -> one box, pieces of all ranks
-    SHARD        boxes of one global tensor                     -> one box for each declaration
+    SHARD        boxes of one global tensor                     -> one box for each declaration;
+                                                                   identical ones share their pieces
 
 A checkpoint that has a problem must not commit: a hole, a box that reaches out of its tensor,
 pieces that do not cover their box, replicas that differ or that a rank lacks, ranks that disagree
@@ -249,10 +250,29 @@ class _Merger:
             return
         if not self._compare_shards(name, holdings, geometry):
             return
+        writers = {(h[1].offset, h[1].shape): [h] for h in holdings}
+        for copies in geometry.identical:
+            same = [holdings[i] for i in copies]
+            writers[same[0][1].offset, same[0][1].shape] = same
+        for same in writers.values():
+            if not self._stored(name, same):
+                return
         ordered = sorted(holdings, key=lambda h: (h[1].offset, h[0]))
         self._add(
-            name, holdings[0][1], [_box(rank, entry, [(rank, entry)]) for rank, entry in ordered]
+            name,
+            holdings[0][1],
+            [_box(rank, entry, writers[entry.offset, entry.shape]) for rank, entry in ordered],
         )
+
+    def _stored(self, name: str, same: Sequence[Holding]) -> bool:
+        """Every byte of a box is stored by one of the ranks that declare exactly it."""
+        gap = _first_gap(same)
+        if gap is None:
+            return True
+        entry, members = same[0][1], [rank for rank, _ in same]
+        text = f"bytes {gap[0]} to {gap[1]} of the box at {entry.offset} of shape {entry.shape}"
+        self.report(name, members, f"{text} are stored by none of {ranks_text(members)}")
+        return False
 
     def _compare_shards(self, name: str, holdings: Sequence[Holding], geometry: _Geometry) -> bool:
         """Compare identical boxes at once where fingerprints stand, and name all other overlaps."""
@@ -269,10 +289,15 @@ class _Merger:
                         f"{_groups_text(groups)}",
                     )
                     return False
-            else:
+            elif all(_first_gap([holding]) is None for holding in same):
                 self.overlaps.append(
                     Overlap(name, entry.offset, entry.shape, tuple(rank for rank, _ in same))
                 )
+            else:
+                silent = [rank for rank, other in same if not other.fingerprint]
+                text = f"{ranks_text(silent)} did not fingerprint the box that others store with it"
+                self.report(name, silent, text)
+                return False
         parts: defaultdict[tuple[Extent, Extent], set[Rank]] = defaultdict(set)
         for a, b, offset, shape in geometry.crossings:
             parts[offset, shape] |= {holdings[a][0], holdings[b][0]}
@@ -388,10 +413,10 @@ def _fault(entry: TensorEntry) -> str:
         ):
             end = piece.start + piece.length
             return f"stores bytes {piece.start} to {end} of a box of {box_bytes}, out of order"
-        if piece.start > reach and entry.meaning is not Meaning.REPLICATED:
+        if piece.start > reach and entry.meaning is Meaning.OWN:
             break
         reach = piece.start + piece.length
-    if reach < box_bytes and entry.meaning is not Meaning.REPLICATED:
+    if reach < box_bytes and entry.meaning is Meaning.OWN:
         beginning = f"{reach} bytes from the beginning of a box of {box_bytes}"
         return f"stores {beginning}; the next ones are missing"
     return ""
@@ -415,7 +440,7 @@ def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> Box:
 
 
 def _first_gap(writers: Sequence[Holding]) -> tuple[int, int] | None:
-    """Bytes [start, end) of a replica that no writer stores."""
+    """Bytes [start, end) of a replica, or of a box that all of them declare, that none stores."""
     entry = writers[0][1]
     box_bytes, reach = volume_of(entry.shape) * dtype_of(entry.dtype).itemsize, 0
     for start, length in sorted(

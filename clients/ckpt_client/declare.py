@@ -7,6 +7,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 from ckpt.base.errors import Refused
@@ -37,16 +38,41 @@ class Shard:
     """A numpy array, or anything with `__dlpack__` or `__array__`."""
     global_shape: tuple[int, ...]
     offset: tuple[int, ...]
+    holders: tuple[int, ...] = ()
+    """Ranks that declare exactly this box, ascending, the own one among them: they share the
+    writing of its bytes, and their copies are compared. All of them must say the same. Empty: the
+    rank stores it whole.
+    """
 
     def __post_init__(self) -> None:
         global_shape = _whole_numbers("global_shape", self.global_shape)
         offset = _whole_numbers("offset", self.offset)
+        holders = _whole_numbers("holders", self.holders)
+        if any(before >= after for before, after in pairwise(holders)):
+            raise Refused(f"holders {holders} do not ascend")
         object.__setattr__(self, "global_shape", global_shape)
         object.__setattr__(self, "offset", offset)
+        object.__setattr__(self, "holders", holders)
         shape = getattr(self.array, "shape", None)
         if shape is None:
             raise Refused(f"a Shard holds an array, not a {type(self.array).__name__}")
         check_box("Shard", tuple(shape), global_shape, offset)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shards:
+    """Several boxes of one global tensor, where one Shard stands for one box.
+
+    Raises Refused when they are of different tensors.
+    """
+
+    boxes: tuple[Shard, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "boxes", tuple(self.boxes))
+        shapes = {box.global_shape for box in self.boxes}
+        if len(shapes) != 1:
+            raise Refused(f"Shards are boxes of one tensor; these have {sorted(shapes)}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,13 +1,13 @@
 """Where does each byte that a rank stages lie in its half of the arena, and how does it get there?
 
-    | tree document | own leaves, shards | share of replicas |0000| other replicas | declaration |
+    | tree document | own leaves, shards | share of copies |0000| others' shares | declaration |
     |<--------------------- payload ------------------------>|    |<-- witness --->|             |
     0                                            payload_bytes                         half_bytes
 
 The payload is what is stored. The zeros are the padding of its last stripe, which is encoded in
-place. The witness holds the replicated bytes that other ranks store, so that the stager can
-fingerprint this rank's whole copy; the declaration tells the stager where everything lies. Items
-begin on 64 bytes.
+place. A copy is what several ranks hold: a replica, or a box with holders. The witness is the bytes
+of copies that other ranks store, so that the stager can fingerprint this rank's whole copy; the
+declaration tells the stager where everything lies. Items begin on 64 bytes.
 """
 
 from __future__ import annotations
@@ -76,16 +76,19 @@ class Witness(msgspec.Struct, frozen=True, array_like=True):
 class _Declaration(msgspec.Struct, frozen=True, array_like=True):
     table: bytes
     witnesses: list[Witness]
+    copies: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
     """What the trainer tells its stager about a half: the table without fingerprints,
-    and the witness.
+    the witness, and which entries are copies.
     """
 
     table: RankTable
     witnesses: tuple[Witness, ...]
+    copies: frozenset[int]
+    """Entries that other ranks hold too: each is fingerprinted whole."""
 
 
 _declaration_decoder = msgspec.msgpack.Decoder(_Declaration)
@@ -94,30 +97,23 @@ _declaration_decoder = msgspec.msgpack.Decoder(_Declaration)
 def plan_packing(
     state: FlatState, rank: int, world_size: int, replicas: ReplicaPolicy = ReplicaPolicy.ABORT
 ) -> Packing:
-    """Lay the state out for one rank. Raises Refused when it is too large for a payload.
+    """Lay the state out for one rank.
 
+    Raises Refused when it is too large for a payload, or when a box's holders leave this rank out.
     With ReplicaPolicy.KEEP every rank stores its whole replicas: a copy that differs must be there
     to be kept, and which one differs is known only afterwards.
     """
     document = encode_tree(state.root)
     leaves = state.leaves
-    own = [n for n, leaf in enumerate(leaves) if leaf.meaning is not Meaning.REPLICATED]
-    shared = [n for n, leaf in enumerate(leaves) if leaf.meaning is Meaning.REPLICATED]
-    sizes = [leaves[n].array.nbytes for n in shared]
-    whole = replicas is ReplicaPolicy.KEEP
-    cuts = [0, sum(sizes)] if whole else share_replicas(sizes, world_size)
-    first, last = (cuts[0], cuts[1]) if whole else (cuts[rank], cuts[rank + 1])
-
-    own_parts = [(n, 0, leaves[n].array.nbytes) for n in own]
-    stored = _place(own_parts + _parts(shared, sizes, first, last), len(document))
+    stored_parts, witness_parts = _share_out(leaves, rank, world_size, replicas)
+    stored = _place(stored_parts, len(document))
     payload_bytes = max(len(document), *(one.offset + one.length for one in stored), 0)
     if payload_bytes > PAYLOAD_BYTES_MAX:
         raise Refused(
             f"rank {rank} would store {format_bytes(payload_bytes)}, "
             f"{format_bytes(PAYLOAD_BYTES_MAX)} are allowed"
         )
-    rest = _parts(shared, sizes, 0, first) + _parts(shared, sizes, last, sum(sizes))
-    witness = _place(rest, payload_bytes + TAIL_BYTES)
+    witness = _place(witness_parts, payload_bytes + TAIL_BYTES)
     end = max((one.offset + one.length for one in witness), default=payload_bytes + TAIL_BYTES)
     return Packing(
         leaves=leaves,
@@ -149,7 +145,7 @@ def read_declaration(document: memoryview) -> Declaration:
         raw = _declaration_decoder.decode(document)
     except msgspec.MsgspecError as error:
         raise Corrupt(f"the declaration of a staged save does not parse: {error}") from None
-    return Declaration(decode_table(raw.table), tuple(raw.witnesses))
+    return Declaration(decode_table(raw.table), tuple(raw.witnesses), frozenset(raw.copies))
 
 
 def copy_bytes(
@@ -190,14 +186,52 @@ def _copy_part(
             done += count
 
 
-def _parts(
-    numbers: Sequence[int], sizes: Sequence[int], first: int, last: int
-) -> list[tuple[int, int, int]]:
-    """(leaf, start, end) under the concatenated replica bytes [first, last)."""
+Part = tuple[int, int, int]
+"""(leaf, start, end): bytes [start, end) of a leaf."""
+
+
+def _share_out(
+    leaves: Sequence[Leaf], rank: int, world_size: int, replicas: ReplicaPolicy
+) -> tuple[list[Part], list[Part]]:
+    """What this rank stores, its own first, and what others store of the copies that it holds.
+
+    Copies with the same holders are shared out together, each group over its holders.
+    """
+    stored: list[Part] = []
+    groups: dict[Sequence[int], list[int]] = {}
+    for number, leaf in enumerate(leaves):
+        if leaf.meaning is Meaning.REPLICATED and replicas is not ReplicaPolicy.KEEP:
+            groups.setdefault(range(world_size), []).append(number)
+        elif leaf.holders:
+            _check_holders(leaf, rank, world_size)
+            groups.setdefault(leaf.holders, []).append(number)
+        else:
+            stored.append((number, 0, leaf.array.nbytes))
+    witness: list[Part] = []
+    for holders, numbers in groups.items():
+        sizes = [leaves[number].array.nbytes for number in numbers]
+        cuts = share_replicas(sizes, len(holders))
+        place = holders.index(rank)
+        first, last = cuts[place], cuts[place + 1]
+        stored += _parts(numbers, sizes, first, last)
+        witness += _parts(numbers, sizes, 0, first) + _parts(numbers, sizes, last, cuts[-1])
+    return stored, witness
+
+
+def _check_holders(leaf: Leaf, rank: int, world_size: int) -> None:
+    if rank not in leaf.holders or leaf.holders[-1] >= world_size:
+        raise Refused(
+            f"{leaf.name}: holders {leaf.holders} do not fit rank {rank} of {world_size}",
+            hint="holders name every rank that declares the box, this one too",
+        )
+
+
+def _parts(numbers: Sequence[int], sizes: Sequence[int], first: int, last: int) -> list[Part]:
+    """Parts under the concatenated bytes [first, last) of a group of copies."""
     return [(numbers[n], start, end) for n, start, end in leaf_parts(sizes, first, last)]
 
 
-def _place(parts: Iterable[tuple[int, int, int]], begin: int) -> list[Span]:
+def _place(parts: Iterable[Part], begin: int) -> list[Span]:
     """Parts one behind the other from `begin` on, each aligned; empty ones need no place."""
     spans: list[Span] = []
     for leaf, start, end in parts:
@@ -232,4 +266,9 @@ def _declare(
     )
     table = encode_table(RankTable(Rank(rank), world_size, entries))
     outside = [Witness(one.leaf, one.start, one.offset, one.length) for one in witness]
-    return msgspec.msgpack.encode(_Declaration(table, outside))
+    copies = [
+        number
+        for number, leaf in enumerate(leaves)
+        if leaf.meaning is Meaning.REPLICATED or leaf.holders
+    ]
+    return msgspec.msgpack.encode(_Declaration(table, outside, copies))

@@ -22,22 +22,15 @@ from typing import Final, Self, TypeVar
 
 import numpy as np
 
-from ckpt.aio.rpc import RpcClient
-from ckpt.base.errors import CkptError, Lost, PeerError, Refused, Unavailable
+from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import Generation, LaunchNumber, PayloadId, Rank, RunName, Step, TargetId
 from ckpt.base.units import MiB
-from ckpt.format.index import IndexPayload, IndexReader
+from ckpt.format.index import IndexPayload
 from ckpt.format.layout import Layout
 from ckpt.format.messages import (
     CommitInfo,
-    DamageJudged,
-    ReleasePin,
-    ReportDamage,
     Resolve,
-    Resolved,
-    Role,
 )
-from ckpt.format.record import CommitRecord, decode_record
 from ckpt.format.tree import Node, decode_tree
 from ckpt.protocol.events import Report
 from ckpt.protocol.reader.events import ReadLimits
@@ -49,15 +42,12 @@ from ckpt.transfer.payload_receiver import (
     ReceiverStatistics,
     read_payloads,
 )
-from ckpt_client.index_source import IndexSource
+from ckpt_client.contents import Contents
+from ckpt_client.pinned import Pinned, ReaderContext
 from ckpt_client.restore_plan import ReadSet
 from ckpt_client.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
 from ckpt_client.stager.memory import memory_source
 
-ANSWER_SLACK_S: Final = 10.0
-"""Beyond what the coordinator itself may wait."""
-JUDGE_TIMEOUT_S: Final = 600.0
-"""To have every column of a payload read whole."""
 RESOLVE_COUNT_MAX: Final = 64
 """Times one load may be resolved again."""
 RETRY_S: Final = (0.05, 1.0)
@@ -95,19 +85,6 @@ class LoadProgress:
 OnProgress = Callable[[LoadProgress], None]
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderContext:
-    """Whom a reader asks, and who it is."""
-
-    address: Callable[[], str]
-    """Where the coordinator is now; asked again when its session is lost."""
-    secret: bytes
-    cluster: str
-    """The cluster's id; empty when it is not known yet."""
-    name: str
-    """`HOST:PID`, for people."""
-
-
 def resolve(
     context: ReaderContext,
     run: RunName,
@@ -128,109 +105,6 @@ def resolve(
     """
     question = Resolve(run, step, launch, rank, world_size, int(timeout_s * 1e6), fallback)
     return Checkpoint(Pinned(context, question, timeout_s), progress)
-
-
-class Pinned:
-    """I hold a resolved generation: the coordinator's session whose pin keeps it, and its index."""
-
-    def __init__(self, context: ReaderContext, question: Resolve, timeout_s: float) -> None:
-        self.context = context
-        self.question = question
-        self.timeout_s = timeout_s
-        self.resolved: Resolved
-        self.record: CommitRecord
-        self.session_count = 0
-        self._rpc: RpcClient | None = None
-        self._pin_session = 0
-        self._source: IndexSource | None = None
-        self._index: IndexReader | None = None
-        try:
-            self.resolve()
-        except BaseException:
-            self.close()
-            raise
-
-    def resolve(self, step: Step | None = None) -> None:
-        """Ask which generation it is, or for that step's; warns about steps that were passed
-        over."""
-        rpc = self._connection()
-        question = self.question
-        if step is not None:
-            question = replace(question, step=step, launch=None)
-        reply, bulk = rpc.call(question, timeout_s=self.timeout_s + ANSWER_SLACK_S)
-        if not isinstance(reply, Resolved):
-            raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
-        self._close_source()
-        self.resolved, self.record = reply, decode_record(bulk)
-        self._pin_session = self.session_count
-        if reply.skipped:
-            text = f"{reply.info.checkpoint} is loaded instead of: {'; '.join(reply.skipped)}"
-            warnings.warn(text, UserWarning, stacklevel=5)
-
-    @property
-    def pin_lost(self) -> bool:
-        """The session that held the pin ended: the generation may be deleted meanwhile."""
-        return self._pin_session != self.session_count
-
-    def judge(self, payload: PayloadId, reason: str) -> DamageJudged:
-        """Have damage that was met examined."""
-        message = ReportDamage(payload, reason)
-        reply, _ = self._connection().call(message, timeout_s=JUDGE_TIMEOUT_S)
-        if not isinstance(reply, DamageJudged):
-            raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
-        return reply
-
-    @property
-    def index(self) -> IndexReader:
-        """The generation's index, fetched once."""
-        if self._index is None:
-            addresses = {where.target: where for where in self.resolved.targets}
-            self._close_source()
-            self._source = IndexSource(self.record, addresses, self.context.secret)
-            self._index = self._source.reader(self.timeout_s)
-            if self._index.checkpoint != self.record.info.checkpoint:
-                raise Lost(f"the index of {self.record.info.checkpoint} is another's")
-        return self._index
-
-    def close(self) -> None:
-        """Let the generation go. Idempotent; also called by the finalizer."""
-        self._close_source()
-        rpc, self._rpc = self._rpc, None
-        if rpc is not None:
-            if hasattr(self, "resolved"):
-                rpc.tell(ReleasePin(self.resolved.pin))
-            rpc.close()
-
-    def _close_source(self) -> None:
-        source, self._source, self._index = self._source, None, None
-        if source is not None:
-            source.close()
-
-    def _connection(self) -> RpcClient:
-        address = self.context.address()
-        if self._rpc is not None and self._rpc.address != address:
-            self._rpc.close()
-            self._rpc = None
-        if self._rpc is None:
-            counter = weakref.WeakMethod(self._opened)
-            self._rpc = RpcClient(
-                address,
-                secret=self.context.secret,
-                role=Role.READER,
-                name=self.context.name,
-                cluster=self.context.cluster,
-                on_opened=lambda _peer: _call(counter),
-            )
-        return self._rpc
-
-    def _opened(self) -> None:
-        self.session_count += 1
-
-
-def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    target = method()
-    if target is not None:
-        target()
 
 
 class Checkpoint:
@@ -323,8 +197,7 @@ class Checkpoint:
         an error the
         content of arrays that were to be filled is undefined.
         """
-        if not self._closer.alive:
-            raise Refused("this checkpoint is closed")
+        self._check_open()
         if whole and like is not None:
             raise Refused("like= and whole= exclude each other")
         if whole:
@@ -332,6 +205,21 @@ class Checkpoint:
         if like is not None:
             return self._reading(lambda: self._load_like(like, strict))
         return self._reading(self._load_own)
+
+    def read(self, plan: Callable[[Contents], Value]) -> Value:
+        """What `plan` returns: it looks at the contents and has them filled where it wants them.
+
+        It is run again from the beginning when bytes are damaged or their holders moved, then
+        perhaps on another generation. Raises as `load`.
+        """
+        self._check_open()
+        return self._reading(
+            lambda: plan(Contents(self._pinned.index, self._documents, self._read))
+        )
+
+    def _check_open(self) -> None:
+        if not self._closer.alive:
+            raise Refused("this checkpoint is closed")
 
     def _load_own(self) -> object:
         rank, world_size = self._pinned.question.rank, self._pinned.question.world_size

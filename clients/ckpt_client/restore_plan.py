@@ -78,14 +78,16 @@ def variants_of(index: IndexReader, name: str) -> tuple[IndexTensor, ...]:
         return ()
 
 
-def tensor_of_rank(index: IndexReader, name: str, rank: Rank) -> tuple[IndexTensor, Box]:
-    """The rank's tensor of that name, and the box that it declared; raises Corrupt without one."""
+def tensor_of_rank(
+    index: IndexReader, name: str, rank: Rank
+) -> tuple[IndexTensor, tuple[Box, ...]]:
+    """The rank's tensor of that name, and the boxes that it declared; raises Corrupt without one."""
     for tensor in variants_of(index, name):
         if tensor.meaning is Meaning.REPLICATED:
-            return tensor, tensor.boxes[0]
-        for box in tensor.boxes:
-            if box.rank == rank:
-                return tensor, box
+            return tensor, tensor.boxes[:1]
+        boxes = tuple(box for box in tensor.boxes if box.rank == rank)
+        if boxes:
+            return tensor, boxes
     raise Corrupt(f"{name}: rank {rank}'s tree names it, the index does not")
 
 

@@ -27,7 +27,7 @@ from ckpt.format.tree import (
     TupleNode,
     path_text,
 )
-from ckpt_client.declare import Box, PerRank, Replicated, Shard, check_box
+from ckpt_client.declare import Box, PerRank, Replicated, Shard, Shards, check_box
 from ckpt_client.restore_plan import (
     ReadSet,
     checked_dtype,
@@ -46,12 +46,17 @@ def own_tree(index: IndexReader, rank: Rank, root: Node, reads: ReadSet) -> obje
     """The rank's tree as it was saved: Shards as Shard, replicas and own leaves as arrays."""
 
     def leaf(name: str) -> object:
-        tensor, box = tensor_of_rank(index, name, rank)
-        array = new_array(tensor, box.shape)
-        reads.add_box(tensor, [box], box.offset, array, prefer=rank)
-        if tensor.meaning is Meaning.SHARD:
-            return Shard(array, tensor.global_shape, box.offset)
-        return array
+        tensor, boxes = tensor_of_rank(index, name, rank)
+        arrays = [new_array(tensor, box.shape) for box in boxes]
+        for box, array in zip(boxes, arrays, strict=True):
+            reads.add_box(tensor, [box], box.offset, array, prefer=rank)
+        if tensor.meaning is not Meaning.SHARD:
+            return arrays[0]
+        shards = [
+            Shard(array, tensor.global_shape, box.offset)
+            for box, array in zip(boxes, arrays, strict=True)
+        ]
+        return shards[0] if len(shards) == 1 else Shards(tuple(shards))
 
     return unflatten(root, leaf)
 
@@ -132,10 +137,14 @@ class LikeWalk:
         tensor, boxes = self._choose(name, variants)
         whole = tensor.global_shape
         if isinstance(value, Box):
-            _inside(name, value.offset, value.shape, whole)
+            box_inside(name, value.offset, value.shape, whole)
             array = new_array(tensor, value.shape)
             self.reads.add_box(tensor, boxes, value.offset, array, self.rank)
             return array
+        if isinstance(value, Shards):
+            for shard in value.boxes:
+                self._tensor(shard, name, variants)
+            return value
         if isinstance(value, Shard):
             array = in_place(name, value.array)
             if value.global_shape != whole:
@@ -195,9 +204,10 @@ def scalars_of(root: Node) -> dict[str, ScalarNode]:
     return found
 
 
-def _inside(
+def box_inside(
     name: str, offset: tuple[int, ...], shape: tuple[int, ...], whole: tuple[int, ...]
 ) -> None:
+    """Raises Refused by name unless the box lies within the tensor."""
     try:
         check_box("Box", shape, whole, offset)
     except Refused as error:

@@ -36,7 +36,7 @@ from ckpt.format.tree import (
     encode_tree,
     path_text,
 )
-from ckpt_client.declare import Replicated, Shard, check_box
+from ckpt_client.declare import Replicated, Shard, Shards, check_box
 
 AnyArray = NDArray[np.generic]
 SCALAR_DTYPE: Final = np.dtype("u1")
@@ -56,6 +56,9 @@ class Leaf:
     """Any strides; C order of its elements is what is stored."""
     global_shape: tuple[int, ...]
     offset: tuple[int, ...]
+    holders: tuple[int, ...] = ()
+    """Ranks that declare the same box and share its writing; empty when this one stores it whole.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +67,14 @@ class FlatState:
 
     root: Node
     leaves: tuple[Leaf, ...]
-    """Sorted by name; names are unique."""
+    """Sorted by name and offset; only boxes of one tensor share a name."""
 
 
 def flatten(state: object, *, replicated: bool = False) -> FlatState:
     """The tree's document and leaves. Raises Refused naming the path of what cannot be stored."""
     leaves: list[Leaf] = []
     root = _Walk(leaves).visit(state, (), replicated)
-    leaves.sort(key=lambda leaf: leaf.name)
+    leaves.sort(key=lambda leaf: (leaf.name, leaf.offset))
     return FlatState(root, tuple(leaves))
 
 
@@ -118,6 +121,9 @@ class _Walk:
             return self.visit(value.tree, path, True)
         if isinstance(value, Shard):
             return self._shard(value, path)
+        if isinstance(value, Shards):
+            nodes = [self._shard(box, path) for box in value.boxes]
+            return nodes[0]
         meaning = Meaning.REPLICATED if replicated else Meaning.OWN
         array = _as_array(value, path)
         return self._leaf(array, path, meaning, array.shape, (0,) * array.ndim)
@@ -149,7 +155,9 @@ class _Walk:
             check_box("Shard", array.shape, shard.global_shape, shard.offset)
         except Refused as error:
             raise Refused(f"{_where(path)}: {error.message}") from None
-        return self._leaf(array, path, Meaning.SHARD, shard.global_shape, shard.offset)
+        return self._leaf(
+            array, path, Meaning.SHARD, shard.global_shape, shard.offset, shard.holders
+        )
 
     def _leaf(
         self,
@@ -158,13 +166,16 @@ class _Walk:
         meaning: Meaning,
         global_shape: tuple[int, ...],
         offset: tuple[int, ...],
+        holders: tuple[int, ...] = (),
     ) -> LeafNode:
         try:
             dtype = dtype_name(array.dtype)
         except Refused as error:
             raise Refused(f"{_where(path)}: {error.message}", hint=error.hint) from None
         name = path_text(path)
-        self._leaves.append(Leaf(name, meaning, dtype, array, tuple(global_shape), tuple(offset)))
+        self._leaves.append(
+            Leaf(name, meaning, dtype, array, tuple(global_shape), tuple(offset), holders)
+        )
         return LeafNode(name)
 
 

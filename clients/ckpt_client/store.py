@@ -43,7 +43,8 @@ from ckpt_client.state import flatten
 from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
 
 if TYPE_CHECKING:
-    from ckpt_client.restore import Checkpoint, ReaderContext
+    from ckpt_client.pinned import ReaderContext
+    from ckpt_client.restore import Checkpoint
     from ckpt_client.verify import VerifyReport
 
 CLOSE_TIMEOUT_S: Final = 120.0
@@ -354,7 +355,7 @@ class Store:
                 self._greet(self._control)
 
     def _reader(self) -> ReaderContext:
-        from ckpt_client.restore import ReaderContext
+        from ckpt_client.pinned import ReaderContext
 
         control = self._control
         return ReaderContext(

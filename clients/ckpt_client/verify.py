@@ -25,7 +25,7 @@ from ckpt.format.messages import (
 )
 from ckpt.protocol.coordinator.judging import most_bad
 from ckpt.transfer.payload_receiver import nearest_address
-from ckpt_client.restore import Pinned, ReaderContext
+from ckpt_client.pinned import Pinned, ReaderContext
 
 COLUMN_TIMEOUT_S: Final = 600.0
 """To read one column whole, behind all others that its target was asked for."""

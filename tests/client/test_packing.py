@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt.base.errors import Corrupt
+from ckpt.base.errors import Corrupt, Refused
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.messages import BoxQuery, ReplicaPolicy
 from ckpt.format.table import Meaning, TensorEntry
 from ckpt.format.tree import decode_tree
-from ckpt_client.declare import Replicated, Shard
+from ckpt_client.declare import Replicated, Shard, Shards
 from ckpt_client.packing import (
     ITEM_ALIGN,
     TAIL_BYTES,
@@ -25,7 +25,7 @@ from ckpt_client.packing import (
     plan_packing,
     read_declaration,
 )
-from ckpt_client.stager.fingerprint import fingerprint_boxes, fingerprint_replicas
+from ckpt_client.stager.fingerprint import fingerprint_boxes, fingerprint_copies
 from ckpt_client.state import flatten, unflatten
 from tests.client import trees
 
@@ -118,7 +118,7 @@ def test_every_rank_fingerprints_its_whole_replica(rank: int) -> None:
     flat = flatten(_replicas())
     packing = plan_packing(flat, rank, 3)
     half = _staged(packing)
-    table = fingerprint_replicas(half, read_declaration(_declaration(packing, half)))
+    table = fingerprint_copies(half, read_declaration(_declaration(packing, half)))
     for leaf, entry in zip(flat.leaves, table.entries, strict=True):
         whole = xxh3_128(leaf.array.tobytes())
         assert entry.fingerprint == (whole if leaf.meaning is Meaning.REPLICATED else b"")
@@ -146,10 +146,12 @@ def test_a_box_of_a_shard_is_fingerprinted_by_global_offset() -> None:
     shard = Shard(whole[10:30, 5:], whole.shape, (10, 5, 0))
     packing = plan_packing(flatten({"w": shard}), 0, 2)
     half = _staged(packing)
-    table = read_declaration(_declaration(packing, half)).table
+    declared = read_declaration(_declaration(packing, half))
     asked = [((12, 7, 3), (9, 20, 10)), ((10, 5, 0), (20, 25, 20)), ((15, 5, 0), (0, 1, 1))]
     boxes = [BoxQuery("w", offset, shape) for offset, shape in asked]
-    for (offset, shape), digest in zip(asked, fingerprint_boxes(half, table, boxes), strict=True):
+    for (offset, shape), digest in zip(
+        asked, fingerprint_boxes(half, declared, boxes), strict=True
+    ):
         inside = tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))
         assert digest == xxh3_128(whole[inside].tobytes())
 
@@ -157,14 +159,64 @@ def test_a_box_of_a_shard_is_fingerprinted_by_global_offset() -> None:
 def test_a_box_that_the_rank_does_not_hold_is_an_error() -> None:
     packing = plan_packing(flatten({"w": Shard(np.zeros((2, 2)), (4, 2), (2, 0))}), 0, 2)
     half = _staged(packing)
-    table = read_declaration(_declaration(packing, half)).table
+    declared = read_declaration(_declaration(packing, half))
     for box in (
         BoxQuery("w", (1, 0), (1, 1)),
         BoxQuery("x", (2, 0), (1, 1)),
         BoxQuery("w", (2,), (1,)),
     ):
         with pytest.raises(Corrupt):
-            fingerprint_boxes(half, table, [box])
+            fingerprint_boxes(half, declared, [box])
+
+
+def test_holders_of_a_box_share_its_writing_and_each_fingerprints_it_whole() -> None:
+    box = np.random.default_rng(3).random((1500, 200))
+    shard = Shard(box, (3000, 200), (1500, 0), (0, 2))
+    stored: list[tuple[int, bytes]] = []
+    tables = []
+    for rank in shard.holders:
+        packing = plan_packing(flatten({"m": np.zeros(rank), "w": shard}), rank, 3)
+        half = _staged(packing)
+        tables.append(fingerprint_copies(half, read_declaration(_declaration(packing, half))))
+        for piece in tables[-1].entries[1].pieces:
+            data = bytes(half[piece.payload_offset : piece.payload_offset + piece.length])
+            stored.append((piece.start, data))
+    assert len(stored) == 2
+    assert b"".join(data for _, data in sorted(stored)) == box.tobytes()
+    assert {table.entries[1].fingerprint for table in tables} == {xxh3_128(box.tobytes())}
+    assert {table.entries[0].fingerprint for table in tables} == {b""}
+
+
+def test_a_box_that_others_store_in_part_is_fingerprinted_from_stored_bytes_and_witness() -> None:
+    box = np.random.default_rng(4).random((3000, 100))
+    packing = plan_packing(flatten({"w": Shard(box, (4000, 100), (500, 0), (0, 1))}), 1, 2)
+    half = _staged(packing)
+    declared = read_declaration(_declaration(packing, half))
+    assert declared.witnesses
+    (digest,) = fingerprint_boxes(half, declared, [BoxQuery("w", (600, 10), (2500, 30))])
+    assert digest == xxh3_128(box[100:2600, 10:40].tobytes())
+
+
+def test_holders_that_leave_this_rank_out_are_refused_by_path() -> None:
+    flat = flatten({"a": {"w": Shard(np.zeros(4), (4,), (0,), (0, 2))}})
+    with pytest.raises(Refused, match=r"a/w: holders \(0, 2\) do not fit rank 1 of 3"):
+        plan_packing(flat, 1, 3)
+    with pytest.raises(Refused, match=r"do not fit rank 0 of 2"):
+        plan_packing(flat, 0, 2)
+    with pytest.raises(Refused, match="do not ascend"):
+        Shard(np.zeros(4), (4,), (0,), (2, 1))
+
+
+def test_several_boxes_of_a_tensor_share_a_name_and_are_found_by_offset() -> None:
+    boxes = tuple(Shard(np.full((2, 3), n), (8, 3), (4 * n, 0)) for n in (1, 0))
+    packing = plan_packing(flatten({"w": Shards(boxes)}), 0, 1)
+    half = _staged(packing)
+    declared = read_declaration(_declaration(packing, half))
+    assert [(e.name, e.offset) for e in declared.table.entries] == [("w", (0, 0)), ("w", (4, 0))]
+    (digest,) = fingerprint_boxes(half, declared, [BoxQuery("w", (5, 0), (1, 3))])
+    assert digest == xxh3_128(np.full((1, 3), 1).tobytes())
+    with pytest.raises(Refused, match="Shards are boxes of one tensor"):
+        Shards((boxes[0], Shard(np.zeros(2), (2,), (0,))))
 
 
 def test_a_declaration_that_does_not_parse_is_corrupt() -> None:

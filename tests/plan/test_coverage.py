@@ -248,6 +248,38 @@ def test_identical_boxes_without_fingerprints_are_asked_for() -> None:
     assert merged.overlaps == (Overlap("w", (0,), (4,), (Rank(0), Rank(1), Rank(2))),)
 
 
+def test_identical_boxes_share_their_pieces() -> None:
+    halves = [
+        replace(shard((0,), (8,), (16,), A), pieces=(Piece(0, 4096, 5),)),
+        replace(shard((0,), (8,), (16,), A), pieces=(Piece(5, 9000, 3),)),
+    ]
+    other = shard((8,), (8,), (16,))
+    merged = merge_tables(tables((halves[0],), (halves[1],), (other,)))
+    assert merged.problems == merged.overlaps == ()
+    both = (Location(None, Rank(0), 0, 4096, 5), Location(None, Rank(1), 5, 9000, 3))
+    (tensor,) = merged.tensors
+    assert [box.locations for box in tensor.boxes] == [both, both, _all_of(2, 8)]
+
+    differ = merge_tables(tables((halves[0],), (replace(halves[1], fingerprint=B),), (other,)))
+    assert "shards of the same box at (0,)" in the_problem(differ)
+    silent = merge_tables(tables((halves[0],), (replace(halves[1], fingerprint=b""),), (other,)))
+    assert "rank 1 did not fingerprint the box" in the_problem(silent)
+    gap = merge_tables(tables((halves[0],), (other,)))
+    assert the_problem(gap) == (
+        "tensor 'w': bytes 5 to 8 of the box at (0,) of shape (8,) are stored by none of rank 0"
+    )
+
+
+def _all_of(rank: int, size: int) -> tuple[Location, ...]:
+    return (Location(None, Rank(rank), 0, 4096, size),)
+
+
+def test_several_boxes_of_one_rank_are_all_in_the_index() -> None:
+    merged = merge_tables(tables((shard((0,), (4,), (8,)), shard((4,), (4,), (8,)))))
+    assert merged.problems == merged.overlaps == ()
+    assert [box.offset for box in merged.tensors[0].boxes] == [(0,), (4,)]
+
+
 def test_overlaps_are_asked_for_once_for_each_part() -> None:
     merged = merge_tables(
         tables(

@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    from ckpt_client.restore import ReaderContext
+    from ckpt_client.pinned import ReaderContext
     from ckpt_client.verify import verify
 
     run_name, step = parse_checkpoint(arguments.checkpoint)

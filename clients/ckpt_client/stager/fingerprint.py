@@ -1,4 +1,4 @@
-"""xxh3-128 of what a half holds: whole replicas for the table,
+"""xxh3-128 of what a half holds: whole copies for the table,
 boxes of shards when the coordinator asks.
 
 Runs on a worker thread after `save` has returned. The bytes are read where they lie; a box that is
@@ -18,72 +18,97 @@ from ckpt.base.units import MiB
 from ckpt.format.checksum import Xxh3
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.messages import BoxQuery
-from ckpt.format.table import Meaning, RankTable, TensorEntry
+from ckpt.format.table import RankTable, TensorEntry
 from ckpt_client.packing import Declaration
 from ckpt_client.state import AnyArray
 
 GATHER_BYTES: Final = MiB
 
 
-def fingerprint_replicas(half: memoryview, declaration: Declaration) -> RankTable:
-    """The table with the fingerprint of every replica filled in: stored bytes and witness,
+def fingerprint_copies(half: memoryview, declaration: Declaration) -> RankTable:
+    """The table with the fingerprint of every copy filled in: stored bytes and witness,
     in C order.
     """
-    outside: dict[int, list[tuple[int, int, int]]] = {}
-    for one in declaration.witnesses:
-        outside.setdefault(one.entry, []).append((one.start, one.offset, one.length))
+    staged = _Staged(half, declaration)
     entries = tuple(
-        replace(entry, fingerprint=_replica(half, entry, outside.get(number, [])))
-        if entry.meaning is Meaning.REPLICATED
-        else entry
+        replace(entry, fingerprint=staged.digest(number)) if number in declaration.copies else entry
         for number, entry in enumerate(declaration.table.entries)
     )
     return replace(declaration.table, entries=entries)
 
 
 def fingerprint_boxes(
-    half: memoryview, table: RankTable, boxes: Sequence[BoxQuery]
+    half: memoryview, declaration: Declaration, boxes: Sequence[BoxQuery]
 ) -> tuple[bytes, ...]:
     """One digest for each box, whose offset is the global tensor's.
 
     Raises Corrupt when the rank lacks it.
     """
-    entries = {entry.name: entry for entry in table.entries}
-    return tuple(_box(half, entries.get(box.name), box) for box in boxes)
+    staged = _Staged(half, declaration)
+    return tuple(staged.box_digest(box) for box in boxes)
 
 
-def _replica(
-    half: memoryview, entry: TensorEntry, witness: Sequence[tuple[int, int, int]]
-) -> bytes:
-    stored = [(piece.start, piece.payload_offset, piece.length) for piece in entry.pieces]
-    digest = Xxh3()
-    at = 0
-    for start, offset, length in sorted([*stored, *witness]):
-        if start != at:
-            raise Corrupt(f"{entry.name}: the staged replica has a hole at byte {at}")
-        digest.update(half[offset : offset + length])
-        at += length
-    return digest.digest()
+class _Staged:
+    """I know where the bytes of each entry lie in a half."""
+
+    def __init__(self, half: memoryview, declaration: Declaration) -> None:
+        self._half = half
+        self._entries = declaration.table.entries
+        self._outside: dict[int, list[tuple[int, int, int]]] = {}
+        for one in declaration.witnesses:
+            self._outside.setdefault(one.entry, []).append((one.start, one.offset, one.length))
+
+    def digest(self, number: int) -> bytes:
+        """Of a whole entry."""
+        digest = Xxh3()
+        for part in self._parts(number):
+            digest.update(part)
+        return digest.digest()
+
+    def box_digest(self, box: BoxQuery) -> bytes:
+        """Of a part of the entry that contains it."""
+        for number, entry in enumerate(self._entries):
+            inside = _inside(entry, box) if entry.name == box.name else None
+            if inside is not None:
+                digest = Xxh3()
+                _update(digest, self._array(number)[inside])
+                return digest.digest()
+        raise Corrupt(f"{box.name}: this rank holds no box at {box.offset} of {box.shape}")
+
+    def _array(self, number: int) -> AnyArray:
+        """In place, unless other ranks store parts of it: then a copy is put together."""
+        entry = self._entries[number]
+        parts = self._parts(number)
+        flat = np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), np.uint8)
+        array: AnyArray = flat.view(dtype_of(entry.dtype)).reshape(entry.shape)
+        return array
+
+    def _parts(self, number: int) -> list[memoryview]:
+        """The entry's bytes in C order: stored ones and witness."""
+        entry = self._entries[number]
+        stored = [(piece.start, piece.payload_offset, piece.length) for piece in entry.pieces]
+        parts: list[memoryview] = []
+        at = 0
+        for start, offset, length in sorted([*stored, *self._outside.get(number, [])]):
+            if start != at:
+                raise Corrupt(f"{entry.name}: the staged copy has a hole at byte {at}")
+            parts.append(self._half[offset : offset + length])
+            at += length
+        return parts
 
 
-def _box(half: memoryview, entry: TensorEntry | None, box: BoxQuery) -> bytes:
-    if entry is None or len(box.offset) != len(entry.offset):
-        raise Corrupt(f"{box.name}: this rank holds no such box")
+def _inside(entry: TensorEntry, box: BoxQuery) -> tuple[slice, ...] | None:
+    """Where the box lies in the entry; None when it is not wholly in it."""
+    if len(box.offset) != len(entry.offset):
+        return None
     inside = []
     for start, extent, first, held in zip(
         box.offset, box.shape, entry.offset, entry.shape, strict=True
     ):
         if not (extent >= 0 and first <= start and start + extent <= first + held):
-            raise Corrupt(f"{box.name}: this rank holds no box at {box.offset} of {box.shape}")
+            return None
         inside.append(slice(start - first, start - first + extent))
-    digest = Xxh3()
-    if entry.pieces:
-        (piece,) = entry.pieces  # A shard is stored whole.
-        dtype = dtype_of(entry.dtype)
-        flat = np.frombuffer(half[piece.payload_offset : piece.payload_offset + piece.length], "u1")
-        array: AnyArray = flat.view(dtype).reshape(entry.shape)
-        _update(digest, array[tuple(inside)])
-    return digest.digest()
+    return tuple(inside)
 
 
 def _update(digest: Xxh3, array: AnyArray) -> None:

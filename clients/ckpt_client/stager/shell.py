@@ -65,7 +65,7 @@ from ckpt_client.packing import Declaration, read_declaration
 from ckpt_client.stager import wire
 from ckpt_client.stager.channel import TrainerChannel
 from ckpt_client.stager.desk import HalfDesk
-from ckpt_client.stager.fingerprint import fingerprint_boxes, fingerprint_replicas
+from ckpt_client.stager.fingerprint import fingerprint_boxes, fingerprint_copies
 from ckpt_client.stager.jobs import Jobs
 from ckpt_client.stager.memory import Held, MemoryRequest
 from ckpt_client.stager.readers import Readers
@@ -267,7 +267,7 @@ class StagerShell:
             )
         )
         self._jobs.start(
-            lambda: encode_table(fingerprint_replicas(memory.memory, declaration)),
+            lambda: encode_table(fingerprint_copies(memory.memory, declaration)),
             lambda table: self._handle(TableReady(now_us(), packet.save, table)),
             lambda error: _log("error", f"save {packet.save} has no table: {error}"),
         )
@@ -375,7 +375,7 @@ class StagerShell:
             BoxesFingerprinted(now_us(), action.payload, prints)
         )
         self._jobs.start(
-            lambda: fingerprint_boxes(memory.memory, declaration.table, action.boxes),
+            lambda: fingerprint_boxes(memory.memory, declaration, action.boxes),
             answer,
             lambda error: _log("error", f"{action.payload}: {error}"),
         )

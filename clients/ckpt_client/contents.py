@@ -1,0 +1,94 @@
+"""What a committed generation holds, for adapters that choose by themselves what to read.
+
+Names are paths as text (`ckpt.format.tree.path_text`). Nothing here changes dtypes or shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ckpt.base.errors import NotFound, Refused
+from ckpt.base.ids import Rank
+from ckpt.format.index import IndexReader, IndexTensor
+from ckpt.format.table import Meaning
+from ckpt.format.tree import Node, Scalar
+from ckpt_client.restore_plan import ReadSet, checked_dtype, variants_of
+from ckpt_client.restore_trees import box_inside, scalars_of
+from ckpt_client.state import AnyArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Want:
+    """A box of a stored tensor, and the memory that it fills."""
+
+    name: str
+    array: AnyArray
+    """Writable, of the box's shape and the stored dtype; any strides."""
+    offset: tuple[int, ...]
+    """Of the box in the global tensor."""
+    rank: Rank | None = None
+    """Whose tensor, where it belongs to ranks; None when only one has it."""
+
+
+class Contents:
+    """I show one generation during one attempt of `Checkpoint.read`; do not keep me."""
+
+    def __init__(
+        self,
+        index: IndexReader,
+        documents: Callable[[Iterable[Rank]], Mapping[Rank, Node]],
+        read: Callable[[ReadSet], None],
+    ) -> None:
+        self._index = index
+        self._documents = documents
+        self._read = read
+
+    def ranks(self) -> list[Rank]:
+        """Those that saved, ascending."""
+        return [payload.rank for payload in self._index.payloads()]
+
+    def tensors(self) -> Iterator[IndexTensor]:
+        """All of them by name, with their boxes."""
+        return self._index.tensors()
+
+    def variants(self, name: str) -> tuple[IndexTensor, ...]:
+        """Every tensor of that name: ranks may have their own; empty when there is none."""
+        return variants_of(self._index, name)
+
+    def values(self, rank: Rank) -> dict[str, Scalar]:
+        """Plain values of a rank's tree, by path."""
+        root = self._documents([rank])[rank]
+        return {name: node.value for name, node in scalars_of(root).items()}
+
+    def fill(self, wants: Iterable[Want]) -> None:
+        """Read every wanted byte once. Raises NotFound for an unknown name, Refused by name for
+        another dtype or a box that reaches out of the tensor; nothing is read then.
+        """
+        reads = ReadSet()
+        for want in wants:
+            tensor = self._tensor(want)
+            box_inside(want.name, want.offset, want.array.shape, tensor.global_shape)
+            checked_dtype(want.name, tensor, want.array)
+            boxes = tensor.boxes
+            if tensor.meaning is Meaning.OWN and want.rank is not None:
+                boxes = tuple(box for box in boxes if box.rank == want.rank)
+            reads.add_box(tensor, boxes, want.offset, want.array, want.rank)
+        self._read(reads)
+
+    def _tensor(self, want: Want) -> IndexTensor:
+        found = self.variants(want.name)
+        if not found:
+            raise NotFound(f"{want.name}: the checkpoint has no tensor of that name")
+        mine = [
+            tensor
+            for tensor in found
+            if tensor.meaning is not Meaning.OWN
+            or any(box.rank == want.rank for box in tensor.boxes)
+        ]
+        if mine:
+            return mine[0]
+        owners = [box.rank for tensor in found for box in tensor.boxes]
+        if len(owners) > 1:
+            raise Refused(f"{want.name}: belongs to ranks {owners[:8]}: say whose is wanted")
+        return found[0]

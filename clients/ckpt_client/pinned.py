@@ -1,0 +1,141 @@
+"""A resolved generation that is held against deletion, and its index.
+
+The coordinator's session keeps the pin; when the session is lost, so may be the generation.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ckpt.aio.rpc import RpcClient
+from ckpt.base.errors import Lost, PeerError
+from ckpt.base.ids import PayloadId, Step
+from ckpt.format.index import IndexReader
+from ckpt.format.messages import DamageJudged, ReleasePin, ReportDamage, Resolve, Resolved, Role
+from ckpt.format.record import CommitRecord, decode_record
+from ckpt_client.index_source import IndexSource
+
+ANSWER_SLACK_S: Final = 10.0
+"""Beyond what the coordinator itself may wait."""
+JUDGE_TIMEOUT_S: Final = 600.0
+"""To have every column of a payload read whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderContext:
+    """Whom a reader asks, and who it is."""
+
+    address: Callable[[], str]
+    """Where the coordinator is now; asked again when its session is lost."""
+    secret: bytes
+    cluster: str
+    """The cluster's id; empty when it is not known yet."""
+    name: str
+    """`HOST:PID`, for people."""
+
+
+class Pinned:
+    """I hold a resolved generation: the coordinator's session whose pin keeps it, and its index."""
+
+    def __init__(self, context: ReaderContext, question: Resolve, timeout_s: float) -> None:
+        self.context = context
+        self.question = question
+        self.timeout_s = timeout_s
+        self.resolved: Resolved
+        self.record: CommitRecord
+        self.session_count = 0
+        self._rpc: RpcClient | None = None
+        self._pin_session = 0
+        self._source: IndexSource | None = None
+        self._index: IndexReader | None = None
+        try:
+            self.resolve()
+        except BaseException:
+            self.close()
+            raise
+
+    def resolve(self, step: Step | None = None) -> None:
+        """Ask which generation it is, or for that step's; warns about steps that were passed
+        over."""
+        rpc = self._connection()
+        question = self.question
+        if step is not None:
+            question = replace(question, step=step, launch=None)
+        reply, bulk = rpc.call(question, timeout_s=self.timeout_s + ANSWER_SLACK_S)
+        if not isinstance(reply, Resolved):
+            raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
+        self._close_source()
+        self.resolved, self.record = reply, decode_record(bulk)
+        self._pin_session = self.session_count
+        if reply.skipped:
+            text = f"{reply.info.checkpoint} is loaded instead of: {'; '.join(reply.skipped)}"
+            warnings.warn(text, UserWarning, stacklevel=5)
+
+    @property
+    def pin_lost(self) -> bool:
+        """The session that held the pin ended: the generation may be deleted meanwhile."""
+        return self._pin_session != self.session_count
+
+    def judge(self, payload: PayloadId, reason: str) -> DamageJudged:
+        """Have damage that was met examined."""
+        message = ReportDamage(payload, reason)
+        reply, _ = self._connection().call(message, timeout_s=JUDGE_TIMEOUT_S)
+        if not isinstance(reply, DamageJudged):
+            raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
+        return reply
+
+    @property
+    def index(self) -> IndexReader:
+        """The generation's index, fetched once."""
+        if self._index is None:
+            addresses = {where.target: where for where in self.resolved.targets}
+            self._close_source()
+            self._source = IndexSource(self.record, addresses, self.context.secret)
+            self._index = self._source.reader(self.timeout_s)
+            if self._index.checkpoint != self.record.info.checkpoint:
+                raise Lost(f"the index of {self.record.info.checkpoint} is another's")
+        return self._index
+
+    def close(self) -> None:
+        """Let the generation go. Idempotent; also called by the finalizer."""
+        self._close_source()
+        rpc, self._rpc = self._rpc, None
+        if rpc is not None:
+            if hasattr(self, "resolved"):
+                rpc.tell(ReleasePin(self.resolved.pin))
+            rpc.close()
+
+    def _close_source(self) -> None:
+        source, self._source, self._index = self._source, None, None
+        if source is not None:
+            source.close()
+
+    def _connection(self) -> RpcClient:
+        address = self.context.address()
+        if self._rpc is not None and self._rpc.address != address:
+            self._rpc.close()
+            self._rpc = None
+        if self._rpc is None:
+            counter = weakref.WeakMethod(self._opened)
+            self._rpc = RpcClient(
+                address,
+                secret=self.context.secret,
+                role=Role.READER,
+                name=self.context.name,
+                cluster=self.context.cluster,
+                on_opened=lambda _peer: _call(counter),
+            )
+        return self._rpc
+
+    def _opened(self) -> None:
+        self.session_count += 1
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    target = method()
+    if target is not None:
+        target()
