@@ -1,0 +1,1 @@
+"""What is done to the targets while a benchmark runs: the words, and the deeds."""

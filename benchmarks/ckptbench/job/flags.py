@@ -1,0 +1,97 @@
+"""What does a command line say? Every option is a flag, as in fio; the rest is about the tool.
+
+Flags before the first `--name` count for all jobs: they stand above job files, and below nothing.
+`--name=X` opens a job, `--name=global` settings for those behind it. A first word that is a verb
+(`ckptbench save --size=1g`) opens a job of that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ckpt.base.errors import Refused
+from ckptbench.job.grammar import Section, Setting, Words
+from ckptbench.job.options import NAMES, TABLE, VERBS, find_option
+
+COMMAND_LINE: Final = "command line"
+TOOL_FLAGS: Final = {
+    "section": "run only this section; may be repeated",
+    "output-format": "normal, json, json+; several with commas",
+    "output": "write the report to this file",
+    "status-interval": "print progress every so often (seconds; suffixes as in runtime)",
+    "plot": "draw the burst: FILE.html, or FILE.png with matplotlib",
+    "hosts": "HOST[:PORT],… that run `ckptbench agent`; they have the same secret file",
+    "secret-file": "of the agents",
+}
+TOOL_SWITCHES: Final = {
+    "showcmd": "print the job file as a command line, and end",
+    "parse-only": "check everything and end",
+    "strict": "a missed goal makes the exit code 1",
+    "help": "this text",
+}
+
+
+@dataclass(slots=True)
+class CommandLine:
+    """A command line, taken apart; nothing is judged but its form."""
+
+    files: list[str] = field(default_factory=list)
+    everywhere: list[Setting] = field(default_factory=list)
+    """Settings before the first `--name`."""
+    sections: list[Section] = field(default_factory=list)
+    tool: dict[str, list[str]] = field(default_factory=dict)
+    cmdhelp: str | None = None
+    """An option, or empty for all of them."""
+
+    def last(self, flag: str, default: str = "") -> str:
+        """The last value of a flag of the tool."""
+        return self.tool.get(flag, [default])[-1]
+
+
+def parse_flags(argv: Sequence[str], words: Words) -> CommandLine:
+    """Raises Refused for a flag that nobody knows or that lacks its value."""
+    found = CommandLine()
+    left = list(argv)
+    if left and left[0] in VERBS:
+        verb = left.pop(0)
+        left[:0] = [f"--name={verb}", f"--rw={verb}"]
+    while left:
+        word = left.pop(0)
+        if not word.startswith("--"):
+            found.files.append(word)
+            continue
+        name, mark, value = word[2:].partition("=")
+        if name == "cmdhelp":
+            found.cmdhelp = value
+        elif name in TOOL_SWITCHES:
+            found.tool.setdefault(name, []).append("1")
+        else:
+            _take(found, name, value if mark else None, left, words)
+    return found
+
+
+def _take(found: CommandLine, name: str, value: str | None, left: list[str], words: Words) -> None:
+    """A flag with a value: of the tool, `--name`, or of a job."""
+    spelled = name if name in NAMES else name.replace("-", "_")
+    of_tool = name in TOOL_FLAGS or name == "name"
+    needs = of_tool or TABLE[find_option(spelled)].kind.empty is None
+    if value is None and needs:
+        if not left:
+            raise Refused(f"--{name} needs a value")
+        value = left.pop(0)
+    if name == "name":
+        assert value is not None
+        found.sections.append(Section(value, (), COMMAND_LINE))
+    elif of_tool:
+        assert value is not None
+        found.tool.setdefault(name, []).append(value)
+    else:
+        text = None if value is None else words.expand(value)
+        setting = Setting(spelled, text, COMMAND_LINE)
+        if found.sections:
+            last = found.sections[-1]
+            found.sections[-1] = Section(last.name, (*last.settings, setting), last.where)
+        else:
+            found.everywhere.append(setting)

@@ -1,0 +1,71 @@
+"""What do `--help` and `--cmdhelp` say? Made from the table of options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from ckptbench.job.flags import TOOL_FLAGS, TOOL_SWITCHES
+from ckptbench.job.options import DEFAULTS, TABLE, VERBS, find_option
+
+HEAD = """\
+usage: ckptbench JOB.fio [FLAGS]          run a job file
+       ckptbench VERB [FLAGS]             one job: {verbs}
+       ckptbench burst | restore | roofline [--help]      the goals' own runs
+       ckptbench compare A.json B.json    two reports, with confidence intervals
+       ckptbench plan --help              interval, bandwidth and targets for a model
+       ckptbench agent --help             lets another host's ckptbench run ranks here
+
+Every option of a job is a flag, too: --size=1Gi --numjobs=4. Ki Mi Gi are binary, KB MB GB decimal,
+bare letters binary (fio's kb_base swaps the first two). --cmdhelp lists all options,
+--cmdhelp=OPTION explains one.
+"""
+TAIL = """\
+exit codes: 0 all jobs ran and everything adds up; 1 a checkpoint failed, bytes differ, a figure is
+above its bound (with --strict: a goal was missed); 2 options that make no sense; 3, 4, 10 to 13, 75
+the error of the store that ended the run, as `ckpt` gives them; 130 interrupted
+
+example:
+  ckptbench save --numjobs=4 --size=256Mi --loops=5 --warmups=2 --output-format=json+
+"""
+
+
+def help_text() -> str:
+    """The whole of `--help`."""
+    flags = TOOL_FLAGS | TOOL_SWITCHES
+    lines = [f"  --{name:<18} {text}" for name, text in flags.items()]
+    return "\n".join([HEAD.format(verbs=" | ".join(VERBS)), *lines, "", TAIL])
+
+
+def command_help(word: str) -> str:
+    """One option as fio explains it, or all of them in a line each. Raises Refused."""
+    if word in ("", "all"):
+        return "\n".join(f"{name:<26}: {one.help}" for name, one in TABLE.items())
+    return "\n".join(_explain(find_option(word)))
+
+
+def _explain(name: str) -> Iterator[str]:
+    found = TABLE[name]
+    yield f"{name:>20}: {found.help}"
+    for alias in found.aliases:
+        yield f"{'alias':>20}: {alias}"
+    yield f"{'type':>20}: {found.kind.name}"
+    yield f"{'default':>20}: {_default(DEFAULTS[name])}"
+    for number, (word, meaning) in enumerate(found.kind.choices.items()):
+        yield f"{'valid values' if number == 0 else '':>20}: {word:<12} {meaning}"
+
+
+def _default(value: object) -> str:
+    match value:
+        case "" | 0.0 | 0 | False:
+            return "no default" if value == "" else "0"
+        case bool():
+            return "1"
+        case tuple() if all(isinstance(one, float) for one in value):
+            return ":".join(f"{one:g}" for one in value)
+        case tuple():
+            return "-".join(str(one) for one in dict.fromkeys(value))
+        case Fraction():
+            return str(value)
+        case _:
+            return str(value)

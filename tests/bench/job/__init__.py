@@ -1,0 +1,1 @@
+"""Grammar, options and jobs: pure, so that properties can hold them."""
