@@ -13,15 +13,14 @@ while a write, an unread completion or an unsent frame owns it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from ckpt.protocol.events import Buffer, Session
 
 # --------------------------------------------------------------------------- actions
 
 
-@dataclass(frozen=True, slots=True)
-class Preallocate:
+class Preallocate(Struct, frozen=True, gc=False):
     """Create the file, with so many bytes of space held for it. What was there is gone."""
 
     op: int
@@ -29,8 +28,7 @@ class Preallocate:
     bytes_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class WriteAt:
+class WriteAt(Struct, frozen=True, gc=False):
     """Write all of `data`; the file is created when it is missing."""
 
     op: int
@@ -40,8 +38,7 @@ class WriteAt:
     keeps_bulk: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TruncateFile:
+class TruncateFile(Struct, frozen=True, gc=False):
     """Set the file's length."""
 
     op: int
@@ -49,8 +46,7 @@ class TruncateFile:
     bytes_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class SyncFile:
+class SyncFile(Struct, frozen=True, gc=False):
     """Make the file's bytes durable.
 
     A failure is final: its unsynced bytes may be lost for ever.
@@ -60,8 +56,7 @@ class SyncFile:
     file: str
 
 
-@dataclass(frozen=True, slots=True)
-class RenameFile:
+class RenameFile(Struct, frozen=True, gc=False):
     """Atomic; durable only after both directories were synced. Replaces what `new` named."""
 
     op: int
@@ -69,24 +64,21 @@ class RenameFile:
     new: str
 
 
-@dataclass(frozen=True, slots=True)
-class SyncDirectory:
+class SyncDirectory(Struct, frozen=True, gc=False):
     """Make the directory's entries durable. The empty name is the root."""
 
     op: int
     directory: str
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveFile:
+class RemoveFile(Struct, frozen=True, gc=False):
     """Unlink; a missing file counts as done."""
 
     op: int
     file: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReadAt:
+class ReadAt(Struct, frozen=True, gc=False):
     """Read; the answer is shorter only where the file ends."""
 
     op: int
@@ -95,8 +87,7 @@ class ReadAt:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseBulk:
+class ReleaseBulk(Struct, frozen=True, gc=False):
     """The buffer of this operation (see above) may be used again. Not answered."""
 
     op: int
@@ -116,8 +107,7 @@ DiskAction = (
 # --------------------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True)
-class DiskDone:
+class DiskDone(Struct, frozen=True, gc=False):
     """The operation has happened; durable only where it was a sync."""
 
     now_us: int
@@ -125,8 +115,7 @@ class DiskDone:
     data: Buffer = b""
 
 
-@dataclass(frozen=True, slots=True)
-class DiskFailed:
+class DiskFailed(Struct, frozen=True, gc=False):
     """The operation failed, wholly or in part."""
 
     now_us: int
@@ -136,8 +125,7 @@ class DiskFailed:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SpaceMeasured:
+class SpaceMeasured(Struct, frozen=True, gc=False):
     """What the file system says of itself."""
 
     now_us: int
@@ -145,8 +133,7 @@ class SpaceMeasured:
     bytes_free: int
 
 
-@dataclass(frozen=True, slots=True)
-class SessionDrained:
+class SessionDrained(Struct, frozen=True, gc=False):
     """Every frame that was sent on this session before this event has left; its bulk is free."""
 
     now_us: int
