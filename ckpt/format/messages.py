@@ -15,7 +15,7 @@ never used again. Nothing here can carry code.
                                        DocumentData, ColumnVerified
     control plane  stager  -> coord.   JoinLaunch, OpenPayload, RequestSpares, Certify,
                                        BoxesCompared, TrainerLeft,
-                                       PayloadGivenUp
+                                       PayloadGivenUp, CommitMembers
                    coord.  -> stager   LaunchJoined, PayloadPlanned, SparesNamed, Certified,
                                        ColumnsLost,
                                        CompareBoxes, AttemptCommitted, AttemptAborted
@@ -365,6 +365,9 @@ class OpenPayload:
     resume: CheckpointId | None = None
     save: int = 0
     """This process's own count of its saves, from 1: makes a repeated request recognizable."""
+    member: str = ""
+    """Of a file (ckpt.format.members): its name below the run. Then launch and world size are 0, and
+    `rank` is the number that an earlier answer gave, 0 before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,6 +541,18 @@ class PayloadGivenUp:
     code: str
     message: str
     hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitMembers:
+    """These files are the checkpoint. Bulk: the list (ckpt.format.members).
+
+    Closes the attempt: exactly the named members are committed, the others are discarded. Answered
+    by AttemptCommitted or AttemptAborted; by Failed when a member is missing or differs, which
+    closes nothing.
+    """
+
+    checkpoint: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
@@ -810,7 +825,7 @@ Message = (
     | ReadDocument | DocumentData | VerifyColumn | ColumnVerified
     | JoinLaunch | LaunchJoined | OpenPayload | PayloadPlanned | RequestSpares | SparesNamed
     | Certify | Certified | ColumnsLost | CompareBoxes | BoxesCompared
-    | AttemptCommitted | AttemptAborted | TrainerLeft | PayloadGivenUp
+    | AttemptCommitted | AttemptAborted | TrainerLeft | PayloadGivenUp | CommitMembers
     | Resolve | Resolved | ReleasePin | ReportDamage | DamageJudged | Ask | Answer | DeleteStep | StepDeleted
     | RegisterTarget | TargetRegistered | RenewLease | LeaseRenewed | Reserve | Reserved | ReleaseReservation
     | Attest | Attested | PutDocument | DocumentStored | DropGeneration | DropColumn | Dropped
@@ -826,7 +841,7 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     48: JoinLaunch, 49: LaunchJoined, 50: OpenPayload, 51: PayloadPlanned, 52: RequestSpares, 53: SparesNamed,
     54: Certify, 55: Certified, 56: ColumnsLost, 57: CompareBoxes, 58: BoxesCompared,
     59: AttemptCommitted, 60: AttemptAborted, 61: TrainerLeft,
-    62: PayloadGivenUp,
+    62: PayloadGivenUp, 63: CommitMembers,
     64: Resolve, 65: Resolved, 66: ReleasePin, 67: ReportDamage, 68: DamageJudged, 69: Ask, 70: Answer,
     71: DeleteStep, 72: StepDeleted,
     80: RegisterTarget, 81: TargetRegistered, 82: RenewLease, 83: LeaseRenewed, 84: Reserve, 85: Reserved,

@@ -9,9 +9,10 @@
                                                                                  v
               COMMITTED <--row durable-- CLOSING <-----------m+1 stored------ RECORDING
 
-Left of DECIDING an attempt may abort; from DECIDING on it is only rolled forward. Invariants: a
-payload is certified only with proofs that check; COMMITTED only after RECORDING; `decided` bytes
-never change.
+Left of DECIDING an attempt may abort; from DECIDING on it is only rolled forward. An attempt's
+payloads are those of a launch's ranks, or files (members) under numbers of their own; the list of
+members is closed by an explicit commit (members.py). Invariants: a payload is certified only with
+proofs that check; COMMITTED only after RECORDING; `decided` bytes never change.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.format.layout import Layout
+from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages import Certify, ColumnProof, CommitInfo, PayloadPlanned, ReplicaPolicy
 from ckpt.format.record import CommitRecord
 from ckpt.format.table import RankTable
@@ -92,6 +94,8 @@ class Payload:
     certified_us: int = 0
     request: int = 0
     """The number of its stager's open question; the plan is the answer."""
+    member: str = ""
+    """The file's name below the run; empty for a rank's payload."""
 
     @property
     def certified(self) -> bool:
@@ -122,15 +126,32 @@ class Attempt:
     info: CommitInfo | None = None
     failure: tuple[str, str, str] | None = None
     """(code, message, hint) once aborting."""
+    closed: bool = True
+    """No payload may be added: False for members until a commit names them."""
+    next_number: int = 0
+    """Of the next member. For an open member list `world_size` is the durable bound of numbers."""
+    askers: list[tuple[Session, int]] = field(default_factory=list)
+    #: Who asked for the commit of members, and waits for its end.
 
     @property
     def handed_over(self) -> bool:
-        """Every rank has staged its payload."""
+        """Every rank has staged its payload; of members: the list is closed."""
+        if self.of_members:
+            return self.closed
         return len(self.payloads) == self.world_size
+
+    @property
+    def of_members(self) -> bool:
+        """Its payloads are files."""
+        return self.launch == NO_LAUNCH
 
     @property
     def certified(self) -> bool:
         return self.handed_over and all(p.certified for p in self.payloads.values())
+
+    def has(self, payload: Payload) -> bool:
+        """It was not dropped meanwhile."""
+        return self.payloads.get(payload.id.rank) is payload
 
     @property
     def missing_ranks(self) -> list[Rank]:

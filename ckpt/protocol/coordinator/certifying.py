@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ckpt.base.errors import Refused
 from ckpt.base.limits import TABLE_BYTES_MAX
+from ckpt.format.members import member_of_table
 from ckpt.format.messages import (
     BoxesCompared,
     Certified,
@@ -21,7 +22,7 @@ from ckpt.format.table import RankTable, decode_table
 from ckpt.protocol.coordinator.attempts import ENDED, Attempt, AttemptBook, Payload
 from ckpt.protocol.coordinator.committing import Committer
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.ending import Ending
+from ckpt.protocol.coordinator.ending import Ending, discarded
 from ckpt.protocol.coordinator.membership import Membership
 from ckpt.protocol.coordinator.reservations import Reservations
 from ckpt.protocol.events import Buffer, Session
@@ -135,6 +136,8 @@ class Certifying:
         pieces = (piece for entry in table.entries for piece in entry.pieces)
         end = max((piece.payload_offset + piece.length for piece in pieces), default=0)
         own = (table.rank, table.world_size) == (payload.id.rank, attempt.world_size)
+        if payload.member:
+            own = member_of_table(payload.member, payload.id.rank, table) is not None
         if not own or end > payload.layout.payload_bytes:
             raise Refused(f"{payload.id}: the table does not fit its payload")
         return table
@@ -149,6 +152,9 @@ class Certifying:
     def _certify_of_ended(self, session: Session, request: int, message: Certify) -> None:
         found = self._book.find(message.payload)
         if found is None:
+            attempt_left = self._book.attempts.get(message.payload.checkpoint)
+            if attempt_left is not None and attempt_left.of_members:
+                raise discarded(message.payload)
             self._ending.tell_unknown(session, request, message.payload.checkpoint)
             return
         attempt, payload = found

@@ -172,7 +172,11 @@ class Committer:
             if len(counted) >= payload.layout.code.floor:
                 continue
             enough = False
-            self._reopen(attempt, payload, counted)
+            if payload.member:
+                # Its writer let go of the bytes when it was certified.
+                self._wait_for_targets(attempt, payload, len(counted))
+            else:
+                self._reopen(attempt, payload, counted)
         return enough
 
     def _reopen(self, attempt: Attempt, payload: Payload, counted: list[ColumnNumber]) -> None:

@@ -17,7 +17,7 @@ then, never a checkpoint, for what nobody knows is never dropped.
 from __future__ import annotations
 
 from ckpt.base.errors import NotFound
-from ckpt.base.ids import CheckpointId, ColumnId, RunName, TargetId
+from ckpt.base.ids import CheckpointId, ColumnId, PayloadId, RunName, TargetId
 from ckpt.format.messages import (
     DeleteStep,
     DocumentKind,
@@ -242,6 +242,15 @@ class Deleter:
         for target in self._members.live():
             for column in sorted(target.proved):
                 if column.payload.checkpoint == checkpoint.id and self._is_stray(column, target.id):
+                    self.drop_column(target, column)
+
+    def drop_payload(self, payload: PayloadId) -> None:
+        """A file that its attempt goes on without: what is known of its columns goes now, a late
+        one is a stray of the commit.
+        """
+        for target in self._members.targets.values():
+            for column in sorted(target.proved):
+                if column.payload == payload:
                     self.drop_column(target, column)
 
     def drop_column(self, target: Target, column: ColumnId) -> None:

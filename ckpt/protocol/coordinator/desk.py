@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ckpt.base.errors import CkptError
+from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Failed, Message
 from ckpt.protocol.coordinator.catalog import CatalogEntry, Persist
 from ckpt.protocol.events import Buffer, CloseSession, Report, Send, Session
@@ -56,6 +58,12 @@ class Desk:
     def send(self, session: Session, request: int, message: Message, bulk: Buffer = b"") -> None:
         """Queue a reply or a push (request 0)."""
         self._actions.append(Send(session, request, message, bulk))
+
+    def fail(self, session: Session, request: int, error: CkptError) -> None:
+        """Queue an error as the answer."""
+        after = error.retry_after_s
+        after_us = round(after * US_PER_S) if after is not None else None
+        self.send(session, request, Failed(error.code, error.message, error.hint, after_us))
 
     def report(self, level: str, text: str, **fields: str | int | float) -> None:
         """Queue a log line."""

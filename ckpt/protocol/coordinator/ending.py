@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ckpt.base.errors import Aborted, CkptError, Fenced
-from ckpt.base.ids import CheckpointId, LaunchNumber, RunName
+from ckpt.base.ids import CheckpointId, LaunchNumber, PayloadId, RunName
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import (
     AttemptAborted,
@@ -42,6 +42,14 @@ STAGER_AWAY_US = 15_000_000
 """A stager that left an uncertified payload must come back within this."""
 ENDED_KEPT = 1024
 """Ended attempts remembered for stagers that ask again; older ones are answered as unknown."""
+
+
+def discarded(payload: PayloadId) -> Aborted:
+    """What the writer of a file hears that its attempt goes on, or went on, without."""
+    return Aborted(
+        f"{payload} was discarded: it was replaced, given up, or not named when its attempt closed",
+        hint="write the file again",
+    )
 
 
 class Ending:
@@ -108,7 +116,7 @@ class Ending:
         the rest ends.
         """
         for attempt in self._book.of_run(run):
-            if attempt.launch < launch and not attempt.handed_over:
+            if attempt.launch < launch and not attempt.handed_over and not attempt.of_members:
                 reason = f"launch {launch} of the run has begun"
                 self.abort(attempt, Fenced(f"{attempt.checkpoint}: {reason}"))
 
@@ -139,6 +147,17 @@ class Ending:
                 )
                 self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
 
+    def cannot_plan(self, attempt: Attempt, payload: Payload, error: CkptError) -> None:
+        """There are no places for a payload: that ends an attempt of ranks;
+        a file is refused alone.
+        """
+        if not payload.member:
+            self.abort(attempt, error)
+            return
+        del attempt.payloads[payload.id.rank]
+        if payload.session is not None:
+            self._desk.fail(payload.session, payload.request, error)
+
     def abort(self, attempt: Attempt, error: CkptError) -> None:
         """End an attempt for good: durable first, then told, then its columns go.
 
@@ -160,6 +179,7 @@ class Ending:
             self._let_go(attempt)
             for payload in attempt.payloads.values():
                 self.tell_end(attempt, payload)
+            self._tell_askers(attempt)
             self._dropped(attempt)
 
         entry = catalog.AttemptAborted(attempt.checkpoint, error.code, error.message)
@@ -170,22 +190,30 @@ class Ending:
         self._let_go(attempt)
         for rank, payload in sorted(attempt.payloads.items()):
             self.tell_end(attempt, payload)
-            if payload.planned is not None:
+            if payload.planned is not None and not payload.member:
                 self._reservations.stand(attempt.checkpoint.run, rank, payload.layout)
+        self._tell_askers(attempt)
 
     def tell_end(self, attempt: Attempt, payload: Payload) -> None:
         """Say how it ended: as the answer to a stager that has no plan yet, else unasked."""
-        if payload.session is None:
-            return
-        request = payload.request if payload.planned is None else 0
+        if payload.session is not None:
+            request = payload.request if payload.planned is None else 0
+            self.tell_asker(attempt, payload.session, request)
+
+    def tell_asker(self, attempt: Attempt, session: Session, request: int) -> None:
+        """The end of an attempt, once it is durable."""
         if attempt.state is AttemptState.COMMITTED and attempt.info is not None:
             held = self._checkpoints.get(attempt.checkpoint)
             info = self._checkpoints.info_now(held) if held is not None else attempt.info
-            self._desk.send(payload.session, request, AttemptCommitted(info))
+            self._desk.send(session, request, AttemptCommitted(info))
         elif attempt.state is AttemptState.ABORTED and attempt.failure is not None:
             code, text, hint = attempt.failure
-            aborted = AttemptAborted(attempt.checkpoint, code, text, hint)
-            self._desk.send(payload.session, request, aborted)
+            self._desk.send(session, request, AttemptAborted(attempt.checkpoint, code, text, hint))
+
+    def _tell_askers(self, attempt: Attempt) -> None:
+        askers, attempt.askers = attempt.askers, []
+        for session, request in askers:
+            self.tell_asker(attempt, session, request)
 
     def _let_go(self, attempt: Attempt) -> None:
         for payload in attempt.payloads.values():
@@ -205,6 +233,7 @@ class Ending:
 
     def session_closed(self, session: Session) -> None:
         for attempt in self._book.open():
+            attempt.askers = [asker for asker in attempt.askers if asker[0] != session]
             for payload in attempt.payloads.values():
                 if payload.session == session:
                     payload.session = None
@@ -221,6 +250,7 @@ class Ending:
         for payload in attempt.payloads.values():
             away = payload.away_since_us
             needed = not payload.certified or (comparing and payload.fingerprints is None)
+            needed = needed and attempt.closed  # Of open member lists it is the file that goes.
             if needed and away is not None and now - away >= STAGER_AWAY_US:
                 away_s = (now - away) // US_PER_S
                 reason = f"the stager of rank {payload.id.rank} has been away for {away_s} s"

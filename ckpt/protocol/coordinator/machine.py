@@ -5,6 +5,7 @@
     Reservations    space before bytes                            (reservations.py)
     AttemptBook     what ranks handed over                        (attempts.py)
     Opening         plans for staged payloads                     (opening.py)
+    Members         attempts whose payloads are files             (members.py)
     Certifying      spares and certificates                       (certifying.py)
     Ending          aborts and announcements                      (ending.py)
     Committer       from certified to committed                   (committing.py)
@@ -30,6 +31,7 @@ from ckpt.format.messages import (
     Ask,
     BoxesCompared,
     Certify,
+    CommitMembers,
     DeleteStep,
     DocumentStored,
     Failed,
@@ -59,6 +61,7 @@ from ckpt.protocol.coordinator.desk import Action, Desk
 from ckpt.protocol.coordinator.ending import Ending
 from ckpt.protocol.coordinator.judging import Judge
 from ckpt.protocol.coordinator.launches import Launches
+from ckpt.protocol.coordinator.members import Members
 from ckpt.protocol.coordinator.membership import Membership, Target
 from ckpt.protocol.coordinator.opening import Opening
 from ckpt.protocol.coordinator.reservations import Reservations, SpreadRule
@@ -147,7 +150,14 @@ class CoordinatorMachine:
             self.book.of_run,
             self.deleter.released,
         )
-        self.views = Views(policy.cluster, self.members, self.checkpoints, self.book, policy.code)
+        self.views = Views(
+            policy.cluster,
+            self.members,
+            self.checkpoints,
+            self.book,
+            self.files,
+            policy.code,
+        )
         self._recover(image)
 
     def _make_saving_parts(self, secret: bytes, wall_s: Callable[[], float]) -> None:
@@ -180,6 +190,15 @@ class CoordinatorMachine:
             self.ending,
             code=policy.code,
             cell_bytes=policy.cell_bytes,
+        )
+        self.files = Members(
+            self._desk,
+            self.book,
+            self.opening,
+            self.reservations,
+            self.committer,
+            self.ending,
+            self.deleter.drop_payload,
         )
         self.certifying = Certifying(
             self._desk,
@@ -232,14 +251,7 @@ class CoordinatorMachine:
         try:
             self._dispatch(event.session, event.request, event.message, event.bulk)
         except CkptError as error:
-            after = error.retry_after_s
-            failure = Failed(
-                error.code,
-                error.message,
-                error.hint,
-                round(after * 1e6) if after is not None else None,
-            )
-            self._desk.send(event.session, event.request, failure)
+            self._desk.fail(event.session, event.request, error)
 
     def _dispatch(self, session: Session, request: int, message: Message, bulk: Buffer) -> None:
         match message:
@@ -253,6 +265,8 @@ class CoordinatorMachine:
             case JoinLaunch():
                 launch = self.launches.join(session, message, self._desk.now_us)
                 self._desk.send(session, request, LaunchJoined(launch.number))
+            case OpenPayload() if message.member:
+                self.files.open_file(session, request, message)
             case OpenPayload():
                 self.opening.open_payload(session, request, message)
             case RequestSpares():
@@ -260,7 +274,10 @@ class CoordinatorMachine:
             case Certify():
                 self.certifying.certify(session, request, message, bulk)
             case PayloadGivenUp():
-                self.ending.given_up(session, request, message)
+                if not self.files.given_up(session, request, message):
+                    self.ending.given_up(session, request, message)
+            case CommitMembers():
+                self.files.commit(session, request, message, bulk)
             case BoxesCompared():
                 self.certifying.compared(message)
             case TrainerLeft():
@@ -294,6 +311,7 @@ class CoordinatorMachine:
         self.deleter.tick()
         self._tick_attempts()
         self.opening.tick()
+        self.files.tick()
         self.ending.tick()
 
     def _tick_attempts(self) -> None:

@@ -11,7 +11,10 @@ from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import (
     CheckpointId,
     Generation,
+    LaunchNumber,
     PayloadId,
+    RunName,
+    Step,
     check_run_name,
     check_step,
 )
@@ -71,7 +74,7 @@ class Opening:
         postponed, self._postponed = self._postponed, []
         for attempt, payload in postponed:
             if attempt.state not in ENDED:
-                self._plan(attempt, payload)
+                self.plan(attempt, payload)
 
     # ----------------------------------------------------------------------- open
 
@@ -83,20 +86,20 @@ class Opening:
             return
         repeated = self._repeated(message)
         if repeated is not None:
-            self._answer_again(session, request, *repeated)
+            self.answer_again(session, request, *repeated)
             return
         self._ending.abort_what_lacks(message)
         if self._launches.begin(message.run, message.launch):
             self._ending.fence_older(message.run, message.launch)
         attempt = self._joinable(message) or self._new(message)
-        payload = self._enter(attempt, session, message)
+        payload = self.enter(attempt, session, message)
         payload.request = request
         if attempt.state in ENDED:
             self._ending.tell_end(attempt, payload)
             return
         self._ending.abort_passed_by(attempt)
         if attempt.state not in ENDED:
-            self._plan(attempt, payload)
+            self.plan(attempt, payload)
 
     def _check(self, message: OpenPayload) -> None:
         check_run_name(message.run)
@@ -147,15 +150,22 @@ class Opening:
         return None
 
     def _new(self, message: OpenPayload) -> Attempt:
+        launch = self._launches.get(message.run, message.launch)
+        assert launch is not None
+        return self.new_attempt(
+            message.run, message.step, launch.number, launch.key, launch.world_size
+        )
+
+    def new_attempt(
+        self, run: RunName, step: Step, launch: LaunchNumber, key: str | None, world_size: int
+    ) -> Attempt:
         """Open an attempt; its row must be durable before anything of it is told."""
         self._counter += 1
         generation = Generation(self._members.term, self._counter)
-        checkpoint = CheckpointId(message.run, message.step, generation)
-        attempt = Attempt(checkpoint, message.launch, message.world_size, self._desk.now_us)
+        checkpoint = CheckpointId(run, step, generation)
+        attempt = Attempt(checkpoint, launch, world_size, self._desk.now_us)
         self._book.attempts[checkpoint] = attempt
-        launch = self._launches.get(message.run, message.launch)
-        assert launch is not None
-        entry = catalog.AttemptOpened(checkpoint, message.launch, launch.key, message.world_size)
+        entry = catalog.AttemptOpened(checkpoint, launch, key, world_size)
 
         def durable() -> None:
             if attempt.state is AttemptState.OPENING:
@@ -167,7 +177,8 @@ class Opening:
         self._desk.persist((entry,), durable)
         return attempt
 
-    def _enter(self, attempt: Attempt, session: Session, message: OpenPayload) -> Payload:
+    def enter(self, attempt: Attempt, session: Session, message: OpenPayload) -> Payload:
+        """What was handed over belongs to the attempt from here on."""
         payload = Payload(
             PayloadId(attempt.checkpoint, message.rank),
             message.process,
@@ -176,19 +187,22 @@ class Opening:
             session,
             Layout.plan(self._code, message.payload_bytes, self._cell_bytes),
             opened_us=self._desk.now_us,
+            member=message.member,
         )
         attempt.payloads[message.rank] = payload
         return payload
 
-    def _plan(self, attempt: Attempt, payload: Payload) -> None:
+    def plan(self, attempt: Attempt, payload: Payload) -> None:
+        """Hold space for the payload, then tell its places."""
+
         def done(result: Allotment | CkptError) -> None:
             if isinstance(result, Unavailable) and self._members.gathering:
                 self._postponed.append((attempt, payload))
                 return
             if isinstance(result, CkptError):
-                self._ending.abort(attempt, result)
+                self._ending.cannot_plan(attempt, payload, result)
                 return
-            if attempt.state in ENDED:
+            if attempt.state in ENDED or not attempt.has(payload):
                 self._reservations.release(result)
                 return
             payload.allotment = result
@@ -215,9 +229,10 @@ class Opening:
 
     # ----------------------------------------------------------------------- again
 
-    def _answer_again(
+    def answer_again(
         self, session: Session, request: int, attempt: Attempt, payload: Payload
     ) -> None:
+        """The same question from a stager that may have missed the answer."""
         payload.session, payload.away_since_us = session, None
         payload.request = request
         if attempt.state in ENDED:
@@ -236,19 +251,19 @@ class Opening:
             return
         payload = attempt.payloads.get(message.rank)
         if payload is None and attempt.state in ENDED:
-            payload = self._enter(attempt, session, message)
+            payload = self.enter(attempt, session, message)
         if payload is None:
             if attempt.launch != message.launch:
                 raise Refused(f"{checkpoint} belongs to launch {attempt.launch}")
-            payload = self._enter(attempt, session, message)
+            payload = self.enter(attempt, session, message)
             self._ending.abort_passed_by(attempt)
         if payload.process != message.process:
             raise Refused(f"{payload.id} was handed over by another process")
-        self._answer_again(session, request, attempt, payload)
+        self.answer_again(session, request, attempt, payload)
         if payload.planned is None and attempt.state not in ENDED:
-            self._desk.send(session, request, self._resumed_plan(payload))
+            self._desk.send(session, request, self.resumed_plan(payload))
 
-    def _resumed_plan(self, payload: Payload) -> PayloadPlanned:
+    def resumed_plan(self, payload: Payload) -> PayloadPlanned:
         """The stager has its plan; after a restart this one only says: go on with it."""
         return PayloadPlanned(
             payload.id, str(payload.layout.code), payload.layout.cell_bytes, (), ()
@@ -260,6 +275,8 @@ class Opening:
             row.checkpoint, row.launch, row.world_size, self._desk.now_us, recovered=True
         )
         attempt.state = AttemptState.OPEN
+        attempt.closed = not attempt.of_members or row.state is RowState.DECIDED
+        attempt.next_number = row.world_size
         self._book.attempts[row.checkpoint] = attempt
         if row.state is RowState.DECIDED:
             attempt.record_bytes = row.record

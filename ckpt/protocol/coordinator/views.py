@@ -13,9 +13,12 @@ import msgspec
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import RunName, Step
 from ckpt.erasure.code import Code
+from ckpt.format.members import NO_LAUNCH
+from ckpt.format.messages import CommitInfo
 from ckpt.protocol.coordinator.attempts import Attempt, AttemptBook
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.members import Members
 from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
 
 
@@ -123,6 +126,35 @@ class RunView:
 
 
 @dataclass(frozen=True, slots=True)
+class FilesView:
+    """A committed checkpoint of files, the newest generation of its step."""
+
+    run: str
+    step: int
+    generation: str
+    bytes: int
+    committed_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """A file that is on its targets and waits for the commit of its step."""
+
+    name: str
+    length: int
+    fingerprint: str
+    """Hexadecimal."""
+
+
+@dataclass(frozen=True, slots=True)
+class MembersView:
+    """The open list of a step; an empty generation when there is none."""
+
+    generation: str
+    members: tuple[MemberView, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorView:
     """Who answers; its shell says so at start."""
 
@@ -156,12 +188,14 @@ class Views:
         members: Membership,
         checkpoints: Checkpoints,
         book: AttemptBook,
+        files: Members,
         code: Code,
     ) -> None:
         self._cluster = cluster
         self._members = members
         self._checkpoints = checkpoints
         self._book = book
+        self._files = files
         self._code = code
         self.coordinator = CoordinatorView()
 
@@ -170,7 +204,7 @@ class Views:
 
         Raises Refused for an unknown one, NotFound for an unknown run or step.
         """
-        view: StatusView | tuple[RunView, ...] | tuple[StepView, ...] | ShowView
+        view: object
         match what:
             case "status":
                 view = self.status()
@@ -180,8 +214,15 @@ class Views:
                 view = self.steps(run)
             case "show" if run is not None and step is not None:
                 view = self.show(run, step)
+            case "files":
+                view = self.files(run)
+            case "members" if run is not None and step is not None:
+                view = self.members(run, step)
             case _:
-                raise Refused(f"{what!r} is not one of status, runs, steps (run), show (run, step)")
+                raise Refused(
+                    f"{what!r} is not one of status, runs, steps (run), show (run, step), "
+                    "files, members (run, step)"
+                )
         return msgspec.json.encode(view)
 
     def status(self) -> StatusView:
@@ -217,6 +258,25 @@ class Views:
             raise NotFound(f"{run}@{step} has no committed checkpoint", hint="see ckpt ls")
         views = tuple(view for view in self.steps(run) if view.step == step)
         return ShowView(views, self._columns(held[-1]))
+
+    def files(self, below: RunName | None) -> tuple[FilesView, ...]:
+        """Checkpoints of files, of the run and of those whose name it begins with a `/` behind it;
+        of all runs without one.
+        """
+        found: list[FilesView] = []
+        for run in self._checkpoints.runs():
+            if below is None or run == below or run.startswith(f"{below}/"):
+                committed = self._checkpoints.of_run(run, RowState.COMMITTED)
+                newest = {checkpoint.id.step: checkpoint.info for checkpoint in committed}
+                found += [_files_view(i) for i in newest.values() if i.launch == NO_LAUNCH]
+        return tuple(found)
+
+    def members(self, run: RunName, step: Step) -> MembersView:
+        checkpoint, members = self._files.listed(run, step)
+        return MembersView(
+            str(checkpoint.generation) if checkpoint is not None else "",
+            tuple(MemberView(m.name, m.length, m.fingerprint.hex()) for m in members),
+        )
 
     # ----------------------------------------------------------------------- inside
 
@@ -324,6 +384,16 @@ def _target_view(target: Target) -> TargetView:
     )
 
 
+def _files_view(info: CommitInfo) -> FilesView:
+    return FilesView(
+        run=info.checkpoint.run,
+        step=info.checkpoint.step,
+        generation=str(info.checkpoint.generation),
+        bytes=info.payload_bytes,
+        committed_at_s=info.committed_at_s,
+    )
+
+
 def _attempt_view(attempt: Attempt) -> AttemptView:
     return AttemptView(
         run=attempt.checkpoint.run,
@@ -332,6 +402,6 @@ def _attempt_view(attempt: Attempt) -> AttemptView:
         state=attempt.state.value,
         ranks_handed_over=len(attempt.payloads),
         ranks_certified=sum(p.certified for p in attempt.payloads.values()),
-        world_size=attempt.world_size,
+        world_size=len(attempt.payloads) if attempt.of_members else attempt.world_size,
         bytes=sum(p.layout.payload_bytes for p in attempt.payloads.values()),
     )

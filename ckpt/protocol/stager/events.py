@@ -82,6 +82,8 @@ class HalfAsked:
     run: RunName
     step: Step
     when_full: FullPolicy = FullPolicy.WAIT
+    member: str = ""
+    """The file's name below the run, when the save is a file (ckpt.format.members)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +280,13 @@ class TellTrainer:
 
 
 @dataclass(frozen=True, slots=True)
+class TellCertified:
+    """A file is on enough targets and waits for its step's commit; nothing reads its bytes again."""
+
+    save: int
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """Nothing is pending and nobody needs this process."""
 
@@ -286,5 +295,5 @@ class Exit:
 
 StagerAction = (
     DialCoordinator | GrantHalf | RefuseSave | StartPayload | AddSpares | ReopenColumns | StopPayload
-    | ReleaseHalf | ComputeBoxes | TellTrainer | Exit | Send | Report
+    | ReleaseHalf | ComputeBoxes | TellTrainer | TellCertified | Exit | Send | Report
 )  # fmt: skip

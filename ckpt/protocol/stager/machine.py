@@ -21,6 +21,7 @@ from __future__ import annotations
 from ckpt.base.errors import error_from_wire
 from ckpt.base.ids import LaunchNumber
 from ckpt.format import messages as m
+from ckpt.format.members import NO_LAUNCH
 from ckpt.protocol.events import (
     Buffer,
     Received,
@@ -138,17 +139,18 @@ class StagerMachine(StagerState):
                 self._do(e.GrantHalf(event.save, known.half))
             return
         run = self.runs.get(event.run)
-        if run is None:
+        if run is None and not event.member:
             run = self.runs[event.run] = Launched(event.run, Errand(next(self._numbers)))
         waiting = sum(save.state is SaveState.ASKED for save in self.saves.values())
         full = waiting > 0 or self.free_half() is None
-        refusal = run.error or requests.refusal_when_full(event, full, waiting, self.config)
+        fenced = run.error if run is not None and not event.member else None
+        refusal = fenced or requests.refusal_when_full(event, full, waiting, self.config)
         if refusal is not None:
             self._do(e.RefuseSave(event.save, refusal.code, refusal.message, refusal.hint))
             return
         new = [Errand(next(self._numbers)) for _ in range(4)]
         self.saves[event.save] = Save(
-            event.save, event.run, event.step, new[0], new[1], new[2], new[3]
+            event.save, event.run, event.step, new[0], new[1], new[2], new[3], member=event.member
         )
 
     def _trainer_detached(self) -> None:
@@ -183,6 +185,8 @@ class StagerMachine(StagerState):
                     and save.certify.session == self.session
                 ):
                     save.certified = save.sealed
+                    if save.member:
+                        self._do(e.TellCertified(save.number))
             case m.ColumnsLost(payload, columns, places):
                 save = self._save_of(payload)
                 if save is not None and save.state is SaveState.SENDING:
@@ -214,7 +218,7 @@ class StagerMachine(StagerState):
         for run in self.runs.values():
             if run.errand.request != request:
                 continue
-            bound = any(s.plan is not None for s in self._pending() if s.run == run.run)
+            bound = any(s.plan is not None for s in self._pending() if self._is_of(s, run))
             if run.number is not None and run.number != number and bound:
                 self._fence(
                     run,
@@ -238,7 +242,7 @@ class StagerMachine(StagerState):
                 self._do(e.AddSpares(plan.payload, None, plan.spares))
 
     def _start(self, save: Save, plan: m.PayloadPlanned) -> None:
-        launch = self.runs[save.run].number
+        launch = NO_LAUNCH if save.member else self.runs[save.run].number
         assert save.handed is not None
         assert save.half is not None
         assert launch is not None
@@ -287,7 +291,7 @@ class StagerMachine(StagerState):
         if again_us is not None and patient:
             save.open.renew(again_us)
             return
-        if failure.code == "fenced":
+        if failure.code == "fenced" and not save.member:
             self.runs[save.run].error = failure
         self._finish(save, failure)
 
@@ -310,7 +314,7 @@ class StagerMachine(StagerState):
         """This launch can save no more."""
         run.error = failure
         for save in list(self.saves.values()):
-            if save.run != run.run:
+            if not self._is_of(save, run):
                 continue
             if save.state in (SaveState.ASKED, SaveState.STAGING):
                 if save.state is SaveState.ASKED:
@@ -391,7 +395,9 @@ class StagerMachine(StagerState):
             if self._must_join(run) and run.errand.is_due(session, self._now_us):
                 self._ask(run.errand, requests.join(self.identity, run))
         for save in list(self.saves.values()):
-            if save.pending:
+            if save.pending and save.member:
+                self._ask_for_member(save, session)
+            elif save.pending:
                 self._ask_for(save, self.runs[save.run], session)
         for run in self.runs.values():
             if run.number is not None and self.may_report_left(run):
@@ -403,7 +409,7 @@ class StagerMachine(StagerState):
     def _must_join(self, run: Launched) -> bool:
         if run.error is not None or run.joined_on == self.session:
             return False
-        saving = any(save.run == run.run for save in self._pending())
+        saving = any(self._is_of(save, run) for save in self._pending())
         return saving or self.trainer_attached or run.left_told_on is None
 
     def _ask_for(self, save: Save, run: Launched, session: Session) -> None:
@@ -413,11 +419,23 @@ class StagerMachine(StagerState):
             return
         if run.joined_on != session or run.number is None:
             return
-        now_us = self._now_us
         if save.planned_on != session:
-            if save.open.is_due(session, now_us):
+            if save.open.is_due(session, self._now_us):
                 self._ask(save.open, requests.open_payload(self.identity, run.number, save))
-        elif save.failed is not None:
+        else:
+            self._ask_for_planned(save, run.number, session)
+
+    def _ask_for_member(self, save: Save, session: Session) -> None:
+        """The same for a file, which waits for no launch."""
+        if save.planned_on != session:
+            if save.open.is_due(session, self._now_us):
+                self._ask(save.open, requests.open_member(self.identity, save))
+        else:
+            self._ask_for_planned(save, NO_LAUNCH, session)
+
+    def _ask_for_planned(self, save: Save, launch: LaunchNumber, session: Session) -> None:
+        now_us = self._now_us
+        if save.failed is not None:
             if save.give_up.is_due(session, now_us):
                 self._ask(save.give_up, requests.give_up(save.failed))
         else:
@@ -426,7 +444,7 @@ class StagerMachine(StagerState):
             if self.may_certify(save) and save.certify.is_due(session, now_us):
                 save.ever_certified = True
                 for message, part in requests.certify(
-                    self.identity, run.number, save, self.config.table_part_bytes
+                    self.identity, launch, save, self.config.table_part_bytes
                 ):
                     self._ask(save.certify, message, part)
 

@@ -154,6 +154,8 @@ class Save:
     comparing: tuple[Session, int] | None = None
     """Who asked CompareBoxes, and with which request number."""
     outcome: Outcome | None = None
+    member: str = ""
+    """Of a file its name; it belongs to no launch, and its number comes with the plan."""
 
     @property
     def payload(self) -> PayloadId | None:

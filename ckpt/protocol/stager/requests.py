@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckpt.base.ids import LaunchNumber, Rank, RunName
 from ckpt.base.units import align_up
 from ckpt.format import messages as m
+from ckpt.format.members import NO_LAUNCH
 from ckpt.protocol.stager.events import (
     FullPolicy,
     HalfAsked,
@@ -49,6 +50,13 @@ def open_payload(who: Identity, launch: LaunchNumber, save: Save) -> m.OpenPaylo
         resume=save.checkpoint,
         save=save.number,
     )
+
+
+def open_member(who: Identity, save: Save) -> m.OpenPayload:
+    """The same for a file: the number comes with the plan."""
+    question = open_payload(who, NO_LAUNCH, save)
+    number = save.payload.rank if save.payload is not None else Rank(0)
+    return replace(question, rank=number, world_size=0, member=save.member)
 
 
 def certify(

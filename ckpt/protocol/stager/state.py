@@ -84,8 +84,9 @@ class StagerState:
     def plan_fits(self, save: Save, plan: m.PayloadPlanned) -> bool:
         """The plan is for this very save; once a generation is known, only that one counts."""
         payload = plan.payload
-        wanted = (save.run, save.step, self.identity.rank)
-        if (payload.checkpoint.run, payload.checkpoint.step, payload.rank) != wanted:
+        if (payload.checkpoint.run, payload.checkpoint.step) != (save.run, save.step):
+            return False
+        if payload.rank != self.identity.rank and not save.member:
             return False
         return save.plan is None or save.plan.payload == payload
 
@@ -97,10 +98,15 @@ class StagerState:
             not self.trainer_attached
             and run.joined_on == self.session
             and run.left_told_on != self.session
-            and all(s.planned_on == self.session for s in self._pending() if s.run == run.run)
+            and all(s.planned_on == self.session for s in self._pending() if self._is_of(s, run))
         )
 
     # ----------------------------------------------------------------------- helpers
+
+    @staticmethod
+    def _is_of(save: Save, run: Launched) -> bool:
+        """It is a save of the run's launch; a file is of none."""
+        return save.run == run.run and not save.member
 
     def _pending(self) -> list[Save]:
         return [save for save in self.saves.values() if save.pending]

@@ -1,0 +1,456 @@
+"""Files of one step meet in one attempt, and exactly those that a commit names are published."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, Generation, Rank, Step
+from ckpt.format import messages as m
+from ckpt.format.checksum import xxh3_128
+from ckpt.format.members import (
+    Member,
+    encode_members,
+    entry_name,
+    member_table,
+    name_of_entry,
+    plan_member,
+)
+from ckpt.format.table import encode_table
+from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.members import NUMBERS_HELD
+from ckpt.protocol.events import Session
+from tests.protocol.coordinated_target import DIGEST
+from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake
+
+
+class Writer:
+    """One process that writes files."""
+
+    def __init__(self, bench: Bench, process: str = "host/1/a") -> None:
+        self.bench = bench
+        self.process = process
+        self.saves = 0
+        self.session = bench.session(m.Role.STAGER)
+
+    def write(self, name: str, content: bytes = b"x", step: int = 1) -> File:
+        """Open, seal and certify."""
+        file = self.open(name, content, step)
+        file.seal_and_certify()
+        return file
+
+    def open(self, name: str, content: bytes = b"x", step: int = 1) -> File:
+        self.saves += 1
+        file = File(self, f"{step}/{name}", content, step, self.saves)
+        file.take_plan(self.bench.tell(self.session, file.question()))
+        return file
+
+    def commit(
+        self, checkpoint: CheckpointId, *files: File | Member, session: Session | None = None
+    ) -> list[m.Message]:
+        members = [one.member if isinstance(one, File) else one for one in files]
+        session = session or self.bench.session()
+        return self.bench.tell(session, m.CommitMembers(checkpoint), encode_members(members))
+
+    def reconnect(self) -> None:
+        self.session = self.bench.session(m.Role.STAGER)
+
+
+class File:
+    """One written file."""
+
+    def __init__(self, writer: Writer, name: str, content: bytes, step: int, save: int) -> None:
+        self.writer = writer
+        self.member = Member(name, len(content), xxh3_128(content))
+        self.layout = plan_member(name, len(content))
+        self.step = Step(step)
+        self.save = save
+        self.plan: m.PayloadPlanned | None = None
+        self.proofs: list[m.ColumnProof] = []
+
+    def question(self) -> m.OpenPayload:
+        return m.OpenPayload(
+            RUN, self.step, m.LaunchNumber(0), Rank(0), 0, self.writer.process,
+            self.layout.payload_bytes, save=self.save, member=self.member.name,
+        )  # fmt: skip
+
+    def resume(self) -> list[m.Message]:
+        question = replace(self.question(), resume=self.checkpoint, rank=self.number)
+        return self.writer.bench.tell(self.writer.session, question)
+
+    def take_plan(self, answers: list[m.Message]) -> None:
+        plans = [one for one in answers if isinstance(one, m.PayloadPlanned)]
+        self.plan = plans[0] if plans else None
+
+    @property
+    def number(self) -> Rank:
+        assert self.plan is not None
+        return self.plan.payload.rank
+
+    @property
+    def checkpoint(self) -> CheckpointId:
+        assert self.plan is not None
+        return self.plan.payload.checkpoint
+
+    def seal(self) -> None:
+        assert self.plan is not None
+        for j, place in enumerate(self.plan.places):
+            id = ColumnId(self.plan.payload, ColumnNumber(j))
+            target = self.writer.bench.targets[place.target]
+            target.seal(id, place, self.plan, self.layout.payload_bytes)
+            self.proofs.append(target.columns[id])
+
+    def certify(self, member: Member | None = None) -> list[m.Message]:
+        assert self.plan is not None
+        table = encode_table(member_table(self.number, member or self.member))
+        certificate = m.Certify(
+            self.plan.payload, m.LaunchNumber(0), 0, tuple(self.proofs), self.plan.code,
+            self.layout.payload_bytes, self.plan.cell_bytes, DIGEST, self.layout.document_offset,
+            len(self.layout.document), 0, table_bytes=len(table),
+        )  # fmt: skip
+        return self.writer.bench.tell(self.writer.session, certificate, table)
+
+    def seal_and_certify(self) -> list[m.Message]:
+        self.seal()
+        return self.certify()
+
+
+def committed(answers: list[m.Message]) -> m.CommitInfo:
+    (answer,) = [one for one in answers if isinstance(one, m.AttemptCommitted)]
+    return answer.info
+
+
+def refused(answers: list[m.Message]) -> str:
+    (answer,) = answers
+    assert isinstance(answer, m.Failed)
+    assert answer.code == "refused"
+    return answer.message
+
+
+def resolved_ranks(bench: Bench, checkpoint: CheckpointId) -> list[int]:
+    """The numbers in the committed placement."""
+    held = bench.machine.checkpoints.get(checkpoint)
+    assert held is not None
+    return sorted(held.placement)
+
+
+def test_files_of_two_writers_meet_in_one_attempt_and_commit_together() -> None:
+    bench = Bench()
+    a, b = Writer(bench, "host/1/a"), Writer(bench, "host/2/b")
+    files = [a.write("x", b"abc"), b.write("y", b"defg"), a.write("z", b"")]
+    assert [file.number for file in files] == [0, 1, 2]
+    assert {file.checkpoint for file in files} == {files[0].checkpoint}
+    info = committed(a.commit(files[0].checkpoint, *files))
+    assert (info.launch, info.world_size) == (0, 3)
+    assert resolved_ranks(bench, info.checkpoint) == [0, 1, 2]
+
+
+def test_nothing_is_visible_before_the_commit() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    writer.write("x")
+    assert bench.ask("runs") == []
+    assert bench.ask("files") == []
+
+
+def test_a_file_that_the_commit_does_not_name_is_discarded_with_its_columns() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    kept, other = writer.write("x"), writer.write("y")
+    mark = bench.mark()
+    info = committed(writer.commit(kept.checkpoint, kept))
+    assert resolved_ranks(bench, info.checkpoint) == [kept.number]
+    dropped = {drop.column.payload.rank for drop in bench.sent(m.DropColumn, mark)}
+    assert dropped == {other.number}
+
+
+def test_a_missing_member_refuses_the_commit_by_name_and_changes_nothing() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    file = writer.write("x")
+    absent = Member("1/y", 1, xxh3_128(b"x"))
+    assert "1/y missing" in refused(writer.commit(file.checkpoint, file, absent))
+    committed(writer.commit(file.checkpoint, file))
+
+
+def test_a_file_that_is_not_certified_yet_is_missing() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    file, open_one = writer.write("x"), writer.open("y")
+    assert "1/y missing" in refused(writer.commit(file.checkpoint, file, open_one))
+    open_one.seal_and_certify()
+    committed(writer.commit(file.checkpoint, file, open_one))
+
+
+@pytest.mark.parametrize("other", [b"xy", b"y"])
+def test_a_differing_member_refuses_the_commit_by_name(other: bytes) -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    file = writer.write("x", b"x")
+    wrong = Member("1/x", len(other), xxh3_128(other))
+    assert "1/x written again" in refused(writer.commit(file.checkpoint, wrong))
+
+
+def test_of_two_writers_of_one_name_the_last_file_wins() -> None:
+    bench = Bench()
+    a, b = Writer(bench, "host/1/a"), Writer(bench, "host/2/b")
+    first, last = a.write("x", b"first"), b.write("x", b"last")
+    assert "written again" in refused(a.commit(first.checkpoint, first))
+    info = committed(a.commit(last.checkpoint, last))
+    assert resolved_ranks(bench, info.checkpoint) == [last.number]
+
+
+def test_a_slower_older_file_of_a_name_does_not_win() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    older = writer.open("x", b"older")
+    newer = writer.write("x", b"newer")
+    older.seal_and_certify()
+    info = committed(writer.commit(newer.checkpoint, newer))
+    assert resolved_ranks(bench, info.checkpoint) == [newer.number]
+
+
+def test_a_replaced_file_makes_room_when_the_next_one_opens() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    first = writer.write("x", b"1")
+    writer.write("x", b"2")
+    mark = bench.mark()
+    writer.open("y")
+    assert {d.column.payload.rank for d in bench.sent(m.DropColumn, mark)} == {first.number}
+
+
+def test_a_commit_asked_again_is_answered_again() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    file = writer.write("x")
+    info = committed(writer.commit(file.checkpoint, file))
+    assert committed(writer.commit(file.checkpoint, file)) == info
+    bench.restart("t0", "t1", "t2", "t3")
+    assert committed(writer.commit(file.checkpoint, file)).checkpoint == info.checkpoint
+
+
+def test_a_file_of_a_committed_step_opens_the_next_generation() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    file = writer.write("x")
+    committed(writer.commit(file.checkpoint, file))
+    later = writer.write("x")
+    assert later.checkpoint.generation > file.checkpoint.generation
+    committed(writer.commit(later.checkpoint, later))
+    (view,) = bench.ask("files")  # type: ignore[misc]
+    assert view["generation"] == str(later.checkpoint.generation)
+
+
+def test_ranks_and_files_of_one_step_never_mix() -> None:
+    bench = Bench()
+    rank = RankFake(bench)
+    rank.open(1)
+    writer = Writer(bench)
+    file = writer.write("x")
+    assert file.checkpoint != rank.payload.checkpoint
+    rank.seal_all()
+    rank.certify()
+    assert rank.commits()
+    assert "of ranks" in refused(writer.commit(rank.payload.checkpoint, file))
+    committed(writer.commit(file.checkpoint, file))
+
+
+def test_a_new_launch_of_the_run_does_not_end_the_files() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    file = writer.write("x")
+    bench.save(5)
+    committed(writer.commit(file.checkpoint, file))
+
+
+def test_an_attempt_of_ranks_cannot_be_committed_by_name() -> None:
+    bench = Bench()
+    rank = RankFake(bench)
+    rank.open(1)
+    writer = Writer(bench)
+    answer = writer.commit(rank.payload.checkpoint, Member("1/x", 1, xxh3_128(b"x")))
+    assert "of ranks" in refused(answer)
+
+
+def test_files_of_a_writer_that_stays_away_go_and_with_the_last_the_attempt() -> None:
+    bench = Bench()
+    a, b = Writer(bench, "host/1/a"), Writer(bench, "host/2/b")
+    lost, kept = a.write("x"), b.write("y")
+    bench.close(a.session)
+    mark = bench.mark()
+    bench.tick(16)
+    assert {d.column.payload.rank for d in bench.sent(m.DropColumn, mark)} == {lost.number}
+    assert "1/x missing" in refused(b.commit(kept.checkpoint, kept, lost))
+    bench.close(b.session)
+    bench.tick(16)
+    assert bench.states() == {str(kept.checkpoint): "aborted"}
+    for target in bench.targets.values():
+        assert not target.reservations
+
+
+def test_a_writer_that_is_back_in_time_keeps_its_files() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    file = writer.write("x")
+    bench.close(writer.session)
+    bench.tick(10)
+    writer.reconnect()
+    assert isinstance(file.resume()[0], m.PayloadPlanned)
+    bench.tick(30)
+    committed(writer.commit(file.checkpoint, file))
+
+
+def test_a_given_up_file_goes_alone() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    kept, given = writer.write("x"), writer.write("y")
+    assert given.plan is not None
+    (answer,) = bench.tell(
+        writer.session, m.PayloadGivenUp(given.plan.payload, "aborted", "removed")
+    )
+    assert isinstance(answer, m.Failed)
+    assert "1/y missing" in refused(writer.commit(kept.checkpoint, kept, given))
+    committed(writer.commit(kept.checkpoint, kept))
+
+
+def test_a_certificate_of_a_discarded_file_fails_alone() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    slow, file = writer.open("y"), writer.write("x")
+    committed(writer.commit(file.checkpoint, file))
+    slow.seal()
+    (answer,) = slow.certify()
+    assert isinstance(answer, m.Failed)
+    assert (answer.code, "discarded" in answer.message) == ("aborted", True)
+
+
+def test_a_table_of_another_name_or_without_a_fingerprint_is_refused() -> None:
+    bench = Bench()
+    file = Writer(bench).open("x")
+    file.seal()
+    for wrong in (replace(file.member, name="1/y"), replace(file.member, fingerprint=b"")):
+        (answer,) = file.certify(wrong)
+        assert isinstance(answer, m.Failed), wrong
+
+
+def test_a_number_is_durable_before_it_is_told_and_never_given_twice() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    bench.persist_at_once = False
+    file = writer.open("x0")
+    assert file.plan is None
+    ((entry,),) = [ticket.entries for ticket in bench.tickets]
+    assert isinstance(entry, catalog.AttemptOpened)
+    assert (entry.launch, entry.world_size) == (0, NUMBERS_HELD)
+    bench.sync()
+    bench.persist_at_once = True
+    numbers = {writer.open(f"x{n}").number for n in range(1, NUMBERS_HELD + 5)}
+    assert max(numbers) == NUMBERS_HELD + 4
+    bench.restart("t0", "t1", "t2", "t3")
+    writer.reconnect()
+    again = writer.open("again")
+    assert again.checkpoint == entry.checkpoint
+    assert again.number >= 2 * NUMBERS_HELD
+
+
+def test_after_a_restart_writers_come_back_and_a_commit_waits_for_them() -> None:
+    bench = Bench()
+    a, b = Writer(bench, "host/1/a"), Writer(bench, "host/2/b")
+    mine, other = a.write("x"), b.write("y")
+    bench.restart("t0", "t1", "t2", "t3")
+    a.reconnect()
+    mine.resume()
+    mine.certify()
+    (answer,) = a.commit(mine.checkpoint, mine, other)
+    assert isinstance(answer, m.Failed)
+    assert (answer.code, answer.retry_after_us) == ("unavailable", SECOND_US)
+    b.reconnect()
+    other.resume()
+    other.certify()
+    committed(a.commit(mine.checkpoint, mine, other))
+
+
+def test_a_recovered_list_to_which_nobody_comes_back_ends() -> None:
+    bench = Bench()
+    file = Writer(bench).write("x")
+    bench.restart("t0", "t1", "t2", "t3")
+    bench.tick(61)
+    assert bench.states() == {str(file.checkpoint): "aborted"}
+
+
+def test_a_decided_commit_is_rolled_forward_after_a_restart() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    file = writer.write("x")
+    for target in bench.targets.values():
+        target.silent.add(m.PutDocument)
+    writer.commit(file.checkpoint, file)
+    for id in bench.targets:
+        bench.let_answer(str(id))  # The index is stored; the decision follows.
+    bench.restart("t0", "t1", "t2", "t3")
+    bench.tick(2)
+    assert committed(writer.commit(file.checkpoint, file)).checkpoint == file.checkpoint
+
+
+def test_a_file_below_the_floor_waits_for_its_targets_then_aborts_the_commit() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    file = writer.write("x")
+    bench.stop("t0", "t1", "t2")
+    session = bench.session()
+    assert writer.commit(file.checkpoint, file, session=session) == []
+    mark = bench.mark()
+    bench.tick(12)
+    (answer,) = bench.to(session, mark)
+    assert isinstance(answer, m.AttemptAborted)
+    assert answer.code == "unavailable"
+
+
+def test_a_lack_of_space_refuses_the_file_alone() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    file = writer.write("x")
+    for target in bench.targets.values():
+        target.refuses[m.Reserve] = m.Failed("no_space", "full")
+    assert writer.open("y").plan is None
+    committed(writer.commit(file.checkpoint, file))
+
+
+def test_the_open_list_is_told_to_who_asks() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    file = writer.write("x", b"abc")
+    writer.open("y")
+    listed = bench.ask("members", RUN, 1)
+    assert listed == {
+        "generation": str(file.checkpoint.generation),
+        "members": [
+            {"name": "1/x", "length": 3, "fingerprint": xxh3_128(b"abc").hex()},
+        ],
+    }
+    assert bench.ask("members", RUN, 2) == {"generation": "", "members": []}
+
+
+def test_a_commit_of_what_nobody_knows_is_told_as_aborted() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    unknown = CheckpointId(RUN, Step(1), Generation(1, 99))
+    (answer,) = writer.commit(unknown, Member("1/x", 1, xxh3_128(b"x")))
+    assert isinstance(answer, m.AttemptAborted)
+
+
+@pytest.mark.parametrize("name", ["", "/x", "x//y", "x/../y", "x/."])
+def test_a_bad_name_is_refused(name: str) -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    question = replace(File(writer, "1/x", b"", 1, 1).question(), member=name)
+    (answer,) = bench.tell(writer.session, question)
+    assert isinstance(answer, m.Failed)
+    assert answer.code == "refused"
+
+
+@pytest.mark.parametrize("name", ["a", "a/b", "#1", "=x/~", "~.", "a~2", "ü/~1~0"])
+def test_a_name_comes_back_from_its_entry(name: str) -> None:
+    assert name_of_entry(entry_name(name)) == name
