@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
-from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import RunName, check_run_name, check_step
 from ckpt.base.units import format_bytes
 from ckpt.format.messages import ReplicaPolicy
 from ckpt.protocol.coordinator.views import StepView
 from ckpt.protocol.stager.events import FullPolicy
-from ckpt_client.control import Control
+from ckpt_client.connection import Connection
 from ckpt_client.environment import (
     Place,
     find_launch_key,
@@ -32,8 +31,6 @@ from ckpt_client.environment import (
     next_save_number,
     process_name,
 )
-from ckpt_client.local import is_supervised, opened_cluster
-from ckpt_client.locate import Locator, client_name
 from ckpt_client.packing import Packing, copy_into, plan_packing
 from ckpt_client.saving import Commit, Save, commit_from_view
 from ckpt_client.stager import wire
@@ -43,7 +40,6 @@ from ckpt_client.state import flatten
 from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
 
 if TYPE_CHECKING:
-    from ckpt_client.pinned import ReaderContext
     from ckpt_client.restore import Checkpoint
     from ckpt_client.verify import VerifyReport
 
@@ -114,8 +110,8 @@ class Store:
         self._lock = threading.RLock()
         #: Guards the stagers below; held while a save is staged.
         self._stagers: dict[Place, StagerLink] = {}
-        self._secret_file = Path()
-        self._control = self._connect()
+        self._connection = Connection(url, settings.launch, settings.start_timeout_s)
+        self._control = self._connection.control
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -181,7 +177,7 @@ class Store:
         self._raise_background_error()
         packing = self._plan(state, place, replicated)
         with self._lock:
-            self._ensure_cluster()
+            self._connection.ensure_cluster()
             return self._stage(name, number, place, packing, begun)
 
     # ----------------------------------------------------------------------- loading
@@ -209,10 +205,10 @@ class Store:
         name = check_run_name(run)
         number = check_step(step) if step is not None else None
         place = find_place(rank, world_size)
-        self._ensure_cluster()
+        self._connection.ensure_cluster()
         launch = self._control.join(name, place.rank, place.world_size) if step is None else None
         return restore.resolve(
-            self._reader(),
+            self._connection.reader(),
             name,
             number,
             rank=place.rank,
@@ -254,7 +250,7 @@ class Store:
         A run that never was has none.
         """
         self._check_usable()
-        self._ensure_cluster()
+        self._connection.ensure_cluster()
         views = _steps_decoder.decode(self._control.ask("steps", check_run_name(run)))
         newest: dict[int, Commit] = {}
         for view in views:
@@ -274,8 +270,8 @@ class Store:
         from ckpt_client import verify
 
         self._check_usable()
-        self._ensure_cluster()
-        return verify.verify(self._reader(), check_run_name(run), check_step(step))
+        self._connection.ensure_cluster()
+        return verify.verify(self._connection.reader(), check_run_name(run), check_step(step))
 
     # ----------------------------------------------------------------------- ending
 
@@ -311,7 +307,7 @@ class Store:
         for stager in self._stagers.values():
             stager.close()
         self._stagers.clear()
-        self._control.close()
+        self._connection.close()
 
     # ----------------------------------------------------------------------- inside
 
@@ -323,44 +319,6 @@ class Store:
             )
         if self._closed:
             raise Refused("this store is closed")
-
-    def _connect(self) -> Control:
-        match self._url:
-            case RemoteUrl():
-                self._secret_file = find_secret_file()
-                control = self._new_control(Locator("", self._url.address))
-                self._greet(control)
-            case LocalUrl():
-                with opened_cluster(self._url, self._settings.start_timeout_s) as cluster:
-                    self._secret_file = cluster.secret_file
-                    control = self._new_control(Locator(str(cluster.directory), ""))
-                    self._greet(control)
-        return control
-
-    def _new_control(self, locator: Locator) -> Control:
-        return Control(locator, self._secret_file, self._settings.launch)
-
-    def _greet(self, control: Control) -> None:
-        """One question, so that a wrong address or secret is told by `open`."""
-        try:
-            control.ask("runs")
-        except BaseException:
-            control.close()
-            raise
-
-    def _ensure_cluster(self) -> None:
-        """A local cluster that stopped while the store was open is started again."""
-        if isinstance(self._url, LocalUrl) and not is_supervised(Path(self._url.directory)):
-            with opened_cluster(self._url, self._settings.start_timeout_s):
-                self._greet(self._control)
-
-    def _reader(self) -> ReaderContext:
-        from ckpt_client.pinned import ReaderContext
-
-        control = self._control
-        return ReaderContext(
-            control.locator.address, control.secret, control.cluster, client_name()
-        )
 
     def _plan(self, state: object, place: Place, replicated: bool) -> Packing:
         policy = ReplicaPolicy(self._settings.replicas)
@@ -389,7 +347,7 @@ class Store:
             key=self._settings.launch,
             directory=self._url.directory if isinstance(self._url, LocalUrl) else "",
             address=self._url.address if isinstance(self._url, RemoteUrl) else "",
-            secret_file=str(self._secret_file.absolute()),
+            secret_file=str(self._connection.secret_file.absolute()),
             arena_bytes_max=self._settings.arena_bytes_max,
             idle_s=self._settings.stager_idle_s,
         )

@@ -1,0 +1,72 @@
+"""A store's standing connection: the cluster that a URL names, started if it is local and not there.
+
+What a Store and a filesystem have in common: one conversation with the coordinator, the secret, and
+whom readers ask.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckpt.aio.secret import find_secret_file
+from ckpt_client.control import Control
+from ckpt_client.local import is_supervised, opened_cluster
+from ckpt_client.locate import Locator, client_name
+from ckpt_client.url import LocalUrl, RemoteUrl
+
+if TYPE_CHECKING:
+    from ckpt_client.pinned import ReaderContext
+
+
+class Connection:
+    """I stand when I am made. Close me."""
+
+    def __init__(
+        self, url: LocalUrl | RemoteUrl, launch_key: str | None, start_timeout_s: float
+    ) -> None:
+        """Raises Refused, Unauthorized, Unavailable."""
+        self.url = url
+        self._launch_key = launch_key
+        self._start_timeout_s = start_timeout_s
+        self.secret_file: Path
+        self.locator: Locator
+        self.control: Control
+        match url:
+            case RemoteUrl():
+                self.secret_file = find_secret_file()
+                self._connect(Locator("", url.address))
+            case LocalUrl():
+                with opened_cluster(url, start_timeout_s) as cluster:
+                    self.secret_file = cluster.secret_file
+                    self._connect(Locator(str(cluster.directory), ""))
+
+    def ensure_cluster(self) -> None:
+        """A local cluster that stopped meanwhile is started again."""
+        if isinstance(self.url, LocalUrl) and not is_supervised(Path(self.url.directory)):
+            with opened_cluster(self.url, self._start_timeout_s):
+                _greet(self.control)
+
+    def reader(self) -> ReaderContext:
+        """Whom readers ask, and who they are."""
+        from ckpt_client.pinned import ReaderContext
+
+        control = self.control
+        return ReaderContext(self.locator.address, control.secret, control.cluster, client_name())
+
+    def close(self) -> None:
+        self.control.close()
+
+    def _connect(self, locator: Locator) -> None:
+        self.locator = locator
+        self.control = Control(locator, self.secret_file, self._launch_key)
+        try:
+            _greet(self.control)
+        except BaseException:
+            self.control.close()
+            raise
+
+
+def _greet(control: Control) -> None:
+    """One question, so that a wrong address or secret is told at once."""
+    control.ask("runs")
