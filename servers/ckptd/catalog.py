@@ -30,12 +30,16 @@ from types import TracebackType
 from typing import Final
 
 from ckpt.base.errors import Busy, CkptError, Corrupt, Refused, Unavailable
-from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, RunName, Step, TargetId
+from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step, TargetId
 from ckpt.protocol.coordinator.catalog import (
     AttemptOpened,
     CatalogEntry,
     CatalogImage,
     CatalogRow,
+    LaunchEntered,
+    LaunchForgotten,
+    LaunchNumbered,
+    LaunchRow,
     Persist,
     RepairNeeded,
     RowForgotten,
@@ -64,6 +68,15 @@ CREATE TABLE repair (
     rank INTEGER NOT NULL, columns TEXT NOT NULL,
     PRIMARY KEY (run, step, term, counter, rank));
 """
+_ADDED: Final = """
+CREATE TABLE IF NOT EXISTS launch (
+    run TEXT NOT NULL, number INTEGER NOT NULL, key TEXT, world_size INTEGER NOT NULL,
+    PRIMARY KEY (run, number));
+CREATE TABLE IF NOT EXISTS process (
+    run TEXT NOT NULL, number INTEGER NOT NULL, rank INTEGER NOT NULL, name TEXT NOT NULL,
+    PRIMARY KEY (run, number, rank));
+"""
+"""Tables that catalogs of schema 1 may lack; a version that does not know them leaves them be."""
 _ROW_FIELDS: Final = "state, launch, launch_key, world_size, record, placement, reason"
 _KEY: Final = "run = ? AND step = ? AND term = ? AND counter = ?"
 
@@ -219,6 +232,8 @@ def create_catalog(
                     _upsert_target(connection, seen)
                 for (checkpoint, rank), columns in image.repairs.items():
                     _upsert_repair(connection, RepairNeeded(checkpoint, rank, columns))
+                for entry in image.launch_entries():
+                    _apply(connection, entry)
         finally:
             connection.close()  # The last close folds the log into the file and removes the log.
         _move_old_away(path)
@@ -297,17 +312,22 @@ def _create(connection: sqlite3.Connection, directory: Path, cluster: str) -> No
         (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
+        _run_all(connection, _ADDED)
         return
     # One transaction: a crash leaves an empty file of version 0, which the next start fills.
     with connection:
         connection.execute("BEGIN IMMEDIATE")
-        for statement in _SCHEMA.split(";")[:-1]:
-            connection.execute(statement)
+        _run_all(connection, _SCHEMA + _ADDED)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         _set_meta(connection, "cluster", cluster)
         _set_meta(connection, "term", 0)
     _sync_directory(directory)
+
+
+def _run_all(connection: sqlite3.Connection, script: str) -> None:
+    for statement in script.split(";")[:-1]:
+        connection.execute(statement)
 
 
 def _sync_directory(directory: Path) -> None:
@@ -354,7 +374,16 @@ def _load(connection: sqlite3.Connection) -> CatalogImage:
     ):
         key = (_checkpoint(run, step, term, counter), int(rank))
         image.repairs[key] = tuple(int(number) for number in columns.split())
+    _load_launches(connection, image)
     return image
+
+
+def _load_launches(connection: sqlite3.Connection, image: CatalogImage) -> None:
+    for run, number, launch_key, world_size in connection.execute("SELECT * FROM launch"):
+        launch = RunName(run), LaunchNumber(number)
+        image.launches[launch] = LaunchRow(launch_key, int(world_size))
+    for run, number, rank, process in connection.execute("SELECT * FROM process"):
+        image.launches[(RunName(run), LaunchNumber(number))].processes[Rank(rank)] = process
 
 
 def _checkpoint(run: str, step: int, term: int, counter: int) -> CheckpointId:
@@ -400,21 +429,34 @@ def _store(connection: sqlite3.Connection, entries: list[CatalogEntry]) -> None:
     """All entries in one transaction, durable on return."""
     with connection:
         for entry in entries:
-            match entry:
-                case AttemptOpened():
-                    image = CatalogImage(0)
-                    image.apply(entry)
-                    _insert_row(connection, image.rows[entry.checkpoint])
-                case RowForgotten():
-                    for table in ("checkpoint", "repair"):
-                        key = _key(entry.checkpoint)
-                        connection.execute(f"DELETE FROM {table} WHERE {_KEY}", key)
-                case TargetSeen():
-                    _upsert_target(connection, entry)
-                case RepairNeeded():
-                    _upsert_repair(connection, entry)
-                case _:
-                    _move_row(connection, entry.checkpoint, entry)
+            _apply(connection, entry)
+
+
+def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
+    match entry:
+        case AttemptOpened():
+            image = CatalogImage(0)
+            image.apply(entry)
+            _insert_row(connection, image.rows[entry.checkpoint])
+        case RowForgotten():
+            for table in ("checkpoint", "repair"):
+                connection.execute(f"DELETE FROM {table} WHERE {_KEY}", _key(entry.checkpoint))
+        case LaunchNumbered(run, number, launch_key, world_size):
+            values = (run, number, launch_key, world_size)
+            connection.execute("INSERT OR REPLACE INTO launch VALUES (?, ?, ?, ?)", values)
+        case LaunchEntered(run, number, rank, process):
+            held = (run, number, rank, process)
+            connection.execute("INSERT OR REPLACE INTO process VALUES (?, ?, ?, ?)", held)
+        case LaunchForgotten(run, number):
+            for table in ("launch", "process"):
+                where = "run = ? AND number = ?"
+                connection.execute(f"DELETE FROM {table} WHERE {where}", (run, number))
+        case TargetSeen():
+            _upsert_target(connection, entry)
+        case RepairNeeded():
+            _upsert_repair(connection, entry)
+        case _:
+            _move_row(connection, entry.checkpoint, entry)
 
 
 def _move_row(

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 import pytest
 
 from ckpt.base.errors import Busy, CkptError, Corrupt, Refused
-from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, RunName, Step, TargetId
+from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step, TargetId
 from ckpt.protocol.coordinator.catalog import (
     AttemptAborted,
     AttemptCommitted,
@@ -24,6 +24,9 @@ from ckpt.protocol.coordinator.catalog import (
     CatalogImage,
     CheckpointDeleted,
     CheckpointTombstoned,
+    LaunchEntered,
+    LaunchForgotten,
+    LaunchNumbered,
     Persist,
     RepairNeeded,
     RowForgotten,
@@ -77,6 +80,10 @@ def every_entry() -> list[CatalogEntry]:
         AttemptCommitted(checkpoint(2, 2)),
         CheckpointTombstoned(checkpoint(1), "asked by a user"),
         CheckpointDeleted(checkpoint(1)),
+        LaunchNumbered(RunName("run/ä b"), LaunchNumber(7), None, 2),
+        LaunchEntered(RunName("run/ä b"), LaunchNumber(7), Rank(1), "host/1/x"),
+        LaunchNumbered(RunName("run/ä b"), LaunchNumber(8), "key", 2),
+        LaunchForgotten(RunName("run/ä b"), LaunchNumber(8)),
     ]
 
 
@@ -98,11 +105,25 @@ def write(catalog: Catalog, batches: list[list[CatalogEntry]]) -> list[int]:
 
 def test_what_was_stored_is_loaded_as_the_machine_folds_it(tmp_path: Path) -> None:
     with Catalog.open(tmp_path, None, "c1") as catalog:
-        assert write(catalog, [[entry] for entry in every_entry()]) == list(range(1, 14))
+        assert write(catalog, [[entry] for entry in every_entry()]) == list(range(1, 18))
     with Catalog.open(tmp_path, "c1", "unused") as catalog:
         expected = apply_all(CatalogImage(2), every_entry())
         assert catalog.image == expected
         assert catalog.image.rows[checkpoint(2)].state is RowState.ABORTED
+
+
+def test_a_catalog_from_before_launches_were_kept_is_opened_and_keeps_them(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, None, "c1") as catalog:
+        write(catalog, [[opened(1)]])
+    connection = sqlite3.connect(tmp_path / CATALOG_NAME)
+    connection.execute("DROP TABLE launch")
+    connection.execute("DROP TABLE process")
+    connection.close()
+    numbered = LaunchNumbered(RunName("run"), LaunchNumber(7), "key", 2)
+    with Catalog.open(tmp_path, "c1", "unused") as catalog:
+        write(catalog, [[numbered]])
+    with Catalog.open(tmp_path, "c1", "unused") as catalog:
+        assert catalog.image == apply_all(CatalogImage(3), [opened(1), numbered])
 
 
 def test_a_forgotten_row_is_gone_with_its_repairs_also_after_a_start(tmp_path: Path) -> None:

@@ -141,6 +141,23 @@ def test_what_was_staged_while_the_coordinator_stood_still_is_finished_by_the_ne
     assert {c["step"] for c in done(every(team, "wait", run="standing", step=2))} == {2}
 
 
+def test_ranks_without_a_key_that_join_around_a_coordinators_restart_are_one_launch(
+    cluster: Cluster,
+) -> None:
+    with launched(cluster.url, 2) as team:
+        team[0].do("save", run="joins", step=1)
+        wait_until(
+            lambda: any(a.run == "joins" for a in cluster.status().attempts), "rank 0 has joined"
+        )
+        before = cluster.coordinator_pid
+        os.kill(before, signal.SIGKILL)
+        wait_until(
+            lambda: cluster.ready()["coordinator_pid"] not in (None, before), "another coordinator"
+        )
+        team[1].do("save", run="joins", step=1)
+        assert {c["step"] for c in done(every(team, "wait", run="joins", step=1))} == {1}
+
+
 def test_a_killed_stager_is_an_error_of_wait_and_the_next_save_works(
     team: list[RankProcess],
 ) -> None:

@@ -334,7 +334,7 @@ class RankFake:
             self.session,
             m.JoinLaunch(self.run, self.key, self.rank, self.world_size, self.process, known),
         )
-        if isinstance(answer[-1], m.LaunchJoined):
+        if answer and isinstance(answer[-1], m.LaunchJoined):
             self.launch = answer[-1].launch
         return answer
 

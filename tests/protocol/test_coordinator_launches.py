@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ckpt.base.ids import LaunchNumber
 from ckpt.format import messages as m
+from ckpt.protocol.coordinator import launches
 from tests.protocol.coordinating import Bench, RankFake, team
 
 
@@ -78,15 +81,64 @@ def test_without_a_key_another_world_size_is_another_launch() -> None:
     assert RankFake(bench, 0, 2, key=None).launch < RankFake(bench, 1, 3, key=None).launch
 
 
-def test_a_keyless_launch_from_before_a_restart_is_joined_only_by_its_own_processes() -> None:
+def test_ranks_that_still_join_when_the_coordinator_restarts_meet_in_one_launch() -> None:
+    for key in (None, "job/0"):
+        for saved in (False, True):
+            bench = Bench()
+            first = RankFake(bench, 0, 2, key=key)
+            if saved:
+                first.open(1)
+            bench.restart(*bench.targets)
+            assert RankFake(bench, 1, 2, key=key).launch == first.launch == (1 << 32 | 1)
+            first.reconnect()
+            assert first.launch == (1 << 32 | 1)
+
+
+def test_without_a_key_a_rank_that_comes_again_begins_a_new_launch_also_behind_a_restart() -> None:
     bench = Bench()
-    old = RankFake(bench, 0, 2, key=None)
-    old.open(1)
+    old = team(bench, 2, key=None)
     bench.restart(*bench.targets)
-    new = RankFake(bench, 1, 2, key=None, process="new")
-    assert new.launch == (2 << 32 | 1)
-    old.reconnect()
-    assert old.launch == (1 << 32 | 1)
+    again = [RankFake(bench, rank, 2, key=None, process=f"again/{rank}") for rank in range(2)]
+    assert [rank.launch for rank in again] == [2 << 32 | 1] * 2
+    old[0].reconnect()
+    assert old[0].launch == (1 << 32 | 1)
+
+
+def test_nobody_is_told_of_a_launch_that_a_restart_would_not_find() -> None:
+    bench = Bench()
+    bench.persist_at_once = False
+    told = team(bench, 2, key="job/0")
+    told += team(bench, 2, key=None)
+    assert [rank.launch for rank in told] == [0] * 4
+    bench.sync()
+    assert [len(rank.heard) for rank in told] == [1] * 4
+    joined = [rank.heard[0] for rank in told]
+    assert joined[0] == joined[1] != joined[2] == joined[3]
+
+
+def test_an_evaluation_job_does_not_split_a_launch_that_is_still_joining() -> None:
+    bench = Bench()
+    first = RankFake(bench, 0, 2, key=None)
+    RankFake(bench, 0, 1, key=None, process="evaluation")
+    assert RankFake(bench, 1, 2, key=None).launch == first.launch
+
+
+def test_launches_without_a_live_process_are_forgotten_beyond_a_number_but_the_begun_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launches, "LAUNCHES_KEPT", 4)
+    bench = Bench()
+    begun = RankFake(bench, key="train")
+    begun.open(1)
+    live = RankFake(bench, key="looks on")
+    bench.close(begun.session)
+    for number in range(10):
+        bench.close(RankFake(bench, key=f"evaluation {number}").session)
+    assert len(bench.machine.launches.runs[live.run].launches) == 4
+    bench.restart(*bench.targets)
+    known = bench.machine.launches.runs[live.run].launches
+    assert {begun.launch, live.launch} < set(known)
+    assert len(known) == 4
 
 
 def test_a_key_finds_its_launch_again_after_a_restart_once_it_has_saved() -> None:

@@ -143,8 +143,11 @@ def coordinator_crashed(world: World) -> None:
 def coordinator_crashed_at_write(world: World) -> None:
     """F12: just around the durable write of one kind of entry."""
     world.coordinator.crash_after = world.clock.rng.choice(
-        ["AttemptOpened", "AttemptDecided", "AttemptCommitted", "AttemptAborted"]
-    )
+        [
+            "LaunchNumbered", "LaunchEntered",
+            "AttemptOpened", "AttemptDecided", "AttemptCommitted", "AttemptAborted",
+        ]
+    )  # fmt: skip
     world.clock.after(5_000_000, world.restart_coordinator)
 
 

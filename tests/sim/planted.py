@@ -19,6 +19,7 @@ from ckpt.protocol.coordinator.committing import Committer
 from ckpt.protocol.coordinator.deletion import Deleter
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.ending import Ending
+from ckpt.protocol.coordinator.launches import Launches
 from ckpt.protocol.coordinator.membership import Membership, Target
 from ckpt.protocol.coordinator.opening import Opening
 from ckpt.protocol.coordinator.reservations import Reservations, SpreadRule
@@ -210,6 +211,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant("reuse-a-half-before-commit", "P2", ((StagerState, "half_is_free", lambda *_: True),)),
     Plant("generation-without-term", "P10", ((opening, "Generation", _without_term),)),
     Plant("plan-before-durable", "P10", ((Opening, "_tell_plan", _plan_at_once),)),
+    Plant("forget-who-joined", "P10", ((Launches, "recover", lambda *_: None),)),
     Plant("forget-a-decision", "P2", ((Opening, "recover", _decided_is_open),), first=89),
     Plant("drop-what-counts", "P1", ((Deleter, "_is_stray", lambda *_: True),)),
     Plant(

@@ -37,6 +37,12 @@ class Report:
 # --------------------------------------------------------------------------- phases
 
 
+def _joining(world: World) -> bool:
+    """Some ranks of a start have its number, others not yet."""
+    told = Counter((r.job.launch_name, r.launch_number is not None) for r in world.ranks)
+    return any(told[name, not has] for name, has in told)
+
+
 def _reserving(world: World) -> bool:
     return any(
         a.state is AttemptState.OPENING or any(p.planned is None for p in a.payloads.values())
@@ -64,6 +70,7 @@ def _loading(world: World) -> bool:
 
 
 PHASES: dict[str, Callable[[World], bool]] = {
+    "J": _joining,
     "R": _reserving,
     "S": _in_column_state(ColumnState.OPENING, ColumnState.STREAMING),
     "L": _in_column_state(ColumnState.SEALING),
@@ -165,7 +172,19 @@ def _check_end(world: World, last: list[RankNode]) -> None:
     for id, announced in world.oracles.announced.items():
         if id not in world.oracles.deleted:
             _check_readable(world, id, announced)
+    _check_launches(world)
     _check_no_leak(world)
+
+
+def _check_launches(world: World) -> None:
+    """All ranks of one start of the run were given one number, whoever restarted meanwhile."""
+    numbers: dict[str, set[int]] = {}
+    for node in world.ranks:
+        if node.launch_number is not None:
+            numbers.setdefault(node.job.launch_name, set()).add(node.launch_number)
+    split = {name: sorted(given) for name, given in numbers.items() if len(given) > 1}
+    if split:
+        raise Violation(f"P10: one start of the run became several launches: {split}")
 
 
 def _check_last_read(world: World) -> None:

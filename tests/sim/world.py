@@ -69,11 +69,11 @@ class World:
             raise Violation(f"only {self.live_targets} targets came up")
 
     def launch(self, steps: tuple[int, ...], gap_us: int, payload_bytes: int) -> list[RankNode]:
-        """All ranks of one start of the run."""
+        """All ranks of one start of the run; in every fourth seed nothing tells them of a key."""
         self.launches += 1
         job = Job(
             RUN,
-            f"key{self.launches}",
+            None if self.seed % 4 == 3 else f"key{self.launches}",
             f"L{self.launches}",
             RANK_COUNT,
             steps,

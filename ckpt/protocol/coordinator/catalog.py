@@ -1,8 +1,8 @@
 """What the coordinator keeps on stable storage: the entries,
 and the image that a restart begins from.
 
-Only opening an attempt, deciding, committing, aborting and deleting are durable; everything else is
-told again by stagers and targets. Each entry moves one checkpoint along
+Only numbering a launch, opening an attempt, deciding, committing, aborting and deleting are durable;
+everything else is told again by stagers and targets. Most entries move one checkpoint along
 
     OPEN -> DECIDED -> COMMITTED -> TOMBSTONED -> DELETED
       \\-> ABORTED        \\-> DAMAGED (stays listed, is never resolved)
@@ -12,11 +12,11 @@ The shell stores entries in order and applies the same fold (`apply_entry`) when
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from ckpt.base.ids import CheckpointId, LaunchNumber, TargetId
+from ckpt.base.ids import CheckpointId, LaunchNumber, Rank, RunName, TargetId
 
 
 class RowState(Enum):
@@ -101,6 +101,35 @@ class RowForgotten:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchNumbered:
+    """A start of a run has its number: durable before any rank learns it."""
+
+    run: RunName
+    launch: LaunchNumber
+    key: str | None
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchEntered:
+    """This process holds a rank of a launch without a key, which nothing but its processes tells
+    from the next one."""
+
+    run: RunName
+    launch: LaunchNumber
+    rank: Rank
+    process: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchForgotten:
+    """A launch whose processes are gone; what it committed stays."""
+
+    run: RunName
+    launch: LaunchNumber
+
+
+@dataclass(frozen=True, slots=True)
 class TargetSeen:
     """A target belongs to the cluster: it is named in reports also while it is down."""
 
@@ -127,6 +156,9 @@ CatalogEntry = (
     | CheckpointTombstoned
     | CheckpointDeleted
     | RowForgotten
+    | LaunchNumbered
+    | LaunchEntered
+    | LaunchForgotten
     | TargetSeen
     | RepairNeeded
 )
@@ -167,6 +199,16 @@ class CatalogRow:
 
 
 @dataclass(slots=True)
+class LaunchRow:
+    """All that is known of one launch."""
+
+    key: str | None
+    world_size: int
+    processes: dict[Rank, str] = field(default_factory=dict)
+    #: Of a launch without a key.
+
+
+@dataclass(slots=True)
 class CatalogImage:
     """The catalog as a restart finds it. `term` is already this process's own, new and durable."""
 
@@ -174,6 +216,14 @@ class CatalogImage:
     rows: dict[CheckpointId, CatalogRow] = field(default_factory=dict)
     targets: dict[TargetId, TargetSeen] = field(default_factory=dict)
     repairs: dict[tuple[CheckpointId, int], tuple[int, ...]] = field(default_factory=dict)
+    launches: dict[tuple[RunName, LaunchNumber], LaunchRow] = field(default_factory=dict)
+
+    def launch_entries(self) -> Iterator[CatalogEntry]:
+        """What makes the same launches again."""
+        for (run, number), row in self.launches.items():
+            yield LaunchNumbered(run, number, row.key, row.world_size)
+            for rank, process in row.processes.items():
+                yield LaunchEntered(run, number, rank, process)
 
     def apply(self, entry: CatalogEntry) -> None:
         """Fold one entry into the image.
@@ -193,6 +243,12 @@ class CatalogImage:
                 self.rows.pop(entry.checkpoint, None)
                 for key in [key for key in self.repairs if key[0] == entry.checkpoint]:
                     del self.repairs[key]
+            case LaunchNumbered():
+                self.launches[(entry.run, entry.launch)] = LaunchRow(entry.key, entry.world_size)
+            case LaunchEntered():
+                self.launches[(entry.run, entry.launch)].processes[entry.rank] = entry.process
+            case LaunchForgotten():
+                self.launches.pop((entry.run, entry.launch), None)
             case TargetSeen():
                 self.targets[entry.target] = entry
             case RepairNeeded():

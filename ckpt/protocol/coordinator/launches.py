@@ -1,8 +1,10 @@
 """Which start of a run a rank belongs to, and which launches may still save.
 
 A launch is joined by reading or saving ranks and *begins* with its first save; from then on older
-launches are fenced. Numbers grow with the term, so they need no durability of their own: what must
-survive (which launch has begun) is read from the attempts that it opened.
+launches are fenced. Which number a key stands for, and which processes hold a launch without a key,
+is durable before a rank is told its number: a coordinator that restarts while ranks still join
+would split the launch in two otherwise. Which launch has begun is read from the attempts that it
+opened.
 
 Invariants: ranks of one launch share one world size; a rank has one live process; `begun` only
 grows.
@@ -16,7 +18,12 @@ from ckpt.base.errors import Busy, Fenced, Refused
 from ckpt.base.ids import LaunchNumber, Rank, RunName, check_run_name
 from ckpt.base.limits import WORLD_SIZE_MAX
 from ckpt.format.messages import JoinLaunch
+from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.catalog import CatalogEntry, LaunchRow
 from ckpt.protocol.events import Session
+
+LAUNCHES_KEPT = 256
+"""Of each run; older ones without a live process are forgotten."""
 
 
 @dataclass(slots=True)
@@ -43,8 +50,15 @@ class Launch:
     key: str | None
     world_size: int
     members: dict[Rank, Member] = field(default_factory=dict)
-    recovered: bool = False
-    """Known from the catalog or from a rank that came back: nobody new joins it without its key."""
+    closed: bool = False
+    """Known from its attempts or from a rank that came back alone: nobody knows its processes, so
+    nobody new joins it without its key."""
+    unwritten: int = 0
+    """Entries about it that are on their way to the catalog."""
+
+    @property
+    def live(self) -> bool:
+        return any(member.live for member in self.members.values())
 
 
 @dataclass(slots=True)
@@ -64,8 +78,10 @@ class Launches:
         self.runs: dict[RunName, Run] = {}
         self._by_session: dict[Session, list[Member]] = {}
 
-    def join(self, session: Session, message: JoinLaunch, now_us: int) -> Launch:
-        """The launch of this process.
+    def join(
+        self, session: Session, message: JoinLaunch, now_us: int
+    ) -> tuple[Launch, tuple[CatalogEntry, ...]]:
+        """The launch of this process, and what must be durable before it is told.
 
         Raises Refused (bad numbers, other world size) or Busy (two live processes).
         """
@@ -75,20 +91,40 @@ class Launches:
         if not 0 <= message.rank < message.world_size:
             raise Refused(f"rank {message.rank} does not fit world size {message.world_size}")
         run = self.runs.setdefault(message.run, Run())
-        launch = self._find(run, message) or self._new(run, message)
+        found = self._find(run, message)
+        launch = found or self._new(run, message)
         if launch.world_size != message.world_size:
             raise Refused(
                 f"launch {launch.key!r} of run {message.run!r} has world size {launch.world_size}, "
                 f"rank {message.rank} says {message.world_size}",
                 hint="give every start of the run its own launch key",
             )
-        self._enter(launch, session, message, now_us)
-        return launch
+        entered = self._enter(launch, session, message, now_us)
+        entries: list[CatalogEntry] = []
+        if found is None:
+            entries.append(
+                catalog.LaunchNumbered(message.run, launch.number, launch.key, launch.world_size)
+            )
+            entries += self._forget_oldest(message.run, run)
+        if entered and launch.key is None and not launch.closed:
+            entries.append(
+                catalog.LaunchEntered(message.run, launch.number, message.rank, message.process)
+            )
+        return launch, tuple(entries)
 
-    def recover(self, run: RunName, number: LaunchNumber, key: str | None, world_size: int) -> None:
+    def recover(self, run: RunName, number: LaunchNumber, row: LaunchRow) -> None:
+        """A launch that was joined before this coordinator started."""
+        launch = Launch(number, row.key, row.world_size)
+        for rank, process in sorted(row.processes.items()):
+            launch.members[rank] = Member(process)
+        self.runs.setdefault(run, Run()).launches[number] = launch
+
+    def recover_begun(
+        self, run: RunName, number: LaunchNumber, key: str | None, world_size: int
+    ) -> None:
         """A launch that has opened attempts before this coordinator started."""
         known = self.runs.setdefault(run, Run())
-        known.launches.setdefault(number, Launch(number, key, world_size, recovered=True))
+        known.launches.setdefault(number, Launch(number, key, world_size, closed=True))
         known.begun = max(known.begun, number)
 
     def begin(self, run: RunName, number: LaunchNumber) -> bool:
@@ -133,8 +169,15 @@ class Launches:
         newest_first = sorted(run.launches.values(), key=lambda launch: -launch.number)
         if message.key is not None:
             return next((one for one in newest_first if one.key == message.key), None)
-        keyless = next((one for one in newest_first if one.key is None and not one.recovered), None)
-        if keyless is None or keyless.world_size != message.world_size:
+        keyless = next(
+            (
+                one
+                for one in newest_first
+                if one.key is None and not one.closed and one.world_size == message.world_size
+            ),
+            None,
+        )
+        if keyless is None:
             return None
         member = keyless.members.get(message.rank)
         return keyless if member is None or member.process == message.process else None
@@ -143,7 +186,7 @@ class Launches:
         assert message.launch is not None
         if message.launch >> 32 >= self._term:
             raise Refused(f"launch {message.launch} was never given out by this coordinator")
-        launch = Launch(message.launch, message.key, message.world_size, recovered=True)
+        launch = Launch(message.launch, message.key, message.world_size, closed=True)
         run.launches[launch.number] = launch
         return launch
 
@@ -154,7 +197,16 @@ class Launches:
         run.launches[number] = launch
         return launch
 
-    def _enter(self, launch: Launch, session: Session, message: JoinLaunch, now_us: int) -> None:
+    def _forget_oldest(self, name: RunName, run: Run) -> list[CatalogEntry]:
+        """Evaluation jobs join too, as often as they look: what is old and empty goes."""
+        surplus = max(0, len(run.launches) - LAUNCHES_KEPT)
+        empty = [n for n in sorted(run.launches) if n != run.begun and not run.launches[n].live]
+        for number in empty[:surplus]:
+            del run.launches[number]
+        return [catalog.LaunchForgotten(name, number) for number in empty[:surplus]]
+
+    def _enter(self, launch: Launch, session: Session, message: JoinLaunch, now_us: int) -> bool:
+        """Note the process; True when it was not known to hold this rank."""
         member = launch.members.get(message.rank)
         if member is not None and member.process != message.process:
             if member.live:
@@ -164,10 +216,12 @@ class Launches:
                     hint="two processes must not share (run, launch, rank)",
                 )
             member = None
+        entered = member is None
         if member is None:
             member = launch.members[message.rank] = Member(message.process, joined_us=now_us)
         member.sessions.add(session)
         self._by_session.setdefault(session, []).append(member)
+        return entered
 
 
 def check_not_fenced(run: RunName, number: LaunchNumber, begun: LaunchNumber) -> None:

@@ -263,8 +263,7 @@ class CoordinatorMachine:
             case RenewLease():
                 self.members.renew(session, request, message)
             case JoinLaunch():
-                launch = self.launches.join(session, message, self._desk.now_us)
-                self._desk.send(session, request, LaunchJoined(launch.number))
+                self._join(session, request, message)
             case OpenPayload() if message.member:
                 self.files.open_file(session, request, message)
             case OpenPayload():
@@ -295,6 +294,21 @@ class CoordinatorMachine:
                 self._desk.send(session, request, Answer(), answer)
             case _:
                 self._desk.close(session, f"{type(message).__name__} is no request")
+
+    def _join(self, session: Session, request: int, message: JoinLaunch) -> None:
+        """Told when a restart would find the same launch."""
+        launch, entries = self.launches.join(session, message, self._desk.now_us)
+        joined = LaunchJoined(launch.number)
+        if not entries and not launch.unwritten:
+            self._desk.send(session, request, joined)
+            return
+
+        def durable() -> None:
+            launch.unwritten -= 1
+            self._desk.send(session, request, joined)
+
+        launch.unwritten += 1
+        self._desk.persist(entries, durable)
 
     def _closed(self, session: Session) -> None:
         self._roles.pop(session, None)
@@ -346,8 +360,11 @@ class CoordinatorMachine:
     # ----------------------------------------------------------------------- restart
 
     def _recover(self, image: CatalogImage) -> None:
+        for (run, number), known in sorted(image.launches.items()):
+            self.launches.recover(run, number, known)
         for row in sorted(image.rows.values(), key=lambda row: row.checkpoint):
-            self.launches.recover(row.checkpoint.run, row.launch, row.launch_key, row.world_size)
+            run = row.checkpoint.run
+            self.launches.recover_begun(run, row.launch, row.launch_key, row.world_size)
             match row.state:
                 case RowState.OPEN | RowState.DECIDED:
                     self.opening.recover(row)
