@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt.base.ids import ReservationId, TargetId
+from ckpt.base.ids import ColumnNumber, ReservationId, TargetId
 from ckpt.format import messages as m
 from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import Bench, RankFake
@@ -233,3 +233,19 @@ def test_without_another_target_there_are_no_spares() -> None:
         rank.session, m.RequestSpares(rank.payload, min(rank.places()), (TargetId("t0"),))
     )
     assert named == m.SparesNamed(rank.payload, ())
+
+
+def test_a_spare_that_comes_when_its_save_has_ended_goes_back() -> None:
+    bench = Bench(6)
+    rank = RankFake(bench)
+    rank.open(1)
+    assert rank.plan is not None
+    named = {place.target for place in (*rank.plan.places, *rank.plan.spares)}
+    others = [id for id in bench.targets if id not in named]
+    for id in others:
+        target(bench, id).silent.add(m.Reserve)
+    bench.tell(rank.session, m.RequestSpares(rank.payload, ColumnNumber(0), ()))
+    bench.tell(rank.session, m.PayloadGivenUp(rank.payload, "failed", "its bytes broke"))
+    for id in others:
+        bench.let_answer(id)
+    assert held(bench) == []

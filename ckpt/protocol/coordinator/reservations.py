@@ -68,6 +68,8 @@ class Allotment:
     open_questions: int = 0
     patience_us: int = PATIENCE_US
     idle_since_us: int = 0
+    released: bool = False
+    """Its save ended: a place that is still being asked for goes back when it comes."""
 
     @property
     def places(self) -> list[Place]:
@@ -164,6 +166,7 @@ class Reservations:
 
     def release(self, allotment: Allotment) -> None:
         """Give back what is left of an allotment; used columns are the target's business by now."""
+        allotment.released = True
         for held in allotment.places:
             self._give_back(held, allotment.file_bytes)
         allotment.columns.clear()
@@ -290,6 +293,9 @@ class Reservations:
     def _replace(
         self, allotment: Allotment, column: ColumnNumber, then: Callable[[Place | None], None]
     ) -> None:
+        if allotment.released:
+            then(None)
+            return
         taken = {place.target for place in allotment.places} | allotment.asked_spares
         taken |= set(allotment.intended.values())
         targets = self._members.targets
@@ -326,6 +332,10 @@ class Reservations:
         place = Place(target.id, target.boot, target.address, reservation, target.unix)
 
         def answered(message: Message, _bulk: Buffer) -> None:
+            if isinstance(message, Reserved) and allotment.released:
+                self._give_back(place, allotment.file_bytes)
+                then(None)
+                return
             if isinstance(message, Reserved):
                 then(place)
                 return
