@@ -4,6 +4,7 @@
 #   make demo     a training run on an embedded cluster that loses targets, trainers and nothing else
 #   make test     the tests without the slow campaigns; TESTS="tests/erasure -k pattern" picks some
 #   make sim      10,000 seeds of the simulator (make test runs 300)
+#   make test-frameworks   torch, JAX, Lightning, Hugging Face: installs them, then tests/frameworks
 #   make check    format, lint, types, imports
 #   make bench    roofline, burst and restore as ratios of one run
 #   make soak     the slow campaigns
@@ -16,16 +17,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 TESTS ?= tests
+FRAMEWORKS := torch==2.13.0 jax lightning transformers accelerate
+FRAMEWORKS_READY := $(VENV)/.frameworks
 WORKERS ?= 2
 
-.PHONY: demo test sim check bench soak clean
+.PHONY: demo test test-frameworks sim check bench soak clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
 	$(BIN)/ckpt demo
 
 test: $(READY)
-	$(BIN)/pytest -n $(WORKERS) -m "not slow" $(TESTS)
+	$(BIN)/pytest -n $(WORKERS) -m "not slow" --ignore=tests/frameworks $(TESTS)
+
+# Every adapter against the real package. A file's tests share one cluster and its gloo ranks.
+test-frameworks: $(FRAMEWORKS_READY)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/frameworks
 
 # Both cores for one campaign: 10,000 histories, each cell of the fault matrix hit.
 sim: $(READY)
@@ -44,6 +51,10 @@ bench: $(READY)
 
 soak: $(READY)
 	$(BIN)/pytest -n $(WORKERS) -m slow --timeout=3600 $(TESTS)
+
+$(FRAMEWORKS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(FRAMEWORKS)
+	@touch $(FRAMEWORKS_READY)
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""`ckpt.save` and `ckpt.load`: on the one store of this process that $CKPT_STORE names."""
+"""`ckpt.save` and `ckpt.load`, and adapters: on the one store of this process for each URL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def save(
     replicated: bool = False,
 ) -> Save:
     """`Store.save` on the store that $CKPT_STORE names, which is opened once for this process."""
-    return _default_store().save(
+    return shared_store().save(
         run, step, state, rank=rank, world_size=world_size, replicated=replicated
     )
 
@@ -37,25 +37,28 @@ def load(
     whole: bool = False,
 ) -> object:
     """`Store.load` on the store that $CKPT_STORE names."""
-    return _default_store().load(
+    return shared_store().load(
         run, step, like, rank=rank, world_size=world_size, strict=strict, whole=whole
     )
 
 
-_default: tuple[str, int, Store] | None = None
-_default_lock = threading.Lock()
+_stores: dict[str, tuple[int, Store]] = {}
+#: URL -> the process that opened it, and the store.
+_stores_lock = threading.Lock()
 
 
-def _default_store() -> Store:
-    """One store for each process and value of $CKPT_STORE; closed when the interpreter ends."""
-    global _default
-    url = os.environ.get("CKPT_STORE", "")
-    with _default_lock:
-        if _default is not None and _default[:2] == (url, os.getpid()):
-            return _default[2]
-        store = open_store(url or None)
-        _default = (url, os.getpid(), store)
-        atexit.register(_close_default, store, os.getpid())
+def shared_store(url: str | None = None) -> Store:
+    """This process's one store of that URL, else of $CKPT_STORE; closed when the interpreter ends.
+
+    Raises as `open`.
+    """
+    url = url or os.environ.get("CKPT_STORE", "")
+    with _stores_lock:
+        pid, store = _stores.get(url, (0, None))
+        if store is None or pid != os.getpid() or store.closed:
+            store = open_store(url or None)
+            _stores[url] = (os.getpid(), store)
+            atexit.register(_close_default, store, os.getpid())
         return store
 
 

@@ -81,7 +81,7 @@ def variants_of(index: IndexReader, name: str) -> tuple[IndexTensor, ...]:
 def tensor_of_rank(
     index: IndexReader, name: str, rank: Rank
 ) -> tuple[IndexTensor, tuple[Box, ...]]:
-    """The rank's tensor of that name, and the boxes that it declared; raises Corrupt without one."""
+    """The rank's tensor of that name, and the boxes that it declared; Corrupt without one."""
     for tensor in variants_of(index, name):
         if tensor.meaning is Meaning.REPLICATED:
             return tensor, tensor.boxes[:1]

@@ -134,6 +134,11 @@ class Store:
         if not getattr(self, "_closed", True) and self._pid == os.getpid():
             self._leave()
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
     # ----------------------------------------------------------------------- saving
 
     def prepare(

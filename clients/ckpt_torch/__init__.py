@@ -1,0 +1,14 @@
+"""ckpt under torch: `save`, `async_save` and `load` of whole state dicts, with DCP's signatures.
+
+import ckpt_torch
+
+future = ckpt_torch.async_save({"model": model.state_dict(), "step": step},
+                               checkpoint_id=f"ckpt://10.0.0.1:7070/gpt/{step}")
+...
+ckpt_torch.load(state, checkpoint_id="ckpt://10.0.0.1:7070/gpt")
+"""
+
+from ckpt_torch.loading import load
+from ckpt_torch.saving import async_save, save
+
+__all__ = ["async_save", "load", "save"]

@@ -1,0 +1,211 @@
+"""`load`: DCP's call, without planner and storage reader. It fills the caller's own state dict.
+
+Each rank reads the bytes of its own boxes, whatever the sharding that they were saved with. Plain
+values come from the rank's own tree, else from whichever rank had the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ckpt.base.errors import Refused
+from ckpt.base.ids import Rank
+from ckpt.format.dtypes import dtype_of
+from ckpt.format.tree import Scalar
+from ckpt_client.contents import Contents, Want
+from ckpt_client.state import AnyArray
+from ckpt_client.store import Store
+from ckpt_torch.boxes import LocalBox, held, is_tensor
+from ckpt_torch.place import CheckpointName, Who, find_where, find_who
+from ckpt_torch.tensors import as_array, torch_dtype
+from ckpt_torch.tree import Stateful, asked, is_plain, leaves, pickle_name, refill, unpickled
+
+NAMES_SHOWN_MAX = 8
+
+
+def load(
+    state_dict: dict[str, object],
+    *,
+    checkpoint_id: CheckpointName | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    store: Store | str | None = None,
+    allow_pickle: bool = False,
+    strict: bool = False,
+    timeout_s: float = 30.0,
+) -> int:
+    """Fill the tensors of `state_dict` in place, replace all else in it; the step that was read.
+
+    checkpoint_id: as in `async_save`; without a step the newest, the same for all ranks.
+    allow_pickle: load objects that were saved with it; runs whatever code they name.
+    strict: refuse a checkpoint that holds names which `state_dict` does not ask for.
+
+    Raises Refused by path for a name that the checkpoint lacks, another dtype or global shape, and
+    pickles that are not allowed, before anything is changed; NotFound, Unavailable, Lost.
+    """
+    where, who = find_where(checkpoint_id, store), find_who(process_group, no_dist)
+    state = asked(state_dict)
+    with where.store.resolve(
+        where.run, where.step, rank=who.rank, world_size=who.world_size, timeout_s=timeout_s
+    ) as checkpoint:
+        found = checkpoint.read(lambda contents: _Reading(contents, who).run(state, strict))
+        step = checkpoint.step
+    found.check_pickles(allow_pickle)
+    refill(state, found.value)
+    _give_back(state_dict, state)
+    return step
+
+
+def _give_back(state_dict: dict[str, object], state: Mapping[str, object]) -> None:
+    for key, value in state.items():
+        target = state_dict[key]
+        if isinstance(target, Stateful):
+            assert isinstance(value, dict)
+            target.load_state_dict(value)
+        else:
+            state_dict[key] = value
+
+
+@dataclass(slots=True)
+class _Found:
+    """What replaces the leaves of the caller's tree, when every byte is here."""
+
+    values: dict[str, object] = field(default_factory=dict)
+    pickles: dict[str, AnyArray] = field(default_factory=dict)
+
+    def value(self, name: str, leaf: object) -> object:
+        if name in self.pickles:
+            return unpickled(self.pickles[name])
+        return self.values.get(name, leaf)
+
+    def check_pickles(self, allowed: bool) -> None:
+        if self.pickles and not allowed:
+            raise Refused(
+                f"{_names(sorted(self.pickles))}: stored as a pickle, which runs code when loaded",
+                hint="pass allow_pickle if you trust whoever saved it",
+            )
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One attempt: I look every leaf up, name all problems, then read everything at once."""
+
+    contents: Contents
+    who: Who
+    wants: list[Want] = field(default_factory=list)
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """(CUDA tensor, what was read for it)."""
+    seen: set[str] = field(default_factory=set)
+    absent: list[str] = field(default_factory=list)
+    found: _Found = field(default_factory=_Found)
+
+    def run(self, state: Mapping[str, object], strict: bool) -> _Found:
+        ranks = self.contents.ranks()
+        mine = Rank(self.who.rank) if self.who.rank in ranks else ranks[0]
+        values = self.contents.values(mine)
+        missing: dict[str, object] = {}
+        for name, leaf in leaves(state):
+            if not self._look_up(name, leaf, mine, values):
+                missing[name] = leaf
+        if missing:
+            for rank in ranks:
+                if rank != mine:
+                    values = {**self.contents.values(rank), **values}
+            self.absent = [
+                name for name, leaf in missing.items()
+                if not self._look_up(name, leaf, mine, values)
+            ]  # fmt: skip
+        self._check_names(strict, values)
+        self.contents.fill(self.wants)
+        for target, source in self.copies:
+            target.copy_(source)
+        return self.found
+
+    def _check_names(self, strict: bool, values: Mapping[str, Scalar]) -> None:
+        problems = []
+        if self.absent:
+            problems.append(f"the checkpoint has no {_names(self.absent)}")
+        if strict:
+            stored = {tensor.name for tensor in self.contents.tensors()} | set(values)
+            surplus = sorted(stored - self.seen)
+            if surplus:
+                problems.append(f"the state dict does not name {_names(surplus)}")
+        if problems:
+            raise Refused("; ".join(problems))
+
+    def _look_up(self, name: str, leaf: object, rank: Rank, values: Mapping[str, Scalar]) -> bool:
+        """Plan one leaf; False when the checkpoint has nothing of that name."""
+        if is_tensor(leaf):
+            return self._tensor(name, leaf, rank, values)
+        if name in values:
+            if not is_plain(leaf):  # Also not an array, which is replaced like a plain value.
+                raise Refused(f"{name}: stored as a plain value, here it is a {_kind(leaf)}")
+            self.seen.add(name)
+            self.found.values[name] = values[name]
+            return True
+        if self.contents.variants(pickle_name(name)):
+            inner = pickle_name(name)
+            self.seen.add(inner)
+            self.found.pickles[name] = self._array(inner, rank)
+            return True
+        if self.contents.variants(name):
+            if isinstance(leaf, np.ndarray | np.generic):
+                self.seen.add(name)
+                self.found.values[name] = self._array(name, rank)
+                return True
+            raise Refused(f"{name}: stored as a tensor, here it is a {_kind(leaf)}")
+        return False
+
+    def _tensor(self, name: str, leaf: object, rank: Rank, values: Mapping[str, Scalar]) -> bool:
+        found = self.contents.variants(name)
+        if not found:
+            if name in values:
+                raise Refused(f"{name}: stored as a plain value, here it is a tensor")
+            return False
+        self.seen.add(name)
+        here = held(leaf)
+        self._check_shape(name, here.global_shape, found[0].global_shape)
+        for box in here.boxes:
+            if box.tensor.dtype != torch_dtype(found[0].dtype):
+                raise Refused(
+                    f"{name}: stored as {torch_dtype(found[0].dtype)}, here {box.tensor.dtype}",
+                    hint="nothing is converted: load into a tensor of that dtype",
+                )
+            self._want(name, box, rank)
+        return True
+
+    def _want(self, name: str, box: LocalBox, rank: Rank) -> None:
+        target = box.tensor.detach()
+        memory = target
+        if target.device.type == "cuda":
+            memory = torch.empty(target.shape, dtype=target.dtype, pin_memory=True)
+            self.copies.append((target, memory))
+        try:
+            array = as_array(memory)
+        except Refused as error:
+            raise Refused(f"{name}: {error.message}", hint=error.hint) from None
+        self.wants.append(Want(name, array, box.offset, rank))
+
+    def _array(self, name: str, rank: Rank) -> AnyArray:
+        tensor = self.contents.variants(name)[0]
+        array: AnyArray = np.empty(tensor.global_shape, dtype_of(tensor.dtype))
+        self.wants.append(Want(name, array, (0,) * array.ndim, rank))
+        return array
+
+    def _check_shape(self, name: str, here: tuple[int, ...], stored: tuple[int, ...]) -> None:
+        if here != stored:
+            raise Refused(f"{name}: stored with global shape {stored}, here {here}")
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _names(names: list[str]) -> str:
+    more = len(names) - NAMES_SHOWN_MAX
+    return ", ".join(names[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")

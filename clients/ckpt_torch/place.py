@@ -1,0 +1,74 @@
+"""Which store, run, step and rank is meant: from DCP's arguments and the process group."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from ckpt.base.errors import Refused
+from ckpt_client.default import shared_store
+from ckpt_client.environment import find_place
+from ckpt_client.step_url import parse_step_url
+from ckpt_client.store import Store
+
+CheckpointName = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A checkpoint in an open store."""
+
+    store: Store
+    run: str
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """This rank among those that save or load together."""
+
+    rank: int
+    world_size: int
+    group: dist.ProcessGroup | None
+    """None for the default group, when `speaking`."""
+    speaking: bool
+    """The ranks can talk: there is a process group."""
+
+
+def find_where(checkpoint_id: CheckpointName | None, store: Store | str | None) -> Where:
+    """The place that a checkpoint_id names, in `store` when it is given.
+
+    Raises Refused when it names none, or two stores are named.
+    """
+    if checkpoint_id is None:
+        raise Refused("no checkpoint_id", hint="name RUN/STEP, or ckpt://HOST:PORT/RUN/STEP")
+    url = parse_step_url(os.fspath(checkpoint_id))
+    if store is not None and url.store is not None:
+        raise Refused(f"store= and {os.fspath(checkpoint_id)} both name a store")
+    if isinstance(store, Store):
+        return Where(store, url.run, url.step)
+    return Where(shared_store(store or url.store), url.run, url.step)
+
+
+def find_who(group: dist.ProcessGroup | None, no_dist: bool) -> Who:
+    """The seat in the process group; without one the launcher's, with `no_dist` rank 0 of 1.
+
+    Raises Refused when this process is not in the group, or the environment contradicts it.
+    """
+    if no_dist:
+        return Who(0, 1, None, False)
+    if not (dist.is_available() and dist.is_initialized()):
+        place = find_place()
+        return Who(place.rank, place.world_size, None, False)
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 0:
+        raise Refused("this process is not in the process group")
+    if group is None and os.environ.get("WORLD_SIZE", str(world_size)) != str(world_size):
+        raise Refused(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment, "
+            f"the process group has {world_size} ranks",
+            hint="unset it, or pass process_group=",
+        )
+    return Who(rank, world_size, group, world_size > 1)

@@ -1,0 +1,234 @@
+"""`save` and `async_save`: DCP's calls, without planner and storage writer.
+
+    state dict --boxes, holders--> tree of Shards and replicas --> Store.save
+
+Meaning: a plain tensor, array or value of one name is the same on all ranks that have the name and
+is stored once; a DTensor or ShardedTensor is global; what belongs to a rank has the rank in its key.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ckpt.base.errors import CkptError, Refused
+from ckpt.format.dtypes import dtype_name
+from ckpt.format.tree import Scalar
+from ckpt_client.declare import Replicated, Shard, Shards
+from ckpt_client.saving import Commit, Save
+from ckpt_client.state import AnyArray
+from ckpt_client.store import Store
+from ckpt_torch.boxes import Extent, held, is_tensor
+from ckpt_torch.exchange import Box, Holders, Shape, find_holders, tell_problem
+from ckpt_torch.place import CheckpointName, Who, find_where, find_who
+from ckpt_torch.tensors import as_array
+from ckpt_torch.tree import (
+    PICKLE_KEY,
+    as_scalar,
+    asked,
+    is_array,
+    is_plain,
+    leaves,
+    pickle_name,
+    pickled,
+    replaced,
+)
+
+
+def save(
+    state_dict: Mapping[str, object],
+    *,
+    checkpoint_id: CheckpointName | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+    store: Store | str | None = None,
+    allow_pickle: bool = False,
+    check_finite: bool = False,
+) -> Commit:
+    """Save and wait until the checkpoint is committed, on every rank. See `async_save`."""
+    return async_save(
+        state_dict,
+        checkpoint_id=checkpoint_id,
+        process_group=process_group,
+        no_dist=no_dist,
+        use_collectives=use_collectives,
+        store=store,
+        allow_pickle=allow_pickle,
+        check_finite=check_finite,
+    ).result()
+
+
+def async_save(
+    state_dict: Mapping[str, object],
+    *,
+    checkpoint_id: CheckpointName | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+    store: Store | str | None = None,
+    allow_pickle: bool = False,
+    check_finite: bool = False,
+) -> Future[Commit]:
+    """Copy the state and return; the future gives the Commit, or raises what ended the save.
+
+    The state may be changed as soon as this returns. All ranks of the process group call it.
+
+    checkpoint_id: `ckpt://HOST:PORT/RUN/STEP`, `ckpt+local:///DIR/RUN/STEP`, or `RUN/STEP` in
+        `store` (a Store, or its URL), else in the store that $CKPT_STORE names.
+    use_collectives: False asks nothing of other ranks: all must hold the same names then.
+    allow_pickle: keep objects that are not plain data as pickles; `load` must allow them too.
+    check_finite: refuse floating point tensors that hold NaN or infinity.
+
+    Raises Refused by path for what cannot be stored, before anything is staged; on all ranks when
+    one refuses.
+    """
+    where = find_where(checkpoint_id, store)
+    if where.step is None:
+        raise Refused(f"checkpoint_id {checkpoint_id!s} names no step", hint="RUN/STEP")
+    who = find_who(process_group, no_dist)
+    if not use_collectives:
+        who = Who(who.rank, who.world_size, None, False)
+    tree = declared(state_dict, who, allow_pickle=allow_pickle, check_finite=check_finite)
+    staged = where.store.save(where.run, where.step, tree, rank=who.rank, world_size=who.world_size)
+    return commit_future(staged)
+
+
+def declared(
+    state_dict: Mapping[str, object],
+    who: Who,
+    *,
+    allow_pickle: bool = False,
+    check_finite: bool = False,
+) -> object:
+    """The state as `Store.save` takes it: every leaf with its meaning, no byte copied yet."""
+    try:
+        parts = _Parts(allow_pickle, check_finite)
+        state = asked(state_dict)
+        for name, leaf in leaves(state):
+            parts.add(name, leaf)
+    except CkptError as error:
+        tell_problem(who, error.message)
+        raise
+    holders = find_holders(who, parts.shape(), parts.plain)
+    return replaced(state, lambda name, leaf: parts.declare(name, leaf, holders))
+
+
+def commit_future(staged: Save) -> Future[Commit]:
+    """A future of what becomes of a save; a thread of its own waits for it."""
+    future: Future[Commit] = Future()
+    future.set_running_or_notify_cancel()
+
+    def wait() -> None:
+        try:
+            future.set_result(staged.wait())
+        except CkptError as error:
+            future.set_exception(error)
+
+    threading.Thread(target=wait, name=f"ckpt-commit-{staged.step}", daemon=True).start()
+    return future
+
+
+# --------------------------------------------------------------------------- one rank's leaves
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """One leaf's boxes in memory."""
+
+    global_shape: Extent
+    boxes: tuple[tuple[Extent, AnyArray], ...]
+    """(offset, array)."""
+
+
+@dataclass(slots=True)
+class _Parts:
+    """I look at each leaf once: what it is, and where its memory lies."""
+
+    allow_pickle: bool
+    check_finite: bool
+    tensors: dict[str, _Tensor] = field(default_factory=dict)
+    plain: dict[str, Scalar] = field(default_factory=dict)
+
+    def add(self, name: str, leaf: object) -> None:
+        """Raises Refused by path."""
+        try:
+            if is_tensor(leaf):
+                self.tensors[name] = _tensor_of(leaf)
+            elif isinstance(leaf, np.ndarray | np.generic):
+                self.tensors[name] = _whole(np.asarray(leaf))
+            elif is_plain(leaf):
+                self.plain[name] = as_scalar(leaf)
+            elif self.allow_pickle:
+                self.tensors[pickle_name(name)] = _whole(pickled(leaf))
+            else:
+                kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+                raise Refused(
+                    f"a {kind} is not plain data",
+                    hint="keep its state as dicts, lists, numbers and text, or allow_pickle",
+                )
+            if self.check_finite and is_array(leaf):
+                _check_finite(self.tensors[name])
+        except Refused as error:
+            raise Refused(f"{name or 'the state'}: {error.message}", hint=error.hint) from None
+
+    def shape(self) -> Shape:
+        """What other ranks need to know."""
+        boxes: list[Box] = [
+            (name, offset, array.shape)
+            for name, tensor in self.tensors.items()
+            for offset, array in tensor.boxes
+        ]
+        return Shape(tuple(sorted(boxes)), tuple(sorted(self.plain)))
+
+    def declare(self, name: str, leaf: object, holders: Holders) -> object:
+        """The leaf with its meaning."""
+        if name in self.plain:
+            return leaf
+        if name in self.tensors:
+            return _declared(name, self.tensors[name], holders)
+        inner = pickle_name(name)
+        return {PICKLE_KEY: _declared(inner, self.tensors[inner], holders)}
+
+
+def _declared(name: str, tensor: _Tensor, holders: Holders) -> object:
+    shards = []
+    for offset, array in tensor.boxes:
+        ranks = holders.boxes[name, offset, array.shape]
+        if len(ranks) == holders.world_size and array.shape == tensor.global_shape:
+            return Replicated(array)
+        shards.append(Shard(array, tensor.global_shape, offset, ranks if len(ranks) > 1 else ()))
+    if not shards:
+        return None  # Outside of the tensor's mesh: nothing of it is here.
+    return shards[0] if len(shards) == 1 else Shards(tuple(shards))
+
+
+def _tensor_of(leaf: object) -> _Tensor:
+    found = held(leaf)
+    boxes = tuple((box.offset, _host_array(box.tensor)) for box in found.boxes)
+    return _Tensor(found.global_shape, boxes)
+
+
+def _host_array(tensor: torch.Tensor) -> AnyArray:
+    """A CPU tensor's own memory; a CUDA tensor's copy."""
+    if tensor.device.type == "cuda":
+        return as_array(tensor.detach().cpu())
+    array = as_array(tensor)
+    dtype_name(array.dtype)
+    return array
+
+
+def _whole(array: AnyArray) -> _Tensor:
+    return _Tensor(array.shape, (((0,) * array.ndim, array),))
+
+
+def _check_finite(tensor: _Tensor) -> None:
+    for offset, array in tensor.boxes:
+        if array.dtype.kind in "fcV" and not np.isfinite(array).all():
+            raise Refused(f"its box at {offset} holds NaN or infinity")

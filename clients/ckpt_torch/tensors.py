@@ -1,0 +1,69 @@
+"""A torch tensor's memory as a numpy array of the same element type: no copy, no conversion."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from ckpt.base.errors import Refused
+from ckpt.format.dtypes import dtype_of
+from ckpt_client.state import AnyArray
+
+_EXTENSIONS: Final = {
+    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
+    torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
+    torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
+    torch.float8_e4m3fnuz: (torch.uint8, ml_dtypes.float8_e4m3fnuz),
+    torch.float8_e5m2fnuz: (torch.uint8, ml_dtypes.float8_e5m2fnuz),
+    torch.float8_e8m0fnu: (torch.uint8, ml_dtypes.float8_e8m0fnu),
+}
+"""torch type -> (integer type of its size that torch shares with numpy, the numpy type)."""
+
+
+def as_array(tensor: torch.Tensor) -> AnyArray:
+    """A view of a dense CPU tensor's memory, with its strides; writing to it writes the tensor.
+
+    Raises Refused for what has no such memory or no numpy type of its own.
+    """
+    _check_plain(tensor)
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        raise Refused("a lazily conjugated or negated tensor", hint="resolve_conj(), resolve_neg()")
+    extension = _EXTENSIONS.get(tensor.dtype)
+    try:
+        if extension is not None:
+            integers, kind = extension
+            return tensor.view(integers).numpy().view(kind)
+        return tensor.numpy()
+    except (TypeError, RuntimeError) as error:
+        raise Refused(f"a {tensor.dtype} tensor has no numpy form: {error}") from None
+
+
+def _check_plain(tensor: torch.Tensor) -> None:
+    kind = type(tensor)
+    if kind not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise Refused(
+            f"a {kind.__module__}.{kind.__qualname__} is no plain tensor",
+            hint="save the tensors that it is made of",
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise Refused(f"a tensor of layout {tensor.layout}", hint="only dense tensors are stored")
+    if tensor.device.type != "cpu":
+        raise Refused(f"a tensor on {tensor.device}", hint="only CPU and CUDA tensors are stored")
+
+
+@cache
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch type of a stored dtype name. Raises Refused where torch has none."""
+    kind = dtype_of(name)
+    for known, (_, extension) in _EXTENSIONS.items():
+        if kind == np.dtype(extension):
+            return known
+    try:
+        return torch.from_numpy(np.empty(0, kind)).dtype
+    except (TypeError, ValueError):
+        raise Refused(f"torch has no element type {name}") from None

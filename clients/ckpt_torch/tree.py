@@ -1,0 +1,117 @@
+"""A state dict taken apart: leaves by path, and what each of them is.
+
+Objects that answer `state_dict()` at the top level are asked, as torch's own checkpoints do. Any
+mapping counts as a dict: what comes back goes into the caller's own containers.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import torch
+
+from ckpt.base.errors import Refused
+from ckpt.format.tree import Index, Path, Scalar, path_text
+from ckpt_client.state import AnyArray
+from ckpt_torch.boxes import is_tensor
+
+PICKLE_KEY: Final = "#pickle"
+"""A dict with this one key holds a pickled object's bytes: nothing else may use the key."""
+_SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
+Leaf = TypeVar("Leaf")
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """As in torch.distributed.checkpoint.stateful."""
+
+    def state_dict(self) -> dict[str, object]:
+        """The state to save."""
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        """Take it back."""
+
+
+def asked(state_dict: Mapping[str, object]) -> dict[str, object]:
+    """The state dict with the answers of its Stateful values."""
+    return {
+        key: value.state_dict() if isinstance(value, Stateful) else value
+        for key, value in state_dict.items()
+    }
+
+
+def leaves(tree: object, path: Path = ()) -> Iterator[tuple[str, object]]:
+    """Every leaf with its path as text, in the tree's order."""
+    if isinstance(tree, Mapping):
+        for key, child in tree.items():
+            yield from leaves(child, (*path, key))
+    elif isinstance(tree, list | tuple):
+        for position, child in enumerate(tree):
+            yield from leaves(child, (*path, Index(position)))
+    else:
+        yield path_text(path), tree
+
+
+def replaced(tree: object, leaf: Callable[[str, object], object], path: Path = ()) -> object:
+    """A tree of plain dicts, lists and tuples in which `leaf(name, value)` stands for each leaf."""
+    if isinstance(tree, Mapping):
+        if PICKLE_KEY in tree:
+            raise Refused(f"{path_text(path) or 'the state'}: the key {PICKLE_KEY!r} is taken")
+        return {key: replaced(child, leaf, (*path, key)) for key, child in tree.items()}
+    if isinstance(tree, list | tuple):
+        items = [replaced(child, leaf, (*path, Index(n))) for n, child in enumerate(tree)]
+        return items if isinstance(tree, list) else tuple(items)
+    return leaf(path_text(path), tree)
+
+
+def refill(tree: object, leaf: Callable[[str, object], object], path: Path = ()) -> object:
+    """The same containers, their leaves replaced in place; tuples, which cannot be, are new."""
+    if isinstance(tree, dict):
+        for key in list(tree):
+            tree[key] = refill(tree[key], leaf, (*path, key))
+        return tree
+    if isinstance(tree, list):
+        for position, child in enumerate(tree):
+            tree[position] = refill(child, leaf, (*path, Index(position)))
+        return tree
+    if isinstance(tree, tuple):
+        items = [refill(child, leaf, (*path, Index(n))) for n, child in enumerate(tree)]
+        return tuple(items)
+    return leaf(path_text(path), tree)
+
+
+def is_plain(value: object) -> bool:
+    """Whether a leaf goes into the tree document as it is."""
+    return type(value) in _SCALARS
+
+
+def is_array(value: object) -> bool:
+    """Whether a leaf is a tensor or an array."""
+    return is_tensor(value) or isinstance(value, np.ndarray | np.generic)
+
+
+def as_scalar(value: object) -> Scalar:
+    """A plain leaf, for the type checker."""
+    assert value is None or isinstance(value, bool | int | float | complex | str | bytes)
+    return value
+
+
+def pickled(value: object) -> AnyArray:
+    """An object's pickle as bytes, made by torch."""
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return np.frombuffer(stream.getvalue(), np.uint8)
+
+
+def unpickled(array: AnyArray) -> object:
+    """The object; runs whatever code the pickle names."""
+    return torch.load(io.BytesIO(array.tobytes()), weights_only=False)
+
+
+def pickle_name(name: str) -> str:
+    """Where the pickle of the object at this path lies."""
+    own = path_text((PICKLE_KEY,))
+    return f"{name}/{own}" if name else own

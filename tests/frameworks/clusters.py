@@ -1,0 +1,28 @@
+"""A local cluster for a module of framework tests, ended with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ckpt
+from tests.client.test_stager_process import runs
+from tests.waiting import wait_until
+
+
+@contextmanager
+def local_cluster(directory: Path, targets: int = 3) -> Iterator[str]:
+    """The URL without options of a running cluster in the directory."""
+    url = f"ckpt+local://{directory}"
+    with ckpt.open(f"{url}?targets={targets}&code=2+1&pretend_domains=1"):
+        pass
+    try:
+        yield url
+    finally:
+        ready = json.loads((directory / "ready.json").read_text())
+        os.kill(ready["pid"], signal.SIGTERM)
+        wait_until(lambda: not runs(ready["pid"]), "the supervisor's end")
