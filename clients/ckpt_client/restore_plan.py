@@ -8,19 +8,40 @@ that is not C-contiguous is read aside and copied over when all is here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from ckpt.base.errors import Corrupt, NotFound, Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_name, dtype_of
-from ckpt.format.index import Box, IndexReader, IndexTensor
+from ckpt.format.index import Box, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.plan.reads import plan_read
 from ckpt.transfer.landings import Bytes, Landings
 from ckpt_client.state import AnyArray
+
+
+class TensorIndex(Protocol):
+    """Which tensors a checkpoint has: an index in the tier, or a store's manifest."""
+
+    def variants(self, name: str) -> tuple[IndexTensor, ...]:
+        """Every form of a name, at least one; raises NotFound."""
+
+    def tensors(self) -> Iterable[IndexTensor]:
+        """All of them."""
+
+
+class Reads(Protocol):
+    """Notes what a load will read."""
+
+    def add_box(
+        self, tensor: IndexTensor, boxes: Sequence[Box], offset: tuple[int, ...], array: AnyArray,
+        prefer: Rank | None = None,
+    ) -> None:  # fmt: skip
+        """Fill the array with the box at `offset` of the tensor, from the given index boxes."""
 
 
 @dataclass(slots=True)
@@ -70,7 +91,7 @@ def new_array(tensor: IndexTensor, shape: tuple[int, ...]) -> AnyArray:
     return np.empty(shape, dtype_of(tensor.dtype))
 
 
-def variants_of(index: IndexReader, name: str) -> tuple[IndexTensor, ...]:
+def variants_of(index: TensorIndex, name: str) -> tuple[IndexTensor, ...]:
     """Every form of a name; empty when there is none."""
     try:
         return index.variants(name)
@@ -79,7 +100,7 @@ def variants_of(index: IndexReader, name: str) -> tuple[IndexTensor, ...]:
 
 
 def tensor_of_rank(
-    index: IndexReader, name: str, rank: Rank
+    index: TensorIndex, name: str, rank: Rank
 ) -> tuple[IndexTensor, tuple[Box, ...]]:
     """The rank's tensor of that name, and the boxes that it declared; Corrupt without one."""
     for tensor in variants_of(index, name):

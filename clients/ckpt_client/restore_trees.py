@@ -14,7 +14,7 @@ from typing import Final
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.index import Box as IndexBox
-from ckpt.format.index import IndexReader, IndexTensor
+from ckpt.format.index import IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import (
     DictNode,
@@ -29,7 +29,8 @@ from ckpt.format.tree import (
 )
 from ckpt_client.declare import Box, PerRank, Replicated, Shard, Shards, check_box
 from ckpt_client.restore_plan import (
-    ReadSet,
+    Reads,
+    TensorIndex,
     checked_dtype,
     in_place,
     new_array,
@@ -42,7 +43,7 @@ NAMES_SHOWN_MAX: Final = 8
 _SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
 
 
-def own_tree(index: IndexReader, rank: Rank, root: Node, reads: ReadSet) -> object:
+def own_tree(index: TensorIndex, rank: Rank, root: Node, reads: Reads) -> object:
     """The rank's tree as it was saved: Shards as Shard, replicas and own leaves as arrays."""
 
     def leaf(name: str) -> object:
@@ -71,11 +72,11 @@ class LikeWalk:
     Afterwards `problems` names keys that only one side has, by path.
     """
 
-    index: IndexReader
+    index: TensorIndex
     rank: Rank
     scalars: Mapping[str, ScalarNode]
     """Plain values of that rank's tree, by path."""
-    reads: ReadSet
+    reads: Reads
     strict: bool
     #: Paths that the like tree names.
     seen: set[str] = field(default_factory=set)
@@ -228,8 +229,8 @@ class WholeWalk:
     """I merge all ranks' trees: global tensors as whole arrays, what belongs to ranks as
     PerRank."""
 
-    index: IndexReader
-    reads: ReadSet
+    index: TensorIndex
+    reads: Reads
 
     def merge(self, roots: Mapping[Rank, Node]) -> object:
         """The union; where ranks' trees differ in kind, PerRank of their parts."""
