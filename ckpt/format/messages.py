@@ -553,6 +553,8 @@ class CommitMembers:
     """
 
     checkpoint: CheckpointId
+    alone: bool = False
+    """Refused when the list has other files too: somebody else is writing them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,18 @@ from typing import TypeVar
 
 from ckpt.aio.rpc import RpcClient
 from ckpt.aio.secret import read_secret
-from ckpt.base.errors import PeerError, Unavailable
+from ckpt.base.errors import PeerError, Unavailable, error_from_wire
 from ckpt.base.ids import LaunchNumber, Rank, RunName, Step
 from ckpt.format.messages import (
     Answer,
     Ask,
+    AttemptAborted,
     JoinLaunch,
     LaunchJoined,
     Message,
     Role,
 )
+from ckpt.protocol.events import Buffer
 from ckpt_client.environment import process_name
 from ckpt_client.locate import Locator, client_name
 
@@ -52,7 +54,12 @@ class Control:
         return peer.cluster if peer is not None else ""
 
     def call(
-        self, message: Message, reply: type[Reply], *, timeout_s: float = CALL_TIMEOUT_S
+        self,
+        message: Message,
+        reply: type[Reply],
+        bulk: Buffer = b"",
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
     ) -> tuple[Reply, memoryview]:
         """The reply of the expected type, and its bulk.
 
@@ -60,15 +67,17 @@ class Control:
         """
         rpc = self._connection()
         try:
-            answer, bulk = rpc.call(message, timeout_s=timeout_s)
+            answer, answer_bulk = rpc.call(message, bulk, timeout_s=timeout_s)
         except Unavailable:
             # A local supervisor that was started again has another port.
             if self._connection() is rpc:
                 raise
-            answer, bulk = self._connection().call(message, timeout_s=timeout_s)
+            answer, answer_bulk = self._connection().call(message, bulk, timeout_s=timeout_s)
+        if isinstance(answer, AttemptAborted):
+            raise error_from_wire(answer.code, answer.message, answer.hint)
         if not isinstance(answer, reply):
             raise PeerError(f"the coordinator answered with a {type(answer).__name__}")
-        return answer, bulk
+        return answer, answer_bulk
 
     def ask(self, what: str, run: RunName | None = None, step: Step | None = None) -> bytes:
         """The JSON that answers a question of people and tools."""

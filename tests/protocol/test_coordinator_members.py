@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, Generation, Rank, Step
 from ckpt.format import messages as m
@@ -219,6 +218,16 @@ def test_a_replaced_file_makes_room_when_the_next_one_opens() -> None:
     mark = bench.mark()
     writer.open("y")
     assert {d.column.payload.rank for d in bench.sent(m.DropColumn, mark)} == {first.number}
+
+
+def test_a_commit_of_a_file_alone_is_refused_while_others_wait() -> None:
+    bench = Bench()
+    a, b = Writer(bench, "host/1/a"), Writer(bench, "host/2/b")
+    file = a.write("x")
+    b.open("y")
+    alone = m.CommitMembers(file.checkpoint, alone=True)
+    answer = bench.tell(bench.session(), alone, encode_members([file.member]))
+    assert "1/y of the same step" in refused(answer)
 
 
 def test_a_commit_asked_again_is_answered_again() -> None:

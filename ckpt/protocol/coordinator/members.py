@@ -18,7 +18,8 @@ it; a closed attempt has exactly the members that its commit named; nothing comm
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ckpt.base.errors import Aborted, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, PayloadId, Rank, RunName, Step, check_run_name, check_step
@@ -223,6 +224,8 @@ class Members:
         if not wanted:
             raise Refused(f"{message.checkpoint}: a commit without files")
         if attempt.state is not AttemptState.ABORTING and not _is_on_its_way(attempt):
+            if message.alone:
+                _check_alone(attempt, wanted)
             self._close(attempt, wanted)
         attempt.askers.append((session, request))
         self._committer.proceed(attempt)
@@ -274,6 +277,16 @@ def _check(message: OpenPayload) -> None:
         raise Refused(f"payload of {message.payload_bytes} bytes is out of bounds")
     if message.launch != NO_LAUNCH:
         raise Refused(f"{message.member}: a file belongs to no launch")
+
+
+def _check_alone(attempt: Attempt, wanted: tuple[Member, ...]) -> None:
+    named = {member.name for member in wanted}
+    others = sorted({p.member for p in attempt.payloads.values()} - named)
+    if others:
+        raise Refused(
+            f"{attempt.checkpoint}: {_shown(others)} of the same step wait for their own commit",
+            hint="write all files of a step in one transaction",
+        )
 
 
 def _is_on_its_way(attempt: Attempt) -> bool:

@@ -1,0 +1,120 @@
+"""Open files: one that reads verified ranges through a cache, one that writes to memory and hands
+over when it is closed.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from fsspec.spec import AbstractBufferedFile
+
+from ckpt_client.fs.spool import Spool
+from ckpt_client.fs.steps import HeldStep
+
+if TYPE_CHECKING:
+    from ckpt_client.fs.filesystem import CkptFileSystemBase
+
+READ_BLOCK_BYTES: Final = 16 << 20
+READ_BLOCKS_MAX: Final = 8
+"""Of one open file, in memory."""
+WRITE_BUFFER_BYTES: Final = 1 << 20
+
+
+class ReadFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec ships no types.
+    """I read one file of one generation, whatever is committed meanwhile."""
+
+    DEFAULT_BLOCK_SIZE = READ_BLOCK_BYTES
+
+    def __init__(
+        self,
+        fs: CkptFileSystemBase,
+        path: str,
+        step: HeldStep,
+        name: str,
+        size: int,
+        *,
+        block_size: int | None,
+        cache_type: str | None,
+        cache_options: dict[str, object] | None,
+    ) -> None:
+        self._step = step
+        self._name = name
+        options = dict(cache_options or {})
+        if cache_type in (None, "blockcache"):
+            options.setdefault("maxblocks", READ_BLOCKS_MAX)
+        super().__init__(
+            fs,
+            path,
+            "rb",
+            block_size=block_size,
+            cache_type=cache_type or "blockcache",
+            cache_options=options,
+            size=size,
+        )
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return self._step.read(self._name, start, min(end, self.size))
+
+    def close(self) -> None:
+        if not self.closed:
+            self._step.close()
+        super().close()
+
+
+class WriteFile(io.BufferedRandom):
+    """I am memory with a descriptor until `close`, which calls `deliver` once with all of it; when
+    that raises, so does `close`. A `with` block that raises, or `discard`, delivers nothing.
+    """
+
+    def __init__(self, path: str, deliver: Callable[[WriteFile, Spool], None]) -> None:
+        self.path = path
+        self._spool = Spool(path)
+        self._deliver = deliver
+        self._unwanted = False
+        super().__init__(io.FileIO(self._spool.duplicate(), "r+"), buffer_size=WRITE_BUFFER_BYTES)
+
+    def readable(self) -> bool:
+        """As a file that is opened for writing says."""
+        return False
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._unwanted = True
+        self.close()
+
+    def discard(self) -> None:
+        """Nothing of it shall be stored."""
+        self._unwanted = True
+        self.close()
+
+    def commit(self) -> None:
+        """Of a transaction; its end commits what was closed."""
+        self.close()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            super().close()
+        finally:
+            deliver, self._deliver = self._deliver, _nothing
+            if not self._unwanted:
+                deliver(self, self._spool)
+
+    def __del__(self) -> None:
+        # Forgotten without close: nobody said that it is complete.
+        if not getattr(self, "closed", True):
+            self._unwanted = True
+            self.close()
+
+
+def _nothing(_file: WriteFile, _spool: Spool) -> None:
+    return

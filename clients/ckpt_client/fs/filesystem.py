@@ -1,0 +1,493 @@
+"""The fsspec filesystems: `ckpt://HOST:PORT/RUN/STEP/FILE` and `ckpt+local:///DIR/RUN/STEP/FILE`.
+
+    paths.py        what a URL means
+    steps.py        what is committed, and reading it
+    publishing.py   when what was written is committed
+    files.py        open files
+
+Directories are what files have in common, as in an object store: an empty one does not exist.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from fsspec.spec import AbstractFileSystem
+from fsspec.transaction import Transaction
+
+from ckpt.base.errors import NotFound, Refused
+from ckpt.base.ids import Generation, RunName, check_step
+from ckpt.format.messages import DeleteStep, StepDeleted
+from ckpt.protocol.coordinator.views import FilesView
+from ckpt_client.connection import Connection
+from ckpt_client.fs import paths
+from ckpt_client.fs.files import ReadFile, WriteFile
+from ckpt_client.fs.metadata_names import DATA_FILE, METADATA, METADATA_TMP, RANK_METADATA
+from ckpt_client.fs.paths import Spot, spot_of, step_of
+from ckpt_client.fs.publishing import Publisher
+from ckpt_client.fs.spool import Spool
+from ckpt_client.fs.steps import HeldStep, Steps
+from ckpt_client.url import LocalOptions, LocalUrl, RemoteUrl, parse_url
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+START_TIMEOUT_S: Final = 60.0
+DELETE_TIMEOUT_S: Final = 120.0
+Info = dict[str, Any]
+"""As fsspec has it: name, size, type, and of files `generation`, `created`."""
+
+
+class _Live:
+    """What a process has open. A forked child begins anew: threads and sessions are its parent's."""
+
+    def __init__(self, url: LocalUrl | RemoteUrl) -> None:
+        self.pid = os.getpid()
+        self.connection = Connection(url, None, START_TIMEOUT_S)
+        self.steps = Steps(self.connection)
+        self.publisher = Publisher(self.connection)
+        #: Files that are being written, by path.
+        self.writing: dict[str, WriteFile] = {}
+
+    def close(self) -> None:
+        self.publisher.close()
+        self.steps.close()
+        self.connection.close()
+
+
+class StepTransaction(Transaction):  # type: ignore[misc]  # fsspec ships no types.
+    """All files of a step that were written in it are committed at once; each step is one commit."""
+
+    fs: CkptFileSystemBase
+
+    def complete(self, commit: bool = True) -> None:
+        """End: commit, or take everything back."""
+        files: list[WriteFile] = list(self.files)
+        self.files.clear()
+        fs = self.fs
+        try:
+            for file in files:
+                file.commit() if commit else file.discard()
+            if commit:
+                fs.live.publisher.commit_paths(file.path for file in files)
+        finally:
+            for file in files:
+                fs.live.publisher.discard(file.path)  # Those that no commit has taken.
+            fs._intrans = False
+            fs._transaction = None
+            self.fs = None  # type: ignore[assignment]  # As fsspec's own does.
+
+
+class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec ships no types.
+    """What both filesystems have. Files are immutable; what a step holds changes by whole commits.
+
+    Raises FileNotFoundError, FileExistsError and IsADirectoryError as files do, and CkptErrors:
+    Refused for what cannot be (its hint says what can), Unavailable, NoSpace, Lost.
+    """
+
+    root_marker = ""
+    transaction_type = StepTransaction
+    _url: LocalUrl | RemoteUrl
+    _live: _Live | None = None
+    _scheme: ClassVar[str]
+
+    # ----------------------------------------------------------------------- names
+
+    @classmethod
+    def _split(cls, url: str) -> tuple[str, str]:
+        """(what names the cluster, path)."""
+        raise NotImplementedError
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(one) for one in path]
+        text = paths.text_of(path)
+        if paths.is_url(cls._scheme, text):
+            return cls._split(text)[1]
+        return paths.clean(text)
+
+    @property
+    def live(self) -> _Live:
+        """This process's own connections, made when they are first needed."""
+        if self._live is None or self._live.pid != os.getpid():
+            self._live = _Live(self._url)
+        return self._live
+
+    def close(self) -> None:
+        """End all connections; what is not committed is given up. It opens again when it is used."""
+        live, self._live = self._live, None
+        if live is not None and live.pid == os.getpid():
+            live.close()
+
+    # ----------------------------------------------------------------------- looking
+
+    def info(self, path: str, **_: object) -> Info:
+        path = self._strip_protocol(path)
+        found = self._file_info(path)
+        if found is not None:
+            return found
+        if path == "" or self._is_directory(path):
+            return _directory(path)
+        raise FileNotFoundError(path)
+
+    def exists(self, path: str, **_: object) -> bool:
+        """Of committed files; what cannot be reached raises, it is not taken for missing."""
+        try:
+            self.info(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def ls(self, path: str, detail: bool = True, **_: object) -> list[Any]:
+        path = self._strip_protocol(path)
+        entries = {info["name"]: info for info in self._entries(path)}
+        if not entries:
+            found = self._file_info(path)
+            if found is not None:
+                entries = {path: found}
+            elif path:
+                raise FileNotFoundError(path)
+        return [entries[name] for name in sorted(entries)] if detail else sorted(entries)
+
+    def created(self, path: str) -> Any:
+        """When it was committed, as people's clocks have it."""
+        from datetime import UTC, datetime
+
+        return datetime.fromtimestamp(self.info(path)["created"], tz=UTC)
+
+    modified = created
+
+    def _file_info(self, path: str) -> Info | None:
+        if not path:
+            return None
+        try:
+            spot = spot_of(path)
+        except Refused:
+            return None
+        view = self.live.steps.newest(spot.run, spot.step)
+        if view is None:
+            return None
+        size = self.live.steps.files(view).get(spot.name)
+        return None if size is None else _file(path, size, view)
+
+    def _is_directory(self, path: str) -> bool:
+        return any(True for _ in self._entries(path))
+
+    def _entries(self, path: str) -> Iterable[Info]:
+        """What lies directly in a directory."""
+        steps = self.live.steps
+        prefix = f"{path}/" if path else ""
+        found = step_of(path)
+        run = paths.run_of(path)
+        for view in steps.below(run):
+            if found is not None and (view.run, view.step) != (run, found[1]):
+                continue
+            names = self._paths_of(view)
+            for name, size in names.items():
+                if name.startswith(prefix):
+                    child, slash, _ = name[len(prefix) :].partition("/")
+                    yield _directory(prefix + child) if slash else _file(name, size, view)
+
+    def _paths_of(self, view: FilesView) -> Mapping[str, int]:
+        """All files of a generation, by their whole path."""
+        files = self.live.steps.files(view)
+        # The one file of a loose checkpoint is named as the last part of its own path.
+        return {
+            view.run if "/" not in name else f"{view.run}/{name}": size
+            for name, size in files.items()
+        }
+
+    # ----------------------------------------------------------------------- reading
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        autocommit: bool = True,
+        cache_options: dict[str, object] | None = None,
+        cache_type: str | None = None,
+        **_: object,
+    ) -> ReadFile | WriteFile:
+        match mode:
+            case "rb":
+                hold, name, size = self._hold(path)
+                return ReadFile(
+                    self, path, hold, name, size,
+                    block_size=block_size, cache_type=cache_type, cache_options=cache_options,
+                )  # fmt: skip
+            case "wb" | "xb":
+                if mode == "xb" and self.exists(path):
+                    raise FileExistsError(path)
+                return self._create(path, autocommit)
+            case _:
+                raise Refused(
+                    f"{path}: mode {mode!r}; files are read (rb) or written whole (wb, xb)"
+                )
+
+    def _hold(self, path: str) -> tuple[HeldStep, str, int]:
+        """The step of a file, resolved; its name there, and its length."""
+        try:
+            spot = spot_of(path)
+        except Refused:
+            if self._is_directory(path):
+                raise IsADirectoryError(path) from None
+            raise FileNotFoundError(path) from None
+        steps = self.live.steps
+        view = steps.newest(spot.run, spot.step)
+        size = None if view is None else steps.files(view).get(spot.name)
+        if view is None or size is None:
+            if self._is_directory(path):
+                raise IsADirectoryError(path)
+            raise FileNotFoundError(path)
+        # Data files come from the generation whose metadata was read, never from a newer one.
+        same = None if DATA_FILE.match(spot.base) else Generation.parse(view.generation)
+        try:
+            return steps.hold(spot.run, spot.step, same), spot.name, size
+        except NotFound:
+            raise FileNotFoundError(path) from None
+
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **_: object
+    ) -> bytes:
+        """One ranged read, without a cache."""
+        path = self._strip_protocol(path)
+        hold, name, size = self._hold(path)
+        try:
+            first, last = slice(start, end).indices(size)[:2]
+            return hold.read(name, first, max(first, last))
+        finally:
+            hold.close()
+
+    # ----------------------------------------------------------------------- writing
+
+    def _create(self, path: str, autocommit: bool) -> WriteFile:
+        spot = self._checked_spot(path, autocommit)
+        writing = self.live.writing
+
+        def deliver(file: WriteFile, spool: Spool) -> None:
+            if writing.get(path) is file:
+                del writing[path]
+            self._deliver(path, spot, spool, autocommit)
+
+        writing[path] = WriteFile(path, deliver)
+        return writing[path]
+
+    def _checked_spot(self, path: str, autocommit: bool) -> Spot:
+        """Where a new file goes. Raises what its close would raise, before a byte is written."""
+        if step_of(path) is None and self._is_directory(path):
+            raise IsADirectoryError(path)
+        spot = spot_of(path)
+        if spot.loose:
+            return spot
+        if RANK_METADATA.match(spot.base):
+            raise Refused(
+                f"{path}: one metadata file for each rank cannot close a step",
+                hint="save with use_collectives=True, or with ckpt_torch.CkptWriter",
+            )
+        if autocommit and not _waits_for_metadata(spot):
+            self._check_alone(path, spot)
+        return spot
+
+    def _check_alone(self, path: str, spot: Spot) -> None:
+        view = self.live.steps.newest(spot.run, spot.step)
+        others = [
+            name for name in (self.live.steps.files(view) if view else ()) if name != spot.name
+        ]
+        others += self.live.publisher.others_wait(spot)
+        if others:
+            raise Refused(
+                f"{path}: {spot.folder} has other files ({', '.join(sorted(others)[:4])}), "
+                "which this one alone would replace",
+                hint="write all files of a step in one `with fs.transaction:`",
+            )
+
+    def _deliver(self, path: str, spot: Spot, spool: Spool, autocommit: bool) -> None:
+        publisher = self.live.publisher
+        if not spot.loose and spot.base == METADATA_TMP and autocommit:
+            publisher.park(path, spool)
+        elif not autocommit or _waits_for_metadata(spot):
+            publisher.stage(path, spot, spool)
+        else:
+            publisher.publish_alone(spot, spool)
+
+    def cp_file(self, path1: str, path2: str, **_: object) -> None:
+        path1, path2 = self._strip_protocol(path1), self._strip_protocol(path2)
+        if self.isdir(path1):
+            return  # Directories are what their files make them.
+        with self.open(path1, "rb") as source, self.open(path2, "wb") as target:
+            while block := source.read(source.blocksize):
+                target.write(block)
+
+    def mv(
+        self, path1: str, path2: str, recursive: bool = False, maxdepth: int | None = None,
+        **kwargs: object,
+    ) -> None:  # fmt: skip
+        """Copy, then delete; of `.metadata.tmp` to `.metadata`: the commit of a step's files."""
+        source, target = self._strip_protocol(path1), self._strip_protocol(path2)
+        if self.live.publisher.has_parked(source):
+            if target != source.removesuffix(METADATA_TMP) + METADATA:
+                raise Refused(f"{source} can only become {METADATA} of the same step")
+            self.live.publisher.commit_metadata(source, spot_of(source))
+        elif self.live.publisher.waiting_below(source):
+            raise Refused(
+                f"{source} is not committed yet: it cannot be renamed",
+                hint="write it under its name",
+            )
+        else:
+            super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
+
+    rename = mv
+
+    def mkdir(self, path: str, create_parents: bool = True, **_: object) -> None:
+        """Directories need no making."""
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Directories need no making."""
+
+    # ----------------------------------------------------------------------- deleting
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Files by their literal names; with `recursive`, everything below. A committed step goes
+        as a whole.
+        """
+        if maxdepth is not None:
+            raise Refused("rm takes no maxdepth here: a step goes as a whole")
+        for one in path if isinstance(path, list) else [path]:
+            text = self._strip_protocol(one)
+            if self._file_info(text) is None and recursive:
+                self._rm_below(text)
+            else:
+                self.rm_file(text)
+
+    def rm_file(self, path: str) -> None:
+        path = self._strip_protocol(path)
+        live = self.live
+        writing = live.writing.pop(path, None)
+        if writing is not None:
+            writing.discard()
+            return
+        if live.publisher.discard(path):
+            return
+        found = self._file_info(path)
+        if found is None:
+            raise FileNotFoundError(path)
+        spot = spot_of(path)
+        if spot.loose:
+            self._delete(spot.run, spot.step)
+        elif not live.publisher.writes_to(spot.run, spot.step):
+            raise Refused(
+                f"{path} is part of a committed checkpoint, which goes as a whole",
+                hint=f"rm({spot.folder!r}, recursive=True)",
+            )
+        # Else the next commit replaces the whole step, and the old file with it.
+
+    _rm = rm_file
+
+    def rmdir(self, path: str) -> None:
+        """Empty directories do not exist."""
+        path = self._strip_protocol(path)
+        if self._is_directory(path):
+            raise OSError(f"{path} is not empty")
+        raise FileNotFoundError(path)
+
+    def _rm_below(self, path: str) -> None:
+        live = self.live
+        waiting = live.publisher.waiting_below(path)
+        for one in waiting:
+            live.publisher.discard(one)
+        found = step_of(path)
+        if found is not None and found[0] < path.count("/"):
+            raise Refused(
+                f"{path} is part of a committed checkpoint, which goes as a whole",
+                hint=f"rm({'/'.join(path.split('/')[: found[0] + 1])!r}, recursive=True)",
+            )
+        doomed = {
+            (view.run, view.step)
+            for view in live.steps.below(paths.run_of(path))
+            if any(name.startswith(f"{path}/") for name in self._paths_of(view))
+        }
+        if not doomed and not waiting:
+            raise FileNotFoundError(path)
+        for run, step in sorted(doomed):
+            self._delete(RunName(run), step)
+
+    def _delete(self, run: RunName, step: int) -> None:
+        question = DeleteStep(run, check_step(step))
+        try:
+            self.live.connection.control.call(question, StepDeleted, timeout_s=DELETE_TIMEOUT_S)
+        except NotFound:
+            raise FileNotFoundError(f"{run}@{step}") from None
+        finally:
+            self.live.steps.forget(run, question.step)
+
+
+class CkptFileSystem(CkptFileSystemBase):
+    """`ckpt://HOST:PORT/RUN/STEP/FILE`; the secret is found as by `ckpt.open`."""
+
+    protocol = paths.REMOTE
+    _scheme = paths.REMOTE
+
+    def __init__(self, host: str, **options: Any) -> None:
+        """host: `HOST:PORT` of the coordinator."""
+        super().__init__(host=host, **options)
+        url = parse_url(f"ckpt://{host}")
+        assert isinstance(url, RemoteUrl)
+        self._url = url
+        self._host = host
+
+    @classmethod
+    def _split(cls, url: str) -> tuple[str, str]:
+        return paths.split_remote(url)
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, str]:
+        return {"host": paths.split_remote(path)[0]} if paths.is_url(paths.REMOTE, path) else {}
+
+    def unstrip_protocol(self, name: str) -> str:
+        return f"ckpt://{self._host}/{self._strip_protocol(name)}"
+
+
+class CkptLocalFileSystem(CkptFileSystemBase):
+    """`ckpt+local:///DIR/RUN/STEP/FILE`, of a cluster that `ckptd local DIR` has made."""
+
+    protocol = paths.LOCAL
+    _scheme = paths.LOCAL
+
+    def __init__(self, directory: str, **options: Any) -> None:
+        """directory: where the cluster's `cluster.toml` is; absolute."""
+        super().__init__(directory=directory, **options)
+        self._url = LocalUrl(os.path.normpath(directory), LocalOptions())
+        self._directory = self._url.directory
+
+    @classmethod
+    def _split(cls, url: str) -> tuple[str, str]:
+        return paths.split_local(url)
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, str]:
+        return {"directory": paths.split_local(path)[0]} if paths.is_url(paths.LOCAL, path) else {}
+
+    def unstrip_protocol(self, name: str) -> str:
+        return f"ckpt+local://{self._directory}/{self._strip_protocol(name)}"
+
+
+def _waits_for_metadata(spot: Spot) -> bool:
+    return not spot.loose and (spot.base == METADATA_TMP or DATA_FILE.match(spot.base) is not None)
+
+
+def _directory(path: str) -> Info:
+    return {"name": path, "size": 0, "type": "directory"}
+
+
+def _file(path: str, size: int, view: FilesView) -> Info:
+    return {
+        "name": path,
+        "size": size,
+        "type": "file",
+        "generation": view.generation,
+        "created": view.committed_at_s,
+    }

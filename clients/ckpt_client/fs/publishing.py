@@ -1,0 +1,238 @@
+"""When does a closed file become visible? The rules of this filesystem, in one place.
+
+    loose file                        at close, as a checkpoint of its own
+    in a transaction                  with all files of its step, at the transaction's end
+    __R_N.distcp in a step            with its step: when `.metadata.tmp` is renamed to `.metadata`,
+                                      together with exactly the data files that it names
+    another file in a step            at close, as the only file of its step
+
+Whatever is written by several processes meets at the coordinator; what is committed is named with
+its length and fingerprint, so nobody publishes bytes that he does not mean.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from ckpt.base.errors import Aborted, CkptError, Refused, Unavailable
+from ckpt.base.ids import CheckpointId, RunName, Step
+from ckpt.format.members import Member, encode_members
+from ckpt.format.messages import AttemptCommitted, CommitMembers
+from ckpt.protocol.coordinator.views import MembersView
+from ckpt_client.connection import Connection
+from ckpt_client.fs.metadata_names import METADATA, data_files
+from ckpt_client.fs.paths import Spot
+from ckpt_client.fs.sender import FileSender, Sent
+from ckpt_client.fs.spool import Spool
+
+COMMIT_TIMEOUT_S: Final = 120.0
+MEMBERS_WAIT_S: Final = 20.0
+"""After a restart of the coordinator the writers of other files come back within seconds."""
+POLL_S: Final = 0.25
+ALONE_TRIES_MAX: Final = 5
+"""A file alone that another writer of its name overtook is written again."""
+_members: Final = msgspec.json.Decoder(MembersView)
+
+Key = tuple[RunName, Step]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A file that is on its targets and waits for its commit."""
+
+    spot: Spot
+    sent: Sent
+
+
+class Publisher:
+    """I am thread safe. Close me."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._sender: FileSender | None = None
+        #: Made by the first file.
+        self._pending: dict[str, _Pending] = {}
+        #: By path; the last file of a path counts.
+        self._parked: dict[str, Spool] = {}
+        #: `.metadata.tmp` of a step, by path: its bytes go nowhere before it has its name.
+
+    # ----------------------------------------------------------------------- one file
+
+    def publish_alone(self, spot: Spot, spool: Spool) -> None:
+        """Committed when this returns. Raises Refused when its step has other files."""
+        for tries in range(1, ALONE_TRIES_MAX + 1):
+            try:
+                sent = self._send(spot, spool, spot.name)
+            except Aborted:
+                if tries == ALONE_TRIES_MAX:
+                    raise
+                continue
+            try:
+                self._commit(sent.checkpoint, [sent.member], alone=True)
+                return
+            except CkptError as error:
+                self._give_up(sent)
+                overtaken = isinstance(error, Aborted) or "written again since" in error.message
+                if tries == ALONE_TRIES_MAX or not overtaken:
+                    raise
+
+    def stage(self, path: str, spot: Spot, spool: Spool) -> None:
+        """On its targets when this returns; visible with its step."""
+        sent = self._send(spot, spool, spot.name)
+        with self._lock:
+            self._pending[path] = _Pending(spot, sent)
+
+    def park(self, path: str, spool: Spool) -> None:
+        """Keep it here until it is renamed."""
+        with self._lock:
+            self._parked[path] = spool
+
+    def others_wait(self, spot: Spot) -> list[str]:
+        """Names of other files in the step's open list."""
+        return [m.name for m in self._listed(spot.run, spot.step).members if m.name != spot.name]
+
+    # ----------------------------------------------------------------------- commits
+
+    def commit_metadata(self, path: str, spot: Spot) -> None:
+        """The parked file at `path` gets its name and closes its step, with the data files that it
+        names. Raises FileNotFoundError, and Refused by name when one of them is not there.
+        """
+        with self._lock:
+            spool = self._parked.get(path)
+        if spool is None:
+            raise FileNotFoundError(path)
+        folder = spot.name.rpartition("/")[0]
+        name = f"{folder}/{METADATA}"
+        member, _, memory = spool.seal(name)
+        wanted = {f"{folder}/{file}" for file in data_files(bytes(memory[: member.length]))}
+        sent = self._send(spot, spool, name)
+        try:
+            members = self._await_members(sent.checkpoint, wanted)
+            self._commit(sent.checkpoint, [*members, sent.member], alone=False)
+        except BaseException:
+            self._give_up(sent)
+            raise
+        with self._lock:
+            self._parked.pop(path, None)
+            self._drop_committed(sent.checkpoint)
+
+    def commit_paths(self, paths: Iterable[str]) -> None:
+        """The end of a transaction: one commit for each step, in order."""
+        steps: defaultdict[CheckpointId, list[str]] = defaultdict(list)
+        with self._lock:
+            for path in dict.fromkeys(paths):
+                if path in self._pending:
+                    steps[self._pending[path].sent.checkpoint].append(path)
+        for checkpoint, files in steps.items():
+            with self._lock:
+                members = [self._pending[path].sent.member for path in files]
+            self._commit(checkpoint, members, alone=False)
+            with self._lock:
+                self._drop_committed(checkpoint)
+
+    def discard(self, path: str) -> bool:
+        """Take back a file that is not committed; False when there is none."""
+        with self._lock:
+            pending = self._pending.pop(path, None)
+            parked = self._parked.pop(path, None)
+        if pending is not None:
+            self._give_up(pending.sent)
+        if parked is not None:
+            parked.close()
+        return pending is not None or parked is not None
+
+    def writes_to(self, run: RunName, step: Step) -> bool:
+        """Whether files of this process wait for the step's commit."""
+        with self._lock:
+            spots = [pending.spot for pending in self._pending.values()]
+            return any((s.run, s.step) == (run, step) for s in spots)
+
+    def has_parked(self, path: str) -> bool:
+        with self._lock:
+            return path in self._parked
+
+    def waiting_below(self, path: str) -> list[str]:
+        """Paths of this process's files below one, that wait for a commit."""
+        with self._lock:
+            waiting = [*self._pending, *self._parked]
+        return [one for one in waiting if one == path or one.startswith(f"{path}/")]
+
+    def close(self) -> None:
+        """What was not committed is given up."""
+        with self._lock:
+            sender, self._sender = self._sender, None
+            self._pending.clear()
+            for spool in self._parked.values():
+                spool.close()
+            self._parked.clear()
+        if sender is not None:
+            sender.close()
+
+    # ----------------------------------------------------------------------- inside
+
+    def _send(self, spot: Spot, spool: Spool, name: str) -> Sent:
+        self._connection.ensure_cluster()
+        with self._lock:
+            if self._sender is None:
+                self._sender = FileSender(self._connection.locator, self._connection.secret_file)
+            sender = self._sender
+        return sender.send(spot.run, spot.step, spool, name)
+
+    def _give_up(self, sent: Sent) -> None:
+        with self._lock:
+            sender = self._sender
+        if sender is not None:
+            sender.give_up(sent)
+
+    def _commit(self, checkpoint: CheckpointId, members: list[Member], *, alone: bool) -> None:
+        message = CommitMembers(checkpoint, alone)
+        document = encode_members(members)
+        deadline = time.monotonic() + COMMIT_TIMEOUT_S
+        while True:
+            left_s = max(1.0, deadline - time.monotonic())
+            try:
+                self._connection.control.call(message, AttemptCommitted, document, timeout_s=left_s)
+                return
+            except Unavailable as error:
+                if error.retry_after_s is None or time.monotonic() > deadline:
+                    raise
+                time.sleep(error.retry_after_s)
+
+    def _await_members(self, checkpoint: CheckpointId, names: set[str]) -> list[Member]:
+        """Those files of the open list. Raises Refused by name when one does not come."""
+        deadline = time.monotonic() + MEMBERS_WAIT_S
+        while True:
+            listed = self._listed(checkpoint.run, checkpoint.step)
+            found = {
+                m.name: Member(m.name, m.length, bytes.fromhex(m.fingerprint))
+                for m in listed.members
+                if listed.generation == str(checkpoint.generation)
+            }
+            missing = sorted(names - found.keys())
+            if not missing:
+                return [found[name] for name in sorted(names)]
+            if time.monotonic() > deadline:
+                raise Refused(
+                    f"{checkpoint} cannot be committed: its metadata names "
+                    f"{', '.join(missing[:8])}, which no living process has written",
+                    hint="save again",
+                )
+            time.sleep(POLL_S)
+
+    def _listed(self, run: RunName, step: Step) -> MembersView:
+        return _members.decode(self._connection.control.ask("members", run, step))
+
+    def _drop_committed(self, checkpoint: CheckpointId) -> None:
+        self._pending = {
+            path: pending
+            for path, pending in self._pending.items()
+            if pending.sent.checkpoint != checkpoint
+        }

@@ -1,0 +1,54 @@
+"""The bytes of a file that is being written: memory behind a descriptor, until they are on targets.
+
+A memfd grows as it is written and has a real descriptor, so `os.fsync` on it works and costs
+nothing; whoever fsyncs a file is told the truth by `close`, which waits for the targets. When the
+file is complete it is mapped and encoded in place: no byte is copied again.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from ckpt.format.checksum import xxh3_128
+from ckpt.format.members import Member, MemberPlan, plan_member
+from ckpt_client.packing import TAIL_BYTES
+
+
+class Spool:
+    """I own a descriptor, and a mapping once sealed. Close me."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._descriptor = os.memfd_create("ckpt-file", os.MFD_CLOEXEC)
+        self._map: mmap.mmap | None = None
+        self._view: memoryview | None = None
+
+    def duplicate(self) -> int:
+        """A descriptor of its own for who writes."""
+        return os.dup(self._descriptor)
+
+    def seal(self, name: str) -> tuple[Member, MemberPlan, memoryview]:
+        """Everything is written: what it is under that name, how it becomes a payload, and the
+        payload's memory with room for the last stripe. May be called again. Raises Refused.
+        """
+        if self._view is None:
+            self._length = os.fstat(self._descriptor).st_size
+            size = plan_member(name, self._length).payload_bytes
+            os.ftruncate(self._descriptor, size + TAIL_BYTES)
+            self._map = mmap.mmap(self._descriptor, size + TAIL_BYTES, flags=mmap.MAP_SHARED)
+            self._view = memoryview(self._map)
+            self._fingerprint = xxh3_128(self._view[: self._length])
+        plan = plan_member(name, self._length)
+        self._view[plan.document_offset : plan.payload_bytes] = plan.document
+        return Member(name, self._length, self._fingerprint), plan, self._view
+
+    def close(self) -> None:
+        """Idempotent. The memory goes with the last view of it."""
+        self._view = self._map = None
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()

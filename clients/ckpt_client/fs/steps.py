@@ -1,0 +1,195 @@
+"""Committed steps as directories: which there are, what files they have, and ranges of those.
+
+A generation never changes, so its list of files is fetched once. A step that is read stays resolved
+and pinned while a file of it is open and HELD_S longer: files that are opened one after another come
+from one generation, and nobody's retention is held up by a process that has read once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from ckpt.base.errors import NotFound
+from ckpt.base.ids import Generation, RunName, Step
+from ckpt.format.members import NO_LAUNCH, entry_name, name_of_entry
+from ckpt.protocol.coordinator.views import FilesView
+from ckpt_client import restore
+from ckpt_client.connection import Connection
+from ckpt_client.contents import Contents, Want
+from ckpt_client.restore import Checkpoint
+
+HELD_S: Final = 30.0
+LISTS_MAX: Final = 1024
+RESOLVE_TIMEOUT_S: Final = 30.0
+_views: Final = msgspec.json.Decoder(list[FilesView])
+
+Key = tuple[RunName, Step]
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A resolved step. Its checkpoint is one thread's at a time."""
+
+    checkpoint: Checkpoint
+    users: int = 0
+    timer: threading.Timer | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class HeldStep:
+    """One user's hold on a generation. Close me."""
+
+    def __init__(self, steps: Steps, key: Key, held: _Held) -> None:
+        self._steps = steps
+        self._key = key
+        self._held: _Held | None = held
+
+    def read(self, name: str, start: int, end: int) -> bytes:
+        """Bytes [start, end) of a file, verified. Raises NotFound, Unavailable, Lost."""
+        held = self._held
+        assert held is not None, "not after close"
+        array = np.empty(end - start, np.uint8)
+        want = Want(entry_name(name), array, (start,))
+
+        def fill(contents: Contents) -> None:
+            contents.fill([want])
+
+        if array.size:
+            with held.lock:
+                held.checkpoint.read(fill)
+        return array.tobytes()
+
+    def close(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._steps.release(self._key, held)
+
+
+class Steps:
+    """I am thread safe. Close me."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._held: dict[Key, _Held] = {}
+        #: The generation of each step that was resolved last.
+        self._lists: OrderedDict[tuple[RunName, Step, str], Mapping[str, int]] = OrderedDict()
+        #: name -> length, by generation; least recently used first.
+
+    # ----------------------------------------------------------------------- looking
+
+    def below(self, path: str) -> list[FilesView]:
+        """Newest generations of all steps of files, of the run of that name and those below it."""
+        self._connection.ensure_cluster()
+        return _views.decode(self._connection.control.ask("files", RunName(path) if path else None))
+
+    def newest(self, run: RunName, step: Step) -> FilesView | None:
+        """The step's newest generation, if it is one of files."""
+        for view in self.below(run):
+            if (view.run, view.step) == (run, step):
+                return view
+        return None
+
+    def files(self, view: FilesView) -> Mapping[str, int]:
+        """name -> length of a generation's files; empty when it is gone meanwhile."""
+        run, step = RunName(view.run), Step(view.step)
+        key = (run, step, view.generation)
+        with self._lock:
+            known = self._lists.get(key)
+            if known is not None:
+                self._lists.move_to_end(key)
+                return known
+        try:
+            hold = self.hold(run, step, Generation.parse(view.generation))
+        except NotFound:
+            return {}
+        hold.close()
+        with self._lock:
+            return self._lists.get(key, {})
+
+    # ----------------------------------------------------------------------- reading
+
+    def hold(self, run: RunName, step: Step, wanted: Generation | None) -> HeldStep:
+        """The step, resolved. `wanted` None takes the generation that is held already, if any;
+        else one that is held is only good if it is that one. Raises NotFound, Unavailable, Lost.
+        """
+        key = (run, step)
+        with self._lock:
+            held = self._held.get(key)
+            if held is not None and wanted in (None, held.checkpoint.generation):
+                return self._use(key, held)
+        self._connection.ensure_cluster()
+        checkpoint = restore.resolve(
+            self._connection.reader(), run, step, timeout_s=RESOLVE_TIMEOUT_S
+        )
+        if checkpoint.info.launch != NO_LAUNCH:
+            checkpoint.close()
+            raise NotFound(f"{run}@{step} is a checkpoint of ranks, not of files")
+        names = checkpoint.read(_names)
+        with self._lock:
+            self._lists[(run, step, str(checkpoint.generation))] = names
+            while len(self._lists) > LISTS_MAX:
+                self._lists.popitem(last=False)
+            replaced = self._held.get(key)
+            held = self._held[key] = _Held(checkpoint)
+            if replaced is not None and not replaced.users:
+                _let_go(replaced)
+            return self._use(key, held)
+
+    def release(self, key: Key, held: _Held) -> None:
+        """A user is done."""
+        with self._lock:
+            held.users -= 1
+            if held.users:
+                return
+            if self._held.get(key) is not held:
+                _let_go(held)
+                return
+            held.timer = threading.Timer(HELD_S, self._expire, (key, held))
+            held.timer.daemon = True
+            held.timer.start()
+
+    def forget(self, run: RunName, step: Step) -> None:
+        """The step was deleted here: do not hold what nobody else may read any more."""
+        with self._lock:
+            held = self._held.pop((run, step), None)
+            if held is not None and not held.users:
+                _let_go(held)
+
+    def close(self) -> None:
+        with self._lock:
+            for held in self._held.values():
+                _let_go(held)
+            self._held.clear()
+
+    def _use(self, key: Key, held: _Held) -> HeldStep:
+        held.users += 1
+        if held.timer is not None:
+            held.timer.cancel()
+            held.timer = None
+        return HeldStep(self, key, held)
+
+    def _expire(self, key: Key, held: _Held) -> None:
+        with self._lock:
+            if held.users or self._held.get(key) is not held:
+                return
+            del self._held[key]
+        held.checkpoint.close()
+
+
+def _names(contents: Contents) -> dict[str, int]:
+    return {name_of_entry(one.name): one.global_shape[0] for one in contents.tensors()}
+
+
+def _let_go(held: _Held) -> None:
+    if held.timer is not None:
+        held.timer.cancel()
+        held.timer = None
+    held.checkpoint.close()
