@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections.abc import Mapping
 
 from ckpt_client.saving import Save
 from ckpt_client.store import Store
@@ -35,8 +36,25 @@ def load(
     world_size: int | None = None,
     strict: bool = True,
     whole: bool = False,
+    storage_options: Mapping[str, object] | None = None,
 ) -> object:
-    """`Store.load` on the store that $CKPT_STORE names."""
+    """`Store.load` on the store that $CKPT_STORE names.
+
+    `run` may also be the URL of a drained checkpoint, `s3://BUCKET/RUN@STEP`: then no cluster is
+    asked, and `storage_options` go to the library that reads the object store.
+    """
+    if "://" in run:
+        from ckpt_client import stored
+
+        return stored.load(
+            run,
+            like,
+            rank=rank,
+            world_size=world_size,
+            strict=strict,
+            whole=whole,
+            storage_options=storage_options,
+        )
     return shared_store().load(
         run, step, like, rank=rank, world_size=world_size, strict=strict, whole=whole
     )

@@ -1,0 +1,108 @@
+"""The bytes of a chunk and of a shard's index, as the codecs in `zarr.json` say.
+
+chunk   elements (or their blosc frame), then CRC-32C of that, little-endian u32
+index   for each chunk (offset, length) as little-endian u64, both 2^64-1 for an absent one;
+        then CRC-32C of that
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ckpt.base.errors import Corrupt
+from ckpt.format.checksum import Buffer
+from ckpt.objects.zarr_layout import BLOSC_LEVEL
+
+ABSENT: Final = (1 << 64) - 1
+CRC_BYTES: Final = 4
+ENTRY_BYTES: Final = 16
+Bytes = npt.NDArray[np.uint8]
+
+_CRC = struct.Struct("<I")
+
+
+def crc32c(view: Buffer, start: int = 0) -> int:
+    """CRC-32C of the bytes, continued from `start`."""
+    import google_crc32c  # Comes with zarr.
+
+    # It takes read-only memory without a lock of its own: bytes, or numpy's.
+    memory = np.frombuffer(view, np.uint8)
+    memory.flags.writeable = False
+    return int(google_crc32c.extend(start, memory))
+
+
+def index_bytes(chunk_count: int) -> int:
+    """Length of a shard's index."""
+    return chunk_count * ENTRY_BYTES + CRC_BYTES
+
+
+def encode_index(entries: Sequence[tuple[int, int] | None]) -> bytes:
+    """The index of (offset, length) of each chunk."""
+    flat = [value for entry in entries for value in (entry or (ABSENT, ABSENT))]
+    raw = struct.pack(f"<{len(flat)}Q", *flat)
+    return raw + _CRC.pack(crc32c(raw))
+
+
+def decode_index(raw: Buffer, where: str) -> list[tuple[int, int] | None]:
+    """The inverse; raises Corrupt naming `where`."""
+    body = bytes(raw[:-CRC_BYTES])
+    if len(raw) < CRC_BYTES or len(body) % ENTRY_BYTES or _CRC.pack(crc32c(body)) != raw[-4:]:
+        raise Corrupt(f"{where}: the index of its chunks fails its checksum")
+    flat = struct.unpack(f"<{len(body) // 8}Q", body)
+    pairs = zip(flat[::2], flat[1::2], strict=True)
+    return [None if offset == ABSENT else (offset, length) for offset, length in pairs]
+
+
+def encode_chunk(memory: Bytes, item_bytes: int, compressed: bool) -> list[Buffer]:
+    """The stored bytes of a chunk's elements, as parts in order; the first may be `memory`
+    itself."""
+    body = compress(memory, item_bytes) if compressed else memory.data
+    return [body, _CRC.pack(crc32c(body))]
+
+
+def decode_chunk(stored: memoryview, raw_bytes: int, compressed: bool, where: str) -> Bytes:
+    """The elements' bytes, maybe in `stored` itself. Raises Corrupt naming `where`."""
+    body, tail = stored[:-CRC_BYTES], stored[-CRC_BYTES:]
+    if len(stored) < CRC_BYTES or _CRC.pack(crc32c(body)) != tail:
+        raise Corrupt(f"{where}: a chunk fails its CRC-32C")
+    found = _decompress(body, raw_bytes, where) if compressed else np.frombuffer(body, np.uint8)
+    if len(found) != raw_bytes:
+        raise Corrupt(f"{where}: a chunk of {len(found)} bytes, {raw_bytes} were expected")
+    return found
+
+
+def compress(memory: Bytes, item_bytes: int) -> bytes:
+    """A blosc frame: lz4 behind a bit-shuffle."""
+    from numcodecs import blosc
+
+    packed: bytes = blosc.compress(
+        memory, b"lz4", BLOSC_LEVEL, blosc.BITSHUFFLE, typesize=item_bytes
+    )
+    return packed
+
+
+@cache
+def encoder_versions() -> str:
+    """What the stored bytes of compressed chunks depend on."""
+    return f"numcodecs {version('numcodecs')}"
+
+
+def _decompress(body: memoryview, raw_bytes: int, where: str) -> Bytes:
+    from numcodecs import blosc
+
+    # A blosc frame says its raw size itself; it is compared before anything is allocated.
+    if len(body) < ENTRY_BYTES or struct.unpack_from("<I", body, 4)[0] != raw_bytes:
+        raise Corrupt(f"{where}: a blosc frame of another size")
+    out = np.empty(raw_bytes, np.uint8)
+    try:
+        blosc.decompress(bytes(body), out)
+    except (RuntimeError, ValueError) as error:
+        raise Corrupt(f"{where}: a blosc frame does not unpack: {error}") from None
+    return out

@@ -1,0 +1,263 @@
+"""The JSON documents of a stored checkpoint: plan, manifest, receipts and the commit marker.
+
+The manifest is authoritative: it lists every tensor, every array and every object with its length
+and CRC-32. The marker names the manifest by length, CRC-32 and xxh3-128; a checkpoint without a
+marker does not exist. `docs/drain_format.md` explains each field.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import Final, TypeVar
+
+import msgspec
+
+from ckpt.base.errors import Corrupt, Refused
+from ckpt.base.ids import Generation, RunName, Step, check_run_name, check_step
+from ckpt.format.checksum import Buffer, crc32, xxh3_128
+from ckpt.format.table import Meaning, tensor_problem
+from ckpt.objects.grid import Grid
+
+FORMAT: Final = "ckpt-drain"
+VERSION: Final = 1
+MANIFEST_BYTES_MAX: Final = 1 << 30
+
+
+class Header(msgspec.Struct, frozen=True):
+    """Whose checkpoint it is."""
+
+    run: str
+    step: int
+    generation: str
+    """TERM.COUNTER"""
+    cluster: str
+    """The id of the cluster that committed it; empty for an import."""
+    launch: int
+    world_size: int
+    committed_at_s: float
+    """When it was committed in the tier, Unix time."""
+    source: str
+    """What it was made from: `tier`, or the format of an import."""
+
+    @property
+    def key(self) -> tuple[RunName, Step, Generation]:
+        """(run, step, generation); raises Refused when they cannot be."""
+        return check_run_name(self.run), check_step(self.step), Generation.parse(self.generation)
+
+    def __str__(self) -> str:
+        return f"{self.run}@{self.step}#{self.generation}"
+
+
+class ArrayPlan(msgspec.Struct, frozen=True):
+    """One Zarr array and how its bytes are cut and packed."""
+
+    path: str
+    dtype: str
+    """Ours; see ckpt.format.dtypes."""
+    data_type: str
+    """Zarr's."""
+    endian: str
+    item_bytes: int
+    shape: tuple[int, ...]
+    """As stored in Zarr."""
+    chunk_shape: tuple[int, ...]
+    shard_shape: tuple[int, ...]
+    logical_dtype: str = ""
+    compressed: bool = False
+    """Chunks are blosc (lz4 behind a bit-shuffle)."""
+
+    @property
+    def grid(self) -> Grid:
+        return Grid(self.shape, self.chunk_shape, self.shard_shape, self.item_bytes)
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where the bytes of a tensor, or of one rank's box of it, are."""
+
+    array: int
+    """Its number in `arrays`."""
+    start: int = -1
+    """In the packed array: the first byte. -1 for an array of its own."""
+    length: int = 0
+    """In the packed array: bytes."""
+
+
+class BoxPlan(msgspec.Struct, frozen=True):
+    """A box that a rank declared."""
+
+    rank: int
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+class TensorPlan(msgspec.Struct, frozen=True):
+    """One form of one name."""
+
+    name: str
+    meaning: Meaning
+    dtype: str
+    shape: tuple[int, ...]
+    boxes: tuple[BoxPlan, ...]
+    places: tuple[Place, ...]
+    """One of the whole tensor, or one for each box when it is each rank's own."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """How a checkpoint is written: fixed before its first byte, so that all workers write alike."""
+
+    format: str
+    version: int
+    header: Header
+    encoder: str
+    """Versions of the libraries whose output is stored."""
+    portable: bool
+    arrays: tuple[ArrayPlan, ...]
+    tensors: tuple[TensorPlan, ...]
+    items: tuple[tuple[tuple[int, int, int], ...], ...]
+    """Units of work: runs of (array, first shard, shards)."""
+
+
+class StoredObject(msgspec.Struct, frozen=True):
+    """One shard as it lies in the store."""
+
+    bytes: int
+    crc32: int
+    chunk_crcs: str
+    """Base64 of little-endian u32: CRC-32 of each stored chunk, 0 for those outside of the
+    array."""
+
+    def crcs(self) -> tuple[int, ...]:
+        """Of each chunk; raises Corrupt."""
+        try:
+            raw = base64.b64decode(self.chunk_crcs, validate=True)
+            return struct.unpack(f"<{len(raw) // 4}I", raw)
+        except (ValueError, struct.error) as error:
+            raise Corrupt(f"manifest: checksums of chunks do not parse: {error}") from None
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """An item is written and was read back."""
+
+    plan: str
+    """xxh3-128 of the plan, in hex."""
+    objects: tuple[tuple[int, int, StoredObject], ...]
+    """(array, shard, what lies there)."""
+
+
+class SmallFile(msgspec.Struct, frozen=True):
+    """A document of the checkpoint: all of it is in one object."""
+
+    key: str
+    bytes: int
+    crc32: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """Everything that a stored checkpoint holds."""
+
+    format: str
+    version: int
+    header: Header
+    encoder: str
+    portable: bool
+    arrays: tuple[ArrayPlan, ...]
+    tensors: tuple[TensorPlan, ...]
+    objects: tuple[tuple[StoredObject, ...], ...]
+    """For each array its shards in C order."""
+    files: tuple[SmallFile, ...]
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of all objects and files."""
+        shards = sum(one.bytes for shards in self.objects for one in shards)
+        return shards + sum(file.bytes for file in self.files)
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """The checkpoint is whole; nothing of it changes any more."""
+
+    format: str
+    version: int
+    header: Header
+    manifest: SmallFile
+    xxh3_128: str
+    """Of the manifest, in hex."""
+
+
+Document = TypeVar("Document", Plan, Manifest, Marker, Receipt)
+
+
+def encode(document: Plan | Manifest | Marker | Receipt) -> bytes:
+    """Compact JSON, the same bytes for the same document."""
+    return msgspec.json.encode(document)
+
+
+def decode(kind: type[Document], raw: Buffer, where: str) -> Document:
+    """The inverse. Raises Corrupt naming `where`, Refused for a format or version not ours."""
+    try:
+        head = msgspec.json.decode(raw, type=_Head)
+        found = msgspec.json.decode(raw, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(f"{where} does not parse: {error}") from None
+    if kind is not Receipt and head.format != FORMAT:
+        raise Refused(f"{where} is of format {head.format!r}, not {FORMAT}")
+    if kind is not Receipt and head.version != VERSION:
+        raise Refused(
+            f"{where} is of version {head.version}, this program reads {VERSION}",
+            hint="a newer ckpt reads it",
+        )
+    if isinstance(found, Manifest):
+        _check(found, where)
+    return found
+
+
+def file_of(key: str, content: Buffer) -> SmallFile:
+    """The entry of a document."""
+    return SmallFile(key, len(content), crc32(content))
+
+
+def digest_of(content: Buffer) -> str:
+    """xxh3-128 in hex."""
+    return xxh3_128(content).hex()
+
+
+def pack_crcs(crcs: list[int]) -> str:
+    """`StoredObject.chunk_crcs`."""
+    return base64.b64encode(struct.pack(f"<{len(crcs)}I", *crcs)).decode()
+
+
+class _Head(msgspec.Struct):
+    format: str = ""
+    version: int = 0
+
+
+def _check(manifest: Manifest, where: str) -> None:
+    """What a reader relies on; raises Corrupt."""
+    if len(manifest.objects) != len(manifest.arrays):
+        raise Corrupt(f"{where}: {len(manifest.arrays)} arrays, {len(manifest.objects)} of objects")
+    for array, objects in zip(manifest.arrays, manifest.objects, strict=True):
+        problem = _array_problem(array)
+        if problem or len(objects) != array.grid.shard_count:
+            raise Corrupt(f"{where}: array {array.path}: {problem or 'its objects do not fit'}")
+    for tensor in manifest.tensors:
+        boxes = [(box.offset, box.shape) for box in tensor.boxes]
+        problem = tensor_problem(tensor.name, tensor.dtype, tensor.shape, boxes)
+        count = len(tensor.boxes) if tensor.meaning is Meaning.OWN else 1
+        if not problem and len(tensor.places) != count:
+            problem = f"{tensor.name}: {len(tensor.places)} places, {count} are needed"
+        if not problem and any(not 0 <= p.array < len(manifest.arrays) for p in tensor.places):
+            problem = f"{tensor.name}: it lies in an array that is not there"
+        if problem:
+            raise Corrupt(f"{where}: {problem}")
+
+
+def _array_problem(array: ArrayPlan) -> str:
+    shapes = (array.shape, array.chunk_shape, array.shard_shape)
+    if len({len(shape) for shape in shapes}) != 1 or any(n < 1 for s in shapes for n in s):
+        return "its shapes cannot be"
+    if any(s % c for s, c in zip(array.shard_shape, array.chunk_shape, strict=True)):
+        return "its shards are not of whole chunks"
+    if not 1 <= array.item_bytes <= 16:
+        return f"elements of {array.item_bytes} bytes"
+    return ""

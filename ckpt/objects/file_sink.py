@@ -1,0 +1,202 @@
+"""A directory as an object store: whole files or none, durable before they are visible.
+
+    KEY.part-XXXX   being written: synced, then renamed (put) or linked (put_if_absent) to KEY
+
+A link fails where the name exists, which makes creation atomic on every file system that has
+links; NFS too.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from ckpt.base.errors import NotFound, Refused, Unauthorized, Unavailable
+from ckpt.format.checksum import Buffer
+from ckpt.objects.sink import PendingUpload, Upload
+
+PART: Final = ".part-"
+Value = TypeVar("Value")
+
+
+class FileSink:
+    """A Sink on a local or shared file system; `url` is file:///DIR."""
+
+    conditional: Final = True
+
+    def __init__(self, directory: Path) -> None:
+        self._root = directory
+        self.url = f"file://{directory}"
+
+    def put(self, key: str, data: Buffer) -> None:
+        with self.upload(key) as upload:
+            upload.part(data)
+            upload.complete()
+
+    def put_if_absent(self, key: str, data: Buffer) -> bool:
+        with _FileUpload(self._path(key)) as upload:
+            upload.part(data)
+            return upload.link()
+
+    def upload(self, key: str) -> Upload:
+        return _FileUpload(self._path(key))
+
+    def get(self, key: str) -> bytes:
+        return _told(key, self._path(key).read_bytes)
+
+    def get_range(self, key: str, start: int, end: int) -> bytes:
+        def read() -> bytes:
+            with self._path(key).open("rb", buffering=0) as file:
+                file.seek(start)
+                content = file.read(end - start)
+                while content and len(content) < end - start:
+                    more = file.read(end - start - len(content))
+                    if not more:
+                        break
+                    content += more
+                return content
+
+        return _told(key, read)
+
+    def head(self, key: str) -> int | None:
+        try:
+            return _told(key, lambda: self._path(key).stat().st_size)
+        except NotFound:
+            return None
+
+    def list(self, prefix: str) -> Iterator[str]:
+        yield from (key for key in self._files(prefix) if PART not in key)
+
+    def children(self, prefix: str) -> Sequence[str]:
+        folder = self._path(prefix)
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise Unavailable(f"{folder} cannot be listed: {error.strerror}") from None
+        return [
+            f"{entry.name}/" if entry.is_dir() else entry.name
+            for entry in entries
+            if PART not in entry.name
+        ]
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            path = self._path(key)
+            with suppress(NotFound):
+                _told(key, path.unlink)
+            for folder in path.parents:  # An empty folder is nothing that a store would have.
+                if folder == self._root:
+                    break
+                with suppress(OSError):
+                    folder.rmdir()
+
+    def pending_uploads(self, prefix: str) -> Sequence[PendingUpload]:
+        found = []
+        for name in self._files(prefix):
+            key, part, _ = name.rpartition(PART)
+            if part:
+                with suppress(FileNotFoundError):  # It was completed meanwhile.
+                    begun_s = (self._root / name).stat().st_mtime
+                    found.append(PendingUpload(key, name, begun_s))
+        return found
+
+    def abort_upload(self, upload: PendingUpload) -> None:
+        self.delete([upload.upload])
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _files(self, prefix: str) -> Iterator[str]:
+        folder = self._root / prefix.rpartition("/")[0]
+        for path in sorted(folder.rglob("*")):
+            key = path.relative_to(self._root).as_posix()
+            if key.startswith(prefix) and path.is_file():
+                yield key
+
+    def _path(self, key: str) -> Path:
+        if any(part in (".", "..") for part in key.split("/")) or key.startswith("/"):
+            raise Refused(f"key {key!r} leaves the store")
+        return self._root / key
+
+
+class _FileUpload:
+    """I write a file aside and give it its name at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._aside = path.with_name(f"{path.name}{PART}{secrets.token_hex(4)}")
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        def begin() -> int:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            return os.open(self._aside, flags, 0o644)
+
+        self._descriptor = _told(str(self._path), begin)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._descriptor)
+        self._aside.unlink(missing_ok=True)
+
+    def part(self, data: Buffer) -> None:
+        view = memoryview(data).cast("B")
+        while len(view):
+            view = view[_told(str(self._path), partial(os.write, self._descriptor, view)) :]
+
+    def complete(self) -> None:
+        def finish() -> None:
+            os.fsync(self._descriptor)
+            self._aside.rename(self._path)
+            _sync(self._path.parent)
+
+        _told(str(self._path), finish)
+
+    def link(self) -> bool:
+        """Take the name unless somebody has it."""
+
+        def finish() -> bool:
+            os.fsync(self._descriptor)
+            try:
+                self._path.hardlink_to(self._aside)
+            except FileExistsError:
+                return False
+            _sync(self._path.parent)
+            return True
+
+        return _told(str(self._path), finish)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _told(what: str, once: Callable[[], Value]) -> Value:
+    """Its value, with errors in our words. Nothing is tried again: a disk does not change its
+    mind."""
+    try:
+        return once()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise NotFound(f"there is no object {what}") from None
+    except PermissionError:
+        raise Unauthorized(f"{what}: this user may not", hint="see its owner and mode") from None
+    except OSError as error:
+        raise Unavailable(f"{what}: {error.strerror}", hint="see the file system") from None

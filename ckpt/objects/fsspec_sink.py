@@ -1,0 +1,244 @@
+"""Any store that fsspec knows (s3, gs, az, memory, ...) as a Sink.
+
+An object that is uploaded in parts is a real multipart upload on s3, with a CRC-32 for each part;
+elsewhere parts are gathered and put at once (memory: one object). s3fs's own multipart is not used:
+cancelled, it leaves its parts behind.
+
+Warning: `request_checksum_calculation=when_required` keeps botocore from adding a trailer of its
+own, which some stores keep inside the object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, TypeVar
+
+from ckpt.base.errors import CkptError, NotFound, Refused, Unauthorized, Unavailable
+from ckpt.format.checksum import Buffer
+from ckpt.objects.gathering import GatheredUpload
+from ckpt.objects.probe import probe_conditional
+from ckpt.objects.retry import Patience, retried
+from ckpt.objects.s3_upload import S3Upload, abort_upload, pending_uploads, s3_crc32
+from ckpt.objects.sink import PendingUpload, Upload
+
+CONNECT_TIMEOUT_S: Final = 5.0
+READ_TIMEOUT_S: Final = 30.0
+"""Without a byte."""
+Value = TypeVar("Value")
+
+
+class FsspecSink:
+    """A Sink on an fsspec file system, below a folder of it."""
+
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, object] | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        """Raises Refused for an unknown scheme or a package that is not installed."""
+        import fsspec
+
+        scheme = url.partition("://")[0]
+        given = {**_defaults(scheme), **(options or {})}
+        try:
+            # use_listings_cache: another writer's objects must be seen at once.
+            self._fs, root = fsspec.url_to_fs(url, use_listings_cache=False, **given)
+        except (ImportError, ValueError) as error:
+            hint = "pip install 'ckpt-burst[s3]' for s3"
+            raise Refused(f"store {url!r}: {error}", hint=hint) from None
+        self.url = url.rstrip("/")
+        self._root = str(root).rstrip("/")
+        self._is_s3 = scheme in ("s3", "s3a")
+        self._patience = patience or Patience()
+        self._conditional: bool | None = None
+
+    @property
+    def conditional(self) -> bool:
+        if self._conditional is None:
+            self._conditional = probe_conditional(self)
+        return self._conditional
+
+    def put(self, key: str, data: Buffer) -> None:
+        if self._is_s3:
+            self._put_s3(key, data, {})
+            return
+        self._make_parent(key)
+        self._retried(key, lambda: self._fs.pipe_file(self._path(key), bytes(data)))
+
+    def put_if_absent(self, key: str, data: Buffer) -> bool:
+        try:
+            if self._is_s3:
+                self._put_s3(key, data, {"IfNoneMatch": "*"})
+            else:
+                self._make_parent(key)
+                path, content = self._path(key), bytes(data)
+                self._retried(key, lambda: self._fs.pipe_file(path, content, mode="create"))
+        except _Exists:
+            return False
+        return True
+
+    def upload(self, key: str) -> Upload:
+        if self._is_s3:
+            return S3Upload(self.call_s3, *self._bucket_key(key))
+        return GatheredUpload(lambda data: self.put(key, data))
+
+    def get(self, key: str) -> bytes:
+        return self._bytes(key, None, None)
+
+    def get_range(self, key: str, start: int, end: int) -> bytes:
+        return self._bytes(key, start, end) if start < end else b""
+
+    def head(self, key: str) -> int | None:
+        try:
+            info = self._retried(key, lambda: self._fs.info(self._path(key)))
+        except NotFound:
+            return None
+        return int(info["size"]) if info["type"] == "file" else None
+
+    def list(self, prefix: str) -> Iterator[str]:
+        path = self._path(prefix.rpartition("/")[0])
+        try:
+            found: Sequence[str] = self._retried(prefix, partial(self._fs.find, path))
+        except NotFound:
+            return
+        yield from (key for key in sorted(map(self._key, found)) if key.startswith(prefix))
+
+    def children(self, prefix: str) -> Sequence[str]:
+        path = self._path(prefix.rstrip("/"))
+        try:
+            entries: Sequence[Mapping[str, str]] = self._retried(
+                prefix, partial(self._fs.ls, path, detail=True)
+            )
+        except NotFound:
+            return []
+        return sorted(
+            f"{_last(entry['name'])}/" if entry["type"] == "directory" else _last(entry["name"])
+            for entry in entries
+            if entry["name"].strip("/") != path.strip("/")
+        )
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            with suppress(NotFound):
+                self._retried(key, partial(self._fs.rm_file, self._path(key)))
+
+    def pending_uploads(self, prefix: str) -> Sequence[PendingUpload]:
+        if not self._is_s3:
+            return []
+        bucket, full = self._bucket_key(prefix)
+        cut = len(full) - len(prefix)
+        found = pending_uploads(self.call_s3, bucket, full)
+        return [PendingUpload(key[cut:], upload, begun_s) for key, upload, begun_s in found]
+
+    def abort_upload(self, upload: PendingUpload) -> None:
+        abort_upload(self.call_s3, *self._bucket_key(upload.key), upload.upload)
+
+    def close(self) -> None:
+        """fsspec shares its sessions; they end with the process."""
+
+    def call_s3(self, method: str, **arguments: object) -> Mapping[str, object]:
+        """One request of the S3 API, tried again while the store asks for it."""
+        what = f"{method} {arguments.get('Key', '')}"
+        answer: Mapping[str, object] = self._retried(
+            what, lambda: self._fs.call_s3(method, **arguments)
+        )
+        return answer
+
+    # ----------------------------------------------------------------------- inside
+
+    def _put_s3(self, key: str, data: Buffer, condition: Mapping[str, str]) -> None:
+        bucket, full = self._bucket_key(key)
+        body = bytes(data)
+        self.call_s3(
+            "put_object", Bucket=bucket, Key=full, Body=body, ChecksumCRC32=s3_crc32(body),
+            **condition
+        )  # fmt: skip
+
+    def _bytes(self, key: str, start: int | None, end: int | None) -> bytes:
+        path = self._path(key)
+        content = self._retried(key, lambda: self._fs.cat_file(path, start=start, end=end))
+        return bytes(content)
+
+    def _make_parent(self, key: str) -> None:
+        parent = self._path(key).rpartition("/")[0]
+        self._retried(key, lambda: self._fs.makedirs(parent, exist_ok=True))
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}" if key else self._root
+
+    def _key(self, path: str) -> str:
+        return path.lstrip("/").removeprefix(self._root.lstrip("/")).lstrip("/")
+
+    def _bucket_key(self, key: str) -> tuple[str, str]:
+        bucket, _, path = self._path(key).partition("/")
+        return bucket, path
+
+    def _retried(self, what: str, once: Callable[[], Value]) -> Value:
+        return retried(f"{self.url}/{what}", lambda: _told(what, once), self._patience)
+
+
+class _Exists(CkptError):
+    """A conditional put met an object. Never leaves this module."""
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _defaults(scheme: str) -> dict[str, object]:
+    if scheme not in ("s3", "s3a"):
+        return {}
+    return {
+        "config_kwargs": {
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "read_timeout": READ_TIMEOUT_S,
+            # One voice decides how long to try: ours.
+            "retries": {"max_attempts": 0},
+            "request_checksum_calculation": "when_required",
+            "response_checksum_validation": "when_required",
+        }
+    }
+
+
+def _told(what: str, once: Callable[[], Value]) -> Value:
+    """Its value, with a library's error in our words: what may pass is Unavailable."""
+    try:
+        return once()
+    except CkptError:
+        raise
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise NotFound(f"there is no object {what}") from None
+    except FileExistsError:
+        raise _Exists(f"{what} exists") from None
+    except PermissionError as error:
+        raise Unauthorized(f"{what}: {error}", hint="see the store's credentials") from None
+    except (NotImplementedError, TypeError) as error:
+        raise Refused(f"{what}: the store cannot do this: {error}") from None
+    except Exception as error:  # Each library has its own tree of errors for a bad connection.
+        code = _http_status(error)
+        if code == 412:
+            raise _Exists(f"{what} exists") from None
+        is_our_fault = code is not None and 400 <= code < 500 and code not in _PASSING
+        if is_our_fault or type(error).__name__ in _NEVER:
+            raise Refused(f"{what}: {error}") from error
+        raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
+
+
+_PASSING: Final = (408, 409, 425, 429)
+"""Of the 4xx: timeouts, conflicts of two writers, and too many requests."""
+_NEVER: Final = ("NoCredentialsError", "ParamValidationError", "PartialCredentialsError")
+
+
+def _http_status(error: BaseException | None) -> int | None:
+    """The answer's status where a library kept it."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        if isinstance(response, Mapping):
+            meta = response.get("ResponseMetadata", {})
+            if isinstance(meta, Mapping) and isinstance(meta.get("HTTPStatusCode"), int):
+                return int(meta["HTTPStatusCode"])
+        error = error.__cause__
+    return None

@@ -1,0 +1,350 @@
+"""Reading a stored checkpoint: only the chunks that are asked for, each once, each verified.
+
+    COMMITTED.json -> manifest.json (length, CRC-32, xxh3-128) -> a shard's index -> chunks
+
+A chunk is compared with the manifest's CRC-32 of it, and its own CRC-32C. What has no marker is no
+checkpoint; what is damaged, partial or another's is refused by its name.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Final
+
+import numpy as np
+
+from ckpt.base.errors import Corrupt, NotFound, Refused
+from ckpt.base.ids import Generation, Rank, RunName, Step
+from ckpt.base.units import MiB
+from ckpt.format.checksum import crc32
+from ckpt.format.index import Box, IndexTensor
+from ckpt.format.table import Meaning
+from ckpt.format.tree import Node
+from ckpt.objects import names
+from ckpt.objects.chunks import decode_chunk, decode_index, index_bytes
+from ckpt.objects.documents import (
+    MANIFEST_BYTES_MAX,
+    ArrayPlan,
+    Header,
+    Manifest,
+    Marker,
+    Place,
+    SmallFile,
+    decode,
+    digest_of,
+)
+from ckpt.objects.elements import native_dtype
+from ckpt.objects.grid import Region
+from ckpt.objects.sink import Sink
+from ckpt.objects.source import Array, Wish
+from ckpt.objects.trees import decode_trees
+from ckpt.objects.zarr_layout import shard_key
+from ckpt.plan.boxes import intersect
+
+THREADS: Final = 8
+INDEXES_CACHED: Final = 256
+VERIFY_BYTES: Final = 16 * MiB
+
+Entries = Sequence[tuple[int, int] | None]
+
+
+def stored_steps(sink: Sink, run: RunName) -> list[tuple[Step, Generation]]:
+    """Committed steps of a run, ascending, each with its newest committed generation."""
+    prefix = names.run_prefix(run)
+    folder, _, last = prefix.rpartition("/")
+    folder = f"{folder}/" if folder else ""
+    found = []
+    for name in sink.children(folder):
+        step = name.removeprefix(last).rstrip("/")
+        if name.startswith(last) and name.endswith("/") and step.isascii() and step.isdigit():
+            generation = _newest(sink, names.step_prefix(run, int(step)))
+            if generation is not None:
+                found.append((Step(int(step)), generation))
+    return sorted(found)
+
+
+def open_stored(sink: Sink, run: RunName, step: Step | None = None) -> StoredCheckpoint:
+    """A committed checkpoint; without a step the newest. Raises NotFound, Corrupt, Refused."""
+    if step is None:
+        steps = stored_steps(sink, run)
+        if not steps:
+            raise NotFound(f"{sink.url} has no committed checkpoint of {run}")
+        step, generation = steps[-1]
+    else:
+        newest = _newest(sink, names.step_prefix(run, step))
+        if newest is None:
+            raise NotFound(
+                f"{sink.url} has no committed checkpoint {run}@{step}",
+                hint="without COMMITTED.json it was never finished",
+            )
+        generation = newest
+    return StoredCheckpoint.open(sink, run, step, generation)
+
+
+class StoredCheckpoint:
+    """One committed generation in a store; a Source. Used by one thread at a time. Close me."""
+
+    def __init__(self, sink: Sink, prefix: str, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.fetched_bytes = 0
+        """Of chunks and indexes, since it was opened."""
+        self._sink = sink
+        self._prefix = prefix
+        self._tensors = [
+            _source_tensor(manifest, number) for number in range(len(manifest.tensors))
+        ]
+        self._places = {
+            (tensor.name, tensor.meaning, tensor.dtype, tensor.shape): tensor
+            for tensor in manifest.tensors
+        }
+        #: Indexes of shards, least recently used first.
+        self._indexes: OrderedDict[tuple[int, int], Entries] = OrderedDict()
+        self._lock = Lock()
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="ckpt-store")
+
+    @classmethod
+    def open(cls, sink: Sink, run: RunName, step: Step, generation: Generation) -> StoredCheckpoint:
+        """Read marker and manifest. Raises NotFound, Corrupt, Refused."""
+        prefix = names.generation_prefix(run, step, generation)
+        where = f"{sink.url}/{prefix}{names.COMMITTED}"
+        marker = decode(Marker, sink.get(prefix + names.COMMITTED), where)
+        if marker.header.key != (run, step, generation):
+            raise Refused(f"{where} is the marker of {marker.header}: it was put in a wrong place")
+        if marker.manifest.bytes > MANIFEST_BYTES_MAX:
+            raise Corrupt(f"{where}: a manifest of {marker.manifest.bytes} bytes")
+        raw = read_file(sink, prefix, marker.manifest)
+        where = f"{sink.url}/{prefix}{marker.manifest.key}"
+        if digest_of(raw) != marker.xxh3_128:
+            raise Corrupt(f"{where} is not the manifest that was committed")
+        manifest = decode(Manifest, raw, where)
+        if manifest.header != marker.header:
+            raise Corrupt(f"{where} is of {manifest.header}, its marker of {marker.header}")
+        return cls(sink, prefix, manifest)
+
+    @property
+    def header(self) -> Header:
+        return self.manifest.header
+
+    @property
+    def url(self) -> str:
+        """The Zarr group."""
+        return f"{self._sink.url}/{self._prefix}".rstrip("/")
+
+    def tensors(self) -> Sequence[IndexTensor]:
+        return self._tensors
+
+    def trees(self) -> Mapping[Rank, Node]:
+        files = {file.key: file for file in self.manifest.files}
+        if names.TREES not in files:
+            raise Corrupt(f"{self.url}: the manifest names no {names.TREES}")
+        return decode_trees(read_file(self._sink, self._prefix, files[names.TREES]))
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    # ----------------------------------------------------------------------- reading
+
+    def read(self, wishes: Sequence[Wish]) -> None:
+        """Fill all memories; a chunk that several want is fetched once."""
+        chunks: dict[tuple[int, int, int], _Chunk] = {}
+        late: list[tuple[Array, Wish]] = []
+        for wish in wishes:
+            if wish.memory.size:
+                self._add(wish, chunks, late)
+        for _ in self._pool.map(self._fill, chunks.values()):
+            continue  # map raises what a thread raised.
+        for whole, wish in late:
+            part = tuple(
+                slice(o, o + n) for o, n in zip(wish.offset, wish.memory.shape, strict=True)
+            )
+            wish.memory[...] = whole[part]
+
+    def verify(self) -> int:
+        """Read every byte and compare; how many there were. Raises Corrupt naming the object."""
+        for file in self.manifest.files:
+            read_file(self._sink, self._prefix, file)
+        shards = [
+            (shard_key(array, number), stored.bytes, stored.crc32)
+            for array, objects in zip(self.manifest.arrays, self.manifest.objects, strict=True)
+            for number, stored in enumerate(objects)
+        ]
+        for _ in self._pool.map(lambda shard: self._verify(*shard), shards):
+            continue
+        return self.manifest.stored_bytes
+
+    def _verify(self, key: str, size: int, expected: int) -> None:
+        crc = at = 0
+        while at < size:
+            part = self._get(key, at, min(size, at + VERIFY_BYTES))
+            crc, at = crc32(part, crc), at + len(part)
+        if crc != expected or self._sink.head(self._prefix + key) != size:
+            raise Corrupt(f"{self.url}/{key} is not what was committed")
+
+    def _add(
+        self,
+        wish: Wish,
+        chunks: dict[tuple[int, int, int], _Chunk],
+        late: list[tuple[Array, Wish]],
+    ) -> None:
+        place = self._place(wish)
+        array = self.manifest.arrays[place.array]
+        if place.start < 0:
+            # An axis that carries bytes is the memory's elements themselves.
+            carried = array.shape[wish.memory.ndim :]
+            region = Region((*wish.offset, *(0 for _ in carried)), (*wish.memory.shape, *carried))
+            flat = wish.memory.reshape(-1).view(np.uint8)
+            memory = flat.reshape(*region.shape, array.item_bytes)
+            self._add_region(place.array, region, memory, chunks)
+            return
+        dtype, whole_shape = native_dtype(wish.tensor.dtype), wish.tensor.global_shape
+        whole = wish.memory
+        if wish.memory.shape != whole_shape:
+            whole = np.empty(whole_shape, dtype)
+            late.append((whole, wish))
+        flat = whole.reshape(-1).view(np.uint8)
+        if len(flat) != place.length:
+            raise Corrupt(f"{self.url}: {wish.tensor.name} has {place.length} bytes of its own")
+        region = Region((place.start,), (place.length,))
+        self._add_region(place.array, region, flat.reshape(-1, 1), chunks)
+
+    def _add_region(
+        self,
+        number: int,
+        region: Region,
+        memory: Array,
+        chunks: dict[tuple[int, int, int], _Chunk],
+    ) -> None:
+        """`memory` has the region's shape and, last, the bytes of an element."""
+        array = self.manifest.arrays[number]
+        grid = array.grid
+        for coordinates in grid.shards_of(region):
+            shard = grid.shard_number(coordinates)
+            for position, inside in enumerate(grid.chunks(coordinates)):
+                if inside is None:
+                    continue
+                common = intersect(region.offset, region.shape, inside.offset, inside.shape)
+                if common is None:
+                    continue
+                key = (number, shard, position)
+                chunk = chunks.setdefault(key, _Chunk(array, *key, inside))
+                chunk.parts.append((region, Region(*common), memory))
+
+    def _fill(self, chunk: _Chunk) -> None:
+        elements = self._chunk(chunk)
+        for region, common, memory in chunk.parts:
+            target, source = _slices(common, region), _slices(common, chunk.region)
+            memory[target] = elements[source]
+
+    def _chunk(self, chunk: _Chunk) -> Array:
+        """The chunk's elements: uint8 of shape [*chunk_shape, item_bytes]."""
+        array = chunk.array
+        key = shard_key(array, chunk.shard)
+        stored = self.manifest.objects[chunk.number][chunk.shard]
+        where = f"{self.url}/{key}"
+        entry = self._index(chunk.number, chunk.shard)[chunk.position]
+        crcs = stored.crcs()
+        if entry is None or entry[0] + entry[1] > stored.bytes or chunk.position >= len(crcs):
+            raise Corrupt(f"{where}: chunk {chunk.position} is missing")
+        raw = self._get(key, entry[0], entry[0] + entry[1])
+        if crc32(raw) != crcs[chunk.position]:
+            raise Corrupt(f"{where}: chunk {chunk.position} is not what was committed")
+        content = decode_chunk(memoryview(raw), array.grid.chunk_bytes, array.compressed, where)
+        return content.reshape(*array.chunk_shape, array.item_bytes)
+
+    def _index(self, number: int, shard: int) -> Entries:
+        with self._lock:
+            known = self._indexes.get((number, shard))
+            if known is not None:
+                self._indexes.move_to_end((number, shard))
+                return known
+        array = self.manifest.arrays[number]
+        key = shard_key(array, shard)
+        size = index_bytes(array.grid.chunks_in_shard)
+        end = self.manifest.objects[number][shard].bytes
+        found = decode_index(self._get(key, end - size, end), f"{self.url}/{key}")
+        with self._lock:
+            self._indexes[number, shard] = found
+            while len(self._indexes) > INDEXES_CACHED:
+                self._indexes.popitem(last=False)
+        return found
+
+    def _get(self, key: str, start: int, end: int) -> bytes:
+        try:
+            raw = self._sink.get_range(self._prefix + key, start, end)
+        except NotFound:
+            raise Corrupt(f"{self.url}/{key} is gone, the manifest names it") from None
+        if len(raw) != end - start:
+            raise Corrupt(f"{self.url}/{key} ends before byte {end}")
+        with self._lock:
+            self.fetched_bytes += len(raw)
+        return raw
+
+    def _place(self, wish: Wish) -> Place:
+        tensor = wish.tensor
+        key = (tensor.name, tensor.meaning, tensor.dtype, tensor.global_shape)
+        planned = self._places[key]
+        if tensor.meaning is not Meaning.OWN:
+            return planned.places[0]
+        for box, place in zip(planned.boxes, planned.places, strict=True):
+            if box.rank == wish.rank:
+                return place
+        raise NotFound(f"{self.url} has no {tensor.name} of rank {wish.rank}")
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """A chunk to fetch, and who wants which part of it."""
+
+    array: ArrayPlan
+    number: int
+    shard: int
+    position: int
+    region: Region
+    parts: list[tuple[Region, Region, Array]] = field(default_factory=list)
+    """(region of the memory, what is common, memory)."""
+
+
+def read_file(sink: Sink, prefix: str, file: SmallFile) -> bytes:
+    """A small document, whole and verified. Raises Corrupt naming it."""
+    where = f"{sink.url}/{prefix}{file.key}"
+    try:
+        raw = sink.get(prefix + file.key)
+    except NotFound:
+        raise Corrupt(f"{where} is gone although the checkpoint was committed") from None
+    if (len(raw), crc32(raw)) != (file.bytes, file.crc32):
+        raise Corrupt(f"{where} is not what was committed")
+    return raw
+
+
+def _newest(sink: Sink, prefix: str) -> Generation | None:
+    """The highest generation with a marker."""
+    for generation in sorted(_generations(sink, prefix), reverse=True):
+        if sink.head(f"{prefix}{generation}/{names.COMMITTED}") is not None:
+            return generation
+    return None
+
+
+def _generations(sink: Sink, prefix: str) -> Iterator[Generation]:
+    for name in sink.children(prefix):
+        if name.endswith("/"):
+            try:
+                yield Generation.parse(name.rstrip("/"))
+            except Refused:
+                continue  # Something else that lies there.
+
+
+def _source_tensor(manifest: Manifest, number: int) -> IndexTensor:
+    tensor = manifest.tensors[number]
+    boxes = tuple(Box(Rank(box.rank), box.offset, box.shape, ()) for box in tensor.boxes)
+    return IndexTensor(tensor.name, tensor.meaning, tensor.dtype, tensor.shape, boxes)
+
+
+def _slices(common: Region, of: Region) -> tuple[slice, ...]:
+    return tuple(
+        slice(o - base, o - base + n)
+        for o, n, base in zip(common.offset, common.shape, of.offset, strict=True)
+    )

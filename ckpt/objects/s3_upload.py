@@ -1,0 +1,127 @@
+"""A multipart upload of the S3 API that ends one way or the other: complete, or aborted.
+
+    create -> part, part, ... -> complete
+                   \\-> whatever else ends the block (an error, Ctrl-C, a cancelled thread): abort
+
+Every part carries its CRC-32. A process that is killed aborts nothing: `ckpt gc --multipart`, the
+next drain of the same checkpoint and a lifecycle rule do. Whether the store really checks what it
+is told is not relied on: what was written is read back.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Self
+
+from ckpt.base.errors import CkptError, NotFound
+from ckpt.base.units import MiB
+from ckpt.format.checksum import Buffer, crc32
+
+PART_BYTES: Final = 16 * MiB
+"""A part is sent when so many bytes have gathered; S3 allows 5 MiB to 5 GiB, 10,000 of them."""
+
+CallS3 = Callable[..., Mapping[str, object]]
+
+
+class S3Upload:
+    """One object in parts; see ckpt.objects.sink.Upload."""
+
+    def __init__(self, call: CallS3, bucket: str, key: str) -> None:
+        self._call = call
+        self._bucket, self._key = bucket, key
+        self._where = {"Bucket": bucket, "Key": key}
+        self._gathered = bytearray()
+        self._upload = ""
+        self._parts: list[dict[str, object]] = []
+        self._is_over = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._upload and not self._is_over:
+            with suppress(CkptError):  # The error that ended the block counts; gc finds the rest.
+                abort_upload(self._call, self._bucket, self._key, self._upload)
+
+    def part(self, data: Buffer) -> None:
+        self._gathered += data
+        while len(self._gathered) >= PART_BYTES:
+            with memoryview(self._gathered) as view:
+                self._send(bytes(view[:PART_BYTES]))
+            del self._gathered[:PART_BYTES]
+
+    def complete(self) -> None:
+        last = bytes(self._gathered)
+        if not self._upload:
+            checksum = s3_crc32(last)
+            self._call("put_object", **self._where, Body=last, ChecksumCRC32=checksum)
+            return
+        if last:
+            self._send(last)
+        self._call(
+            "complete_multipart_upload",
+            **self._where,
+            UploadId=self._upload,
+            MultipartUpload={"Parts": self._parts},
+        )
+        self._is_over = True
+
+    def _send(self, body: bytes) -> None:
+        if not self._upload:
+            answer = self._call("create_multipart_upload", **self._where, ChecksumAlgorithm="CRC32")
+            self._upload = str(answer["UploadId"])
+        number, checksum = len(self._parts) + 1, s3_crc32(body)
+        answer = self._call(
+            "upload_part",
+            **self._where,
+            UploadId=self._upload,
+            PartNumber=number,
+            Body=body,
+            ChecksumCRC32=checksum,
+        )
+        self._parts.append(
+            {"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32": checksum}
+        )
+
+
+def pending_uploads(call: CallS3, bucket: str, prefix: str) -> Sequence[tuple[str, str, float]]:
+    """(key, upload, Unix time of its beginning) of all that were never ended."""
+    return list(_pages(call, bucket, prefix))
+
+
+def abort_upload(call: CallS3, bucket: str, key: str, upload: str) -> None:
+    """End one; one that is gone is no error."""
+    with suppress(NotFound):
+        call("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload)
+
+
+def _pages(call: CallS3, bucket: str, prefix: str) -> Iterator[tuple[str, str, float]]:
+    markers: dict[str, object] = {}
+    while True:
+        page = call("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **markers)
+        uploads = page.get("Uploads", [])
+        assert isinstance(uploads, list)
+        for one in uploads:
+            begun = one["Initiated"]
+            assert isinstance(begun, datetime)
+            yield str(one["Key"]), str(one["UploadId"]), begun.timestamp()
+        if not page.get("IsTruncated"):
+            return
+        markers = {
+            "KeyMarker": page["NextKeyMarker"],
+            "UploadIdMarker": page["NextUploadIdMarker"],
+        }
+
+
+def s3_crc32(data: Buffer) -> str:
+    """`x-amz-checksum-crc32` of a body."""
+    return base64.b64encode(crc32(data).to_bytes(4, "big")).decode()

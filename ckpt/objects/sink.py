@@ -1,0 +1,119 @@
+"""What an object store can do for us: a few words that every store has.
+
+Keys are relative to the sink's URL. Contents are visible whole or not at all. Methods block, may be
+called from several threads, and retry by themselves what a store refuses for a moment; they raise
+NotFound, Unauthorized, Refused, or Unavailable when the deadline has passed. After Unavailable the
+effect may have happened: look before you decide (`create_once`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from ckpt.base.errors import NotFound, Unavailable
+from ckpt.format.checksum import Buffer
+
+
+class Upload(Protocol):
+    """One object in parts. Left without `complete`, by whatever way, it never was: nothing of it
+    stays in the store."""
+
+    def part(self, data: Buffer) -> None:
+        """Append bytes; the memory may be reused on return."""
+
+    def complete(self) -> None:
+        """All parts become the object, in place of an older one."""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Abort what was not completed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingUpload:
+    """An upload that somebody began and neither completed nor aborted."""
+
+    key: str
+    upload: str
+    """The store's own name for it."""
+    begun_s: float
+    """Unix time."""
+
+
+class Sink(Protocol):
+    """A place in an object store."""
+
+    @property
+    def url(self) -> str:
+        """What was asked for, without credentials."""
+
+    @property
+    def conditional(self) -> bool:
+        """`put_if_absent` is one atomic step here; probed once. Without it, two writers of one
+        checkpoint must be kept apart by other means."""
+
+    def put(self, key: str, data: Buffer) -> None:
+        """Store an object, in place of an older one."""
+
+    def put_if_absent(self, key: str, data: Buffer) -> bool:
+        """Store an object unless there is one; False when there is."""
+
+    def upload(self, key: str) -> Upload:
+        """Store an object in parts; use it in a `with`."""
+
+    def get(self, key: str) -> bytes:
+        """All of an object."""
+
+    def get_range(self, key: str, start: int, end: int) -> bytes:
+        """Bytes [start, end) of an object; fewer when it ends before."""
+
+    def head(self, key: str) -> int | None:
+        """An object's length, None when there is none."""
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """Keys that begin with the prefix, ascending."""
+
+    def children(self, prefix: str) -> Sequence[str]:
+        """Names of objects and folders directly below a prefix that ends in `/` or is empty,
+        ascending; folders end in `/`."""
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; those that are not there are no error."""
+
+    def pending_uploads(self, prefix: str) -> Sequence[PendingUpload]:
+        """What was begun under the prefix and never ended; empty where a store has no such
+        thing."""
+
+    def abort_upload(self, upload: PendingUpload) -> None:
+        """End one; idempotent."""
+
+    def close(self) -> None:
+        """Let connections go. Idempotent."""
+
+
+def create_once(sink: Sink, key: str, data: Buffer) -> bytes | None:
+    """Create the object once and for all: None when it now holds our bytes, else what it holds.
+
+    An answer that was lost is not guessed about: the object is read and compared.
+    """
+    try:
+        if sink.put_if_absent(key, data):
+            return None
+    except Unavailable:
+        try:
+            found = sink.get(key)
+        except NotFound:
+            raise Unavailable(f"{sink.url}/{key} could not be created") from None
+    else:
+        found = sink.get(key)
+    return None if found == bytes(data) else found

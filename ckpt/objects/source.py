@@ -1,0 +1,50 @@
+"""Where a checkpoint comes from when it is written to a store or exported: the tier, a store, a
+file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ckpt.base.ids import Rank
+from ckpt.format.index import IndexTensor
+from ckpt.format.tree import Node
+from ckpt.objects.documents import Header
+
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Fill `memory` (C-contiguous, of the tensor's dtype) with the items at `offset`."""
+
+    tensor: IndexTensor
+    rank: Rank | None
+    """Whose own tensor is meant; None for one of all ranks."""
+    offset: tuple[int, ...]
+    memory: Array
+
+
+class Source(Protocol):
+    """One whole checkpoint, read in boxes. `read` is called from one thread at a time."""
+
+    @property
+    def header(self) -> Header:
+        """Whose it is."""
+
+    def tensors(self) -> Sequence[IndexTensor]:
+        """All of them, in the same order each time. Where their bytes lie is the source's own
+        business: `locations` of boxes may be empty."""
+
+    def trees(self) -> Mapping[Rank, Node]:
+        """Each rank's tree."""
+
+    def read(self, wishes: Sequence[Wish]) -> None:
+        """Fill all of them; verified. Raises CkptError."""
+
+    def close(self) -> None:
+        """Let it go. Idempotent."""

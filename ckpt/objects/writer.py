@@ -1,0 +1,377 @@
+"""Writing a checkpoint to a store: exactly once, by one worker or by many, resumed after a crash.
+
+    begin    plan.json, created once: who comes later follows the plan that is there
+    items    shards are written, read back and compared; a receipt says so
+    finish   zarr.json of all nodes, trees, manifest; COMMITTED.json, created once; drain/ goes
+
+Invariants
+- A shard's bytes follow from the plan and the source alone: writing it twice changes nothing.
+- Nothing is written before one has the plan and has seen that there is no marker: a plan that was
+  created after a commit had removed its own is taken back.
+- The marker comes after everything else was read back. Without it the checkpoint does not exist.
+
+Memory: of each thread a batch of chunks, two parts of an upload, and what the sink gathers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+from ckpt.base.errors import Corrupt, NotFound, Refused
+from ckpt.base.units import MiB
+from ckpt.format.checksum import crc32, crc32_concat
+from ckpt.objects import names
+from ckpt.objects.chunks import encode_chunk, encode_index, encoder_versions
+from ckpt.objects.content import ChunkDraft, Content
+from ckpt.objects.documents import (
+    FORMAT,
+    VERSION,
+    ArrayPlan,
+    Header,
+    Manifest,
+    Marker,
+    Plan,
+    Receipt,
+    SmallFile,
+    StoredObject,
+    decode,
+    digest_of,
+    encode,
+    file_of,
+    pack_crcs,
+)
+from ckpt.objects.pace import Pace
+from ckpt.objects.planning import WriteOptions, make_plan
+from ckpt.objects.sampling import sampled
+from ckpt.objects.sink import PendingUpload, Sink, Upload, create_once
+from ckpt.objects.source import Source
+from ckpt.objects.trees import encode_trees
+from ckpt.objects.zarr_layout import group_documents, shard_key
+
+READ_BACK_BYTES: Final = 16 * MiB
+FILES_AT_ONCE: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLimits:
+    """What writing may use."""
+
+    threads: int = 2
+    """Items under way at once."""
+    memory_bytes: int = 256 * MiB
+    """Of all threads together, what the sink gathers apart."""
+    pace: Pace = field(default_factory=Pace)
+
+    def __post_init__(self) -> None:
+        if self.threads < 1 or self.batch_bytes < 16 * MiB:
+            raise Refused(
+                f"{self.threads} threads with {self.memory_bytes} bytes of memory",
+                hint="48 MiB for each thread are the least",
+            )
+
+    @property
+    def batch_bytes(self) -> int:
+        """Chunks that one thread reads at once."""
+        return self.memory_bytes // self.threads - 2 * READ_BACK_BYTES
+
+
+Progress = Callable[[int], None]
+"""Told raw bytes that were written and read back since the last time; from any thread."""
+
+
+def write_checkpoint(
+    sink: Sink,
+    source: Source,
+    options: WriteOptions,
+    limits: WriteLimits,
+    progress: Progress | None = None,
+) -> Marker:
+    """Write all of it, or what an earlier attempt left undone. Idempotent.
+
+    Raises Refused when something else has its place, Corrupt when the store does not give back
+    what it was given, and the errors of sink and source.
+    """
+    prefix = names.generation_prefix(*source.header.key)
+    found = read_marker(sink, prefix, source.header)
+    if found is not None:
+        clear_drain(sink, prefix)
+        return found
+    job = WriteJob.begin(sink, source, options, limits)
+    if job is None:
+        marker = read_marker(sink, prefix, source.header)
+        assert marker is not None, "begin gives no job only behind a marker"
+        return marker
+    done = job.receipts()
+    with ThreadPoolExecutor(limits.threads, thread_name_prefix="ckpt-drain") as pool:
+        left = [number for number in range(len(job.plan.items)) if number not in done]
+        futures = [pool.submit(job.write_item, number, progress) for number in left]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            job.stop()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return job.finish()
+
+
+def read_marker(sink: Sink, prefix: str, header: Header) -> Marker | None:
+    """The marker of this very checkpoint, or None. Raises Refused when it is another's."""
+    key = prefix + names.COMMITTED
+    try:
+        raw = sink.get(key)
+    except NotFound:
+        return None
+    marker = decode(Marker, raw, f"{sink.url}/{key}")
+    _check_same(marker.header, header, f"{sink.url}/{key}")
+    return marker
+
+
+def clear_drain(sink: Sink, prefix: str) -> None:
+    """What was needed only while writing; a commit that was interrupted behind its marker left
+    it."""
+    folder = prefix + names.DRAIN
+    receipts = [folder + name for name in sink.children(folder)]
+    # The plan last: while it is there, nobody makes another.
+    sink.delete([key for key in receipts if key != prefix + names.PLAN])
+    sink.delete([key for key in receipts if key == prefix + names.PLAN])
+
+
+class WriteJob:
+    """I write parts of one checkpoint under the plan that all its workers share.
+
+    `write_item` may run in several threads, and in several processes for different items.
+    """
+
+    def __init__(
+        self, sink: Sink, source: Source, plan: Plan, raw_plan: bytes, limits: WriteLimits
+    ) -> None:
+        self.plan = plan
+        self._sink = sink
+        self._source = source
+        self._limits = limits
+        self._prefix = names.generation_prefix(*plan.header.key)
+        self._digest = digest_of(raw_plan)
+        self._content = Content(plan, source.tensors())
+        self._reading = threading.Lock()
+        self._stopped = False
+        #: Uploads that were there before me: of workers that died.
+        self._strays = sink.pending_uploads(self._prefix)
+
+    @classmethod
+    def begin(
+        cls, sink: Sink, source: Source, options: WriteOptions, limits: WriteLimits
+    ) -> WriteJob | None:
+        """Follow the plan that is there, or make one; None when the checkpoint is committed."""
+        header = source.header
+        prefix = names.generation_prefix(*header.key)
+        key = prefix + names.PLAN
+        try:
+            raw = sink.get(key)
+        except NotFound:
+            plan = make_plan(
+                header, source.tensors(), options, lambda arrays: sampled(source, arrays)
+            )
+            raw = encode(plan)
+            raw = create_once(sink, key, raw) or raw
+        if read_marker(sink, prefix, header) is not None:
+            clear_drain(sink, prefix)
+            return None
+        plan = decode(Plan, raw, f"{sink.url}/{key}")
+        _check_same(plan.header, header, f"{sink.url}/{key}")
+        if plan.encoder != encoder_versions() and any(array.compressed for array in plan.arrays):
+            raise Refused(
+                f"{sink.url}/{key} was begun with {plan.encoder}, here is {encoder_versions()}",
+                hint="finish it with the same versions, or delete its folder",
+            )
+        return cls(sink, source, plan, raw, limits)
+
+    def stop(self) -> None:
+        """Items under way end with Refused at their next chunk; what they began is aborted."""
+        self._stopped = True
+
+    # ----------------------------------------------------------------------- items
+
+    def receipts(self) -> dict[int, Receipt]:
+        """Items that are done, by number: of this plan alone."""
+        folder = self._prefix + names.DRAIN
+        present = {folder + name for name in self._sink.children(folder)}
+        found: dict[int, Receipt] = {}
+        for number in range(len(self.plan.items)):
+            key = self._prefix + names.receipt_key(number)
+            if key in present:
+                receipt = decode(Receipt, self._sink.get(key), f"{self._sink.url}/{key}")
+                if receipt.plan == self._digest:
+                    found[number] = receipt
+        return found
+
+    def write_item(self, number: int, progress: Progress | None = None) -> None:
+        """Write, read back and acknowledge the shards of an item."""
+        objects: list[tuple[int, int, StoredObject]] = []
+        for array, first, count in self.plan.items[number]:
+            for shard in range(first, first + count):
+                objects.append((array, shard, self._write_shard(array, shard)))
+                if progress is not None:
+                    progress(_raw_bytes(self.plan.arrays[array], shard))
+        receipt = encode(Receipt(self._digest, tuple(objects)))
+        self._sink.put(self._prefix + names.receipt_key(number), receipt)
+
+    def _write_shard(self, array: int, shard: int) -> StoredObject:
+        plan = self.plan.arrays[array]
+        key = self._prefix + shard_key(plan, shard)
+        self._abort_strays(key)
+        with self._sink.upload(key) as upload:
+            stored = self._send_chunks(upload, array, shard)
+            upload.complete()
+        self._read_back(key, stored)
+        return stored
+
+    def _send_chunks(self, upload: Upload, array: int, shard: int) -> StoredObject:
+        plan = self.plan.arrays[array]
+        entries: list[tuple[int, int] | None] = []
+        crcs: list[int] = []
+        runs: list[tuple[int, int]] = []
+        at = 0
+        for draft in self._drafts(array, shard):
+            if draft is None:
+                entries.append(None)
+                crcs.append(0)
+                continue
+            parts = encode_chunk(draft.content(), plan.item_bytes, plan.compressed)
+            length = sum(len(part) for part in parts)
+            self._limits.pace.wait_turn(length)
+            for part in parts:
+                upload.part(part)
+            crc = crc32_concat([(crc32(part), len(part)) for part in parts])
+            entries.append((at, length))
+            crcs.append(crc)
+            runs.append((crc, length))
+            at += length
+        index = encode_index(entries)
+        upload.part(index)
+        runs.append((crc32(index), len(index)))
+        return StoredObject(at + len(index), crc32_concat(runs), pack_crcs(crcs))
+
+    def _drafts(self, array: int, shard: int) -> Iterator[ChunkDraft | None]:
+        """A shard's chunks in order, filled; as many at once as memory allows."""
+        plan = self.plan.arrays[array]
+        at_once = max(1, self._limits.batch_bytes // (2 * plan.grid.chunk_bytes))
+        regions = list(plan.grid.chunks(plan.grid.shard_at(shard)))
+        for low in range(0, len(regions), at_once):
+            if self._stopped:
+                raise Refused(f"writing {self.plan.header} was stopped")
+            drafts = [
+                None if region is None else self._content.draft(array, region)
+                for region in regions[low : low + at_once]
+            ]
+            wishes = [wish for draft in drafts if draft is not None for wish in draft.wishes]
+            with self._reading:
+                self._source.read(wishes)
+            yield from drafts
+
+    def _read_back(self, key: str, stored: StoredObject) -> None:
+        """Does the store hold what it was given? Its own word (an ETag) is no proof."""
+        crc = length = 0
+        while length < stored.bytes:
+            self._limits.pace.wait_turn(0)
+            end = min(stored.bytes, length + READ_BACK_BYTES)
+            part = self._sink.get_range(key, length, end)
+            if not part:
+                break
+            crc = crc32(part, crc)
+            length += len(part)
+        if (length, crc) != (stored.bytes, stored.crc32) or self._sink.head(key) != stored.bytes:
+            raise Corrupt(f"{self._sink.url}/{key} does not hold what was written to it")
+
+    def _abort_strays(self, key: str) -> None:
+        for stray in self._strays:
+            if stray.key == key:
+                self._sink.abort_upload(stray)
+
+    # ----------------------------------------------------------------------- the end
+
+    def finish(self) -> Marker:
+        """Commit; every item must have its receipt. Idempotent, also beside another worker's.
+
+        Raises Refused naming what is missing.
+        """
+        receipts = self.receipts()
+        missing = [number for number in range(len(self.plan.items)) if number not in receipts]
+        if missing:
+            committed = read_marker(self._sink, self._prefix, self.plan.header)
+            if committed is not None:
+                return committed  # Another worker was faster, and has cleared the receipts.
+            raise Refused(f"{self.plan.header}: {len(missing)} items are not written yet")
+        files = self._write_files()
+        manifest = self._manifest(receipts, files)
+        raw = encode(manifest)
+        key = self._prefix + names.MANIFEST
+        self._sink.put(key, raw)
+        if self._sink.get(key) != raw:
+            raise Corrupt(f"{self._sink.url}/{key} does not hold what was written to it")
+        marker = Marker(
+            FORMAT, VERSION, self.plan.header, file_of(names.MANIFEST, raw), digest_of(raw)
+        )
+        other = create_once(self._sink, self._prefix + names.COMMITTED, encode(marker))
+        if other is not None:
+            where = f"{self._sink.url}/{self._prefix}{names.COMMITTED}"
+            raise Refused(f"{where} was created by another writer with another content")
+        abort_uploads(self._sink, self._sink.pending_uploads(self._prefix))
+        clear_drain(self._sink, self._prefix)
+        return marker
+
+    def _write_files(self) -> tuple[SmallFile, ...]:
+        """The small documents; read back as well."""
+        contents = group_documents(self.plan.header, self.plan.arrays)
+        contents[names.TREES] = encode_trees(self._source.trees())
+
+        def write(key: str) -> SmallFile:
+            self._sink.put(self._prefix + key, contents[key])
+            if self._sink.get(self._prefix + key) != contents[key]:
+                raise Corrupt(f"{self._sink.url}/{self._prefix}{key} is not what was written")
+            return file_of(key, contents[key])
+
+        with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="ckpt-drain") as pool:
+            return tuple(pool.map(write, sorted(contents)))
+
+    def _manifest(self, receipts: dict[int, Receipt], files: tuple[SmallFile, ...]) -> Manifest:
+        by_place = {
+            (array, shard): stored
+            for receipt in receipts.values()
+            for array, shard, stored in receipt.objects
+        }
+        plan = self.plan
+        objects = tuple(
+            tuple(by_place[number, shard] for shard in range(array.grid.shard_count))
+            for number, array in enumerate(plan.arrays)
+        )
+        return Manifest(
+            FORMAT, VERSION, plan.header, plan.encoder, plan.portable,
+            plan.arrays, plan.tensors, objects, files,
+        )  # fmt: skip
+
+
+def abort_uploads(sink: Sink, uploads: Sequence[PendingUpload]) -> None:
+    """End all of them."""
+    for upload in uploads:
+        sink.abort_upload(upload)
+
+
+def _raw_bytes(array: ArrayPlan, shard: int) -> int:
+    grid = array.grid
+    regions = grid.chunks(grid.shard_at(shard))
+    return sum(grid.chunk_bytes for region in regions if region is not None)
+
+
+def _check_same(found: Header, ours: Header, where: str) -> None:
+    """The same generation of the same cluster; raises Refused naming both."""
+    if (found.cluster, *found.key) != (ours.cluster, *ours.key):
+        raise Refused(
+            f"{where} is of {found} of cluster {found.cluster or '-'}, "
+            f"not of {ours} of cluster {ours.cluster or '-'}",
+            hint="give each cluster a place of its own",
+        )

@@ -1,0 +1,1 @@
+"""The object-store room: sinks, the stored format, writer and reader."""

@@ -1,0 +1,106 @@
+"""Trying again ends at its deadline; a pace keeps its rate and stands aside. No clock is real
+here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from ckpt.base.errors import NotFound, Unavailable
+from ckpt.objects.pace import Pace
+from ckpt.objects.retry import Patience, retried
+
+
+@dataclass
+class Clock:
+    """Sleeping takes exactly as long as it was asked to."""
+
+    now_s: float = 100.0
+    rests_s: list[float] = field(default_factory=list)
+
+    def sleep(self, seconds: float) -> None:
+        self.rests_s.append(seconds)
+        self.now_s += seconds
+
+    def patience(self, total_s: float) -> Patience:
+        return Patience(total_s, 0.1, 1.0, lambda: self.now_s, self.sleep, lambda: 1.0)
+
+
+def failing(*errors: Exception) -> Iterator[Exception]:
+    yield from errors
+
+
+def test_what_may_pass_is_tried_again_with_growing_rests() -> None:
+    clock, left = Clock(), failing(*[Unavailable("busy")] * 5)
+
+    def once() -> str:
+        for error in left:
+            raise error
+        return "done"
+
+    assert retried("put", once, clock.patience(60.0)) == "done"
+    assert clock.rests_s == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0])
+
+
+def test_the_deadline_counts_all_attempts() -> None:
+    clock = Clock()
+
+    def once() -> str:
+        clock.now_s += 3.0
+        raise Unavailable("503 SlowDown")
+
+    with pytest.raises(Unavailable, match="put x failed for 10 s, last with: 503 SlowDown"):
+        retried("put x", once, clock.patience(10.0))
+    assert clock.now_s - 100.0 <= 10.0 + 3.0
+
+
+def test_what_will_not_change_is_told_at_once() -> None:
+    clock = Clock()
+
+    def once() -> str:
+        raise NotFound("nothing there")
+
+    with pytest.raises(NotFound):
+        retried("get", once, clock.patience(60.0))
+    assert clock.rests_s == []
+
+
+def test_jitter_shortens_a_rest_by_at_most_half() -> None:
+    clock, left = Clock(), failing(Unavailable("busy"))
+    patience = Patience(60.0, 0.1, 1.0, lambda: clock.now_s, clock.sleep, lambda: 0.0)
+
+    def once() -> int:
+        for error in left:
+            raise error
+        return 1
+
+    retried("get", once, patience)
+    assert clock.rests_s == pytest.approx([0.05])
+
+
+def test_a_pace_keeps_its_rate() -> None:
+    clock = Clock()
+    pace = Pace(1000.0, clock=lambda: clock.now_s, sleep=clock.sleep)
+    for _ in range(10):
+        pace.wait_turn(1000)
+    # A second's credit is there at the beginning, and the last one is not waited for.
+    assert clock.now_s - 100.0 == pytest.approx(8.0)
+
+
+def test_idle_time_is_not_saved_up() -> None:
+    clock = Clock()
+    pace = Pace(1000.0, clock=lambda: clock.now_s, sleep=clock.sleep)
+    pace.wait_turn(1000)
+    clock.now_s += 3600
+    for _ in range(5):
+        pace.wait_turn(1000)
+    assert sum(clock.rests_s) == pytest.approx(3.0)
+
+
+def test_a_burst_goes_first() -> None:
+    clock = Clock()
+    pace = Pace(None, lambda: clock.now_s < 105.0, lambda: clock.now_s, clock.sleep)
+    pace.wait_turn(1)
+    assert 105.0 <= clock.now_s < 106.0

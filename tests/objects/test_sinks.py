@@ -1,0 +1,68 @@
+"""Directories and fsspec's memory keep the sink's contract; URLs find their sink."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt.base.errors import Refused, Unauthorized
+from ckpt.objects.file_sink import FileSink
+from ckpt.objects.fsspec_sink import FsspecSink
+from ckpt.objects.sink import Sink
+from ckpt.objects.stores import open_sink
+from tests.objects.sink_contract import SinkContract
+
+
+class TestDirectory(SinkContract):
+    @pytest.fixture
+    def sink(self, tmp_path: Path) -> Sink:
+        return FileSink(tmp_path / "store")
+
+    def test_what_a_killed_writer_left_is_found_and_removed(self, sink: Sink) -> None:
+        upload = sink.upload("dir/half")
+        upload.__enter__().part(b"half of it")
+        (found,) = sink.pending_uploads("dir/")
+        assert found.key == "dir/half"
+        assert list(sink.list("")) == []
+        sink.abort_upload(found)
+        assert sink.pending_uploads("") == []
+        upload.__exit__(None, None, None)
+
+    def test_a_key_that_leaves_the_directory_is_refused(self, sink: Sink) -> None:
+        with pytest.raises(Refused, match="leaves the store"):
+            sink.put("../outside", b".")
+
+    def test_a_directory_that_is_a_file_is_told(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises((Refused, Unauthorized, Exception), match="file"):
+            FileSink(tmp_path / "file").put("a", b".")
+
+
+class TestMemory(SinkContract):
+    @pytest.fixture
+    def sink(self) -> Iterator[Sink]:
+        made = FsspecSink(f"memory://{uuid.uuid4()}/place")
+        yield made
+        made.delete(list(made.list("")))
+
+
+def test_a_url_finds_its_sink(tmp_path: Path) -> None:
+    assert isinstance(open_sink(f"file://{tmp_path}"), FileSink)
+    assert isinstance(open_sink("memory://x"), FsspecSink)
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("bucket/prefix", "not of the form SCHEME://PLACE"),
+        ("file://relative/dir", "must be absolute"),
+        ("ckpt+local:///scratch", "is a cluster"),
+        ("nosuch://bucket", "nosuch"),
+    ],
+)
+def test_a_url_that_names_no_store_is_refused(url: str, text: str) -> None:
+    with pytest.raises(Refused, match=text):
+        open_sink(url)

@@ -1,0 +1,323 @@
+"""A checkpoint that was written comes back bit by bit, by us and by Zarr; what was harmed does
+not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from ckpt.base.errors import Corrupt, NotFound, Refused
+from ckpt.base.ids import Generation, Rank, RunName, Step
+from ckpt.format.dtypes import dtype_of
+from ckpt.format.table import Meaning
+from ckpt.objects import names
+from ckpt.objects.file_sink import FileSink
+from ckpt.objects.planning import WriteOptions
+from ckpt.objects.reader import StoredCheckpoint, open_stored, stored_steps
+from ckpt.objects.sink import Sink
+from ckpt.objects.source import Array, Wish
+from ckpt.objects.writer import WriteJob, WriteLimits, write_checkpoint
+from tests.objects.sources import HEADER, MemorySource, many_kinds, same_bits
+
+RUN, STEP = RunName(HEADER.run), Step(HEADER.step)
+SMALL = WriteOptions(chunk_bytes=4 << 20, shard_bytes=64 << 20)
+LIMITS = WriteLimits(threads=2, memory_bytes=128 << 20)
+PREFIX = names.generation_prefix(RUN, STEP, Generation(1, 3))
+
+
+@pytest.fixture(scope="module")
+def source() -> MemorySource:
+    kinds = many_kinds()
+    values = {"lr": 0.1, "nan": float("nan"), "big": 1 << 200, "z": 1 - 2j, "raw": b"\0\xff"}
+    return MemorySource(kinds, {"model/big": kinds["model/bf16"][:400]}, values=values)
+
+
+@pytest.fixture(scope="module")
+def written(source: MemorySource, tmp_path_factory: pytest.TempPathFactory) -> FileSink:
+    """The source as it lies in a directory; tests that harm it make a copy."""
+    sink = FileSink(tmp_path_factory.mktemp("store"))
+    write_checkpoint(sink, source, SMALL, LIMITS)
+    return sink
+
+
+@pytest.fixture
+def stored(written: FileSink) -> Iterator[StoredCheckpoint]:
+    found = open_stored(written, RUN, STEP)
+    yield found
+    found.close()
+
+
+def read_all(stored: StoredCheckpoint) -> dict[tuple[str, Rank | None], Array]:
+    """Every tensor, whole; own ones by their rank."""
+    found = {}
+    wishes = []
+    for tensor in stored.tensors():
+        ranks = [box.rank for box in tensor.boxes] if tensor.meaning is Meaning.OWN else [None]
+        for rank in ranks:
+            memory = np.empty(tensor.global_shape, dtype_of(tensor.dtype))
+            wishes.append(Wish(tensor, rank, (0,) * memory.ndim, memory))
+            found[tensor.name, rank] = memory
+    stored.read(wishes)
+    return found
+
+
+def test_every_tensor_comes_back_bit_by_bit(source: MemorySource, stored: StoredCheckpoint) -> None:
+    found = read_all(stored)
+    for name, array in source.whole.items():
+        assert same_bits(found.pop((name, None)), array), name
+    assert same_bits(found.pop(("model/big", Rank(1))), source.own["model/big"])
+    assert not found
+
+
+def test_trees_come_back_with_every_value(source: MemorySource, stored: StoredCheckpoint) -> None:
+    assert repr(stored.trees()) == repr(source.trees())
+    assert stored.header == HEADER
+
+
+def test_a_part_is_read_by_its_chunks_alone(source: MemorySource, stored: StoredCheckpoint) -> None:
+    (tensor,) = [t for t in stored.tensors() if t.name == "model/bf16"]
+    memory = np.empty((3, 10), dtype_of(tensor.dtype))
+    stored.read([Wish(tensor, None, (700, 1490), memory)])
+    assert same_bits(memory, source.whole["model/bf16"][700:703, 1490:])
+    assert 0 < stored.fetched_bytes <= 5 << 20
+
+
+def test_several_readers_of_one_chunk_fetch_it_once(stored: StoredCheckpoint) -> None:
+    (tensor,) = [t for t in stored.tensors() if t.name == "model/bf16"]
+    wishes = [
+        Wish(tensor, None, (row, 0), np.empty((1, 1500), dtype_of(tensor.dtype)))
+        for row in range(50)
+    ]
+    stored.read(wishes)
+    assert stored.fetched_bytes <= 5 << 20
+
+
+def test_compression_is_chosen_by_a_sample_of_each_array(stored: StoredCheckpoint) -> None:
+    chosen = {array.path: array.compressed for array in stored.manifest.arrays}
+    assert chosen["tensors/model/zeros"]
+    assert not chosen["tensors/model/big"]
+
+
+@pytest.mark.parametrize("compression", ["none", "always"])
+@pytest.mark.parametrize("portable", [False, True])
+def test_every_form_reads_back(
+    source: MemorySource, tmp_path: Path, compression: str, portable: bool
+) -> None:
+    sink = FileSink(tmp_path)
+    options = WriteOptions(portable=portable, compression=compression)
+    write_checkpoint(sink, source, options, LIMITS)
+    stored = open_stored(sink, RUN)
+    found = read_all(stored)
+    assert all(same_bits(found[name, None], array) for name, array in source.whole.items())
+    assert {a.data_type for a in stored.manifest.arrays if a.path.endswith("bf16")} == {
+        "uint16" if portable else "bfloat16"
+    }
+    stored.close()
+
+
+def test_zarr_opens_it_bit_by_bit(source: MemorySource, written: FileSink) -> None:
+    import zarr
+
+    import ckpt.objects.dtypes  # noqa: F401  # zarr 3.1 loads no entry points
+
+    group = zarr.open_group(f"{written.url.removeprefix('file://')}/{PREFIX}", mode="r")
+    for name in ("model/big", "model/big_endian", "model/bf16", "model/f8", "model/zeros"):
+        found = group[f"tensors/{name}"]
+        assert isinstance(found, zarr.Array)
+        content = np.asarray(found[...])
+        if name == "model/big_endian":  # zarr gives numbers in the machine's own order.
+            content = content.byteswap().view(">f4")
+        assert same_bits(content, source.whole[name]), name
+    own = group["ranks/1/model/big"]
+    assert isinstance(own, zarr.Array)
+    assert same_bits(own[...], source.own["model/big"])
+    assert group.attrs["ckpt"]["generation"] == "1.3"  # type: ignore[index,call-overload]
+    assert sorted(group["tensors/model"].array_keys()) == [  # type: ignore[union-attr]
+        "bf16", "big", "big_endian", "f8", "zeros",
+    ]  # fmt: skip
+
+
+def test_chunks_of_zeros_are_stored_so_that_an_absent_one_is_damage(
+    stored: StoredCheckpoint,
+) -> None:
+    number = [a.path for a in stored.manifest.arrays].index("tensors/model/zeros")
+    grid = stored.manifest.arrays[number].grid
+    inside = [region is not None for region in grid.chunks(grid.shard_at(0))]
+    crcs = stored.manifest.objects[number][0].crcs()
+    assert [crc != 0 for crc in crcs] == inside
+
+
+def test_nothing_but_the_checkpoint_is_left(written: FileSink) -> None:
+    keys = set(written.list(""))
+    assert not [key for key in keys if names.DRAIN in key]
+    assert not written.pending_uploads("")
+    manifest = json.loads(written.get(PREFIX + names.MANIFEST))
+    named = {PREFIX + file["key"] for file in manifest["files"]}
+    shards = sum(len(objects) for objects in manifest["objects"])
+    assert len(keys - named) == shards + 2, "the shards, the manifest and the marker"
+
+
+def test_steps_are_listed_by_their_markers(source: MemorySource, tmp_path: Path) -> None:
+    sink = FileSink(tmp_path)
+    small = {"a": np.arange(5)}
+    for step, generation in ((7, "1.1"), (9, "1.2"), (9, "2.1"), (11, "2.2")):
+        header = msgspec.structs.replace(HEADER, step=step, generation=generation)
+        write_checkpoint(sink, MemorySource(small, header=header), SMALL, LIMITS)
+    sink.delete([names.generation_prefix(RUN, 11, Generation(2, 2)) + names.COMMITTED])
+    assert stored_steps(sink, RUN) == [(7, Generation(1, 1)), (9, Generation(2, 1))]
+    with pytest.raises(NotFound, match="never finished"):
+        open_stored(sink, RUN, Step(11))
+    with pytest.raises(NotFound, match="no committed checkpoint of"):
+        open_stored(sink, RunName("nobody"))
+
+
+# --------------------------------------------------------------------------- again and together
+
+
+def begin(sink: Sink, source: MemorySource) -> WriteJob:
+    job = WriteJob.begin(sink, source, SMALL, LIMITS)
+    assert job is not None
+    return job
+
+
+def test_an_interrupted_writing_goes_on_where_it_was(source: MemorySource, tmp_path: Path) -> None:
+    sink = FileSink(tmp_path)
+    first = begin(sink, source)
+    first.write_item(0)
+    written: list[int] = []
+    second = begin(sink, source)
+    assert set(second.receipts()) == {0}
+    write_checkpoint(sink, source, SMALL, LIMITS, written.append)
+    parts = [part for item in first.plan.items[1:] for part in item]
+    assert len(written) == sum(count for _, _, count in parts), "item 0 was not written again"
+
+
+def test_two_workers_share_a_checkpoint_under_the_first_ones_plan(
+    source: MemorySource, tmp_path: Path
+) -> None:
+    sink = FileSink(tmp_path)
+    first = begin(sink, source)
+    other = WriteJob.begin(sink, source, WriteOptions(compression="always"), LIMITS)
+    assert other is not None
+    assert other.plan == first.plan
+    for number in range(len(first.plan.items)):
+        (first if number % 2 else other).write_item(number)
+    marker = other.finish()
+    assert first.finish() == marker
+    assert WriteJob.begin(sink, source, SMALL, LIMITS) is None
+    open_stored(sink, RUN).verify()
+
+
+def test_finishing_needs_every_item(source: MemorySource, tmp_path: Path) -> None:
+    job = begin(FileSink(tmp_path), source)
+    with pytest.raises(Refused, match="items are not written"):
+        job.finish()
+
+
+def test_anothers_place_is_left_alone(source: MemorySource, tmp_path: Path) -> None:
+    sink = FileSink(tmp_path)
+    write_checkpoint(sink, source, SMALL, LIMITS)
+    before = {key: sink.get(key) for key in sink.list("") if key.endswith(".json")}
+    foreign = MemorySource({}, header=msgspec.structs.replace(HEADER, cluster="other"))
+    with pytest.raises(Refused, match=r"cluster c0ffee.*cluster other"):
+        write_checkpoint(sink, foreign, SMALL, LIMITS)
+    assert {key: sink.get(key) for key in before} == before
+
+
+# --------------------------------------------------------------------------- harm
+
+
+def harmed(written: FileSink, tmp_path: Path) -> FileSink:
+    copy = tmp_path / "copy"
+    shutil.copytree(written.url.removeprefix("file://"), copy)
+    return FileSink(copy)
+
+
+def flip(sink: FileSink, key: str, at: int) -> None:
+    content = bytearray(sink.get(key))
+    content[at] ^= 1
+    sink.put(key, content)
+
+
+def a_shard(sink: FileSink, array: str) -> str:
+    return next(key for key in sink.list(PREFIX + array) if "/c/" in key)
+
+
+@pytest.mark.parametrize("at", [1000, -1, -20])
+def test_a_flipped_bit_is_told_by_the_objects_name(
+    written: FileSink, tmp_path: Path, at: int
+) -> None:
+    sink = harmed(written, tmp_path)
+    key = a_shard(sink, "tensors/model/bf16")
+    flip(sink, key, at)
+    stored = open_stored(sink, RUN)
+    with pytest.raises(Corrupt, match="tensors/model/bf16/c/0/0"):
+        read_all(stored)
+    with pytest.raises(Corrupt, match="tensors/model/bf16/c/0/0"):
+        stored.verify()
+    stored.close()
+
+
+@pytest.mark.parametrize("array", ["packed", "tensors/model/zeros"])
+def test_a_missing_or_cut_object_is_told(written: FileSink, tmp_path: Path, array: str) -> None:
+    sink = harmed(written, tmp_path)
+    key = a_shard(sink, array)
+    sink.put(key, sink.get(key)[:-1])
+    stored = open_stored(sink, RUN)
+    with pytest.raises(Corrupt, match=array):
+        read_all(stored)
+    stored.close()
+    sink.delete([key])
+    stored = open_stored(sink, RUN)
+    with pytest.raises(Corrupt, match=f"{array}.*is gone"):
+        read_all(stored)
+    stored.close()
+
+
+@pytest.mark.parametrize("name", [names.MANIFEST, names.COMMITTED, names.TREES])
+def test_a_document_that_was_changed_is_refused(
+    written: FileSink, tmp_path: Path, name: str
+) -> None:
+    sink = harmed(written, tmp_path)
+    content = sink.get(PREFIX + name).replace(b"1.3", b"1.4").replace(b'"lr"', b'"lx"')
+    sink.put(PREFIX + name, content)
+    with pytest.raises((Corrupt, Refused), match=name):
+        open_stored(sink, RUN).trees()
+
+
+def test_a_checkpoint_in_another_ones_place_is_refused(written: FileSink, tmp_path: Path) -> None:
+    sink = FileSink(tmp_path)
+    for key in written.list(""):
+        sink.put(key.replace("@500/", "@501/"), written.get(key))
+    with pytest.raises(Refused, match=r"@500#1\.3: it was put in a wrong place"):
+        open_stored(sink, RUN, Step(501))
+
+
+def test_a_store_that_changes_bytes_is_found_before_the_commit(
+    source: MemorySource, tmp_path: Path
+) -> None:
+    class Rotting(FileSink):
+        """One object is not what was written."""
+
+        def get_range(self, key: str, start: int, end: int) -> bytes:
+            raw = super().get_range(key, start, end)
+            return raw[:-1] + b"?" if "model/f8" in key else raw
+
+    sink = Rotting(tmp_path)
+    with pytest.raises(Corrupt, match="model/f8/c/0/0 does not hold what was written"):
+        write_checkpoint(sink, source, SMALL, LIMITS)
+    assert sink.head(PREFIX + names.COMMITTED) is None
+
+
+def test_a_newer_format_is_refused_with_its_version(written: FileSink, tmp_path: Path) -> None:
+    sink = harmed(written, tmp_path)
+    marker: Mapping[str, object] = json.loads(sink.get(PREFIX + names.COMMITTED))
+    sink.put(PREFIX + names.COMMITTED, json.dumps({**marker, "version": 2}).encode())
+    with pytest.raises(Refused, match="of version 2, this program reads 1"):
+        open_stored(sink, RUN)
