@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ckpt.transfer.index_source import IndexSource
+
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import Lost, PeerError
 from ckpt.base.ids import PayloadId, Step
 from ckpt.format.index import IndexReader
 from ckpt.format.messages import DamageJudged, ReleasePin, ReportDamage, Resolve, Resolved, Role
 from ckpt.format.record import CommitRecord, decode_record
-from ckpt_client.index_source import IndexSource
 
 ANSWER_SLACK_S: Final = 10.0
 """Beyond what the coordinator itself may wait."""
@@ -94,7 +95,9 @@ class Pinned:
         if self._index is None:
             addresses = {where.target: where for where in self.resolved.targets}
             self._close_source()
-            self._source = IndexSource(self.record, addresses, self.context.secret)
+            self._source = IndexSource(
+                self.record, addresses, self.context.secret, self.context.name
+            )
             self._index = self._source.reader(self.timeout_s)
             if self._index.checkpoint != self.record.info.checkpoint:
                 raise Lost(f"the index of {self.record.info.checkpoint} is another's")

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 import numpy as np
+from ckpt.transfer.read_set import ReadSet
 
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import Generation, LaunchNumber, PayloadId, Rank, RunName, Step, TargetId
@@ -44,7 +45,6 @@ from ckpt.transfer.payload_receiver import (
 )
 from ckpt_client.contents import Contents
 from ckpt_client.pinned import Pinned, ReaderContext
-from ckpt_client.restore_plan import ReadSet
 from ckpt_client.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
 from ckpt_client.stager.memory import memory_source
 

@@ -17,7 +17,6 @@ from ckpt.format.index import IndexReader
 from ckpt.format.messages import DocumentData, DocumentKind, ReadDocument, Role, TargetAddress
 from ckpt.format.record import CommitRecord
 from ckpt.transfer.payload_receiver import nearest_address
-from ckpt_client.locate import client_name
 
 WHOLE_BYTES_MAX: Final = 1 * MiB
 """An index up to this size is read whole, so that its digest can be compared with the record's."""
@@ -32,15 +31,20 @@ class IndexSource:
     next. Close me."""
 
     def __init__(
-        self, record: CommitRecord, addresses: Mapping[TargetId, TargetAddress], secret: bytes
+        self,
+        record: CommitRecord,
+        addresses: Mapping[TargetId, TargetAddress],
+        secret: bytes,
+        name: str,
     ) -> None:
+        """`name`: the reader's, for people."""
         self._record = record
         self._clients = {
             target: RpcClient(
                 nearest_address(addresses[target]),
                 secret=secret,
                 role=Role.READER,
-                name=client_name(),
+                name=name,
                 server_role=Role.TARGET,
                 cluster=record.cluster,
                 server_name=target,

@@ -1,0 +1,63 @@
+"""What must be read for the arrays of a load: byte ranges of payloads, by rank.
+
+Memory: each destination is allocated once; bytes land in it directly. Only an array that the
+caller gave and that is not C-contiguous is read aside and copied over when all is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ckpt.base.errors import Corrupt, Refused
+from ckpt.base.ids import Rank
+from ckpt.format.index import Box, IndexTensor
+from ckpt.plan.reads import plan_read
+from ckpt.transfer.landings import Bytes, Landings
+
+AnyArray = npt.NDArray[np.generic]
+
+
+@dataclass(slots=True)
+class ReadSet:
+    """All that one load reads, by rank whose payload holds it."""
+
+    landings: dict[Rank, Landings] = field(default_factory=dict)
+    copies: list[tuple[AnyArray, AnyArray]] = field(default_factory=list)
+    """(destination, what was read aside for it)."""
+
+    def add_range(self, rank: Rank, start: int, memory: Bytes) -> None:
+        """Payload bytes from `start` fill the memory."""
+        self.landings.setdefault(rank, Landings()).add_range(start, memory)
+
+    def add_box(
+        self, tensor: IndexTensor, boxes: Sequence[Box], offset: tuple[int, ...], array: AnyArray,
+        prefer: Rank | None = None,
+    ) -> None:  # fmt: skip
+        """Fill the array with the box at `offset` of the tensor, from the given index boxes."""
+        memory = array
+        if not array.flags.c_contiguous:
+            memory = np.empty(array.shape, array.dtype)
+            self.copies.append((array, memory))
+        if not memory.nbytes:
+            return
+        plan = plan_read(boxes, memory.dtype.itemsize, offset, array.shape, prefer)
+        if plan.missing_bytes:
+            raise Corrupt(f"{tensor.name}: {plan.missing_bytes} bytes of it lie nowhere")
+        flat = memory.reshape(-1).view(np.uint8)
+        for source in plan.sources:
+            if source.generation is not None:
+                raise Refused(
+                    f"{tensor.name}: its bytes lie in generation {source.generation}",
+                    hint="this version reads checkpoints that hold all their bytes",
+                )
+            landings = self.landings.setdefault(source.rank, Landings())
+            landings.add(flat, source.starts, source.lengths, source.destinations)
+
+    def finish(self) -> None:
+        """Everything was read: copy what was read aside."""
+        for target, source in self.copies:
+            np.copyto(target, source, casting="no")
