@@ -21,6 +21,7 @@ from ckpt_client.contents import Contents, Want
 from ckpt_client.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.boxes import LocalBox, held, is_tensor
+from ckpt_torch.dcp_names import unpack_value, value_name
 from ckpt_torch.place import CheckpointName, Who, find_where, find_who
 from ckpt_torch.tensors import as_array, torch_dtype
 from ckpt_torch.tree import Stateful, asked, is_plain, leaves, pickle_name, refill, unpickled
@@ -77,10 +78,14 @@ class _Found:
 
     values: dict[str, object] = field(default_factory=dict)
     pickles: dict[str, AnyArray] = field(default_factory=dict)
+    packed: dict[str, AnyArray] = field(default_factory=dict)
+    """Plain data as DCP's planner cuts it: a list of numbers is one leaf."""
 
     def value(self, name: str, leaf: object) -> object:
         if name in self.pickles:
             return unpickled(self.pickles[name])
+        if name in self.packed:
+            return unpack_value(self.packed[name])
         return self.values.get(name, leaf)
 
     def check_pickles(self, allowed: bool) -> None:
@@ -152,6 +157,11 @@ class _Reading:
             inner = pickle_name(name)
             self.seen.add(inner)
             self.found.pickles[name] = self._array(inner, rank)
+            return True
+        inner = value_name(name)
+        if self.contents.variants(inner):
+            self.seen.add(inner)
+            self.found.packed[name] = self._array(inner, rank)
             return True
         if self.contents.variants(name):
             if isinstance(leaf, np.ndarray | np.generic):

@@ -48,7 +48,7 @@ class Ranks:
         context = multiprocessing.get_context("spawn")
         for _ in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs,), daemon=True)
+            process = context.Process(target=serve, args=(theirs,))  # May have children.
             process.start()
             theirs.close()
             self._seats.append((process, ours))
@@ -122,7 +122,7 @@ def perform(job: Job) -> Any:
     for part in job.function.split("."):
         target = getattr(target, part)
     before = dict(os.environ)
-    os.environ.update(job.environ)
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", **job.environ})
     dist.init_process_group(
         "gloo", init_method=job.rendezvous, rank=job.rank, world_size=job.world_size
     )

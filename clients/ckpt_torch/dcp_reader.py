@@ -1,0 +1,228 @@
+"""`CkptReader`: DCP's StorageReader over a store, for dcp.load.
+
+Metadata is made of the index; each rank reads the ranges of its own plan, each byte once.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+
+from ckpt.base.errors import CkptError, Refused
+from ckpt.format.dtypes import dtype_of
+from ckpt.format.index import IndexTensor
+from ckpt.format.tree import path_text
+from ckpt_client.contents import Contents, Want
+from ckpt_client.restore import Checkpoint
+from ckpt_client.state import AnyArray
+from ckpt_client.step_url import parse_step_url
+from ckpt_client.store import Store
+from ckpt_torch.dcp_names import MARK_KEY, VALUE_KEY, DcpPath, parse_name, unpack_value
+from ckpt_torch.place import CheckpointName, find_where
+from ckpt_torch.tensors import as_array, torch_dtype
+from ckpt_torch.tree import PICKLE_KEY
+
+_SUFFIXES = (VALUE_KEY, PICKLE_KEY)
+
+
+class CkptReader(StorageReader):
+    """I read a checkpoint that CkptWriter wrote.
+
+    path, store: as CkptWriter's; a path without a step is the newest.
+    allow_pickle: load objects that were saved as pickles; DCP runs whatever code they name.
+    """
+
+    def __init__(
+        self,
+        path: CheckpointName | None = None,
+        *,
+        store: Store | str | None = None,
+        allow_pickle: bool = False,
+    ) -> None:
+        self.checkpoint_id = path
+        self._store = store
+        self._allow_pickle = allow_pickle
+        self._checkpoint: Checkpoint | None = None
+        self._paths: dict[str, DcpPath] = {}
+        #: Item -> its path, without suffix.
+        self._suffixes: dict[str, str] = {}
+        #: Items that are no tensors -> the last step of their name.
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_checkpoint": None}
+
+    # ----------------------------------------------------------------------- DCP's calls, in order
+
+    def reset(self, checkpoint_id: CheckpointName | None = None) -> None:
+        """A new load begins."""
+        if checkpoint_id is not None:
+            self.checkpoint_id = checkpoint_id
+        self._close()
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """What the checkpoint holds; it is pinned against deletion until `read_data` is done.
+
+        Raises NotFound, Unavailable, Lost; Refused for one that DCP's planner did not lay out.
+        """
+        self._close()
+        where = find_where(self.checkpoint_id, self._store)
+        self._checkpoint = where.store.resolve(where.run, where.step)
+        return self._checkpoint.read(self._metadata)
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Nothing is needed: `read_metadata` has looked."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
+        """Read everything at once, straight into the planner's tensors."""
+        if self._checkpoint is None:
+            self.read_metadata()
+        assert self._checkpoint is not None
+        items = plan.items
+        self._check_pickles(items)
+        values = self._checkpoint.read(lambda contents: self._fill(contents, items, planner))
+        for item, stream in values:
+            planner.load_bytes(item, stream)
+        self._close()
+        future: torch.futures.Future[None] = torch.futures.Future()
+        future.set_result(None)
+        return future
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: CheckpointName) -> bool:
+        """Whether it names a checkpoint as we write them."""
+        try:
+            parse_step_url(str(checkpoint_id))
+        except CkptError:
+            return False
+        return True
+
+    # ----------------------------------------------------------------------- inside
+
+    def _close(self) -> None:
+        checkpoint, self._checkpoint = self._checkpoint, None
+        if checkpoint is not None:
+            checkpoint.close()
+
+    def _metadata(self, contents: Contents) -> Metadata:
+        first = contents.ranks()[0]
+        if path_text((MARK_KEY,)) not in contents.values(first):
+            raise Refused(
+                f"{self.checkpoint_id!s} was not saved through CkptWriter",
+                hint="load it with ckpt_torch.load, or Store.load",
+            )
+        found: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+        self._paths, self._suffixes = {}, {}
+        for tensor in contents.tensors():
+            path = parse_name(tensor.name)
+            if path[-1] in _SUFFIXES:
+                path, suffix = path[:-1], str(path[-1])
+                self._suffixes[_fqn(path)] = suffix
+                found[_fqn(path)] = BytesStorageMetadata()
+            else:
+                found[_fqn(path)] = _tensor_metadata(tensor)
+            self._paths[_fqn(path)] = path
+        return Metadata(
+            state_dict_metadata=found,
+            planner_data=dict(self._paths),
+            storage_data={},
+            storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id),
+        )
+
+    def _check_pickles(self, items: Iterable[ReadItem]) -> None:
+        names = sorted(
+            item.storage_index.fqn
+            for item in items
+            if self._suffixes.get(item.storage_index.fqn) == PICKLE_KEY
+        )
+        if names and not self._allow_pickle:
+            raise Refused(
+                f"{', '.join(names[:8])}: stored as a pickle, which runs code when loaded",
+                hint="pass allow_pickle to CkptReader if you trust whoever saved it",
+            )
+
+    def _fill(
+        self, contents: Contents, items: Iterable[ReadItem], planner: LoadPlanner
+    ) -> list[tuple[ReadItem, io.BytesIO]]:
+        wants: list[Want] = []
+        landed: list[tuple[ReadItem, torch.Tensor, torch.Tensor]] = []
+        objects: list[tuple[ReadItem, AnyArray]] = []
+        for item in items:
+            if item.type is LoadItemType.BYTE_IO:
+                want = self._object(contents, item.storage_index)
+                objects.append((item, want.array))
+            else:
+                target = planner.resolve_tensor(item).detach()
+                memory = target if target.device.type == "cpu" else torch.empty_like(
+                    target, device="cpu"
+                )  # fmt: skip
+                landed.append((item, target, memory))
+                want = self._tensor(item, memory)
+            wants.append(want)
+        contents.fill(wants)
+        for item, target, memory in landed:
+            if memory is not target:
+                target.copy_(memory)
+            planner.commit_tensor(item, target)
+        return [(item, self._stream(item, array)) for item, array in objects]
+
+    def _tensor(self, item: ReadItem, memory: torch.Tensor) -> Want:
+        index = item.storage_index
+        begin = index.offset if index.offset is not None else (0,) * memory.ndim
+        offset = tuple(a + b for a, b in zip(begin, item.storage_offsets, strict=True))
+        try:
+            return Want(path_text(self._paths[index.fqn]), as_array(memory), offset)
+        except Refused as error:
+            raise Refused(f"{index.fqn}: {error.message}", hint=error.hint) from None
+
+    def _object(self, contents: Contents, index: MetadataIndex) -> Want:
+        name = path_text((*self._paths[index.fqn], self._suffixes[index.fqn]))
+        (tensor,) = contents.variants(name)
+        array: AnyArray = np.empty(tensor.global_shape, dtype_of(tensor.dtype))
+        return Want(name, array, (0,) * array.ndim)
+
+    def _stream(self, item: ReadItem, array: AnyArray) -> io.BytesIO:
+        """What the planner expects: an object as torch.save wrote it."""
+        if self._suffixes[item.storage_index.fqn] == PICKLE_KEY:
+            return io.BytesIO(array.tobytes())
+        stream = io.BytesIO()
+        torch.save(unpack_value(array), stream)
+        stream.seek(0)
+        return stream
+
+
+def _fqn(path: DcpPath) -> str:
+    return ".".join(map(str, path))
+
+
+def _tensor_metadata(tensor: IndexTensor) -> TensorStorageMetadata:
+    boxes = dict.fromkeys((box.offset, box.shape) for box in tensor.boxes)
+    return TensorStorageMetadata(
+        properties=TensorProperties(dtype=torch_dtype(tensor.dtype)),
+        size=torch.Size(tensor.global_shape),
+        chunks=[
+            ChunkStorageMetadata(torch.Size(offset), torch.Size(shape)) for offset, shape in boxes
+        ],
+    )

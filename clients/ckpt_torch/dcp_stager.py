@@ -1,0 +1,89 @@
+"""`CkptStager`: DCP's AsyncStager whose staging memory is the store's arena, so bytes move once.
+
+    writer = CkptWriter(f"{url}/{step}")
+    response = dcp.async_save(state, storage_writer=writer, async_stager=CkptStager(writer))
+
+`stage` copies the whole state into the arena and hands it to the stager process; what DCP plans
+afterwards in its thread names the same tensors and copies nothing. For THREAD mode: a state dict
+that goes to DCP's own process is copied there by torch, whatever the stager did.
+"""
+
+from __future__ import annotations
+
+import io
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+from ckpt.base.errors import Refused
+from ckpt_torch.boxes import is_tensor
+from ckpt_torch.dcp_names import MARK_KEY, MARK_VERSION, Tree, pack_pickle, pack_value, put
+from ckpt_torch.dcp_writer import CkptWriter
+from ckpt_torch.place import find_who
+from ckpt_torch.saving import declared
+
+StateDict = dict[str, Any]
+
+
+class CkptStager:
+    """I stage for one writer, whose path must be known before the save begins.
+
+    process_group: for what ranks tell each other while staging; the one that async_save is given,
+        with no save of it under way, or another of the same ranks.
+    """
+
+    _synchronize_after_execute = False
+
+    def __init__(
+        self, writer: CkptWriter, *, process_group: dist.ProcessGroup | None = None
+    ) -> None:
+        self._writer = writer
+        self._group = process_group
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        """Staging is told by the future of `stage`."""
+        return self._synchronize_after_execute
+
+    def stage(self, state_dict: StateDict) -> Future[StateDict]:
+        """Copy the state; it may be changed as soon as the future is done.
+
+        The dict that it gives is for planning only: its tensors are the caller's own.
+        Raises Refused by path, on all ranks.
+        """
+        who = find_who(self._group, no_dist=False)
+        nested = _nested(state_dict, self._writer.allow_pickle)
+        tree = declared({str(key): child for key, child in nested.items()}, who)
+        self._writer.adopt(self._writer.stage(tree, who.rank, who.world_size))
+        staged: Future[StateDict] = Future()
+        staged.set_result(state_dict)
+        return staged
+
+    def synchronize_staging(self) -> None:
+        """Nothing is left to wait for."""
+
+    def close(self) -> None:
+        """The arena is the store's."""
+
+
+def _nested(state_dict: StateDict, allow_pickle: bool) -> Tree:
+    """The state under the names that DCP's own planner gives."""
+    flat, paths = flatten_state_dict(state_dict)
+    tree: Tree = {MARK_KEY: MARK_VERSION}
+    for fqn, leaf in flat.items():
+        put(tree, paths[fqn], leaf if is_tensor(leaf) else _packed(fqn, leaf, allow_pickle))
+    return tree
+
+
+def _packed(fqn: str, leaf: object, allow_pickle: bool) -> object:
+    stream = io.BytesIO()
+    torch.save(leaf, stream)
+    packed = pack_value(stream)
+    if packed is not None:
+        return packed
+    if not allow_pickle:
+        raise Refused(f"{fqn}: not plain data", hint="allow_pickle keeps it as a pickle")
+    return pack_pickle(stream)

@@ -1,0 +1,214 @@
+"""`CkptWriter`: DCP's StorageWriter over a store, for dcp.save and dcp.async_save.
+
+    planner --items of this rank--> Store.save (raw bytes, no file) --> finish waits for the commit
+
+The commit is the store's own: it happens when all ranks' bytes are on stable storage, and `finish`
+only hears of it. The index is the metadata; no pickle of it is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import uuid
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+
+from ckpt.base.errors import CkptError, Refused
+from ckpt_client.declare import Shard, Shards
+from ckpt_client.saving import Commit, Save
+from ckpt_client.step_url import parse_step_url
+from ckpt_client.store import Store
+from ckpt_torch.dcp_names import (
+    MARK_KEY,
+    MARK_VERSION,
+    Tree,
+    pack_pickle,
+    pack_value,
+    path_of,
+    put,
+)
+from ckpt_torch.place import CheckpointName, find_where
+from ckpt_torch.tensors import as_array
+
+
+class CkptWriter(StorageWriter):
+    """I write one checkpoint after the other. I am pickled to DCP's process in PROCESS mode.
+
+    path: the checkpoint, as `ckpt_torch.save` names it; or give checkpoint_id= to dcp.save.
+    store: URL of the store when path is only RUN/STEP; else $CKPT_STORE.
+    allow_pickle: keep objects that are not plain data, as DCP does; else they are refused by name.
+    """
+
+    def __init__(
+        self,
+        path: CheckpointName | None = None,
+        *,
+        store: Store | str | None = None,
+        allow_pickle: bool = False,
+    ) -> None:
+        self.checkpoint_id = path
+        self.commit: Commit | None = None
+        """Of the last save that finished here."""
+        self._store = store
+        self.allow_pickle = allow_pickle
+        self._save_id = uuid.uuid4().hex
+        self._rank = 0
+        self._collective = True
+        self._save: Save | None = None
+        #: Under way.
+        self._adopted: Save | None = None
+        #: Staged before DCP began to plan it.
+
+    def __getstate__(self) -> dict[str, object]:
+        if isinstance(self._store, Store):
+            raise Refused(
+                "an open store cannot go to another process",
+                hint="give CkptWriter the store's URL, or a whole ckpt:// path",
+            )
+        return {**self.__dict__, "_save": None, "_adopted": None, "commit": None}
+
+    # ----------------------------------------------------------------------- DCP's calls, in order
+
+    def reset(self, checkpoint_id: CheckpointName | None = None) -> None:
+        """A new save begins."""
+        if checkpoint_id is not None and str(checkpoint_id) != str(self.checkpoint_id):
+            self.checkpoint_id = checkpoint_id
+            self._adopted = None
+        self._save_id = uuid.uuid4().hex
+        self._save = None
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """The rank comes as a keyword, because the parameter is called kwargs."""
+        self._rank = int(kwargs.get("rank", 0))
+        self._collective = bool(kwargs.get("use_collectives", True))
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """As it is; also an unusable one, which stands for a cached plan."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Tell every rank how many there are."""
+        return [dataclasses.replace(plan, storage_data=len(plans)) for plan in plans]
+
+    def write_data(
+        self, plan: SavePlan, planner: SavePlanner
+    ) -> torch.futures.Future[list[WriteResult]]:
+        """Copy this rank's items into the arena; sending goes on after that."""
+        self._save, self._adopted = self._adopted, None
+        if self._save is None:
+            self._save = self.stage(self._tree(plan, planner), self._rank, self._world_size(plan))
+        future: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        future.set_result([_result(item) for item in plan.items])
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Wait for the commit. May be called again. Raises what ended the save, and Refused when
+        the plan left out what the metadata names.
+        """
+        written = {result.index.fqn for each in results for result in each}
+        left_out = sorted(set(metadata.state_dict_metadata) - written)
+        if left_out and self._collective:
+            raise Refused(f"no rank wrote {', '.join(left_out[:8])}")
+        if self._save is None:
+            raise Refused("finish without a save")
+        self.commit = self._save.wait()
+        metadata.storage_meta = self.storage_meta()
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: CheckpointName) -> bool:
+        """Whether it names a checkpoint as we write them."""
+        try:
+            return parse_step_url(str(checkpoint_id)).step is not None
+        except CkptError:
+            return False
+
+    def storage_meta(self) -> StorageMeta | None:
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
+
+    # ----------------------------------------------------------------------- for a stager
+
+    def stage(self, tree: object, rank: int, world_size: int) -> Save:
+        """Hand a rank's tree over under this writer's path."""
+        where = find_where(self.checkpoint_id, self._store)
+        if where.step is None:
+            raise Refused(f"{self.checkpoint_id!s} names no step", hint="RUN/STEP")
+        return where.store.save(where.run, where.step, tree, rank=rank, world_size=world_size)
+
+    def adopt(self, save: Save) -> None:
+        """The next `write_data` finds this staged already, and copies nothing."""
+        self._adopted = save
+
+    # ----------------------------------------------------------------------- inside
+
+    def _world_size(self, plan: SavePlan) -> int:
+        if self._collective and isinstance(plan.storage_data, int):
+            return plan.storage_data
+        return dist.get_world_size() if dist.is_initialized() else 1
+
+    def _tree(self, plan: SavePlan, planner: SavePlanner) -> Tree:
+        tree: Tree = {MARK_KEY: MARK_VERSION}
+        shards: dict[str, list[Shard]] = {}
+        for item in plan.items:
+            fqn = item.index.fqn
+            if item.type is WriteItemType.BYTE_IO:
+                put(tree, path_of(fqn, plan.planner_data), self._value(item, planner))
+            else:
+                shards.setdefault(fqn, []).append(_shard(item, planner))
+        for fqn, boxes in shards.items():
+            leaf = boxes[0] if len(boxes) == 1 else Shards(tuple(boxes))
+            put(tree, path_of(fqn, plan.planner_data), leaf)
+        return tree
+
+    def _value(self, item: WriteItem, planner: SavePlanner) -> object:
+        stream = cast(io.BytesIO, planner.resolve_data(item))
+        packed = pack_value(stream)
+        if packed is None and not self.allow_pickle:
+            raise Refused(
+                f"{item.index.fqn}: not plain data",
+                hint="keep its state as dicts, lists, numbers and text, or allow_pickle",
+            )
+        if packed is None:
+            packed = pack_pickle(stream)
+        return {key: _whole(array) for key, array in packed.items()}
+
+
+def _shard(item: WriteItem, planner: SavePlanner) -> Shard:
+    tensor = cast(torch.Tensor, planner.resolve_data(item)).detach()
+    data = item.tensor_data
+    assert data is not None, "an item that is not bytes is a tensor"
+    if tensor.device.type == "cuda":
+        tensor = tensor.cpu()
+    try:
+        return Shard(as_array(tensor), tuple(data.size), tuple(data.chunk.offsets))
+    except Refused as error:
+        raise Refused(f"{item.index.fqn}: {error.message}", hint=error.hint) from None
+
+
+def _whole(array: Any) -> Shard:
+    return Shard(array, array.shape, (0,) * array.ndim)
+
+
+def _result(item: WriteItem) -> WriteResult:
+    index: MetadataIndex = item.index
+    return WriteResult(index=index, size_in_bytes=_item_bytes(item), storage_data=None)
+
+
+def _item_bytes(item: WriteItem) -> int:
+    if item.tensor_data is None:
+        return item.bytes_io_data.nbytes if item.bytes_io_data is not None else 0
+    count = 1
+    for extent in cast(Sequence[int], item.tensor_data.chunk.sizes):
+        count *= extent
+    return count * item.tensor_data.properties.dtype.itemsize
