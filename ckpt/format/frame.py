@@ -66,7 +66,7 @@ _HANDSHAKE: Final = frozenset(
     number for number, cls in MESSAGE_TYPES.items() if number < 5 or cls is Failed
 )
 _HAS_CRC: Final = frozenset(
-    number for number, cls in MESSAGE_TYPES.items() if "crc" in cls.__dataclass_fields__
+    number for number, cls in MESSAGE_TYPES.items() if "crc" in cls.__struct_fields__
 )
 
 assert _PREFIX.size + _MAC_BYTES == PREFIX_BYTES

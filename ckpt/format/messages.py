@@ -1,4 +1,4 @@
-"""Who says what: every message of the two planes, one frozen dataclass each.
+"""Who says what: every message of the two planes, one frozen Struct each.
 
 A message is the `meta` part of a frame (`ckpt.format.frame`), encoded as a MessagePack map by field
 name. A newer peer may add fields with defaults: unknown fields are ignored, missing ones take their
@@ -35,9 +35,10 @@ Any request may be answered by `Failed` instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
+
+from msgspec import Struct, field
 
 from ckpt.base.ids import (
     BootId,
@@ -71,8 +72,7 @@ class Role(Enum):
 # =========================================================================== handshake
 
 
-@dataclass(frozen=True, slots=True)
-class ClientHello:
+class ClientHello(Struct, frozen=True, gc=False):
     """The first frame on a connection. Reveals no name."""
 
     version: int
@@ -81,8 +81,7 @@ class ClientHello:
     """32 random bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerHello:
+class ServerHello(Struct, frozen=True, gc=False):
     """The server's half. It reveals nothing but a nonce; its identity follows when the client has
     proved itself."""
 
@@ -92,8 +91,7 @@ class ServerHello:
     """HMAC-SHA256(secret, "ckpt server" | transcript), see ckpt.protocol.handshake."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientProof:
+class ClientProof(Struct, frozen=True, gc=False):
     """The client's half, and who it is."""
 
     mac: bytes
@@ -104,8 +102,7 @@ class ClientProof:
     """The server name that the client expects (a target's id); empty when any will do."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerProof:
+class ServerProof(Struct, frozen=True, gc=False):
     """The session stands."""
 
     cluster: str
@@ -116,8 +113,7 @@ class ServerProof:
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Struct, frozen=True, gc=False):
     """The answer to any request that was not done; fields as in ckpt.base.errors."""
 
     code: str
@@ -126,8 +122,7 @@ class Failed:
     retry_after_us: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CancelRequest:
+class CancelRequest(Struct, frozen=True, gc=False):
     """The asker no longer wants the answer to the request of this frame's number. Never
     answered."""
 
@@ -135,8 +130,7 @@ class CancelRequest:
 # =========================================================================== data plane: write
 
 
-@dataclass(frozen=True, slots=True)
-class BeginColumn:
+class BeginColumn(Struct, frozen=True, gc=False):
     """Open a column stream; the frame's request number names it until sealed or abandoned."""
 
     column: ColumnId
@@ -147,15 +141,13 @@ class BeginColumn:
     cell_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnAccepted:
+class ColumnAccepted(Struct, frozen=True, gc=False):
     """The target holds space and buffers: this many fragment bytes may be sent at once."""
 
     credit_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fragment:
+class Fragment(Struct, frozen=True, gc=False):
     """Bulk: one cell. Any order of stripes is accepted; a repeated stripe is ignored."""
 
     stripe: int
@@ -163,15 +155,13 @@ class Fragment:
     """CRC-32 (IEEE) of the bulk."""
 
 
-@dataclass(frozen=True, slots=True)
-class CreditGranted:
+class CreditGranted(Struct, frozen=True, gc=False):
     """Buffers are free again: so many bytes more may be sent on this stream."""
 
     credit_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class SealColumn:
+class SealColumn(Struct, frozen=True, gc=False):
     """Bulk: the rank's manifest (ckpt.format.manifest), when it fits one frame; else sent in parts
     by offset."""
 
@@ -179,8 +169,7 @@ class SealColumn:
     manifest_offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnProof:
+class ColumnProof(Struct, frozen=True, gc=False):
     """What a target vouches for: this column is sealed here, under this boot."""
 
     column: ColumnId
@@ -196,31 +185,27 @@ class ColumnProof:
     """HMAC-SHA256 under the target's own key, over all other fields and the cluster id."""
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnSealed:
+class ColumnSealed(Struct, frozen=True, gc=False):
     """The column and its metadata are on stable storage."""
 
     proof: ColumnProof
 
 
-@dataclass(frozen=True, slots=True)
-class AbandonColumn:
+class AbandonColumn(Struct, frozen=True, gc=False):
     """The sender gives this stream up; the target frees what it held. Never answered."""
 
 
 # =========================================================================== data plane: read
 
 
-@dataclass(frozen=True, slots=True)
-class ByteRange:
+class ByteRange(Struct, frozen=True, gc=False):
     """Fragment bytes [start, end) of a column, the header page not counted."""
 
     start: int
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRanges:
+class ReadRanges(Struct, frozen=True, gc=False):
     """Vectored read of one column. Answered by RangeData and RangeDamaged in any order, then
     RangesDone.
 
@@ -232,8 +217,7 @@ class ReadRanges:
     ranges: tuple[ByteRange, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RangeData:
+class RangeData(Struct, frozen=True, gc=False):
     """Bulk: the fragment bytes at `start`."""
 
     start: int
@@ -241,8 +225,7 @@ class RangeData:
     """Fresh CRC-32 of the bulk."""
 
 
-@dataclass(frozen=True, slots=True)
-class RangeDamaged:
+class RangeDamaged(Struct, frozen=True, gc=False):
     """Wanted bytes [start, end) that fail their block's checksum or cannot be read: an erasure."""
 
     start: int
@@ -250,21 +233,18 @@ class RangeDamaged:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RangesDone:
+class RangesDone(Struct, frozen=True, gc=False):
     """Every wanted byte was sent or named as damaged."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadManifest:
+class ReadManifest(Struct, frozen=True, gc=False):
     """Ask for a column's manifest. Answered by ManifestData parts until `offset + len(bulk) ==
     total_bytes`."""
 
     column: ColumnId
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestData:
+class ManifestData(Struct, frozen=True, gc=False):
     """Bulk: manifest bytes at `offset`."""
 
     total_bytes: int
@@ -279,8 +259,7 @@ class DocumentKind(Enum):
     TOMBSTONE = "tombstone"
 
 
-@dataclass(frozen=True, slots=True)
-class ReadDocument:
+class ReadDocument(Struct, frozen=True, gc=False):
     """Ask for [start, end) of a document; `end` None means to its end."""
 
     kind: DocumentKind
@@ -289,8 +268,7 @@ class ReadDocument:
     end: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentData:
+class DocumentData(Struct, frozen=True, gc=False):
     """Bulk: document bytes at `offset`; parts follow until `last`."""
 
     total_bytes: int
@@ -298,15 +276,13 @@ class DocumentData:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyColumn:
+class VerifyColumn(Struct, frozen=True, gc=False):
     """Read every byte of a column and compare all checksums."""
 
     column: ColumnId
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnVerified:
+class ColumnVerified(Struct, frozen=True, gc=False):
     """What a full read found. `missing` means that there is no such column here."""
 
     column: ColumnId
@@ -318,8 +294,7 @@ class ColumnVerified:
 # =========================================================================== control plane: save
 
 
-@dataclass(frozen=True, slots=True)
-class JoinLaunch:
+class JoinLaunch(Struct, frozen=True, gc=False):
     """One rank of one start of a run. Idempotent for the same process."""
 
     run: RunName
@@ -332,8 +307,7 @@ class JoinLaunch:
     """What an earlier join answered; lets a restarted coordinator adopt it."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchJoined:
+class LaunchJoined(Struct, frozen=True, gc=False):
     """All ranks of one launch get the same number."""
 
     launch: LaunchNumber
@@ -346,8 +320,7 @@ class ReplicaPolicy(Enum):
     KEEP = "keep"
 
 
-@dataclass(frozen=True, slots=True)
-class OpenPayload:
+class OpenPayload(Struct, frozen=True, gc=False):
     """A rank has staged its payload and asks where it goes. The first one of (run, step) opens the
     attempt.
 
@@ -370,8 +343,7 @@ class OpenPayload:
     `rank` is the number that an earlier answer gave, 0 before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True, gc=False):
     """One target that may take a column, with the reservation that waits for it there."""
 
     target: TargetId
@@ -383,8 +355,7 @@ class Place:
     """Path of the target's Unix socket, for a stager on its host."""
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadPlanned:
+class PayloadPlanned(Struct, frozen=True, gc=False):
     """The generation is durable; `places[j]` takes column j, spares replace them in order."""
 
     payload: PayloadId
@@ -398,8 +369,7 @@ class PayloadPlanned:
     order."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSpares:
+class RequestSpares(Struct, frozen=True, gc=False):
     """The named spares are used up, or the plan had none."""
 
     payload: PayloadId
@@ -407,16 +377,14 @@ class RequestSpares:
     failed: tuple[TargetId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SparesNamed:
+class SparesNamed(Struct, frozen=True, gc=False):
     """More spares; empty when no live target can take the column."""
 
     payload: PayloadId
     spares: tuple[Place, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Certify:
+class Certify(Struct, frozen=True, gc=False):
     """This payload has enough sealed columns at this moment. Bulk: the rank's table
     (ckpt.format.table).
 
@@ -445,15 +413,13 @@ class Certify:
     slowest_us: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Certified:
+class Certified(Struct, frozen=True, gc=False):
     """Noted. The commit counts again."""
 
     payload: PayloadId
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnsLost:
+class ColumnsLost(Struct, frozen=True, gc=False):
     """The second count found too few: stream these columns again, onto these places."""
 
     payload: PayloadId
@@ -461,8 +427,7 @@ class ColumnsLost:
     places: tuple[Place, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BoxQuery:
+class BoxQuery(Struct, frozen=True, gc=False):
     """A part of one tensor that two ranks hold: fingerprint it."""
 
     name: str
@@ -470,24 +435,21 @@ class BoxQuery:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CompareBoxes:
+class CompareBoxes(Struct, frozen=True, gc=False):
     """Overlapping shards must agree: every holder answers with the fingerprints of the overlaps."""
 
     payload: PayloadId
     boxes: tuple[BoxQuery, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BoxesCompared:
+class BoxesCompared(Struct, frozen=True, gc=False):
     """xxh3-128 of each box's bytes in C order, as asked."""
 
     payload: PayloadId
     fingerprints: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CommitInfo:
+class CommitInfo(Struct, frozen=True, gc=False):
     """What everybody may know of a committed checkpoint."""
 
     checkpoint: CheckpointId
@@ -513,15 +475,13 @@ class CommitInfo:
     """What the saver should know, such as replicas that differ and were kept apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptCommitted:
+class AttemptCommitted(Struct, frozen=True, gc=False):
     """Pushed to every stager of the attempt; the arena half is free."""
 
     info: CommitInfo
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptAborted:
+class AttemptAborted(Struct, frozen=True, gc=False):
     """Pushed to every stager of the attempt; it will never commit."""
 
     checkpoint: CheckpointId
@@ -530,8 +490,7 @@ class AttemptAborted:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadGivenUp:
+class PayloadGivenUp(Struct, frozen=True, gc=False):
     """This payload can never be certified: fewer than floor places can exist, or its bytes broke.
 
     The coordinator aborts the attempt; AttemptAborted (or an earlier AttemptCommitted) answers it.
@@ -543,8 +502,7 @@ class PayloadGivenUp:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CommitMembers:
+class CommitMembers(Struct, frozen=True, gc=False):
     """These files are the checkpoint. Bulk: the list (ckpt.format.members).
 
     Closes the attempt: exactly the named members are committed, the others are discarded. Answered
@@ -557,8 +515,7 @@ class CommitMembers:
     """Refused when the list has other files too: somebody else is writing them."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerLeft:
+class TrainerLeft(Struct, frozen=True, gc=False):
     """A stager lost its trainer. Attempts that still lack this rank's payload are aborted."""
 
     run: RunName
@@ -570,8 +527,7 @@ class TrainerLeft:
 # =========================================================================== control plane: read
 
 
-@dataclass(frozen=True, slots=True)
-class Resolve:
+class Resolve(Struct, frozen=True, gc=False):
     """Which generation to read. With a launch, `step=None` is resolved once for all its ranks."""
 
     run: RunName
@@ -583,8 +539,7 @@ class Resolve:
     fallback: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TargetAddress:
+class TargetAddress(Struct, frozen=True, gc=False):
     """Where to read."""
 
     target: TargetId
@@ -593,8 +548,7 @@ class TargetAddress:
     unix: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(Struct, frozen=True, gc=False):
     """A committed generation, pinned until ReleasePin or the session's end. Bulk: the commit
     record."""
 
@@ -606,31 +560,27 @@ class Resolved:
     """Newer steps that were passed over, each with its reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReleasePin:
+class ReleasePin(Struct, frozen=True, gc=False):
     """The reader is done. Never answered."""
 
     pin: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReportDamage:
+class ReportDamage(Struct, frozen=True, gc=False):
     """A reader could not decode this payload from the columns it reached."""
 
     payload: PayloadId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class DamageJudged:
+class DamageJudged(Struct, frozen=True, gc=False):
     """`proved`: the generation is lost, resolve again. Otherwise it is out of reach for now."""
 
     proved: bool
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True, gc=False):
     """A question of people and tools; the answer is the JSON that HTTP `/v1/<what>` gives."""
 
     what: str
@@ -639,13 +589,11 @@ class Ask:
     step: Step | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True, gc=False):
     """Bulk: JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteStep:
+class DeleteStep(Struct, frozen=True, gc=False):
     """Delete every generation of (run, step): tombstone first, columns when no reader holds
     them."""
 
@@ -653,8 +601,7 @@ class DeleteStep:
     step: Step
 
 
-@dataclass(frozen=True, slots=True)
-class StepDeleted:
+class StepDeleted(Struct, frozen=True, gc=False):
     """The tombstone is durable; nobody resolves this step any more."""
 
     bytes_freed: int
@@ -663,8 +610,7 @@ class StepDeleted:
 # =========================================================================== control plane: targets
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterTarget:
+class RegisterTarget(Struct, frozen=True, gc=False):
     """A target process presents itself. It dials; the coordinator's commands come back on this
     session."""
 
@@ -683,8 +629,7 @@ class RegisterTarget:
     reservations: tuple[ReservationId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TargetRegistered:
+class TargetRegistered(Struct, frozen=True, gc=False):
     """The target refuses every command of a lower term from now on, also after a restart."""
 
     term: int
@@ -692,8 +637,7 @@ class TargetRegistered:
     lease_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class RenewLease:
+class RenewLease(Struct, frozen=True, gc=False):
     """I live. Counters are cumulative since boot."""
 
     target: TargetId
@@ -703,15 +647,13 @@ class RenewLease:
     counters: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRenewed:
+class LeaseRenewed(Struct, frozen=True, gc=False):
     """The current epoch of the cluster map."""
 
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class Reserve:
+class Reserve(Struct, frozen=True, gc=False):
     """Preallocate an aside file for one column. Idempotent by reservation."""
 
     term: int
@@ -719,38 +661,33 @@ class Reserve:
     file_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reserved:
+class Reserved(Struct, frozen=True, gc=False):
     """The space is held on disk until used or released."""
 
     reservation: ReservationId
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseReservation:
+class ReleaseReservation(Struct, frozen=True, gc=False):
     """Give the space back. Idempotent; never answered."""
 
     term: int
     reservation: ReservationId
 
 
-@dataclass(frozen=True, slots=True)
-class Attest:
+class Attest(Struct, frozen=True, gc=False):
     """Prove again, under the current boot, which of these columns are sealed here."""
 
     term: int
     columns: tuple[ColumnId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Attested:
+class Attested(Struct, frozen=True, gc=False):
     """One proof for each column that is here and whole; others are absent."""
 
     proofs: tuple[ColumnProof, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PutDocument:
+class PutDocument(Struct, frozen=True, gc=False):
     """Bulk: document bytes at `offset`. The part that completes it is answered when all is
     durable."""
 
@@ -763,47 +700,41 @@ class PutDocument:
     """xxh3-128 of the whole document."""
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentStored:
+class DocumentStored(Struct, frozen=True, gc=False):
     """On stable storage, whole, digest checked."""
 
     kind: DocumentKind
     checkpoint: CheckpointId
 
 
-@dataclass(frozen=True, slots=True)
-class DropGeneration:
+class DropGeneration(Struct, frozen=True, gc=False):
     """Remove all columns and documents of a generation but its tombstone. Idempotent."""
 
     term: int
     checkpoint: CheckpointId
 
 
-@dataclass(frozen=True, slots=True)
-class DropColumn:
+class DropColumn(Struct, frozen=True, gc=False):
     """Remove one column that the index does not name. Idempotent."""
 
     term: int
     column: ColumnId
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(Struct, frozen=True, gc=False):
     """Gone, durably."""
 
     bytes_freed: int
 
 
-@dataclass(frozen=True, slots=True)
-class ListColumns:
+class ListColumns(Struct, frozen=True, gc=False):
     """What is here, in name order, behind the cursor."""
 
     cursor: str = ""
     count_max: int = 512
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentSummary:
+class DocumentSummary(Struct, frozen=True, gc=False):
     """A document that a target holds."""
 
     kind: DocumentKind
@@ -811,8 +742,7 @@ class DocumentSummary:
     total_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnsListed:
+class ColumnsListed(Struct, frozen=True, gc=False):
     """A page. `cursor` is empty at the end."""
 
     columns: tuple[ColumnProof, ...]

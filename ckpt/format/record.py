@@ -7,10 +7,11 @@ one damaged page does not lose the fact.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import CheckpointId, TargetId, check_run_name, check_step
@@ -28,8 +29,7 @@ REASON_CHARS_MAX: Final = 256
 assert COMMIT_RECORD_BYTES_MAX <= PAGE_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class CommitRecord:
+class CommitRecord(Struct, frozen=True):
     """The checkpoint is committed. What is not in here can be found from here."""
 
     cluster: str
@@ -42,8 +42,7 @@ class CommitRecord:
     """The coordinator's, when it decided."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tombstone:
+class Tombstone(Struct, frozen=True):
     """The checkpoint is deleted, or will never commit; nobody resurrects its columns."""
 
     cluster: str

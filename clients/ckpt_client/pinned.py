@@ -8,10 +8,10 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from ckpt.transfer.index_source import IndexSource
+from msgspec.structs import replace
 
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import Lost, PeerError
@@ -19,6 +19,7 @@ from ckpt.base.ids import PayloadId, Step
 from ckpt.format.index import IndexReader
 from ckpt.format.messages import DamageJudged, ReleasePin, ReportDamage, Resolve, Resolved, Role
 from ckpt.format.record import CommitRecord, decode_record
+from ckpt.transfer.index_source import IndexSource
 
 ANSWER_SLACK_S: Final = 10.0
 """Beyond what the coordinator itself may wait."""

@@ -16,12 +16,11 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
 import numpy as np
-from ckpt.transfer.read_set import ReadSet
 
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import Generation, LaunchNumber, PayloadId, Rank, RunName, Step, TargetId
@@ -43,6 +42,7 @@ from ckpt.transfer.payload_receiver import (
     ReceiverStatistics,
     read_payloads,
 )
+from ckpt.transfer.read_set import ReadSet
 from ckpt_client.contents import Contents
 from ckpt_client.pinned import Pinned, ReaderContext
 from ckpt_client.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
@@ -301,7 +301,7 @@ class Checkpoint:
             secret=self._pinned.context.secret,
             name=self._pinned.context.name,
             cluster=self._pinned.record.cluster,
-            limits=replace(ReadLimits(), timeout_us=timeout_us),
+            limits=ReadLimits(timeout_us=timeout_us),
             suspects=self._suspects,
             report=_log_report,
         )

@@ -6,7 +6,6 @@ import hmac
 import struct
 import types
 import typing
-from dataclasses import fields
 from enum import Enum
 
 import msgspec
@@ -57,9 +56,9 @@ def sample(kind: object) -> object:
         return {"frames": 3}
     if isinstance(kind, type) and issubclass(kind, Enum):
         return next(iter(kind))
-    if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__"):
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = typing.get_type_hints(kind)
-        return kind(**{field.name: sample(hints[field.name]) for field in fields(kind)})
+        return kind(**{name: sample(hints[name]) for name in kind.__struct_fields__})
     values = {bool: True, int: (1 << 63) + 5, float: 0.1, str: "näme", bytes: b"\x00\xff" * 8}
     return values[kind]  # type: ignore[index]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ckpt.base.ids import BootId, ColumnId, ColumnNumber, PayloadId, Rank, Step, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX

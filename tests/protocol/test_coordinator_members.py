@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 
@@ -339,7 +341,11 @@ def test_a_table_of_another_name_or_without_a_fingerprint_is_refused() -> None:
     bench = Bench()
     file = Writer(bench).open("x")
     file.seal()
-    for wrong in (replace(file.member, name="1/y"), replace(file.member, fingerprint=b"")):
+    members = (
+        dataclasses.replace(file.member, name="1/y"),
+        dataclasses.replace(file.member, fingerprint=b""),
+    )
+    for wrong in members:
         (answer,) = file.certify(wrong)
         assert isinstance(answer, m.Failed), wrong
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, PayloadId, Rank, RunName, Step
 from ckpt.format import messages as m

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from ckpt.format import messages as m
 from tests.protocol.coordinating import Bench, RankFake

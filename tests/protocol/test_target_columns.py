@@ -4,10 +4,10 @@ order.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 
 import pytest
+from msgspec import structs
 
 from ckpt.base.ids import BootId, Epoch, ReservationId, TargetId
 from ckpt.format.checksum import xxh3_128
@@ -239,7 +239,7 @@ def test_an_abandoned_stream_gives_its_reservation_back() -> None:
 def test_a_begin_that_does_not_fit_is_refused(change: dict[str, object], code: str) -> None:
     world, column = TargetWorld(), Column()
     reserve(world, column)
-    message = dataclasses.replace(column.begin(), **change)  # type: ignore[arg-type]
+    message = structs.replace(column.begin(), **change)  # type: ignore[arg-type]
     world.tell(WRITER, message, request=20)
     assert _failed(world) == [code]
     assert world.machine.counters["streams"] == 0

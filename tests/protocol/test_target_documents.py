@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 
 import pytest
+from msgspec import structs
 
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import Step
@@ -222,7 +222,7 @@ def test_a_document_header_survives_its_page_and_refuses_a_flipped_bit() -> None
 
 def test_a_dropped_generation_is_gone_durably_but_for_its_tombstone() -> None:
     world = _ready()
-    column, other = Column(), Column(checkpoint=dataclasses.replace(CHECKPOINT, step=Step(8)))
+    column, other = Column(), Column(checkpoint=structs.replace(CHECKPOINT, step=Step(8)))
     store(world, column, reservation=1)
     store(world, other, request=21, reservation=2)
     for kind in DocumentKind:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 
 import pytest
+from msgspec import structs
 
 from ckpt.base.ids import ColumnNumber
 from ckpt.base.limits import BLOCK_BYTES
@@ -315,7 +315,7 @@ def test_pieces_cover_every_wanted_byte_once_on_block_borders() -> None:
 def test_a_column_number_that_is_not_here_is_not_confused_with_one_that_is() -> None:
     column = _column()
     world, _ = _stored(column)
-    other = dataclasses.replace(column.id, column=ColumnNumber(1))
+    other = structs.replace(column.id, column=ColumnNumber(1))
     world.tell(READER, ReadRanges(other, (ByteRange(0, 1),)))
     (answer,) = world.messages(READER)
     assert isinstance(answer, Failed)

@@ -11,7 +11,9 @@ tombstone is durable and nobody holds a pin.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from ckpt.base.ids import (
     CheckpointId,

@@ -10,7 +10,8 @@ whenever he asks, so a lost message costs nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ckpt.base.errors import Aborted, CkptError, Fenced
 from ckpt.base.ids import CheckpointId, LaunchNumber, PayloadId, RunName

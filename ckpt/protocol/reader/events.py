@@ -7,8 +7,9 @@ the cell's own beginning. Every event carries `now_us`, monotonic microseconds o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
+
+from msgspec import Struct, field
 
 from ckpt.base.ids import ColumnNumber, PayloadId
 from ckpt.base.limits import HEDGE_US, RESOLVE_WAIT_US
@@ -32,8 +33,7 @@ class Standing(Enum):
     """Proved not to be there, or not to be this payload's."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadLimits:
+class ReadLimits(Struct, frozen=True, gc=False):
     """Bounds and patience of one read."""
 
     window_bytes: int = 4 * MiB
@@ -56,8 +56,7 @@ class ReadLimits:
     """With too few columns in reach: how long to try them again."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadWish:
+class ReadWish(Struct, frozen=True, gc=False):
     """Which bytes of which payload, and how its columns stand."""
 
     payload: PayloadId
@@ -73,8 +72,7 @@ class ReadWish:
 # --------------------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True)
-class RangeStored:
+class RangeStored(Struct, frozen=True, gc=False):
     """Bytes of an ask are here and match their fresh checksum."""
 
     now_us: int
@@ -83,8 +81,7 @@ class RangeStored:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class RangeBroken:
+class RangeBroken(Struct, frozen=True, gc=False):
     """Bytes of an ask came and do not match the checksum that came along: damaged on the way."""
 
     now_us: int
@@ -93,8 +90,7 @@ class RangeBroken:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class RangeErased:
+class RangeErased(Struct, frozen=True, gc=False):
     """The target says that it cannot give these bytes: damaged at rest."""
 
     now_us: int
@@ -104,16 +100,14 @@ class RangeErased:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class AskAnswered:
+class AskAnswered(Struct, frozen=True, gc=False):
     """The target says that it has told all. Comes after the events of all its ranges."""
 
     now_us: int
     request: int
 
 
-@dataclass(frozen=True, slots=True)
-class AskRefused:
+class AskRefused(Struct, frozen=True, gc=False):
     """The target answered with Failed."""
 
     now_us: int
@@ -122,8 +116,7 @@ class AskRefused:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnLost:
+class ColumnLost(Struct, frozen=True, gc=False):
     """The connection to the column's target is gone or cannot be had; its asks will not be
     answered."""
 
@@ -132,16 +125,14 @@ class ColumnLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestRead:
+class ManifestRead(Struct, frozen=True, gc=False):
     """The manifest came and is the one that the index names."""
 
     now_us: int
     request: int
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestWrong:
+class ManifestWrong(Struct, frozen=True, gc=False):
     """Something else came: the column is not this payload's."""
 
     now_us: int
@@ -149,8 +140,7 @@ class ManifestWrong:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class StripeFinished:
+class StripeFinished(Struct, frozen=True, gc=False):
     """The answer to FinishStripe: which of the checked cells are not what the manifest says."""
 
     now_us: int
@@ -167,8 +157,7 @@ ReaderEvent = (
 # --------------------------------------------------------------------------- actions
 
 
-@dataclass(frozen=True, slots=True)
-class AskRanges:
+class AskRanges(Struct, frozen=True, gc=False):
     """Send ReadRanges to the column's target, connecting first if need be. No range leaves its
     cell."""
 
@@ -177,32 +166,28 @@ class AskRanges:
     ranges: tuple[ByteRange, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AskManifest:
+class AskManifest(Struct, frozen=True, gc=False):
     """Send ReadManifest to the column's target."""
 
     request: int
     column: ColumnNumber
 
 
-@dataclass(frozen=True, slots=True)
-class CancelAsk:
+class CancelAsk(Struct, frozen=True, gc=False):
     """Send CancelRequest. What still comes for it must not land anywhere."""
 
     request: int
     column: ColumnNumber
 
 
-@dataclass(frozen=True, slots=True)
-class CutColumn:
+class CutColumn(Struct, frozen=True, gc=False):
     """Close the connection to the column's target: its asks are void and nothing more lands."""
 
     column: ColumnNumber
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class DecodePart:
+class DecodePart(Struct, frozen=True, gc=False):
     """Bytes [start, end) of the `wanted` columns' cells come from the same bytes of the k
     `sources`."""
 
@@ -212,8 +197,7 @@ class DecodePart:
     wanted: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FinishStripe:
+class FinishStripe(Struct, frozen=True, gc=False):
     """All that is needed of a stripe is here: decode, check, hand out, and answer StripeFinished.
 
     When a checked cell is wrong nothing is handed out.
@@ -227,13 +211,11 @@ class FinishStripe:
     """Received columns whose cell is here whole: compare it with the manifest, before decoding."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadCompleted:
+class ReadCompleted(Struct, frozen=True, gc=False):
     """Every wanted byte was handed out."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadFailed:
+class ReadFailed(Struct, frozen=True, gc=False):
     """It cannot be done. `damaged`: what was seen proves that fewer than k columns are good
     somewhere."""
 
@@ -249,8 +231,7 @@ ReaderAction = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ReadStatistics:
+class ReadStatistics(Struct, frozen=True, gc=False):
     """What one read moved so far."""
 
     wanted_bytes: int

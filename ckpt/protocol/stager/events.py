@@ -6,8 +6,9 @@ SessionClosed, Received and Ticked and the shared actions Send and Report belong
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from ckpt.base.ids import ColumnNumber, LaunchNumber, PayloadId, RunName, Step, TargetId
 from ckpt.format.messages import (
@@ -37,15 +38,13 @@ class FullPolicy(Enum):
     SKIP = "skip"
 
 
-@dataclass(frozen=True, slots=True)
-class SaveCommitted:
+class SaveCommitted(Struct, frozen=True, gc=False):
     """The outcome that everybody wants."""
 
     info: CommitInfo
 
 
-@dataclass(frozen=True, slots=True)
-class SaveFailed:
+class SaveFailed(Struct, frozen=True, gc=False):
     """This save will never commit; fields as in ckpt.base.errors."""
 
     code: str
@@ -59,22 +58,19 @@ Outcome = SaveCommitted | SaveFailed
 # --------------------------------------------------------------------------- events: trainer
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerAttached:
+class TrainerAttached(Struct, frozen=True, gc=False):
     """The trainer's control socket stands. What it has not heard yet is told again."""
 
     now_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerDetached:
+class TrainerDetached(Struct, frozen=True, gc=False):
     """It is gone: exited, killed or closed."""
 
     now_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class HalfAsked:
+class HalfAsked(Struct, frozen=True, gc=False):
     """The trainer wants to stage a save. Numbers ascend."""
 
     now_us: int
@@ -86,16 +82,14 @@ class HalfAsked:
     """The file's name below the run, when the save is a file (ckpt.format.members)."""
 
 
-@dataclass(frozen=True, slots=True)
-class StagingDropped:
+class StagingDropped(Struct, frozen=True, gc=False):
     """The trainer gave this save up before handing it over."""
 
     now_us: int
     save: int
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadHandedOver:
+class PayloadHandedOver(Struct, frozen=True, gc=False):
     """The payload lies whole in its half; from here on the trainer is not needed."""
 
     now_us: int
@@ -108,8 +102,7 @@ class PayloadHandedOver:
     fault_in_us: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TableReady:
+class TableReady(Struct, frozen=True, gc=False):
     """The rank's encoded table, fingerprints filled in. Kept until the save has ended."""
 
     now_us: int
@@ -117,8 +110,7 @@ class TableReady:
     table: Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class BoxesFingerprinted:
+class BoxesFingerprinted(Struct, frozen=True, gc=False):
     """The answer to ComputeBoxes."""
 
     now_us: int
@@ -126,8 +118,7 @@ class BoxesFingerprinted:
     fingerprints: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OutcomeHeard:
+class OutcomeHeard(Struct, frozen=True, gc=False):
     """The trainer acknowledged TellTrainer."""
 
     now_us: int
@@ -137,15 +128,13 @@ class OutcomeHeard:
 # ------------------------------------------------------------------ events: coordinator, sender
 
 
-@dataclass(frozen=True, slots=True)
-class DialFailed:
+class DialFailed(Struct, frozen=True, gc=False):
     """The answer to DialCoordinator when no session could be made."""
 
     now_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadSealed:
+class PayloadSealed(Struct, frozen=True, gc=False):
     """Enough columns are sealed at this moment. Comes again when the set of proofs changes."""
 
     now_us: int
@@ -157,8 +146,7 @@ class PayloadSealed:
     slowest_us: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SparesWanted:
+class SparesWanted(Struct, frozen=True, gc=False):
     """A column needs another place. Answered once by AddSpares for the same column."""
 
     now_us: int
@@ -167,8 +155,7 @@ class SparesWanted:
     failed: tuple[TargetId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadFailed:
+class PayloadFailed(Struct, frozen=True, gc=False):
     """This payload can never be sealed."""
 
     now_us: int
@@ -178,8 +165,7 @@ class PayloadFailed:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadStopped:
+class PayloadStopped(Struct, frozen=True, gc=False):
     """No thread reads the half any more: the answer to StopPayload."""
 
     now_us: int
@@ -196,21 +182,18 @@ StagerEvent = TrainerEvent | BoxesFingerprinted | SenderEvent | CoordinatorEvent
 # --------------------------------------------------------------------------- actions
 
 
-@dataclass(frozen=True, slots=True)
-class DialCoordinator:
+class DialCoordinator(Struct, frozen=True, gc=False):
     """Connect; answer with SessionOpened or DialFailed."""
 
 
-@dataclass(frozen=True, slots=True)
-class GrantHalf:
+class GrantHalf(Struct, frozen=True, gc=False):
     """The trainer may stage this save into this half of the arena."""
 
     save: int
     half: int
 
 
-@dataclass(frozen=True, slots=True)
-class RefuseSave:
+class RefuseSave(Struct, frozen=True, gc=False):
     """Instead of GrantHalf. Code `skipped` is the policy's word, not an error."""
 
     save: int
@@ -219,8 +202,7 @@ class RefuseSave:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StartPayload:
+class StartPayload(Struct, frozen=True, gc=False):
     """Encode and send this half as planned."""
 
     save: int
@@ -230,8 +212,7 @@ class StartPayload:
     plan: PayloadPlanned
 
 
-@dataclass(frozen=True, slots=True)
-class AddSpares:
+class AddSpares(Struct, frozen=True, gc=False):
     """More places for the sender; `column` None when nobody asked."""
 
     payload: PayloadId
@@ -239,8 +220,7 @@ class AddSpares:
     spares: tuple[Place, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReopenColumns:
+class ReopenColumns(Struct, frozen=True, gc=False):
     """The second count lost them: the sender streams them again."""
 
     payload: PayloadId
@@ -248,22 +228,19 @@ class ReopenColumns:
     places: tuple[Place, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StopPayload:
+class StopPayload(Struct, frozen=True, gc=False):
     """End all streams of the payload; answer with PayloadStopped when nothing reads the half."""
 
     payload: PayloadId
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseHalf:
+class ReleaseHalf(Struct, frozen=True, gc=False):
     """The save has ended and nothing reads the half: it may be granted again."""
 
     half: int
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeBoxes:
+class ComputeBoxes(Struct, frozen=True, gc=False):
     """Fingerprint these boxes of the half's tensors; answer with BoxesFingerprinted."""
 
     payload: PayloadId
@@ -271,23 +248,20 @@ class ComputeBoxes:
     boxes: tuple[BoxQuery, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TellTrainer:
+class TellTrainer(Struct, frozen=True, gc=False):
     """Repeated after TrainerAttached until OutcomeHeard."""
 
     save: int
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class TellCertified:
+class TellCertified(Struct, frozen=True, gc=False):
     """A file is on enough targets and waits for its step's commit; nothing reads its bytes again."""
 
     save: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(Struct, frozen=True, gc=False):
     """Nothing is pending and nobody needs this process."""
 
     reason: str

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from ckpt.base.ids import LaunchNumber, Rank, RunName
 from ckpt.base.units import align_up

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from ckpt.base.ids import ColumnNumber, TargetId
 from ckpt.format.messages import ColumnProof, Place
@@ -26,8 +27,7 @@ class AbandonReason(Enum):
 # --------------------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True)
-class StreamAccepted:
+class StreamAccepted(Struct, frozen=True, gc=False):
     """The target answered ColumnAccepted."""
 
     now_us: int
@@ -35,8 +35,7 @@ class StreamAccepted:
     credit_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class StreamCredited:
+class StreamCredited(Struct, frozen=True, gc=False):
     """The target granted more."""
 
     now_us: int
@@ -44,8 +43,7 @@ class StreamCredited:
     credit_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class FragmentSent:
+class FragmentSent(Struct, frozen=True, gc=False):
     """The stripe that `next_stripe` named has been handed to the link, behind all earlier ones."""
 
     now_us: int
@@ -53,24 +51,21 @@ class FragmentSent:
     stripe: int
 
 
-@dataclass(frozen=True, slots=True)
-class SendBlocked:
+class SendBlocked(Struct, frozen=True, gc=False):
     """The socket takes no more: the column waits for its target."""
 
     now_us: int
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
-class SendMoved:
+class SendMoved(Struct, frozen=True, gc=False):
     """A blocked socket took bytes again."""
 
     now_us: int
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
-class StreamSealed:
+class StreamSealed(Struct, frozen=True, gc=False):
     """The target gave its proof."""
 
     now_us: int
@@ -78,8 +73,7 @@ class StreamSealed:
     proof: ColumnProof
 
 
-@dataclass(frozen=True, slots=True)
-class StreamRefused:
+class StreamRefused(Struct, frozen=True, gc=False):
     """The target answered Failed; the connection stands."""
 
     now_us: int
@@ -88,8 +82,7 @@ class StreamRefused:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class StreamLost:
+class StreamLost(Struct, frozen=True, gc=False):
     """The link is gone, or could not be made."""
 
     now_us: int
@@ -97,8 +90,7 @@ class StreamLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestReady:
+class ManifestReady(Struct, frozen=True, gc=False):
     """Every cell is encoded and its checksum known: columns may be sealed."""
 
     now_us: int
@@ -106,8 +98,7 @@ class ManifestReady:
     column_crcs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SparesGiven:
+class SparesGiven(Struct, frozen=True, gc=False):
     """The coordinator's answer to AskSpares of this column;
     `column` None for spares nobody asked for.
     """
@@ -117,8 +108,7 @@ class SparesGiven:
     spares: tuple[Place, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnsReopened:
+class ColumnsReopened(Struct, frozen=True, gc=False):
     """The second count lost these columns: stream them again, onto `places` in the same order."""
 
     now_us: int
@@ -126,8 +116,7 @@ class ColumnsReopened:
     places: tuple[Place, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WriterStopped:
+class WriterStopped(Struct, frozen=True, gc=False):
     """The attempt is committed or aborted; nothing more is wanted."""
 
     now_us: int
@@ -142,8 +131,7 @@ WriterEvent = (
 # --------------------------------------------------------------------------- actions
 
 
-@dataclass(frozen=True, slots=True)
-class OpenStream:
+class OpenStream(Struct, frozen=True, gc=False):
     """Connect to the place and send BeginColumn; `stream` is the request number of
     all its frames.
     """
@@ -153,16 +141,14 @@ class OpenStream:
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class SealStream:
+class SealStream(Struct, frozen=True, gc=False):
     """Send SealColumn with the manifest."""
 
     column: ColumnNumber
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
-class AbandonStream:
+class AbandonStream(Struct, frozen=True, gc=False):
     """Send AbandonColumn if the link lives; drop what was not sent."""
 
     column: ColumnNumber
@@ -171,23 +157,20 @@ class AbandonStream:
     reason: AbandonReason
 
 
-@dataclass(frozen=True, slots=True)
-class AskSpares:
+class AskSpares(Struct, frozen=True, gc=False):
     """Ask the coordinator; it is answered by SparesGiven for the same column, once."""
 
     column: ColumnNumber
     failed: tuple[TargetId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CertifyPayload:
+class CertifyPayload(Struct, frozen=True, gc=False):
     """Enough columns are sealed at this moment. Comes again when the set of proofs changes."""
 
     proofs: tuple[ColumnProof, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FailPayload:
+class FailPayload(Struct, frozen=True, gc=False):
     """Fewer places than the floor can ever exist."""
 
     code: str
