@@ -41,6 +41,9 @@ RECEIVES_PER_TURN: Final = 16
 SEND_VIEWS_MAX: Final = 32
 SEND_BYTES_MAX: Final = 2 * MiB
 """Offered to one sendmsg."""
+WAKE_BYTES: Final = 1 * MiB
+"""Of a bulk over TCP that must lie in the kernel before its reader is woken: an interpreter that
+comes back to cold caches for each segment costs more than the segment's copy."""
 UNIX_BUFFER_BYTES: Final = 4 * MiB
 """TCP is left to its own tuning; fixed sizes are slower there."""
 _SO_SNDBUFFORCE: Final = 32
@@ -149,6 +152,8 @@ class Channel:
         self._slot: Slot | None = None
         self._bulk: memoryview | None = None
         self._bulk_filled = 0
+        self._is_tcp = sock.family != socket.AF_UNIX
+        self._wake_bytes = 1
 
     @property
     def in_frame(self) -> bool:
@@ -164,14 +169,27 @@ class Channel:
             try:
                 count = self.sock.recv_into(view)
             except (BlockingIOError, InterruptedError):
-                return
+                break
             except OSError as error:
                 raise _gone(error) from None
             if count == 0:
                 raise Unavailable("the peer closed the connection")
             self.advance(count)
-            if self.closed or self.paused or count < len(view):
+            if self.closed or self.paused:
                 return
+            if count < len(view):
+                break
+        self._tune_wake()
+
+    def _tune_wake(self) -> None:
+        """Not before the rest of the bulk, or a good part of it, has come (SO_RCVLOWAT)."""
+        if not self._is_tcp:
+            return  # Unix sockets wake for any byte, whatever they are told.
+        rest = 1 if self._bulk is None else len(self._bulk) - self._bulk_filled
+        wake = min(rest, WAKE_BYTES)
+        if wake != self._wake_bytes:
+            self._wake_bytes = wake
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
 
     def landing(self) -> memoryview:
         """Where the next bytes from the socket belong; never empty."""

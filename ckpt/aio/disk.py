@@ -12,22 +12,24 @@ used.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
 
+from ckpt.aio.slots import Slot, SlotPool
 from ckpt.base.errors import Busy
-from ckpt.base.limits import PAGE_BYTES
-from ckpt.base.units import MiB, align_down, align_up
+from ckpt.base.limits import FRAME_BULK_BYTES_MAX, PAGE_BYTES
+from ckpt.base.units import KiB, MiB, align_down, align_up
 from ckpt.protocol.events import Buffer
 from ckpt.protocol.target.core import COLUMNS, DIRECTORIES, DOCUMENTS, STAGING
 from ckpt.protocol.target.directory import DirectoryLoaded, FoundFile, identify
@@ -150,17 +152,33 @@ def _read_term(disk: Disk) -> int:
 
 # --------------------------------------------------------------------------- the real one
 
-READ_BUFFER_BYTES: Final = MiB + 2 * PAGE_BYTES
-"""Of one pooled read buffer: a piece, and what lies around it up to whole pages."""
+SMALL_READ_BYTES: Final = 64 * KiB
+"""Headers and the like, up to so many bytes, are read into memory of their own: the pool, which
+costs its first touch, is made when somebody reads data."""
 FILES_OPEN_MAX: Final = 256
 
 
-@dataclass(slots=True)
 class _OpenFile:
-    descriptor: int
-    direct: bool
-    user_count: int = 0
-    doomed: bool = False
+    """A descriptor that is closed by its last user once it is doomed; a context manager that
+    gives it.
+    """
+
+    __slots__ = ("descriptor", "doomed", "lock", "user_count")
+
+    def __init__(self, descriptor: int, lock: threading.Lock) -> None:
+        self.descriptor = descriptor
+        self.lock = lock
+        self.user_count = 0
+        self.doomed = False
+
+    def __enter__(self) -> int:
+        return self.descriptor
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.user_count -= 1
+            if self.doomed and not self.user_count:
+                os.close(self.descriptor)
 
 
 class RealDisk:
@@ -186,11 +204,10 @@ class RealDisk:
         self._lock = threading.Lock()
         self._files: OrderedDict[tuple[str, bool], _OpenFile] = OrderedDict()
         #: (name, direct) to descriptor, least recently used first. Under the lock.
-        self._free: list[mmap.mmap] = []
-        self._lent: dict[int, tuple[mmap.mmap, bool]] = {}
-        #: Address of a buffer that a reader holds, and whether it returns to the pool. Under the
-        #: lock.
-        self._pool_room = pool_bytes // READ_BUFFER_BYTES
+        self._pool_bytes = max(pool_bytes, FRAME_BULK_BYTES_MAX)
+        self._pool: SlotPool | None = None
+        self._lent: dict[int, Slot] = {}
+        #: By address, what readers hold of the pool. Under the lock.
         self._bounce = mmap.mmap(-1, MiB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._bounce_lock = threading.Lock()
 
@@ -304,17 +321,16 @@ class RealDisk:
     def read_at(self, file: str, offset: int, length: int) -> memoryview:
         """Whole pages are read around the wanted bytes; give the view back with `release`."""
         start, end = align_down(offset, PAGE_BYTES), align_up(offset + length, PAGE_BYTES)
-        buffer = self._take_buffer(end - start)
-        whole = memoryview(buffer)[: end - start]
+        whole = self._take_buffer(end - start)
         try:
             count = self._read_pages(file, start, whole)
         except OSError:
-            self._give_back(_address(whole))
+            self.release(whole)
             raise
         skip = offset - start
         found = whole[skip : max(skip, min(count, skip + length))]
         if not len(found):
-            self._give_back(_address(whole))
+            self.release(whole)
         return found
 
     def _read_pages(self, file: str, offset: int, whole: memoryview) -> int:
@@ -333,47 +349,35 @@ class RealDisk:
 
         Other buffers are ignored.
         """
-        if isinstance(data, memoryview) and len(data):
-            self._give_back(_address(data))
-
-    def _take_buffer(self, size: int) -> mmap.mmap:
+        if not isinstance(data, memoryview) or not len(data):
+            return
         with self._lock:
-            pooled = size <= READ_BUFFER_BYTES and self._pool_room > 0
-            if size <= READ_BUFFER_BYTES and self._free:
-                buffer, pooled = self._free.pop(), True
-            else:
-                length = READ_BUFFER_BYTES if pooled else max(size, PAGE_BYTES)
-                buffer = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                self._pool_room -= pooled
-            self._lent[_address(memoryview(buffer))] = (buffer, pooled)
-            return buffer
+            slot = self._lent.pop(align_down(_address(data), PAGE_BYTES), None)
+        if slot is not None:
+            slot.release()
 
-    def _give_back(self, address: int) -> None:
+    def _take_buffer(self, size: int) -> memoryview:
+        """Aligned memory: of the pool, or its own when it is small or the pool is lent out."""
         with self._lock:
-            base = align_down(address, PAGE_BYTES)
-            lent = self._lent.pop(base, None)
-            if lent is not None and lent[1]:
-                self._free.append(lent[0])
+            if self._pool is None and size > SMALL_READ_BYTES:
+                self._pool = SlotPool(self._pool_bytes)
+            pool = self._pool
+            slot = pool.take(size) if pool is not None and size <= pool.total_bytes else None
+            if slot is not None:
+                self._lent[_address(slot.view)] = slot
+                return slot.view
+        own = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return memoryview(own)[:size]
 
     @property
     def buffers_lent(self) -> int:
-        """Read buffers that were not released."""
+        """Buffers of the pool that were not released."""
         return len(self._lent)
 
     # ----------------------------------------------------------------------- descriptors
 
-    @contextlib.contextmanager
-    def _opened(self, file: str, *, direct: bool, create: bool = True) -> Iterator[int]:
-        opened = self._acquire(file, direct, create)
-        try:
-            yield opened.descriptor
-        finally:
-            with self._lock:
-                opened.user_count -= 1
-                if opened.doomed and not opened.user_count:
-                    os.close(opened.descriptor)
-
-    def _acquire(self, file: str, direct: bool, create: bool) -> _OpenFile:
+    def _opened(self, file: str, *, direct: bool, create: bool = True) -> _OpenFile:
+        """Used by `with`, at once and exactly once."""
         key = (file, direct)
         with self._lock:
             opened = self._files.get(key)
@@ -381,7 +385,7 @@ class RealDisk:
                 flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
                 flags |= os.O_DIRECT if direct else 0
                 descriptor = self._open_file(self._path(file), flags, 0o600)
-                opened = self._files[key] = _OpenFile(descriptor, direct)
+                opened = self._files[key] = _OpenFile(descriptor, self._lock)
                 self._evict()
             self._files.move_to_end(key)
             opened.user_count += 1
@@ -429,7 +433,9 @@ def _read_all(descriptor: int, offset: int, whole: memoryview) -> int:
 
 def _address(view: memoryview) -> int:
     """Where the buffer lies in memory."""
-    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) if len(view) else 0
+    if view.readonly or not len(view):
+        return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) if len(view) else 0
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 class DirectoryLock:

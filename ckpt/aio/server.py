@@ -405,6 +405,11 @@ class Server:
         """Cut off whoever is past a time limit."""
         now = now_us()
         for watch in list(self._watches.values()):
+            if watch.channel.in_frame and not watch.channel.paused:
+                # Its reader may not have been woken for the little that has come.
+                watch.guard(watch.channel.receive)
+            if watch.channel.closed:
+                continue
             verdict = self._overdue(watch, now)
             if verdict is not None:
                 self._end(watch.channel, *verdict)

@@ -114,7 +114,8 @@ class ReadWorker:
                 # It is raised in the caller's thread.
                 event = WorkFailed(error)
             self._notes.append((owner, event))
-            self._wake()
+            if len(self._notes) == 1:  # Else the other thread has not yet taken what lies before.
+                self._wake()
 
     def _do(self, assembly: Assembly, work: Work) -> ReaderEvent:
         begun = time.thread_time()

@@ -23,7 +23,6 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -55,9 +54,7 @@ from ckpt.protocol.events import (
 from ckpt.protocol.handshake import Established, Identity
 from ckpt.protocol.target.core import TargetIdentity, TargetLimits
 from ckpt.protocol.target.disk_events import (
-    DiskAction,
     DiskDone,
-    DiskFailed,
     ReadAt,
     ReleaseBulk,
     SessionDrained,
@@ -66,6 +63,7 @@ from ckpt.protocol.target.disk_events import (
 )
 from ckpt.protocol.target.machine import TargetEvent, TargetMachine
 from ckptd import config as options
+from ckptd.disk_worker import DiskWorker
 from ckptd.fail_stop import FailStop
 from ckptd.log import Reporter, configure, reporter
 from ckptd.target_identity import TargetFile, adopt_identity
@@ -121,7 +119,7 @@ class TargetConfig:
     @property
     def limits(self) -> TargetLimits:
         """As the machine wants them. A quarter of the pool stays for manifests and documents."""
-        window = min(4 * MiB, self.read_pool_bytes)
+        window = min(8 * MiB, self.read_pool_bytes)
         return TargetLimits(
             credit_pool_bytes=self.pool_bytes * 3 // 4,
             read_window_bytes=window,
@@ -140,7 +138,7 @@ class TargetShell:
         self._disk = disk
         self._report = report
         self._loop = asyncio.get_running_loop()
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="ckpt-sync")
+        self._worker = DiskWorker(disk, self.feed)
         self._events: deque[tuple[TargetEvent, Bulk | None]] = deque()
         self._feeding = False
         self._bulks: dict[int, Bulk] = {}
@@ -151,7 +149,6 @@ class TargetShell:
         self._unsent: dict[Session, int] = {}
         #: Bulks that have not left, by session.
         self._coordinator: Session | None = None
-        self._jobs: set[asyncio.Future[DiskDone | DiskFailed]] = set()
         self._tick: asyncio.TimerHandle | None = None
         self._closing = False
 
@@ -167,9 +164,7 @@ class TargetShell:
         self._closing = True
         if self._tick is not None:
             self._tick.cancel()
-        while self._jobs:
-            await asyncio.wait(self._jobs)
-        self._worker.shutdown(wait=True)
+        await self._worker.close()
 
     def _on_tick(self) -> None:
         if self._closing:
@@ -247,7 +242,7 @@ class TargetShell:
                 case Report(level=level, text=text, fields=fields):
                     self._report(level, text, dict(fields))
                 case _:
-                    self._start_job(action)
+                    self._worker.put(action)
         if bulk is not None:
             bulk.release()
 
@@ -266,16 +261,6 @@ class TargetShell:
                 return
         if self._reads:
             self._loop.call_soon(self._read_some)
-
-    def _start_job(self, action: DiskAction) -> None:
-        """In the worker, which keeps the order."""
-        job = self._loop.run_in_executor(self._worker, perform, self._disk, action, now_us())
-        self._jobs.add(job)
-        job.add_done_callback(self._job_done)
-
-    def _job_done(self, job: asyncio.Future[DiskDone | DiskFailed]) -> None:
-        self._jobs.discard(job)
-        self.feed(job.result())
 
     def _release(self, op: int) -> None:
         bulk = self._bulks.pop(op, None)

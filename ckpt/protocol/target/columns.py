@@ -199,12 +199,12 @@ class Columns:
                 self._grant(stream)
 
     def _grant(self, stream: Stream) -> None:
-        """Return freed credit in parts of a quarter window, so that grants stay few."""
+        """Return freed credit in parts of half a window, so that grants stay few."""
         spare = stream.window_bytes - stream.credit_bytes - stream.writing_bytes
         wanted = stream.received_count < stream.layout.stripe_count
         if stream.state is not StreamState.OPEN or not wanted or spare <= 0:
             return
-        if spare >= stream.window_bytes // 4 or stream.credit_bytes < stream.layout.cell_bytes:
+        if spare >= stream.window_bytes // 2 or stream.credit_bytes < stream.layout.cell_bytes:
             stream.credit_bytes += spare
             grant = CreditGranted(credit_bytes=spare)
             self._core.send(stream.session, stream.request, grant)

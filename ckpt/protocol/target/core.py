@@ -58,13 +58,13 @@ class TargetIdentity:
 class TargetLimits:
     """Bounds on memory and space."""
 
-    stream_credit_bytes: int = 4 * MiB
+    stream_credit_bytes: int = 8 * MiB
     """Most fragment bytes that one stream may have under way."""
     credit_pool_bytes: int = 64 * MiB
     """And all streams together."""
-    read_piece_bytes: int = 1 * MiB
+    read_piece_bytes: int = 2 * MiB
     """One disk read, and the largest bulk that is sent."""
-    read_window_bytes: int = 4 * MiB
+    read_window_bytes: int = 8 * MiB
     """Read for one session and not yet sent."""
     read_pool_bytes: int = 32 * MiB
     """And for all sessions together."""

@@ -144,21 +144,28 @@ def cut_pieces(layout: Layout, ranges: Sequence[ByteRange], piece_bytes: int) ->
         at = each.start
         while at < each.end:
             block = block_at(layout, at)
-            joins = wanted and block.start <= end and max(block.end, end) - start <= piece_bytes
-            if not joins:
+            joins = block.start <= end and max(block.end, end) - start <= piece_bytes
+            if not (wanted and joins):
                 if wanted:
                     pieces.append(Piece(start, end, tuple(wanted)))
                 start, end, wanted = block.start, block.end, []
-            upto = min(each.end, block.end)
-            if joins and wanted[-1].end == at and each.start < at:
-                wanted[-1] = ByteRange(wanted[-1].start, upto)
-            else:
-                wanted.append(ByteRange(at, upto))
-            end = max(end, block.end)
-            at = upto
+            stop = _stop(layout, block, min(each.end, start + piece_bytes), start + piece_bytes)
+            upto = min(each.end, stop)
+            wanted.append(ByteRange(at, upto))
+            end, at = max(end, stop), upto
     if wanted:
         pieces.append(Piece(start, end, tuple(wanted)))
     return pieces
+
+
+def _stop(layout: Layout, first: Block, end: int, limit: int) -> int:
+    """The border behind the blocks that reach from `first` to `end` and not beyond `limit`; at
+    least the first one's.
+    """
+    if end <= first.end:
+        return first.end
+    last = block_at(layout, end - 1)
+    return last.end if last.end <= limit else last.start
 
 
 def ranges_inside(ranges: Sequence[ByteRange], start: int, end: int) -> tuple[ByteRange, ...]:

@@ -336,7 +336,9 @@ class StagerShell:
         self, action: StartPayload | AddSpares | ReopenColumns | StopPayload
     ) -> None:
         if self._sender is None:
-            options = SenderOptions(read_secret(self._secret_file), client_name())
+            options = SenderOptions.from_environment(
+                os.environ, secret=read_secret(self._secret_file), name=client_name()
+            )
             self._sender = PayloadSender(options)
         match action:
             case StartPayload(_, half, payload_bytes, _, plan):
