@@ -9,8 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from ckpt.aio.clock import now_us
 from ckpt.base.errors import Corrupt
@@ -65,8 +63,7 @@ Work = CheckRange | CheckManifest | Note | FinishStripe
 
 
 class ReadWorker:
-    """I do work and note what became of it; `wake` is called when there are notes. A context
-    manager.
+    """I do work and note what became of it; `wake` is called when there are notes.
 
     What waits is bounded by the windows of the reads that put it.
     """
@@ -80,16 +77,11 @@ class ReadWorker:
         self._notes: deque[tuple[object, ReaderEvent | WorkFailed]] = deque()
         self._thread = threading.Thread(target=self._run, name="ckpt-read", daemon=True)
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Begin to work."""
         self._thread.start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def stop(self) -> None:
         """Waits for the thread: it touches nobody's memory afterwards."""
         self._work.put(None)
         self._thread.join()

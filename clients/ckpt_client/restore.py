@@ -23,7 +23,7 @@ from typing import Final, Self, TypeVar
 import numpy as np
 
 from ckpt.base.errors import CkptError, Refused, Unavailable
-from ckpt.base.ids import Generation, LaunchNumber, PayloadId, Rank, RunName, Step, TargetId
+from ckpt.base.ids import Generation, LaunchNumber, PayloadId, Rank, RunName, Step
 from ckpt.base.units import MiB
 from ckpt.format.index import IndexPayload
 from ckpt.format.layout import Layout
@@ -37,10 +37,10 @@ from ckpt.protocol.reader.events import ReadLimits
 from ckpt.transfer.landings import Landings
 from ckpt.transfer.payload_receiver import (
     PayloadDamaged,
+    PayloadReceiver,
     ReadJob,
     ReceiverOptions,
     ReceiverStatistics,
-    read_payloads,
 )
 from ckpt.transfer.read_set import ReadSet
 from ckpt_client.contents import Contents
@@ -116,8 +116,8 @@ class Checkpoint:
         self._on_progress = progress
         self._closer = weakref.finalize(self, pinned.close)
         self._sources: set[str] = set()
-        #: Targets that a read of this load gave up.
-        self._suspects: frozenset[TargetId] = frozenset()
+        #: Of one attempt to load: its connections and whom it gave up.
+        self._receiver: PayloadReceiver | None = None
         self._begun_s = 0.0
         self._told_s = 0.0
         self.statistics: tuple[ReceiverStatistics, ...] = ()
@@ -288,11 +288,10 @@ class Checkpoint:
         if jobs:
             self._sources.add("tier")
             total = sum(job.landings.wanted_bytes for job in jobs)
-            found = read_payloads(
-                jobs, self._options(), lambda done_bytes: self._tell(done_bytes, total)
-            )
+            if self._receiver is None:
+                self._receiver = PayloadReceiver(self._options())
+            found = self._receiver.read(jobs, lambda done_bytes: self._tell(done_bytes, total))
             self.statistics = (*self.statistics, found)
-            self._suspects |= found.targets_out
         reads.finish()
 
     def _options(self) -> ReceiverOptions:
@@ -302,7 +301,6 @@ class Checkpoint:
             name=self._pinned.context.name,
             cluster=self._pinned.record.cluster,
             limits=ReadLimits(timeout_us=timeout_us),
-            suspects=self._suspects,
             report=_log_report,
         )
 
@@ -328,7 +326,6 @@ class Checkpoint:
         deadline = self._begun_s + self._pinned.timeout_s
         for attempt in range(RESOLVE_COUNT_MAX):
             self._sources.clear()
-            self._suspects = frozenset()
             self.statistics = ()
             try:
                 if self._pinned.pin_lost:
@@ -341,9 +338,16 @@ class Checkpoint:
                     raise
                 time.sleep(min(RETRY_S[1], RETRY_S[0] * 2 ** min(attempt, 8)))
                 self._resolve_same(error.message)
+            finally:
+                self._close_receiver()
         raise Unavailable(
             f"{self.info.checkpoint} could not be read in {RESOLVE_COUNT_MAX} attempts"
         )
+
+    def _close_receiver(self) -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.close()
 
     def _resolve_past(self, payload: PayloadId, error: CkptError) -> None:
         """Only proved damage lets the coordinator name another generation."""
