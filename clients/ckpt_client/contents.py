@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ckpt.transfer.read_set import ReadSet
-
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Rank
 from ckpt.format.index import IndexReader, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node, Scalar
+from ckpt.transfer.read_set import ReadSet
 from ckpt_client.restore_plan import checked_dtype, variants_of
 from ckpt_client.restore_trees import box_inside, scalars_of
 from ckpt_client.state import AnyArray
