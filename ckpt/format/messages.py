@@ -19,9 +19,10 @@ never used again. Nothing here can carry code.
                    coord.  -> stager   LaunchJoined, PayloadPlanned, SparesNamed, Certified,
                                        ColumnsLost,
                                        CompareBoxes, AttemptCommitted, AttemptAborted
-                   reader  -> coord.   JoinLaunch, Resolve, ReleasePin, ReportDamage, Ask,
-                                       DeleteStep
-                   coord.  -> reader   LaunchJoined, Resolved, DamageJudged, Answer, StepDeleted
+                   reader  -> coord.   JoinLaunch, Resolve, LoadBegan, ConfirmLoad, ReleasePin,
+                                       ReportDamage, Ask, DeleteStep
+                   coord.  -> reader   LaunchJoined, Resolved, LoadConfirmed, DamageJudged, Answer,
+                                       StepDeleted
                    target  -> coord.   RegisterTarget, RenewLease (the target dials)
                    coord.  -> target   TargetRegistered, LeaseRenewed; commands: Reserve,
                                        ReleaseReservation,
@@ -311,6 +312,8 @@ class LaunchJoined(Struct, frozen=True, gc=False):
     """All ranks of one launch get the same number."""
 
     launch: LaunchNumber
+    turn: int = 0
+    """Of this rank's next resolution of "newest"; see ckpt.protocol.coordinator.rounds."""
 
 
 class ReplicaPolicy(Enum):
@@ -537,6 +540,8 @@ class Resolve(Struct, frozen=True, gc=False):
     world_size: int | None = None
     timeout_us: int = 10_000_000
     fallback: bool = False
+    turn: int = 0
+    """Which of the launch's resolutions is asked for; the same again gives the same."""
 
 
 class TargetAddress(Struct, frozen=True, gc=False):
@@ -564,6 +569,36 @@ class ReleasePin(Struct, frozen=True, gc=False):
     """The reader is done. Never answered."""
 
     pin: int
+
+
+class LoadBegan(Struct, frozen=True, gc=False):
+    """A rank begins to read what its launch resolved. Never answered."""
+
+    run: RunName
+    launch: LaunchNumber
+    rank: Rank
+    turn: int
+
+
+class ConfirmLoad(Struct, frozen=True, gc=False):
+    """A rank has read what its launch resolved, whole and verified, and has not returned it yet.
+
+    Answered when no rank that is loading can change the answer, at the latest after the timeout.
+    """
+
+    run: RunName
+    launch: LaunchNumber
+    rank: Rank
+    turn: int
+    checkpoint: CheckpointId
+    timeout_us: int
+
+
+class LoadConfirmed(Struct, frozen=True, gc=False):
+    """It is what all ranks of the launch load, for good; or, with a reason, it no longer is: resolve
+    again."""
+
+    superseded: str = ""
 
 
 class ReportDamage(Struct, frozen=True, gc=False):
@@ -758,7 +793,7 @@ Message = (
     | JoinLaunch | LaunchJoined | OpenPayload | PayloadPlanned | RequestSpares | SparesNamed
     | Certify | Certified | ColumnsLost | CompareBoxes | BoxesCompared
     | AttemptCommitted | AttemptAborted | TrainerLeft | PayloadGivenUp | CommitMembers
-    | Resolve | Resolved | ReleasePin | ReportDamage | DamageJudged | Ask | Answer | DeleteStep | StepDeleted
+    | Resolve | Resolved | ReleasePin | LoadBegan | ConfirmLoad | LoadConfirmed | ReportDamage | DamageJudged | Ask | Answer | DeleteStep | StepDeleted
     | RegisterTarget | TargetRegistered | RenewLease | LeaseRenewed | Reserve | Reserved | ReleaseReservation
     | Attest | Attested | PutDocument | DocumentStored | DropGeneration | DropColumn | Dropped
     | ListColumns | ColumnsListed
@@ -775,7 +810,7 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     59: AttemptCommitted, 60: AttemptAborted, 61: TrainerLeft,
     62: PayloadGivenUp, 63: CommitMembers,
     64: Resolve, 65: Resolved, 66: ReleasePin, 67: ReportDamage, 68: DamageJudged, 69: Ask, 70: Answer,
-    71: DeleteStep, 72: StepDeleted,
+    71: DeleteStep, 72: StepDeleted, 73: LoadBegan, 74: ConfirmLoad, 75: LoadConfirmed,
     80: RegisterTarget, 81: TargetRegistered, 82: RenewLease, 83: LeaseRenewed, 84: Reserve, 85: Reserved,
     86: ReleaseReservation, 87: Attest, 88: Attested, 89: PutDocument, 90: DocumentStored,
     91: DropGeneration, 92: DropColumn, 93: Dropped, 94: ListColumns, 95: ColumnsListed,

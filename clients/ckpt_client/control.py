@@ -11,7 +11,7 @@ from typing import TypeVar
 from ckpt.aio.rpc import RpcClient
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import PeerError, Unavailable, error_from_wire
-from ckpt.base.ids import LaunchNumber, Rank, RunName, Step
+from ckpt.base.ids import Rank, RunName, Step
 from ckpt.format.messages import (
     Answer,
     Ask,
@@ -26,6 +26,7 @@ from ckpt_client.environment import process_name
 from ckpt_client.locate import Locator, client_name
 
 Reply = TypeVar("Reply")
+Seat = tuple[RunName, Rank, int]
 CALL_TIMEOUT_S = 30.0
 
 
@@ -41,8 +42,9 @@ class Control:
         self.launch_key = launch_key
         self._lock = threading.Lock()
         self._rpc: RpcClient | None = None
-        self._launches: dict[tuple[RunName, Rank, int], LaunchNumber] = {}
-        #: What earlier joins answered; told again, so that a restarted coordinator adopts it.
+        self._launches: dict[Seat, LaunchJoined] = {}
+        #: What earlier joins answered; told again, so that a restarted coordinator adopts it. The
+        #: turn is that of the next resolution, which a restarted coordinator may not know.
 
     @property
     def cluster(self) -> str:
@@ -84,14 +86,23 @@ class Control:
         _, bulk = self.call(Ask(what, run, step), Answer)
         return bytes(bulk)
 
-    def join(self, run: RunName, rank: Rank, world_size: int) -> LaunchNumber:
-        """The launch of this rank. Joining begins nothing."""
+    def join(self, run: RunName, rank: Rank, world_size: int) -> LaunchJoined:
+        """The launch of this rank, and the turn of its next resolution. Joining begins nothing."""
         seat = (run, rank, world_size)
         known = self._launches.get(seat)
-        message = JoinLaunch(run, self.launch_key, rank, world_size, process_name(), known)
+        number = known.launch if known is not None else None
+        message = JoinLaunch(run, self.launch_key, rank, world_size, process_name(), number)
         joined, _ = self.call(message, LaunchJoined)
-        self._launches[seat] = joined.launch
-        return joined.launch
+        if known is not None and known.launch == joined.launch:
+            joined = LaunchJoined(joined.launch, max(joined.turn, known.turn))
+        self._launches[seat] = joined
+        return joined
+
+    def resolved(self, run: RunName, rank: Rank, world_size: int, turn: int) -> None:
+        """This turn's resolution was taken; before the rank's first save all are one."""
+        seat = (run, rank, world_size)
+        if turn:
+            self._launches[seat] = LaunchJoined(self._launches[seat].launch, turn + 1)
 
     def close(self) -> None:
         with self._lock:

@@ -11,13 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from msgspec.structs import replace
-
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import Lost, PeerError
 from ckpt.base.ids import PayloadId, Step
 from ckpt.format.index import IndexReader
-from ckpt.format.messages import DamageJudged, ReleasePin, ReportDamage, Resolve, Resolved, Role
+from ckpt.format.messages import (
+    ConfirmLoad,
+    DamageJudged,
+    LoadBegan,
+    LoadConfirmed,
+    ReleasePin,
+    ReportDamage,
+    Resolve,
+    Resolved,
+    Role,
+)
 from ckpt.format.record import CommitRecord, decode_record
 from ckpt.transfer.index_source import IndexSource
 
@@ -60,13 +68,27 @@ class Pinned:
             self.close()
             raise
 
+    @property
+    def shared(self) -> bool:
+        """Whether other ranks load what this one does."""
+        asked = self.question
+        return asked.step is None and asked.launch is not None and (asked.world_size or 1) > 1
+
     def resolve(self, step: Step | None = None) -> None:
         """Ask which generation it is, or for that step's; warns about steps that were passed
         over."""
         rpc = self._connection()
-        question = self.question
+        question = asked = self.question
         if step is not None:
-            question = replace(question, step=step, launch=None)
+            question = Resolve(
+                asked.run,
+                step,
+                None,
+                asked.rank,
+                asked.world_size,
+                asked.timeout_us,
+                asked.fallback,
+            )
         reply, bulk = rpc.call(question, timeout_s=self.timeout_s + ANSWER_SLACK_S)
         if not isinstance(reply, Resolved):
             raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
@@ -89,6 +111,29 @@ class Pinned:
         if not isinstance(reply, DamageJudged):
             raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
         return reply
+
+    def begin(self) -> None:
+        """Say that it is read from now on, so that ranks which finish earlier wait for this one."""
+        asked = self.question
+        if self.shared and asked.launch is not None and asked.rank is not None:
+            began = LoadBegan(asked.run, asked.launch, asked.rank, asked.turn)
+            self._connection().tell(began)
+
+    def confirm(self) -> str:
+        """Ask whether all ranks of the launch load this generation, for good: empty when they do,
+        else why not. Waits for ranks that are loading, for at most `timeout_s`.
+        """
+        asked = self.question
+        if not self.shared or asked.launch is None or asked.rank is None:
+            return ""
+        checkpoint = self.resolved.info.checkpoint
+        message = ConfirmLoad(
+            asked.run, asked.launch, asked.rank, asked.turn, checkpoint, int(self.timeout_s * 1e6)
+        )
+        reply, _ = self._connection().call(message, timeout_s=self.timeout_s + ANSWER_SLACK_S)
+        if not isinstance(reply, LoadConfirmed):
+            raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
+        return reply.superseded
 
     @property
     def index(self) -> IndexReader:

@@ -23,14 +23,11 @@ from typing import Final, Self, TypeVar
 import numpy as np
 
 from ckpt.base.errors import CkptError, Refused, Unavailable
-from ckpt.base.ids import Generation, LaunchNumber, PayloadId, Rank, RunName, Step
+from ckpt.base.ids import Generation, PayloadId, Rank, RunName, Step
 from ckpt.base.units import MiB
 from ckpt.format.index import IndexPayload
 from ckpt.format.layout import Layout
-from ckpt.format.messages import (
-    CommitInfo,
-    Resolve,
-)
+from ckpt.format.messages import CommitInfo, LaunchJoined, Resolve
 from ckpt.format.tree import Node, decode_tree
 from ckpt.protocol.events import Report
 from ckpt.protocol.reader.events import ReadLimits
@@ -92,7 +89,7 @@ def resolve(
     *,
     rank: Rank | None = None,
     world_size: int | None = None,
-    launch: LaunchNumber | None = None,
+    joined: LaunchJoined | None = None,
     timeout_s: float = 10.0,
     fallback: bool = False,
     progress: OnProgress | None = None,
@@ -103,7 +100,8 @@ def resolve(
     `timeout_s`
     (with `fallback` an older step instead), Lost when its damage is proved.
     """
-    question = Resolve(run, step, launch, rank, world_size, int(timeout_s * 1e6), fallback)
+    launch, turn = (None, 0) if joined is None else (joined.launch, joined.turn)
+    question = Resolve(run, step, launch, rank, world_size, int(timeout_s * 1e6), fallback, turn)
     return Checkpoint(Pinned(context, question, timeout_s), progress)
 
 
@@ -330,7 +328,12 @@ class Checkpoint:
             try:
                 if self._pinned.pin_lost:
                     self._resolve_same("the connection to the coordinator was lost")
-                return once()
+                self._pinned.begin()
+                value = once()
+                superseded = self._pinned.confirm()
+                if not superseded:
+                    return value
+                self._resolve_anew(superseded)
             except PayloadDamaged as error:
                 self._resolve_past(error.payload, error)
             except Unavailable as error:
@@ -366,11 +369,21 @@ class Checkpoint:
             stacklevel=5,
         )
 
+    def _resolve_anew(self, reason: str) -> None:
+        """It was read whole, but the launch as a whole loads another: so does this rank."""
+        before = self.info.checkpoint
+        self._pinned.resolve()
+        warnings.warn(
+            f"{before} was loaded, but {reason}: {self.info.checkpoint} is loaded for all ranks",
+            UserWarning,
+            stacklevel=5,
+        )
+
     def _resolve_same(self, reason: str) -> None:
         """Targets may have other addresses by now; the generation must be the same."""
         before = self.info.checkpoint
         _log.warning("%s: %s; resolving it again", before, reason)
-        self._pinned.resolve(before.step)
+        self._pinned.resolve(None if self._pinned.shared else before.step)
         if self.info.checkpoint != before:
             warnings.warn(
                 f"{before} is not to be had any more ({reason}); {self.info.checkpoint} is loaded",

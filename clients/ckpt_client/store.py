@@ -199,10 +199,11 @@ class Store:
     ) -> Checkpoint:
         """The committed checkpoint to read, pinned until closed.
 
-        `step=None` is the same for all ranks of a launch.
+        `step=None` is the same for all ranks of a launch: once one of them has loaded it, no other
+        loads another.
 
         Raises NotFound, Unavailable after `timeout_s` (with `fallback=True` an older step instead),
-        Lost.
+        Lost, also when it is lost or deleted after another rank of the launch has loaded it.
         """
         from ckpt_client import restore
 
@@ -211,17 +212,20 @@ class Store:
         number = check_step(step) if step is not None else None
         place = find_place(rank, world_size)
         self._connection.ensure_cluster()
-        launch = self._control.join(name, place.rank, place.world_size) if step is None else None
-        return restore.resolve(
+        joined = self._control.join(name, place.rank, place.world_size) if step is None else None
+        found = restore.resolve(
             self._connection.reader(),
             name,
             number,
             rank=place.rank,
             world_size=place.world_size,
-            launch=launch,
+            joined=joined,
             timeout_s=timeout_s,
             fallback=fallback,
         )
+        if joined is not None:
+            self._control.resolved(name, place.rank, place.world_size, joined.turn)
+        return found
 
     def load(
         self,

@@ -32,6 +32,7 @@ from typing import Final
 from ckpt.base.errors import Busy, CkptError, Corrupt, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step, TargetId
 from ckpt.protocol.coordinator.catalog import (
+    TURNS_KEPT,
     AttemptOpened,
     CatalogEntry,
     CatalogImage,
@@ -39,6 +40,7 @@ from ckpt.protocol.coordinator.catalog import (
     LaunchEntered,
     LaunchForgotten,
     LaunchNumbered,
+    LaunchResolved,
     LaunchRow,
     Persist,
     RepairNeeded,
@@ -75,6 +77,10 @@ CREATE TABLE IF NOT EXISTS launch (
 CREATE TABLE IF NOT EXISTS process (
     run TEXT NOT NULL, number INTEGER NOT NULL, rank INTEGER NOT NULL, name TEXT NOT NULL,
     PRIMARY KEY (run, number, rank));
+CREATE TABLE IF NOT EXISTS resolution (
+    run TEXT NOT NULL, number INTEGER NOT NULL, turn INTEGER NOT NULL,
+    step INTEGER NOT NULL, term INTEGER NOT NULL, counter INTEGER NOT NULL,
+    PRIMARY KEY (run, number, turn));
 """
 """Tables that catalogs of schema 1 may lack; a version that does not know them leaves them be."""
 _ROW_FIELDS: Final = "state, launch, launch_key, world_size, record, placement, reason"
@@ -384,6 +390,9 @@ def _load_launches(connection: sqlite3.Connection, image: CatalogImage) -> None:
         image.launches[launch] = LaunchRow(launch_key, int(world_size))
     for run, number, rank, process in connection.execute("SELECT * FROM process"):
         image.launches[(RunName(run), LaunchNumber(number))].processes[Rank(rank)] = process
+    for run, number, turn, *rest in connection.execute("SELECT * FROM resolution ORDER BY turn"):
+        resolved = image.launches[(RunName(run), LaunchNumber(number))].resolved
+        resolved[int(turn)] = _checkpoint(run, *rest)
 
 
 def _checkpoint(run: str, step: int, term: int, counter: int) -> CheckpointId:
@@ -447,8 +456,18 @@ def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
         case LaunchEntered(run, number, rank, process):
             held = (run, number, rank, process)
             connection.execute("INSERT OR REPLACE INTO process VALUES (?, ?, ?, ?)", held)
+        case LaunchResolved(run, number, turn, checkpoint):
+            _, step, term, counter = _key(checkpoint)
+            connection.execute(
+                "INSERT OR REPLACE INTO resolution SELECT ?, ?, ?, ?, ?, ?"
+                " WHERE EXISTS (SELECT 1 FROM launch WHERE run = ? AND number = ?)",
+                (run, number, turn, step, term, counter, run, number),
+            )
+            old = "run = ? AND number = ? AND 0 < turn AND turn <= ?"
+            behind = (run, number, turn - TURNS_KEPT)
+            connection.execute(f"DELETE FROM resolution WHERE {old}", behind)
         case LaunchForgotten(run, number):
-            for table in ("launch", "process"):
+            for table in ("launch", "process", "resolution"):
                 where = "run = ? AND number = ?"
                 connection.execute(f"DELETE FROM {table} WHERE {where}", (run, number))
         case TargetSeen():

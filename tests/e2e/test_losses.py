@@ -18,6 +18,8 @@ from tests.waiting import wait_until
 CLUSTER_OPTIONS = f"{OPTIONS}&restart=always"
 WAIT_S = 60.0
 PAYLOAD = np.random.default_rng(5).integers(0, 255, 6 << 20, "u1")
+FILLER_BYTES = 4 << 20
+"""Of each rank's own."""
 HOLDERS = 6
 """Targets that hold a column of a single rank's payload."""
 
@@ -133,6 +135,54 @@ def test_proved_damage_walks_all_ranks_back_with_a_warning(cluster: Cluster) -> 
         second = done(every(team, "load", run="walk", version=1))
     assert [(load["step"], load["equal"]) for load in (*loads, *second)] == [(1, True)] * 4
     assert all(any("walk@2" in text for text in load.warnings) for load in loads)
+
+
+def lose_rank_1_of_step_2(cluster: Cluster, run: str) -> None:
+    """More of what only rank 1 reads than parity mends."""
+    for files in cluster.columns_of(run).values():
+        for file in files:
+            _, number, _, rank, column = file.name.split("-")
+            if (number, rank) == ("2", "1") and int(column) < 3:
+                cluster.flip(file, 500_000)
+
+
+def test_damage_that_is_found_after_a_rank_has_loaded_is_an_error_and_never_a_mix(
+    cluster: Cluster,
+) -> None:
+    with launched(cluster.url, 2, launch="late 1") as team:
+        for step in (1, 2):
+            save_and_wait(team, "late", step, version=step, filler_bytes=FILLER_BYTES)
+        end_with_stagers(team)
+    lose_rank_1_of_step_2(cluster, "late")
+    with launched(cluster.url, 2, launch="late 2") as (early, late):
+        assert (
+            early.ask("load", run="late", version=2, filler_bytes=FILLER_BYTES)["step"] == 2
+        )  # It waits for nobody.
+        for _ in range(2):
+            answer = late.ask("load", run="late")
+            assert answer.error == "lost"
+            assert "late@2" in answer.text
+            assert "late@1" in answer.text
+            assert "ranks 0 of this launch" in answer.text
+        assert early.ask("load", run="late").error == "lost"
+    with launched(cluster.url, 2, launch="late 3") as team:
+        loads = done(every(team, "load", run="late", version=1, filler_bytes=FILLER_BYTES))
+        assert [(load["step"], load["equal"]) for load in loads] == [(1, True)] * 2
+
+
+def test_damage_that_is_found_while_others_load_gives_all_ranks_one_step_or_an_error(
+    cluster: Cluster,
+) -> None:
+    with launched(cluster.url, 3, launch="at once 1") as team:
+        for step in (1, 2):
+            save_and_wait(team, "at once", step, version=step, filler_bytes=FILLER_BYTES)
+        end_with_stagers(team)
+    lose_rank_1_of_step_2(cluster, "at once")
+    with launched(cluster.url, 3, launch="at once 2") as team:
+        answers = every(team, "load", run="at once", version=1, filler_bytes=FILLER_BYTES)
+    returned = {answer["step"] for answer in answers if not answer.error}
+    assert returned in ({1}, {2}), answers
+    assert returned == {1} or answers[1].error == "lost", answers
 
 
 def test_proved_damage_of_the_only_step_is_lost_and_shown(

@@ -28,7 +28,12 @@ def resolved(
 
 
 def newest_of(rank: RankFake) -> m.Resolve:
-    return m.Resolve(rank.run, None, rank.launch, rank.rank, rank.world_size)
+    """As a process asks: it joins first, and is told which turn is its next."""
+    joined = rank.join()[-1]
+    assert isinstance(joined, m.LaunchJoined)
+    return m.Resolve(
+        rank.run, None, rank.launch, rank.rank, rank.world_size, 10 * SECOND_US, False, joined.turn
+    )
 
 
 def steps(answers: list[m.Resolved]) -> list[int]:
@@ -139,7 +144,7 @@ def test_a_launch_that_has_begun_sees_its_own_commits_and_its_ranks_agree_turn_b
     turns.append(resolved(bench, newest_of(ranks[1])))
     turns.append(resolved(bench, newest_of(ranks[1])))
     turns.append(resolved(bench, newest_of(ranks[0])))
-    assert steps([before, *turns]) == [1, 2, 1, 2, 3]
+    assert steps([before, *turns]) == [1, 2, 2, 3, 3]
 
 
 def test_a_resolution_waits_for_attempts_that_every_rank_has_handed_over() -> None:

@@ -15,8 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TypeVar
 
 from ckpt.base.ids import CheckpointId, LaunchNumber, Rank, RunName, TargetId
+
+TURNS_KEPT = 16
+"""Of the resolutions of a launch, besides the first one."""
+Kept = TypeVar("Kept")
 
 
 class RowState(Enum):
@@ -122,6 +127,16 @@ class LaunchEntered:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchResolved:
+    """A rank of this launch has loaded this checkpoint: for that turn its peers load no other."""
+
+    run: RunName
+    launch: LaunchNumber
+    turn: int
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchForgotten:
     """A launch whose processes are gone; what it committed stays."""
 
@@ -158,6 +173,7 @@ CatalogEntry = (
     | RowForgotten
     | LaunchNumbered
     | LaunchEntered
+    | LaunchResolved
     | LaunchForgotten
     | TargetSeen
     | RepairNeeded
@@ -206,6 +222,8 @@ class LaunchRow:
     world_size: int
     processes: dict[Rank, str] = field(default_factory=dict)
     #: Of a launch without a key.
+    resolved: dict[int, CheckpointId] = field(default_factory=dict)
+    #: By turn: the first one, and the newest ones.
 
 
 @dataclass(slots=True)
@@ -224,6 +242,8 @@ class CatalogImage:
             yield LaunchNumbered(run, number, row.key, row.world_size)
             for rank, process in row.processes.items():
                 yield LaunchEntered(run, number, rank, process)
+            for turn, checkpoint in row.resolved.items():
+                yield LaunchResolved(run, number, turn, checkpoint)
 
     def apply(self, entry: CatalogEntry) -> None:
         """Fold one entry into the image.
@@ -247,6 +267,11 @@ class CatalogImage:
                 self.launches[(entry.run, entry.launch)] = LaunchRow(entry.key, entry.world_size)
             case LaunchEntered():
                 self.launches[(entry.run, entry.launch)].processes[entry.rank] = entry.process
+            case LaunchResolved():
+                known = self.launches.get((entry.run, entry.launch))
+                if known is not None:
+                    known.resolved[entry.turn] = entry.checkpoint
+                    forget_old_turns(known.resolved, entry.turn)
             case LaunchForgotten():
                 self.launches.pop((entry.run, entry.launch), None)
             case TargetSeen():
@@ -255,6 +280,12 @@ class CatalogImage:
                 self.repairs[(entry.checkpoint, entry.rank)] = entry.columns
             case _:
                 self.rows[entry.checkpoint] = _moved(self.rows[entry.checkpoint], entry)
+
+
+def forget_old_turns(turns: dict[int, Kept], newest: int) -> None:
+    """Nobody is TURNS_KEPT resolutions behind its peers; the first one stays."""
+    for turn in [turn for turn in turns if 0 < turn <= newest - TURNS_KEPT]:
+        del turns[turn]
 
 
 def apply_all(image: CatalogImage, entries: Iterable[CatalogEntry]) -> CatalogImage:

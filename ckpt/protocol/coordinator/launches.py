@@ -19,7 +19,7 @@ from ckpt.base.ids import LaunchNumber, Rank, RunName, check_run_name
 from ckpt.base.limits import WORLD_SIZE_MAX
 from ckpt.format.messages import JoinLaunch
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.catalog import CatalogEntry, LaunchRow
+from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogRow, LaunchRow
 from ckpt.protocol.events import Session
 
 LAUNCHES_KEPT = 256
@@ -55,10 +55,18 @@ class Launch:
     nobody new joins it without its key."""
     unwritten: int = 0
     """Entries about it that are on their way to the catalog."""
+    saved: set[Rank] = field(default_factory=set)
+    #: Ranks that have handed a payload over.
+    all_saved: bool = False
+    """It has committed a checkpoint."""
 
     @property
     def live(self) -> bool:
         return any(member.live for member in self.members.values())
+
+    def has_saved(self, rank: Rank) -> bool:
+        """Whether this rank is past what it loads first."""
+        return self.all_saved or rank in self.saved
 
 
 @dataclass(slots=True)
@@ -112,19 +120,20 @@ class Launches:
             )
         return launch, tuple(entries)
 
-    def recover(self, run: RunName, number: LaunchNumber, row: LaunchRow) -> None:
+    def recover(self, run: RunName, number: LaunchNumber, row: LaunchRow) -> Launch:
         """A launch that was joined before this coordinator started."""
         launch = Launch(number, row.key, row.world_size)
         for rank, process in sorted(row.processes.items()):
             launch.members[rank] = Member(process)
         self.runs.setdefault(run, Run()).launches[number] = launch
+        return launch
 
-    def recover_begun(
-        self, run: RunName, number: LaunchNumber, key: str | None, world_size: int
-    ) -> None:
-        """A launch that has opened attempts before this coordinator started."""
-        known = self.runs.setdefault(run, Run())
-        known.launches.setdefault(number, Launch(number, key, world_size, closed=True))
+    def recover_begun(self, row: CatalogRow) -> None:
+        """A launch that has opened an attempt before this coordinator started."""
+        known, number = self.runs.setdefault(row.checkpoint.run, Run()), row.launch
+        fresh = Launch(number, row.launch_key, row.world_size, closed=True)
+        launch = known.launches.setdefault(number, fresh)
+        launch.all_saved = launch.all_saved or row.record != b""
         known.begun = max(known.begun, number)
 
     def begin(self, run: RunName, number: LaunchNumber) -> bool:

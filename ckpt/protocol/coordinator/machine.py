@@ -11,6 +11,7 @@
     Committer       from certified to committed                   (committing.py)
     Checkpoints     what is committed, readable, pinned           (checkpoints.py)
     Resolver        which generation to read                      (resolving.py)
+    LaunchRounds    what the ranks of a launch load together       (rounds.py)
     Deleter, Judge  tombstones, retention; proved damage          (deletion.py, judging.py)
 
 Here events are told apart and given to the part that they concern; nothing is decided here. A
@@ -32,11 +33,13 @@ from ckpt.format.messages import (
     BoxesCompared,
     Certify,
     CommitMembers,
+    ConfirmLoad,
     DeleteStep,
     DocumentStored,
     Failed,
     JoinLaunch,
     LaunchJoined,
+    LoadBegan,
     Message,
     OpenPayload,
     PayloadGivenUp,
@@ -283,6 +286,10 @@ class CoordinatorMachine:
                 self.ending.trainer_left(message)
             case Resolve():
                 self.resolver.resolve(session, request, message)
+            case LoadBegan():
+                self.resolver.load_began(session, message)
+            case ConfirmLoad():
+                self.resolver.confirm(session, request, message)
             case ReleasePin():
                 self.resolver.release(session, message.pin)
             case ReportDamage():
@@ -298,7 +305,8 @@ class CoordinatorMachine:
     def _join(self, session: Session, request: int, message: JoinLaunch) -> None:
         """Told when a restart would find the same launch."""
         launch, entries = self.launches.join(session, message, self._desk.now_us)
-        joined = LaunchJoined(launch.number)
+        turn = self.resolver.rounds.next_turn(message.run, launch, message.rank)
+        joined = LaunchJoined(launch.number, turn)
         if not entries and not launch.unwritten:
             self._desk.send(session, request, joined)
             return
@@ -360,11 +368,12 @@ class CoordinatorMachine:
     # ----------------------------------------------------------------------- restart
 
     def _recover(self, image: CatalogImage) -> None:
-        for (run, number), known in sorted(image.launches.items()):
-            self.launches.recover(run, number, known)
+        joined = [
+            (run, self.launches.recover(run, number, known), known.resolved)
+            for (run, number), known in sorted(image.launches.items())
+        ]
         for row in sorted(image.rows.values(), key=lambda row: row.checkpoint):
-            run = row.checkpoint.run
-            self.launches.recover_begun(run, row.launch, row.launch_key, row.world_size)
+            self.launches.recover_begun(row)
             match row.state:
                 case RowState.OPEN | RowState.DECIDED:
                     self.opening.recover(row)
@@ -374,3 +383,5 @@ class CoordinatorMachine:
                     self.deleter.recover(self.checkpoints.recover(row))
                 case RowState.ABORTED | RowState.DELETED:
                     self.deleter.gone[row.checkpoint] = row.state
+        for run, launch, resolved in joined:
+            self.resolver.rounds.recover(run, launch, resolved)

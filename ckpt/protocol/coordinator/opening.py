@@ -190,6 +190,9 @@ class Opening:
             member=message.member,
         )
         attempt.payloads[message.rank] = payload
+        launch = self._launches.get(message.run, message.launch)
+        if launch is not None and not message.member:
+            launch.saved.add(message.rank)
         return payload
 
     def plan(self, attempt: Attempt, payload: Payload) -> None:

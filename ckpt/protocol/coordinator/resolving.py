@@ -1,10 +1,8 @@
 """Which generation to read: one answer for all ranks of a launch, pinned while it is read.
 
-A launch that has not begun to save gets one resolution for good: its ranks restart together and
-must load the same bytes; what they were given stays until each has come for it (for at most
-ROUND_HELD_US), so that no retention puts two steps into one job. Once it saves, its ranks' n-th
-resolutions agree with each other, so that a rank that asks again sees what the launch has committed
-since.
+What the ranks of a launch share, and when it can change no longer, is in rounds.py. What they were
+given stays until each has come for it (for a bounded time), so that no retention puts two steps
+into one job.
 
 Walking back happens only past proved damage. What is merely out of reach makes the reader wait, and
 then fails with Unavailable; `fallback` accepts an older readable step.
@@ -13,21 +11,19 @@ then fails with Unavailable; `fallback` accepts an older readable step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ckpt.base.errors import CkptError, Lost, NotFound, Unavailable
-from ckpt.base.ids import LaunchNumber, Rank, RunName
+from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
+from ckpt.base.ids import RunName
 from ckpt.base.limits import RESOLVE_WAIT_US, STAGER_AWAY_US
-from ckpt.format.messages import Failed, Resolve, Resolved
+from ckpt.format.messages import ConfirmLoad, Failed, LoadBegan, Resolve, Resolved
 from ckpt.protocol.coordinator.attempts import ENDED, Attempt
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.launches import Launch, Launches
+from ckpt.protocol.coordinator.rounds import LaunchRounds, Round
 from ckpt.protocol.events import Session
-
-ROUND_HELD_US = 300_000_000
-"""So long a resolution is held for ranks of its launch that have not come for it yet."""
 
 
 @dataclass(slots=True)
@@ -40,29 +36,6 @@ class _Waiting:
     @property
     def deadline_us(self) -> int:
         return self.asked_us + self.message.timeout_us
-
-
-@dataclass(slots=True, eq=False)
-class _Round:
-    """One resolution that all ranks of a launch share."""
-
-    chosen: Checkpoint
-    skipped: tuple[str, ...]
-    """Told to every rank, not only to the one that found the damage."""
-    launch: Launch
-    pin: int
-    """For the ranks that are still to come."""
-    until_us: int
-    ranks: set[Rank] = field(default_factory=set)
-    #: Who has taken it.
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.ranks) >= self.launch.world_size
-
-    @property
-    def is_abandoned(self) -> bool:
-        return not any(member.live for member in self.launch.members.values())
 
 
 class Resolver:
@@ -85,12 +58,7 @@ class Resolver:
         #: Questions without an answer yet, oldest first; all are tried again after every change.
         self._pins: dict[int, tuple[Session, Checkpoint]] = {}
         self._next_pin = 1
-        self._rounds: dict[tuple[RunName, LaunchNumber], list[_Round]] = {}
-        #: The resolutions that a launch was given, in order.
-        self._held: list[_Round] = []
-        #: Those of them that some rank has not come for.
-        self._served: dict[tuple[RunName, LaunchNumber, Rank], int] = {}
-        #: How many of them a rank has taken.
+        self.rounds = LaunchRounds(desk, checkpoints, self._new_pin, self._release_if_unpinned)
 
     def resolve(self, session: Session, request: int, message: Resolve) -> None:
         """A new question; answered now if it can be."""
@@ -102,19 +70,30 @@ class Resolver:
         """The reader is done."""
         held = self._pins.get(pin)
         if held is not None and held[0] == session:
+            self.rounds.released(session)
             self._unpin(pin)
+
+    def load_began(self, session: Session, message: LoadBegan) -> None:
+        launch = self._launches.get(message.run, message.launch)
+        if launch is not None:
+            self.rounds.began(session, launch, message)
+
+    def confirm(self, session: Session, request: int, message: ConfirmLoad) -> None:
+        """A rank has loaded what its launch resolved. Raises Refused for an unknown launch."""
+        launch = self._launches.get(message.run, message.launch)
+        if launch is None:
+            raise Refused(f"launch {message.launch} of run {message.run!r} was never joined")
+        self.rounds.confirm(session, request, launch, message)
 
     def session_closed(self, session: Session) -> None:
         self._waiting = [w for w in self._waiting if w.session != session]
         for pin in [p for p, (owner, _) in self._pins.items() if owner == session]:
             self._unpin(pin)
-        for one in [one for one in self._held if one.is_abandoned]:
-            self._let_go(one)
+        self.rounds.session_closed(session)
 
     def tick(self) -> None:
         """Something may have changed: try every open question."""
-        for one in [one for one in self._held if one.until_us <= self._desk.now_us]:
-            self._let_go(one)
+        self.rounds.tick()
         self._waiting = [w for w in self._waiting if not self._try(w)]
 
     # ----------------------------------------------------------------------- inside
@@ -139,8 +118,11 @@ class Resolver:
         """The checkpoint to read, or None to wait longer; raises what to tell the reader."""
         message = waiting.message
         given = self._given(message)
-        if given is not None:
+        if given is not None and given.chosen is not None and given.is_readable:
             return self._reachable(waiting, [given.chosen], given.skipped)
+        if given is not None:
+            good, _ = self._candidates(message)
+            raise given.mix(good[0].id if good else None)
         if self._should_wait_for_attempts(waiting):
             return None, ()
         good, skipped = self._candidates(message)
@@ -213,60 +195,27 @@ class Resolver:
             return None
         return self._launches.get(message.run, message.launch)
 
-    def _given(self, message: Resolve) -> _Round | None:
-        """What this rank's launch has resolved already, if this rank has not moved on."""
+    def _given(self, message: Resolve) -> Round | None:
+        """What this rank's launch has resolved already, as long as that stands."""
         launch = self._launch_of(message)
-        if launch is None or message.rank is None:
+        if launch is None:
             return None
-        rounds = self._rounds.get((message.run, launch.number), [])
-        if not self._has_begun(message.run, launch):
-            turn = 0
-        else:
-            turn = self._served.get((message.run, launch.number, message.rank), 0)
-        if turn >= len(rounds):
-            return None
-        known = rounds[turn]
-        return known if known.chosen.state is RowState.COMMITTED else None
+        known = self.rounds.get(message.run, launch, message.turn)
+        return known if known is not None and known.stands else None
 
     def _note(self, message: Resolve, chosen: Checkpoint, skipped: tuple[str, ...]) -> None:
         launch = self._launch_of(message)
-        if launch is None or message.rank is None:
-            return
-        rounds = self._rounds.setdefault((message.run, launch.number), [])
-        key = (message.run, launch.number, message.rank)
-        turn = self._served.get(key, 0) if self._has_begun(message.run, launch) else 0
-        if turn == len(rounds):
-            rounds.append(self._hold(launch, chosen, skipped))
-        elif rounds[turn].chosen is not chosen:
-            self._let_go(rounds[turn])
-            rounds[turn] = self._hold(launch, chosen, skipped)
-        self._served[key] = turn + 1
-        rounds[turn].ranks.add(message.rank)
-        if rounds[turn].is_complete:
-            self._let_go(rounds[turn])
-
-    def _has_begun(self, run: RunName, launch: Launch) -> bool:
-        return self._launches.begun(run) == launch.number
+        if launch is not None and message.rank is not None:
+            self.rounds.take(launch, message.turn, message.rank, chosen, skipped)
 
     # ----------------------------------------------------------------------- pins
 
-    def _hold(self, launch: Launch, chosen: Checkpoint, skipped: tuple[str, ...]) -> _Round:
-        until_us = self._desk.now_us + ROUND_HELD_US
-        held = _Round(chosen, skipped, launch, self._next_pin, until_us)
+    def _new_pin(self) -> int:
         self._next_pin += 1
-        chosen.pins.add(held.pin)
-        self._held.append(held)
-        return held
-
-    def _let_go(self, one: _Round) -> None:
-        if one in self._held:
-            self._held.remove(one)
-            one.chosen.pins.discard(one.pin)
-            self._release_if_unpinned(one.chosen)
+        return self._next_pin - 1
 
     def _answer(self, waiting: _Waiting, chosen: Checkpoint, skipped: tuple[str, ...]) -> None:
-        pin = self._next_pin
-        self._next_pin += 1
+        pin = self._new_pin()
         self._pins[pin] = (waiting.session, chosen)
         chosen.pins.add(pin)
         info = self._checkpoints.info_now(chosen)
