@@ -238,17 +238,19 @@ class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec sh
             raise FileNotFoundError(path) from None
         steps = self.live.steps
         view = steps.newest(spot.run, spot.step)
-        size = None if view is None else steps.files(view).get(spot.name)
-        if view is None or size is None:
-            if self._is_directory(path):
-                raise IsADirectoryError(path)
-            raise FileNotFoundError(path)
-        # Data files come from the generation whose metadata was read, never from a newer one.
-        same = None if DATA_FILE.match(spot.base) else Generation.parse(view.generation)
-        try:
-            return steps.hold(spot.run, spot.step, same), spot.name, size
-        except NotFound:
-            raise FileNotFoundError(path) from None
+        if view is not None:
+            # Data files come from the generation whose metadata was read, never from a newer one.
+            same = None if DATA_FILE.match(spot.base) else Generation.parse(view.generation)
+            try:
+                hold = steps.hold(spot.run, spot.step, same)
+            except NotFound:
+                raise FileNotFoundError(path) from None
+            if spot.name in hold.names:
+                return hold, spot.name, hold.names[spot.name]
+            hold.close()
+        if self._is_directory(path):
+            raise IsADirectoryError(path)
+        raise FileNotFoundError(path)
 
     def cat_file(
         self, path: str, start: int | None = None, end: int | None = None, **_: object

@@ -8,7 +8,8 @@ from one generation, and nobody's retention is held up by a process that has rea
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+import time
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -26,6 +27,7 @@ from ckpt_client.contents import Contents, Want
 from ckpt_client.restore import Checkpoint
 
 HELD_S: Final = 30.0
+SWEEP_S: Final = 5.0
 LISTS_MAX: Final = 1024
 RESOLVE_TIMEOUT_S: Final = 30.0
 _views: Final = msgspec.json.Decoder(list[FilesView])
@@ -38,18 +40,20 @@ class _Held:
     """A resolved step. Its checkpoint is one thread's at a time."""
 
     checkpoint: Checkpoint
+    names: Mapping[str, int]
     users: int = 0
-    timer: threading.Timer | None = None
+    idle_since_s: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class HeldStep:
     """One user's hold on a generation. Close me."""
 
-    def __init__(self, steps: Steps, key: Key, held: _Held) -> None:
-        self._steps = steps
-        self._key = key
+    def __init__(self, held: _Held, released: deque[_Held]) -> None:
+        self.names = held.names
+        """name -> length of each file."""
         self._held: _Held | None = held
+        self._released = released
 
     def read(self, name: str, start: int, end: int) -> bytes:
         """Bytes [start, end) of a file, verified. Raises NotFound, Unavailable, Lost."""
@@ -67,9 +71,10 @@ class HeldStep:
         return array.tobytes()
 
     def close(self) -> None:
+        """Idempotent. Takes no lock: files are closed by finalizers too, in any thread."""
         held, self._held = self._held, None
         if held is not None:
-            self._steps.release(self._key, held)
+            self._released.append(held)
 
 
 class Steps:
@@ -80,6 +85,12 @@ class Steps:
         self._lock = threading.Lock()
         self._held: dict[Key, _Held] = {}
         #: The generation of each step that was resolved last.
+        self._replaced: list[_Held] = []
+        #: Older ones that still have users.
+        self._released: deque[_Held] = deque()
+        #: One entry for each user that is done, until `_sweep` counts it.
+        self._sweeper: threading.Thread | None = None
+        self._closing = threading.Event()
         self._lists: OrderedDict[tuple[RunName, Step, str], Mapping[str, int]] = OrderedDict()
         #: name -> length, by generation; least recently used first.
 
@@ -98,7 +109,9 @@ class Steps:
         return None
 
     def files(self, view: FilesView) -> Mapping[str, int]:
-        """name -> length of a generation's files; empty when it is gone meanwhile."""
+        """name -> length of a generation's files, or of a newer one that replaced it meanwhile; empty
+        when the step is gone.
+        """
         run, step = RunName(view.run), Step(view.step)
         key = (run, step, view.generation)
         with self._lock:
@@ -111,8 +124,7 @@ class Steps:
         except NotFound:
             return {}
         hold.close()
-        with self._lock:
-            return self._lists.get(key, {})
+        return hold.names
 
     # ----------------------------------------------------------------------- reading
 
@@ -124,7 +136,7 @@ class Steps:
         with self._lock:
             held = self._held.get(key)
             if held is not None and wanted in (None, held.checkpoint.generation):
-                return self._use(key, held)
+                return self._use(held)
         self._connection.ensure_cluster()
         checkpoint = restore.resolve(
             self._connection.reader(), run, step, timeout_s=RESOLVE_TIMEOUT_S
@@ -137,59 +149,64 @@ class Steps:
             self._lists[(run, step, str(checkpoint.generation))] = names
             while len(self._lists) > LISTS_MAX:
                 self._lists.popitem(last=False)
-            replaced = self._held.get(key)
-            held = self._held[key] = _Held(checkpoint)
-            if replaced is not None and not replaced.users:
-                _let_go(replaced)
-            return self._use(key, held)
-
-    def release(self, key: Key, held: _Held) -> None:
-        """A user is done."""
-        with self._lock:
-            held.users -= 1
-            if held.users:
-                return
-            if self._held.get(key) is not held:
-                _let_go(held)
-                return
-            held.timer = threading.Timer(HELD_S, self._expire, (key, held))
-            held.timer.daemon = True
-            held.timer.start()
+            self._replace(key)
+            held = self._held[key] = _Held(checkpoint, names)
+            return self._use(held)
 
     def forget(self, run: RunName, step: Step) -> None:
         """The step was deleted here: do not hold what nobody else may read any more."""
         with self._lock:
-            held = self._held.pop((run, step), None)
-            if held is not None and not held.users:
-                _let_go(held)
+            self._replace((run, step))
+            self._sweep()
 
     def close(self) -> None:
+        self._closing.set()
         with self._lock:
-            for held in self._held.values():
-                _let_go(held)
+            for held in (*self._held.values(), *self._replaced):
+                held.checkpoint.close()
             self._held.clear()
+            self._replaced.clear()
 
-    def _use(self, key: Key, held: _Held) -> HeldStep:
+    # ----------------------------------------------------------------------- inside, under the lock
+
+    def _use(self, held: _Held) -> HeldStep:
         held.users += 1
-        if held.timer is not None:
-            held.timer.cancel()
-            held.timer = None
-        return HeldStep(self, key, held)
+        if self._sweeper is None and not self._closing.is_set():
+            self._sweeper = threading.Thread(
+                target=self._sweep_until_idle, name="ckpt-held", daemon=True
+            )
+            self._sweeper.start()
+        return HeldStep(held, self._released)
 
-    def _expire(self, key: Key, held: _Held) -> None:
-        with self._lock:
-            if held.users or self._held.get(key) is not held:
-                return
-            del self._held[key]
-        held.checkpoint.close()
+    def _replace(self, key: Key) -> None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            self._replaced.append(held)
+
+    def _sweep(self) -> None:
+        """Let go of what nobody uses: replaced ones at once, others after HELD_S."""
+        now = time.monotonic()
+        while self._released:
+            held = self._released.popleft()
+            held.users -= 1
+            held.idle_since_s = now
+        for held in [held for held in self._replaced if not held.users]:
+            self._replaced.remove(held)
+            held.checkpoint.close()
+        for key, held in list(self._held.items()):
+            if not held.users and now - held.idle_since_s >= HELD_S:
+                del self._held[key]
+                held.checkpoint.close()
+
+    def _sweep_until_idle(self) -> None:
+        """A thread's life: as long as something is held."""
+        while not self._closing.wait(SWEEP_S):
+            with self._lock:
+                self._sweep()
+                if not self._held and not self._replaced:
+                    self._sweeper = None
+                    return
 
 
 def _names(contents: Contents) -> dict[str, int]:
     return {name_of_entry(one.name): one.global_shape[0] for one in contents.tensors()}
-
-
-def _let_go(held: _Held) -> None:
-    if held.timer is not None:
-        held.timer.cancel()
-        held.timer = None
-    held.checkpoint.close()

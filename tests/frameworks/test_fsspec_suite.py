@@ -1,0 +1,92 @@
+"""fsspec's own abstract suite, on loose files."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+
+import fsspec
+import pytest
+from fsspec.tests import abstract
+
+from ckpt_client.fs.filesystem import CkptFileSystemBase
+
+
+@pytest.fixture(scope="module")
+def filesystem(cluster: str) -> Iterator[CkptFileSystemBase]:
+    made = fsspec.core.url_to_fs(cluster)[0]
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    """Scenarios that were made: the suite only reads them, and each file is a commit."""
+    return {}
+
+
+class Fixtures(abstract.AbstractFixtures):  # type: ignore[misc]  # fsspec ships no types.
+    @pytest.fixture
+    def fs(self, filesystem: CkptFileSystemBase) -> CkptFileSystemBase:
+        return filesystem
+
+    @pytest.fixture
+    def fs_path(self) -> str:
+        return secrets.token_hex(6)
+
+    @pytest.fixture
+    def fs_join(self) -> Callable[..., str]:
+        return lambda *parts: "/".join(parts)
+
+    @pytest.fixture
+    def supports_empty_directories(self) -> bool:
+        return False
+
+    @pytest.fixture
+    def fs_target(self, fs_path: str) -> str:
+        """Not removed: nothing meets it again."""
+        return f"{fs_path}/target"
+
+    @pytest.fixture
+    def fs_glob_edge_cases_files(
+        self,
+        fs: CkptFileSystemBase,
+        fs_join: Callable[..., str],
+        fs_path: str,
+        sources: dict[str, str],
+    ) -> str:
+        if "glob" not in sources:
+            sources["glob"] = self._glob_edge_cases_files(fs, fs_join, fs_path)
+        return sources["glob"]
+
+    @pytest.fixture
+    def fs_bulk_operations_scenario_0(
+        self,
+        fs: CkptFileSystemBase,
+        fs_join: Callable[..., str],
+        fs_path: str,
+        sources: dict[str, str],
+    ) -> str:
+        if "bulk" not in sources:
+            sources["bulk"] = self._bulk_operations_scenario_0(fs, fs_join, fs_path)
+        return sources["bulk"]
+
+
+class TestCopy(abstract.AbstractCopyTests, Fixtures):  # type: ignore[misc]
+    pass
+
+
+class TestGet(abstract.AbstractGetTests, Fixtures):  # type: ignore[misc]
+    pass
+
+
+class TestPut(abstract.AbstractPutTests, Fixtures):  # type: ignore[misc]
+    pass
+
+
+class TestOpen(abstract.AbstractOpenTests, Fixtures):  # type: ignore[misc]
+    pass
+
+
+class TestPipe(abstract.AbstractPipeTests, Fixtures):  # type: ignore[misc]
+    pass
