@@ -3,6 +3,7 @@
 #
 #   make demo     a training run on an embedded cluster that loses targets, trainers and nothing else
 #   make test     the tests without the slow campaigns; TESTS="tests/erasure -k pattern" picks some
+#   make test-stores   a real S3 server (Ceph, as root), its faults, other Zarr readers: tests/stores
 #   make sim      10,000 seeds of the simulator (make test runs 300)
 #   make test-frameworks   torch, JAX, Lightning, Hugging Face: installs them, then tests/frameworks
 #   make check    format, lint, types, imports
@@ -19,16 +20,22 @@ READY := $(VENV)/.installed
 TESTS ?= tests
 FRAMEWORKS := torch==2.13.0 jax lightning transformers accelerate
 FRAMEWORKS_READY := $(VENV)/.frameworks
+STORES_READY := $(VENV)/.stores
+CEPH := ceph-mon ceph-mgr ceph-osd ceph-common radosgw
 WORKERS ?= 2
 
-.PHONY: demo test test-frameworks sim check bench soak clean
+.PHONY: demo test test-frameworks test-stores sim check bench soak clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
 	$(BIN)/ckpt demo
 
 test: $(READY)
-	$(BIN)/pytest -n $(WORKERS) -m "not slow" --ignore=tests/frameworks $(TESTS)
+	$(BIN)/pytest -n $(WORKERS) -m "not slow" --ignore=tests/frameworks --ignore=tests/stores $(TESTS)
+
+# One gateway for all of them, so one process. Without root or Debian those that need it are skipped.
+test-stores: $(STORES_READY)
+	$(BIN)/pytest -n 0 -m "not slow" --timeout=300 tests/stores
 
 # Every adapter against the real package. A file's tests share one cluster and its gloo ranks.
 test-frameworks: $(FRAMEWORKS_READY)
@@ -59,6 +66,13 @@ $(FRAMEWORKS_READY): $(READY)
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find ckpt servers clients benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STORES_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group stores
+	@if [ "$$(id -u)" = 0 ] && ! command -v radosgw >/dev/null && command -v apt-get >/dev/null; then \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends $(CEPH) >/dev/null; \
+	fi
+	@touch $(STORES_READY)
 
 # A venv without pip is a half-made one: it is made again.
 $(READY): pyproject.toml

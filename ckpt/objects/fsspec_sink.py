@@ -42,7 +42,7 @@ class FsspecSink:
         import fsspec
 
         scheme = url.partition("://")[0]
-        given = {**_defaults(scheme), **(options or {})}
+        given = _with_defaults(scheme, options or {})
         try:
             # use_listings_cache: another writer's objects must be seen at once.
             self._fs, root = fsspec.url_to_fs(url, use_listings_cache=False, **given)
@@ -188,19 +188,20 @@ def _last(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def _defaults(scheme: str) -> dict[str, object]:
+def _with_defaults(scheme: str, options: Mapping[str, object]) -> dict[str, object]:
     if scheme not in ("s3", "s3a"):
-        return {}
-    return {
-        "config_kwargs": {
-            "connect_timeout": CONNECT_TIMEOUT_S,
-            "read_timeout": READ_TIMEOUT_S,
-            # One voice decides how long to try: ours.
-            "retries": {"max_attempts": 0},
-            "request_checksum_calculation": "when_required",
-            "response_checksum_validation": "when_required",
-        }
+        return dict(options)
+    ours = {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "read_timeout": READ_TIMEOUT_S,
+        # One voice decides how long to try: ours.
+        "retries": {"max_attempts": 0},
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
     }
+    given = options.get("config_kwargs", {})
+    assert isinstance(given, Mapping)
+    return {**options, "config_kwargs": {**ours, **given}}
 
 
 def _told(what: str, once: Callable[[], Value]) -> Value:
@@ -218,27 +219,30 @@ def _told(what: str, once: Callable[[], Value]) -> Value:
     except (NotImplementedError, TypeError) as error:
         raise Refused(f"{what}: the store cannot do this: {error}") from None
     except Exception as error:  # Each library has its own tree of errors for a bad connection.
-        code = _http_status(error)
-        if code == 412:
+        status, code = _answer_of(error)
+        if status == 412:
             raise _Exists(f"{what} exists") from None
-        is_our_fault = code is not None and 400 <= code < 500 and code not in _PASSING
-        if is_our_fault or type(error).__name__ in _NEVER:
+        is_passing = status in _PASSING or code in _ROTTEN
+        if (400 <= status < 500 and not is_passing) or type(error).__name__ in _NEVER:
             raise Refused(f"{what}: {error}") from error
         raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
 
 
 _PASSING: Final = (408, 409, 425, 429)
 """Of the 4xx: timeouts, conflicts of two writers, and too many requests."""
+_ROTTEN: Final = ("BadDigest", "XAmzContentSHA256Mismatch", "RequestTimeout")
+"""400s that say that a body did not arrive as it was sent."""
 _NEVER: Final = ("NoCredentialsError", "ParamValidationError", "PartialCredentialsError")
 
 
-def _http_status(error: BaseException | None) -> int | None:
-    """The answer's status where a library kept it."""
+def _answer_of(error: BaseException | None) -> tuple[int, str]:
+    """The answer's status and error code where a library kept them, else 0 and nothing."""
     while error is not None:
-        response = getattr(error, "response", None)
-        if isinstance(response, Mapping):
-            meta = response.get("ResponseMetadata", {})
-            if isinstance(meta, Mapping) and isinstance(meta.get("HTTPStatusCode"), int):
-                return int(meta["HTTPStatusCode"])
+        match getattr(error, "response", None):
+            case {
+                "ResponseMetadata": {"HTTPStatusCode": int(status)},
+                "Error": {"Code": str(code)},
+            }:
+                return status, code
         error = error.__cause__
-    return None
+    return 0, ""

@@ -25,7 +25,7 @@ class GatheredUpload:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._content.clear()
+        self._content = bytearray()  # A put that failed may still hold a view of the old one.
 
     def part(self, data: Buffer) -> None:
         self._content += data

@@ -33,10 +33,13 @@ class ObstoreSink:
         url: str,
         options: Mapping[str, object] | None = None,
         patience: Patience | None = None,
+        *,
+        timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
         """Raises Refused for an unknown scheme or when obstore is not installed.
 
         options: obstore's configuration of that store, such as `endpoint` and `region`.
+        timeout_s: of one request.
         """
         try:
             from obstore.store import from_url
@@ -48,13 +51,13 @@ class ObstoreSink:
         given = dict(options or {})
         client: dict[str, object] = {
             "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
-            "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
+            "timeout": timedelta(seconds=timeout_s),
             "allow_http": str(given.get("endpoint", "")).startswith("http://"),
         }
         try:
             self._store = from_url(
                 url,
-                config=given or None,  # type: ignore[call-overload]
+                config=given or None,
                 client_options=client,
                 # One voice decides how long to try: ours.
                 retry_config={"max_retries": 0, "retry_timeout": timedelta(0)},

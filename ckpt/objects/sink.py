@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 from ckpt.base.errors import NotFound, Unavailable
 from ckpt.format.checksum import Buffer
@@ -101,19 +101,26 @@ class Sink(Protocol):
         """Let connections go. Idempotent."""
 
 
+CREATE_COUNT_MAX: Final = 8
+
+
 def create_once(sink: Sink, key: str, data: Buffer) -> bytes | None:
     """Create the object once and for all: None when it now holds our bytes, else what it holds.
 
-    An answer that was lost is not guessed about: the object is read and compared.
+    An answer that was lost is not guessed about: the object is read and compared. A store may
+    refuse because another creation is under way that then fails: when nothing is there, it is
+    tried again.
     """
-    try:
-        if sink.put_if_absent(key, data):
-            return None
-    except Unavailable:
+    for _ in range(CREATE_COUNT_MAX):
+        try:
+            if sink.put_if_absent(key, data):
+                return None
+        except Unavailable:
+            if sink.head(key) is None:
+                raise
         try:
             found = sink.get(key)
         except NotFound:
-            raise Unavailable(f"{sink.url}/{key} could not be created") from None
-    else:
-        found = sink.get(key)
-    return None if found == bytes(data) else found
+            continue
+        return None if found == bytes(data) else found
+    raise Unavailable(f"{sink.url}/{key} cannot be created, and is not there")

@@ -49,6 +49,18 @@ VERBS: Final = {
         "ckpt_client.cli.rm",
         "delete a checkpoint",
     ),
+    "export": (
+        "ckpt_client.cli.export",
+        "write a checkpoint as safetensors, npz or Zarr, without a GPU",
+    ),
+    "import": (
+        "ckpt_client.cli.import_",
+        "take in a directory of safetensors files",
+    ),
+    "gc": (
+        "ckpt_client.cli.gc",
+        "end uploads to an object store that never ended",
+    ),
     "catalog": (
         "ckpt_client.cli.catalog",
         "rebuild: make a lost catalog again from the targets alone",

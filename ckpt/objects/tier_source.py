@@ -1,0 +1,134 @@
+"""A committed checkpoint in the tier, as a Source: pinned, read from targets, repaired on the way.
+
+The same reader as a restore's (ckpt.transfer.payload_receiver): a slow target is hedged, a lost
+column decoded, everything verified. The pin is the session's: it holds as long as this is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Final, Self
+
+import numpy as np
+
+from ckpt.aio.rpc import RpcClient
+from ckpt.base.errors import Corrupt, PeerError
+from ckpt.base.ids import PayloadId, Rank, RunName, Step
+from ckpt.format.index import IndexReader, IndexTensor
+from ckpt.format.layout import Layout
+from ckpt.format.messages import ReleasePin, Resolve, Resolved, Role
+from ckpt.format.record import CommitRecord, decode_record
+from ckpt.format.table import Meaning
+from ckpt.format.tree import Node, decode_tree
+from ckpt.objects.documents import Header
+from ckpt.objects.source import Wish
+from ckpt.transfer.index_source import IndexSource
+from ckpt.transfer.payload_receiver import ReadJob, ReceiverOptions, read_payloads
+from ckpt.transfer.read_set import ReadSet
+
+INDEX_TIMEOUT_S: Final = 30.0
+ANSWER_SLACK_S: Final = 10.0
+"""Beyond what the coordinator itself may wait."""
+
+
+class TierSource:
+    """One generation of one step, held against deletion. Close me."""
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        record: CommitRecord,
+        index: IndexReader,
+        options: ReceiverOptions,
+        held: ExitStack,
+    ) -> None:
+        info = record.info
+        self.header = Header(
+            run=info.checkpoint.run,
+            step=info.checkpoint.step,
+            generation=str(info.checkpoint.generation),
+            cluster=record.cluster,
+            launch=info.launch,
+            world_size=info.world_size,
+            committed_at_s=info.committed_at_s,
+            source="tier",
+        )
+        self._checkpoint = info.checkpoint
+        self._addresses = {where.target: where for where in resolved.targets}
+        self._index = index
+        self._options = options
+        self._held = held
+        self._tensors = tuple(index.tensors())
+
+    @classmethod
+    def open(
+        cls,
+        address: str,
+        run: RunName,
+        step: Step | None,
+        *,
+        secret: bytes,
+        name: str,
+        timeout_s: float = INDEX_TIMEOUT_S,
+    ) -> Self:
+        """Resolve and pin it; without a step the newest.
+
+        Raises NotFound, Unavailable, Lost, Unauthorized.
+        """
+        with ExitStack() as held:
+            rpc = RpcClient(address, secret=secret, role=Role.READER, name=name)
+            held.callback(rpc.close)
+            question = Resolve(run, step, timeout_us=int(timeout_s * 1e6))
+            resolved, bulk = rpc.call(question, timeout_s=timeout_s + ANSWER_SLACK_S)
+            if not isinstance(resolved, Resolved):
+                raise PeerError(f"the coordinator answered with a {type(resolved).__name__}")
+            held.callback(rpc.tell, ReleasePin(resolved.pin))
+            record = decode_record(bulk)
+            addresses = {where.target: where for where in resolved.targets}
+            source = held.enter_context(IndexSource(record, addresses, secret, name))
+            index = source.reader(timeout_s)
+            options = ReceiverOptions(secret=secret, name=name, cluster=record.cluster)
+            return cls(resolved, record, index, options, held.pop_all())
+
+    def tensors(self) -> Sequence[IndexTensor]:
+        return self._tensors
+
+    def trees(self) -> Mapping[Rank, Node]:
+        reads = ReadSet()
+        documents = {}
+        for payload in self._index.payloads():
+            document = documents[payload.rank] = np.empty(payload.document_bytes, np.uint8)
+            reads.add_range(payload.rank, payload.document_offset, document)
+        self._read(reads)
+        return {rank: decode_tree(document.data) for rank, document in documents.items()}
+
+    def read(self, wishes: Sequence[Wish]) -> None:
+        reads = ReadSet()
+        for wish in wishes:
+            own = wish.tensor.meaning is Meaning.OWN
+            boxes = [box for box in wish.tensor.boxes if not own or box.rank == wish.rank]
+            if not boxes:
+                raise Corrupt(f"{wish.tensor.name}: rank {wish.rank} has none")
+            reads.add_box(wish.tensor, boxes, wish.offset, wish.memory)
+        self._read(reads)
+
+    def close(self) -> None:
+        self._held.close()
+
+    def _read(self, reads: ReadSet) -> None:
+        jobs = []
+        for rank, landings in sorted(reads.landings.items()):
+            payload = self._index.payload(rank)
+            jobs.append(
+                ReadJob(
+                    payload=PayloadId(self._checkpoint, rank),
+                    layout=Layout(payload.code, payload.payload_bytes, payload.cell_bytes),
+                    manifest_digest=payload.manifest_digest,
+                    columns=payload.columns,
+                    addresses=self._addresses,
+                    landings=landings,
+                )
+            )
+        read_payloads([job for job in jobs if job.landings], self._options)
+        reads.finish()

@@ -1,0 +1,128 @@
+"""Write a checkpoint for other programs, a few MiB at a time, without a GPU.
+
+safetensors  weights as Hugging Face stores them: model-*.safetensors and their index
+npz          one numpy archive
+zarr         the drained format (Zarr v3) into any object store: DEST is its URL, and the
+             checkpoint goes to DEST/RUN@STEP/GENERATION
+
+RUN@STEP is read from the cluster; a URL (s3://bucket/run@500) from an object store,
+without any cluster. --prefix model exports only what lies below it in the state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ckpt.base.errors import Refused
+from ckpt.base.units import format_bytes, format_seconds
+from ckpt.objects.source import Source
+from ckpt_client.cli.cluster import conversation, parse_checkpoint
+from ckpt_client.cli.exits import Exit
+from ckpt_client.cli.output import Output, counted
+from ckpt_client.locate import client_name
+
+EXAMPLE = "ckpt export llama/7b@12500 --format safetensors --prefix model /scratch/llama-7b"
+FORMATS = ("safetensors", "npz", "zarr")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", metavar="RUN@STEP", help="which one, or its URL")
+    parser.add_argument("destination", metavar="DEST", help="a directory, a file or a URL")
+    parser.add_argument("--format", choices=FORMATS, required=True, help="what is written")
+    parser.add_argument("--prefix", metavar="PATH", default="", help="only what lies below it")
+    parser.add_argument(
+        "--separator", metavar="TEXT", default=".", help="between the steps of a path [.]"
+    )
+    parser.add_argument(
+        "--portable-dtypes", action="store_true", help="zarr: bfloat16 and float8 as integers"
+    )
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    if arguments.format == "zarr" and arguments.prefix:
+        raise Refused("--format zarr writes whole checkpoints", hint="leave --prefix out")
+    with opened_source(arguments, output) as source:
+        begun_s = time.monotonic()
+        with output.waiting(f"exporting {source.header}"):
+            count, size = _write(arguments, source)
+    seconds = time.monotonic() - begun_s
+    what = f"{source.header.run}@{source.header.step}"
+    output.document(
+        {
+            "run": source.header.run,
+            "step": source.header.step,
+            "generation": source.header.generation,
+            "format": arguments.format,
+            "destination": arguments.destination,
+            "arrays": count,
+            "bytes": size,
+            "seconds": seconds,
+        }
+    )
+    output.line(
+        f"exported {what} to {arguments.destination}: {counted(count, 'array')}, "
+        f"{format_bytes(size)} in {format_seconds(seconds)}"
+    )
+    return Exit.OK
+
+
+@contextmanager
+def opened_source(arguments: argparse.Namespace, output: Output) -> Iterator[Source]:
+    """The checkpoint that the arguments name, in the cluster or in a store."""
+    if "://" in arguments.checkpoint:
+        from ckpt_client.stored import open_url
+
+        stored = open_url(arguments.checkpoint)
+        try:
+            yield stored
+        finally:
+            stored.close()
+        return
+    from ckpt.objects.tier_source import TierSource
+
+    run_name, step = parse_checkpoint(arguments.checkpoint)
+    with conversation(arguments, output) as talk:
+        secret, address = talk.control.secret, talk.address
+        source = TierSource.open(
+            address, run_name, step, secret=secret, name=client_name(), timeout_s=talk.timeout_s
+        )
+        try:
+            yield source
+        finally:
+            source.close()
+
+
+def _write(arguments: argparse.Namespace, source: Source) -> tuple[int, int]:
+    """Arrays and bytes that were written."""
+    if arguments.format == "zarr":
+        return _write_zarr(arguments, source)
+    from ckpt_client.exchange.tensors import named_arrays
+
+    arrays = named_arrays(source, arguments.prefix, arguments.separator)
+    destination = Path(arguments.destination)
+    if arguments.format == "safetensors":
+        from ckpt_client.exchange.safetensors_file import write_safetensors
+
+        return len(arrays), sum(write_safetensors(source, arrays, destination))
+    from ckpt_client.exchange.npz_file import write_npz
+
+    return len(arrays), sum(write_npz(source, arrays, destination))
+
+
+def _write_zarr(arguments: argparse.Namespace, source: Source) -> tuple[int, int]:
+    from ckpt.objects.planning import WriteOptions
+    from ckpt.objects.reader import StoredCheckpoint
+    from ckpt.objects.stores import open_sink
+    from ckpt.objects.writer import WriteLimits, write_checkpoint
+
+    url = arguments.destination
+    sink = open_sink(url if "://" in url else f"file://{Path(url).absolute()}")
+    options = WriteOptions(portable=arguments.portable_dtypes)
+    marker = write_checkpoint(sink, source, options, WriteLimits())
+    written = StoredCheckpoint.open(sink, *marker.header.key)
+    written.close()
+    return len(written.tensors()), written.manifest.stored_bytes

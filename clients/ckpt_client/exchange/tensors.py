@@ -1,0 +1,98 @@
+"""A checkpoint as other formats know one: a flat list of named arrays, and nothing of ranks.
+
+What belongs to ranks is named `NAME@rank-R`, unless only one rank has it. A name in several forms
+is exported form by form, and plain values not at all: formats for weights have no place for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ckpt.base.errors import NotFound, Refused
+from ckpt.base.ids import Rank
+from ckpt.base.units import MiB
+from ckpt.format.dtypes import dtype_of
+from ckpt.format.index import IndexTensor
+from ckpt.format.table import Meaning
+from ckpt.objects.grid import cut
+from ckpt.objects.source import Source, Wish
+
+PIECE_BYTES: Final = 16 * MiB
+"""What is in memory at once."""
+
+Rename = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedArray:
+    """One array to export."""
+
+    name: str
+    tensor: IndexTensor
+    rank: Rank | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.global_shape
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        return dtype_of(self.tensor.dtype)
+
+    @property
+    def byte_count(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def named_arrays(source: Source, prefix: str, separator: str) -> list[NamedArray]:
+    """All arrays whose tensor's path begins with `prefix`, which is cut off, ascending by name.
+
+    separator: what stands between the steps of a path in the exported name.
+    Raises NotFound when there is none, Refused when two arrays would share a name.
+    """
+    found: dict[str, NamedArray] = {}
+    for tensor in source.tensors():
+        if not tensor.name.startswith(prefix):
+            continue
+        name = tensor.name[len(prefix) :].lstrip("/").replace("/", separator)
+        for array in _arrays_of(name, tensor):
+            if array.name in found:
+                raise Refused(
+                    f"{array.name}: several tensors of {source.header} would have this name",
+                    hint="export a part of it with --prefix",
+                )
+            found[array.name] = array
+    if not found:
+        raise NotFound(f"{source.header} has no tensor below {prefix!r}", hint="see ckpt show")
+    return [found[name] for name in sorted(found)]
+
+
+def pieces(
+    source: Source, array: NamedArray, piece_bytes: int = PIECE_BYTES
+) -> Iterator[memoryview]:
+    """The array's bytes in C order, piece by piece; each is valid until the next is asked for."""
+    if not array.byte_count:
+        return
+    shape = array.shape or (1,)
+    grid = cut(shape, array.dtype.itemsize, piece_bytes, piece_bytes)
+    for number in range(grid.shard_count):
+        for region in grid.chunks(grid.shard_at(number)):
+            if region is None:
+                continue
+            axes = len(array.shape)
+            memory = np.empty(region.shape[:axes], array.dtype)
+            source.read([Wish(array.tensor, array.rank, region.offset[:axes], memory)])
+            yield memory.reshape(-1).view(np.uint8).data
+
+
+def _arrays_of(name: str, tensor: IndexTensor) -> Sequence[NamedArray]:
+    if tensor.meaning is not Meaning.OWN:
+        return [NamedArray(name, tensor, None)]
+    if len(tensor.boxes) == 1:
+        return [NamedArray(name, tensor, tensor.boxes[0].rank)]
+    return [NamedArray(f"{name}@rank-{box.rank}", tensor, box.rank) for box in tensor.boxes]

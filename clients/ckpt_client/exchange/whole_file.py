@@ -1,0 +1,42 @@
+"""A file that is there whole or not at all: written aside, synced, renamed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ckpt.format.checksum import Buffer
+
+
+class WholeFile:
+    """Left without `complete`, by whatever way, nothing stays."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._aside = path.with_name(f".{path.name}.part-{os.getpid()}")
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._aside.open("wb")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+        self._aside.unlink(missing_ok=True)
+
+    def write(self, data: Buffer) -> None:
+        """Append."""
+        self._file.write(data)
+
+    def complete(self) -> None:
+        """Durable, then visible."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._aside.rename(self.path)

@@ -1,0 +1,166 @@
+"""Export and import: what other programs' readers see, and what comes back."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ckpt
+from ckpt.base.errors import Corrupt, NotFound, Refused
+from ckpt.objects.file_sink import FileSink
+from ckpt.objects.planning import WriteOptions
+from ckpt.objects.writer import WriteLimits, write_checkpoint
+from ckpt_client.cli.main import main
+from ckpt_client.exchange.safetensors_file import read_directory, write_safetensors
+from ckpt_client.exchange.tensors import named_arrays, pieces
+from tests.objects.sources import MemorySource, random_bits, same_bits
+
+WEIGHTS = {
+    "model/embed": random_bits(ml_dtypes.bfloat16, (2000, 1001)),
+    "model/layers.0.weight": random_bits("<f4", (300, 20)),
+    "model/scale": np.array(0.5, "f4"),
+    "model/none": np.zeros((0, 4), "f4"),
+    "optimizer/m": random_bits("<f4", (500, 700)),
+}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("bucket")
+    source = MemorySource(WEIGHTS, {"rng": np.arange(4)})
+    write_checkpoint(FileSink(place), source, WriteOptions(), WriteLimits())
+    return f"file://{place}//team/llama 7b@500"
+
+
+def contents(folder: Path) -> dict[str, object]:
+    return {array.name: array.mapped() for array in read_directory(folder)}
+
+
+def test_weights_are_exported_below_a_prefix_as_hugging_face_names_them(
+    url: str, tmp_path: Path
+) -> None:
+    line = ["export", url, "--format", "safetensors", "--prefix", "model/", str(tmp_path)]
+    assert main(line) == 0
+    found = contents(tmp_path)
+    expected = {k.removeprefix("model/"): v for k, v in WEIGHTS.items() if k.startswith("model/")}
+    assert found.keys() == expected.keys()
+    assert all(same_bits(found[name], array) for name, array in expected.items())
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_several_files_have_an_index(tmp_path: Path) -> None:
+    source = MemorySource(WEIGHTS)
+    arrays = named_arrays(source, "", ".")
+    written = sum(write_safetensors(source, arrays, tmp_path, file_bytes=2 << 20))
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == written == sum(a.nbytes for a in WEIGHTS.values())
+    files = set(index["weight_map"].values())
+    assert files == {f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)}  # fmt: skip
+    assert len(files) > 1
+    found = contents(tmp_path)
+    assert all(same_bits(found[k.replace("/", ".")], v) for k, v in WEIGHTS.items())
+
+
+def test_memory_holds_a_piece_at_a_time() -> None:
+    source = MemorySource({"w": random_bits("<f4", (1000, 1000))})
+    (array,) = named_arrays(source, "", ".")
+    found = [bytes(piece) for piece in pieces(source, array, 1 << 18)]
+    assert max(map(len, found)) <= 1 << 18
+    assert b"".join(found) == source.whole["w"].tobytes()
+
+
+def test_a_type_that_the_format_lacks_is_refused_by_name(tmp_path: Path) -> None:
+    source = MemorySource({"when": random_bits("<M8[s]", (4,))})
+    arrays = named_arrays(source, "", ".")
+    with pytest.raises(Refused, match=r"when: safetensors has no <M8\[s\]"):
+        list(write_safetensors(source, arrays, tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_archive_of_numpy(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "all.npz"
+    assert main(["export", url, "--format", "npz", str(path)]) == 0
+    with np.load(path) as archive:
+        assert same_bits(archive["optimizer.m"], WEIGHTS["optimizer/m"])
+        assert same_bits(archive["rng"], np.arange(4))
+        assert same_bits(archive["model.embed"].view(ml_dtypes.bfloat16), WEIGHTS["model/embed"])
+        logical = json.loads(archive["__logical_dtypes__.json"])
+    assert logical == {"model.embed": "bfloat16"}
+
+
+def test_a_checkpoint_is_copied_to_another_store(url: str, tmp_path: Path) -> None:
+    assert main(["export", url, "--format", "zarr", f"file://{tmp_path}"]) == 0
+    copied = ckpt.load(f"file://{tmp_path}//team/llama 7b@500", whole=True)
+    assert isinstance(copied, dict)
+    assert same_bits(copied["model/embed"], WEIGHTS["model/embed"])
+
+
+def test_import_into_a_store_and_back(tmp_path: Path) -> None:
+    source = MemorySource(WEIGHTS)
+    hf = tmp_path / "hf"
+    sum(write_safetensors(source, named_arrays(source, "", "."), hf, file_bytes=2 << 20))
+    store = f"file://{tmp_path}/store"
+    assert main(["import", str(hf), "pretrained@0", "--to", store]) == 0
+    state = ckpt.load(f"{store}/pretrained@0")
+    assert isinstance(state, dict)
+    assert {name.replace(".", "/", 1): 0 for name in state}.keys() == WEIGHTS.keys()
+    assert all(same_bits(state[k.replace("/", ".")], v) for k, v in WEIGHTS.items())
+
+
+def test_export_of_nothing_is_told(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    line = ["export", url, "--format", "npz", "--prefix", "nope", str(tmp_path / "x.npz")]
+    assert main(line) == NotFound.exit_code
+    assert "no tensor below 'nope'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        struct.pack("<Q", 1 << 40),
+        struct.pack("<Q", 2) + b"[]",
+        struct.pack("<Q", 9) + b'{"a": {}}',
+        struct.pack("<Q", 57) + b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}   ',
+        struct.pack("<Q", 57) + b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}  ',
+    ],
+)
+def test_a_file_that_cannot_be_is_refused_by_name(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / "bad.safetensors").write_bytes(header)
+    with pytest.raises(Corrupt, match=r"bad\.safetensors"):
+        read_directory(tmp_path)
+
+
+def test_an_index_that_lies_is_refused(tmp_path: Path) -> None:
+    source = MemorySource(WEIGHTS)
+    sum(write_safetensors(source, named_arrays(source, "", "."), tmp_path, file_bytes=2 << 20))
+    path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["ghost"] = "model-00001-of-00002.safetensors"
+    path.write_text(json.dumps(index))
+    with pytest.raises((Corrupt, NotFound), match=r"ghost|model-00001"):
+        read_directory(tmp_path)
+    index["weight_map"]["ghost"] = "../elsewhere.safetensors"
+    path.write_text(json.dumps(index))
+    with pytest.raises(Corrupt, match="outside"):
+        read_directory(tmp_path)
+
+
+def test_pending_uploads_are_shown_and_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sink = FileSink(tmp_path)
+    upload = sink.upload("run@1/half")
+    upload.__enter__().part(b"half")
+    line = ["gc", "--multipart", sink.url, "--older-than", "0"]
+    assert main(line) == 0
+    assert "1 upload would be ended" in capsys.readouterr().out
+    assert sink.pending_uploads("")
+    assert main([*line, "--yes"]) == 0
+    assert not sink.pending_uploads("")
+    upload.__exit__(None, None, None)

@@ -1,0 +1,1 @@
+"""Real object stores: `make test-stores`. Not part of `make test`."""
