@@ -127,8 +127,8 @@ def test_proved_damage_walks_all_ranks_back_with_a_warning(cluster: Cluster) -> 
         end_with_stagers(team)  # Whose memory would still hold step 2.
     for files in cluster.columns_of("walk").values():
         for file in files:
-            _, step, _, _, column = file.name.split("-")
-            if step == "2" and int(column) < 3:
+            _, number, _, _, column = file.name.split("-")
+            if number == "2" and int(column) < 3:
                 cluster.flip(file, 100)
     with launched(cluster.url, 2, launch="walk 2") as team:
         loads = done(every(team, "load", run="walk", version=1))
@@ -209,6 +209,27 @@ def test_a_column_that_was_removed_counts_as_lost(cluster: Cluster, store: ckpt.
         file.unlink()
     assert is_step(store.load("removed"), 1)
     assert store.verify("removed", 1).state == "degraded"
+
+
+def test_columns_that_are_gone_when_their_targets_start_again_are_proved_lost(
+    cluster: Cluster, store: ckpt.Store
+) -> None:
+    for step in (1, 2):
+        save(store, "gone", step)
+    newest = {
+        id: [file for file in files if file.name.split("-")[1] == "2"]
+        for id, files in cluster.columns_of("gone").items()
+    }
+    victims = [id for id, files in newest.items() if files][:3]
+    cluster.kill(*victims)
+    for id in victims:
+        for file in newest[id]:
+            file.unlink()
+    cluster.heal()
+    with pytest.warns(UserWarning, match="gone@2"):
+        assert is_step(store.load("gone"), 1)
+    with pytest.raises(ckpt.Lost, match="gone@2"):
+        store.load("gone", 2)
 
 
 def test_a_save_with_dead_targets_says_what_it_still_survives(

@@ -170,6 +170,64 @@ def test_a_checkpoint_that_is_deleted_during_the_examination_never_becomes_a_dam
     assert bench.states() == {str(id): "deleted"}
 
 
+def restart_without(bench: Bench, id: CheckpointId, *columns: int) -> None:
+    """Holders start again and no longer have these columns."""
+    for column in columns:
+        target = holder(bench, id, column)
+        del target.columns[ColumnId(PayloadId(id, Rank(0)), ColumnNumber(column))]
+        bench.stop(target.id)
+        target.reboot()
+        bench.start(target)
+
+
+def test_columns_that_their_holders_come_back_without_are_judged_when_somebody_resolves() -> None:
+    bench = Bench()
+    old, new = bench.save(1), bench.save(2)
+    restart_without(bench, new, 0, 1)
+    reader = bench.session()
+    mark = bench.mark()
+    bench.tell(reader, m.Resolve(RUN, None))
+    (answer,) = bench.to(reader, mark)
+    assert isinstance(answer, m.Resolved)
+    assert answer.info.checkpoint == old
+    assert str(new) in answer.skipped[0]
+    assert bench.states()[str(new)] == "damaged"
+
+
+def test_one_holder_that_is_away_leaves_missing_columns_unjudged_until_it_is_back() -> None:
+    bench = Bench()
+    bench.save(1)
+    new = bench.save(2)
+    away = holder(bench, new, 2).id
+    bench.stop(away)
+    restart_without(bench, new, 0, 1)
+    reader = bench.session()
+    mark = bench.mark()
+    assert bench.tell(reader, m.Resolve(RUN, None)) == []
+    bench.tick(5)
+    assert bench.sent(m.VerifyColumn, mark) == []
+    bench.start(away)
+    (answer,) = bench.to(reader, mark)
+    assert isinstance(answer, m.Resolved)
+    assert answer.info.checkpoint.step == 1
+
+
+def test_a_suspicion_that_proves_nothing_is_examined_once_for_each_boot() -> None:
+    bench = Bench()
+    bench.save(1)
+    new = bench.save(2)
+    column = ColumnId(PayloadId(new, Rank(0)), ColumnNumber(0))
+    kept = holder(bench, new, 0), holder(bench, new, 0).columns[column]
+    restart_without(bench, new, 0, 1)
+    kept[0].columns[column] = kept[1]  # It finds the file after all.
+    mark = bench.mark()
+    for _ in range(3):
+        bench.tell(bench.session(), m.Resolve(RUN, None))
+        bench.tick(1)
+    assert len(bench.sent(m.VerifyColumn, mark)) == 3
+    assert bench.states()[str(new)] == "committed"
+
+
 @st.composite
 def columns(draw: st.DrawFn) -> list[tuple[m.ByteRange, ...]]:
     """Damage as targets state it: ascending and apart, and sometimes empty ranges."""

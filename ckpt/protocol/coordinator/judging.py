@@ -1,7 +1,9 @@
 """Whether reported damage is proved: every holder must answer, and some stripe must be past repair.
 
 Walking back to an older step is only allowed past proved damage (DESIGN 3.8). What one reader could
-not reach proves nothing; what all targets, read whole, cannot mend does.
+not reach proves nothing; what all targets, read whole, cannot mend does. That is examined when a
+reader reports it, and when a checkpoint cannot be read although all its holders are here: then they
+came back without its columns.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId
+from ckpt.base.ids import BootId, ColumnId, ColumnNumber, PayloadId, TargetId
 from ckpt.base.limits import PAYLOAD_BYTES_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.messages import (
@@ -25,7 +27,7 @@ from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.desk import Desk, Reply
-from ckpt.protocol.coordinator.membership import Membership
+from ckpt.protocol.coordinator.membership import Membership, TargetState
 from ckpt.protocol.events import Session
 
 WHOLE = (ByteRange(0, PAYLOAD_BYTES_MAX),)
@@ -55,6 +57,8 @@ class Judge:
         self._members = members
         self._checkpoints = checkpoints
         self._open: dict[PayloadId, _Inquiry] = {}
+        self._suspected: dict[PayloadId, tuple[BootId, ...]] = {}
+        #: Payloads that were examined unasked, and the boots of the holders that were asked.
 
     def report(self, session: Session, request: int, message: ReportDamage) -> None:
         """A reader failed to decode; examine the payload once for all who report it."""
@@ -73,6 +77,26 @@ class Judge:
             return
         inquiry = self._open[payload] = _Inquiry(payload, checkpoint.code, [(session, request)])
         self._examine(inquiry, checkpoint)
+
+    def suspect(self, checkpoint: Checkpoint) -> None:
+        """It cannot be read now. If all who should hold a payload are here, have them looked at:
+        once, until one of them starts again."""
+        for rank, columns in checkpoint.placement.items():
+            payload = PayloadId(checkpoint.id, rank)
+            enough = len(self._checkpoints.columns_now(checkpoint, rank)) >= checkpoint.code.k
+            boots = self._boots(columns)
+            if enough or boots is None or payload in self._open:
+                continue
+            if self._suspected.get(payload) != boots:
+                self._suspected[payload] = boots
+                inquiry = self._open[payload] = _Inquiry(payload, checkpoint.code, [])
+                self._examine(inquiry, checkpoint)
+
+    def _boots(self, columns: Iterable[TargetId | None]) -> tuple[BootId, ...] | None:
+        """None while a holder is not here, or has not listed what it holds."""
+        named = [self._members.targets.get(id) for id in columns if id is not None]
+        here = [t.boot for t in named if t is not None and t.state is TargetState.LIVE]
+        return tuple(here) if len(here) == len(named) else None
 
     def _examine(self, inquiry: _Inquiry, checkpoint: Checkpoint) -> None:
         inquiry.open_questions = 1
@@ -110,6 +134,7 @@ class Judge:
         if inquiry.open_questions:
             return
         del self._open[inquiry.payload]
+        self._forget_suspicions()
         checkpoint = self._checkpoints.get(inquiry.payload.checkpoint)
         if checkpoint is None or checkpoint.state is RowState.TOMBSTONED:
             # What is missing was dropped; a deleted checkpoint never becomes a damaged one.
@@ -138,6 +163,11 @@ class Judge:
             self._tell(inquiry, DamageJudged(True, reason))
 
         self._desk.persist((catalog.CheckpointDamaged(checkpoint.id, reason),), durable)
+
+    def _forget_suspicions(self) -> None:
+        """Of checkpoints that are gone."""
+        for payload in [p for p in self._suspected if self._checkpoints.get(p.checkpoint) is None]:
+            del self._suspected[payload]
 
     def _tell(self, inquiry: _Inquiry, judged: DamageJudged) -> None:
         for session, request in inquiry.askers:

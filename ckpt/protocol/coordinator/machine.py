@@ -152,6 +152,7 @@ class CoordinatorMachine:
             self.launches,
             self.book.of_run,
             self.deleter.released,
+            self.judge.suspect,
         )
         self.views = Views(
             policy.cluster,

@@ -48,12 +48,14 @@ class Resolver:
         launches: Launches,
         open_attempts: Callable[[RunName], list[Attempt]],
         released: Callable[[Checkpoint], None],
+        suspect: Callable[[Checkpoint], None],
     ) -> None:
         self._desk = desk
         self._checkpoints = checkpoints
         self._launches = launches
         self._open_attempts = open_attempts
         self._released = released
+        self._suspect = suspect
         self._waiting: list[_Waiting] = []
         #: Questions without an answer yet, oldest first; all are tried again after every change.
         self._pins: dict[int, tuple[Session, Checkpoint]] = {}
@@ -157,6 +159,7 @@ class Resolver:
     ) -> tuple[Checkpoint | None, tuple[str, ...]]:
         if self._checkpoints.readable(good[0]):
             return good[0], skipped
+        self._suspect(good[0])
         if self._desk.now_us < waiting.deadline_us:
             return None, skipped
         away = ", ".join(self._checkpoints.unreachable(good[0]))
