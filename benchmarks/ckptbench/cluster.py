@@ -1,7 +1,7 @@
 """A real cluster for one measurement: coordinator and target daemons as processes, in a temporary
 directory.
 
-Everything carries the mark of `proc`, lies in one directory (and one in memory for the discarding
+Everything carries one mark in its environment, lies in one directory (and one in memory for the discarding
 sink), and is gone when the `with` is left, however that happens.
 """
 
@@ -31,17 +31,17 @@ from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.erasure.code import Code
 from ckpt.protocol.coordinator.views import StatusView
 from ckpt_client.control import Control
+from ckpt_client.demo.processes import MARK_NAME, end_marked, find_marked
 from ckpt_client.detach import child_environment
 from ckpt_client.locate import Locator
 from ckptbench.bench_target import DISCARD_NAME, KEEP_NAME, OBSERVED_NAME, read_observed
-from ckptbench.proc import MARK_NAME, end_marked, find_marked
 
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 15.0
 POLL_S: Final = 0.01
 COORDINATOR: Final = "ckptd.cli"
 TARGET: Final = "ckptbench.bench_target"
-STAGER: Final = "ckpt_client.stager"
+END_TIMEOUT_S: Final = 10.0
 MEMORY_DIRECTORY: Final = Path("/dev/shm")
 
 _status_decoder = msgspec.json.Decoder(StatusView)
@@ -74,6 +74,7 @@ class BenchCluster:
         self._data = self.directory
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._control: Control | None = None
+        self._ports: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         try:
@@ -119,25 +120,34 @@ class BenchCluster:
         """Of `coordinator` or a target."""
         return self._processes[name].pid
 
+    def port(self, name: str) -> int:
+        """Of a target's TCP socket."""
+        return self._ports[name]
+
+    def living_targets(self) -> dict[str, int]:
+        """Name and process of those that run."""
+        return {
+            name: self._processes[name].pid
+            for name in self.target_names
+            if self._processes[name].poll() is None
+        }
+
     @property
     def target_pids(self) -> list[int]:
         """Of those that run."""
-        return [
-            process.pid
-            for name, process in self._processes.items()
-            if name != "coordinator" and process.poll() is None
-        ]
+        return list(self.living_targets().values())
 
     def stager_pids(self) -> list[int]:
-        return [one.pid for one in find_marked(self.mark) if STAGER in one.command]
+        return [one.pid for one in find_marked(self.mark) if one.is_stager]
 
-    def sealed_since(self, begun_ns: int) -> list[int]:
-        """When each column became durable after `begun_ns`, ascending, monotonic nanoseconds."""
-        times: list[int] = []
-        for name in self.target_names:
-            for when, count in read_observed(self._observed(name)):
-                times += [when] * (count if when >= begun_ns else 0)
-        return sorted(times)
+    def sealed_since(self, begun_ns: int) -> list[tuple[str, int, int]]:
+        """(target, monotonic nanoseconds, columns) of what became durable after `begun_ns`."""
+        return [
+            (name, when, count)
+            for name in self.target_names
+            for when, count in read_observed(self._observed(name))
+            if when >= begun_ns
+        ]
 
     def status(self) -> StatusView:
         """As `ckpt status` sees it."""
@@ -166,7 +176,8 @@ class BenchCluster:
             OBSERVED_NAME: str(self._observed(name)),
             DISCARD_NAME: "1" if plan.discard else "0",
         }
-        self._spawn(name, arguments, extra)
+        ready = self._spawn(name, arguments, extra)
+        self._ports[name] = int(str(ready["address"]).rpartition(":")[2])
 
     def wait_live(self, count: int) -> None:
         """Until so many targets are live in the coordinator's map. Raises Unavailable."""
@@ -186,7 +197,7 @@ class BenchCluster:
                 process.send_signal(signal.SIGTERM)
         for process in self._processes.values():
             self._end(process)
-        end_marked(self.mark)
+        end_marked(self.mark, END_TIMEOUT_S)
         for directory in {self.directory, self._data}:
             shutil.rmtree(directory, ignore_errors=True)
 

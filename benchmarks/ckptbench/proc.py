@@ -1,8 +1,6 @@
-"""What the kernel says of other processes, and how the benchmarks' own are found and ended.
+"""What does the kernel say of other processes, and of the loopback?
 
 CPU time comes from the process's CPU clock: nanoseconds, user and kernel, ended threads included.
-Whatever a benchmark starts carries one environment variable with a random value, also what starts
-detached (stagers), so that it can be ended by its own id and nothing else is.
 """
 
 from __future__ import annotations
@@ -10,20 +8,14 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import select
-import signal
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-MARK_NAME: Final = "CKPTBENCH_MARK"
-END_TIMEOUT_S: Final = 10.0
-POLL_S: Final = 0.02
 
 CLONE_NEWNET: Final = 0x40000000
 SIOCGIFFLAGS: Final = 0x8913
@@ -52,21 +44,30 @@ def thread_cpu_s(pid: int) -> dict[int, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceBytes:
-    """What a process had the devices move."""
+class Moved:
+    """Bytes of a process, both ways."""
 
     read: int
     written: int
 
 
-def device_bytes(pid: int) -> DeviceBytes:
-    """From /proc/PID/io; zeros when it cannot be read."""
-    values = {"read_bytes": 0, "write_bytes": 0}
-    with suppress(OSError):
+def device_bytes(pid: int) -> Moved:
+    """What it had the devices move; zeros when it cannot be read."""
+    return _moved(pid, "read_bytes", "write_bytes")
+
+
+def call_bytes(pid: int) -> Moved:
+    """What went through its read and write calls on files; zeros when it cannot be read."""
+    return _moved(pid, "rchar", "wchar")
+
+
+def _moved(pid: int, read: str, written: str) -> Moved:
+    values = {read: 0, written: 0}
+    with suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/io").read_text().splitlines():
             name, _, value = line.partition(": ")
             values[name] = int(value)
-    return DeviceBytes(values["read_bytes"], values["write_bytes"])
+    return Moved(values[read], values[written])
 
 
 def resident_bytes(pid: int) -> int:
@@ -121,64 +122,14 @@ def isolate_loopback() -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Marked:
-    """A running process of this benchmark."""
-
-    pid: int
-    command: tuple[str, ...]
-
-
-def find_marked(mark: str) -> list[Marked]:
-    """Running processes that carry the mark, by id; this one apart."""
-    wanted = f"{MARK_NAME}={mark}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+def drop_cached(paths: Sequence[Path]) -> None:
+    """Have the kernel forget the pages of these files; those that are gone are forgotten."""
+    for path in paths:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
             continue
-        with suppress(OSError):  # Ended meanwhile, or somebody else's.
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                command = (entry / "cmdline").read_bytes().decode(errors="replace")
-                found.append(Marked(int(entry.name), tuple(command.split("\0"))))
-    return sorted(found, key=lambda one: one.pid)
-
-
-def end_processes(
-    pids: Iterable[int], number: signal.Signals = signal.SIGKILL, timeout_s: float = END_TIMEOUT_S
-) -> set[int]:
-    """Signal each by its id and wait until it is gone; returns those that are still there."""
-    waiting: dict[int, int] = {}
-    try:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                waiting[os.pidfd_open(pid)] = pid
-        for descriptor in waiting:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(descriptor, number)
-        return _wait_gone(waiting, time.monotonic() + timeout_s)
-    finally:
-        for descriptor in waiting:
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
             os.close(descriptor)
-
-
-def end_marked(mark: str, timeout_s: float = END_TIMEOUT_S) -> set[int]:
-    """Kill what still carries the mark; returns what is left when the time is over."""
-    deadline_s = time.monotonic() + timeout_s
-    while found := {one.pid for one in find_marked(mark)}:
-        if time.monotonic() >= deadline_s:
-            return found
-        end_processes(found, timeout_s=max(0.0, deadline_s - time.monotonic()))
-        time.sleep(POLL_S)  # A killed child stays in the list until it is reaped.
-    return set()
-
-
-def _wait_gone(waiting: dict[int, int], deadline_s: float) -> set[int]:
-    left = dict(waiting)
-    poll = select.poll()
-    for descriptor in left:
-        poll.register(descriptor, select.POLLIN)
-    while left and time.monotonic() < deadline_s:
-        for descriptor, _ in poll.poll(max(1, int((deadline_s - time.monotonic()) * 1e3))):
-            poll.unregister(descriptor)
-            del left[descriptor]
-    return set(left.values())

@@ -1,171 +1,206 @@
-"""One trainer rank of a benchmark: `python -m ckptbench.rank PLAN`, told what to do by lines on
-stdin.
+"""One rank of a benchmark: `python -m ckptbench.rank PLAN`, told what to do by lines on stdin.
 
-It holds a state of a given size through the public API and answers each line with one JSON line:
+It holds a state through one engine and answers each line with one JSON line:
 
+    fill STEP           make the state that of STEP; its seconds are the generator's;
+                        what is left of older steps is removed
     copy NS             warm copy of the whole state into private memory, beginning at monotonic NS
-    save STEP NS        change the state to STEP's, then `store.save` at NS; answers when it has
-                        returned
-    wait                the commit of that save
-    load STEP NS        `store.load` at NS into memory that was never touched
+    save STEP NS        `engine.save` at NS; answers when training may go on
+    wait                until that save is as durable as the engine makes it
+    load STEP NS RANK   at NS, what RANK saved, into memory that was never touched
+    boxes STEP NS N     at NS, this rank's share of every tensor among N readers
     compare STEP        whether what was loaded is what STEP's save held, byte for byte
-    close               close the store and end
+    close               let the engine go and end
 
-The code of loading is imported before the clock runs: that is a process's start, paid once.
-All ranks get the same NS, so that they begin at once.
+What the engine imports is imported before the clock runs: that is a process's start, paid once. All
+ranks get the same NS, so that they begin at once; times in answers count from it.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
-import ckpt
-import ckpt_client.restore
-from ckpt.base.units import MiB
+from ckpt.base.errors import CkptError
+from ckptbench.engines import make_engine
+from ckptbench.engines.base import Done, EnginePlan, Loaded, Resharding, unavailable
+from ckptbench.workload import (
+    Box,
+    empty_state,
+    fill,
+    is_equal,
+    rank_boxes,
+    reader_boxes,
+)
 
-ARRAY_BYTES: Final = 32 * MiB
-RUN: Final = "bench"
-TIMEOUT_S: Final = 120.0
 SPIN_NS: Final = 2_000_000
 """The last part of waiting for a moment is spun."""
-
-Array = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
     """Who this rank is."""
 
-    rank: int
-    world_size: int
-    state_bytes: int
-    url: str
-    launch: str
+    engine: EnginePlan
     holds_state: bool
     """False in a process that only loads: its memory is as cold as after a restart."""
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What the kernel counted of this process while it did what a line said."""
+
+    user_s: float = 0.0
+    system_s: float = 0.0
+    switches: int = 0
+    major_faults: int = 0
+    minor_faults: int = 0
+
+    @property
+    def cpu_s(self) -> float:
+        return self.user_s + self.system_s
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """What one line led to; fields that do not apply stay zero."""
+    """What one line led to; what does not apply stays empty."""
 
     begun_ns: int = 0
+    """After NS: how late this rank was."""
     ended_ns: int = 0
-    cpu_s: float = 0.0
-    stall_s: float = 0.0
+    """After NS; for `wait`, after the NS of the save."""
+    usage: Usage = Usage()
     fault_in_s: float = 0.0
-    commit_s: float = 0.0
+    bytes: int = 0
+    slowest_target: str = ""
     columns_missing: int = 0
+    stored_bytes: int = 0
     equal: bool = False
     source: str = ""
     rebuilt_bytes: int = 0
+    host: str = ""
+    """Set by whoever asked a rank of another host."""
+    error: str = ""
+    """Why it failed; everything else is empty then."""
+    exit_code: int = 0
 
 
 class Rank:
-    """I hold the state and the store."""
+    """I hold the state and the engine."""
 
     def __init__(self, plan: RankPlan) -> None:
-        self._plan = plan
-        self._store = ckpt.open(plan.url, launch=plan.launch, stager_idle_s=2.0)
-        self._state = dict(_base(plan)) if plan.holds_state else {}
-        self._copies = {name: array.copy() for name, array in self._state.items()}
-        #: The warm copy's other side.
-        self._step = 0
-        self._save: ckpt.Save | None = None
-        self._loaded: object = None
-        assert ckpt_client.restore, "imported above"
+        self._plan = plan.engine
+        self._engine = make_engine(plan.engine)
+        self._boxes = rank_boxes(plan.engine.state, plan.engine.rank) if plan.holds_state else []
+        self._state = empty_state(plan.engine.state, self._boxes)
+        self._step: int | None = None
+        self._copy: memoryview | None = None
+        #: The warm copy's other side; made by the first one.
+        self._when = 0
+        self._loaded: Loaded | None = None
+        self._loaded_boxes: Sequence[Box] = ()
 
     def perform(self, words: list[str]) -> Answer:
-        """One line."""
+        """One line. A failure of the engine is an answer, too."""
+        try:
+            return self._perform(words)
+        except CkptError as error:
+            return Answer(error=str(error), exit_code=error.exit_code)
+        except OSError as error:
+            refused = unavailable(error)
+            return Answer(error=str(refused), exit_code=refused.exit_code)
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _perform(self, words: list[str]) -> Answer:
         match words:
+            case ["fill", step]:
+                return self._at(None, lambda: self._fill(int(step)))
             case ["copy", when]:
-                return self._copy(int(when))
+                if self._copy is None:
+                    self._copy = memoryview(bytearray(len(self._state.memory)))
+                return self._at(int(when), self._copy_state)
             case ["save", step, when]:
-                return self._save_at(int(step), int(when))
+                return self._at(int(when), lambda: self._save(int(step)))
             case ["wait"]:
                 return self._wait()
-            case ["load", step, when]:
-                return self._load_at(int(step), int(when))
+            case ["load", step, when, rank]:
+                self._loaded, self._loaded_boxes = None, rank_boxes(self._plan.state, int(rank))
+                return self._at(int(when), lambda: self._load(int(step), int(rank)))
+            case ["boxes", step, when, readers]:
+                self._loaded = None
+                self._loaded_boxes = reader_boxes(self._plan.state, self._plan.rank, int(readers))
+                return self._at(int(when), lambda: self._reshard(int(step)))
             case ["compare", step]:
                 return Answer(equal=self._is_equal(int(step)))
             case _:
                 raise ValueError(f"a rank does not know {words}")
 
-    def close(self) -> None:
-        self._store.close()
-
-    def _copy(self, when: int) -> Answer:
-        wait_until(when)
-        begun, cpu = time.monotonic_ns(), time.process_time()
-        for name, array in self._state.items():
-            np.copyto(self._copies[name], array)
-        return Answer(begun, time.monotonic_ns(), time.process_time() - cpu)
-
-    def _save_at(self, step: int, when: int) -> Answer:
-        for array in self._state.values():
-            array += np.uint32(step - self._step)
-        self._step = step
-        plan = self._plan
-        wait_until(when)
-        begun, cpu = time.monotonic_ns(), time.process_time()
-        save = self._store.save(RUN, step, self._state, rank=plan.rank, world_size=plan.world_size)
+    def _at(self, when: int | None, work: Callable[[], Answer]) -> Answer:
+        """The work's answer with its times and costs; it begins at `when`."""
+        if when is not None:
+            wait_until(when)
+        begun, before = time.monotonic_ns(), _usage()
+        base = begun if when is None else when
+        self._when = base
+        found = work()
         ended = time.monotonic_ns()
-        self._save = save
-        return Answer(
-            begun,
-            ended,
-            time.process_time() - cpu,
-            stall_s=(ended - begun) / 1e9 - save.fault_in_s,
-            fault_in_s=save.fault_in_s,
-        )
+        return _timed(found, begun - base, ended - base, before)
+
+    def _fill(self, step: int) -> Answer:
+        self._engine.tidy()
+        fill(self._plan.state, self._plan.rank, self._state, step, self._step)
+        self._step = step
+        return Answer()
+
+    def _copy_state(self) -> Answer:
+        assert self._copy is not None
+        self._copy[:] = self._state.memory
+        return Answer(bytes=len(self._copy))
+
+    def _save(self, step: int) -> Answer:
+        self._engine.save(step, self._state)
+        return Answer(bytes=self._plan.state.rank_bytes[self._plan.rank])
 
     def _wait(self) -> Answer:
-        assert self._save is not None
-        commit = self._save.wait(TIMEOUT_S)
-        return Answer(
-            ended_ns=time.monotonic_ns(),
-            commit_s=commit.commit_s,
-            columns_missing=commit.columns_missing,
+        before = _usage()
+        done: Done = self._engine.wait()
+        found = Answer(
+            slowest_target=done.slowest_target,
+            columns_missing=done.columns_missing,
+            fault_in_s=done.fault_in_s,
+            stored_bytes=done.stored_bytes,
         )
+        return _timed(found, 0, time.monotonic_ns() - self._when, before)
 
-    def _load_at(self, step: int, when: int) -> Answer:
-        self._loaded = None
-        plan = self._plan
-        wait_until(when)
-        begun, cpu = time.monotonic_ns(), time.process_time()
-        with self._store.resolve(
-            RUN, step, rank=plan.rank, world_size=plan.world_size, timeout_s=TIMEOUT_S
-        ) as checkpoint:
-            self._loaded = checkpoint.load()
-            ended = time.monotonic_ns()
-            statistics = checkpoint.statistics
+    def _load(self, step: int, rank: int) -> Answer:
+        return self._take(self._engine.load(step, rank))
+
+    def _reshard(self, step: int) -> Answer:
+        assert isinstance(self._engine, Resharding), "checked before the run"
+        return self._take(self._engine.load_boxes(step, self._loaded_boxes))
+
+    def _take(self, loaded: Loaded) -> Answer:
+        self._loaded = loaded
         return Answer(
-            begun,
-            ended,
-            time.process_time() - cpu,
-            source=checkpoint.source,
-            rebuilt_bytes=sum(one.rebuilt_bytes for one in statistics),
+            bytes=sum(array.nbytes for array in loaded.arrays.values()),
+            source=loaded.source,
+            rebuilt_bytes=loaded.rebuilt_bytes,
         )
 
     def _is_equal(self, step: int) -> bool:
-        """Array by array, so that a rank that only loads never holds a second state."""
         loaded = self._loaded
-        names = set()
-        for name, array in _base(self._plan):
-            array += np.uint32(step)
-            names.add(name)
-            found = loaded.get(name) if isinstance(loaded, dict) else None
-            if not isinstance(found, np.ndarray) or not np.array_equal(found, array):
-                return False
-        return isinstance(loaded, dict) and set(loaded) == names
+        return loaded is not None and is_equal(
+            self._plan.state, step, self._loaded_boxes, loaded.arrays
+        )
 
 
 def wait_until(when_ns: int) -> None:
@@ -177,12 +212,27 @@ def wait_until(when_ns: int) -> None:
         continue
 
 
-def _base(plan: RankPlan) -> Iterator[tuple[str, Array]]:
-    """The arrays of step 0, from the rank's number alone."""
-    generator = np.random.default_rng(plan.rank)
-    for number, start in enumerate(range(0, plan.state_bytes, ARRAY_BYTES)):
-        size = min(ARRAY_BYTES, plan.state_bytes - start)
-        yield f"layer{number}", generator.integers(0, 1 << 32, size // 4, np.uint32)
+def _timed(found: Answer, begun_ns: int, ended_ns: int, before: Usage) -> Answer:
+    now = _usage()
+    spent = Usage(
+        now.user_s - before.user_s,
+        now.system_s - before.system_s,
+        now.switches - before.switches,
+        now.major_faults - before.major_faults,
+        now.minor_faults - before.minor_faults,
+    )
+    return dataclasses.replace(found, begun_ns=begun_ns, ended_ns=ended_ns, usage=spent)
+
+
+def _usage() -> Usage:
+    found = resource.getrusage(resource.RUSAGE_SELF)
+    return Usage(
+        found.ru_utime,
+        found.ru_stime,
+        found.ru_nvcsw + found.ru_nivcsw,
+        found.ru_majflt,
+        found.ru_minflt,
+    )
 
 
 def main(argument: str) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import secrets
 import selectors
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Self
+from typing import IO, Final, Protocol, Self
 
 import msgspec
 
 from ckpt.base.errors import CkptError
-from ckptbench.cluster import BenchCluster
 from ckptbench.rank import Answer, RankPlan
 
 LEAD_NS: Final = 300_000_000
@@ -23,26 +22,59 @@ ready.
 """
 ANSWER_TIMEOUT_S: Final = 180.0
 END_TIMEOUT_S: Final = 30.0
+NOW: Final = "NS"
+"""Stands in a line for the common beginning."""
 
 _answers = msgspec.json.Decoder(Answer)
 
 
+class RankGroup(Protocol):
+    """Ranks of one launch, wherever they run."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Of those that run on this host."""
+
+    def tell(self, lines: Sequence[str]) -> list[Answer]:
+        """One line for each rank, where NS becomes the common beginning; their answers by rank.
+
+        Raises CkptError when one ended or hangs; a failure of its engine is an answer.
+        """
+
+    def begin(self, lines: Sequence[str]) -> int:
+        """Tell without waiting; returns the common beginning, monotonic nanoseconds."""
+
+    def answers(self) -> list[Answer]:
+        """What `begin` led to, by rank."""
+
+    def finish(self) -> None:
+        """Have every rank end by itself. Raises CkptError when one does not."""
+
+    def close(self) -> None:
+        """End what still runs. Idempotent."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
 class Ranks:
-    """I start them, speak with all at once, and end them."""
+    """I start them on this host, speak with all at once, and end them."""
 
     def __init__(
-        self, cluster: BenchCluster, count: int, state_bytes: int, *, holds_state: bool
+        self, plans: Sequence[RankPlan], environment: Mapping[str, str], log_directory: Path
     ) -> None:
-        self._cluster = cluster
-        self._log = cluster.directory / "ranks.log"
+        self._environment = dict(environment)
+        self._log = log_directory / "ranks.log"
         self._processes: list[subprocess.Popen[bytes]] = []
-        launch = secrets.token_hex(4)
         try:
-            for rank in range(count):
-                plan = RankPlan(rank, count, state_bytes, cluster.url, launch, holds_state)
-                self._processes.append(self._start(plan))
-            for process in self._processes:
-                self._answer(process)
+            self._processes += [self._start(plan) for plan in plans]
+            self.answers()
         except BaseException:
             self.close()
             raise
@@ -62,25 +94,27 @@ class Ranks:
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
 
-    def together(self, *words: object) -> list[Answer]:
-        """The same line for all, with a common moment at its end; their answers by rank."""
-        return self.tell(*words, time.monotonic_ns() + LEAD_NS)
+    def tell(self, lines: Sequence[str]) -> list[Answer]:
+        """See RankGroup."""
+        self.begin(lines)
+        return self.answers()
 
-    def tell(self, *words: object) -> list[Answer]:
-        """The same line for all; their answers by rank. Raises CkptError when one ended or
-        hangs.
-        """
-        line = " ".join(str(word) for word in words).encode() + b"\n"
-        for process in self._processes:
-            _stream(process.stdin).write(line)
-            _stream(process.stdin).flush()
+    def begin(self, lines: Sequence[str]) -> int:
+        """See RankGroup."""
+        when = time.monotonic_ns() + LEAD_NS
+        for process, line in zip(self._processes, lines, strict=True):
+            text = " ".join(str(when) if word == NOW else word for word in line.split())
+            self._write(process, text.encode() + b"\n")
+        return when
+
+    def answers(self) -> list[Answer]:
+        """See RankGroup."""
         return [self._answer(process) for process in self._processes]
 
     def finish(self) -> None:
-        """Have every rank close its store and end by itself. Raises CkptError when one does not."""
+        """See RankGroup."""
         for process in self._processes:
-            _stream(process.stdin).write(b"close\n")
-            _stream(process.stdin).flush()
+            self._write(process, b"close\n")
         for rank, process in enumerate(self._processes):
             status = process.wait(END_TIMEOUT_S)
             if status:
@@ -88,7 +122,7 @@ class Ranks:
         self.close()
 
     def close(self) -> None:
-        """End what still runs. Idempotent."""
+        """See RankGroup."""
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
@@ -111,8 +145,15 @@ class Ranks:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env=self._cluster.environment,
+                env=self._environment,
             )
+
+    def _write(self, process: subprocess.Popen[bytes], line: bytes) -> None:
+        try:
+            _stream(process.stdin).write(line)
+            _stream(process.stdin).flush()
+        except BrokenPipeError:
+            raise CkptError(f"a rank has ended: {self._last_line()}") from None
 
     def _answer(self, process: subprocess.Popen[bytes]) -> Answer:
         pipe = _stream(process.stdout)

@@ -26,6 +26,7 @@ from ckpt.erasure.codec import codec_for
 from ckptbench.figures import Costs, gb_per_s, restore_bound, save_bound
 from ckptbench.probes import PIECE_BYTES
 from ckptbench.raw_disk import DiskRate, best_write, write_file
+from ckptbench.results import Bounds, Machine
 
 ARENA_BYTES: Final = 256 * MiB
 UNIX_BUFFER_BYTES: Final = 4 * MiB
@@ -43,18 +44,6 @@ class RooflinePlan:
     """On the device to measure; None takes the temporary directory."""
     quick: bool = False
     """Fewer bytes, for tests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Where it was measured, without its name."""
-
-    cpu: str
-    cores: int
-    memory_bytes: int
-    kernel: str
-    python: str
-    codec: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +138,16 @@ def measure_read(costs: Costs, directory: Path, plan: RooflinePlan) -> tuple[Cos
     """With the cost of reading the device, and its O_DIRECT rate with one reader."""
     read, rate = _read_cost(directory, _arena_bytes(plan))
     return _with_read(costs, read), rate
+
+
+def measure_bounds(plan: RooflinePlan, directory: Path, *, tcp: bool) -> Bounds:
+    """G* and R* for the transport in use, the device's reads in this directory."""
+    costs, _ = measure_costs(plan)
+    if not tcp:
+        costs = measure_costs_of_unix(costs, plan)
+    costs, _ = measure_read(costs, directory, plan)
+    cores = core_count()
+    return Bounds(costs, save_bound(costs, plan.code, cores), restore_bound(costs, cores), cores)
 
 
 def core_count() -> int:

@@ -1,86 +1,179 @@
-"""A tiny burst and a tiny restore through real clusters: everything adds up, nothing stays
-behind.
-"""
+"""Tiny jobs through real clusters and files: everything adds up, nothing stays behind."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
-from ckptbench import proc
-from ckptbench.burst import BurstPlan, BurstReport, run_burst
+from ckpt_client.demo.processes import Marked, find_marked
+from ckptbench.cli import main
 from ckptbench.cluster import BenchCluster, ClusterPlan
-from ckptbench.report import burst_text, restore_text
-from ckptbench.restore import RestorePlan, run_restore
+from ckptbench.commands.goals import goal_jobs
+from ckptbench.commands.run import local_ranks
+from ckptbench.job.flags import parse_flags
+from ckptbench.job.grammar import Words, parse_file
+from ckptbench.job.jobs import build_jobs
+from ckptbench.report.text import run_text
+from ckptbench.results import JobResult, RunResult
+from ckptbench.run.session import check_all, run_jobs
+from ckptbench.run.shelf import Context
+from tests.bench.made import MACHINE
 
-TINY = 4 * MiB
+WORDS = Words({}, {})
+
+
+def run(text: str, *flags: str) -> RunResult:
+    """A job file, as the command runs it, without a network namespace."""
+    files = [parse_file("job", lambda path: text, WORDS)]
+    jobs = build_jobs(files, parse_flags(flags, WORDS).everywhere)
+    check_all(jobs, isolated=False)
+    return run_jobs(jobs, Context(False, local_ranks, 1, lambda name, one: None))
+
+
+def sound(job: JobResult, *kinds: str) -> None:
+    """It ran, and what it did is of these kinds."""
+    assert job.errors == ()
+    assert job.exit_code == 0
+    assert [one.kind for one in job.checkpoints if one.counts] == list(kinds)
+    assert job.verified
+
+
+def test_the_tier_is_saved_to_struck_loaded_resharded_and_degraded(tmp_path: Path) -> None:
+    found = run(
+        f"""
+        [global]
+        directory={tmp_path}
+        numjobs=2
+        size=4Mi
+        tensor_size=64k-1Mi
+        dtype=bfloat16
+        code=2+1
+        targets=4
+        [save]
+        rw=write
+        warmups=1
+        fault=kill:target=1@before
+        [mixed]
+        stonewall
+        rw=mixed
+        [load]
+        stonewall
+        rw=read
+        reader=rotate
+        [reshard]
+        stonewall
+        rw=reshard
+        readers=3
+        [degraded]
+        stonewall
+        rw=degraded
+        """
+    )
+    save, mixed, load, reshard, degraded = found.jobs
+    sound(save, "save")
+    assert save.checkpoints[-1].faults == ("kill t1 before it",)
+    assert {seal.target for seal in save.checkpoints[-1].seals} <= {"t0", "t2", "t3"}
+    sound(mixed, "save", "load")
+    assert mixed.checkpoints[1].step == mixed.checkpoints[0].step - 1
+    sound(load, "load")
+    assert load.checkpoints[0].step == mixed.checkpoints[0].step
+    sound(reshard, "reshard")
+    assert len(reshard.checkpoints[0].ranks) == 3
+    sound(degraded, "load", "degraded")
+    assert degraded.checkpoints[1].rebuilt_bytes > 0
+    assert {one.source for one in load.checkpoints} == {"tier"}
+    assert "from parity" in run_text(found)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_saved_loaded_and_resharded_with_their_durability_beside(tmp_path: Path) -> None:
+    found = run(
+        f"""
+        [global]
+        ioengine=posix
+        directory={tmp_path}
+        model=llama3-405b
+        scale=1/100000
+        numjobs=3
+        [save]
+        loops=4
+        refill_buffers
+        buffer_compress_percentage=50
+        [reshard]
+        stonewall
+        refill_buffers
+        buffer_compress_percentage=50
+        rw=reshard
+        readers=2
+        [cached]
+        end_fsync=0
+        run=other
+        stonewall
+        """
+    )
+    save, reshard, cached = found.jobs
+    sound(save, *["save"] * 4)
+    sound(reshard, "reshard")
+    assert (save.durability, cached.durability) == (
+        "fsynced, one copy on one device", "page cache only",
+    )  # fmt: skip
+    assert len(set(save.rank_bytes)) > 1
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("sink", ["null", "disk"])
-def test_a_burst_is_measured_and_compared_byte_for_byte(tmp_path: Path, sink: str) -> None:
-    report = run_burst(
-        BurstPlan(
-            ranks=2,
-            bytes=TINY,
-            code=Code(2, 1),
-            targets=3,
-            repetitions=1,
-            sinks=(sink,),
-            directory=tmp_path,
-            quick=True,
-        )
+def test_a_burst_measures_its_bounds_and_says_which_goals_it_can_judge(
+    tmp_path: Path, sink: str
+) -> None:
+    flags = ["--numjobs=2", "--size=4Mi", "--code=2+1", "--targets=3", "--loops=1", "--quick"]
+    jobs = goal_jobs("burst", [*flags, f"--directory={tmp_path}", f"--section={sink}"])
+    (job,) = run_jobs(jobs, Context(False, local_ranks, 1, lambda name, one: None)).jobs
+    sound(job, "save")
+    assert job.bounds is not None
+    one = job.checkpoints[-1]
+    assert one.copy_s is not None
+    assert (one.raw_gb_per_s is None) == (sink == "null")
+    assert one.spent.cpu_s["stager"] > 0
+    assert one.spent.cpu_s["targets"] > 0
+    assert sum(seal.columns for seal in one.seals) == 6
+    assert ("eta_cpu" if sink == "null" else "eta_disk") in run_text(
+        RunResult(MACHINE, (job,), {}, 0.0)
     )
-    (found,) = report.sinks
-    assert found.equal
-    assert report.errors == []
-    (save,) = found.saves
-    assert save.columns_missing == 0
-    assert 0 < save.first_sealed_s <= save.last_sealed_s
-    assert save.stager_cpu_s > 0
-    assert save.target_cpu_s > 0
-    assert sink in burst_text(report)
-    assert msgspec.json.decode(msgspec.json.encode(report), type=BurstReport) == report
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_restore_is_cold_and_compared_with_and_without_dead_targets(tmp_path: Path) -> None:
-    report = run_restore(
-        RestorePlan(
-            ranks=2,
-            bytes=TINY,
-            code=Code(2, 1),
-            targets=3,
-            repetitions=1,
-            directory=tmp_path,
-            quick=True,
-        )
-    )
-    assert report.errors == ()
-    assert report.healthy[0].equal
-    assert report.healthy[0].rebuilt_bytes == 0
-    assert report.degraded[0].equal
-    assert report.degraded[0].rebuilt_bytes > 0
-    assert report.healthy[0].source == "tier"
-    assert "from parity" in restore_text(report)
-    assert list(tmp_path.iterdir()) == []
+def test_the_command_writes_its_reports_and_a_failed_job_is_its_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, plot, log = tmp_path / "a.json", tmp_path / "a.html", tmp_path / "log"
+    words = ["save", "--ioengine=posix", "--size=64k", f"--directory={tmp_path}"]
+    outputs = ["--output-format=json+", f"--output={report}", f"--plot={plot}"]
+    assert main([*words, *outputs, "--numjobs=2", f"--write_bw_log={log}"]) == 0
+    assert json.loads(report.read_text())["jobs"][0]["write"]["total_ios"] == 2
+    assert plot.read_text().startswith("<!doctype html>")
+    assert sorted(path.name for path in tmp_path.glob("log*")) == ["log_bw.1.log", "log_bw.2.log"]
+    # O_DIRECT takes no block of 520 bytes: every save fails, and both are tried.
+    assert main([*words, "--bs=520", "--direct", "--loops=2", "--continue_on_error"]) == 75
+    told = capsys.readouterr().out
+    assert told.count("ERROR  save: save of step") == 2
+    assert "2 checkpoints failed" in told
 
 
 def test_an_interrupted_benchmark_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     plan = ClusterPlan(Code(1, 1), targets=2, discard=False, tcp=True, directory=tmp_path)
     cluster = BenchCluster(plan)
-    started: list[proc.Marked] = []
+    started: list[Marked] = []
 
     def interrupt() -> None:
         with cluster:
-            started.extend(proc.find_marked(cluster.mark))
+            started.extend(find_marked(cluster.mark))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupt()
     assert len(started) == 3
-    assert proc.find_marked(cluster.mark) == []
+    assert find_marked(cluster.mark) == []
     assert list(tmp_path.iterdir()) == []

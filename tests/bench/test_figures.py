@@ -7,8 +7,8 @@ import pytest
 from ckpt.base.errors import Refused
 from ckpt.erasure.code import Code
 from ckptbench import figures
-from ckptbench.burst import sum_threads
 from ckptbench.figures import Costs, Goal, spread
+from ckptbench.run.counters import sum_threads
 
 CODE = Code(4, 2)
 COSTS = Costs(copy=0.07, ec=0.04, fingerprint=0.02, crc=0.02, tx=0.2, rx=0.1, read=0.03, touch=0.1)

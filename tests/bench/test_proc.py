@@ -1,4 +1,4 @@
-"""What the kernel says of real processes, and that only marked ones are ended."""
+"""What the kernel says of real processes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,7 @@ from ckptbench import proc
 from ckptbench.bench_target import read_observed
 from ckptbench.probes import PIECE_BYTES
 from ckptbench.raw_disk import write_file, write_rate
-from ckptbench.restore import drop_cached
 from ckptbench.roofline import run_probes
-
-
-def sleeper(mark: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-c", "print(flush=True); input()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, proc.MARK_NAME: mark},
-    )
 
 
 def test_cpu_time_of_another_process_grows_with_its_work() -> None:
@@ -41,19 +31,6 @@ def test_cpu_time_of_another_process_grows_with_its_work() -> None:
     assert proc.cpu_s(worker.pid) == 0.0
 
 
-def test_only_marked_processes_are_found_and_ended() -> None:
-    with sleeper("one") as marked, sleeper("two") as other:
-        for process in (marked, other):
-            assert process.stdout is not None
-            process.stdout.readline()
-        assert [one.pid for one in proc.find_marked("one")] == [marked.pid]
-        assert proc.end_processes([marked.pid]) == set()
-        assert marked.wait() == -9
-        assert proc.end_marked("one") == set()
-        assert other.poll() is None
-        other.communicate(b"\n")
-
-
 def test_private_memory_leaves_the_named_mapping_out() -> None:
     name = "ckptbench-test"
     descriptor = os.memfd_create(name)
@@ -68,7 +45,7 @@ def test_private_memory_leaves_the_named_mapping_out() -> None:
 def test_device_writes_are_counted_for_the_process_that_made_them(tmp_path: Path) -> None:
     before = proc.device_bytes(os.getpid())
     write_file(tmp_path / "file", 4 * MiB)
-    drop_cached([tmp_path / "file"])
+    proc.drop_cached([tmp_path / "file", tmp_path / "gone"])
     written = proc.device_bytes(os.getpid()).written - before.written
     # 0 on tmpfs; elsewhere some pages of metadata come along.
     assert written == 0 or 4 * MiB <= written < 5 * MiB

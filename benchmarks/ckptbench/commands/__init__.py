@@ -1,0 +1,3 @@
+"""What can be called: run (job files and verbs), goals (burst, restore), roofline, compare, plan,
+agent. Each has `main(argv) -> exit code`.
+"""

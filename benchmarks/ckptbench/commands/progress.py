@@ -1,0 +1,85 @@
+"""`--status-interval`: what is done so far, cumulative, every so often.
+
+One JSON object in a line when the report is JSON, else one line for people, on stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+from ckptbench.job.jobs import JobList
+from ckptbench.report.numbers import both_rates, size
+from ckptbench.results import Checkpoint
+
+
+class Progress:
+    """I am told of each checkpoint by the jobs' threads, and print from one of my own."""
+
+    def __init__(self, jobs: JobList, interval_s: float, *, as_json: bool) -> None:
+        self._jobs = jobs
+        self._interval_s = interval_s
+        self._as_json = as_json
+        self._began_s = time.monotonic()
+        self._lock = threading.Lock()
+        #: By job: what it has done; under the lock.
+        self._done: dict[str, list[Checkpoint]] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="status", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._interval_s:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        if self._interval_s:
+            self._thread.join()
+
+    def note(self, job: str, checkpoint: Checkpoint) -> None:
+        """One more."""
+        with self._lock:
+            self._done.setdefault(job, []).append(checkpoint)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            for line in self._lines():
+                print(line, file=sys.stdout if self._as_json else sys.stderr, flush=True)
+
+    def _lines(self) -> list[str]:
+        with self._lock:
+            done = {name: list(found) for name, found in self._done.items()}
+        return [self._line(job.name, done.get(job.name, [])) for job in self._jobs.jobs]
+
+    def _line(self, name: str, found: list[Checkpoint]) -> str:
+        moved = sum(one.bytes for one in found)
+        seconds = sum(one.seconds for one in found if not one.error)
+        failed = sum(bool(one.error) for one in found)
+        elapsed_s = time.monotonic() - self._began_s
+        if self._as_json:
+            return json.dumps(
+                {
+                    "message_type": "status",
+                    "jobname": name,
+                    "elapsed": round(elapsed_s, 1),
+                    "checkpoints": len(found),
+                    "failed": failed,
+                    "io_bytes": moved,
+                    "bw_bytes": round(moved / seconds) if seconds else 0,
+                }
+            )
+        rate = both_rates(moved / seconds) if seconds else "0"
+        return (
+            f"{name}: {elapsed_s:.0f}s, {len(found)} checkpoints ({failed} failed), "
+            f"{size(moved)}, {rate}"
+        )

@@ -1,0 +1,129 @@
+"""`ckptbench JOB.fio …` and `ckptbench VERB …`: run jobs and report them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from ckpt.base.errors import Refused
+from ckptbench import proc
+from ckptbench.checks import find_goals
+from ckptbench.commands.progress import Progress
+from ckptbench.job.flags import CommandLine, parse_flags
+from ckptbench.job.grammar import Words, parse_file
+from ckptbench.job.guide import command_help, help_text
+from ckptbench.job.jobs import JobList, build_jobs, show_command
+from ckptbench.job.values import time_kind
+from ckptbench.rank import RankPlan
+from ckptbench.ranks import RankGroup, Ranks
+from ckptbench.report.bandwidth_log import write_logs
+from ckptbench.report.bars import bars
+from ckptbench.report.document import encode, run_document
+from ckptbench.report.plot import check_plot, write_plot
+from ckptbench.report.text import run_text
+from ckptbench.results import RunResult
+from ckptbench.roofline import core_count
+from ckptbench.run.session import check_all, may_isolate, run_jobs
+from ckptbench.run.shelf import Context
+
+FORMATS: Final = ("normal", "json", "json+")
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit code. Raises CkptError for what is refused or does not come up."""
+    words = reserved_words(os.environ)
+    line = parse_flags(argv, words)
+    if "help" in line.tool or not argv:
+        print(help_text())
+        return 0
+    if line.cmdhelp is not None:
+        print(command_help(line.cmdhelp))
+        return 0
+    files = [parse_file(path, _read, words) for path in line.files]
+    files += [line.sections] if line.sections else []
+    jobs = build_jobs(files, line.everywhere, line.tool.get("section", []))
+    if "showcmd" in line.tool:
+        print("\n".join(show_command(files, line.everywhere)))
+        return 0
+    return 0 if "parse-only" in line.tool else execute(jobs, line)
+
+
+def execute(jobs: JobList, line: CommandLine) -> int:
+    """Run them and write the reports that the command line asks for; the exit code."""
+    formats = _formats(line)
+    isolated = may_isolate(jobs) and not line.last("hosts") and proc.isolate_loopback()
+    check_all(jobs, isolated=isolated)
+    if line.last("plot"):
+        check_plot(Path(line.last("plot")))
+    interval_s = _interval(line)
+    with Progress(jobs, interval_s, as_json="normal" not in formats) as progress:
+        found = run_jobs(jobs, Context(isolated, local_ranks, 1, progress.note))
+    _report(found, formats, line)
+    write_logs(found, {job.name: job.options.write_bw_log for job in jobs.jobs})
+    code = max((job.exit_code for job in found.jobs), default=0)
+    if code or "strict" not in line.tool:
+        return code
+    return int(not all(goal.met for job in found.jobs for goal in find_goals(job)))
+
+
+def reserved_words(environment: Mapping[str, str]) -> Words:
+    """What `$`-words stand for on this machine."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Words(
+        environment,
+        {
+            "ncpus": str(core_count()),
+            "mb_memory": str(pages >> 20),
+            "pagesize": str(os.sysconf("SC_PAGE_SIZE")),
+        },
+    )
+
+
+def local_ranks(
+    plans: Sequence[RankPlan], environment: Mapping[str, str], log_directory: Path
+) -> RankGroup:
+    """Ranks as processes of this host."""
+    return Ranks(plans, environment, log_directory)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else "not text"
+        raise Refused(f"cannot read the job file {path}: {cause}") from None
+
+
+def _formats(line: CommandLine) -> list[str]:
+    wanted = line.last("output-format", "normal").split(",")
+    for one in wanted:
+        if one not in FORMATS:
+            raise Refused(f"--output-format={one}: not one of {', '.join(FORMATS)}")
+    return wanted
+
+
+def _interval(line: CommandLine) -> float:
+    text = line.last("status-interval", "0")
+    try:
+        return time_kind("s").read(text)
+    except ValueError as error:
+        raise Refused(f"--status-interval={text}: {error}") from None
+
+
+def _report(found: RunResult, formats: Sequence[str], line: CommandLine) -> None:
+    parts = []
+    if "normal" in formats:
+        parts += [run_text(found), *(bars(job) for job in found.jobs)]
+    if "json" in formats or "json+" in formats:
+        parts.append(encode(run_document(found, plus="json+" in formats)))
+    text = "\n".join(part for part in parts if part) + "\n"
+    if line.last("output"):
+        Path(line.last("output")).write_text(text)
+    else:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    if line.last("plot"):
+        write_plot(found, Path(line.last("plot")))

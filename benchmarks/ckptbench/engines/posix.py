@@ -1,0 +1,114 @@
+"""`ioengine=posix`: one file for each rank, written in blocks of `bs`, as a C program would.
+
+direct=1 goes around the page cache; end_fsync=1 (the default) syncs file and directory inside the
+clock. The save is synchronous: its stall is all of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ckpt.base.errors import Corrupt
+from ckptbench.engines.base import (
+    KEEP_STEPS,
+    Done,
+    EnginePlan,
+    Loaded,
+    rank_file,
+    remove_old,
+    sync_file,
+)
+from ckptbench.workload import (
+    Box,
+    State,
+    arena_offsets,
+    array_bytes,
+    empty_state,
+    overlaps,
+    rank_boxes,
+)
+
+
+class PosixEngine:
+    """I write the arena as it lies in memory, and read it back or parts of it."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        self._plan = plan
+        self._block = int(plan.settings["bs"])
+        self._direct = os.O_DIRECT if plan.settings["direct"] == "1" else 0
+        self._sync = plan.settings["end_fsync"] == "1"
+        self._saved: list[int] = []
+        #: Steps that lie there, oldest first.
+
+    def save(self, step: int, state: State) -> None:
+        path = rank_file(self._plan, step, self._plan.rank, "bin")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | self._direct
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            end = len(state.memory)
+            offset = 0
+            while offset < end:
+                offset += os.pwrite(
+                    descriptor, state.memory[offset : min(end, offset + self._block)], offset
+                )
+        finally:
+            os.close(descriptor)
+        if self._sync:
+            sync_file(path)
+        self._saved.append(step)
+
+    def wait(self) -> Done:
+        return Done()  # It was done when `save` returned.
+
+    def tidy(self) -> None:
+        while len(self._saved) > KEEP_STEPS:
+            remove_old(rank_file(self._plan, self._saved.pop(0), self._plan.rank, "bin"))
+
+    def load(self, step: int, rank: int) -> Loaded:
+        state = empty_state(self._plan.state, rank_boxes(self._plan.state, rank))
+        with open(rank_file(self._plan, step, rank, "bin"), "rb", buffering=0) as file:
+            self._read(file.fileno(), state.memory, 0)
+        return Loaded(state.arrays, "file")
+
+    def load_boxes(self, step: int, boxes: Sequence[Box]) -> Loaded:
+        plan = self._plan.state
+        state = empty_state(plan, boxes)
+        places = _Places(self._plan)
+        for box in boxes:
+            into = array_bytes(state.arrays[box.name])
+            for rank, first, count, skipped in overlaps(plan, box):
+                size = plan.element_bytes
+                offset = places.of(rank)[box.name] + skipped * size
+                part = into[first * size : (first + count) * size]
+                with open(rank_file(self._plan, step, rank, "bin"), "rb", buffering=0) as file:
+                    self._read(file.fileno(), part, offset)
+        return Loaded(state.arrays, "file")
+
+    def close(self) -> None:
+        """No descriptor outlives a call."""
+
+    def _read(self, descriptor: int, into: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(into):
+            got = os.preadv(descriptor, [into[done : done + self._block]], offset + done)
+            if not got:
+                raise Corrupt(f"the file ends {len(into) - done} bytes early")
+            done += got
+
+
+class _Places:
+    """Where tensors lie in each rank's file; worked out once for each rank."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        self._plan = plan.state
+        self._known: dict[int, dict[str, int]] = {}
+
+    def of(self, rank: int) -> dict[str, int]:
+        if rank not in self._known:
+            boxes = rank_boxes(self._plan, rank)
+            offsets, _ = arena_offsets(self._plan, boxes)
+            self._known[rank] = {
+                box.name: offset for box, offset in zip(boxes, offsets, strict=True)
+            }
+        return self._known[rank]

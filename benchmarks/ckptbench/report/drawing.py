@@ -1,0 +1,128 @@
+"""What is drawn of a checkpoint: bars over time for ranks, marks and rates for targets.
+
+One drawing for HTML and for PNG, in units of time and rows; how it becomes pixels is theirs. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ckptbench.results import Checkpoint, JobResult, Sample
+
+ROWS_MAX: Final = 64
+"""Of ranks; with more, the slowest of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A stretch of time, milliseconds."""
+
+    kind: str
+    """stall, durable or loaded."""
+    begin_ms: float
+    end_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rank."""
+
+    name: str
+    bars: tuple[Bar, ...]
+    end_ms: float
+    ratio: float
+    """Its end against the median rank's: above 1 it makes others wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One target, or a rank that writes itself: its rate over time."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    """(ms, MB/s) at the end of each interval."""
+    marks_ms: tuple[float, ...]
+    """When columns were sealed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """One checkpoint."""
+
+    title: str
+    direction: str
+    width_ms: float
+    rows: tuple[Row, ...]
+    lanes: tuple[Lane, ...]
+    peak: float
+    """MB/s of the fastest lane."""
+    notes: tuple[str, ...]
+
+
+def draw(job: JobResult) -> list[Drawing]:
+    """The slowest checkpoint of each kind that counts, in which the tail is seen best."""
+    found = []
+    for kind in dict.fromkeys(one.kind for one in job.checkpoints):
+        counted = [o for o in job.checkpoints if o.kind == kind and o.counts and not o.error]
+        if counted:
+            found.append(draw_checkpoint(job, max(counted, key=lambda one: one.seconds)))
+    return found
+
+
+def draw_checkpoint(job: JobResult, one: Checkpoint) -> Drawing:
+    """Of one checkpoint."""
+    ends = sorted(rank.done_ns for rank in one.ranks)
+    middle = ends[len(ends) // 2] or 1
+    slowest = sorted(one.ranks, key=lambda rank: -rank.done_ns)[:ROWS_MAX]
+    rows = []
+    for rank in sorted(slowest, key=lambda rank: rank.rank):
+        begin, staged, done = (ns / 1e6 for ns in (rank.begun_ns, rank.staged_ns, rank.done_ns))
+        bars = (
+            (Bar("stall", begin, staged), Bar("durable", staged, done))
+            if one.direction == "write"
+            else (Bar("loaded", begin, done),)
+        )
+        rows.append(Row(f"rank {rank.rank}", bars, done, rank.done_ns / middle))
+    lanes = _lanes(one)
+    peak = max((rate for lane in lanes for _, rate in lane.points), default=0.0)
+    return Drawing(
+        title=f"{job.name}: {one.kind} of step {one.step}, {job.engine}, "
+        f"{len(one.ranks)} ranks, {one.bytes / 1e6:.0f} MB in {one.seconds:.3f} s",
+        direction=one.direction,
+        width_ms=max([one.last_ns / 1e6, *(mark for lane in lanes for mark in lane.marks_ms)]),
+        rows=tuple(rows),
+        lanes=tuple(lanes),
+        peak=peak,
+        notes=(job.durability, *one.faults),
+    )
+
+
+def _lanes(one: Checkpoint) -> list[Lane]:
+    names = dict.fromkeys([*(s.name for s in one.samples), *(s.target for s in one.seals)])
+    return [
+        Lane(
+            name,
+            rates([sample for sample in one.samples if sample.name == name]),
+            tuple(seal.at_ns / 1e6 for seal in one.seals if seal.target == name),
+        )
+        for name in sorted(names, key=_natural)
+    ]
+
+
+def rates(samples: Sequence[Sample]) -> tuple[tuple[float, float], ...]:
+    """(ms, MB/s) between each two samples of one process."""
+    points, last_ns, last_bytes = [], 0, 0
+    for sample in samples:
+        if sample.at_ns > last_ns:
+            moved, took = sample.bytes - last_bytes, sample.at_ns - last_ns
+            points.append((sample.at_ns / 1e6, moved / 1e6 * 1e9 / took))
+            last_ns, last_bytes = sample.at_ns, sample.bytes
+    return tuple(points)
+
+
+def _natural(name: str) -> tuple[str, int]:
+    """`t2` before `t10`."""
+    head = name.rstrip("0123456789")
+    return head, int(name[len(head) :] or 0)

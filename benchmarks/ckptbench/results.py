@@ -1,0 +1,243 @@
+"""What was measured, as plain records: everything that a report, a plot or a check needs.
+
+Times are nanoseconds from the common beginning of one checkpoint unless a name says otherwise. A
+"checkpoint" is one save or one load by all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ckptbench.figures import Costs
+from ckptbench.rank import Usage
+from ckptbench.raw_disk import DiskRate
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where it was measured, without its name."""
+
+    cpu: str
+    cores: int
+    memory_bytes: int
+    kernel: str
+    python: str
+    codec: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """One rank in one checkpoint."""
+
+    rank: int
+    bytes: int
+    begun_ns: int
+    """How late it began."""
+    staged_ns: int
+    """When training could go on; a load: when the state was there. A first save's fault-in is not
+    in it.
+    """
+    done_ns: int
+    """When it was durable; a load: as staged_ns."""
+    usage: Usage = field(default_factory=Usage)
+    fault_in_s: float = 0.0
+    host: str = ""
+    error: str = ""
+    exit_code: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Columns that a target made durable at once."""
+
+    target: str
+    at_ns: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one process had moved so far."""
+
+    name: str
+    """A target, or `rank N` where ranks write themselves."""
+    at_ns: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What the cluster's processes and the kernel's counters added up to in one checkpoint."""
+
+    cpu_s: Mapping[str, float] = field(default_factory=dict)
+    """By stage: trainer, stager, targets, coordinator; stager threads apart."""
+    wire_bytes: int | None = None
+    """Of the loopback; None when it is not ours alone."""
+    device_read: int | None = None
+    device_written: int | None = None
+    """Of the processes that write; None when they cannot be counted."""
+    private_bytes: int = 0
+    """Of the largest stager, its arena apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One save or load by all ranks."""
+
+    number: int
+    """The loop, from 0; warm-ups are counted too."""
+    step: int
+    kind: str
+    """save, load, reshard or degraded."""
+    counts: bool
+    """False for warm-ups and within ramp_time."""
+    begun_s: float
+    """Since the job began."""
+    ranks: tuple[RankTimes, ...]
+    seals: tuple[Seal, ...] = ()
+    spent: Spent = field(default_factory=Spent)
+    generator_s: float = 0.0
+    """The slowest rank's making of its bytes, outside the clock."""
+    copy_s: float | None = None
+    """The slowest warm copy of all ranks at once, just before."""
+    raw_gb_per_s: tuple[float, float] | None = None
+    """The device without us, before and after."""
+    cache: str = ""
+    """What was done about the page cache."""
+    slowest_target: str = ""
+    columns_missing: int = 0
+    rebuilt_bytes: int = 0
+    source: str = ""
+    equal: bool | None = None
+    """None: not compared."""
+    faults: tuple[str, ...] = ()
+    """What was done to the targets, and when."""
+    samples: tuple[Sample, ...] = ()
+
+    @property
+    def direction(self) -> str:
+        """As fio names it."""
+        return "write" if self.kind == "save" else "read"
+
+    @property
+    def bytes(self) -> int:
+        """Of all ranks that did not fail."""
+        return sum(one.bytes for one in self.ranks if not one.error)
+
+    @property
+    def error(self) -> str:
+        """Of the first rank that failed."""
+        return next((one.error for one in self.ranks if one.error), "")
+
+    @property
+    def exit_code(self) -> int:
+        """Of the first rank that failed."""
+        return next((one.exit_code for one in self.ranks if one.error), 0)
+
+    @property
+    def last_ns(self) -> int:
+        """When the last rank was done: sealed columns count before the commit that follows."""
+        return max(one.done_ns for one in self.ranks)
+
+    @property
+    def sealed_ns(self) -> int | None:
+        """When the last column of all was on stable storage."""
+        return max((one.at_ns for one in self.seals), default=None)
+
+    @property
+    def seconds(self) -> float:
+        """The clock of the rates: to the last seal where columns are watched, else to the last
+        rank's end.
+        """
+        sealed = self.sealed_ns
+        return (self.last_ns if sealed is None else sealed) / 1e9
+
+    @property
+    def stall_s(self) -> float:
+        """Of the slowest rank."""
+        return max(one.staged_ns for one in self.ranks) / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The bounds, measured in the same run."""
+
+    costs: Costs
+    save_gb_per_s: float
+    """G*."""
+    restore_gb_per_s: float
+    """R*."""
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """Everything that one job did."""
+
+    name: str
+    group: int
+    engine: str
+    verb: str
+    durability: str
+    given: Mapping[str, str]
+    """fio's "job options"."""
+    world_size: int
+    rank_bytes: tuple[int, ...]
+    reader: str
+    readers: int
+    code: str
+    """Empty where nothing is coded."""
+    targets: int
+    transport: str
+    percentiles: tuple[float, ...]
+    group_reporting: bool
+    log_avg_msec: int
+    checkpoints: tuple[Checkpoint, ...]
+    started_at_s: float
+    """Wall clock, for people."""
+    elapsed_s: float
+    pid: int
+    hosts: tuple[str, ...] = ()
+    discards: bool = False
+    """The sink was null."""
+    preset: str = ""
+    model: str = ""
+    scale: str = "1"
+    synced: bool = True
+    """end_fsync."""
+    read_gap_s: float | None = None
+    """From the end of the last save of the run to the first load."""
+    raw: DiskRate | None = None
+    thrown_away: int = 0
+    """Repetitions whose two raw disk runs differed too much."""
+    bounds: Bounds | None = None
+    daemon_bytes: int = 0
+    """The largest daemon's memory, at its most."""
+    verified: bool | None = None
+    """Every byte was compared; None: nothing was."""
+    errors: tuple[str, ...] = ()
+    exit_code: int = 0
+
+    def counted(self, direction: str) -> list[Checkpoint]:
+        """Checkpoints of a direction that count and that no rank failed in."""
+        return [
+            one
+            for one in self.checkpoints
+            if one.counts and one.direction == direction and not one.error
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Everything that one call of the tool did."""
+
+    machine: Machine
+    jobs: tuple[JobResult, ...]
+    shared: Mapping[str, str]
+    """fio's "global options"."""
+    finished_at_s: float
+
+    @property
+    def errors(self) -> list[str]:
+        return [f"{job.name}: {error}" for job in self.jobs for error in job.errors]

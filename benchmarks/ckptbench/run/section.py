@@ -1,0 +1,220 @@
+"""How does one job run? Its loops over one shelf, and a last load that compares every byte."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from ckpt.base.errors import CkptError
+from ckpt.base.units import MiB
+from ckpt.erasure.code import Code
+from ckptbench import figures, proc
+from ckptbench.faults.words import Before, Fault, FaultKind, parse_faults
+from ckptbench.job.jobs import Job
+from ckptbench.job.options import JobOptions
+from ckptbench.ranks import RankGroup
+from ckptbench.raw_disk import DiskRate, best_write, repeat_write
+from ckptbench.results import Checkpoint
+from ckptbench.run.checkpoints import Bench, Moment
+from ckptbench.run.schedule import Loop, Schedule, pause_s
+from ckptbench.run.shelf import Context, Saved, Shelf, start_ranks, state_plan
+from ckptbench.workload import StatePlan
+
+DISCARDED_MAX: Final = 5
+"""Repetitions that may be thrown away because the raw disk drifted."""
+NULL_COMPARE_BYTES: Final = 8 * MiB
+"""Of a rank, in the last save of a run whose targets drop fragments."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the loops of a job led to."""
+
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    exit_code: int = 0
+    raw: DiskRate | None = None
+    thrown_away: int = 0
+    verified: bool | None = None
+    read_gap_s: float | None = None
+    daemon_bytes: int = 0
+
+
+class Section:
+    """I run one job."""
+
+    def __init__(self, job: Job, shelf: Shelf, context: Context) -> None:
+        self._job, self._options = job, job.options
+        self._bench = Bench(context, shelf, job.options)
+        self._shelf, self._context = shelf, context
+        self._plan = state_plan(job.options, context.hosts)
+        self._faults = wanted_faults(job.options)
+        self._outcome = Outcome()
+        self._began_s = time.monotonic()
+
+    def run(self) -> Outcome:
+        """All loops. A checkpoint that fails is an error of the outcome, not of the call."""
+        time.sleep(self._options.startdelay)
+        if self._job.loads and self._options.run not in self._shelf.saved:
+            self._lay_out()
+        if self._options.baseline and self._job.saves and self._options.sink == "disk":
+            directory = self._shelf.storage.log_directory
+            self._outcome.raw = best_write(directory, self._stored_bytes(), self._writer_count())
+        self._began_s = time.monotonic()
+        if self._job.saves:
+            with self._start(self._plan) as ranks:
+                self._loop(lambda moment: self._saving(ranks, moment))
+                if not self._outcome.errors:
+                    ranks.finish()
+        else:
+            self._loop(self._loading)
+        self._outcome.daemon_bytes = self._largest_daemon()
+        if self._job.saves and self._options.verify != "0" and not self._outcome.errors:
+            self._verify()
+        return self._outcome
+
+    # ----------------------------------------------------------------------- loops
+
+    def _loop(self, perform: Callable[[Moment], list[Checkpoint]]) -> None:
+        schedule, number = Schedule(self._options), 0
+        while (loop := schedule.following(time.monotonic() - self._began_s)) is not Loop.END:
+            found = perform(Moment(number, loop is Loop.COUNTED, self._began_s))
+            if loop is Loop.COUNTED and self._is_thrown_away(found):
+                schedule.discard()
+                found = [replace(one, counts=False) for one in found]
+            self._note(found)
+            if any(one.error for one in found) and not self._options.continue_on_error:
+                return
+            number += 1
+            last, rank_bytes = found[-1], max(self._plan.rank_bytes)
+            time.sleep(pause_s(self._options, last.direction, rank_bytes, last.seconds))
+
+    def _note(self, found: Sequence[Checkpoint]) -> None:
+        outcome = self._outcome
+        outcome.checkpoints += found
+        for one in found:
+            self._context.on_checkpoint(self._job.name, one)
+            if one.error:
+                outcome.errors.append(f"{one.kind} of step {one.step}: {one.error}")
+                outcome.exit_code = outcome.exit_code or one.exit_code
+            if one.equal is not None:
+                outcome.verified = one.equal and outcome.verified is not False
+            if one.equal is False:
+                outcome.errors.append(f"{one.kind} of step {one.step}: loaded bytes differ")
+
+    def _is_thrown_away(self, found: Sequence[Checkpoint]) -> bool:
+        """The raw disk drifted around it. Past the limit it has no steady rate here; the spread
+        will show it.
+        """
+        rates = [one.raw_gb_per_s for one in found if one.raw_gb_per_s is not None]
+        drifted = any(figures.drift(*pair) > figures.DISK_DRIFT_MAX for pair in rates)
+        if not drifted or self._outcome.thrown_away >= DISCARDED_MAX:
+            return False
+        self._outcome.thrown_away += 1
+        return True
+
+    def _saving(self, ranks: RankGroup, moment: Moment) -> list[Checkpoint]:
+        """One save; in mixed mode with a load of the step before, at the same moment."""
+        previous = self._shelf.saved.get(self._options.run)
+        if self._options.rw != "mixed" or previous is None:
+            return [self._bench.save(ranks, self._plan, moment, self._faults, self._raw)]
+        moment = replace(moment, together=threading.Barrier(2))
+        with self._start(previous.plan, self._bench.readers(previous)) as fresh:
+            return _at_once(
+                lambda: self._bench.save(ranks, self._plan, moment, self._faults, self._raw),
+                lambda: self._bench.load(fresh, previous, "load", moment),
+            )
+
+    def _loading(self, moment: Moment) -> list[Checkpoint]:
+        saved = self._shelf.saved[self._options.run]
+        if self._outcome.read_gap_s is None:
+            self._outcome.read_gap_s = time.monotonic() - saved.ended_s
+        kind = "reshard" if self._options.rw == "reshard" else "load"
+        if self._options.rw != "degraded":
+            return [self._load_fresh(saved, kind, moment, self._faults)]
+        healthy = self._load_fresh(saved, kind, moment, ())
+        if healthy.error:
+            return [healthy]
+        return [healthy, self._load_fresh(saved, "degraded", moment, self._faults)]
+
+    def _load_fresh(
+        self, saved: Saved, kind: str, moment: Moment, faults: Sequence[Fault]
+    ) -> Checkpoint:
+        """By processes whose memory is as cold as after a restart, with the savers gone."""
+        self._shelf.storage.forget_readers()
+        with self._start(saved.plan, self._bench.readers(saved)) as ranks:
+            return self._bench.load(ranks, saved, kind, moment, faults)
+
+    # ----------------------------------------------------------------------- around them
+
+    def _start(self, plan: StatePlan, readers: int = 0) -> RankGroup:
+        return start_ranks(self._context, self._shelf, self._options, plan, readers)
+
+    def _lay_out(self) -> None:
+        """Save once, unmeasured, when no job before has left anything to load."""
+        with self._start(self._plan) as ranks:
+            found = self._bench.save(ranks, self._plan, Moment(0, False, self._began_s))
+            if found.error:
+                raise CkptError(f"[{self._job.name}] has nothing to load: {found.error}")
+            ranks.finish()
+
+    def _verify(self) -> None:
+        """Load the last save with nothing but the storage left, and compare every byte."""
+        if self._options.sink == "null":
+            self._save_small()
+        saved = self._shelf.saved[self._options.run]
+        found = self._load_fresh(saved, "load", Moment(0, False, self._began_s), ())
+        self._outcome.verified = bool(found.equal)
+        if found.error:
+            self._outcome.errors.append(f"what was saved cannot be loaded: {found.error}")
+        elif not found.equal:
+            self._outcome.errors.append("what was loaded is not what was saved")
+
+    def _save_small(self) -> None:
+        """Targets that drop fragments keep those of one small save."""
+        cluster = self._shelf.cluster
+        assert cluster is not None, "only they have a sink"
+        cluster.keep_file.touch()
+        sizes = tuple(min(size, NULL_COMPARE_BYTES) for size in self._plan.rank_bytes)
+        small = replace(self._plan, rank_bytes=sizes)
+        with self._start(small) as ranks:
+            self._bench.save(ranks, small, Moment(0, False, self._began_s))
+            ranks.finish()
+
+    def _raw(self) -> float | None:
+        """GB/s of the device without us, when it was asked for."""
+        like = self._outcome.raw
+        if like is None:
+            return None
+        directory = self._shelf.storage.log_directory
+        return repeat_write(directory, self._stored_bytes(), like).gb_per_s
+
+    def _stored_bytes(self) -> int:
+        code = Code.parse(self._options.code) if self._shelf.cluster is not None else Code(1, 0)
+        return int(figures.stored_bytes(sum(self._plan.rank_bytes), code))
+
+    def _writer_count(self) -> int:
+        return self._options.targets if self._shelf.cluster is not None else self._options.ranks
+
+    def _largest_daemon(self) -> int:
+        stages = self._shelf.storage.stages()
+        pids = [*stages.get("targets", ()), *stages.get("coordinator", ())]
+        return max((proc.resident_bytes(pid) for pid in pids), default=0)
+
+
+def wanted_faults(options: JobOptions) -> tuple[Fault, ...]:
+    """Those that were asked for; without any, `degraded` kills m targets before each load."""
+    if options.fault:
+        return parse_faults(options.fault, options.targets)
+    lost = Code.parse(options.code).m if options.rw == "degraded" else 0
+    return (Fault(FaultKind.KILL, None, lost, 1.0, "", Before()),) if lost else ()
+
+
+def _at_once(*calls: Callable[[], Checkpoint]) -> list[Checkpoint]:
+    """What they return, each called on a thread of its own."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [one.result() for one in [pool.submit(call) for call in calls]]

@@ -1,0 +1,193 @@
+"""How are all jobs of one call run? Group after group, the jobs of a group at the same time, each
+storage started once and kept for the jobs that come after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from ckpt.base.errors import CkptError, Refused
+from ckpt.erasure.code import Code
+from ckptbench.checks import find_errors
+from ckptbench.engines import RESHARDS, check_packages, make_storage
+from ckptbench.faults.inject import check_netem
+from ckptbench.job.jobs import Job, JobList
+from ckptbench.job.options import JobOptions
+from ckptbench.results import Bounds, JobResult, RunResult
+from ckptbench.roofline import RooflinePlan, describe_machine, measure_bounds
+from ckptbench.run.section import Outcome, Section, wanted_faults
+from ckptbench.run.shelf import Context, Shelf, state_plan
+
+NETWORKED: Final = ("fsspec", "s3")
+"""Engines whose storage lies beyond this host's loopback."""
+
+Key = tuple[object, ...]
+
+
+def may_isolate(jobs: JobList) -> bool:
+    """Whether nothing that the jobs need lies outside a network namespace of the run's own."""
+    return not any(
+        job.options.ioengine in NETWORKED or (job.options.ioengine == "ckpt" and job.options.url)
+        for job in jobs.jobs
+    )
+
+
+def check_all(jobs: JobList, *, isolated: bool) -> None:
+    """Everything that can be known to fail before anything is started. Raises Refused."""
+    for job in jobs.jobs:
+        options = job.options
+        check_packages(options.ioengine)
+        if options.directory and not Path(options.directory).is_dir():
+            raise Refused(f"[{job.name}]: directory={options.directory} is no directory")
+        check_netem(wanted_faults(options), isolated=isolated)
+        reshards = options.rw == "reshard" or (
+            job.loads and options.readers not in (0, options.ranks)
+        )
+        if reshards and options.ioengine not in RESHARDS:
+            raise Refused(
+                f"[{job.name}]: ioengine={options.ioengine} reads whole files: it cannot reshard",
+                hint=f"one of {', '.join(sorted(RESHARDS))}",
+            )
+    for group in jobs.groups:
+        savers = [(_key(job.options), job.options.run) for job in group if job.saves]
+        if len(savers) != len(set(savers)):
+            raise Refused(
+                f"jobs of one group save the same run={group[0].options.run} at the same time",
+                hint="give each a run= of its own, or a stonewall between them",
+            )
+
+
+def run_jobs(jobs: JobList, context: Context, hosts: Sequence[str] = ()) -> RunResult:
+    """All of it. Raises CkptError when a piece does not come up; a checkpoint that fails is in the
+    result.
+    """
+    with Session(context, hosts) as session:
+        found = [result for group in jobs.groups for result in session.run_group(group)]
+    return RunResult(describe_machine(), tuple(found), dict(jobs.shared), time.time())
+
+
+@dataclass(slots=True)
+class Session:
+    """I own the storages."""
+
+    context: Context
+    hosts: Sequence[str]
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    #: What was started, by what decides whether two jobs can share it; lives until I end.
+    _shelves: dict[Key, Shelf] = field(default_factory=dict)
+    _bounds: dict[Key, Bounds] = field(default_factory=dict)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def run_group(self, group: Sequence[Job]) -> list[JobResult]:
+        """All jobs of a group, begun at the same time."""
+        shelves = [self._shelf(job.options) for job in group]
+        bounds = [self._bound(job, shelf) for job, shelf in zip(group, shelves, strict=True)]
+        gate = threading.Barrier(len(group))
+        with ThreadPoolExecutor(len(group)) as pool:
+            running = [
+                pool.submit(self._run_job, job, shelf, bound, gate)
+                for job, shelf, bound in zip(group, shelves, bounds, strict=True)
+            ]
+            return [one.result() for one in running]
+
+    def _run_job(
+        self, job: Job, shelf: Shelf, bounds: Bounds | None, gate: threading.Barrier
+    ) -> JobResult:
+        gate.wait()
+        started, began = time.time(), time.monotonic()
+        try:
+            outcome = Section(job, shelf, self.context).run()
+        except CkptError as error:
+            outcome = Outcome(errors=[str(error)], exit_code=error.exit_code)
+        found = self._result(job, shelf, outcome, bounds, started, time.monotonic() - began)
+        errors = (*found.errors, *find_errors(found))
+        exit_code = found.exit_code or int(bool(errors))
+        return replace(found, errors=errors, exit_code=exit_code)
+
+    def _result(
+        self, job: Job, shelf: Shelf, outcome: Outcome, bounds: Bounds | None,
+        started_s: float, elapsed_s: float,
+    ) -> JobResult:  # fmt: skip
+        options, own = job.options, shelf.cluster is not None
+        plan = state_plan(options, self.context.hosts)
+        return JobResult(
+            name=job.name,
+            group=job.group,
+            engine=options.ioengine,
+            verb=options.rw,
+            durability=shelf.storage.durability(options),
+            given=dict(job.given),
+            world_size=plan.world_size,
+            rank_bytes=plan.rank_bytes,
+            reader=options.reader,
+            readers=options.readers or plan.world_size,
+            code=options.code if own else "",
+            targets=options.targets if own else 0,
+            transport=("tcp" if options.tcp or options.sink == "null" else "unix") if own else "",
+            percentiles=options.percentile_list,
+            group_reporting=options.group_reporting,
+            log_avg_msec=options.log_avg_msec,
+            checkpoints=tuple(outcome.checkpoints),
+            started_at_s=started_s,
+            elapsed_s=elapsed_s,
+            pid=os.getpid(),
+            hosts=tuple(self.hosts),
+            discards=options.sink == "null" and own,
+            preset=options.preset,
+            model=options.model,
+            scale=str(options.scale),
+            synced=options.end_fsync,
+            read_gap_s=outcome.read_gap_s,
+            raw=outcome.raw,
+            thrown_away=outcome.thrown_away,
+            bounds=bounds,
+            daemon_bytes=outcome.daemon_bytes,
+            verified=outcome.verified,
+            errors=tuple(outcome.errors),
+            exit_code=outcome.exit_code,
+        )
+
+    def _shelf(self, options: JobOptions) -> Shelf:
+        key = _key(options)
+        if key not in self._shelves:
+            self._shelves[key] = Shelf(self._stack.enter_context(make_storage(options)))
+        return self._shelves[key]
+
+    def _bound(self, job: Job, shelf: Shelf) -> Bounds | None:
+        """G* and R*, when they were asked for; measured while nothing else runs."""
+        options = job.options
+        if not options.roofline:
+            return None
+        tcp = options.tcp or options.sink == "null"
+        key = (options.code, options.ranks, options.quick, tcp, _key(options))
+        if key not in self._bounds:
+            plan = RooflinePlan(
+                ranks=options.ranks, code=Code.parse(options.code), quick=options.quick
+            )
+            directory = Path(shelf.storage.log_directory)
+            self._bounds[key] = measure_bounds(plan, directory, tcp=tcp)
+        return self._bounds[key]
+
+
+def _key(options: JobOptions) -> Key:
+    """Jobs with equal ones share a storage."""
+    of_cluster = (options.code, options.targets, options.cell, options.tcp, options.sink)
+    return (
+        options.ioengine,
+        options.url,
+        options.directory,
+        *(of_cluster if options.ioengine == "ckpt" and not options.url else ()),
+    )

@@ -1,0 +1,98 @@
+"""Command lines become jobs, texts and exit codes; what cannot be is refused before it starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ckpt.base.errors import Refused
+from ckpt.base.units import MiB
+from ckptbench.cli import main
+from ckptbench.commands.goals import goal_jobs
+
+
+def test_without_flags_a_burst_is_the_one_that_the_goals_are_stated_for() -> None:
+    null, disk = goal_jobs("burst", []).jobs
+    for job, sink, group in ((null, "null", 0), (disk, "disk", 1)):
+        options = job.options
+        assert (options.rw, options.sink, options.numjobs, options.size) == (
+            "save", sink, 4, 256 * MiB,
+        )  # fmt: skip
+        assert (options.code, options.targets, options.loops, options.warmups) == ("4+2", 6, 5, 2)
+        assert options.roofline
+        assert options.baseline
+        assert job.group == group
+    (restore,) = goal_jobs("restore", []).jobs
+    assert (restore.options.rw, restore.options.loops) == ("degraded", 5)
+
+
+def test_every_flag_of_a_job_stands_above_the_presets() -> None:
+    flags = ["--numjobs=2", "--size=8Mi", "--code=8+2", "--targets=10", "--loops=1", "--tcp=0"]
+    for job in (*goal_jobs("burst", flags).jobs, *goal_jobs("restore", flags).jobs):
+        options = job.options
+        assert (options.numjobs, options.size, options.code, options.targets, options.loops) == (
+            2, 8 * MiB, "8+2", 10, 1,
+        )  # fmt: skip
+        assert not options.tcp
+    (disk,) = goal_jobs("burst", ["--section=disk"]).jobs
+    assert disk.name == "disk"
+    with pytest.raises(Refused, match="flags only"):
+        goal_jobs("burst", ["x.fio"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["restore", "--targets=5"], "needs 6 targets"),
+        (["save"], "no size"),
+        (["none.fio"], "cannot read the job file"),
+        (["save", "--size=1m", "--output-format=xml"], "not one of normal"),
+        (["save", "--size=1m", "--ioengine=posix", "--plot=x.gif"], "neither .html nor .png"),
+        (["save", "--size=1m", "--directory=/no/such/place"], "is no directory"),
+        (["plan", "--gpus=8", "--mtbf=1h", "--target-rate=1GB"], "give --model="),
+        (["compare", "no.json", "no.json"], "cannot read no.json"),
+        (["reshard", "--size=1m", "--ioengine=torch_save"], "torch"),
+    ],
+)
+def test_what_is_refused_is_an_exit_code_and_a_sentence(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_help_and_the_checks_of_a_file_run_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.fio"
+    path.write_text("[save]\nrw=write\nsize=1m\n")
+    assert main(["--help"]) == 0
+    assert "exit codes" in capsys.readouterr().out
+    assert main(["--cmdhelp=rw"]) == 0
+    assert "valid values" in capsys.readouterr().out
+    assert main(["--parse-only", str(path)]) == 0
+    assert capsys.readouterr().out == ""
+    assert main(["--showcmd", str(path)]) == 0
+    assert capsys.readouterr().out == "ckptbench --name=save --rw=write --size=1m\n"
+    path.write_text("[save]\nrw=write\nsize=1q\n")
+    assert main(["--parse-only", str(path)]) == 2
+    assert f"{path}:3: size=1q" in capsys.readouterr().err
+
+
+def test_a_plan_is_text_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--model=405b", "--gpus=16384", "--mtbf=3h", "--target-rate=3GB"]
+    assert main(words) == 0
+    assert "5682508791808 bytes" in capsys.readouterr().out
+    assert main([*words, "--json", "--targets=600"]) == 0
+    assert json.loads(capsys.readouterr().out)["targets"] == 600
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "benchmarks/jobs").glob("*.fio")), ids=str
+)
+def test_every_job_file_is_sound_and_opens_with_why_it_is_worth_running(path: Path) -> None:
+    assert path.read_text().startswith("; ")
+    assert len(path.read_text().splitlines()[0]) > 40
+    assert main(["--parse-only", str(path)]) == 0

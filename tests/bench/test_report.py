@@ -1,0 +1,187 @@
+"""Known records make known text, JSON, bars, logs and drawings."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ckpt.base.errors import Refused
+from ckptbench.compare import compare, compare_text, read_report
+from ckptbench.report import numbers
+from ckptbench.report.bandwidth_log import log_lines, write_logs
+from ckptbench.report.bars import bars
+from ckptbench.report.document import encode, run_document
+from ckptbench.report.drawing import draw, rates
+from ckptbench.report.entries import entries
+from ckptbench.report.plot import check_plot, page, svg, tick_ms
+from ckptbench.report.summary import summarize
+from ckptbench.report.text import run_text
+from ckptbench.results import Sample
+from ckptbench.stats import from_bins
+from tests.bench import made
+
+GOLDEN = Path(__file__).parent / "golden"
+FIO_DIRECTION_KEYS = {
+    "io_bytes", "io_kbytes", "bw_bytes", "bw", "iops", "runtime", "total_ios", "short_ios",
+    "drop_ios", "slat_ns", "clat_ns", "lat_ns", "bw_min", "bw_max", "bw_agg", "bw_mean", "bw_dev",
+    "bw_samples", "iops_min", "iops_max", "iops_mean", "iops_stddev", "iops_samples",
+}  # fmt: skip
+FIO_JOB_KEYS = {
+    "jobname", "groupid", "job_start", "error", "eta", "elapsed", "job options", "read", "write",
+    "trim", "sync", "job_runtime", "usr_cpu", "sys_cpu", "ctx", "majf", "minf", "iodepth_level",
+    "latency_ns", "latency_us", "latency_ms",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["txt", "json"])
+def test_the_report_is_the_golden_one(kind: str) -> None:
+    found = made.run(
+        made.job(made.save(0, counts=False), made.save(1), made.save(2, slow_ms=40)),
+        made.job(made.load(), name="load", group=1, verb="load"),
+    )
+    text = run_text(found) if kind == "txt" else encode(run_document(found, plus=True))
+    assert text + "\n" == (GOLDEN / f"report.{kind}").read_text()
+
+
+def test_json_has_the_keys_of_fio_and_ours_under_one_more() -> None:
+    document = json.loads(encode(run_document(made.run(made.job(made.save())), plus=False)))
+    assert set(document) == {
+        "fio version", "timestamp", "timestamp_ms", "time", "global options", "jobs", "disk_util",
+        "checkpoint",
+    }  # fmt: skip
+    (job,) = document["jobs"]
+    assert set(job) >= FIO_JOB_KEYS
+    assert set(job) - FIO_JOB_KEYS == {
+        "checkpoint", "latency_depth", "latency_target", "latency_percentile", "latency_window",
+    }  # fmt: skip
+    assert set(job["write"]) == set(job["read"]) == FIO_DIRECTION_KEYS
+    assert job["write"]["runtime"] == 90
+    assert job["write"]["bw"] == job["write"]["bw_bytes"] // 1024
+    assert job["write"]["clat_ns"]["percentile"].keys() == {"50.000000", "99.000000"}
+    assert "bins" not in job["write"]["clat_ns"]
+    assert "checkpoints" not in job["checkpoint"]
+
+
+def test_bins_of_json_plus_are_a_histogram_that_can_be_merged() -> None:
+    document = run_document(made.run(made.job(made.save(), made.save(1))), plus=True)
+    lat = json.loads(encode(document))["jobs"][0]["write"]["lat_ns"]
+    again = from_bins(
+        {int(value): count for value, count in lat["bins"].items()},
+        least=lat["min"], most=lat["max"], mean=lat["mean"], stddev=lat["stddev"],
+    )  # fmt: skip
+    assert again.count == lat["N"] == 4
+    assert again.percentile(50) == lat["percentile"]["50.000000"]
+
+
+def test_without_group_reporting_each_rank_has_its_entry() -> None:
+    found = entries(made.job(made.save(), group_reporting=False))
+    assert [one.ranks for one in found] == [(0,), (1,)]
+    assert [one.flows["write"].io_bytes for one in found] == [100 * made.MB] * 2
+    assert found[0].flows["write"].runtime_ns == 100 * made.MS
+
+
+def test_hosts_are_reported_apart_and_merged_from_their_histograms() -> None:
+    one = made.save()
+    ranks = tuple(replace(rank, host=f"h{rank.rank}:9") for rank in one.ranks)
+    found = made.run(made.job(replace(one, ranks=ranks)))
+    document = json.loads(encode(run_document(found, plus=True)))
+    first, second, everyone = document["client_stats"]
+    assert (first["hostname"], first["port"], second["hostname"]) == ("h0", 9, "h1")
+    assert everyone["jobname"] == "All clients"
+    bins = everyone["write"]["lat_ns"]["bins"]
+    parts = [host["write"]["lat_ns"]["bins"] for host in (first, second)]
+    assert bins == parts[0] | parts[1]
+
+
+def test_the_summary_tells_both_means_and_names_who_was_slow() -> None:
+    found = summarize(made.job(made.save(0), made.save(1, slow_ms=90), bounds=made.BOUNDS))
+    (phase,) = found.phases
+    assert phase.gb_per_s == pytest.approx((0.2 / 0.09, 0.2 / 0.18))
+    assert phase.mean_of_rates.mean == pytest.approx((0.2 / 0.09 + 0.2 / 0.18) / 2)
+    assert phase.bytes_by_time == pytest.approx(0.4 / 0.27)
+    assert phase.slowest_rank is not None
+    assert phase.slowest_rank.name == "rank 1"
+    assert phase.slowest_target is not None
+    assert phase.slowest_target.name == "t2"
+    assert phase.lost_rank_s == pytest.approx(0.05)
+    assert (phase.wire_by_payload, phase.device_by_payload) == (1.5, 1.505)
+    assert phase.stall is not None
+    assert (phase.stall.first, phase.stall.last) == (0.02, 0.03)
+    assert phase.cpu_s_per_gb["stager"] == pytest.approx(0.5)
+    assert found.stall_ratio is not None
+    assert found.stall_ratio.median == pytest.approx(0.03 / 0.025)
+    # 2 cores / G* of 2+1 (0.62 s/GB) by the 1.3 s/GB of all stages, threads not counted twice.
+    assert found.cpu_eta == pytest.approx(0.62 / 1.3)
+
+
+def test_bars_show_the_stall_and_the_seals() -> None:
+    lines = bars(made.job(made.save())).splitlines()
+    assert lines[0].startswith("save, save of step 1, 110 ms wide")
+    assert lines[2].count("#") == round(30 / 110 * 48)
+    assert lines[2].rstrip().endswith("110 ms")
+    assert lines[3].partition("* a column")[0].count("*") == 1
+
+
+def test_the_log_is_fios_csv_and_can_be_averaged(tmp_path: Path) -> None:
+    job = made.job(made.save(0), made.save(1))
+    assert log_lines(job, 0) == [
+        "100, 976562, 1, 100000000, 0, 0",
+        "1100, 976562, 1, 100000000, 0, 0",
+    ]
+    averaged = made.job(made.save(0), made.save(1), log_avg_msec=2000)
+    assert log_lines(averaged, 0) == ["2000, 976562, 1, 100000000, 0, 0"]
+    write_logs(made.run(job), {"save": str(tmp_path / "x")})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x_bw.1.log", "x_bw.2.log"]
+
+
+def test_a_drawing_is_the_slowest_checkpoint_and_its_svg_is_well_formed() -> None:
+    job = made.job(made.save(0), made.save(1, slow_ms=90))
+    (drawing,) = draw(job)
+    assert "step 2" in drawing.title
+    assert [row.name for row in drawing.rows] == ["rank 0", "rank 1"]
+    assert [lane.name for lane in drawing.lanes] == ["t0", "t1", "t2"]
+    assert drawing.lanes[0].points == ((40.0, 1500.0), (80.0, 1000.0))
+    assert drawing.width_ms == 200.0
+    root = ET.fromstring(svg(drawing))
+    assert len([one for one in root.iter() if one.tag.endswith("rect")]) == 4
+    assert "each fsynced" in page([drawing])
+    assert rates([Sample("t0", 0, 5)]) == ()
+    assert [tick_ms(width) for width in (9.0, 80.0, 1400.0)] == [2.0, 10.0, 200.0]
+
+
+@pytest.mark.parametrize("name", ["plot.gif", "no/such/plot.html"])
+def test_a_plot_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Refused):
+        check_plot(tmp_path / name)
+
+
+def test_two_reports_are_compared_checkpoint_by_checkpoint() -> None:
+    def report(*slow_ms: int) -> bytes:
+        saves = [made.save(n, slow_ms=ms) for n, ms in enumerate(slow_ms)]
+        document = run_document(made.run(made.job(*saves)), plus=False)
+        return b'{"message_type": "status"}\n' + encode(document).encode()
+
+    before, after = read_report(report(0, 1, 2), "a"), read_report(report(100, 101, 99), "b")
+    changes = {one.unit: one for one in compare(before, after)}
+    assert changes["seconds"].verdict == changes["GB/s"].verdict == "worse"
+    assert changes["seconds"].change.mean == pytest.approx(190 / 91 - 1)
+    same = compare(before, read_report(report(1, 2, 0), "b"))
+    assert {one.verdict for one in same} == {"no difference shown"}
+    assert "no difference shown" in compare_text(same)
+    with pytest.raises(Refused, match="no JSON report"):
+        read_report(b"hello", "x")
+    with pytest.raises(Refused, match="in common"):
+        compare(before, read_report(b'{\n"jobs": []}', "b"))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(8388608, "8192KiB"), (254000000, "242MiB"), (21495808, "20.5MiB"), (0, "0B"),
+     (1024**3 * 126.4, "126GiB"), (1536, "1536B"), (1024**2 * 256, "256MiB")],
+)  # fmt: skip
+def test_sizes_are_written_as_fio_writes_them(value: float, shown: str) -> None:
+    assert numbers.size(value) == shown
