@@ -128,7 +128,8 @@ class CkptReader(StorageReader):
 
     def _metadata(self, contents: Contents) -> Metadata:
         first = contents.ranks()[0]
-        if path_text((MARK_KEY,)) not in contents.values(first):
+        mark = path_text((MARK_KEY,))
+        if mark not in contents.values(first):
             raise Refused(
                 f"{self.checkpoint_id!s} was not saved through CkptWriter",
                 hint="load it with ckpt_torch.load, or Store.load",
@@ -136,6 +137,8 @@ class CkptReader(StorageReader):
         found: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
         self._paths, self._suffixes = {}, {}
         for tensor in contents.tensors():
+            if tensor.name == mark:
+                continue
             path = parse_name(tensor.name)
             if path[-1] in _SUFFIXES:
                 path, suffix = path[:-1], str(path[-1])

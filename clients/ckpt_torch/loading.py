@@ -172,10 +172,10 @@ class _Reading:
         return False
 
     def _tensor(self, name: str, leaf: object, rank: Rank, values: Mapping[str, Scalar]) -> bool:
+        if name in values:
+            raise Refused(f"{name}: stored as a plain value, here it is a tensor")
         found = self.contents.variants(name)
         if not found:
-            if name in values:
-                raise Refused(f"{name}: stored as a plain value, here it is a tensor")
             return False
         self.seen.add(name)
         here = held(leaf)

@@ -190,7 +190,8 @@ class _Parts:
     def declare(self, name: str, leaf: object, holders: Holders) -> object:
         """The leaf with its meaning."""
         if name in self.plain:
-            return leaf
+            common = len(holders.plain[name]) == holders.world_size
+            return Replicated(leaf) if common else leaf
         if name in self.tensors:
             return _declared(name, self.tensors[name], holders)
         inner = pickle_name(name)

@@ -1,0 +1,78 @@
+"""A jax.Array's shards as boxes of a global tensor, and boxes as the shards of a new array.
+
+Every box is declared by one process only: the one that holds its replica number 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ckpt.base.errors import Refused
+from ckpt.base.ids import Rank
+from ckpt.format.dtypes import dtype_name
+from ckpt_client.contents import Want
+from ckpt_client.declare import Shard, Shards
+from ckpt_client.state import AnyArray
+
+Extent = tuple[int, ...]
+
+
+def declared(array: jax.Array) -> Shard | Shards | None:
+    """What this process stores of it; None when others store everything.
+
+    Raises Refused for typed random keys.
+    """
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        raise Refused("a typed random key", hint="store jax.random.key_data(key)")
+    shape = tuple(array.shape)
+    boxes = tuple(
+        Shard(np.asarray(shard.data), shape, box_of(shard.index, shape)[0])
+        for shard in array.addressable_shards
+        if shard.replica_id == 0
+    )
+    if not boxes:
+        return None
+    return boxes[0] if len(boxes) == 1 else Shards(boxes)
+
+
+def box_of(index: Sequence[slice], shape: Extent) -> tuple[Extent, Extent]:
+    """(offset, shape) of the part of an array that an index names."""
+    bounds = [part.indices(size) for part, size in zip(index, shape, strict=True)]
+    return tuple(start for start, _, _ in bounds), tuple(stop - start for start, stop, _ in bounds)
+
+
+class Target:
+    """One array that a load makes: I know what to read for it, and put it together."""
+
+    def __init__(
+        self, name: str, shape: Extent, dtype: np.dtype[np.generic], sharding: jax.sharding.Sharding
+    ) -> None:
+        self._name = name
+        self._shape = shape
+        self._dtype = dtype
+        self._sharding = sharding
+        self._boxes: dict[tuple[Extent, Extent], AnyArray] = {}
+        #: Each part that a device of this process needs, once.
+        self._devices: list[tuple[jax.Device, tuple[Extent, Extent]]] = []
+        for device, index in sharding.addressable_devices_indices_map(shape).items():
+            box = box_of(index or (slice(None),) * len(shape), shape)
+            if box not in self._boxes:
+                self._boxes[box] = np.empty(box[1], dtype)
+            self._devices.append((device, box))
+
+    def wants(self, stored_dtype: str, stored_shape: Extent, rank: Rank) -> list[Want]:
+        """What to read. Raises Refused by name when dtype or shape differ."""
+        if stored_dtype != dtype_name(self._dtype):
+            raise Refused(f"{self._name}: stored as {stored_dtype}, here {self._dtype}")
+        if stored_shape != self._shape:
+            raise Refused(f"{self._name}: stored with shape {stored_shape}, here {self._shape}")
+        return [Want(self._name, array, offset, rank) for (offset, _), array in self._boxes.items()]
+
+    def array(self) -> jax.Array:
+        """The array, when everything was read."""
+        parts = [jax.device_put(self._boxes[box], device) for device, box in self._devices]
+        return jax.make_array_from_single_device_arrays(self._shape, self._sharding, parts)

@@ -1,0 +1,92 @@
+"""`CheckpointManager`: the calls of Orbax's manager, over a store."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self, TypeVar
+
+from ckpt.base.errors import NotFound
+from ckpt_client.default import shared_store
+from ckpt_client.saving import Commit, Save
+from ckpt_client.step_url import parse_step_url
+from ckpt_client.store import Store
+from ckpt_jax import state as states
+
+State = TypeVar("State")
+
+
+class CheckpointManager:
+    """The checkpoints of one run. Saving goes on beside the training.
+
+    directory: `ckpt://HOST:PORT/RUN`, `ckpt+local:///DIR/RUN`, or RUN in `store` (else in the store
+        that $CKPT_STORE names).
+    save_interval_steps: `save` takes steps that this divides, unless forced.
+    """
+
+    def __init__(
+        self, directory: str, *, store: Store | None = None, save_interval_steps: int = 1
+    ) -> None:
+        place = parse_step_url(directory)
+        self.directory = directory
+        self._run = place.run
+        self._store = store if store is not None else shared_store(place.store)
+        self._interval = save_interval_steps
+        self._saves: list[Save] = []
+        #: Under way, oldest first.
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+
+    def should_save(self, step: int) -> bool:
+        """Whether `save` would take it."""
+        newest = self._saves[-1].step if self._saves else self.latest_step()
+        return step % self._interval == 0 and (newest is None or step > newest)
+
+    def save(self, step: int, state: object, *, force: bool = False) -> bool:
+        """Copy the state; False when the step is not due. It may be changed when this returns."""
+        if not force and not self.should_save(step):
+            return False
+        self._saves.append(states.save(self._store, self._run, step, state))
+        return True
+
+    def restore(self, step: int | None, like: State) -> State:
+        """A state like `like` (see `ckpt_jax.load`) of that step, else of the newest."""
+        if step is None and self.latest_step() is None:
+            raise NotFound(f"{self._run} has no committed checkpoint")
+        return states.load(self._store, self._run, step, like)
+
+    def latest_step(self) -> int | None:
+        """The newest committed step."""
+        return self._store.latest(self._run)
+
+    def all_steps(self) -> list[int]:
+        """Committed steps, ascending."""
+        return [commit.step for commit in self._store.steps(self._run)]
+
+    def reload(self) -> None:
+        """Nothing is cached: the store is asked each time."""
+
+    def wait_until_finished(self) -> list[Commit]:
+        """The commits of all saves under way. Raises the error of the first that failed."""
+        commits = []
+        while self._saves:
+            commits.append(self._saves.pop(0).wait())
+        return commits
+
+    def check_for_errors(self) -> None:
+        """Raises the error of a save that failed meanwhile; does not wait."""
+        while self._saves and self._saves[0].ended:
+            self._saves.pop(0).wait()
+
+    def close(self) -> None:
+        """Wait for what was saved. The store is left open for others."""
+        self.wait_until_finished()

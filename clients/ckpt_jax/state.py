@@ -1,0 +1,122 @@
+"""`save` and `load` of JAX states: arrays of any sharding, in and out of a store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import jax
+import numpy as np
+
+from ckpt.base.errors import CkptError, Refused
+from ckpt.base.ids import Rank
+from ckpt.format.dtypes import dtype_of
+from ckpt.format.index import IndexTensor
+from ckpt.format.tree import Scalar
+from ckpt_client.contents import Contents, Want
+from ckpt_client.declare import Replicated
+from ckpt_client.saving import Save
+from ckpt_client.state import AnyArray
+from ckpt_client.store import Store
+from ckpt_jax.arrays import Target, declared
+from ckpt_jax.trees import is_plain, mapped, rebuilt
+
+State = TypeVar("State")
+NAMES_SHOWN_MAX = 8
+
+
+def save(store: Store, run: str, step: int, state: object) -> Save:
+    """Copy the state; sending and committing go on beside the training. Every process calls it.
+
+    jax.Arrays are global; numpy arrays and plain values are the same on all processes. Raises
+    Refused by path for what cannot be stored, before anything is staged.
+    """
+    return store.save(
+        run, step, mapped(state, _declare), rank=jax.process_index(), world_size=jax.process_count()
+    )
+
+
+def load(store: Store, run: str, step: int | None, like: State) -> State:
+    """A state like `like`, whose arrays have its shapes, dtypes and shardings.
+
+    like: jax.Arrays or jax.ShapeDtypeStructs with a sharding (without one: the default device),
+        numpy arrays, plain values, in any nodes that JAX knows.
+
+    Each process reads what its devices need, each byte once. Raises Refused by name for a name that
+    the checkpoint lacks, another dtype or shape; NotFound, Unavailable, Lost.
+    """
+    rank, world_size = jax.process_index(), jax.process_count()
+    with store.resolve(run, step, rank=rank, world_size=world_size) as checkpoint:
+        return checkpoint.read(lambda contents: _Reading(contents, rank).run(like))
+
+
+def _declare(name: str, leaf: object) -> object:
+    try:
+        if isinstance(leaf, jax.Array):
+            return declared(leaf)
+        if isinstance(leaf, np.ndarray | np.generic) or is_plain(leaf):
+            return Replicated(leaf)
+        raise Refused(f"a {type(leaf).__module__}.{type(leaf).__qualname__} cannot be stored")
+    except CkptError as error:
+        raise Refused(f"{name or 'the state'}: {error.message}", hint=error.hint) from None
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One attempt: look every leaf up, name all that is absent, read everything at once."""
+
+    contents: Contents
+    process: int
+    wants: list[Want] = field(default_factory=list)
+    targets: dict[str, Target] = field(default_factory=dict)
+    arrays: dict[str, AnyArray] = field(default_factory=dict)
+    values: dict[str, Scalar] = field(default_factory=dict)
+    absent: list[str] = field(default_factory=list)
+
+    def run(self, like: State) -> State:
+        ranks = self.contents.ranks()
+        rank = Rank(self.process) if self.process in ranks else ranks[0]
+        values = self.contents.values(rank)
+        mapped(like, lambda name, leaf: self._look_up(name, leaf, rank, values))
+        if self.absent:
+            more = len(self.absent) - NAMES_SHOWN_MAX
+            text = ", ".join(self.absent[:NAMES_SHOWN_MAX]) + (f" and {more} more" * (more > 0))
+            raise Refused(f"the checkpoint has no {text}")
+        self.contents.fill(self.wants)
+        state: State = rebuilt(like, self._made)
+        return state
+
+    def _look_up(self, name: str, leaf: object, rank: Rank, values: dict[str, Scalar]) -> None:
+        found = self.contents.variants(name)
+        if is_plain(leaf):
+            if name in values:
+                self.values[name] = values[name]
+            elif found:
+                raise Refused(f"{name}: stored as an array, here it is a {type(leaf).__name__}")
+            else:
+                self.absent.append(name)
+        elif not found:
+            self.absent.append(name)
+        elif name in values:
+            raise Refused(f"{name}: stored as a plain value, here it is an array")
+        elif isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+            sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+            target = Target(name, tuple(leaf.shape), np.dtype(leaf.dtype), sharding)
+            self.targets[name] = target
+            self.wants += target.wants(found[0].dtype, found[0].global_shape, rank)
+        elif isinstance(leaf, np.ndarray | np.generic):
+            self._whole(name, found[0], np.asarray(leaf), rank)
+        else:
+            raise Refused(f"{name}: a {type(leaf).__qualname__} cannot be loaded")
+
+    def _whole(self, name: str, stored: IndexTensor, leaf: AnyArray, rank: Rank) -> None:
+        if stored.global_shape != leaf.shape:
+            raise Refused(f"{name}: stored with shape {stored.global_shape}, here {leaf.shape}")
+        array: AnyArray = np.empty(leaf.shape, dtype_of(stored.dtype))
+        self.arrays[name] = array
+        self.wants.append(Want(name, array, (0,) * array.ndim, rank))
+
+    def _made(self, name: str, leaf: object) -> object:
+        if name in self.targets:
+            return self.targets[name].array()
+        return self.arrays[name] if name in self.arrays else self.values[name]

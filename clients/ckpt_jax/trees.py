@@ -1,0 +1,81 @@
+"""A JAX state as a tree of dicts, lists and tuples, and back again.
+
+Whatever JAX has registered as a node (named tuples, dataclasses, optax and flax states) is stored as
+a dict of its parts under the names that JAX gives them, so that anyone can read it; what comes back
+goes into the caller's own nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax import tree_util
+
+from ckpt.base.errors import Refused
+from ckpt.format.tree import Index, Key, Path, path_text
+
+_SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
+Leaf = Callable[[str, object], object]
+
+
+def mapped(node: object, leaf: Leaf, path: Path = ()) -> object:
+    """The tree with `leaf(name, value)` for each leaf; registered nodes are dicts of their parts."""
+    if type(node) is dict:
+        return {key: mapped(child, leaf, (*path, key)) for key, child in node.items()}
+    if type(node) is list or type(node) is tuple:
+        return type(node)(mapped(child, leaf, (*path, Index(n))) for n, child in enumerate(node))
+    parts = None if is_leaf(node) else _parts(node)
+    if parts is None:
+        return leaf(path_text(path), node)
+    return {key: mapped(child, leaf, (*path, key)) for key, child in parts.items()}
+
+
+def rebuilt(node: Any, leaf: Leaf, path: Path = ()) -> Any:
+    """The same nodes with `leaf(name, value)` in the place of each leaf."""
+    if type(node) is dict:
+        return {key: rebuilt(child, leaf, (*path, key)) for key, child in node.items()}
+    if type(node) is list or type(node) is tuple:
+        return type(node)(rebuilt(child, leaf, (*path, Index(n))) for n, child in enumerate(node))
+    parts = None if is_leaf(node) else _parts(node)
+    if parts is None:
+        return leaf(path_text(path), node)
+    _, shape = tree_util.tree_flatten(node, is_leaf=lambda child: child is not node)
+    children = [rebuilt(child, leaf, (*path, key)) for key, child in parts.items()]
+    return tree_util.tree_unflatten(shape, children)
+
+
+def is_plain(value: object) -> bool:
+    """Whether a leaf goes into the tree document as it is."""
+    return type(value) in _SCALARS
+
+
+def is_leaf(value: object) -> bool:
+    """What this package stores; anything else is a node, or refused."""
+    return is_plain(value) or isinstance(
+        value, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic
+    )
+
+
+def _parts(node: object) -> dict[Key, object] | None:
+    """The parts of a registered node by name; None when JAX takes it for a leaf."""
+    found, _ = tree_util.tree_flatten_with_path(node, is_leaf=lambda child: child is not node)
+    if len(found) == 1 and found[0][0] == ():
+        return None
+    parts = {_key_of(path[0]): child for path, child in found}
+    if len(parts) != len(found):
+        raise Refused(f"a {type(node).__qualname__} has two parts of one name")
+    return parts
+
+
+def _key_of(step: object) -> Key:
+    match step:
+        case tree_util.DictKey(key) | tree_util.FlattenedIndexKey(key):
+            return key if isinstance(key, str | int | tuple) else str(key)
+        case tree_util.GetAttrKey(name):
+            return str(name)
+        case tree_util.SequenceKey(index):
+            return int(index)
+    return str(step)

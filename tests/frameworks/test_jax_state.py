@@ -1,0 +1,170 @@
+"""JAX arrays of any sharding in and out of a store, on eight CPU devices; and what torch saved."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+# Read when JAX makes its devices, so before it is used.
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+)
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import ckpt
+import ckpt_jax
+import ckpt_torch
+from tests.client.trees import bits_of
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Moments(NamedTuple):
+    """As optax keeps them."""
+
+    count: jax.Array
+    mu: dict[str, jax.Array]
+
+
+def mesh(*shape: int) -> Mesh:
+    return Mesh(
+        np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape), ("x", "y")[: len(shape)]
+    )
+
+
+def cut(array: Any, *spec: str | None, over: Mesh) -> jax.Array:
+    return jax.device_put(jnp.asarray(array), NamedSharding(over, P(*spec)))
+
+
+def bits(tree: object) -> object:
+    return bits_of(jax.tree.map(np.asarray, tree))
+
+
+def test_arrays_come_back_under_every_other_sharding(cluster: str) -> None:
+    random = np.random.default_rng(1)
+    full = random.standard_normal((16, 24)).astype("f4")
+    eight, square = mesh(8), mesh(4, 2)
+    state = {
+        "rows": cut(full, "x", over=eight),
+        "tiles": cut(full.astype(jnp.bfloat16), "x", "y", over=square),
+        "columns": cut(full, None, "y", over=square),
+        "same": cut(full, over=eight),
+        "moments": Moments(jnp.int32(3), {"w": cut(full * 2, "y", "x", over=square)}),
+        "list": [jnp.zeros(0), 5, "text", (1.5, None)],
+        "numpy": random.integers(0, 9, 4),
+    }
+    with ckpt.open(cluster) as store:
+        commit = ckpt_jax.save(store, "jax/cut", 1, state).wait()
+        assert commit.bytes < 16 * 24 * (4 * 4 + 2) + 8000, "replicas are stored once"
+        one, other = mesh(1), mesh(2, 4)
+        like = {
+            "rows": cut(full * 0, None, "x", over=eight),
+            "tiles": jax.ShapeDtypeStruct(
+                (16, 24), jnp.bfloat16, sharding=NamedSharding(other, P("y", "x"))
+            ),
+            "columns": cut(full * 0, over=one),
+            "same": cut(full * 0, "x", "y", over=other),
+            "moments": Moments(jnp.int32(0), {"w": jnp.zeros((16, 24))}),
+            "list": [jnp.zeros(0), 0, "", (0.0, None)],
+            "numpy": np.zeros(4, "i8"),
+        }
+        loaded = ckpt_jax.load(store, "jax/cut", 1, like)
+        assert bits(loaded) == bits(state)
+        assert isinstance(loaded["moments"], Moments)
+        for key in ("rows", "columns", "same"):
+            assert loaded[key].sharding == like[key].sharding  # type: ignore[attr-defined]
+        whole = store.load("jax/cut", 1, whole=True)
+    assert np.array_equal(whole["moments"]["mu"]["w"], full * 2)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("like", "text"),
+    [
+        ({"w": jnp.zeros(4), "x": jnp.zeros(1)}, "the checkpoint has no x"),
+        ({"w": jnp.zeros(5)}, r"w: stored with shape \(4,\), here \(5,\)"),
+        ({"w": jnp.zeros(4, jnp.bfloat16)}, "w: stored as <f4, here bfloat16"),
+        ({"w": 1.0}, "w: stored as an array"),
+        ({"n": jnp.zeros(1)}, "n: stored as a plain value"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(cluster: str, like: Any, text: str) -> None:
+    with ckpt.open(cluster) as store:
+        if store.latest("jax/fits") is None:
+            ckpt_jax.save(store, "jax/fits", 1, {"w": jnp.ones(4), "n": 1}).wait()
+        with pytest.raises(ckpt.Refused, match=text):
+            ckpt_jax.load(store, "jax/fits", 1, like)
+
+
+def test_what_cannot_be_stored_is_refused_by_path(cluster: str) -> None:
+    with ckpt.open(cluster) as store:
+        with pytest.raises(ckpt.Refused, match=r"a/key: a typed random key"):
+            ckpt_jax.save(store, "jax/bad", 1, {"a": {"key": jax.random.key(1)}})
+        with pytest.raises(ckpt.Refused, match=r"f: a builtins.object cannot be stored"):
+            ckpt_jax.save(store, "jax/bad", 1, {"f": object()})
+
+
+def test_the_manager_has_orbaxs_calls(cluster: str) -> None:
+    state = {"w": cut(np.arange(32.0), "x", over=mesh(8)), "step": 0}
+    with ckpt_jax.CheckpointManager(f"{cluster}/jax/managed", save_interval_steps=2) as manager:
+        assert manager.latest_step() is None
+        with pytest.raises(ckpt.NotFound):
+            manager.restore(None, state)
+        saved = [manager.save(step, {"w": state["w"] + step, "step": step}) for step in range(5)]
+        assert saved == [True, False, True, False, True]
+        assert not manager.save(4, state)
+        assert [commit.step for commit in manager.wait_until_finished()] == [0, 2, 4]
+        assert (manager.all_steps(), manager.latest_step()) == ([0, 2, 4], 4)
+        manager.check_for_errors()
+        old = manager.restore(2, state)
+        assert bits(old) == bits({"w": np.arange(32.0, dtype="f4") + 2, "step": 2})
+
+
+def test_a_donated_buffer_does_not_leak_into_the_save(cluster: str) -> None:
+    step = jax.jit(lambda w: w * 2, donate_argnums=0)
+    weight = cut(np.ones(100_000, "f4"), "x", over=mesh(8))
+    with ckpt.open(cluster) as store:
+        saves = []
+        for number in range(3):
+            saves.append(ckpt_jax.save(store, "jax/donated", number, {"w": weight}))
+            weight = step(weight)
+        for number, save in enumerate(saves):
+            save.wait()
+            loaded = store.load("jax/donated", number, whole=True)
+            assert np.unique(loaded["w"]).tolist() == [2.0**number]  # type: ignore[index]
+
+
+def test_what_torch_saved_loads_in_jax_and_numpy_with_the_same_bits(cluster: str) -> None:
+    torch.manual_seed(2)
+    net = torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.Linear(24, 8).bfloat16())
+    state: dict[str, object] = {"model": net.state_dict(), "step": 7}
+    ckpt_torch.save(state, checkpoint_id=f"{cluster}/jax/torch/7", no_dist=True)
+    expected = {
+        name: value.view(torch.int16).numpy().view(jnp.bfloat16)
+        if value.dtype is torch.bfloat16
+        else value.numpy()
+        for name, value in net.state_dict().items()
+    }
+    with ckpt.open(cluster) as store:
+        plain = store.load("jax/torch", 7, whole=True, rank=0, world_size=1)
+        assert bits_of(plain) == bits_of({"model": expected, "step": 7})
+        sharding = NamedSharding(mesh(8), P("x"))
+        like = {
+            "model": {
+                name: jax.ShapeDtypeStruct(
+                    value.shape, value.dtype, sharding=sharding if value.ndim == 2 else None
+                )
+                for name, value in expected.items()
+            },
+            "step": 0,
+        }
+        loaded = ckpt_jax.load(store, "jax/torch", 7, like)
+    assert bits(loaded) == bits({"model": expected, "step": 7})
+    assert loaded["model"]["0.weight"].sharding == sharding  # type: ignore[index]
