@@ -491,6 +491,8 @@ class AttemptAborted(Struct, frozen=True, gc=False):
     code: str
     message: str
     hint: str = ""
+    retry_after_us: int | None = None
+    """When another save may succeed, as when there was no space."""
 
 
 class PayloadGivenUp(Struct, frozen=True, gc=False):

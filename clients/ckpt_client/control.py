@@ -12,6 +12,7 @@ from ckpt.aio.rpc import RpcClient
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import PeerError, Unavailable, error_from_wire
 from ckpt.base.ids import Rank, RunName, Step
+from ckpt.base.units import US_PER_S
 from ckpt.format.messages import (
     Answer,
     Ask,
@@ -22,6 +23,7 @@ from ckpt.format.messages import (
     Role,
 )
 from ckpt.protocol.events import Buffer
+from ckpt.protocol.handshake import Established
 from ckpt_client.environment import process_name
 from ckpt_client.locate import Locator, client_name
 
@@ -76,7 +78,9 @@ class Control:
                 raise
             answer, answer_bulk = self._connection().call(message, bulk, timeout_s=timeout_s)
         if isinstance(answer, AttemptAborted):
-            raise error_from_wire(answer.code, answer.message, answer.hint)
+            after_us = answer.retry_after_us
+            after_s = None if after_us is None else after_us / US_PER_S
+            raise error_from_wire(answer.code, answer.message, answer.hint, after_s)
         if not isinstance(answer, reply):
             raise PeerError(f"the coordinator answered with a {type(answer).__name__}")
         return answer, answer_bulk
@@ -85,6 +89,14 @@ class Control:
         """The JSON that answers a question of people and tools."""
         _, bulk = self.call(Ask(what, run, step), Answer)
         return bytes(bulk)
+
+    def _join_again(self, _peer: Established) -> None:
+        """A new session: the ranks that joined over the old one are still here."""
+        rpc = self._rpc
+        for (run, rank, world_size), known in list(self._launches.items()):
+            again = JoinLaunch(run, self.launch_key, rank, world_size, process_name(), known.launch)
+            if rpc is not None:
+                rpc.tell(again)
 
     def join(self, run: RunName, rank: Rank, world_size: int) -> LaunchJoined:
         """The launch of this rank, and the turn of its next resolution. Joining begins nothing."""
@@ -117,7 +129,13 @@ class Control:
                 return self._rpc
             old, self._rpc = (
                 self._rpc,
-                RpcClient(address, secret=self.secret, role=Role.READER, name=client_name()),
+                RpcClient(
+                    address,
+                    secret=self.secret,
+                    role=Role.READER,
+                    name=client_name(),
+                    on_opened=self._join_again,
+                ),
             )
             fresh = self._rpc
         if old is not None:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ckpt.base.errors import Busy, CkptError, Unavailable, error_from_wire
 from ckpt.base.ids import Generation
+from ckpt.base.units import US_PER_S
 from ckpt.format.messages import CommitInfo
 from ckpt.protocol.coordinator.views import StepView
 from ckpt_client.stager import wire
@@ -166,7 +167,9 @@ class Save:
             self._commit = commit_from_info(outcome.info)
             self._untold = self._commit.warnings
         else:
-            self.fail(error_from_wire(outcome.code, outcome.message, outcome.hint))
+            after_us = outcome.retry_after_us
+            after_s = None if after_us is None else after_us / US_PER_S
+            self.fail(error_from_wire(outcome.code, outcome.message, outcome.hint, after_s))
 
     def fail(self, error: CkptError) -> None:
         """Nothing more will be heard of it."""

@@ -116,7 +116,7 @@ def test_without_space_standing_space_goes_first_then_the_save_fails_with_a_retr
     assert isinstance(aborted, m.AttemptAborted)
     assert aborted.code == "no_space"
     assert "t0, t1, t2" in aborted.message
-    assert "retry after 5 s" in aborted.hint
+    assert aborted.retry_after_us == 5_000_000
     assert held(bench) == []
 
 

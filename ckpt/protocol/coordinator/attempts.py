@@ -32,7 +32,14 @@ from ckpt.base.ids import (
 )
 from ckpt.format.layout import Layout
 from ckpt.format.members import NO_LAUNCH
-from ckpt.format.messages import Certify, ColumnProof, CommitInfo, PayloadPlanned, ReplicaPolicy
+from ckpt.format.messages import (
+    AttemptAborted,
+    Certify,
+    ColumnProof,
+    CommitInfo,
+    PayloadPlanned,
+    ReplicaPolicy,
+)
 from ckpt.format.record import CommitRecord
 from ckpt.format.table import RankTable
 from ckpt.plan.placement import DomainKey, domain_key
@@ -124,8 +131,8 @@ class Attempt:
     index: bytes = b""
     warnings: tuple[str, ...] = ()
     info: CommitInfo | None = None
-    failure: tuple[str, str, str] | None = None
-    """(code, message, hint) once aborting."""
+    failure: AttemptAborted | None = None
+    """What all are told, once aborting."""
     closed: bool = True
     """No payload may be added: False for members until a commit names them."""
     next_number: int = 0

@@ -41,6 +41,8 @@ from ckpt.protocol.events import Session
 
 STAGER_AWAY_US = 15_000_000
 """A stager that left an uncertified payload must come back within this."""
+RETURN_US = 4 * STAGER_AWAY_US
+"""After a restart of the coordinator ranks and their stagers must come back within this."""
 ENDED_KEPT = 1024
 """Ended attempts remembered for stagers that ask again; older ones are answered as unknown."""
 
@@ -168,9 +170,10 @@ class Ending:
             return
         attempt.state = AttemptState.ABORTING
         after = error.retry_after_s
-        again = [] if after is None else [f"retry after {after:g} s"]
-        hint = "; ".join([*again, *([error.hint] if error.hint else [])])
-        attempt.failure = (error.code, error.message, hint)
+        after_us = None if after is None else round(after * US_PER_S)
+        attempt.failure = AttemptAborted(
+            attempt.checkpoint, error.code, error.message, error.hint, after_us
+        )
         self._desk.report(
             "warning", "attempt aborted", checkpoint=str(attempt.checkpoint), reason=error.message
         )
@@ -208,8 +211,7 @@ class Ending:
             info = self._checkpoints.info_now(held) if held is not None else attempt.info
             self._desk.send(session, request, AttemptCommitted(info))
         elif attempt.state is AttemptState.ABORTED and attempt.failure is not None:
-            code, text, hint = attempt.failure
-            self._desk.send(session, request, AttemptAborted(attempt.checkpoint, code, text, hint))
+            self._desk.send(session, request, attempt.failure)
 
     def _tell_askers(self, attempt: Attempt) -> None:
         askers, attempt.askers = attempt.askers, []
@@ -257,10 +259,35 @@ class Ending:
                 reason = f"the stager of rank {payload.id.rank} has been away for {away_s} s"
                 self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
                 return
+        if attempt.closed and not attempt.handed_over:
+            self._abort_if_a_rank_is_gone(attempt)
         unclaimed = attempt.recovered and not attempt.payloads
-        if unclaimed and now - attempt.opened_us >= 4 * STAGER_AWAY_US:
+        if unclaimed and now - attempt.opened_us >= RETURN_US:
             reason = "no stager came back for it after the coordinator restarted"
             self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
+
+    def _abort_if_a_rank_is_gone(self, attempt: Attempt) -> None:
+        """A rank that has not handed over and whose host died says nothing more, not even that
+        its trainer left; one that never came is still starting.
+        """
+        launch = self._launches.get(attempt.checkpoint.run, attempt.launch)
+        if launch is None:
+            return
+        now = self._desk.now_us
+        for rank in attempt.missing_ranks:
+            away_us = launch.away_us(rank, now)
+            here = rank in launch.members and launch.members[rank].live
+            if away_us is not None and away_us >= STAGER_AWAY_US:
+                reason = (
+                    f"rank {rank} did not hand over; its stager has been away for "
+                    f"{away_us // US_PER_S} s without a word"
+                )
+            elif attempt.recovered and not here and now - attempt.opened_us >= RETURN_US:
+                reason = f"rank {rank} did not come back after the coordinator restarted"
+            else:
+                continue
+            self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
+            return
 
     # ----------------------------------------------------------------------- telling
 

@@ -36,6 +36,10 @@ class Member:
     joined_us: int = 0
     left: bool = False
     """Its trainer is gone, as its stager reports; the stager may still finish saves."""
+    has_stager: bool = False
+    """A stager has joined for it: it is there as long as the trainer is, and says when it left."""
+    away_since_us: int | None = None
+    """When the last session ended; None while there is one."""
 
     @property
     def live(self) -> bool:
@@ -64,6 +68,15 @@ class Launch:
     def live(self) -> bool:
         return any(member.live for member in self.members.values())
 
+    def away_us(self, rank: Rank, now_us: int) -> int | None:
+        """How long nobody has spoken for a rank whose stager never said that its trainer left;
+        None for others.
+        """
+        member = self.members.get(rank)
+        if member is None or member.left or not member.has_stager or member.away_since_us is None:
+            return None
+        return now_us - member.away_since_us
+
     def has_saved(self, rank: Rank) -> bool:
         """Whether this rank is past what it loads first."""
         return self.all_saved or rank in self.saved
@@ -87,7 +100,7 @@ class Launches:
         self._by_session: dict[Session, list[Member]] = {}
 
     def join(
-        self, session: Session, message: JoinLaunch, now_us: int
+        self, session: Session, message: JoinLaunch, now_us: int, *, from_stager: bool
     ) -> tuple[Launch, tuple[CatalogEntry, ...]]:
         """The launch of this process, and what must be durable before it is told.
 
@@ -107,7 +120,7 @@ class Launches:
                 f"rank {message.rank} says {message.world_size}",
                 hint="give every start of the run its own launch key",
             )
-        entered = self._enter(launch, session, message, now_us)
+        entered = self._enter(launch, session, message, now_us, from_stager)
         entries: list[CatalogEntry] = []
         if found is None:
             entries.append(
@@ -166,9 +179,11 @@ class Launches:
         member.left = True
         return True
 
-    def session_closed(self, session: Session) -> None:
+    def session_closed(self, session: Session, now_us: int) -> None:
         for member in self._by_session.pop(session, ()):
             member.sessions.discard(session)
+            if not member.sessions:
+                member.away_since_us = now_us
 
     # ----------------------------------------------------------------------- inside
 
@@ -214,7 +229,14 @@ class Launches:
             del run.launches[number]
         return [catalog.LaunchForgotten(name, number) for number in empty[:surplus]]
 
-    def _enter(self, launch: Launch, session: Session, message: JoinLaunch, now_us: int) -> bool:
+    def _enter(
+        self,
+        launch: Launch,
+        session: Session,
+        message: JoinLaunch,
+        now_us: int,
+        from_stager: bool,
+    ) -> bool:
         """Note the process; True when it was not known to hold this rank."""
         member = launch.members.get(message.rank)
         if member is not None and member.process != message.process:
@@ -229,6 +251,8 @@ class Launches:
         if member is None:
             member = launch.members[message.rank] = Member(message.process, joined_us=now_us)
         member.sessions.add(session)
+        member.away_since_us = None
+        member.has_stager = member.has_stager or from_stager
         self._by_session.setdefault(session, []).append(member)
         return entered
 

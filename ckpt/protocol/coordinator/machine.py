@@ -305,7 +305,10 @@ class CoordinatorMachine:
 
     def _join(self, session: Session, request: int, message: JoinLaunch) -> None:
         """Told when a restart would find the same launch."""
-        launch, entries = self.launches.join(session, message, self._desk.now_us)
+        from_stager = self._roles[session] is Role.STAGER
+        launch, entries = self.launches.join(
+            session, message, self._desk.now_us, from_stager=from_stager
+        )
         turn = self.resolver.rounds.next_turn(message.run, launch, message.rank)
         joined = LaunchJoined(launch.number, turn)
         if not entries and not launch.unwritten:
@@ -323,7 +326,7 @@ class CoordinatorMachine:
         self._roles.pop(session, None)
         self._desk.lost(session)
         self.members.session_closed(session)
-        self.launches.session_closed(session)
+        self.launches.session_closed(session, self._desk.now_us)
         self.ending.session_closed(session)
         self.resolver.session_closed(session)
 

@@ -50,6 +50,7 @@ class SaveFailed(Struct, frozen=True, gc=False):
     code: str
     message: str
     hint: str = ""
+    retry_after_us: int | None = None
 
 
 Outcome = SaveCommitted | SaveFailed

@@ -205,8 +205,8 @@ class StagerMachine(StagerState):
             case m.AttemptCommitted(info):
                 for save in self._saves_at(info.checkpoint):
                     self._finish(save, e.SaveCommitted(info))
-            case m.AttemptAborted(checkpoint, code, text, hint):
-                failure = e.SaveFailed(code, text, hint)
+            case m.AttemptAborted(checkpoint, code, text, hint, after_us):
+                failure = e.SaveFailed(code, text, hint, after_us)
                 for save in self._saves_at(checkpoint) or self._opening(request):
                     self._finish(save, failure)
             case m.Failed():
@@ -259,8 +259,9 @@ class StagerMachine(StagerState):
 
         With a retry-after, or a retryable code, it is asked again.
         """
-        failure = e.SaveFailed(failed.code, failed.message, failed.hint)
-        again_us = None if failed.retry_after_us is None else self._now_us + failed.retry_after_us
+        after_us = failed.retry_after_us
+        failure = e.SaveFailed(failed.code, failed.message, failed.hint, after_us)
+        again_us = None if after_us is None else self._now_us + after_us
         for run in self.runs.values():
             if run.errand.request == request:
                 if again_us is None and failed.code == "unavailable":

@@ -279,10 +279,9 @@ class StagerShell:
         match outcome:
             case SaveCommitted(info):
                 self._trainer.send(wire.Outcome(save, info))
-            case SaveFailed(code, message, hint):
-                self._trainer.send(
-                    wire.Outcome(save, None, code, wire.cut_text(message), wire.cut_text(hint))
-                )
+            case SaveFailed(code, message, hint, after_us):
+                text, advice = wire.cut_text(message), wire.cut_text(hint)
+                self._trainer.send(wire.Outcome(save, None, code, text, advice, after_us))
 
     # ----------------------------------------------------------------------- coordinator
 

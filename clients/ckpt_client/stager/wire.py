@@ -135,6 +135,7 @@ class Outcome(_Packet, frozen=True, tag=True, array_like=True):
     code: str = ""
     message: str = ""
     hint: str = ""
+    retry_after_us: int | None = None
 
 
 FromTrainer = Attach | Prepare | AskHalf | DropStaging | HandOver | HeardOutcome
