@@ -41,6 +41,7 @@ from ckpt.transfer.payload_receiver import (
 )
 from ckpt.transfer.read_set import ReadSet
 from ckpt_client.contents import Contents
+from ckpt_client.memory_check import is_committed
 from ckpt_client.pinned import Pinned, ReaderContext
 from ckpt_client.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
 from ckpt_client.stager.memory import memory_source
@@ -114,6 +115,8 @@ class Checkpoint:
         self._on_progress = progress
         self._closer = weakref.finalize(self, pinned.close)
         self._sources: set[str] = set()
+        self._memories: dict[Rank, memoryview] = {}
+        #: Of one attempt to load: stagers' memory that was compared with the index.
         #: Of one attempt to load: its connections and whom it gave up.
         self._receiver: PayloadReceiver | None = None
         self._begun_s = 0.0
@@ -305,9 +308,15 @@ class Checkpoint:
     def _from_memory(self, payload: IndexPayload, landings: Landings) -> bool:
         checkpoint, rank = self.info.checkpoint, payload.rank
         cluster, digest = self._pinned.record.cluster, payload.manifest_digest
-        view = memory_source(cluster, checkpoint.run, rank, checkpoint, digest)
-        if view is None or len(view) != payload.payload_bytes:
-            return False
+        view = self._memories.get(rank)
+        if view is None:
+            view = memory_source(cluster, checkpoint.run, rank, checkpoint, digest)
+            if view is None:
+                return False
+            if not is_committed(view, payload):
+                _log.warning("%s: a stager's memory does not hold it any more", checkpoint)
+                return False
+            self._memories[rank] = view
         content = np.frombuffer(view, np.uint8)
         for start, end in landings.spans():
             for at in range(start, end, COPY_BYTES):
@@ -342,6 +351,7 @@ class Checkpoint:
                 time.sleep(min(RETRY_S[1], RETRY_S[0] * 2 ** min(attempt, 8)))
                 self._resolve_same(error.message)
             finally:
+                self._memories.clear()
                 self._close_receiver()
         raise Unavailable(
             f"{self.info.checkpoint} could not be read in {RESOLVE_COUNT_MAX} attempts"

@@ -185,6 +185,36 @@ def test_trainers_killed_after_save_returned_still_commit(cluster: Cluster) -> N
         assert [(load["equal"], load["source"]) for load in loads] == [(True, "stager")] * 2
 
 
+def flip_in_memory(stager: int) -> int:
+    """One byte of everything that a stager keeps becomes another; how many."""
+    flipped = set()
+    for link in Path(f"/proc/{stager}/fd").iterdir():
+        file = link.stat().st_ino
+        if os.readlink(link).startswith("/memfd:") and file not in flipped:
+            descriptor = os.open(link, os.O_RDWR)
+            (byte,) = os.pread(descriptor, 1, 1 << 20)
+            os.pwrite(descriptor, bytes([byte ^ 0xFF]), 1 << 20)
+            os.close(descriptor)
+            flipped.add(file)
+    return len(flipped)
+
+
+def test_bytes_that_changed_in_a_stagers_memory_are_read_from_the_tier(cluster: Cluster) -> None:
+    filler_bytes = 4 << 20
+    with launched(cluster.url, 1, launch="rots 1", stager_idle_s=60.0) as team:
+        save_and_wait(team, "rots", 1, filler_bytes=filler_bytes)
+        stager = team[0].do("stager")
+        assert isinstance(stager, int)
+        team[0].kill()
+    with launched(cluster.url, 1, launch="rots 2") as team:
+        before = team[0].ask("load", run="rots", filler_bytes=filler_bytes)
+        assert flip_in_memory(stager)
+        after = team[0].ask("load", run="rots", filler_bytes=filler_bytes)
+    assert [(load["equal"], load["source"]) for load in (before, after)] == [
+        (True, "stager"), (True, "tier"),
+    ]  # fmt: skip
+
+
 def test_without_the_old_stagers_the_same_bytes_come_from_the_tier(cluster: Cluster) -> None:
     with launched(cluster.url, 2, launch="tier 1", stager_idle_s=30.0) as team:
         save_and_wait(team, "tier", 1)
