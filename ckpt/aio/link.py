@@ -254,6 +254,21 @@ class LinkLoop:
             os.close(self._wake_fd)
             self._wake_fd = -1
 
+    def abandon(self) -> None:
+        """In a forked child: let go of what is the parent's, without a word to anybody.
+
+        The kernel's list of watched sockets is shared with the parent: nothing is taken off it.
+        """
+        self._selector.close()
+        for link in self.links:
+            link.state = LinkState.CLOSED
+            if link.channel is not None:
+                link.channel.sock.close()
+        self._links.clear()
+        if self._wake_fd >= 0:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
+
     def wake(self) -> None:
         """Let a `poll` in progress, or the next one, return at once. From any thread."""
         os.eventfd_write(self._wake_fd, 1)

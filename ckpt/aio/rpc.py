@@ -5,14 +5,20 @@ and the caller waits. When the session dies, the thread dials again and repeats 
 has no answer yet, until its deadline: control requests are at-least-once and every handler is
 idempotent.
 
+A client belongs to the process that made it: in a forked child there is no thread, so every request
+is refused there at once, and the child's copies of the connection are closed (a child that lives
+on would keep its parent's session open, and with it what the coordinator holds for it).
+
 A server that cannot be reached makes calls wait for their deadline (it may come back: a restart is
 no failure); a server that refuses the handshake makes all of them fail at once.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -56,6 +62,10 @@ class _Call:
         self.done.set()
 
 
+_clients: weakref.WeakSet[RpcClient] = weakref.WeakSet()
+#: Every client of this process, for a fork.
+
+
 class RpcClient:
     """I am thread safe.
 
@@ -92,6 +102,7 @@ class RpcClient:
         self._server_name = server_name
         self._on_push = on_push
         self._on_opened = on_opened
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         #: Requests without an answer, oldest first; callers add and remove, the thread sends and
         #: answers.
@@ -105,6 +116,7 @@ class RpcClient:
         self._dial_at_us = 0
         self._rest_us = BACKOFF_US[0]
         self._thread: threading.Thread | None = None
+        _clients.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -126,6 +138,7 @@ class RpcClient:
         request may still have been done), Unauthorized or Refused when the server is not the one it
         should be.
         """
+        self._check_process()
         with self._lock:
             self._check_open()
             call = _Call(self._next_request, message, _own(bulk))
@@ -146,6 +159,7 @@ class RpcClient:
 
         Dropped when the session dies first.
         """
+        self._check_process()
         with self._lock:
             self._check_open()
             if len(self._told) < TELL_MAX:
@@ -157,6 +171,8 @@ class RpcClient:
 
         What was told is still sent when a session stands. Idempotent.
         """
+        if self._pid != os.getpid():
+            return
         with self._lock:
             already, self._closing = self._closing, True
             thread = self._thread
@@ -166,6 +182,17 @@ class RpcClient:
             thread.join()
         elif not already and thread is None:
             self._loop.shut()
+
+    def abandon(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        self._loop.abandon()
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise Refused(
+                f"this connection was made by process {self._pid}, this is a forked child of it",
+                hint="open a store in the child",
+            )
 
     def _check_open(self) -> None:
         if self._closing:
@@ -291,3 +318,11 @@ class RpcClient:
 def _own(bulk: Buffer) -> bytes:
     """A copy unless it cannot change: a call that gave up leaves its bulk in the link's queue."""
     return bulk if isinstance(bulk, bytes) else bytes(bulk)
+
+
+def _abandon_in_child() -> None:
+    for client in list(_clients):
+        client.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_in_child)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from ckpt.aio.rpc import RpcClient
-from ckpt.base.errors import Lost, PeerError
+from ckpt.base.errors import CkptError, Lost, PeerError
 from ckpt.base.ids import PayloadId, Step
 from ckpt.format.index import IndexReader
 from ckpt.format.messages import (
@@ -155,7 +156,8 @@ class Pinned:
         rpc, self._rpc = self._rpc, None
         if rpc is not None:
             if hasattr(self, "resolved"):
-                rpc.tell(ReleasePin(self.resolved.pin))
+                with suppress(CkptError):  # A forked child ends: the pin is its parent's.
+                    rpc.tell(ReleasePin(self.resolved.pin))
             rpc.close()
 
     def _close_source(self) -> None:

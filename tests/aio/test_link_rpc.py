@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -224,3 +227,56 @@ def test_a_request_too_long_for_a_frame_is_refused() -> None:
         pytest.raises(Refused, match="one frame"),
     ):
         rpc.call(Ask("x" * 100_000), timeout_s=PATIENCE_S)
+
+
+def in_a_forked_child(work: Callable[[], bool]) -> bool:
+    """Whether `work` said True in a child; whatever else happens there is False here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Threads live on here: the point.
+        child = os.fork()
+    if child == 0:
+        right = False
+        try:
+            right = work()
+        finally:
+            os._exit(0 if right else 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def test_a_forked_child_is_refused_and_leaves_its_parents_session_alone() -> None:
+    with serving(identity=COORDINATOR) as running, client(running.server.port) as rpc:
+        echo(running)
+        rpc.call(Ask("before"), timeout_s=PATIENCE_S)
+
+        def refused() -> bool:
+            for ask in (lambda: rpc.call(Ask("child")), lambda: rpc.tell(ReleasePin(1))):
+                with pytest.raises(Refused, match="forked child"):
+                    ask()
+            rpc.close()
+            with client(running.server.port) as own:
+                return bytes(own.call(Ask("own"), timeout_s=PATIENCE_S)[1]) == b"own"
+
+        assert in_a_forked_child(refused)
+        assert bytes(rpc.call(Ask("after"), timeout_s=PATIENCE_S)[1]) == b"after"
+
+
+def connections_to(port: int) -> int:
+    """How many sockets of this process lead to that port."""
+    count = 0
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        try:
+            with socket.socket(fileno=os.dup(descriptor)) as copy:
+                count += copy.getpeername()[1] == port
+        except (OSError, IndexError, TypeError):
+            continue  # No socket, or no TCP.
+    return count
+
+
+def test_a_forked_child_does_not_keep_its_parents_session_open() -> None:
+    with serving(identity=COORDINATOR) as running, client(running.server.port) as rpc:
+        echo(running)
+        rpc.call(Ask("before"), timeout_s=PATIENCE_S)
+        port = running.server.port
+        assert connections_to(port) == 1
+        assert in_a_forked_child(lambda: connections_to(port) == 0)
+        assert connections_to(port) == 1
