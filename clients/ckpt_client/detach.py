@@ -64,4 +64,5 @@ def child_environment() -> dict[str, str]:
     roots = [str(Path(module.__path__[0]).parent) for module in (ckpt, ckpt_client)]
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = [one for one in dict.fromkeys([*known, *roots]) if one]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    pools = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **pools, "PYTHONPATH": os.pathsep.join(paths)}

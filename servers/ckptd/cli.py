@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final, cast
@@ -31,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     program = given[0] if given else ""
     if program not in PROGRAMS:
         return _explain(given)
+    # numpy's thread pool would be started with the daemon, and never used.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     run = cast(
         Callable[[Sequence[str]], int | None],
         importlib.import_module(PROGRAMS[program][0]).main,
