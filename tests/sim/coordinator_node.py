@@ -68,7 +68,7 @@ class CoordinatorNode:
     def crash(self) -> None:
         if not self.up:
             return
-        self.up = False
+        self.up, self._clock.changed = False, True
         kept = self._clock.rng.randint(0, len(self._pending))
         for persist in self._pending[:kept]:
             self.durable.extend(persist.entries)
@@ -94,31 +94,30 @@ class CoordinatorNode:
             return
         if not self.stopped:
             self._handle(Ticked(self._clock.now_us))
-        self._clock.after(TICK_US, lambda: self._tick(term))
+        self._clock.after(TICK_US, self._tick, term)
 
     def _handle(self, event: Event) -> None:
+        self._clock.changed = True
         for action in self.machine.handle(event):
             if not self.up:
                 return
-            match action:
-                case Send():
-                    self._oracles.coordinator_says(self.machine, action)
-                    if isinstance(action.message, Reserve) and len(self.old_commands) < 64:
-                        self.old_commands.append(action)
-                    self._network.send(action)
-                case CloseSession():
-                    self._network.cut(action.session)
-                case Persist():
-                    self._persist(action)
+            kind = type(action)
+            if kind is Send:
+                self._oracles.coordinator_says(action.message)
+                if type(action.message) is Reserve and len(self.old_commands) < 64:
+                    self.old_commands.append(action)
+                self._network.send(action)
+            elif kind is CloseSession:
+                self._network.cut(action.session)
+            elif kind is Persist:
+                self._persist(action)
 
     def _persist(self, persist: Persist) -> None:
         self._pending.append(persist)
         if any(type(entry).__name__ == self.crash_after for entry in persist.entries):
             self.crash_after = None
-            self._clock.after(self._clock.rng.randint(0, 3000), self.crash)
-        term = self._term
-        delay_us = self._clock.rng.randint(100, 2500)
-        self._clock.after(delay_us, lambda: self._synced(term))
+            self._clock.after(self._clock.between(0, 3000), self.crash)
+        self._clock.after(self._clock.between(100, 2500), self._synced, self._term)
 
     def _synced(self, term: int) -> None:
         if not self.up or self._term != term or not self._pending:

@@ -84,7 +84,6 @@ class Network:
         self._sessions: dict[Session, Connection] = {}
         self._incarnations: dict[str, int] = {}
         self._next_session = 1
-        self.messages = 0
         self.corrupt_fragments = 0
         """So many of the next fragments arrive with one bit flipped."""
 
@@ -129,41 +128,43 @@ class Network:
         connection = self._sessions.get(action.session)
         if connection is None or not connection.open:
             return
-        if self.weather.cut and self.clock.rng.random() < self.weather.cut:
+        weather, rng = self.weather, self.clock.rng
+        if weather.cut and rng.random() < weather.cut:
             self.cut(action.session)
             return
-        self.messages += 1
-        copies = 1
-        if self.weather.stutter and self.clock.rng.random() < self.weather.stutter:
-            copies = 2
         bulk = bytes(action.bulk)
         if self.corrupt_fragments and bulk and isinstance(action.message, Fragment | RangeData):
             self.corrupt_fragments -= 1
             bulk = bytes([bulk[0] ^ 1]) + bulk[1:]
-        for _ in range(copies):
-            self._deliver(connection, connection.other(action.session), action, bulk)
+        end = connection.other(action.session)
+        self._deliver(connection, end, action, bulk)
+        if weather.stutter and rng.random() < weather.stutter:
+            self._deliver(connection, end, action, bulk)
 
     def _deliver(self, connection: Connection, end: _End, action: Send, bulk: bytes) -> None:
-        at_us = max(end.ready_us + 1, self.clock.now_us + self._delay(end.node.name))
+        at_us = self.clock.now_us + self._delay(end.node.name)
+        if at_us <= end.ready_us:
+            at_us = end.ready_us + 1
         end.ready_us = at_us
+        self.clock.at(at_us, self._arrive, connection, end, action, bulk)
 
-        def arrive() -> None:
-            if not connection.open or end.swallowed or not self._alive(end):
-                return
-            if end.node.stopped:
-                self.clock.after(20_000, arrive)
-                return
-            end.node.received(end.session, action.request, action.message, bulk)
-
-        self.clock.after(at_us - self.clock.now_us, arrive)
+    def _arrive(self, connection: Connection, end: _End, action: Send, bulk: bytes) -> None:
+        node = end.node
+        if not connection.open or end.swallowed or not self._alive(end):
+            return
+        if node.stopped:
+            self.clock.after(20_000, self._arrive, connection, end, action, bulk)
+            return
+        node.received(end.session, action.request, action.message, bulk)
 
     def _delay(self, name: str) -> int:
         weather = self.weather
         jitter = int(self.clock.rng.random() * weather.jitter_us)
-        return weather.latency_us + jitter + self.slow.get(name, 0)
+        return weather.latency_us + jitter + (self.slow.get(name, 0) if self.slow else 0)
 
     def _alive(self, end: _End) -> bool:
-        return end.node.up and self.incarnation(end.node) == end.incarnation
+        node = end.node
+        return node.up and self._incarnations.get(node.name, 0) == end.incarnation
 
     # ----------------------------------------------------------------------- faults
 
@@ -175,18 +176,15 @@ class Network:
         connection.open = False
         for end in (connection.client, connection.server):
             del self._sessions[end.session]
-            self._tell_closed(end)
+            self.clock.after(self._delay(end.node.name), self._tell_closed, end)
 
     def _tell_closed(self, end: _End) -> None:
-        def arrive() -> None:
-            if not self._alive(end):
-                return
-            if end.node.stopped:
-                self.clock.after(20_000, arrive)
-                return
-            end.node.session_closed(end.session)
-
-        self.clock.after(self._delay(end.node.name), arrive)
+        if not self._alive(end):
+            return
+        if end.node.stopped:
+            self.clock.after(20_000, self._tell_closed, end)
+            return
+        end.node.session_closed(end.session)
 
     def died(self, node: Node) -> None:
         """A process ended: the kernel closes its connections."""

@@ -20,13 +20,11 @@ from ckpt.format.column import ColumnHeader, decode_header
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
 from ckpt.protocol.coordinator.placements import Placement, decode_placement
-from ckpt.protocol.events import Send
 from ckpt.protocol.stager.events import Outcome, SaveCommitted
 from ckpt.protocol.target.core import column_name
 from ckpt.testing.disk import FakeDisk
 
 if TYPE_CHECKING:
-    from ckpt.protocol.coordinator.machine import CoordinatorMachine
     from tests.sim.rank_node import Job, RankNode
 
 
@@ -116,9 +114,9 @@ class Oracles:
 
     # ----------------------------------------------------------------------- what is said
 
-    def coordinator_says(self, machine: CoordinatorMachine, action: Send) -> None:
+    def coordinator_says(self, message: messages.Message) -> None:
         """Every message of the coordinator, before it leaves."""
-        match action.message:
+        match message:
             case messages.AttemptCommitted(info):
                 self._announce(info)
             case messages.Resolved(info):

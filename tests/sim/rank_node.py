@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
+from random import Random
 
 import numpy as np
 
@@ -27,6 +29,7 @@ from tests.sim.oracles import Oracles
 
 TICK_US = 500_000
 HALF_BYTES = 1 << 17
+"""The most that a half of the arena ever holds."""
 SHARD_BYTES = 64
 
 
@@ -43,12 +46,12 @@ class Job:
     payload_bytes: int
 
 
+@lru_cache(maxsize=64)
 def content(job: Job, step: int, rank: int, seed: int) -> bytes:
     """The bytes that a rank hands over: a function of who,
     when and the seed alone (oracle of P1 to P3).
     """
-    rng = np.random.default_rng([seed, hash_of(job.launch_name), step, rank])
-    return rng.bytes(job.payload_bytes)
+    return Random(f"{seed}/{job.launch_name}/{step}/{rank}").randbytes(job.payload_bytes)
 
 
 def hash_of(text: str) -> int:
@@ -56,6 +59,7 @@ def hash_of(text: str) -> int:
     return crc32(text.encode())
 
 
+@lru_cache(maxsize=64)
 def table_of(job: Job, rank: int) -> bytes:
     """A private array, and a slice of a global one."""
     size, shard = job.payload_bytes, min(SHARD_BYTES, job.payload_bytes)
@@ -110,7 +114,8 @@ class RankNode:
         self.machine = StagerMachine(
             Identity(job.key, Rank(rank), job.world_size, self._process), StagerConfig()
         )
-        self._halves = [bytearray(HALF_BYTES), bytearray(HALF_BYTES)]
+        self._halves = [bytearray(), bytearray()]
+        #: Each as long as the largest padded payload that it ever held.
         self._sending: dict[PayloadId, _Sending] = {}
         self._links: dict[tuple[TargetId, int], _Link] = {}
         self._by_session: dict[Session, _Link] = {}
@@ -150,6 +155,7 @@ class RankNode:
         def copied() -> None:
             if not self.trainer_alive or not self.up:
                 return
+            assert len(data) <= HALF_BYTES
             self._halves[half][: len(data)] = data
             handed = se.PayloadHandedOver(
                 self._clock.now_us, number, len(data), 0, 0, m.ReplicaPolicy.ABORT, 100
@@ -157,10 +163,10 @@ class RankNode:
             self._oracles.handed_over(self.job, step, self.rank)
             self._handle(handed)
             table = table_of(self.job, self.rank)
-            self._clock.after(300, lambda: self._tell_table(number, table))
+            self._clock.after(300, self._tell_table, number, table)
             self._clock.after(self.job.gap_us, self._next_save)
 
-        self._clock.after(self._clock.rng.randint(50, 2000), copied)
+        self._clock.after(self._clock.between(50, 2000), copied)
 
     def _tell_table(self, number: int, table: bytes) -> None:
         if self.up:
@@ -171,9 +177,10 @@ class RankNode:
         return self._saves[save]
 
     @property
-    def columns(self) -> list[Column]:
+    def columns(self) -> Iterator[Column]:
         """The columns of every payload under way."""
-        return [c for sending in self._sending.values() for c in sending.writer.columns]
+        for sending in self._sending.values():
+            yield from sending.writer.columns
 
     @property
     def launch_number(self) -> int | None:
@@ -181,9 +188,16 @@ class RankNode:
         run = self.machine.runs.get(self.job.run)
         return run.number if run is not None else None
 
+    @property
+    def joining(self) -> bool:
+        """It asked for a launch and was not answered yet."""
+        run = self.machine.runs.get(self.job.run)
+        return self.up and run is not None and run.number is None
+
     def kill_trainer(self) -> None:
         if self.trainer_alive and self.up:
             self.trainer_alive = False
+            self._clock.changed = True
             self._clock.after(500, self._detached)
 
     def _detached(self) -> None:
@@ -194,6 +208,7 @@ class RankNode:
         """Both processes die, and the arena with them."""
         if self.up:
             self.up = self.trainer_alive = False
+            self._clock.changed = True
             self._network.died(self)
 
     # ----------------------------------------------------------------------- network
@@ -254,6 +269,7 @@ class RankNode:
         self._clock.after(TICK_US, self._tick)
 
     def _handle(self, event: se.StagerEvent) -> None:
+        self._clock.changed = True
         for action in self.machine.handle(event):
             if self.up:
                 self._perform(action)
@@ -291,9 +307,11 @@ class RankNode:
             return
         self.outcomes[self._saves[number]] = outcome
         self._oracles.trainer_told(self, self._saves[number], outcome)
-        self._clock.after(
-            50, lambda: self.up and self._handle(se.OutcomeHeard(self._clock.now_us, number))
-        )
+        self._clock.after(50, self._hear, number)
+
+    def _hear(self, number: int) -> None:
+        if self.up:
+            self._handle(se.OutcomeHeard(self._clock.now_us, number))
 
     def _dial_coordinator(self) -> None:
         self._network.dial(
@@ -313,16 +331,15 @@ class RankNode:
         )
         layout = writer.layout
         half = self._halves[action.half]
-        half[action.payload_bytes : layout.padded_bytes] = bytes(
-            layout.padded_bytes - action.payload_bytes
-        )
+        padding = bytes(layout.padded_bytes - action.payload_bytes)
+        half[action.payload_bytes : layout.padded_bytes] = padding
         cells = encode_cells(layout, half)
         manifest, crcs = manifest_of(action.plan.payload, action.launch, layout, cells)
         sending = _Sending(writer, layout, action.half, action.launch, cells, manifest)
         self._sending[action.plan.payload] = sending
         self._do(sending, writer.begin())
         ready = pe.ManifestReady(self._clock.now_us, xxh3_128(manifest), crcs)
-        self._clock.after(200, lambda: self._write(sending, ready))
+        self._clock.after(200, self._write, sending, ready)
 
     def _stop(self, payload: PayloadId) -> None:
         sending = self._sending.pop(payload, None)
@@ -338,6 +355,7 @@ class RankNode:
         sending.writer.check()
 
     def _do(self, sending: _Sending, actions: list[pe.WriterAction]) -> None:
+        self._clock.changed = True
         payload = sending.writer.payload
         now_us = self._clock.now_us
         for action in actions:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, RunName, TargetId
@@ -92,7 +91,7 @@ class ReaderNode:
     def _end(self, outcome: str) -> None:
         if self.outcome is None:
             self.outcome = outcome
-            self.up = False
+            self.up, self._clock.changed = False, True
             self._network.died(self)
 
     def _tick(self) -> None:
@@ -137,7 +136,7 @@ class ReaderNode:
         self, info: m.CommitInfo, targets: tuple[m.TargetAddress, ...], record: bytes
     ) -> None:
         self.checkpoint = info
-        self._record = decode_record(record)
+        self._record, self._clock.changed = decode_record(record), True
         if self._record.info.checkpoint != info.checkpoint:
             raise Violation(f"P2: {info.checkpoint} is resolved with another's record")
         live = {address.target for address in targets}
@@ -207,7 +206,7 @@ class ReaderNode:
                 case re.FinishStripe(stripe):
                     wrong = reading.assembly.finish(action)
                     finished = re.StripeFinished(self._clock.now_us, stripe, wrong)
-                    self._clock.after(20, partial(self._feed, id, finished))
+                    self._clock.after(20, self._feed, id, finished)
                 case re.ReadCompleted():
                     self._completed(id)
                 case re.ReadFailed(code):

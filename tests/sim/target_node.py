@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import get_args
 
 from ckpt.aio.disk import perform, scan
 from ckpt.base.ids import BootId, TargetId
@@ -18,16 +18,9 @@ from ckpt.protocol.events import (
 )
 from ckpt.protocol.target.core import TargetIdentity, TargetLimits
 from ckpt.protocol.target.disk_events import (
-    Preallocate,
-    ReadAt,
-    ReleaseBulk,
-    RemoveFile,
-    RenameFile,
+    DiskAction,
     SessionDrained,
     SpaceMeasured,
-    SyncDirectory,
-    SyncFile,
-    TruncateFile,
     WriteAt,
 )
 from ckpt.protocol.target.machine import TargetEvent, TargetMachine
@@ -38,6 +31,7 @@ from tests.sim.network import Network, Node
 
 DISK_BYTES = 1 << 23
 LIMITS = TargetLimits(stream_credit_bytes=8192, credit_pool_bytes=65536)
+DISK_ACTIONS = frozenset(get_args(DiskAction))
 
 
 class TargetNode:
@@ -59,6 +53,8 @@ class TargetNode:
         self.disk = FakeDisk(seed * 31 + number, DISK_BYTES)
         self.disk_slow = 1
         """Disk operations take so many times longer."""
+        self._writes_wait = seed // 4 % 4 == 0
+        """As on a disk that a thread writes; else a write is done when its event is handled."""
         self._clock, self._network, self._coordinator = clock, network, coordinator
         self._number = number
         self._boots = 0
@@ -102,8 +98,7 @@ class TargetNode:
     def session_closed(self, session: Session) -> None:
         if session == self._coordinator_session:
             self._coordinator_session = None
-            boots = self._boots
-            self._clock.after(100_000, lambda: self._dial(boots))
+            self._clock.after(100_000, self._dial, self._boots)
         self._handle(SessionClosed(self._clock.now_us, session))
 
     def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
@@ -113,14 +108,14 @@ class TargetNode:
         if not self.up or self._boots != boots or self._coordinator_session is not None:
             return
         if self.stopped:
-            self._clock.after(100_000, lambda: self._dial(boots))
+            self._clock.after(100_000, self._dial, boots)
             return
         self._network.dial(
             self,
             self._coordinator,
             Role.TARGET,
             Role.COORDINATOR,
-            failed=lambda: self._clock.after(100_000, lambda: self._dial(boots)),
+            failed=lambda: self._clock.after(100_000, self._dial, boots),
             opened=self._dialed,
         )
 
@@ -135,50 +130,41 @@ class TargetNode:
         if not self.stopped:
             self._measure()
             self._handle(Ticked(self._clock.now_us))
-        self._clock.after(TICK_US, lambda: self._tick(boots))
+        self._clock.after(TICK_US, self._tick, boots)
 
     def _measure(self) -> None:
         space = self.disk.space()
         self._handle(SpaceMeasured(self._clock.now_us, space.bytes_total, space.bytes_free))
 
     def _handle(self, event: TargetEvent) -> None:
+        """The event, and those of writes that the disk took at once, as in the daemon's loop."""
+        events = [event]
         drained: set[Session] = set()
-        for action in self.machine.handle(event):
-            match action:
-                case Send():
+        for each in events:
+            for action in self.machine.handle(each):
+                kind = type(action)
+                if kind is Send:
                     self._network.send(action)
                     if action.bulk:
                         drained.add(action.session)
-                case CloseSession():
+                elif kind is WriteAt and not self._writes_wait and self.disk_slow == 1:
+                    events.append(perform(self.disk, action, self._clock.now_us))
+                elif kind in DISK_ACTIONS:
+                    delay_us = self._clock.between(30, 400) * self.disk_slow
+                    self._clock.after(delay_us, self._happen, action, self._boots)
+                elif kind is CloseSession:
                     self._network.cut(action.session)
-                case (
-                    Preallocate() | WriteAt() | TruncateFile() | SyncFile() | RenameFile()
-                    | SyncDirectory() | RemoveFile() | ReadAt()
-                ):  # fmt: skip
-                    self._disk(action)
-                case ReleaseBulk():
-                    continue
         for session in sorted(drained):
-            self._clock.after(100, partial(self._drained, session, self._boots))
+            self._clock.after(100, self._drained, session, self._boots)
 
     def _drained(self, session: Session, boots: int) -> None:
         if self.up and self._boots == boots:
             self._handle(SessionDrained(self._clock.now_us, session))
 
-    def _disk(
-        self,
-        action: Preallocate | WriteAt | TruncateFile | SyncFile | RenameFile | SyncDirectory
-        | RemoveFile | ReadAt,
-    ) -> None:  # fmt: skip
-        boots = self._boots
-        delay_us = self._clock.rng.randint(30, 400) * self.disk_slow
-
-        def happen() -> None:
-            if not self.up or self._boots != boots:
-                return
-            if self.stopped:
-                self._clock.after(20_000, happen)
-                return
-            self._handle(perform(self.disk, action, self._clock.now_us))
-
-        self._clock.after(delay_us, happen)
+    def _happen(self, action: DiskAction, boots: int) -> None:
+        if not self.up or self._boots != boots:
+            return
+        if self.stopped:
+            self._clock.after(20_000, self._happen, action, boots)
+            return
+        self._handle(perform(self.disk, action, self._clock.now_us))

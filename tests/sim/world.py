@@ -5,6 +5,7 @@ heals and is checked.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ckpt.base.ids import PayloadId, RunName, TargetId
 from ckpt.erasure.code import Code
@@ -19,7 +20,8 @@ from tests.sim.rank_node import Job, RankNode, content
 from tests.sim.reader_node import ReaderNode
 from tests.sim.target_node import DISK_BYTES, TargetNode
 
-CODE = Code(4, 2)
+CODES = (Code(4, 2), Code(2, 1), Code(4, 2), Code(2, 2))
+"""Each seed has one of these: those that are chosen by default, and one with three spares."""
 TARGET_COUNT = 7
 RANK_COUNT = 4
 RUN = RunName("sim run")
@@ -28,6 +30,8 @@ RUN = RunName("sim run")
 @dataclass(slots=True)
 class World:
     """I build the nodes of a seed and know them by name."""
+
+    oracles_type: ClassVar[type[Oracles]] = Oracles
 
     seed: int
     clock: Clockwork
@@ -47,13 +51,13 @@ class World:
         network = Network(clock)
         targets: dict[TargetId, TargetNode] = {}
         world: list[World] = []
-        oracles = Oracles(
+        oracles = cls.oracles_type(
             content_of=lambda payload: world[0].content_of(payload),
             disk_of=lambda id: targets[id].disk,
             is_lost=lambda id: targets[id].lost,
             is_unknown_loss=lambda id: _is_unknown_loss(coordinator, targets[id]),
         )
-        coordinator = CoordinatorNode(clock, network, oracles, CODE)
+        coordinator = CoordinatorNode(clock, network, oracles, CODES[seed % len(CODES)])
         for number in range(TARGET_COUNT):
             node = TargetNode(clock, network, coordinator, number, seed)
             targets[node.id] = node
