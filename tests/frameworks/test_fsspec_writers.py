@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from ckpt.base.errors import Refused
 from ckpt_client.fs.filesystem import CkptFileSystemBase
 from tests.frameworks.gloo import Ranks
+from tests.fs.test_filesystem_page import run_blocks
 
 pytestmark = [
     # What torch says of a save without a process group, and of a step that is saved again.
@@ -182,3 +183,7 @@ def test_torch_save_and_load_by_url(cluster: str) -> None:
         assert same(torch.load(file), state())
     with fsspec.open(url, "rb") as file:
         assert same(torch.load(io.BytesIO(file.read())), state())
+
+
+def test_the_pages_example_for_torch(cluster: str) -> None:
+    run_blocks("torch", cluster)

@@ -1,0 +1,250 @@
+"""Writers of files, who commits them, and what must be true of steps of files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+
+from ckpt.base.ids import CheckpointId, Generation, PayloadId, RunName, Step, TargetId
+from ckpt.format import messages as m
+from ckpt.format.checksum import crc32, xxh3_128
+from ckpt.format.members import Member, encode_members, member_table, plan_member
+from ckpt.format.table import encode_table
+from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.placements import Placement
+from ckpt.protocol.coordinator.views import MembersView
+from ckpt.protocol.events import Send, Session
+from ckpt.protocol.stager import events as se
+from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
+from tests.sim.clockwork import Clockwork
+from tests.sim.network import Network, Node
+from tests.sim.oracles import Oracles, Violation
+from tests.sim.rank_node import Job, RankNode
+from tests.sim.world import World
+
+FILES_MAX = 16
+HALF_BYTES = 1 << 17
+RETRY_US = 700_000
+
+
+class FileOracles(Oracles):
+    """Of a step of files: it is what some commit named, under numbers that were given once."""
+
+    written: dict[PayloadId, tuple[str, int, Member, bytes]]
+    """(writer, its save, what it is, all its bytes) of each number that a writer was told."""
+    asked: dict[CheckpointId, list[frozenset[Member]]]
+    """What commits named."""
+
+    def _opened(self, entry: catalog.AttemptOpened) -> None:
+        known = self.opened.get(entry.checkpoint)
+        if known is None:
+            super()._opened(entry)
+            return
+        if entry.world_size <= known.world_size or entry.checkpoint in self.decided:
+            raise Violation(f"P10: {entry.checkpoint} holds numbers up to {entry.world_size} again")
+        self.opened[entry.checkpoint] = entry
+
+    def planned(
+        self, payload: PayloadId, writer: str, save: int, member: Member, data: bytes
+    ) -> None:
+        """A writer learned the number of a file."""
+        known = self.written.setdefault(payload, (writer, save, member, data))
+        if known[:2] != (writer, save):
+            raise Violation(f"P2: {payload} is the number of {known[:2]} and of {(writer, save)}")
+        if payload.rank >= self.opened[payload.checkpoint].world_size:
+            raise Violation(f"P10: {payload} was told before its number was durable")
+
+    def _check_ranks(self, info: m.CommitInfo, placement: Placement) -> None:
+        id = info.checkpoint
+        published = frozenset(self.written[PayloadId(id, rank)][2] for rank in placement)
+        if len(published) != len(placement) or published not in self.asked.get(id, []):
+            raise Violation(f"P2: {id} holds {sorted(published)}, which no commit named")
+
+
+@dataclass(slots=True)
+class FileWorld(World):
+    """A world whose ranks are writers of files."""
+
+    oracles_type: ClassVar[type[Oracles]] = FileOracles
+
+    def content_of(self, payload: PayloadId) -> bytes:
+        return self.file_oracles.written[payload][3]
+
+    @property
+    def file_oracles(self) -> FileOracles:
+        assert isinstance(self.oracles, FileOracles)
+        return self.oracles
+
+
+class WriterNode(RankNode):
+    """A process that writes files one after the other and commits none."""
+
+    def __init__(
+        self, clock: Clockwork, network: Network, oracles: Oracles, coordinator: Node,
+        target_of: Callable[[TargetId], Node], job: Job, seed: int, files: list[tuple[int, str]],
+    ) -> None:  # fmt: skip
+        super().__init__(clock, network, oracles, coordinator, target_of, job, 0, seed)
+        identity = Identity(None, self.machine.identity.rank, 1, self._process)
+        self.machine = StagerMachine(identity, StagerConfig(half_count=FILES_MAX))
+        self._halves = [bytearray(HALF_BYTES) for _ in range(FILES_MAX)]
+        self._files = list(files)
+        self._members: dict[int, Member] = {}
+        self.certified: dict[int, Member] = {}
+        #: Save number -> the file that is on its targets.
+        self._passed: set[int] = set()
+
+    @property
+    def writing(self) -> bool:
+        """It has files to bring to their targets yet."""
+        return self.up and (bool(self._files) or len(self._passed) < len(self._saves))
+
+    def _next_save(self) -> None:
+        if self.up and self._files:
+            step, name = self._files.pop(0)
+            number = len(self._saves) + 1
+            self._saves[number] = step
+            self._members[number] = Member(name, 0, b"")
+            asked = se.HalfAsked(
+                self._clock.now_us, number, self.job.run, Step(step), se.FullPolicy.ERROR, name
+            )
+            self._handle(asked)
+
+    def _stage(self, number: int, half: int) -> None:
+        name = self._members[number].name
+        rng = np.random.default_rng([self._seed, crc32(self.name.encode()), number])
+        data = rng.bytes(self.job.payload_bytes)
+        plan = plan_member(name, len(data))
+        self._members[number] = Member(name, len(data), xxh3_128(data))
+        memory = self._halves[half]
+        memory[: len(data)] = data
+        memory[plan.document_offset : plan.payload_bytes] = plan.document
+        handed = se.PayloadHandedOver(
+            self._clock.now_us, number, plan.payload_bytes, plan.document_offset,
+            len(plan.document), m.ReplicaPolicy.ABORT, 0,
+        )  # fmt: skip
+        self._clock.after(100, lambda: self.up and self._handle(handed))
+
+    def _perform(self, action: se.StagerAction) -> None:
+        match action:
+            case se.TellCertified(number):
+                self.certified[number] = self._members[number]
+                payload = self.machine.saves[number].payload
+                if payload in self._sending:
+                    self._stop(payload)
+                self._pass(number)
+            case se.RefuseSave():
+                raise Violation(f"{self.name}: {action.message}")
+            case _:
+                super()._perform(action)
+
+    def _start(self, action: se.StartPayload) -> None:
+        payload, member = action.plan.payload, self._members[action.save]
+        data = bytes(self._halves[action.half][: action.payload_bytes])
+        assert isinstance(self._oracles, FileOracles)
+        self._oracles.planned(payload, self.name, action.save, member, data)
+        super()._start(action)
+        table = encode_table(member_table(payload.rank, member))
+        self._clock.after(300, lambda: self._tell_table(action.save, table))
+
+    def _tell(self, number: int, outcome: se.Outcome) -> None:
+        super()._tell(number, outcome)
+        self._pass(number)
+
+    def _pass(self, number: int) -> None:
+        if number not in self._passed:
+            self._passed.add(number)
+            self._clock.after(self.job.gap_us, self._next_save)
+
+
+@dataclass
+class CommitterNode:
+    """I commit one step as soon as the files that I want are listed; asked again until it ends."""
+
+    clock: Clockwork
+    network: Network
+    oracles: FileOracles
+    coordinator: Node
+    run: RunName
+    step: int
+    wanted: Callable[[], set[str] | None]
+    """Names; None while they are still being written."""
+    name: str = "committer"
+    up: bool = True
+    stopped: bool = False
+    outcome: str = ""
+    _session: Session | None = None
+    _request: int = 0
+    _checkpoint: CheckpointId | None = None
+    _commits: set[int] = field(default_factory=set)
+    #: Requests that were commits.
+
+    def start(self) -> None:
+        self.network.dial(
+            self, self.coordinator, m.Role.READER, m.Role.COORDINATOR,
+            failed=lambda: self.clock.after(RETRY_US, self.start), opened=self._open,
+        )  # fmt: skip
+
+    def _open(self, session: Session) -> None:
+        self._session = session
+
+    def session_opened(self, session: Session, role: m.Role, name: str) -> None:
+        self._ask()
+
+    def session_closed(self, session: Session) -> None:
+        if session == self._session:
+            self._session = None
+            self.start()
+
+    def _ask(self) -> None:
+        if self.outcome or self._session is None:
+            return
+        if self.wanted() is not None:
+            self._send(m.Ask("members", self.run, Step(self.step)))
+        session = self._session
+        self.clock.after(RETRY_US, lambda: self._session == session and self._ask())
+
+    def _send(self, message: m.Message, bulk: bytes = b"") -> int:
+        assert self._session is not None
+        self._request += 1
+        self.network.send(Send(self._session, self._request, message, bulk))
+        return self._request
+
+    def received(self, session: Session, request: int, message: m.Message, bulk: bytes) -> None:
+        if session != self._session or self.outcome:
+            return
+        match message:
+            case m.Answer():
+                self._listed(msgspec.json.decode(bulk, type=MembersView))
+            case m.AttemptCommitted() if request in self._commits:
+                self._end("committed")
+            case m.AttemptAborted() if request in self._commits:
+                self._end("aborted")
+
+    def _end(self, outcome: str) -> None:
+        self.outcome = outcome
+        self.clock.changed = True
+
+    def _listed(self, view: MembersView) -> None:
+        wanted = self.wanted()
+        listed = {one.name: one for one in view.members}
+        if wanted is None or (view.generation and not wanted <= listed.keys()):
+            return
+        if view.generation and wanted:
+            generation = Generation.parse(view.generation)
+            self._checkpoint = CheckpointId(self.run, Step(self.step), generation)
+            self._members = [
+                Member(one.name, one.length, bytes.fromhex(one.fingerprint))
+                for name, one in listed.items()
+                if name in wanted
+            ]
+            self.oracles.asked.setdefault(self._checkpoint, []).append(frozenset(self._members))
+        if self._checkpoint is None:
+            self._end("nothing")
+            return
+        # Also when the list is gone: it may have been committed, and the answer lost.
+        message = m.CommitMembers(self._checkpoint)
+        self._commits.add(self._send(message, encode_members(self._members)))

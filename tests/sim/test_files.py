@@ -1,0 +1,153 @@
+"""Histories of files: writers, commits by name, faults; then healing and the last checks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from ckpt.format.members import Member
+from ckpt.protocol.coordinator.attempts import Attempt, Payload
+from ckpt.protocol.coordinator.catalog import CatalogRow
+from ckpt.protocol.coordinator.members import Members
+from ckpt.protocol.coordinator.opening import Opening
+from tests.sim.faults import FAULTS
+from tests.sim.file_nodes import CommitterNode, FileOracles, FileWorld, WriterNode
+from tests.sim.oracles import Violation
+from tests.sim.rank_node import Job
+from tests.sim.scenario import SETTLE_US, _check_no_leak, _check_readable
+from tests.sim.world import RUN
+
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "300")) // 30
+WRITERS = 3
+STEPS = (10, 20)
+
+
+def run_seed(seed: int) -> tuple[int, list[str]]:
+    """(clock steps, how each commit ended); raises Violation when a promise breaks."""
+    world = FileWorld.build(seed)
+    oracles = world.oracles
+    assert isinstance(oracles, FileOracles)
+    oracles.written, oracles.asked = {}, {}
+    rng = world.clock.rng
+    world.start()
+    size = rng.choice([0, 100, 20_000])
+    writers = [_writer(world, number, size, rng.choice([100, 30_000])) for number in range(WRITERS)]
+    world.ranks.extend(writers)
+    committers = [_committer(world, oracles, writers, step) for step in STEPS]
+    for node in (*writers, *committers):
+        world.clock.after(rng.randint(0, 3000), node.start)
+    for _ in range(rng.choice([1, 2, 3])):
+        world.clock.run(lambda: False, rng.choice([500, 5_000, 50_000, 500_000]))
+        FAULTS[rng.choice(list(FAULTS))](world)
+    world.clock.run(lambda: all(c.outcome for c in committers), 3_000_000)
+    world.heal()
+    if not world.clock.run(lambda: all(c.outcome for c in committers), SETTLE_US):
+        raise Violation(f"P4: commits have no end: {[c.outcome for c in committers]}")
+    for node in writers:
+        node.crash()
+    if not world.clock.run(lambda: not world.attempts and world.live_targets >= 6, SETTLE_US):
+        states = [(str(a.checkpoint), a.state.value) for a in world.attempts]
+        raise Violation(f"P6: attempts outlive their writers: {states}")
+    world.clock.run(lambda: False, 4_000_000)
+    for id, announced in oracles.announced.items():
+        _check_readable(world, id, announced)
+    _check_no_leak(world)
+    return world.clock.steps, [committer.outcome for committer in committers]
+
+
+def _writer(world: FileWorld, number: int, size: int, gap_us: int) -> WriterNode:
+    job = Job(RUN, None, f"W{number}", 1, STEPS, gap_us, size)
+    files = [
+        (step, f"{step}/{name}")
+        for step in STEPS
+        for name in (f"w{number}-0", "shared", f"w{number}-1")
+    ]
+    return WriterNode(
+        world.clock, world.network, world.oracles, world.coordinator,
+        lambda id: world.targets[id], job, world.seed, files,
+    )  # fmt: skip
+
+
+def _committer(
+    world: FileWorld, oracles: FileOracles, writers: list[WriterNode], step: int
+) -> CommitterNode:
+    def wanted() -> set[str] | None:
+        """What the writers that are left have brought; one of them is left out on purpose."""
+        if any(writer.writing for writer in writers):
+            return None
+        alive = [writer for writer in writers if writer.up]
+        certified = [one.name for writer in alive for one in writer.certified.values()]
+        mine = {name for name in certified if name.startswith(f"{step}/")}
+        return mine - {f"{step}/w0-1"}
+
+    return CommitterNode(
+        world.clock, world.network, oracles, world.coordinator, RUN, step, wanted,
+        name=f"committer{step}",
+    )  # fmt: skip
+
+
+def test_an_equal_seed_gives_an_equal_run() -> None:
+    assert run_seed(11) == run_seed(11)
+
+
+@pytest.mark.timeout(1500)
+def test_no_history_of_files_breaks_a_promise() -> None:
+    ends: list[str] = []
+    failures: list[tuple[int, str]] = []
+    for seed in range(SEEDS):
+        try:
+            ends += run_seed(seed)[1]
+        except AssertionError as error:
+            failures.append((seed, str(error)))
+    assert not failures, failures[:5]
+    assert ends.count("committed") > len(ends) // 2, ends
+
+
+def _reused_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart numbers begin anew."""
+    real = Opening.recover
+
+    def recover(self: Opening, row: CatalogRow) -> None:
+        real(self, row)
+        self._book.attempts[row.checkpoint].next_number = 0
+
+    monkeypatch.setattr(Opening, "recover", recover)
+
+
+def _unnamed_files_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit takes what is there, also what it does not name."""
+
+    def close(self: Members, attempt: Attempt, wanted: tuple[Member, ...]) -> None:
+        self._chosen(attempt, wanted)
+        attempt.world_size = 1 + max(p.id.rank for p in attempt.payloads.values())
+        attempt.closed = True
+
+    monkeypatch.setattr(Members, "_close", close)
+
+
+def _older_files_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two files of one name the first counts, whatever the commit names."""
+
+    def chosen(self: Members, attempt: Attempt, wanted: tuple[Member, ...]) -> list[Payload]:
+        first: dict[str, Payload] = {}
+        for _, payload in sorted(attempt.payloads.items()):
+            if payload.certified:
+                first.setdefault(payload.member, payload)
+        return [first[member.name] for member in wanted]
+
+    monkeypatch.setattr(Members, "_chosen", chosen)
+
+
+@pytest.mark.parametrize("plant", [_reused_numbers, _unnamed_files_stay, _older_files_win])
+def test_a_planted_bug_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_until_found() -> None:
+        for seed in range(20):
+            run_seed(seed)
+
+    plant(monkeypatch)
+    with pytest.raises(Violation, match=r"P2|P10"):
+        run_until_found()
