@@ -1,4 +1,4 @@
-"""How fast may bytes leave: a cap of bandwidth, and stepping aside for a burst of saves.
+"""How fast may bytes leave: a cap of bandwidth, stepping aside for a burst of saves, and an end.
 
 A token bucket without memory of idle time: what was not used for more than a second is gone.
 """
@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
+
+from ckpt.base.errors import Aborted
 
 BURST_POLL_S: Final = 0.2
 IDLE_CREDIT_S: Final = 1.0
@@ -28,6 +30,8 @@ class Pace:
     """None: as fast as it goes."""
     is_burst: Callable[[], bool] = never
     """Asked often: while it says yes, nothing more is moved."""
+    is_stopped: Callable[[], bool] = never
+    """Once it says yes, writers end at their next turn, and abort what they began."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -35,9 +39,11 @@ class Pace:
     _due_s: float = 0.0
 
     def wait_turn(self, byte_count: int) -> None:
-        """Return when so many bytes may be moved."""
-        while self.is_burst():
+        """Return when so many bytes may be moved. Raises Aborted when all is to end."""
+        while not self.is_stopped() and self.is_burst():
             self.sleep(BURST_POLL_S)
+        if self.is_stopped():
+            raise Aborted("writing was stopped", hint="the next writer goes on from here")
         if self.bytes_per_s is None:
             return
         with self._lock:

@@ -54,17 +54,20 @@ Entries = Sequence[tuple[int, int] | None]
 
 def stored_steps(sink: Sink, run: RunName) -> list[tuple[Step, Generation]]:
     """Committed steps of a run, ascending, each with its newest committed generation."""
-    prefix = names.run_prefix(run)
-    folder, _, last = prefix.rpartition("/")
-    folder = f"{folder}/" if folder else ""
-    found = []
-    for name in sink.children(folder):
-        step = name.removeprefix(last).rstrip("/")
-        if name.startswith(last) and name.endswith("/") and step.isascii() and step.isdigit():
-            generation = _newest(sink, names.step_prefix(run, int(step)))
-            if generation is not None:
-                found.append((Step(int(step)), generation))
-    return sorted(found)
+    found = ((step, _newest(sink, names.step_prefix(run, step))) for step in _steps(sink, run))
+    return [(step, generation) for step, generation in found if generation is not None]
+
+
+def remains(sink: Sink, run: RunName) -> list[tuple[Step, Generation]]:
+    """Generations with neither a marker nor a plan: a deletion was interrupted. A writer has its
+    plan there from before its first byte until behind the marker."""
+    return [
+        (step, generation)
+        for step in _steps(sink, run)
+        for generation in _generations(sink, names.step_prefix(run, step))
+        if not _has(sink, run, step, generation, names.PLAN)
+        and not _has(sink, run, step, generation, names.COMMITTED)
+    ]
 
 
 def open_stored(sink: Sink, run: RunName, step: Step | None = None) -> StoredCheckpoint:
@@ -318,6 +321,21 @@ def read_file(sink: Sink, prefix: str, file: SmallFile) -> bytes:
     if (len(raw), crc32(raw)) != (file.bytes, file.crc32):
         raise Corrupt(f"{where} is not what was committed")
     return raw
+
+
+def _has(sink: Sink, run: RunName, step: Step, generation: Generation, name: str) -> bool:
+    return sink.head(names.generation_prefix(run, step, generation) + name) is not None
+
+
+def _steps(sink: Sink, run: RunName) -> list[Step]:
+    """Steps of which anything is there, ascending."""
+    folder, slash, last = names.run_prefix(run).rpartition("/")
+    found = []
+    for name in sink.children(folder + slash):
+        step = name.removeprefix(last).rstrip("/")
+        if name.startswith(last) and name.endswith("/") and step.isascii() and step.isdigit():
+            found.append(Step(int(step)))
+    return sorted(found)
 
 
 def _newest(sink: Sink, prefix: str) -> Generation | None:

@@ -15,6 +15,7 @@ Memory: of each thread a batch of chunks, two parts of an upload, and what the s
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -108,6 +109,9 @@ def write_checkpoint(
     done = job.receipts()
     with ThreadPoolExecutor(limits.threads, thread_name_prefix="ckpt-drain") as pool:
         left = [number for number in range(len(job.plan.items)) if number not in done]
+        # Workers that share a checkpoint begin at different places.
+        turn = random.randrange(len(left)) if left else 0
+        left = left[turn:] + left[:turn]
         futures = [pool.submit(job.write_item, number, progress) for number in left]
         try:
             for future in futures:
@@ -202,15 +206,24 @@ class WriteJob:
         present = {folder + name for name in self._sink.children(folder)}
         found: dict[int, Receipt] = {}
         for number in range(len(self.plan.items)):
-            key = self._prefix + names.receipt_key(number)
-            if key in present:
-                receipt = decode(Receipt, self._sink.get(key), f"{self._sink.url}/{key}")
-                if receipt.plan == self._digest:
+            if self._prefix + names.receipt_key(number) in present:
+                receipt = self._receipt(number)
+                if receipt is not None:
                     found[number] = receipt
         return found
 
+    def _receipt(self, number: int) -> Receipt | None:
+        key = self._prefix + names.receipt_key(number)
+        try:
+            receipt = decode(Receipt, self._sink.get(key), f"{self._sink.url}/{key}")
+        except NotFound:
+            return None
+        return receipt if receipt.plan == self._digest else None
+
     def write_item(self, number: int, progress: Progress | None = None) -> None:
-        """Write, read back and acknowledge the shards of an item."""
+        """Write, read back and acknowledge the shards of an item, unless another worker did."""
+        if self._receipt(number) is not None:
+            return
         objects: list[tuple[int, int, StoredObject]] = []
         for array, first, count in self.plan.items[number]:
             for shard in range(first, first + count):

@@ -14,11 +14,22 @@ from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Rank
 from ckpt.format.index import Box, IndexTensor
 from ckpt.format.table import Meaning
-from ckpt.format.tree import Node
+from ckpt.format.tree import (
+    DictNode,
+    Index,
+    LeafNode,
+    ListNode,
+    Node,
+    Path,
+    ScalarNode,
+    TupleNode,
+    path_text,
+)
 from ckpt.objects.names import parse_stored
 from ckpt.objects.reader import StoredCheckpoint, open_stored
 from ckpt.objects.source import Source, Wish
 from ckpt.objects.stores import open_sink
+from ckpt_client.declare import Replicated
 from ckpt_client.environment import find_place
 from ckpt_client.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
 from ckpt_client.state import AnyArray
@@ -90,6 +101,30 @@ def _own(
     return own_tree(index, rank, trees[rank], reads)
 
 
+def declared_tree(source: Source, rank: Rank) -> object:
+    """A rank's tree with all that it declared, to be saved again: Shard, Shards, Replicated."""
+    index, reads = SourceIndex(source), WishList()
+
+    def walk(node: Node, path: Path) -> object:
+        match node:
+            case DictNode(items):
+                return {key: walk(child, (*path, key)) for key, child in items}
+            case ListNode(children):
+                return [walk(child, (*path, Index(at))) for at, child in enumerate(children)]
+            case TupleNode(children):
+                return tuple(walk(child, (*path, Index(at))) for at, child in enumerate(children))
+            case ScalarNode(value):
+                return Replicated(value) if index.is_replicated(path_text(path)) else value
+            case LeafNode(name):
+                array = own_tree(index, rank, node, reads)
+                return Replicated(array) if index.is_replicated(name) else array
+
+    state = walk(source.trees()[rank], ())
+    source.read(reads.wishes)
+    reads.finish()
+    return state
+
+
 class SourceIndex:
     """A source's tensors by name; see ckpt_client.restore_plan.TensorIndex."""
 
@@ -106,6 +141,11 @@ class SourceIndex:
 
     def tensors(self) -> Iterable[IndexTensor]:
         return self._tensors
+
+    def is_replicated(self, name: str) -> bool:
+        """Whether all ranks that have the name have the same, and said so."""
+        forms = self._by_name.get(name, ())
+        return any(tensor.meaning is Meaning.REPLICATED for tensor in forms)
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from ckpt.base.errors import CkptError
 PROGRAMS: Final = {
     "target": ("ckptd.target", "serve one storage device or directory"),
     "coordinator": ("ckptd.coordinator", "plan saves, commit checkpoints, keep the catalog"),
+    "drain": ("ckptd.drain", "copy committed checkpoints to object stores"),
     "local": ("ckptd.local", "run a whole cluster of this machine under one process"),
     "rebuild-catalog": (
         "ckptd.rebuild_catalog",

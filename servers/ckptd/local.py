@@ -7,6 +7,8 @@
     DIR/lock              whoever opens the store holds it until connected; so does an idle stop
     DIR/logs/*.log        stderr of each child               DIR/targets/t0 ..    their directories
     DIR/catalog.sqlite, coordinator.lock, metrics.token      the coordinator's
+    DIR/drain.toml        options of `ckptd drain`, which then runs here, too (docs/drain.md)
+    DIR/drain.json        only then: how far it is
 
 Life: LOCKED -> coordinator ready -> each target ready, or given up -> READY (ready.json) -> STOPPED
 on SIGTERM, SIGINT, SIGHUP, or after `linger_s` without a client. The coordinator is always started
@@ -50,6 +52,7 @@ LOCK_NAME: Final = "supervisor.lock"
 OPEN_LOCK_NAME: Final = "lock"
 HOLD_NAME: Final = "held"
 COORDINATOR: Final = "coordinator"
+DRAIN: Final = "drain"
 
 PREDECESSOR_WAIT_S: Final = 10.0
 """For the children of a supervisor that was killed: the kernel is ending them."""
@@ -121,11 +124,13 @@ def main(argv: Sequence[str]) -> int:
         argv=given,
     )
     configure(loaded.config.log_level)
-    run_local(loaded.config, report=reporter("ckptd.local"))
+    run_local(loaded.config, secret_named=loaded.secret_named, report=reporter("ckptd.local"))
     return 0
 
 
-def run_local(config: LocalConfig, *, report: Reporter) -> None:
+def run_local(
+    config: LocalConfig, *, report: Reporter, secret_named: Path | None = None
+) -> None:
     """Serve DIR until a stop signal or idle. Call from the main thread of a process with no other.
 
     Raises Busy (already served), Refused (options contradict, another host, a secret that others
@@ -139,6 +144,8 @@ def run_local(config: LocalConfig, *, report: Reporter) -> None:
     if Code.parse(cluster.code).m == 0:
         report("warning", "no redundancy: a lost target loses checkpoints", {"code": cluster.code})
     secret_file = find_secret_file(directory)
+    if secret_named is not None:
+        _adopt_secret(directory / "secret", secret_named)
     if secret_file == directory / "secret" and not secret_file.exists():
         make_secret(secret_file)
     LocalCluster(
@@ -149,6 +156,22 @@ def run_local(config: LocalConfig, *, report: Reporter) -> None:
         secret=read_secret(secret_file),
         report=report,
     ).run()
+
+
+def _adopt_secret(path: Path, named: Path) -> None:
+    """DIR/secret leads to the file that was named, so that every open of DIR finds it.
+
+    Raises Refused when DIR has another secret already, Unauthorized when there is no such file.
+    """
+    read_secret(named)
+    try:
+        path.symlink_to(named.resolve())
+    except FileExistsError:
+        if not (path.exists() and path.samefile(named)):
+            raise Refused(
+                f"--secret-file names {named}, but the cluster has its own secret in {path}",
+                hint="leave --secret-file out, or use another DIR",
+            ) from None
 
 
 class LocalCluster:
@@ -168,6 +191,7 @@ class LocalCluster:
         self._supervisor = Supervisor(self._changed, report, inherited=(lock,))
         self._coordinator: Child | None = None
         self._targets: dict[str, Child] = {}
+        self._drain: Child | None = None
         self._asker: HttpAsker | None = None
         self._ready = False
         self._ready_s = 0.0
@@ -230,6 +254,18 @@ class LocalCluster:
         policy = RestartPolicy(cluster.restart)
         return ChildPlan(id, lambda: argv, self._log(id), policy, directory / HOLD_NAME)
 
+    def _drain_plan(self, coordinator: Child) -> ChildPlan:
+        argv = [
+            *PROGRAM,
+            DRAIN,
+            *("--config", str(self._directory / f"{DRAIN}.toml")),
+            *("--coordinator", str(coordinator.ready["address"])),
+            *("--http", str(coordinator.ready["http"])),
+            *("--state", str(self._directory / f"{DRAIN}.json")),
+            *("--secret-file", str(self._secret_file)),
+        ]
+        return ChildPlan(DRAIN, lambda: argv, self._log(DRAIN))
+
     def _log(self, name: str) -> Path:
         return self._directory / "logs" / f"{name}.log"
 
@@ -246,6 +282,8 @@ class LocalCluster:
                 for id in self._cluster.target_ids:
                     plan = self._target_plan(id, str(child.ready["address"]))
                     self._targets[id] = self._supervisor.add(plan)
+                if (self._directory / f"{DRAIN}.toml").exists():
+                    self._drain = self._supervisor.add(self._drain_plan(child))
         elif not self._targets:
             log = self._log(COORDINATOR)
             raise Unavailable(
@@ -311,6 +349,7 @@ class LocalCluster:
             "http": self._coordinator.ready["http"],
             "pid": os.getpid(),
             "coordinator_pid": self._coordinator.pid,
+            "drain_pid": self._drain.pid if self._drain is not None else None,
             "cluster": self._cluster.cluster,
             "boot": self._boot,
             "targets": targets,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ckpt.base.errors import NotFound, Unavailable
+from ckpt.base.errors import Aborted, NotFound, Unavailable
 from ckpt.objects.pace import Pace
 from ckpt.objects.retry import Patience, retried
 
@@ -101,6 +101,13 @@ def test_idle_time_is_not_saved_up() -> None:
 
 def test_a_burst_goes_first() -> None:
     clock = Clock()
-    pace = Pace(None, lambda: clock.now_s < 105.0, lambda: clock.now_s, clock.sleep)
+    pace = Pace(None, lambda: clock.now_s < 105.0, clock=lambda: clock.now_s, sleep=clock.sleep)
     pace.wait_turn(1)
     assert 105.0 <= clock.now_s < 106.0
+
+
+def test_a_stopped_writer_ends_at_its_next_turn_also_in_a_burst() -> None:
+    clock = Clock()
+    pace = Pace(None, lambda: True, lambda: clock.now_s > 101.0, lambda: clock.now_s, clock.sleep)
+    with pytest.raises(Aborted):
+        pace.wait_turn(1)

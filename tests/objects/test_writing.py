@@ -19,7 +19,7 @@ from ckpt.format.table import Meaning
 from ckpt.objects import names
 from ckpt.objects.file_sink import FileSink
 from ckpt.objects.planning import WriteOptions
-from ckpt.objects.reader import StoredCheckpoint, open_stored, stored_steps
+from ckpt.objects.reader import StoredCheckpoint, open_stored, remains, stored_steps
 from ckpt.objects.sink import Sink
 from ckpt.objects.source import Array, Wish
 from ckpt.objects.writer import WriteJob, WriteLimits, write_checkpoint
@@ -321,3 +321,12 @@ def test_a_newer_format_is_refused_with_its_version(written: FileSink, tmp_path:
     sink.put(PREFIX + names.COMMITTED, json.dumps({**marker, "version": 2}).encode())
     with pytest.raises(Refused, match="of version 2, this program reads 1"):
         open_stored(sink, RUN)
+
+
+def test_what_an_interrupted_deletion_left_is_known(written: FileSink, tmp_path: Path) -> None:
+    sink = harmed(written, tmp_path)
+    assert remains(sink, RUN) == []
+    sink.delete([PREFIX + names.COMMITTED])
+    assert remains(sink, RUN) == [(STEP, Generation(1, 3))]
+    sink.put(PREFIX + names.PLAN, b"{}")
+    assert remains(sink, RUN) == [], "somebody writes it"

@@ -57,6 +57,10 @@ VERBS: Final = {
         "ckpt_client.cli.import_",
         "take in a directory of safetensors files",
     ),
+    "fetch": (
+        "ckpt_client.cli.fetch",
+        "bring a checkpoint back from an object store",
+    ),
     "gc": (
         "ckpt_client.cli.gc",
         "end uploads to an object store that never ended",

@@ -21,6 +21,7 @@ from ckpt.format.index import IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.objects.grid import cut
 from ckpt.objects.source import Source, Wish
+from ckpt.objects.trees import leaf_names
 
 PIECE_BYTES: Final = 16 * MiB
 """What is in memory at once."""
@@ -56,8 +57,10 @@ def named_arrays(source: Source, prefix: str, separator: str) -> list[NamedArray
     Raises NotFound when there is none, Refused when two arrays would share a name.
     """
     found: dict[str, NamedArray] = {}
+    # A replicated plain value is a small tensor, too, but no leaf of a tree.
+    leaves = {name for tree in source.trees().values() for name in leaf_names(tree)}
     for tensor in source.tensors():
-        if not tensor.name.startswith(prefix):
+        if tensor.name not in leaves or not tensor.name.startswith(prefix):
             continue
         name = tensor.name[len(prefix) :].lstrip("/").replace("/", separator)
         for array in _arrays_of(name, tensor):

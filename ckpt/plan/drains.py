@@ -1,0 +1,123 @@
+"""Which committed checkpoints go to an object store, in which order, and which of its own may go.
+
+A store's policy stands in its URL: `s3://bucket/prefix?every=10&keep=5&runs=llama*`.
+
+    every   drain each Nth committed step of a run [1]: the first, then every Nth behind the last
+            that the store has
+    keep    so many newest steps of a run stay in the store [all]
+    runs    names of runs, with * and ?, comma between several [*]
+
+What there is to do follows from what is committed and what the store has: nothing else needs to
+survive a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ckpt.base.errors import Refused
+from ckpt.base.ids import Generation, RunName, Step
+from ckpt.plan.retention import expired
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The newest committed generation of a step in the tier."""
+
+    run: RunName
+    step: Step
+    generation: Generation
+    payload_bytes: int
+    committed_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StorePolicy:
+    """One store and what it shall hold."""
+
+    url: str
+    every: int = 1
+    keep: int | None = None
+    runs: tuple[str, ...] = ("*",)
+
+    def wants(self, run: RunName) -> bool:
+        """Whether this store is for that run."""
+        return any(fnmatchcase(run, pattern) for pattern in self.runs)
+
+
+def parse_policies(text: str) -> tuple[StorePolicy, ...]:
+    """Stores, separated by blanks. Raises Refused naming what is wrong."""
+    found = tuple(_policy(word) for word in text.split())
+    urls = [policy.url for policy in found]
+    if not found:
+        raise Refused("no object store is named", hint="such as s3://bucket/prefix?keep=5")
+    if len(set(urls)) != len(urls):
+        raise Refused("an object store is named twice")
+    return found
+
+
+def due(
+    policy: StorePolicy,
+    committed: Sequence[Committed],
+    stored: Collection[tuple[Step, Generation]],
+) -> list[Committed]:
+    """What one run's steps lack in the store, oldest commit first.
+
+    `stored` are the run's committed generations there. What `keep` would delete again is left out.
+    """
+    by_step = {one.step: one for one in committed}
+    newest = max((step for step, _ in stored), default=None)
+    wanted: list[Committed] = []
+    passed = policy.every - 1 if newest is None else 0
+    for step in sorted(by_step):
+        one = by_step[step]
+        if (step, one.generation) in stored:
+            passed = 0
+            continue
+        if any(held == step for held, _ in stored):
+            wanted.append(one)  # A newer generation of a step that the store has.
+            continue
+        if newest is not None and step < newest and policy.every > 1:
+            continue  # It was passed over when its turn was.
+        passed += 1
+        if passed >= policy.every:
+            wanted.append(one)
+            passed = 0
+    if policy.keep is not None:
+        steps = sorted({step for step, _ in stored} | {one.step for one in wanted})
+        kept = set(steps[-policy.keep :])
+        wanted = [one for one in wanted if one.step in kept]
+    return sorted(wanted, key=lambda one: (one.committed_at_s, one.step))
+
+
+def surplus(
+    policy: StorePolicy, stored: Sequence[tuple[Step, Generation]]
+) -> list[tuple[Step, Generation]]:
+    """What may be deleted from the store: replaced generations, and steps beyond `keep`."""
+    return expired(stored, policy.keep)
+
+
+def _policy(word: str) -> StorePolicy:
+    url, _, query = word.partition("?")
+    if "://" not in url:
+        raise Refused(f"object store {word!r} is not of the form SCHEME://PLACE")
+    values: dict[str, str] = {}
+    for part in query.split("&") if query else ():
+        name, equals, text = part.partition("=")
+        if name not in ("every", "keep", "runs") or not equals or not text or name in values:
+            raise Refused(f"object store {word!r}: {part!r}", hint="every=N, keep=N, runs=PATTERN")
+        values[name] = text
+    return StorePolicy(
+        url.rstrip("/"),
+        _count(word, values.get("every", "1")),
+        _count(word, values["keep"]) if "keep" in values else None,
+        tuple(values.get("runs", "*").split(",")),
+    )
+
+
+def _count(word: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) >= 1):
+        raise Refused(f"object store {word!r}: {text!r} is not a whole number from 1")
+    return int(text)

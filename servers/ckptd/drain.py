@@ -1,0 +1,161 @@
+"""`ckptd drain`: copy committed checkpoints to object stores, each exactly once, verified.
+
+One thread for each store. Credentials come from the environment, as the store's library wants
+them. The state file is replaced a few times a second; a process that is killed goes on where it
+was, since all it knows lies in the stores (docs/drain.md).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import msgspec
+
+from ckpt.aio.secret import read_secret
+from ckpt.base.errors import Refused
+from ckpt.base.units import MiB
+from ckpt.objects.pace import Pace
+from ckpt.objects.planning import WriteOptions
+from ckpt.objects.stores import open_sink
+from ckpt.objects.writer import WriteLimits
+from ckpt.plan.drains import StorePolicy, parse_policies
+from ckptd import config as options
+from ckptd.cluster_file import write_aside
+from ckptd.drain_watch import BurstWatch, Watch
+from ckptd.drain_worker import Reach, StoreWorker
+from ckptd.log import configure, reporter
+
+STATE_S: Final = 0.5
+STOP_GRACE_S: Final = 5.0
+"""For workers to abort what they began; what is left is the next process's."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainConfig:
+    """What `ckptd drain` is told by TOML, environment or flags."""
+
+    to: str
+    """Object stores, blanks between: URL?every=N&keep=N&runs=PATTERN each."""
+    coordinator: str
+    """HOST:PORT."""
+    http: str = ""
+    """HOST:PORT of the coordinator's page; asked instead, it keeps no idle cluster awake."""
+    state: str = ""
+    """A file that tells how far it is, as JSON; empty for none."""
+    poll_s: float = 1.0
+    """Between two looks at what is committed."""
+    threads: int = 2
+    """Items that each store writes at once."""
+    memory_bytes: int = 256 * MiB
+    """Of each store's items together."""
+    bandwidth_bytes: int = 0
+    """To each store in a second; 0 is no cap."""
+    compression: str = "auto"
+    """auto (by sampling), none or always."""
+    portable_dtypes: bool = False
+    """bfloat16 and float8 as integers, for plain Zarr readers."""
+    single_writer: bool = False
+    """Also drain to a store that does not create objects conditionally: you see to it that no other
+    worker writes there."""
+    aside: bool = True
+    """Stand aside while a save is under way."""
+    log_level: str = "info"
+    """info, warning or error."""
+
+    def __post_init__(self) -> None:
+        parse_policies(self.to)
+        options.host_and_port(self.coordinator)
+        if self.poll_s <= 0 or self.bandwidth_bytes < 0:
+            raise Refused("poll_s is above 0, bandwidth_bytes at least 0")
+        WriteOptions(compression=self.compression)
+        WriteLimits(self.threads, self.memory_bytes)
+
+    @property
+    def policies(self) -> tuple[StorePolicy, ...]:
+        """The stores."""
+        return parse_policies(self.to)
+
+
+def main(argv: Sequence[str]) -> int:
+    """`ckptd drain …`; returns the exit code, raises CkptError for what ended it."""
+    loaded = options.load(
+        DrainConfig,
+        program="drain",
+        description="Copy committed checkpoints to object stores, each exactly once.",
+        example="ckptd drain --coordinator 10.0.0.1:7070 --to 's3://bucket/runs?keep=20'",
+        argv=argv,
+    )
+    configure(loaded.config.log_level)
+    run_drain(loaded.config, read_secret(loaded.secret_file))
+    return 0
+
+
+def run_drain(config: DrainConfig, secret: bytes) -> None:
+    """Serve until SIGTERM or SIGINT. Raises Refused for a store that cannot be opened."""
+    report = reporter("ckptd.drain")
+    stopped = threading.Event()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        stopped.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    name = f"drain {socket.gethostname()}:{os.getpid()}"
+    watch = Watch(config.coordinator, config.http, secret, name)
+    workers = [
+        _worker(config, policy, watch, Reach(config.coordinator, secret, name), stopped)
+        for policy in config.policies
+    ]
+    threads = [
+        threading.Thread(target=worker.run, args=(stopped, config.poll_s), daemon=True)
+        for worker in workers
+    ]
+    for thread in threads:
+        thread.start()
+    ready = {"ready": "drain", "pid": os.getpid(), "to": [worker.view.url for worker in workers]}
+    os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
+    while not stopped.wait(STATE_S):
+        _tell_state(config, workers)
+    for thread in threads:
+        thread.join(STOP_GRACE_S)
+    _tell_state(config, workers)
+    watch.close()
+    report("info", "stopped", {})
+
+
+def _worker(
+    config: DrainConfig,
+    policy: StorePolicy,
+    watch: Watch,
+    reach: Reach,
+    stopped: threading.Event,
+) -> StoreWorker:
+    pace = Pace(config.bandwidth_bytes or None, is_stopped=stopped.is_set)
+    if config.aside:
+        pace.is_burst = BurstWatch(watch)
+    return StoreWorker(
+        policy,
+        open_sink(policy.url),
+        watch,
+        reach,
+        WriteOptions(portable=config.portable_dtypes, compression=config.compression),
+        WriteLimits(config.threads, config.memory_bytes, pace),
+        reporter("ckptd.drain"),
+        single_writer=config.single_writer,
+    )
+
+
+def _tell_state(config: DrainConfig, workers: Sequence[StoreWorker]) -> None:
+    if config.state:
+        document = {"pid": os.getpid(), "stores": [worker.view for worker in workers]}
+        write_aside(Path(config.state), msgspec.json.encode(document), 0o644)

@@ -1,0 +1,110 @@
+"""A real local cluster that drains, as tests see it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+import ckpt
+from ckpt.base.ids import RunName, Step
+from ckpt.objects.reader import open_stored, stored_steps
+from ckpt.objects.sink import Sink
+from tests.objects.sources import same_bits
+from tests.waiting import wait_until
+
+DRAIN_TIMEOUT_S = 120.0
+ROWS = 3000
+
+
+def state_of(rank: int, step: int) -> dict[str, object]:
+    """A shard, a replica, an array of the rank's own, and values."""
+    shard = np.arange(rank * ROWS * 500, (rank + 1) * ROWS * 500, dtype="f4").reshape(ROWS, 500)
+    return {
+        "w": ckpt.Shard(shard + step, (2 * ROWS, 500), (rank * ROWS, 0)),
+        "same": ckpt.Replicated({"b": np.full(1000, step), "lr": 0.5}),
+        "rng": np.array([rank, step]),
+        "step": step,
+    }
+
+
+def save(store: ckpt.Store, run: str, step: int) -> None:
+    """Two ranks, committed."""
+    saves = [store.save(run, step, state_of(r, step), rank=r, world_size=2) for r in range(2)]
+    for one in saves:
+        one.wait(60.0)
+
+
+def wait_drained(sink: Sink, run: str, *steps: int) -> None:
+    """Until the store has exactly these committed steps."""
+
+    def holds() -> bool:
+        return [step for step, _ in stored_steps(sink, RunName(run))] == list(steps)
+
+    wait_until(holds, f"{run}: steps {steps} in {sink.url}", DRAIN_TIMEOUT_S)
+
+
+def assert_once_and_whole(sink: Sink, run: str, step: int) -> None:
+    """Every byte is right, nothing else lies there, and it is what was saved."""
+    stored = open_stored(sink, RunName(run), Step(step))
+    stored.verify()
+    stored.close()
+    prefix = stored.url.removeprefix(sink.url).strip("/") + "/"
+    expected = {prefix + file.key for file in stored.manifest.files}
+    shards = sum(len(objects) for objects in stored.manifest.objects)
+    wait_until(lambda: not sink.children(prefix + "drain/"), "drain/ is cleared", DRAIN_TIMEOUT_S)
+    assert len(set(sink.list(prefix)) - expected) == shards + 2, "shards, manifest, marker"
+    assert list(sink.list(prefix.partition("/")[0] + "/")) == list(sink.list(prefix))
+    assert not sink.pending_uploads("")
+
+
+def assert_same(found: object, run_step: int) -> None:
+    """The union of both ranks' states."""
+    assert isinstance(found, dict)
+    whole = np.arange(2 * ROWS * 500, dtype="f4").reshape(2 * ROWS, 500) + np.float32(run_step)
+    assert same_bits(found["w"], whole)
+    assert same_bits(found["same"]["b"], np.full(1000, run_step))
+
+
+class Drain:
+    """`ckptd drain` as a process of its own. I end it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        to: str,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        ready = json.loads((directory / "ready.json").read_text())
+        self.log = (directory / "logs" / "drain-test.log").open("ab")
+        line = [
+            sys.executable, "-m", "ckptd.cli", "drain", "--to", to, "--coordinator",
+            ready["address"],
+            "--http", ready["http"], "--secret-file", str(directory / "secret"),
+            "--poll-s", "0.2", *options,
+        ]  # fmt: skip
+        self.process = subprocess.Popen(
+            line,
+            env={**os.environ, **(environment or {})},
+            stdout=subprocess.DEVNULL,
+            stderr=self.log,
+        )
+
+    def kill(self) -> None:
+        """SIGKILL, and gone on return."""
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+    def stop(self) -> int:
+        """SIGTERM; its exit status."""
+        self.process.terminate()
+        status = self.process.wait(60.0)
+        self.log.close()
+        return status

@@ -1,0 +1,170 @@
+"""A cluster that drains into a directory: everything arrives once, also when the worker is
+killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ckpt
+from ckpt.objects.file_sink import FileSink
+from tests.e2e.cluster import Cluster, command
+from tests.objects.drainkit import (
+    DRAIN_TIMEOUT_S,
+    Drain,
+    assert_once_and_whole,
+    assert_same,
+    save,
+    wait_drained,
+)
+from tests.waiting import wait_until
+
+pytest_plugins = ("tests.e2e.conftest",)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two directories to drain to: the second keeps two steps of runs named keep*."""
+    return tmp_path_factory.mktemp("all"), tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    mark: str, tmp_path_factory: pytest.TempPathFactory, places: tuple[Path, Path]
+) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("burst")
+    one, two = places
+    (directory / "drain.toml").write_text(
+        f'to = "file://{one}?runs=all*,keep* file://{two}?runs=keep*&keep=2"\npoll_s = 0.2\n'
+    )
+    made = Cluster(directory, "targets=3&code=2+1")
+    ckpt.open(made.url).close()
+    yield made
+    made.stop()
+
+
+def test_every_commit_arrives_and_loads_without_the_cluster(
+    cluster: Cluster, store: ckpt.Store, places: tuple[Path, Path]
+) -> None:
+    sink = FileSink(places[0])
+    for step in (1, 2):
+        save(store, "all", step)
+    wait_drained(sink, "all", 1, 2)
+    for step in (1, 2):
+        assert_once_and_whole(sink, "all", step)
+        assert_same(ckpt.load(f"{sink.url}/all@{step}", whole=True), step)
+    own = ckpt.load(f"{sink.url}/all", rank=1, world_size=2)
+    mine = store.load("all", 2, rank=1, world_size=2)
+    assert isinstance(own, dict)
+    assert isinstance(mine, dict)
+    assert (own["rng"] == mine["rng"]).all()
+    assert (own["w"].array == mine["w"].array).all()
+    assert list(own) == list(mine)
+
+
+def test_each_store_has_its_own_retention(store: ckpt.Store, places: tuple[Path, Path]) -> None:
+    for step in (1, 2, 3):
+        save(store, "keep", step)
+        wait_drained(FileSink(places[1]), "keep", *range(max(1, step - 1), step + 1))
+    wait_drained(FileSink(places[0]), "keep", 1, 2, 3)
+    wait_until(lambda: not list(FileSink(places[1]).list("keep@1/")), "step 1 is gone")
+    assert not list(FileSink(places[1]).list("all"))
+
+
+def test_the_state_file_tells_how_far_it_is(cluster: Cluster, places: tuple[Path, Path]) -> None:
+    path = cluster.directory / "drain.json"
+
+    def idle() -> bool:
+        stores = json.loads(path.read_text())["stores"]
+        return all(s["state"] == "idle" and s["backlog"] == 0 for s in stores)
+
+    wait_until(idle, "nothing is left to drain", DRAIN_TIMEOUT_S)
+    stores = json.loads(path.read_text())["stores"]
+    assert [s["url"] for s in stores] == [f"file://{place}" for place in places]
+    assert stores[0]["drained"] >= 1
+    assert stores[0]["conditional"]
+
+
+def test_the_supervisor_starts_a_killed_worker_again(
+    cluster: Cluster, store: ckpt.Store, places: tuple[Path, Path]
+) -> None:
+    first = cluster.ready()["drain_pid"]
+    assert isinstance(first, int)
+    os.kill(first, signal.SIGKILL)
+    save(store, "all", 3)
+    wait_drained(FileSink(places[0]), "all", 1, 2, 3)
+    assert cluster.ready()["drain_pid"] not in (first, None)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_worker_killed_anywhere_leaves_each_checkpoint_whole_or_absent(
+    cluster: Cluster, store: ckpt.Store, tmp_path: Path, seed: int
+) -> None:
+    run = f"killed-{seed}"
+    save(store, run, 1)
+    sink = FileSink(tmp_path)
+    to, slow = f"{sink.url}?runs={run}", ("--bandwidth-bytes", "20MB", "--compression", "none")
+    enough = random.Random(seed).randrange(1, 12_000_000)
+    drain = Drain(cluster.directory, to, *slow)
+    try:
+        written = lambda: sum(p.stat().st_size for p in files(tmp_path))  # noqa: E731
+        wait_until(lambda: written() >= enough, f"seed {seed}: {enough} bytes", DRAIN_TIMEOUT_S)
+    finally:
+        drain.kill()
+    again = Drain(cluster.directory, to)
+    try:
+        wait_drained(sink, run, 1)
+        assert_once_and_whole(sink, run, 1)
+        assert_same(ckpt.load(f"{sink.url}/{run}@1", whole=True), 1)
+    finally:
+        assert again.stop() == 0
+
+
+def test_a_drained_step_is_fetched_back_as_its_ranks_saved_it(
+    cluster: Cluster, store: ckpt.Store, places: tuple[Path, Path]
+) -> None:
+    save(store, "all-back", 7)
+    sink = FileSink(places[0])
+    wait_drained(sink, "all-back", 7)
+    command("rm", "all-back@7", "--yes", "--force", "--store", cluster.url)
+    assert store.steps("all-back") == []
+    command("fetch", f"{sink.url}/all-back@7", "--store", cluster.url)
+    assert [commit.step for commit in store.steps("all-back")] == [7]
+    assert_same(store.load("all-back", 7, whole=True), 7)
+    mine = store.load("all-back", 7, rank=1, world_size=2)
+    assert isinstance(mine, dict)
+    assert mine["w"].offset == (3000, 0)
+    assert mine["same"]["lr"] == 0.5
+    assert mine["rng"].tolist() == [1, 7]
+
+
+def test_two_workers_share_a_store(cluster: Cluster, store: ckpt.Store, tmp_path: Path) -> None:
+    sink = FileSink(tmp_path)
+    for step in (1, 2):
+        save(store, "shared", step)
+    workers = [Drain(cluster.directory, f"{sink.url}?runs=shared") for _ in range(2)]
+    try:
+        wait_drained(sink, "shared", 1, 2)
+        for step in (1, 2):
+            assert_once_and_whole(sink, "shared", step)
+    finally:
+        for worker in workers:
+            assert worker.stop() == 0
+
+
+def files(folder: Path) -> list[Path]:
+    """All that are there at this moment."""
+    found = []
+    for path in folder.rglob("*"):
+        try:
+            if path.is_file():
+                found.append(path)
+        except OSError:
+            continue
+    return found

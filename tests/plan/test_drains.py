@@ -1,0 +1,77 @@
+"""What a store lacks, in which order it comes, and what may go from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpt.base.errors import Refused
+from ckpt.base.ids import Generation, RunName, Step
+from ckpt.plan.drains import Committed, StorePolicy, due, parse_policies, surplus
+
+RUN = RunName("run")
+
+
+def committed(*steps: int, counter: int = 1) -> list[Committed]:
+    """Each committed a second after the one before."""
+    return [
+        Committed(RUN, Step(step), Generation(1, counter + at), 100, 1000.0 + at)
+        for at, step in enumerate(steps)
+    ]
+
+
+def stored(all_: list[Committed], *steps: int) -> list[tuple[Step, Generation]]:
+    return [(one.step, one.generation) for one in all_ if one.step in steps]
+
+
+def steps_of(found: list[Committed]) -> list[int]:
+    return [one.step for one in found]
+
+
+def test_everything_is_due_oldest_commit_first() -> None:
+    all_ = committed(300, 100, 200)
+    assert steps_of(due(StorePolicy("s3://b"), all_, [])) == [300, 100, 200]
+    assert steps_of(due(StorePolicy("s3://b"), all_, stored(all_, 100))) == [300, 200]
+    assert due(StorePolicy("s3://b"), all_, stored(all_, 100, 200, 300)) == []
+
+
+def test_a_step_that_was_saved_again_is_due_again() -> None:
+    old, new = committed(100, counter=1), committed(100, counter=9)
+    assert due(StorePolicy("s3://b", every=5), new, stored(old, 100)) == new
+
+
+def test_every_nth_counts_from_the_last_one_there() -> None:
+    policy = StorePolicy("s3://b", every=3)
+    all_ = committed(10, 20, 30, 40, 50, 60, 70, 80)
+    assert steps_of(due(policy, all_, [])) == [10, 40, 70]
+    assert steps_of(due(policy, all_, stored(all_, 20))) == [50, 80]
+    assert steps_of(due(policy, all_[:4], stored(all_, 20))) == []
+
+
+def test_what_retention_would_delete_at_once_is_not_drained() -> None:
+    all_ = committed(1, 2, 3, 4, 5)
+    assert steps_of(due(StorePolicy("s3://b", keep=2), all_, [])) == [4, 5]
+    assert steps_of(due(StorePolicy("s3://b", keep=2), all_, stored(all_, 4))) == [5]
+
+
+def test_the_newest_stays_in_the_store() -> None:
+    all_ = stored(committed(1, 2, 3), 1, 2, 3)
+    assert [step for step, _ in surplus(StorePolicy("s3://b", keep=1), all_)] == [1, 2]
+    assert surplus(StorePolicy("s3://b"), all_) == []
+    replaced = [(Step(1), Generation(1, 1)), (Step(1), Generation(2, 1))]
+    assert surplus(StorePolicy("s3://b"), replaced) == replaced[:1]
+
+
+def test_policies_are_read_from_their_urls() -> None:
+    first, second = parse_policies("s3://b/p?every=10&keep=5&runs=llama*,eval file:///x/")
+    assert first == StorePolicy("s3://b/p", 10, 5, ("llama*", "eval"))
+    assert second == StorePolicy("file:///x")
+    assert first.wants(RunName("llama-7b"))
+    assert not first.wants(RunName("other"))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "bucket", "s3://b?every=0", "s3://b?kep=1", "s3://b?keep", "s3://b s3://b/"]
+)
+def test_a_policy_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(Refused):
+        parse_policies(text)

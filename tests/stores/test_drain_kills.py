@@ -1,0 +1,117 @@
+"""`ckptd drain` into a real S3 server, killed with SIGKILL at a random request of its own.
+
+The proxy strikes in the middle of a request, before or after the store has done it: between any two
+effects of a drain there is such a point. A worker that comes after it must find the checkpoint
+whole or finish it, without writing finished items again and without leaving a part behind.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ckpt
+from ckpt.objects.fsspec_sink import FsspecSink
+from tests.e2e.cluster import Cluster
+from tests.objects.drainkit import Drain, assert_once_and_whole, assert_same, save, wait_drained
+from tests.stores.gateway import S3
+from tests.stores.proxy import Fault, Proxy, Request
+from tests.waiting import wait_until
+
+pytest_plugins = ("tests.e2e.conftest",)
+
+KILLS = 20
+KILLS_SOAK = 200
+END_TIMEOUT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def cluster(mark: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("burst"), "targets=3&code=2+1")
+    ckpt.open(made.url).close()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def request_count(cluster: Cluster, store: ckpt.Store, s3: S3) -> int:
+    """How many requests one drain makes here, measured once."""
+    proxy = Proxy(s3.port)
+    sink = new_bucket(s3)
+    save(store, "measured", 1)
+    drain = start(cluster, s3.at(proxy.port), sink, "measured")
+    try:
+        wait_drained(sink, "measured", 1)
+        assert_once_and_whole(sink, "measured", 1)
+    finally:
+        assert drain.stop() == 0
+        proxy.close()
+    return len(writes(proxy))
+
+
+@pytest.mark.timeout(600)
+def test_killed_anywhere_once_and_whole(
+    cluster: Cluster, store: ckpt.Store, s3: S3, request_count: int
+) -> None:
+    for seed in range(KILLS):
+        kill_and_resume(cluster, store, s3, random.Random(seed), seed, request_count)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_killed_anywhere_many_times(
+    cluster: Cluster, store: ckpt.Store, s3: S3, request_count: int
+) -> None:
+    for seed in range(KILLS, KILLS + KILLS_SOAK):
+        kill_and_resume(cluster, store, s3, random.Random(seed), seed, request_count)
+
+
+def kill_and_resume(
+    cluster: Cluster, store: ckpt.Store, s3: S3, rng: random.Random, seed: int, request_count: int
+) -> None:
+    run, sink, proxy = f"killed-{seed}", new_bucket(s3), Proxy(s3.port)
+    at, fault = rng.randrange(request_count), rng.choice((Fault.CUT_BEFORE, Fault.CUT_AFTER))
+    save(store, run, 1)
+    drain = start(cluster, s3.at(proxy.port), sink, run)
+
+    def decide(request: Request) -> Fault:
+        if len(writes(proxy)) < at or request.method == "GET":
+            return Fault.NONE
+        drain.process.kill()
+        return fault if fault is Fault.CUT_BEFORE or len(writes(proxy)) == at else Fault.CUT_BEFORE
+
+    proxy.decide = decide
+    try:
+        wait_until(lambda: drain.process.poll() is not None, f"seed {seed}: killed", END_TIMEOUT_S)
+    finally:
+        drain.kill()
+        proxy.close()
+    again = start(cluster, s3, sink, run)
+    try:
+        wait_drained(sink, run, 1)
+        assert_once_and_whole(sink, run, 1)
+        found = ckpt.load(f"{sink.url}/{run}@1", whole=True, storage_options=s3.fsspec_options)
+        assert_same(found, 1)
+    finally:
+        assert again.stop() == 0, f"seed {seed}: request {at}, {fault.value}"
+
+
+def writes(proxy: Proxy) -> list[Request]:
+    """Requests that may have changed something."""
+    return [request for request, _ in list(proxy.log) if request.method != "GET"]
+
+
+def start(cluster: Cluster, s3: S3, sink: FsspecSink, run: str) -> Drain:
+    options = ("--compression", "none", "--threads", "2")
+    to = f"{sink.url}?runs={run}"
+    return Drain(Path(cluster.directory), to, *options, environment=s3.environment)
+
+
+def new_bucket(s3: S3) -> FsspecSink:
+    """An empty place, seen directly."""
+    name = f"kills-{random.Random().getrandbits(48):012x}"
+    FsspecSink("s3://", s3.fsspec_options).call_s3("create_bucket", Bucket=name)
+    return FsspecSink(f"s3://{name}/place", s3.fsspec_options)
