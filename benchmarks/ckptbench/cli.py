@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Final
 
 from ckpt.base.errors import CkptError
-from ckptbench.commands import compare, plan, roofline, run
+from ckptbench.commands import agent, compare, plan, roofline, run
 from ckptbench.commands.goals import run_preset
 
 INTERRUPTED: Final = 130
@@ -24,6 +24,7 @@ COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
     "roofline": roofline.main,
     "compare": compare.main,
     "plan": plan.main,
+    "agent": agent.main,
 }
 """Everything else is a job file, a verb or a flag."""
 

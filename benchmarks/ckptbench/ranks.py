@@ -14,6 +14,7 @@ from typing import IO, Final, Protocol, Self
 import msgspec
 
 from ckpt.base.errors import CkptError
+from ckptbench import proc
 from ckptbench.rank import Answer, RankPlan
 
 LEAD_NS: Final = 300_000_000
@@ -41,11 +42,20 @@ class RankGroup(Protocol):
         Raises CkptError when one ended or hangs; a failure of its engine is an answer.
         """
 
-    def begin(self, lines: Sequence[str]) -> int:
-        """Tell without waiting; returns the common beginning, monotonic nanoseconds."""
+    def begin(self, lines: Sequence[str], *more: Sequence[str]) -> int:
+        """Tell without waiting; returns the common beginning, monotonic nanoseconds.
+
+        Each rank goes on to its line in `more` as soon as it has done the one before.
+        """
 
     def answers(self) -> list[Answer]:
-        """What `begin` led to, by rank."""
+        """What the first lines of `begin` led to that were not asked for yet, by rank."""
+
+    def drop_caches(self, paths: Sequence[Path]) -> None:
+        """Have the kernels of all hosts that run ranks forget these files."""
+
+    def abandon(self) -> None:
+        """Kill the ranks, from any thread: whoever waits for them gets an error."""
 
     def finish(self) -> None:
         """Have every rank end by itself. Raises CkptError when one does not."""
@@ -99,17 +109,28 @@ class Ranks:
         self.begin(lines)
         return self.answers()
 
-    def begin(self, lines: Sequence[str]) -> int:
+    def begin(self, lines: Sequence[str], *more: Sequence[str]) -> int:
         """See RankGroup."""
         when = time.monotonic_ns() + LEAD_NS
-        for process, line in zip(self._processes, lines, strict=True):
-            text = " ".join(str(when) if word == NOW else word for word in line.split())
-            self._write(process, text.encode() + b"\n")
+        for process, *texts in zip(self._processes, lines, *more, strict=True):
+            words = " \n ".join(texts).split(" ")
+            line = " ".join(str(when) if word == NOW else word for word in words)
+            self._write(process, line.encode() + b"\n")
         return when
 
     def answers(self) -> list[Answer]:
         """See RankGroup."""
         return [self._answer(process) for process in self._processes]
+
+    def drop_caches(self, paths: Sequence[Path]) -> None:
+        """See RankGroup."""
+        proc.drop_cached(paths)
+
+    def abandon(self) -> None:
+        """See RankGroup."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
 
     def finish(self) -> None:
         """See RankGroup."""
@@ -123,9 +144,7 @@ class Ranks:
 
     def close(self) -> None:
         """See RankGroup."""
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
+        self.abandon()
         for process in self._processes:
             process.wait()
             for stream in (process.stdin, process.stdout):

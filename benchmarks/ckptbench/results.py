@@ -199,6 +199,8 @@ class JobResult:
     elapsed_s: float
     pid: int
     hosts: tuple[str, ...] = ()
+    start_skew_s: float = 0.0
+    """No two of them began further apart."""
     discards: bool = False
     """The sink was null."""
     preset: str = ""

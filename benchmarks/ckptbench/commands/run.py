@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.secret import find_secret_file, read_secret
 from ckpt.base.errors import Refused
 from ckptbench import proc
 from ckptbench.checks import find_goals
 from ckptbench.commands.progress import Progress
+from ckptbench.hosts.remote import Hosts, parse_hosts
 from ckptbench.job.flags import CommandLine, parse_flags
 from ckptbench.job.grammar import Words, parse_file
 from ckptbench.job.guide import command_help, help_text
@@ -54,13 +57,24 @@ def main(argv: Sequence[str]) -> int:
 def execute(jobs: JobList, line: CommandLine) -> int:
     """Run them and write the reports that the command line asks for; the exit code."""
     formats = _formats(line)
-    isolated = may_isolate(jobs) and not line.last("hosts") and proc.isolate_loopback()
-    check_all(jobs, isolated=isolated)
+    addresses = parse_hosts(line.last("hosts"))
+    isolated = may_isolate(jobs) and not addresses and proc.isolate_loopback()
+    check_all(jobs, isolated=isolated, hosts=max(1, len(addresses)))
     if line.last("plot"):
         check_plot(Path(line.last("plot")))
     interval_s = _interval(line)
-    with Progress(jobs, interval_s, as_json="normal" not in formats) as progress:
-        found = run_jobs(jobs, Context(isolated, local_ranks, 1, progress.note))
+    progress = Progress(jobs, interval_s, as_json="normal" not in formats)
+    with progress, contextlib.ExitStack() as stack:
+        context = Context(isolated, local_ranks, 1, progress.note)
+        if addresses:
+            named = line.last("secret-file")
+            secret = read_secret(find_secret_file(named=Path(named) if named else None))
+            hosts = stack.enter_context(Hosts(addresses, secret))
+            context = Context(
+                False, hosts.make_ranks, len(addresses), progress.note, addresses,
+                hosts.start_skew_s(),
+            )  # fmt: skip
+        found = run_jobs(jobs, context)
     _report(found, formats, line)
     write_logs(found, {job.name: job.options.write_bw_log for job in jobs.jobs})
     code = max((job.exit_code for job in found.jobs), default=0)

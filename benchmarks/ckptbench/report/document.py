@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from ckptbench.report.entries import DIRECTIONS, Entry, Flow, entries, host_entries, make_entry
+from ckptbench.report.mlperf import submissions
 from ckptbench.report.summary import summarize
 from ckptbench.report.text import latency_shares
 from ckptbench.results import Checkpoint, JobResult, RunResult
@@ -36,7 +37,13 @@ def run_document(found: RunResult, *, plus: bool) -> Document:
         # fio in client mode: an entry for each host, the last one for all of them.
         **({"client_stats": _client_documents(found, plus)} if many else {"jobs": jobs}),
         "disk_util": [],
-        "checkpoint": {"machine": msgspec.to_builtins(found.machine), "errors": found.errors},
+        "checkpoint": {
+            "machine": msgspec.to_builtins(found.machine),
+            "errors": found.errors,
+            "mlperf": [
+                {**msgspec.to_builtins(one), "valid": one.is_valid} for one in submissions(found)
+            ],
+        },
     }
 
 
@@ -155,6 +162,7 @@ def _ours(job: JobResult, plus: bool) -> Document:
         "scale": job.scale,
         "preset": job.preset,
         "hosts": list(job.hosts),
+        "start_skew_s": job.start_skew_s,
         "transport": job.transport,
         "code": job.code,
         "targets": job.targets,

@@ -9,6 +9,7 @@ from typing import Final
 from ckpt.base.units import format_bytes, format_seconds
 from ckptbench.figures import Spread
 from ckptbench.report.entries import DIRECTIONS, Entry, Flow, entries, make_entry
+from ckptbench.report.mlperf import submission_lines, submissions
 from ckptbench.report.numbers import both_rates, both_sizes, msec, rate, scaled, size, time_unit
 from ckptbench.report.summary import Phases, Slowest, Summary, summarize
 from ckptbench.results import JobResult, Machine, RunResult
@@ -29,6 +30,8 @@ def run_text(found: RunResult) -> str:
         lines += _checkpoint(summarize(job))
     for group in sorted({job.group for job in found.jobs}):
         lines += ["", *_group(group, [job for job in found.jobs if job.group == group])]
+    for submission in submissions(found):
+        lines += ["", *submission_lines(submission)]
     verdict = [*_goals(found.jobs), *(f"ERROR  {error}" for error in found.errors)]
     return "\n".join([*lines, *([""] if verdict else []), *verdict])
 

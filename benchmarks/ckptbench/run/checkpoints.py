@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from ckpt.base.errors import Unavailable
-from ckptbench import proc
 from ckptbench.faults.words import Fault
 from ckptbench.job.options import JobOptions
 from ckptbench.rank import Answer, Usage
@@ -68,8 +67,7 @@ class Bench:
         before = raw()
         watch = Watch(self.shelf, ranks, "write", faults, moment.number)
         moment.meet()
-        begun = watch.begin([f"save {step} {NOW}"] * world, sum(plan.rank_bytes))
-        ranks.begin(["wait"] * world)  # Each goes on to it as soon as its own save has returned.
+        begun = watch.begin(sum(plan.rank_bytes), [f"save {step} {NOW}"] * world, ["wait"] * world)
         staged, done = ranks.answers(), ranks.answers()
         failed = any(one.error for one in (*staged, *done))
         try:
@@ -108,11 +106,11 @@ class Bench:
         faults: Sequence[Fault] = (),
     ) -> Checkpoint:
         """By ranks that were started for it."""
-        cache = self._drop_caches()
+        cache = self._drop_caches(ranks)
         lines = self._load_lines(saved)
         watch = Watch(self.shelf, ranks, "read", faults, moment.number)
         moment.meet()
-        begun = watch.begin(lines, sum(saved.plan.rank_bytes))
+        begun = watch.begin(sum(saved.plan.rank_bytes), lines)
         answers = ranks.answers()
         watch.stop(_cpu_s(answers), counts_wire=self._counts_wire)
         equal = None
@@ -156,11 +154,11 @@ class Bench:
             shift = world // self.context.hosts if self.context.hosts > 1 else 1
         return [f"load {saved.step} {NOW} {(rank + shift) % world}" for rank in range(readers)]
 
-    def _drop_caches(self) -> str:
+    def _drop_caches(self, ranks: RankGroup) -> str:
         if not self.options.invalidate:
             return "as it was"
         files = self.shelf.storage.files()
-        proc.drop_cached(files)
+        ranks.drop_caches(files)
         return "dropped" if files else "not ours to drop"
 
     def _wait_sealed(

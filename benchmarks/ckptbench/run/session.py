@@ -8,7 +8,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,13 +21,17 @@ from ckptbench.engines import RESHARDS, check_packages, make_storage
 from ckptbench.faults.inject import check_netem
 from ckptbench.job.jobs import Job, JobList
 from ckptbench.job.options import JobOptions
+from ckptbench.rank import RankPlan
+from ckptbench.ranks import RankGroup
 from ckptbench.results import Bounds, JobResult, RunResult
 from ckptbench.roofline import RooflinePlan, describe_machine, measure_bounds
 from ckptbench.run.section import Outcome, Section, wanted_faults
-from ckptbench.run.shelf import Context, Shelf, state_plan
+from ckptbench.run.shelf import Context, MakeRanks, Shelf, state_plan
 
 NETWORKED: Final = ("fsspec", "s3")
 """Engines whose storage lies beyond this host's loopback."""
+URLS: Final = ("ckpt", "fsspec", "s3")
+"""Engines that can be told a URL that all hosts see."""
 
 Key = tuple[object, ...]
 
@@ -40,10 +44,15 @@ def may_isolate(jobs: JobList) -> bool:
     )
 
 
-def check_all(jobs: JobList, *, isolated: bool) -> None:
+def check_all(jobs: JobList, *, isolated: bool, hosts: int = 1) -> None:
     """Everything that can be known to fail before anything is started. Raises Refused."""
     for job in jobs.jobs:
         options = job.options
+        if hosts > 1 and not (options.url if options.ioengine in URLS else options.directory):
+            raise Refused(
+                f"[{job.name}]: ranks on {hosts} hosts need a storage that all of them see",
+                hint="url= of a cluster or store, or directory= on a shared file system",
+            )
         check_packages(options.ioengine)
         if options.directory and not Path(options.directory).is_dir():
             raise Refused(f"[{job.name}]: directory={options.directory} is no directory")
@@ -65,11 +74,11 @@ def check_all(jobs: JobList, *, isolated: bool) -> None:
             )
 
 
-def run_jobs(jobs: JobList, context: Context, hosts: Sequence[str] = ()) -> RunResult:
+def run_jobs(jobs: JobList, context: Context) -> RunResult:
     """All of it. Raises CkptError when a piece does not come up; a checkpoint that fails is in the
     result.
     """
-    with Session(context, hosts) as session:
+    with Session(context) as session:
         found = [result for group in jobs.groups for result in session.run_group(group)]
     return RunResult(describe_machine(), tuple(found), dict(jobs.shared), time.time())
 
@@ -79,13 +88,17 @@ class Session:
     """I own the storages."""
 
     context: Context
-    hosts: Sequence[str]
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     #: What was started, by what decides whether two jobs can share it; lives until I end.
     _shelves: dict[Key, Shelf] = field(default_factory=dict)
     _bounds: dict[Key, Bounds] = field(default_factory=dict)
 
+    #: Every group of ranks that was started; only its owner speaks with it.
+    _ranks: list[RankGroup] = field(default_factory=list)
+    _interrupted: threading.Event = field(default_factory=threading.Event)
+
     def __enter__(self) -> Session:
+        self.context = replace(self.context, make_ranks=self._noted(self.context.make_ranks))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -101,7 +114,26 @@ class Session:
                 pool.submit(self._run_job, job, shelf, bound, gate)
                 for job, shelf, bound in zip(group, shelves, bounds, strict=True)
             ]
-            return [one.result() for one in running]
+            try:
+                return [one.result() for one in running]
+            except BaseException:
+                # Interrupted: the jobs' threads wait for ranks, which are killed; they end at once.
+                self._interrupted.set()
+                for ranks in self._ranks:
+                    ranks.abandon()
+                raise
+
+    def _noted(self, make_ranks: MakeRanks) -> MakeRanks:
+        def make(
+            plans: Sequence[RankPlan], environment: Mapping[str, str], log_directory: Path
+        ) -> RankGroup:
+            if self._interrupted.is_set():
+                raise CkptError("interrupted")
+            found = make_ranks(plans, environment, log_directory)
+            self._ranks.append(found)
+            return found
+
+        return make
 
     def _run_job(
         self, job: Job, shelf: Shelf, bounds: Bounds | None, gate: threading.Barrier
@@ -144,7 +176,8 @@ class Session:
             started_at_s=started_s,
             elapsed_s=elapsed_s,
             pid=os.getpid(),
-            hosts=tuple(self.hosts),
+            hosts=self.context.addresses,
+            start_skew_s=self.context.start_skew_s,
             discards=options.sink == "null" and own,
             preset=options.preset,
             model=options.model,

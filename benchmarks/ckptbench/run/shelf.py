@@ -32,6 +32,10 @@ class Context:
     """How many run the ranks."""
     on_checkpoint: Callable[[str, Checkpoint], None]
     """Told after each one, from the job's thread."""
+    addresses: tuple[str, ...] = ()
+    """Of the hosts' agents; empty when ranks run here."""
+    start_skew_s: float = 0.0
+    """No two hosts begin further apart."""
 
 
 @dataclass(frozen=True, slots=True)

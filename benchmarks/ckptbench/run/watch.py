@@ -33,11 +33,11 @@ class Watch:
         if self._injector is not None:
             self._injector.strike_before()
 
-    def begin(self, lines: Sequence[str], payload_bytes: int) -> int:
+    def begin(self, payload_bytes: int, *lines: Sequence[str]) -> int:
         """Tell the ranks; returns the common beginning, from which I watch."""
         movers = self._movers()
         self._counters = Counters(self._shelf.storage.stages(), list(movers.values()))
-        begun = self._ranks.begin(lines)
+        begun = self._ranks.begin(*lines)
         self._sampler = Sampler(movers, self._direction, begun)
         injector, expected = self._injector, self._expected(payload_bytes)
         if injector is None:
