@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
-from ckpt.base.errors import CkptError, Refused, Unavailable
+from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
 from ckpt.base.ids import RunName, check_run_name, check_step
 from ckpt.base.units import format_bytes
 from ckpt.format.messages import ReplicaPolicy
@@ -58,6 +58,7 @@ def open(
     arena_bytes_max: int | None = None,
     stager_idle_s: float = 60.0,
     start_timeout_s: float = START_TIMEOUT_S,
+    durable: str | None = None,
 ) -> Store:
     """Connect to a store: `ckpt+local:///DIR?targets=7&code=4+2`, `ckpt://HOST:PORT`,
     else $CKPT_STORE.
@@ -70,6 +71,8 @@ def open(
     arena_bytes_max: cap of this rank's staging memory, both halves; default half of the host's
     memory.
     stager_idle_s: how long a stager without a trainer stays, for a restart to read from its memory.
+    durable: the object store that `ckptd drain` fills, such as `s3://bucket/runs`, else
+        $CKPT_DURABLE: `load` of a step that the tier has not, or has lost, reads it there.
 
     Raises Refused for a bad URL or contradicting options, Unauthorized, Unavailable.
     """
@@ -80,6 +83,7 @@ def open(
         arena_bytes_max=arena_bytes_max if arena_bytes_max is not None else _half_of_memory(),
         stager_idle_s=stager_idle_s,
         start_timeout_s=start_timeout_s,
+        durable=durable or os.environ.get("CKPT_DURABLE", ""),
     )
     return Store(parse_url(url), settings)
 
@@ -93,6 +97,8 @@ class Settings(msgspec.Struct, frozen=True):
     arena_bytes_max: int
     stager_idle_s: float
     start_timeout_s: float
+    durable: str
+    """Empty for none."""
 
 
 class Store:
@@ -242,10 +248,23 @@ class Store:
     ) -> object:
         """`resolve`, load and close: this rank's own tree, what `like` asks for,
         or the union of all ranks (`whole`).
+
+        A step that is named and that the tier has not comes from the `durable` store, with a
+        warning.
         """
-        checkpoint = self.resolve(
-            run, step, rank=rank, world_size=world_size, timeout_s=timeout_s, fallback=fallback
-        )
+        try:
+            checkpoint = self.resolve(
+                run, step, rank=rank, world_size=world_size, timeout_s=timeout_s, fallback=fallback
+            )
+        except (NotFound, Lost) as error:
+            if step is None or not self._settings.durable:
+                raise
+            from ckpt_client import stored
+
+            place = find_place(rank, world_size)
+            return stored.load_instead(
+                self._settings.durable, run, step, like, place, error, strict=strict, whole=whole
+            )
         try:
             return checkpoint.load(like=like, strict=strict, whole=whole)
         finally:

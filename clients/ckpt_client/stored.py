@@ -5,13 +5,14 @@ Only the chunks that the caller's boxes need are fetched; each is verified (ckpt
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from ckpt.base.errors import NotFound, Refused
-from ckpt.base.ids import Rank
+from ckpt.base.errors import CkptError, NotFound, Refused
+from ckpt.base.ids import Rank, check_run_name, check_step
 from ckpt.format.index import Box, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import (
@@ -30,7 +31,7 @@ from ckpt.objects.reader import StoredCheckpoint, open_stored
 from ckpt.objects.source import Source, Wish
 from ckpt.objects.stores import open_sink
 from ckpt_client.declare import Replicated
-from ckpt_client.environment import find_place
+from ckpt_client.environment import Place, find_place
 from ckpt_client.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
 from ckpt_client.state import AnyArray
 
@@ -60,6 +61,34 @@ def load(
         raise Refused("like= and whole= exclude each other")
     place = find_place(rank, world_size)
     stored = open_url(url, storage_options)
+    try:
+        return load_from(stored, like, place.rank, place.world_size, strict=strict, whole=whole)
+    finally:
+        stored.close()
+
+
+def load_instead(
+    store: str,
+    run: str,
+    step: int,
+    like: object,
+    place: Place,
+    reason: CkptError,
+    *,
+    strict: bool,
+    whole: bool,
+) -> object:
+    """A named step from the object store, because of why the tier cannot give it; warns.
+
+    Raises that reason when the store has not got it either.
+    """
+    try:
+        stored = open_stored(open_sink(store), check_run_name(run), check_step(step))
+    except NotFound:
+        raise reason from None
+    warnings.warn(
+        f"{run}@{step} is loaded from {stored.url}: {reason.message}", UserWarning, stacklevel=4
+    )
     try:
         return load_from(stored, like, place.rank, place.world_size, strict=strict, whole=whole)
     finally:

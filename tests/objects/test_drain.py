@@ -134,6 +134,13 @@ def test_a_drained_step_is_fetched_back_as_its_ranks_saved_it(
     wait_drained(sink, "all-back", 7)
     command("rm", "all-back@7", "--yes", "--force", "--store", cluster.url)
     assert store.steps("all-back") == []
+    with (
+        ckpt.open(cluster.url, durable=sink.url) as other,
+        pytest.warns(UserWarning, match="all-back@7 is loaded from file://"),
+    ):
+        assert_same(other.load("all-back", 7, whole=True), 7)
+        with pytest.raises(ckpt.NotFound):
+            other.load("all-back", 8, whole=True)
     command("fetch", f"{sink.url}/all-back@7", "--store", cluster.url)
     assert [commit.step for commit in store.steps("all-back")] == [7]
     assert_same(store.load("all-back", 7, whole=True), 7)
