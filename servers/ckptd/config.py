@@ -35,6 +35,8 @@ class Loaded(Generic[_Config]):
 
     config: _Config
     secret_file: Path
+    secret_named: Path | None = None
+    """What --secret-file says, which a local cluster joins with what DIR knows."""
 
 
 def load(
@@ -60,7 +62,8 @@ def load(
     config = _build(kind, texts, program)
     if flags.print_config:
         _print_and_exit(config)
-    return Loaded(config, find_secret_file(None, environ, named=flags.secret_file))
+    named = flags.secret_file
+    return Loaded(config, find_secret_file(None, environ, named=named), named)
 
 
 def host_and_port(address: str) -> tuple[str, int]:

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
-from ckpt.base.errors import Busy, CkptError, Unavailable
+from ckpt.base.errors import Busy, CkptError, Refused, Unavailable
 from ckpt.erasure.code import Code
 from ckptd import config as options
 from ckptd.cluster_file import (
@@ -128,9 +128,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def run_local(
-    config: LocalConfig, *, report: Reporter, secret_named: Path | None = None
-) -> None:
+def run_local(config: LocalConfig, *, report: Reporter, secret_named: Path | None = None) -> None:
     """Serve DIR until a stop signal or idle. Call from the main thread of a process with no other.
 
     Raises Busy (already served), Refused (options contradict, another host, a secret that others

@@ -445,12 +445,20 @@ class _Relay:
 
 
 async def _watch_dialer(dialer: Dialer, stop: asyncio.Event, report: Reporter) -> None:
-    """Until the stop signal: say once why the coordinator is out of reach."""
+    """Until the stop signal: say once why the coordinator is out of reach.
+
+    Raises what it refuses for good: another cluster, which no further dialing will change.
+    """
     told = ""
     while not stop.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), 1.0)
         error = dialer.last_error
+        if isinstance(error, Refused):
+            raise Refused(
+                f"the coordinator refuses this target: {error.message}",
+                hint="give --coordinator of the cluster that this directory belongs to",
+            )
         text = str(error) if error is not None else ""
         if text and text != told:
             level = "warning" if isinstance(error, CkptError) and error.retryable else "error"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.aio.rpc import RpcClient
-from ckpt.aio.secret import read_secret
+from ckpt.aio.secret import make_secret, read_secret
 from ckpt.base.errors import Refused
 from ckpt.format.messages import Ask, Role
 from ckptd.cluster_file import ClusterOptions, load_or_create, read_cluster
@@ -196,6 +196,30 @@ def test_options_that_contradict_the_directory_are_refused_naming_both(tmp_path:
         load_or_create(tmp_path, ClusterOptions(targets=4), "host", "test")
     with pytest.raises(Refused, match=r"belongs to host host, this is other"):
         load_or_create(tmp_path, ClusterOptions(), "other", "test")
+
+
+def test_a_secret_file_that_is_named_is_the_clusters_and_every_open_finds_it(
+    locals_: list[Local], tmp_path: Path
+) -> None:
+    named = tmp_path / "ours"
+    make_secret(named)
+    local = start(locals_, tmp_path, "--targets", "1", "--secret-file", str(named))
+    assert local.ready()
+    wait_until(lambda: local.live() == ["t0"], "its target is live")  # Asked with DIR/secret.
+    assert read_secret(local.directory / "secret") == read_secret(named)
+    assert local.stop() == 0
+    other = tmp_path / "another"
+    make_secret(other)
+    line = [sys.executable, "-m", "ckptd.cli", "local", str(local.directory)]
+    refused = subprocess.run(
+        [*line, "--secret-file", str(other)], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2
+    assert str(other) in refused.stderr
+    again = start(locals_, tmp_path, "--secret-file", str(named))
+    assert again.ready()
+    wait_until(lambda: again.live() == ["t0"], "it serves again")
+    assert again.stop() == 0
 
 
 @pytest.mark.parametrize(

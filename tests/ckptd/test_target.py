@@ -229,6 +229,25 @@ def test_a_directory_of_another_cluster_is_refused(tmp_path: Path) -> None:
     run(story)
 
 
+def test_a_target_whose_coordinator_is_of_another_cluster_ends_and_says_so(tmp_path: Path) -> None:
+    async def story(coordinator: Coordinator) -> None:
+        with await asyncio.to_thread(lambda: Daemon(tmp_path / "t", coordinator.address)):
+            pass  # The directory is this cluster's from now on.
+        other = Coordinator()
+        other.listen(cluster="other")
+        assert other.server is not None
+        try:
+            daemon = await asyncio.to_thread(lambda: Daemon(tmp_path / "t", other.address))
+            assert await asyncio.to_thread(daemon.process.wait, ANSWER_S) == 2
+            daemon.end(signal.SIGKILL)
+            assert "'other'" in daemon.log.read_text()
+            assert "--coordinator" in daemon.log.read_text()
+        finally:
+            await other.server.close(linger_s=0)
+
+    run(story)
+
+
 def test_a_first_start_without_a_cluster_takes_the_coordinators(tmp_path: Path) -> None:
     async def story(coordinator: Coordinator) -> None:
         daemon = await asyncio.to_thread(

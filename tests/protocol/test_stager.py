@@ -403,6 +403,30 @@ def test_a_stager_with_a_pending_save_stays_while_the_coordinator_is_away() -> N
     assert actions == [e.DialCoordinator()]
 
 
+def test_a_stager_whose_cluster_is_gone_goes_with_what_it_holds() -> None:
+    rig = certified()
+    rig.do(e.TrainerDetached(0))
+    rig.do(SessionClosed(0, S1))
+    rig.do(e.DialFailed(0, gone=True))
+    idle_us = rig.machine.config.idle_us
+    assert rig.tick(idle_us - 1) == [e.DialCoordinator()]
+    rig.do(e.DialFailed(rig.now_us, gone=True))
+    assert e.Exit("idle, and the trainer is gone") in rig.tick(1)
+
+
+def test_a_stager_that_holds_nothing_that_could_commit_goes_without_its_coordinator() -> None:
+    rig = sending()
+    rig.do(e.PayloadFailed(0, payload_of(10), "unavailable", "2 live, 3 needed"))
+    rig.do(e.TrainerDetached(0))
+    rig.do(SessionClosed(0, S1))
+    rig.do(e.DialFailed(0))
+    assert rig.machine.hopeless
+    assert not rig.machine.idle
+    idle_us = rig.machine.config.idle_us
+    rig.tick(0)
+    assert e.Exit("idle, and the trainer is gone") in rig.tick(idle_us)
+
+
 def test_outcomes_that_were_not_heard_are_told_again() -> None:
     rig = certified()
     rig.receive(m.AttemptCommitted(info_of(10)))

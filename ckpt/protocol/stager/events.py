@@ -133,6 +133,8 @@ class DialFailed(Struct, frozen=True, gc=False):
     """The answer to DialCoordinator when no session could be made."""
 
     now_us: int
+    gone: bool = False
+    """The cluster's directory is not there any more: nobody will ever answer."""
 
 
 class PayloadSealed(Struct, frozen=True, gc=False):

@@ -123,8 +123,9 @@ class StagerMachine(StagerState):
                 self._dial_at_us = now_us + self.config.dial_us
                 for save in self.saves.values():
                     save.certified = save.comparing = None
-            case e.DialFailed(now_us):
+            case e.DialFailed(now_us, gone):
                 self._dialing, self._dial_at_us = False, now_us + self.config.dial_us
+                self._cluster_gone = gone
             case Received(_, session, request, message) if session == self.session:
                 self._received(request, message)
             case _:
@@ -456,8 +457,9 @@ class StagerMachine(StagerState):
 
     def _maybe_exit(self) -> None:
         reason = self._lifetime.reason_to_end(
-            self._now_us, self.trainer_attached, self.session is not None, self.idle
-        )
+            self._now_us, self.trainer_attached, self.session is not None,
+            self.idle or (self.session is None and (self.hopeless or self._cluster_gone)),
+        )  # fmt: skip
         if reason is not None:
             self.exiting = True
             self._do(e.Exit(reason))

@@ -42,7 +42,7 @@ class StagerConfig:
 
     half_count: int = 2
     idle_us: int = 60_000_000
-    """Without a trainer and with nothing pending, the process stays so long."""
+    """Without a trainer and with nothing that could still commit, the process stays so long."""
     orphan_us: int = 3_600_000_000
     """Without a trainer and without a coordinator, pending saves are kept so long."""
     open_us: int = 60_000_000

@@ -31,6 +31,7 @@ class StagerState:
         self._numbers = count(1)
         self._dialing = False
         self._dial_at_us = 0
+        self._cluster_gone = False
         self._lifetime = Lifetime(self.config)
         self._now_us = 0
         self._actions: list[e.StagerAction] = []
@@ -41,6 +42,16 @@ class StagerState:
     def idle(self) -> bool:
         """No save is under way."""
         return all(save.state is SaveState.ENDED for save in self.saves.values())
+
+    @property
+    def hopeless(self) -> bool:
+        """Nothing that is held can commit any more: all has ended, or failed before it was ever
+        certified."""
+        return all(
+            save.state in (SaveState.ENDED, SaveState.STOPPING)
+            or (save.failed is not None and not save.ever_certified)
+            for save in self.saves.values()
+        )
 
     def outcome(self, save: int) -> e.Outcome | None:
         """How a save ended; None while it has not, or after the trainer heard it."""

@@ -291,7 +291,8 @@ class StagerShell:
             secret = read_secret(self._secret_file)
         except CkptError as error:
             self._complain(error)
-            return DialFailed(now_us())
+            gone = bool(self._locator.directory) and not Path(self._locator.directory).is_dir()
+            return DialFailed(now_us(), gone)
         self._link = self._loop.connect(
             address,
             secret=secret,
