@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -419,3 +420,15 @@ def test_a_writer_that_is_killed_leaves_nothing_and_its_space_comes_back(
     assert not fs.exists(run)
     wait_until(lambda: not any(cluster.columns_of(run).values()), "its space is free", 60.0)
     assert not fs.exists(run)
+
+
+def test_a_commit_outlives_the_coordinator(fs: FS, other: FS, directory: Path, run: str) -> None:
+    fs.pipe(f"{run}/1/__0_0.distcp", b"rank 0")
+    other.pipe(f"{run}/1/__1_0.distcp", b"rank 1")
+    cluster = Cluster(directory, "")
+    before = cluster.coordinator_pid
+    os.kill(before, signal.SIGKILL)
+    fs.pipe(f"{run}/1/.metadata.tmp", metadata_of("__0_0.distcp", "__1_0.distcp"))
+    fs.mv(f"{run}/1/.metadata.tmp", f"{run}/1/.metadata")
+    assert cluster.coordinator_pid != before
+    assert fs.cat(f"{run}/1/__1_0.distcp") == b"rank 1"
