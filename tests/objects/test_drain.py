@@ -134,11 +134,10 @@ def test_a_drained_step_is_fetched_back_as_its_ranks_saved_it(
     wait_drained(sink, "all-back", 7)
     command("rm", "all-back@7", "--yes", "--force", "--store", cluster.url)
     assert store.steps("all-back") == []
-    with (
-        ckpt.open(cluster.url, durable=sink.url) as other,
-        pytest.warns(UserWarning, match="all-back@7 is loaded from file://"),
-    ):
-        assert_same(other.load("all-back", 7, whole=True), 7)
+    with ckpt.open(cluster.url, durable=sink.url) as other:
+        with pytest.warns(UserWarning, match="all-back@7 is loaded from file://"):
+            found = other.load("all-back", 7, whole=True)
+        assert_same(found, 7)
         with pytest.raises(ckpt.NotFound):
             other.load("all-back", 8, whole=True)
     command("fetch", f"{sink.url}/all-back@7", "--store", cluster.url)

@@ -1,0 +1,62 @@
+"""zarr-python's newest release needs a newer Python than ours may be: opened where one is found."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from ckpt.objects import names
+from ckpt.objects.file_sink import FileSink
+from ckpt.objects.planning import WriteOptions
+from ckpt.objects.writer import WriteLimits, write_checkpoint
+from tests.objects.sources import HEADER, MemorySource, many_kinds
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PROBE = """
+import sys, zlib
+import numpy, zarr
+assert tuple(map(int, zarr.__version__.split(".")[:2])) >= (3, 3), zarr.__version__
+group = zarr.open_group(sys.argv[1], mode="r")
+for name in sys.argv[2:]:
+    array = group["tensors/" + name]
+    print(name, array.dtype, zlib.crc32(numpy.asarray(array[...]).tobytes()))
+"""
+
+
+def newer_python() -> str | None:
+    """An interpreter of 3.12 or later that runs: $CKPT_NEWER_PYTHON, else one on the path."""
+    candidates = [os.environ.get("CKPT_NEWER_PYTHON"), *(f"python3.{n}" for n in (15, 14, 13, 12))]
+    for name in candidates:
+        path = shutil.which(name) if name else None
+        if path is not None:
+            check = [path, "-c", "import sys, ensurepip; sys.exit(sys.version_info < (3, 12))"]
+            if subprocess.run(check, capture_output=True, check=False).returncode == 0:
+                return path
+    return None
+
+
+@pytest.mark.timeout(600)
+def test_the_newest_zarr_opens_it_by_the_entry_points_alone(tmp_path: Path) -> None:
+    python = newer_python()
+    if python is None:
+        pytest.skip("NO PYTHON 3.12 OR NEWER: name one in CKPT_NEWER_PYTHON")
+    subprocess.run([python, "-m", "venv", str(tmp_path / "venv")], check=True)
+    inside = str(tmp_path / "venv" / "bin" / "python")
+    install = [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(ROOT)]
+    subprocess.run(install, check=True)
+    kinds = many_kinds()
+    write_checkpoint(
+        FileSink(tmp_path / "store"), MemorySource(kinds), WriteOptions(), WriteLimits()
+    )
+    large = ("model/big", "model/bf16", "model/f8", "model/zeros")
+    group = str(tmp_path / "store" / names.generation_prefix(*HEADER.key))
+    done = subprocess.run(
+        [inside, "-c", PROBE, group, *large], check=True, capture_output=True, text=True
+    )
+    expected = [f"{name} {kinds[name].dtype} {crc32(kinds[name].tobytes())}" for name in large]
+    assert done.stdout.splitlines() == expected
