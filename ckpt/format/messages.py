@@ -664,6 +664,9 @@ class RegisterTarget(Struct, frozen=True, gc=False):
     term_seen: int
     """The highest coordinator term on this target's stable storage."""
     reservations: tuple[ReservationId, ...] = ()
+    device_bytes_free: int | None = None
+    """What all targets of this device may take together; None: `bytes_free`. `bytes_free` is less
+    when this target has a capacity of its own."""
 
 
 class TargetRegistered(Struct, frozen=True, gc=False):
@@ -682,6 +685,8 @@ class RenewLease(Struct, frozen=True, gc=False):
     bytes_free: int
     bytes_used: int
     counters: dict[str, int] = field(default_factory=dict)
+    device_bytes_free: int | None = None
+    """As in RegisterTarget."""
 
 
 class LeaseRenewed(Struct, frozen=True, gc=False):

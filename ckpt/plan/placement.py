@@ -36,6 +36,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, Literal, get_args
 
 from ckpt.base.errors import Refused
@@ -72,6 +73,9 @@ class Candidate:
     """
     parity_bytes: int = 0
     """The part of `load_bytes` that is parity; left at 0, roles rotate by `turn` alone."""
+    own_bytes_free: int | None = None
+    """What the target's own capacity leaves, besides the device; None when only the device counts.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +269,12 @@ def domain_key(target: TargetId, domain: Domain, level: Level) -> DomainKey:
 # --------------------------------------------------------------------------- helpers
 
 
+@lru_cache(maxsize=65_536)
+def _keys(target: TargetId, domain: Domain) -> tuple[tuple[Level, DomainKey], ...]:
+    """What the target belongs to, narrowest first, as LEVELS: asked for at every column placed."""
+    return tuple((level, domain_key(target, domain, level)) for level in LEVELS)
+
+
 @dataclass(frozen=True, slots=True)
 class _Seat:
     """A candidate at its position in its group's fixed order."""
@@ -298,7 +308,8 @@ class _Table:
         usable = [s.candidate for s in seats if _has_room(s.candidate, column_bytes)]
         size: Counter[tuple[Level, DomainKey]] = Counter()
         for c in usable:
-            size.update((lv, domain_key(c.target, c.domain, lv)) for lv in LEVELS[1:])
+            for key in _keys(c.target, c.domain)[1:]:
+                size[key] += 1
         #: A domain's even share of the columns: its share of the usable targets, rounded up.
         self._share = {
             key: -(-column_count * targets // len(usable)) for key, targets in size.items()
@@ -308,7 +319,7 @@ class _Table:
         c = seat.candidate
         room = c.bytes_free - self._reserved[_budget(c)]
         return (
-            c.live
+            _has_room(c, self._column_bytes)
             and room >= self._column_bytes
             and c.target not in self._targets
             and self._held[self._level, domain_key(c.target, c.domain, self._level)]
@@ -317,7 +328,7 @@ class _Table:
 
     def is_even(self, seat: _Seat) -> bool:
         c = seat.candidate
-        keys = ((lv, domain_key(c.target, c.domain, lv)) for lv in LEVELS[1:])
+        keys = _keys(c.target, c.domain)[1:]
         return all(self._held[key] < self._share.get(key, 1) for key in keys)
 
     def take(self, seat: _Seat) -> None:
@@ -329,7 +340,8 @@ class _Table:
     def note(self, target: TargetId, domain: Domain) -> None:
         """Somebody holds a column there already, on space that is no longer free."""
         self._targets.add(target)
-        self._held.update((lv, domain_key(target, domain, lv)) for lv in LEVELS)
+        for key in _keys(target, domain):
+            self._held[key] += 1
 
     def fill(self, seats: Sequence[_Seat], count: int) -> None:
         """Take until `count` are taken: first only where it keeps domains even,
@@ -344,7 +356,9 @@ class _Table:
 
 
 def _has_room(candidate: Candidate, column_bytes: int) -> bool:
-    return candidate.live and candidate.bytes_free >= column_bytes
+    own = candidate.own_bytes_free
+    fits_own = own is None or own >= column_bytes
+    return candidate.live and candidate.bytes_free >= column_bytes and fits_own
 
 
 def _groups_by_load(
@@ -432,6 +446,9 @@ def _with_load(
             load_bytes=c.load_bytes + column_bytes * (t in taken),
             parity_bytes=c.parity_bytes + column_bytes * taken.get(t, False),
             bytes_free=c.bytes_free - column_bytes * spent[_budget(c)],
+            own_bytes_free=(
+                None if c.own_bytes_free is None else c.own_bytes_free - column_bytes * (t in taken)
+            ),
         )
         for t, c in current.items()
     }

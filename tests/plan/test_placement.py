@@ -185,6 +185,18 @@ def test_targets_of_one_device_share_its_space() -> None:
     assert placed.spares == ()
 
 
+def test_a_targets_own_capacity_counts_besides_its_devices_space() -> None:
+    candidates = [
+        replace(
+            candidate(i, "w/r/h/d", device="disk", bytes_free=100 * MiB),
+            own_bytes_free=MiB if i else MiB - 1,
+        )
+        for i in range(7)
+    ]
+    placed = place(Code(4, 2), MiB, candidates, "target", 1, 0, 0)
+    assert sorted(t for t in placed.columns if t) == [c.target for c in candidates[1:]]
+
+
 def test_full_and_dead_targets_take_nothing() -> None:
     candidates = cluster(9, 9)
     candidates[2] = replace(candidates[2], live=False)

@@ -249,3 +249,18 @@ def test_a_spare_that_comes_when_its_save_has_ended_goes_back() -> None:
     for id in others:
         bench.let_answer(id)
     assert held(bench) == []
+
+
+def test_targets_with_capacities_of_their_own_on_one_device_are_full_each_by_itself() -> None:
+    bench = Bench(4, max_per_domain=9, targets_live=False)
+    for one in bench.targets.values():
+        one.domain = "p/r/h0/d0"
+        bench.start(one)
+        assert one.session is not None
+        renew = m.RenewLease(one.id, one.boot, 30_000, 0, {}, 1 << 30)
+        one.bytes_free = 30_000  # Room for one column, and the device has plenty.
+        bench.tell(one.session, renew)
+    rank = RankFake(bench)
+    (planned,) = rank.open(1)
+    assert isinstance(planned, m.PayloadPlanned), planned
+    assert len(planned.places) == 3

@@ -66,6 +66,8 @@ class Target:
     pid: int = 0
     bytes_total: int = 0
     bytes_free: int = 0
+    device_bytes_free: int = 0
+    """Of its device, for all targets there together."""
     bytes_used: int = 0
     lease_ends_us: int = 0
     counters: dict[str, int] = field(default_factory=dict)
@@ -148,7 +150,8 @@ class Membership:
                 boot=t.boot,
                 domain=t.domain,
                 device=str(t.domain),
-                bytes_free=t.bytes_free,
+                bytes_free=t.device_bytes_free,
+                own_bytes_free=t.bytes_free,
                 load_bytes=t.load_bytes,
                 live=t.state is TargetState.LIVE,
             )
@@ -198,6 +201,7 @@ class Membership:
             return
         target.lease_ends_us = self._desk.now_us + LEASE_US
         target.bytes_free, target.bytes_used = message.bytes_free, message.bytes_used
+        target.device_bytes_free = _of_device(message)
         target.counters = message.counters
         self._desk.send(session, request, LeaseRenewed(self.epoch))
 
@@ -226,6 +230,7 @@ class Membership:
         target.address, target.unix, target.pid = message.address, message.unix, message.pid
         target.bytes_total, target.bytes_free = message.bytes_total, message.bytes_free
         target.bytes_used = message.bytes_used
+        target.device_bytes_free = _of_device(message)
         target.lease_ends_us = self._desk.now_us + LEASE_US
         target.proved, target.documents, target.counters = set(), set(), {}
         self._by_session[session] = target.id
@@ -270,6 +275,11 @@ class Membership:
     def sessions(self) -> Iterator[Session]:
         """Sessions that belong to targets."""
         yield from self._by_session
+
+
+def _of_device(message: RegisterTarget | RenewLease) -> int:
+    given = message.device_bytes_free
+    return message.bytes_free if given is None else given
 
 
 def ignore(_message: Message, _bulk: Buffer) -> None:

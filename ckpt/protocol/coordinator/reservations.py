@@ -225,7 +225,9 @@ class Reservations:
             allotment = self._standing.pop(key)
             for held in allotment.places:
                 # An estimate until the target's next renewal; it decides itself.
-                self._members.targets[held.target].bytes_free += allotment.file_bytes
+                target = self._members.targets[held.target]
+                target.bytes_free += allotment.file_bytes
+                target.device_bytes_free += allotment.file_bytes
             self.release(allotment)
         return had
 
@@ -385,7 +387,7 @@ class Reservations:
     def _full(self, allotment: Allotment) -> list[TargetId]:
         """Live targets that have no room, as they said when asked or at their last renewal.
 
-        Those of one device share what each of them calls free, as placement counts it too.
+        Those of one device share what it has free, as placement counts it too.
         """
         live = self._members.live()
         sharing = Counter(target.domain for target in live)
@@ -393,7 +395,8 @@ class Reservations:
         return [
             target.id
             for target in live
-            if target.bytes_free < allotment.file_bytes * min(wanted, sharing[target.domain])
+            if target.bytes_free < allotment.file_bytes
+            or target.device_bytes_free < allotment.file_bytes * min(wanted, sharing[target.domain])
             or (
                 target.id in allotment.refused and allotment.refused[target.id].code == NoSpace.code
             )

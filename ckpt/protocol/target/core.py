@@ -293,14 +293,24 @@ class Space:
 
     @property
     def available(self) -> int:
-        """Bytes that may still be promised."""
-        total = self.bytes_total
-        free = self.bytes_free - sum(self.promises.values())
+        """Bytes that may still be promised: what the device has, and what this target's own
+        capacity leaves."""
         capacity = self.core.limits.capacity_bytes
-        if capacity is not None:
-            total = min(total, capacity)
-            free = min(free, capacity - self.core.bytes_used - sum(self.held.values()))
-        return free - int(total * RESERVE_FRACTION)
+        if capacity is None:
+            return self.device_available
+        own = capacity - self.core.bytes_used - sum(self.held.values()) - self._reserve
+        return min(self.device_available, own)
+
+    @property
+    def device_available(self) -> int:
+        """What this target and the others of its device may still promise together."""
+        return self.bytes_free - sum(self.promises.values()) - self._reserve
+
+    @property
+    def _reserve(self) -> int:
+        capacity = self.core.limits.capacity_bytes
+        total = self.bytes_total if capacity is None else min(self.bytes_total, capacity)
+        return int(total * RESERVE_FRACTION)
 
     def promise(self, file: str, bytes_count: int) -> bool:
         """Hold space for a file; False, and nothing changed, when there is not enough."""

@@ -326,6 +326,7 @@ class TargetMachine:
             bytes_used=self._core.bytes_used,
             term_seen=self._term,
             reservations=self._reservations.standing,
+            device_bytes_free=max(0, space.device_available),
         )
         self._core.send(session, self._next_request(), register)
 
@@ -401,6 +402,7 @@ class TargetMachine:
             bytes_free=max(0, self._space.available),
             bytes_used=self._core.bytes_used,
             counters=self.counters,
+            device_bytes_free=max(0, self._space.device_available),
         )
         self._core.send(self._coordinator, self._next_request(), renew)
 
