@@ -5,6 +5,7 @@ and a rank that is missing is named.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -114,6 +115,22 @@ def test_a_trainer_that_left_before_its_save_ends_the_wait_of_its_peers(cluster:
         answer = stays.ask("wait", run="leaves", step=2)
         assert answer.error == "aborted"
         assert "rank 1" in answer.text
+
+
+def test_a_host_that_dies_before_its_rank_saved_ends_the_wait_of_its_peers(
+    cluster: Cluster,
+) -> None:
+    with launched(cluster.url, 2, launch="host dies") as (stays, dies):
+        save_and_wait([stays, dies], "host dies", 1)
+        stager = dies.do("stager")
+        assert isinstance(stager, int)
+        stays.do("save", run="host dies", step=2)
+        os.kill(stager, signal.SIGKILL)  # First: it must not tell that its trainer left.
+        dies.kill()
+        answer = stays.ask("wait", run="host dies", step=2)
+        assert answer.error == "aborted"
+        assert "rank 1" in answer.text
+        assert "without a word" in answer.text
 
 
 def test_two_live_processes_cannot_share_a_rank_of_a_launch(cluster: Cluster) -> None:
