@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ckpt.base.errors import Refused
 from ckpt.base.limits import CODE_COLUMNS_MAX, CODE_PARITY_MAX
@@ -19,7 +20,8 @@ class Code:
     m: int
 
     def __post_init__(self) -> None:
-        if not (self.k >= 1 and 0 <= self.m <= CODE_PARITY_MAX and self.n <= CODE_COLUMNS_MAX):
+        n = self.k + self.m
+        if not (self.k >= 1 and 0 <= self.m <= CODE_PARITY_MAX and n <= CODE_COLUMNS_MAX):
             raise Refused(
                 f"code {self.k}+{self.m}: "
                 f"k >= 1, m <= {CODE_PARITY_MAX} and k + m <= {CODE_COLUMNS_MAX}"
@@ -36,7 +38,7 @@ class Code:
     @property
     def floor(self) -> int:
         """Fewest sealed columns that may commit: min(n, k + 1)."""
-        return min(self.n, self.k + 1)
+        return self.k + 1 if self.m else self.k
 
     @property
     def missing_max(self) -> int:
@@ -44,10 +46,16 @@ class Code:
         max(0, m - 1)."""
         return max(0, self.m - 1)
 
-    @classmethod
-    def parse(cls, text: str) -> Code:
+    @staticmethod
+    def parse(text: str) -> Code:
         """`K+M`; raises Refused when the text or the numbers are not a code."""
-        match = _TEXT.fullmatch(text)
-        if match is None:
-            raise Refused(f"code {text!r} is not of the form K+M, such as 4+2")
-        return cls(int(match[1]), int(match[2]))
+        return _parse(text)
+
+
+@lru_cache(maxsize=256)
+def _parse(text: str) -> Code:
+    """Every column that is begun names its code by this text, and there are few of them."""
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise Refused(f"code {text!r} is not of the form K+M, such as 4+2")
+    return Code(int(match[1]), int(match[2]))

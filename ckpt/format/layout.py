@@ -64,7 +64,7 @@ class Layout:
 
     @property
     def stripe_count(self) -> int:
-        return -(-self.payload_bytes // self.stripe_bytes)
+        return -(-self.payload_bytes // (self.code.k * self.cell_bytes))
 
     @property
     def tail_cell_bytes(self) -> int:
@@ -72,8 +72,9 @@ class Layout:
         stripes."""
         if not self.payload_bytes:
             return 0
-        tail = self.payload_bytes - (self.stripe_count - 1) * self.stripe_bytes
-        return align_up(-(-tail // self.code.k), PAGE_BYTES)
+        k = self.code.k
+        before_tail = (self.payload_bytes - 1) // (k * self.cell_bytes) * (k * self.cell_bytes)
+        return align_up(-(-(self.payload_bytes - before_tail) // k), PAGE_BYTES)
 
     @property
     def column_bytes(self) -> int:
@@ -98,8 +99,9 @@ class Layout:
 
     def cell_bytes_of(self, stripe: int) -> int:
         """Size of each cell of one stripe."""
-        assert 0 <= stripe < self.stripe_count
-        return self.tail_cell_bytes if stripe == self.stripe_count - 1 else self.cell_bytes
+        last = self.stripe_count - 1
+        assert 0 <= stripe <= last
+        return self.tail_cell_bytes if stripe == last else self.cell_bytes
 
     def cell_offset(self, stripe: int, column: int) -> int:
         """Where a data cell begins in the payload's (padded) memory."""

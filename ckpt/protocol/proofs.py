@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from functools import lru_cache
 from typing import Final
 
 from ckpt.base.ids import BootId, ColumnId, TargetId
@@ -16,6 +17,7 @@ from ckpt.format.messages import ColumnProof
 _LABEL: Final = b"ckpt target"
 
 
+@lru_cache(maxsize=4096)
 def proof_key(secret: bytes, target: TargetId, boot: BootId) -> bytes:
     """The key, 32 bytes, under which one incarnation of a target signs."""
     name = target.encode()
@@ -62,8 +64,6 @@ def _mac(key: bytes, cluster: str, proof: ColumnProof) -> bytes:
         checkpoint.generation.counter, payload.rank, proof.column.column, proof.target, proof.boot,
         proof.code, proof.payload_bytes, proof.column_crc, proof.manifest_digest.hex(),
     )  # fmt: skip
-    digest = hashlib.sha256()
-    for field in fields:
-        text = str(field).encode()
-        digest.update(len(text).to_bytes(4, "little") + text)
-    return hmac.digest(key, digest.digest(), "sha256")
+    texts = [str(field).encode() for field in fields]
+    statement = b"".join([len(text).to_bytes(4, "little") + text for text in texts])
+    return hmac.digest(key, hashlib.sha256(statement).digest(), "sha256")

@@ -218,6 +218,8 @@ class Reads:
 
     def pump(self) -> None:
         """Ask the disk for as many pieces as the windows hold, one session after another."""
+        if not self._readers:
+            return
         limits = self._core.limits
         busy = sum(r.reading_bytes + r.sent_bytes for r in self._readers.values())
         idle_turns = 0
