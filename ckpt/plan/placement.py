@@ -73,6 +73,9 @@ class Candidate:
     """
     parity_bytes: int = 0
     """The part of `load_bytes` that is parity; left at 0, roles rotate by `turn` alone."""
+    own_bytes_free: int | None = None
+    """What the target's own capacity leaves, besides the device; None when only the device counts.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +319,7 @@ class _Table:
         c = seat.candidate
         room = c.bytes_free - self._reserved[_budget(c)]
         return (
-            c.live
+            _has_room(c, self._column_bytes)
             and room >= self._column_bytes
             and c.target not in self._targets
             and self._held[self._level, domain_key(c.target, c.domain, self._level)]
@@ -353,7 +356,9 @@ class _Table:
 
 
 def _has_room(candidate: Candidate, column_bytes: int) -> bool:
-    return candidate.live and candidate.bytes_free >= column_bytes
+    own = candidate.own_bytes_free
+    fits_own = own is None or own >= column_bytes
+    return candidate.live and candidate.bytes_free >= column_bytes and fits_own
 
 
 def _groups_by_load(
@@ -441,6 +446,9 @@ def _with_load(
             load_bytes=c.load_bytes + column_bytes * (t in taken),
             parity_bytes=c.parity_bytes + column_bytes * taken.get(t, False),
             bytes_free=c.bytes_free - column_bytes * spent[_budget(c)],
+            own_bytes_free=(
+                None if c.own_bytes_free is None else c.own_bytes_free - column_bytes * (t in taken)
+            ),
         )
         for t, c in current.items()
     }
