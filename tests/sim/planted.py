@@ -41,8 +41,6 @@ class Plant:
     rule: str
     """What it breaks."""
     patches: tuple[Patch, ...]
-    first: int = 0
-    """The seed to begin with: one that has found it spares a rare bug's hundreds in vain."""
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -180,7 +178,6 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         "count-the-proofs-of-an-earlier-boot", "P1",
         ((Membership, "accepts", lambda *_: True), (Membership, "_adopt", _keep_proofs)),
-        first=262,
     ),
     Plant(
         "forget-fencing", "P10",
@@ -212,12 +209,11 @@ PLANTS: tuple[Plant, ...] = (
     Plant("generation-without-term", "P10", ((opening, "Generation", _without_term),)),
     Plant("plan-before-durable", "P10", ((Opening, "_tell_plan", _plan_at_once),)),
     Plant("forget-who-joined", "P10", ((Launches, "recover", lambda *_: None),)),
-    Plant("forget-a-decision", "P2", ((Opening, "recover", _decided_is_open),), first=89),
+    Plant("forget-a-decision", "P2", ((Opening, "recover", _decided_is_open),)),
     Plant("drop-what-counts", "P1", ((Deleter, "_is_stray", lambda *_: True),)),
     Plant(
         "no-verify-after-decode", "P3",
         ((Assembly, "decode", _wrong_decode), (Checks, "decoded_is_right", lambda *_: True)),
-        first=26,
     ),
     Plant(
         "believe-the-wire", "P3",

@@ -139,14 +139,14 @@ class TargetNode:
     def _handle(self, event: TargetEvent) -> None:
         """The event, and those of writes that the disk took at once, as in the daemon's loop."""
         events = [event]
-        drained: set[Session] = set()
+        drained: dict[Session, None] = {}
         for each in events:
             for action in self.machine.handle(each):
                 kind = type(action)
                 if kind is Send:
                     self._network.send(action)
                     if action.bulk:
-                        drained.add(action.session)
+                        drained[action.session] = None
                 elif kind is WriteAt and not self._writes_wait and self.disk_slow == 1:
                     events.append(perform(self.disk, action, self._clock.now_us))
                 elif kind in DISK_ACTIONS:
@@ -154,7 +154,7 @@ class TargetNode:
                     self._clock.after(delay_us, self._happen, action, self._boots)
                 elif kind is CloseSession:
                     self._network.cut(action.session)
-        for session in sorted(drained):
+        for session in drained:
             self._clock.after(100, self._drained, session, self._boots)
 
     def _drained(self, session: Session, boots: int) -> None:
