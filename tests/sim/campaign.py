@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 
 from tests.sim.faults import FAULTS
-from tests.sim.scenario import PHASES, run_seed
+from tests.sim.scenario import PHASES, Report, run_seed
 
 CHUNK = 50
 COLLECT_SEEDS = 5
@@ -32,6 +32,8 @@ class Outcome:
     events: int = 0
     cells: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: list[tuple[int, str]] = field(default_factory=list)
+    least: tuple[int, int] = (99, 99)
+    """Fewest generations and fewest faults of any seed that ended."""
 
     def add(self, other: Outcome) -> None:
         self.seeds += other.seeds
@@ -39,6 +41,16 @@ class Outcome:
         self.events += other.events
         self.cells += other.cells
         self.failures += other.failures
+        self._note(*other.least)
+
+    def add_report(self, report: Report) -> None:
+        self.cells += report.cells
+        self.commits += report.committed
+        self.events += report.steps
+        self._note(report.generations, report.cells.total())
+
+    def _note(self, generations: int, faults: int) -> None:
+        self.least = min(self.least[0], generations), min(self.least[1], faults)
 
     @property
     def missed(self) -> list[tuple[str, str]]:
@@ -64,9 +76,7 @@ def run_chunk(first: int, count: int) -> Outcome:
         except Exception as error:
             outcome.failures.append((seed, f"{type(error).__name__}: {error}"))
             continue
-        outcome.cells += report.cells
-        outcome.commits += report.committed
-        outcome.events += report.steps
+        outcome.add_report(report)
     gc.enable()
     return outcome
 
