@@ -1,4 +1,4 @@
-"""A store's standing connection: the cluster that a URL names, started if it is local and not there.
+"""A store's standing connection: the cluster that a URL names, started if need be.
 
 What a Store and a filesystem have in common: one conversation with the coordinator, the secret, and
 whom readers ask.

@@ -73,20 +73,20 @@ class Fixtures(abstract.AbstractFixtures):  # type: ignore[misc]  # fsspec ships
 
 
 class TestCopy(abstract.AbstractCopyTests, Fixtures):  # type: ignore[misc]
-    pass
+    """Within the filesystem."""
 
 
 class TestGet(abstract.AbstractGetTests, Fixtures):  # type: ignore[misc]
-    pass
+    """To the local disk."""
 
 
 class TestPut(abstract.AbstractPutTests, Fixtures):  # type: ignore[misc]
-    pass
+    """From the local disk."""
 
 
 class TestOpen(abstract.AbstractOpenTests, Fixtures):  # type: ignore[misc]
-    pass
+    """Modes."""
 
 
 class TestPipe(abstract.AbstractPipeTests, Fixtures):  # type: ignore[misc]
-    pass
+    """Whole files."""

@@ -1,0 +1,1 @@
+"""The fsspec filesystems: what paths mean, and files on a real cluster."""

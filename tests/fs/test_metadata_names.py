@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 
@@ -17,14 +17,14 @@ class Bomb:
         return (pytest.fail, ("the pickle was loaded",))
 
 
-@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("protocol", range(2, 6))
 def test_each_data_file_is_named_once_and_nothing_is_loaded(protocol: int) -> None:
     names = ["__1_0.distcp", "__0_0.distcp", "__0_0.distcp", "__10_2.distcp"]
-    document = pickle.dumps(
+    document = ForkingPickler.dumps(
         {"files": names, "other": ["__a_0.distcp", "x__0_0.distcp", ".metadata"], "bomb": Bomb()},
-        protocol=protocol,
+        protocol,
     )
-    assert data_files(document) == ("__0_0.distcp", "__10_2.distcp", "__1_0.distcp")
+    assert data_files(bytes(document)) == ("__0_0.distcp", "__10_2.distcp", "__1_0.distcp")
 
 
 @pytest.mark.parametrize("document", [b"", b"{}", b"\x80\x04garbage"])

@@ -1,5 +1,5 @@
-"""Files through the stager's machine: no launch, a number that comes with the plan, and a certificate
-that waits for somebody else's commit.
+"""Files through the stager's machine: no launch, a number that comes with the plan, and a
+certificate that waits for somebody else's commit.
 """
 
 from __future__ import annotations

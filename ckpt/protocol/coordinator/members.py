@@ -12,7 +12,7 @@ one with the higher number. A file belongs to its writer's session until the lis
 file is left, the attempt is aborted and its space released.
 
 Invariants: a number is given once in a generation, also across restarts, since column files carry
-it; a closed attempt has exactly the members that its commit named; nothing commits while it is open.
+it; a closed attempt has exactly the members that its commit named; nothing commits before.
 """
 
 from __future__ import annotations
@@ -160,7 +160,10 @@ class Members:
     # ----------------------------------------------------------------------- drop
 
     def given_up(self, session: Session, request: int, message: PayloadGivenUp) -> bool:
-        """A writer takes a file back; too late once the list is closed. False for a rank's payload."""
+        """A writer takes a file back; too late once the list is closed.
+
+        False for a rank's payload.
+        """
         attempt = self._book.attempts.get(message.payload.checkpoint)
         if attempt is None or not attempt.of_members or attempt.state in ENDED:
             return False

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, ClassVar, Final, overload
 
 from fsspec.spec import AbstractFileSystem
 from fsspec.transaction import Transaction
@@ -36,12 +37,15 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S: Final = 60.0
 DELETE_TIMEOUT_S: Final = 120.0
-Info = dict[str, Any]
+Info = dict[str, str | int | float]
 """As fsspec has it: name, size, type, and of files `generation`, `created`."""
 
 
 class _Live:
-    """What a process has open. A forked child begins anew: threads and sessions are its parent's."""
+    """What a process has open.
+
+    A forked child begins anew: threads and sessions are its parent's.
+    """
 
     def __init__(self, url: LocalUrl | RemoteUrl) -> None:
         self.pid = os.getpid()
@@ -58,7 +62,7 @@ class _Live:
 
 
 class StepTransaction(Transaction):  # type: ignore[misc]  # fsspec ships no types.
-    """All files of a step that were written in it are committed at once; each step is one commit."""
+    """All files of a step that were written in it are committed at once, in one commit."""
 
     fs: CkptFileSystemBase
 
@@ -100,8 +104,16 @@ class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec sh
         """(what names the cluster, path)."""
         raise NotImplementedError
 
+    @overload
     @classmethod
-    def _strip_protocol(cls, path: Any) -> Any:
+    def _strip_protocol(cls, path: str | os.PathLike[str]) -> str: ...
+
+    @overload
+    @classmethod
+    def _strip_protocol(cls, path: list[str]) -> list[str]: ...
+
+    @classmethod
+    def _strip_protocol(cls, path: str | os.PathLike[str] | list[str]) -> str | list[str]:
         if isinstance(path, list):
             return [cls._strip_protocol(one) for one in path]
         text = paths.text_of(path)
@@ -117,7 +129,7 @@ class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec sh
         return self._live
 
     def close(self) -> None:
-        """End all connections; what is not committed is given up. It opens again when it is used."""
+        """End all connections; what is not committed is given up. Using it opens it again."""
         live, self._live = self._live, None
         if live is not None and live.pid == os.getpid():
             live.close()
@@ -141,9 +153,9 @@ class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec sh
             return False
         return True
 
-    def ls(self, path: str, detail: bool = True, **_: object) -> list[Any]:
+    def ls(self, path: str, detail: bool = True, **_: object) -> list[Info] | list[str]:
         path = self._strip_protocol(path)
-        entries = {info["name"]: info for info in self._entries(path)}
+        entries = {str(info["name"]): info for info in self._entries(path)}
         if not entries:
             found = self._file_info(path)
             if found is not None:
@@ -152,11 +164,9 @@ class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec sh
                 raise FileNotFoundError(path)
         return [entries[name] for name in sorted(entries)] if detail else sorted(entries)
 
-    def created(self, path: str) -> Any:
+    def created(self, path: str) -> datetime:
         """When it was committed, as people's clocks have it."""
-        from datetime import UTC, datetime
-
-        return datetime.fromtimestamp(self.info(path)["created"], tz=UTC)
+        return datetime.fromtimestamp(float(self.info(path)["created"]), tz=UTC)
 
     modified = created
 
@@ -352,7 +362,9 @@ class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec sh
 
     # ----------------------------------------------------------------------- deleting
 
-    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+    def rm(
+        self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None
+    ) -> None:
         """Files by their literal names; with `recursive`, everything below. A committed step goes
         as a whole.
         """
@@ -433,7 +445,7 @@ class CkptFileSystem(CkptFileSystemBase):
     protocol = paths.REMOTE
     _scheme = paths.REMOTE
 
-    def __init__(self, host: str, **options: Any) -> None:
+    def __init__(self, host: str, **options: object) -> None:
         """host: `HOST:PORT` of the coordinator."""
         super().__init__(host=host, **options)
         url = parse_url(f"ckpt://{host}")
@@ -459,7 +471,7 @@ class CkptLocalFileSystem(CkptFileSystemBase):
     protocol = paths.LOCAL
     _scheme = paths.LOCAL
 
-    def __init__(self, directory: str, **options: Any) -> None:
+    def __init__(self, directory: str, **options: object) -> None:
         """directory: where the cluster's `cluster.toml` is; absolute."""
         super().__init__(directory=directory, **options)
         self._url = LocalUrl(os.path.normpath(directory), LocalOptions())

@@ -207,9 +207,7 @@ class FileSender:
                 self._certified(self._jobs[save])
             case e.TellTrainer(save, outcome):
                 return self._heard(save, outcome)
-            case _:
-                pass  # Reports; what only ranks have.
-        return []
+        return []  # Also for reports, and for what only ranks have.
 
     # ----------------------------------------------------------------------- one file
 

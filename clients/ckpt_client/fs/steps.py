@@ -1,8 +1,8 @@
 """Committed steps as directories: which there are, what files they have, and ranges of those.
 
-A generation never changes, so its list of files is fetched once. A step that is read stays resolved
-and pinned while a file of it is open and HELD_S longer: files that are opened one after another come
-from one generation, and nobody's retention is held up by a process that has read once.
+A generation never changes, so its list of files is fetched once. A step that is read stays
+resolved and pinned while a file of it is open and HELD_S longer: files that are opened one after
+another come from one generation, and nobody's retention is held up by who has read once.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Steps:
         return None
 
     def files(self, view: FilesView) -> Mapping[str, int]:
-        """name -> length of a generation's files, or of a newer one that replaced it meanwhile; empty
-        when the step is gone.
+        """name -> length of a generation's files, or of a newer one that replaced it meanwhile;
+        empty when the step is gone.
         """
         run, step = RunName(view.run), Step(view.step)
         key = (run, step, view.generation)
