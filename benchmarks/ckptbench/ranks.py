@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +25,7 @@ ready.
 """
 ANSWER_TIMEOUT_S: Final = 180.0
 END_TIMEOUT_S: Final = 30.0
+READ_BYTES: Final = 65536
 NOW: Final = "NS"
 """Stands in a line for the common beginning."""
 
@@ -82,6 +85,8 @@ class Ranks:
         self._environment = dict(environment)
         self._log = log_directory / "ranks.log"
         self._processes: list[subprocess.Popen[bytes]] = []
+        #: By process: what it said that was not asked for yet.
+        self._read: defaultdict[int, bytearray] = defaultdict(bytearray)
         try:
             self._processes += [self._start(plan) for plan in plans]
             self.answers()
@@ -175,13 +180,28 @@ class Ranks:
             raise CkptError(f"a rank has ended: {self._last_line()}") from None
 
     def _answer(self, process: subprocess.Popen[bytes]) -> Answer:
-        pipe = _stream(process.stdout)
-        with selectors.DefaultSelector() as selector:
-            selector.register(pipe, selectors.EVENT_READ)
-            line = pipe.readline() if selector.select(ANSWER_TIMEOUT_S) else b""
+        line = self._read_line(process)
         if not line:
             raise CkptError(f"a rank gave no answer: {self._last_line()}")
         return _answers.decode(line)
+
+    def _read_line(self, process: subprocess.Popen[bytes]) -> bytes:
+        """Empty when it ended or the time is over. A rank may have answered twice meanwhile: what
+        is behind the first line is kept.
+        """
+        pipe, have = _stream(process.stdout), self._read[process.pid]
+        while b"\n" not in have:
+            with selectors.DefaultSelector() as selector:
+                selector.register(pipe, selectors.EVENT_READ)
+                if not selector.select(ANSWER_TIMEOUT_S):
+                    return b""
+            more = os.read(pipe.fileno(), READ_BYTES)
+            if not more:
+                return b""
+            have += more
+        line, _, rest = bytes(have).partition(b"\n")
+        self._read[process.pid] = bytearray(rest)
+        return line
 
     def _last_line(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
