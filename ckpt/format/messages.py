@@ -754,6 +754,8 @@ class DropGeneration(Struct, frozen=True, gc=False):
 
     term: int
     checkpoint: CheckpointId
+    tombstone: bool = False
+    """Its tombstone too: no target holds anything else of it any more."""
 
 
 class DropColumn(Struct, frozen=True, gc=False):

@@ -59,8 +59,10 @@ class FakeTarget:
             case m.DropColumn(_, column):
                 self.columns.pop(column, None)
                 return m.Dropped(1)
-            case m.DropGeneration(_, checkpoint):
+            case m.DropGeneration(_, checkpoint, tombstone):
                 self._drop(checkpoint)
+                if tombstone:
+                    self.documents.pop((m.DocumentKind.TOMBSTONE, checkpoint), None)
                 return m.Dropped(1)
         return None
 

@@ -19,7 +19,7 @@ from ckpt.base.ids import (
 from ckpt.format import messages as m
 from ckpt.format.record import decode_tombstone
 from ckpt.protocol.coordinator import catalog, deletion
-from ckpt.protocol.events import Session
+from ckpt.protocol.events import Send, Session
 from tests.protocol.coordinating import RUN, Bench, RankFake
 
 TOMBSTONE = m.DocumentKind.TOMBSTONE
@@ -57,13 +57,63 @@ def test_row_and_tombstones_are_durable_before_the_answer_and_columns_go_behind_
     )  # fmt: skip
     assert [type(told) for told in story] == [
         catalog.CheckpointTombstoned, m.PutDocument, m.PutDocument, m.StepDeleted,
-        *[m.DropGeneration] * 4, catalog.CheckpointDeleted,
+        *[m.DropGeneration] * 4, catalog.CheckpointDeleted, *[m.DropGeneration] * 2,
     ]  # fmt: skip
-    assert (holders(bench, id), len(buried_on(bench, id))) == ([], 2)
-    for holder in bench.targets.values():
-        for (kind, of), document in holder.documents.items():
-            assert (kind, of) == (TOMBSTONE, id)
-            assert decode_tombstone(document).reason == "deleted on request"
+    drops = [told for told in story if isinstance(told, m.DropGeneration)]
+    assert [drop.tombstone for drop in drops] == [False] * 4 + [True] * 2
+    assert (holders(bench, id), buried_on(bench, id)) == ([], [])
+    puts = [a for a in bench.log[mark:] if isinstance(a, Send)]
+    document = next(bytes(a.bulk) for a in puts if isinstance(a.message, m.PutDocument))
+    assert decode_tombstone(document).reason == "deleted on request"
+
+
+def test_tombstones_stay_until_every_target_that_ever_was_here_holds_nothing_more() -> None:
+    for restarted in (False, True):
+        bench = Bench(8)
+        id = bench.save(1)
+        unnamed = next(t.id for t in bench.targets.values() if not t.holds(id))
+        bench.stop(unnamed)
+        bench.tell(bench.session(), delete(1))
+        assert bench.states() == {str(id): "deleted"}
+        assert len(buried_on(bench, id)) == 2, "who is away may hold a record"
+        if restarted:
+            bench.restart(*(one for one in bench.targets if one != unnamed))
+            bench.tick(1)
+        assert len(buried_on(bench, id)) == 2
+        bench.start(unnamed)
+        assert buried_on(bench, id) == []
+        assert bench.states() == {str(id): "deleted"}
+
+
+def test_a_target_that_did_not_confirm_its_drop_keeps_the_tombstones_in_place() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    silent = next(t for t in bench.targets.values() if not t.holds(id))
+    silent.silent.add(m.DropGeneration)
+    bench.tell(bench.session(), delete(1))
+    assert bench.states() == {str(id): "deleted"}
+    assert len(buried_on(bench, id)) == 2
+    bench.let_answer(silent.id)
+    assert buried_on(bench, id) == []
+
+
+def test_a_tombstone_that_could_not_be_removed_goes_when_its_target_comes_back() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    bench.persist_at_once = False
+    bench.tell(bench.session(), delete(1))
+    bench.sync()
+    assert len(buried_on(bench, id)) == 2, "the row does not say yet that it is deleted"
+    holder = bench.targets[TargetId(buried_on(bench, id)[0])]
+    holder.refuses[m.DropGeneration] = m.Failed("failed", "EIO")
+    bench.sync()
+    bench.persist_at_once = True
+    assert buried_on(bench, id) == [holder.id]
+    holder.refuses.clear()
+    bench.stop(holder.id)
+    holder.reboot()
+    bench.start(holder)
+    assert buried_on(bench, id) == []
 
 
 def test_nothing_is_told_or_dropped_before_the_row_is_durable() -> None:
@@ -157,7 +207,7 @@ def test_after_a_restart_tombstones_are_spread_again_before_anything_is_dropped(
     bench.tick()
     puts = bench.story(mark, m.PutDocument, m.DropGeneration)
     assert isinstance(puts[0], m.PutDocument)
-    assert (holders(bench, id), len(buried_on(bench, id))) == ([], 2)
+    assert (holders(bench, id), buried_on(bench, id)) == ([], [])
     assert bench.states() == {str(id): "deleted"}
 
 

@@ -240,6 +240,15 @@ def test_a_dropped_generation_is_gone_durably_but_for_its_tombstone() -> None:
     assert isinstance(page, ColumnsListed)
     assert [each.column for each in page.columns] == [other.id]
     assert [each.kind for each in page.documents] == [DocumentKind.TOMBSTONE]
+    again.messages(COORDINATOR)
+    again.tell(COORDINATOR, DropGeneration(1, CHECKPOINT, tombstone=True))
+    again.disk.crash(Keep.NOTHING)
+    last = _ready(again.disk, boot=13)
+    last.tell(READER, ListColumns())
+    (page,) = last.messages(READER)
+    assert isinstance(page, ColumnsListed)
+    assert [each.column for each in page.columns] == [other.id]
+    assert page.documents == ()
 
 
 def test_a_drop_ends_streams_of_its_generation_and_they_may_not_begin_again() -> None:

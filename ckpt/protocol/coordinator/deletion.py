@@ -2,11 +2,17 @@
 
     asked --catalog row--> m+1 tombstones durable--> answered --no pins--> DropGeneration everywhere
           --all named targets live and empty of it--> catalog DELETED
+          --all targets that ever were here live and empty of it--> tombstones removed
 
 A tombstone that cannot be put on enough targets now is tried again on every tick, also after a
 restart; until it lies there, nothing is answered and nothing dropped: a catalog that is rebuilt
 from the targets must never find a record whose deletion was answered. A target that was away is
 dropped from when it comes back and lists what should be gone.
+
+A tombstone is removed when no target that the cluster has ever seen can hold anything else of its
+generation: each is live, has listed nothing of it or confirmed the drop. Until then a catalog that
+is rebuilt from the targets needs it. A target that never comes back keeps tombstones where they
+are: 16 KiB each, never a checkpoint that was deleted and is there again.
 
 Rows of aborted and deleted generations say what a target that comes back may not keep. The newest
 GONE_ROWS_MAX of them stay, and the newest of each run, which may be all that tells which launch has
@@ -21,6 +27,7 @@ from ckpt.base.ids import CheckpointId, ColumnId, PayloadId, RunName, TargetId
 from ckpt.format.messages import (
     DeleteStep,
     DocumentKind,
+    DocumentSummary,
     DropColumn,
     DropGeneration,
     Dropped,
@@ -67,6 +74,10 @@ class Deleter:
         #: Tombstoned in the catalog but not yet on enough targets; who waits for that.
         self._stalled: set[CheckpointId] = set()
         #: Those of them that wait for targets.
+        self._closing: set[CheckpointId] = set()
+        #: Those whose row does not durably say yet that they are deleted.
+        self._dropping: dict[CheckpointId, set[TargetId]] = {}
+        #: Targets that were told to drop a generation and have not confirmed it in this boot.
 
     def recover(self, checkpoint: Checkpoint) -> None:
         """Tombstoned before this coordinator started: whether on targets too, nobody knows."""
@@ -139,6 +150,8 @@ class Deleter:
             if not on:
                 self._stalled.add(checkpoint.id)
                 return
+            for id in on:
+                self._members.targets[id].documents.add(_tombstone_of(checkpoint.id, document))
             for tell in self._unspread.pop(checkpoint.id):
                 tell()
             self.released(checkpoint)
@@ -182,8 +195,11 @@ class Deleter:
         if target.session is None:
             return
 
+        self._dropping.setdefault(id, set()).add(target.id)
+
         def dropped(message: Message, _bulk: Buffer) -> None:
             if isinstance(message, Dropped):
+                self._confirmed(target.id, id)
                 target.proved = {c for c in target.proved if c.payload.checkpoint != id}
                 target.documents = {
                     d
@@ -191,6 +207,7 @@ class Deleter:
                     if d.checkpoint != id or d.kind is DocumentKind.TOMBSTONE
                 }
                 self._forget_when_dropped(id)
+                self._bury(id)
 
         self._desk.ask(target.session, DropGeneration(self._members.term, id), dropped)
 
@@ -206,8 +223,41 @@ class Deleter:
                 return
         self._checkpoints.forget(checkpoint)
         self.gone[id] = RowState.DELETED
-        self._desk.persist((catalog.CheckpointDeleted(id),), lambda: None)
+        self._closing.add(id)
+
+        def durable() -> None:
+            self._closing.discard(id)
+            self._bury(id)
+
+        self._desk.persist((catalog.CheckpointDeleted(id),), durable)
         self._forget_oldest()
+
+    def _confirmed(self, target: TargetId, id: CheckpointId) -> None:
+        asked = self._dropping.get(id, set())
+        asked.discard(target)
+        if not asked:
+            self._dropping.pop(id, None)
+
+    def _bury(self, id: CheckpointId) -> None:
+        """Nobody can hold anything of it any more: its tombstones go, too."""
+        targets = self._members.targets.values()
+        waits = id in self._closing or id in self._dropping
+        if waits or self.gone.get(id) is not RowState.DELETED:
+            return
+        if any(t.state is not TargetState.LIVE or id in _held_by(t) for t in targets):
+            return
+        for target in targets:
+            if any(_is_tombstone(d, id) for d in target.documents):
+                self._remove_tombstone(target, id)
+
+    def _remove_tombstone(self, target: Target, id: CheckpointId) -> None:
+        def dropped(message: Message, _bulk: Buffer) -> None:
+            if isinstance(message, Dropped):
+                target.documents = {d for d in target.documents if not _is_tombstone(d, id)}
+
+        if target.session is not None:
+            command = DropGeneration(self._members.term, id, tombstone=True)
+            self._desk.ask(target.session, command, dropped)
 
     def _forget_oldest(self) -> None:
         """Rows beyond GONE_ROWS_MAX, oldest generations first; a run's newest stays."""
@@ -229,6 +279,8 @@ class Deleter:
 
     def reconcile(self, target: Target) -> None:
         """A target came back: drop what must not be there any more."""
+        for asked in list(self._dropping):
+            self._confirmed(target.id, asked)  # What it has listed is the truth from here on.
         for id in sorted(_held_by(target) & self.gone.keys()):
             self.drop_on(target, id)
         for column in sorted(target.proved):
@@ -236,6 +288,17 @@ class Deleter:
                 self.drop_column(target, column)
         for id in sorted(id for id, state in self.gone.items() if state is RowState.TOMBSTONED):
             self._forget_when_dropped(id)
+        for id in sorted(self._buriable()):
+            self._bury(id)
+
+    def _buriable(self) -> set[CheckpointId]:
+        """Deleted generations that some target still has a tombstone of."""
+        return {
+            d.checkpoint
+            for target in self._members.live()
+            for d in target.documents
+            if d.kind is DocumentKind.TOMBSTONE and self.gone.get(d.checkpoint) is RowState.DELETED
+        }
 
     def drop_strays(self, checkpoint: Checkpoint) -> None:
         """After a commit: columns that the index does not name (replaced, late, over the rule)."""
@@ -267,6 +330,14 @@ class Deleter:
             return False
         columns = checkpoint.placement.get(column.payload.rank)
         return columns is None or columns[column.column] != holder
+
+
+def _tombstone_of(id: CheckpointId, document: bytes) -> DocumentSummary:
+    return DocumentSummary(DocumentKind.TOMBSTONE, id, len(document))
+
+
+def _is_tombstone(document: DocumentSummary, id: CheckpointId) -> bool:
+    return document.kind is DocumentKind.TOMBSTONE and document.checkpoint == id
 
 
 def _held_by(target: Target) -> set[CheckpointId]:

@@ -332,7 +332,9 @@ class Documents:
             for id, column in sorted(self._core.columns.items())
             if id.payload.checkpoint == checkpoint and only in (None, id)
         ]
-        documents = self._droppable(checkpoint) if only is None else []
+        documents = []
+        if isinstance(message, DropGeneration):
+            documents = self._droppable(checkpoint, message)
         steps: list[Step] = [partial(RemoveFile, file=each.file) for each in columns]
         steps += [partial(RemoveFile, file=each.file) for each in documents]
         if columns:
@@ -350,8 +352,10 @@ class Documents:
             steps, lambda failure: self._dropped(session, request, columns, documents, failure)
         )
 
-    def _droppable(self, checkpoint: CheckpointId) -> list[StoredDocument]:
-        kinds = (DocumentKind.INDEX, DocumentKind.RECORD)
+    def _droppable(self, checkpoint: CheckpointId, message: DropGeneration) -> list[StoredDocument]:
+        kinds = [DocumentKind.INDEX, DocumentKind.RECORD]
+        if message.tombstone:
+            kinds.append(DocumentKind.TOMBSTONE)
         found = (self._core.documents.get((kind, checkpoint)) for kind in kinds)
         return [each for each in found if each is not None]
 
