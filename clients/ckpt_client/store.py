@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 CLOSE_TIMEOUT_S: Final = 120.0
 START_TIMEOUT_S: Final = 60.0
 RESOLVE_TIMEOUT_S: Final = 30.0
+DELETE_TIMEOUT_S: Final = 60.0
 _steps_decoder = msgspec.json.Decoder(list[StepView])
 
 
@@ -300,6 +301,15 @@ class Store:
         self._check_usable()
         self._connection.ensure_cluster()
         return verify.verify(self._connection.reader(), check_run_name(run), check_step(step))
+
+    def delete(self, run: str, step: int) -> None:
+        """Delete a step, all its generations. Raises NotFound; Busy while somebody reads it."""
+        from ckpt.format.messages import DeleteStep, StepDeleted
+
+        self._check_usable()
+        self._connection.ensure_cluster()
+        question = DeleteStep(check_run_name(run), check_step(step))
+        self._control.call(question, StepDeleted, timeout_s=DELETE_TIMEOUT_S)
 
     # ----------------------------------------------------------------------- ending
 

@@ -46,10 +46,17 @@ def box_of(index: Sequence[slice], shape: Extent) -> tuple[Extent, Extent]:
 
 
 class Target:
-    """One array that a load makes: I know what to read for it, and put it together."""
+    """One array that a load makes: I know what to read for it, and put it together.
+
+    Without a sharding it is bound to no device, as arrays are that a program makes by itself.
+    """
 
     def __init__(
-        self, name: str, shape: Extent, dtype: np.dtype[np.generic], sharding: jax.sharding.Sharding
+        self,
+        name: str,
+        shape: Extent,
+        dtype: np.dtype[np.generic],
+        sharding: jax.sharding.Sharding | None,
     ) -> None:
         self._name = name
         self._shape = shape
@@ -58,6 +65,10 @@ class Target:
         self._boxes: dict[tuple[Extent, Extent], AnyArray] = {}
         #: Each part that a device of this process needs, once.
         self._devices: list[tuple[jax.Device, tuple[Extent, Extent]]] = []
+        if sharding is None:
+            whole = ((0,) * len(shape), shape)
+            self._boxes[whole] = np.empty(shape, dtype)
+            return
         for device, index in sharding.addressable_devices_indices_map(shape).items():
             box = box_of(index or (slice(None),) * len(shape), shape)
             if box not in self._boxes:
@@ -74,5 +85,8 @@ class Target:
 
     def array(self) -> jax.Array:
         """The array, when everything was read."""
+        if self._sharding is None:
+            (whole,) = self._boxes.values()
+            return jnp.asarray(whole)
         parts = [jax.device_put(self._boxes[box], device) for device, box in self._devices]
         return jax.make_array_from_single_device_arrays(self._shape, self._sharding, parts)

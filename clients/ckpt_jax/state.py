@@ -39,7 +39,8 @@ def save(store: Store, run: str, step: int, state: object) -> Save:
 def load(store: Store, run: str, step: int | None, like: State) -> State:
     """A state like `like`, whose arrays have its shapes, dtypes and shardings.
 
-    like: jax.Arrays or jax.ShapeDtypeStructs with a sharding (without one: the default device),
+    like: jax.Arrays or jax.ShapeDtypeStructs with a sharding (without one, and where
+        like's array is not bound to a device, the new one is not either),
         numpy arrays, plain values, in any nodes that JAX knows.
 
     Each process reads what its devices need, each byte once. Raises Refused by name for a name that
@@ -100,7 +101,8 @@ class _Reading:
         elif name in values:
             raise Refused(f"{name}: stored as a plain value, here it is an array")
         elif isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-            sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+            bound = not isinstance(leaf, jax.Array) or leaf.committed
+            sharding = leaf.sharding if bound else None
             target = Target(name, tuple(leaf.shape), np.dtype(leaf.dtype), sharding)
             self.targets[name] = target
             self.wants += target.wants(found[0].dtype, found[0].global_shape, rank)

@@ -13,5 +13,6 @@ from ckpt_torch.dcp_stager import CkptStager
 from ckpt_torch.dcp_writer import CkptWriter
 from ckpt_torch.loading import load
 from ckpt_torch.saving import async_save, save
+from ckpt_torch.whole import load_whole
 
-__all__ = ["CkptReader", "CkptStager", "CkptWriter", "async_save", "load", "save"]
+__all__ = ["CkptReader", "CkptStager", "CkptWriter", "async_save", "load", "load_whole", "save"]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ckpt.base.errors import Refused
-from ckpt.format.dtypes import dtype_of
+from ckpt.format.dtypes import dtype_name, dtype_of
 from ckpt_client.state import AnyArray
 
 _EXTENSIONS: Final = {
@@ -54,6 +54,19 @@ def _check_plain(tensor: torch.Tensor) -> None:
         raise Refused(f"a tensor of layout {tensor.layout}", hint="only dense tensors are stored")
     if tensor.device.type != "cpu":
         raise Refused(f"a tensor on {tensor.device}", hint="only CPU and CUDA tensors are stored")
+
+
+def from_array(array: AnyArray) -> torch.Tensor:
+    """A tensor over a writable array's memory. Raises Refused where torch has no such type."""
+    kind = torch_dtype(dtype_name(array.dtype))
+    if kind not in _EXTENSIONS:
+        return torch.from_numpy(array)
+    integers, _ = _EXTENSIONS[kind]
+    return (
+        torch.from_numpy(array.view(f"i{kind.itemsize}" if kind.itemsize > 1 else "u1"))
+        .view(integers)
+        .view(kind)
+    )
 
 
 @cache

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 import ckpt
 import ckpt_torch
 
-WIDTH, LAYERS, HEADS, BLOCK, BATCH = 256, 4, 4, 64, 4
+WIDTH, LAYERS, HEADS, BLOCK, BATCH = 256, 4, 4, 64, 2
 
 
 class Layer(nn.Module):

@@ -1,0 +1,140 @@
+"""Hugging Face's Trainer over a store: `CkptCallback` saves without a local copy; `fetch` resumes.
+
+    Trainer(args=TrainingArguments(save_strategy="no", ...),
+            callbacks=[CkptCallback("ckpt://10.0.0.1:7070/bert", every=100)])
+
+    folder = fetch("ckpt://10.0.0.1:7070/bert", output_dir)     # None when there is nothing yet
+    trainer.train(resume_from_checkpoint=folder)
+
+The Trainer resumes from a folder of its own layout and from nothing else, so `fetch` writes one from
+the newest committed step; nothing is written while training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from transformers import (
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from ckpt_client.saving import Commit
+from ckpt_client.store import Store
+from ckpt_torch.place import find_where
+from ckpt_torch.saving import async_save
+from ckpt_torch.whole import load_whole
+
+
+class CkptCallback(TrainerCallback):
+    """I copy the training's state every so many steps; sending goes on beside the training.
+
+    run: `ckpt://HOST:PORT/RUN`, `ckpt+local:///DIR/RUN`, or RUN in `store`, else in $CKPT_STORE's.
+    every: steps between saves; the last step is saved too.
+    """
+
+    def __init__(self, run: str, *, every: int, store: Store | str | None = None) -> None:
+        self._run = run.rstrip("/")
+        self._every = every
+        self._store = store
+        self._pending: list[Future[Commit]] = []
+        #: Handed over, not known to be committed.
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Save when it is due. Raises the error of an earlier save."""
+        if state.global_step % self._every == 0 or state.global_step == state.max_steps:
+            self._save(state, kwargs)
+        while self._pending and self._pending[0].done():
+            self._pending.pop(0).result()
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Wait until everything is committed. Raises the first error."""
+        while self._pending:
+            self._pending.pop(0).result()
+
+    def _save(self, state: TrainerState, kwargs: dict[str, Any]) -> None:
+        model = kwargs["model"]
+        scheduler = kwargs.get("lr_scheduler")
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        held: dict[str, object] = {
+            "model": getattr(model, "module", model).state_dict(),
+            "optimizer": kwargs["optimizer"].state_dict(),
+            "trainer_state": json.dumps(dataclasses.asdict(state), sort_keys=True),
+            "rng": {str(rank): _random_states()},
+        }
+        if scheduler is not None:
+            held["scheduler"] = scheduler.state_dict()
+        future = async_save(
+            held, checkpoint_id=f"{self._run}/{state.global_step}", store=self._store
+        )
+        self._pending.append(future)
+
+
+def fetch(run: str, output_dir: str | Path, *, store: Store | str | None = None) -> str | None:
+    """The newest committed step as a folder that `Trainer.train(resume_from_checkpoint=)` takes.
+
+    None when nothing is committed. Raises Unavailable, Lost.
+    """
+    where = find_where(run, store)
+    step = where.step if where.step is not None else where.store.latest(where.run)
+    if step is None:
+        return None
+    state = load_whole(f"{where.run}/{step}", store=where.store)
+    assert isinstance(state, dict)
+    folder = Path(output_dir) / f"checkpoint-{step}"
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(_unshared(state["model"]), folder / "model.safetensors", {"format": "pt"})
+    torch.save(state["optimizer"], folder / "optimizer.pt")
+    if "scheduler" in state:
+        torch.save(state["scheduler"], folder / "scheduler.pt")
+    alone = len(state["rng"]) == 1
+    for rank, states in state["rng"].items():
+        name = "rng_state.pth" if alone else f"rng_state_{rank}.pth"
+        torch.save(_numpy_again(states), folder / name)
+    (folder / "trainer_state.json").write_text(state["trainer_state"])
+    return str(folder)
+
+
+def _random_states() -> dict[str, object]:
+    """What the Trainer keeps of its generators."""
+    states: dict[str, object] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "cpu": torch.random.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.random.get_rng_state()
+    return states
+
+
+def _numpy_again(states: dict[str, Any]) -> dict[str, Any]:
+    kind, keys, *rest = states["numpy"]
+    return {**states, "numpy": (kind, keys.numpy(), *rest)}
+
+
+def _unshared(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """safetensors wants each tensor in memory of its own."""
+    return {name: tensor.clone() for name, tensor in model.items()}

@@ -1,0 +1,74 @@
+"""`load_whole`: a checkpoint as new tensors, without a state dict to fill.
+
+For what frameworks load before anything exists to load into. One process gets everything.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ckpt.base.errors import Refused
+from ckpt.format.dtypes import dtype_name
+from ckpt.format.tree import Index, Path, path_text
+from ckpt_client.declare import PerRank
+from ckpt_client.state import AnyArray
+from ckpt_client.store import Store
+from ckpt_torch.dcp_names import MARK_KEY, VALUE_KEY, unpack_value
+from ckpt_torch.place import CheckpointName, find_where
+from ckpt_torch.tensors import from_array
+from ckpt_torch.tree import PICKLE_KEY, unpickled
+
+
+def load_whole(
+    checkpoint_id: CheckpointName,
+    *,
+    store: Store | str | None = None,
+    allow_pickle: bool = False,
+) -> object:
+    """The whole state: dicts, lists, tuples and plain values as saved, every array as a CPU tensor.
+
+    checkpoint_id, store: as in `load`; without a step the newest. Raises Refused by path for
+    pickles that are not allowed; NotFound, Unavailable, Lost.
+    """
+    where = find_where(checkpoint_id, store)
+    tree = where.store.load(where.run, where.step, whole=True, rank=0, world_size=1)
+    return _made(tree, (), allow_pickle)
+
+
+def _made(node: object, path: Path, allow_pickle: bool) -> object:
+    if isinstance(node, PerRank) and len(node) == 1:
+        (node,) = node.values.values()  # Keyed by its rank: nobody else has it.
+    if isinstance(node, dict):
+        if PICKLE_KEY in node:
+            return _unpickled(node[PICKLE_KEY], path, allow_pickle)
+        if VALUE_KEY in node:
+            return unpack_value(node[VALUE_KEY])
+        return {
+            key: _made(child, (*path, key), allow_pickle)
+            for key, child in node.items()
+            if key != MARK_KEY
+        }
+    if isinstance(node, list | tuple):
+        items = [_made(child, (*path, Index(n)), allow_pickle) for n, child in enumerate(node)]
+        return items if isinstance(node, list) else tuple(items)
+    if isinstance(node, np.ndarray):
+        return _tensor(node, path)
+    return node
+
+
+def _tensor(array: AnyArray, path: Path) -> torch.Tensor:
+    try:
+        return from_array(array)
+    except Refused:
+        name = dtype_name(array.dtype)
+        raise Refused(f"{path_text(path)}: torch has no element type {name}") from None
+
+
+def _unpickled(array: AnyArray, path: Path, allowed: bool) -> object:
+    if not allowed:
+        raise Refused(
+            f"{path_text(path)}: stored as a pickle, which runs code when loaded",
+            hint="pass allow_pickle if you trust whoever saved it",
+        )
+    return unpickled(array)

@@ -1,0 +1,85 @@
+"""Every script of docs/examples, run as its first lines say: once without a break, once with one."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.frameworks.test_torch_restarts import TORCHRUN
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+RUN_TIMEOUT_S = 280.0
+REPORT = re.compile(r"from (\S+) to (\d+): (\S+)$", re.MULTILINE)
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def run_example(
+    script: str, cluster: str, name: str, steps: int, *more: str, ranks: int = 0
+) -> tuple[str, ...]:
+    """(step it went on from, last step, what was learnt)."""
+    agent = [str(TORCHRUN), "--standalone", "--nproc-per-node", str(ranks)]
+    command = [
+        *(agent if ranks else [sys.executable]),
+        str(EXAMPLES / script),
+        *["--store", cluster, "--name", name, "--steps", str(steps), *more],
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        },
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    (report,) = REPORT.findall(done.stdout)
+    return tuple(report)
+
+
+@pytest.mark.parametrize(
+    ("script", "stop", "end"),
+    [
+        ("jax_fit.py", 2, 6),
+        ("lightning_fit.py", 3, 6),
+        ("transformers_trainer.py", 4, 8),
+    ],
+)
+def test_an_interrupted_run_learns_the_same_bits(
+    cluster: str, script: str, stop: int, end: int
+) -> None:
+    name = script.removesuffix(".py")
+    calm = run_example(script, cluster, f"{name}/calm", end)
+    first = run_example(script, cluster, f"{name}/broken", stop)
+    second = run_example(script, cluster, f"{name}/broken", end)
+    assert (calm[:2], first[:2]) == (("None", str(end)), ("None", str(stop)))
+    assert second == (str(stop), str(end), calm[2])
+
+
+@pytest.mark.parametrize(
+    ("script", "more"),
+    [("torch_dcp.py", ()), ("lightning_fit.py", ("--sharded", "--devices", "2"))],
+)
+def test_a_sharded_run_goes_on_where_it_was_interrupted(
+    cluster: str, script: str, more: tuple[str, ...]
+) -> None:
+    name = f"{script.removesuffix('.py')}/sharded"
+    calm = run_example(script, cluster, f"{name}/calm", 6, *more, ranks=2)
+    first = run_example(script, cluster, f"{name}/broken", 3, *more, ranks=2)
+    second = run_example(script, cluster, f"{name}/broken", 6, *more, ranks=2)
+    assert (calm[:2], first[:2]) == (("None", "6"), ("None", "3"))
+    assert second == ("3", "6", calm[2])
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert [path.name for path in EXAMPLES.glob("*.py") if path.name not in tests] == []

@@ -1,0 +1,215 @@
+"""Killed trainers: what was staged commits without them, and a run goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ckpt
+import ckpt_torch
+from ckpt_client.demo.corpus import read_corpus
+from tests.client.trees import bits_of
+from tests.frameworks.clusters import local_cluster
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "docs" / "examples" / "torch_fsdp2.py"
+TORCHRUN = Path(sys.executable).with_name("torchrun")
+STEPS = 16
+PATIENCE_S = 900.0
+
+LEAVE = """
+import os, signal, sys
+import torch, ckpt_torch
+torch.manual_seed(3)
+state = {"w": torch.randn(20_000_000), "rank": "all"}
+future = ckpt_torch.async_save(state, checkpoint_id=sys.argv[1], use_collectives=False)
+print(future.done(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Five targets: one of them may die at any time."""
+    with local_cluster(tmp_path_factory.mktemp("burst"), targets=5) as url:
+        yield url
+
+
+@pytest.mark.timeout(300)
+def test_trainers_killed_between_save_and_commit_leave_a_committed_checkpoint(
+    cluster: str,
+) -> None:
+    trainers = [
+        subprocess.Popen(
+            [sys.executable, "-c", LEAVE, f"{cluster}/left/5"],
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for trainer in trainers:
+        said, _ = trainer.communicate(timeout=200)
+        assert said.split() == ["False"], "the trainer was killed before the commit"
+        assert trainer.returncode == -signal.SIGKILL
+    with ckpt.open(cluster) as store:
+        wait_until(lambda: store.latest("left") == 5, "the stagers' commit", 100)
+        state: dict[str, object] = {"w": torch.zeros(20_000_000), "rank": ""}
+        ckpt_torch.load(state, checkpoint_id="left/5", store=store, no_dist=True)
+    torch.manual_seed(3)
+    assert torch.equal(state["w"], torch.randn(20_000_000))  # type: ignore[arg-type]
+
+
+@dataclass
+class Training:
+    """A run of the example under the torchrun agent, followed by its log."""
+
+    url: str
+    run: str
+    directory: Path
+    ranks: int
+    restarts: int = 0
+    steps: int = STEPS
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.directory.mkdir(exist_ok=True)
+        text = self.directory / "corpus.txt"
+        text.write_bytes(read_corpus().tobytes())
+        command = [
+            *[str(TORCHRUN), "--standalone", "--nproc-per-node", str(self.ranks)],
+            *["--max-restarts", str(self.restarts), "--monitor-interval", "0.2", str(EXAMPLE)],
+            *["--store", self.url, "--name", self.run, "--steps", str(self.steps)],
+            *["--text", str(text), "--losses", str(self.log), "--pause", "0.05"],
+        ]
+        with open(self.directory / "output", "ab") as output:
+            self.process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "log.jsonl"
+
+    def lines(self) -> list[dict[str, object]]:
+        if not self.log.exists():
+            return []
+        return [json.loads(line) for line in self.log.read_bytes().splitlines()]
+
+    def starts(self) -> list[dict[str, object]]:
+        return [line for line in self.lines() if "pid" in line]
+
+    def losses(self) -> dict[int, set[str]]:
+        """Every value that any incarnation logged for a step."""
+        found: dict[int, set[str]] = {}
+        for line in self.lines():
+            if "loss" in line:
+                found.setdefault(int(str(line["step"])), set()).add(str(line["loss"]))
+        return found
+
+    def strike(self, chance: random.Random, incarnation: int, step: int) -> None:
+        """Kill one rank of this incarnation once the run has reached the step."""
+        wait_until(
+            lambda: self._ended() or len(self.starts()) >= self.ranks * (incarnation + 1),
+            f"incarnation {incarnation}",
+            PATIENCE_S,
+        )
+        wait_until(lambda: self._ended() or self._reached(step), f"step {step}", PATIENCE_S)
+        assert not self._ended(), self.output()
+        pids = [int(str(line["pid"])) for line in self.starts()[-self.ranks :]]
+        os.kill(chance.choice(pids), signal.SIGKILL)
+
+    def _reached(self, step: int) -> bool:
+        """In the newest incarnation."""
+        lines = self.lines()
+        begun = max(number for number, line in enumerate(lines) if "pid" in line)
+        return any(int(str(line["step"])) >= step for line in lines[begun:] if "loss" in line)
+
+    def _ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def output(self) -> str:
+        return (self.directory / "output").read_text()[-6000:]
+
+    def finish(self) -> None:
+        try:
+            assert self.process.wait(PATIENCE_S) == 0, self.output()
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(60)
+
+
+def kill_a_target(url: str, chance: random.Random) -> None:
+    """SIGKILL to one of the cluster's targets; its supervisor starts it again."""
+    directory = Path(url.removeprefix("ckpt+local://"))
+    supervisor = json.loads((directory / "ready.json").read_text())["pid"]
+    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    targets = []
+    for pid in children:
+        with suppress(OSError):
+            if b"target" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                targets.append(int(pid))
+    assert targets, "the supervisor has targets"
+    os.kill(chance.choice(targets), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "kills", [pytest.param(4, id="4"), pytest.param(20, id="20", marks=pytest.mark.slow)]
+)
+@pytest.mark.timeout(3000)
+def test_a_gpt_that_is_killed_at_random_steps_learns_the_same_bits(
+    cluster: str, tmp_path: Path, kills: int
+) -> None:
+    seed = int(os.environ.get("CKPT_SOAK_SEED", "11"))
+    chance = random.Random(seed)
+    calm = Training(cluster, f"calm-{kills}", tmp_path / "calm", ranks=4)
+    calm.finish()
+    reference = calm.losses()
+    assert sorted(reference) == list(range(1, STEPS + 1))
+    assert all(len(values) == 1 for values in reference.values())
+
+    wild = Training(cluster, f"wild-{kills}", tmp_path / "wild", ranks=4, restarts=kills + 2)
+    try:
+        for number in range(kills):
+            newest = max(wild.losses(), default=0)
+            wild.strike(chance, number, min(STEPS - 1, newest + chance.randint(0, 5)))
+            if number % 2:
+                kill_a_target(cluster, chance)
+        wild.finish()
+    finally:
+        wild.stop()
+    assert len(wild.starts()) >= 4 * (kills + 1), f"seed {seed}"
+    assert wild.losses() == reference, f"seed {seed}"
+    with ckpt.open(cluster) as store:
+        states = [
+            store.load(f"{name}-{kills}", STEPS, whole=True, rank=0, world_size=4)
+            for name in ("calm", "wild")
+        ]
+        assert bits_of(states[0]) == bits_of(states[1]), f"seed {seed}"
+
+    fewer = Training(cluster, f"wild-{kills}", tmp_path / "fewer", ranks=2, steps=STEPS + 2)
+    fewer.finish()
+    assert [line["start"] for line in fewer.starts()] == [STEPS] * 2
+    (last,) = fewer.losses()[STEPS + 2]
+    assert np.isfinite(float.fromhex(last))
+    assert float.fromhex(last) < float.fromhex(next(iter(reference[1])))
