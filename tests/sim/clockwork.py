@@ -31,7 +31,9 @@ class Clockwork:
 
     def after(self, delay_us: int, action: Action, *arguments: object) -> None:
         """Run `action` so many microseconds from now."""
-        self.at(self.now_us + delay_us if delay_us > 0 else self.now_us, action, *arguments)
+        self._count += 1
+        at_us = self.now_us + delay_us if delay_us > 0 else self.now_us
+        heapq.heappush(self._heap, (at_us, self._count, action, arguments))
 
     def at(self, at_us: int, action: Action, *arguments: object) -> None:
         """Run `action` at a time that is not past."""
