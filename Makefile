@@ -35,7 +35,7 @@ test: $(READY)
 
 # One gateway for all of them, so one process. Without root or Debian those that need it are skipped.
 test-stores: $(STORES_READY)
-	$(BIN)/pytest -n 0 -m "not slow" --timeout=300 tests/stores
+	$(BIN)/pytest -n 0 -m "not slow" --timeout=600 -o faulthandler_timeout=590 tests/stores
 
 # Every adapter against the real package. A file's tests share one cluster and its gloo ranks.
 test-frameworks: $(FRAMEWORKS_READY)

@@ -13,11 +13,16 @@ from typing import ClassVar, Self
 
 import ml_dtypes
 import numpy as np
-from zarr.core.dtype.common import DataTypeValidationError, HasItemSize
+from zarr.core.dtype.common import HasItemSize
 from zarr.core.dtype.wrapper import ZDType
 from zarr.dtype import data_type_registry
 
 from ckpt.objects.elements import EXTENSIONS
+
+try:
+    from zarr.errors import DataTypeValidationError  # type: ignore[attr-defined]
+except ImportError:  # zarr 3.1
+    from zarr.dtype import DataTypeValidationError
 
 _NAMES = {math.inf: "Infinity", -math.inf: "-Infinity"}
 _FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

@@ -24,6 +24,7 @@ import msgspec
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import Refused
 from ckpt.base.units import MiB
+from ckpt.objects.drain_state import DrainState
 from ckpt.objects.pace import Pace
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.stores import open_sink
@@ -157,5 +158,5 @@ def _worker(
 
 def _tell_state(config: DrainConfig, workers: Sequence[StoreWorker]) -> None:
     if config.state:
-        document = {"pid": os.getpid(), "stores": [worker.view for worker in workers]}
+        document = DrainState(os.getpid(), tuple(worker.view for worker in workers))
         write_aside(Path(config.state), msgspec.json.encode(document), 0o644)

@@ -19,6 +19,7 @@ import msgspec
 
 from ckpt.base.errors import Aborted, CkptError, Refused
 from ckpt.base.ids import Generation, RunName, Step
+from ckpt.objects.drain_state import StoreView
 from ckpt.objects.names import COMMITTED, generation_prefix
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import remains, stored_steps
@@ -31,34 +32,6 @@ from ckptd.log import Reporter
 
 FAILED_REST_S: Final = 30.0
 """Before a checkpoint that failed is tried again."""
-
-
-class StoreView(msgspec.Struct, frozen=True):
-    """One store in the drain's state file."""
-
-    url: str
-    state: str
-    """`idle`, `draining`, or `failing` with the reason in `error`."""
-    backlog: int = 0
-    """Checkpoints that are not there yet."""
-    backlog_bytes: int = 0
-    oldest_undrained_at_s: float = 0.0
-    """Unix time of that one's commit; 0 without one."""
-    checkpoint: str = ""
-    """What is being drained."""
-    written_bytes: int = 0
-    """Of it, written and read back."""
-    bytes_per_s: float = 0.0
-    """While draining, since this process began."""
-    end_in_s: float = 0.0
-    """When the backlog will be done at that rate; 0 when that is unknown."""
-    last: str = ""
-    """What was drained last by this process."""
-    drained: int = 0
-    """Checkpoints, by this process."""
-    conditional: bool = True
-    """The store creates an object only once; otherwise run one worker alone."""
-    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

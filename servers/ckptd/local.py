@@ -35,6 +35,7 @@ from typing import Final
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
 from ckpt.base.errors import Busy, CkptError, Refused, Unavailable
 from ckpt.erasure.code import Code
+from ckpt.objects.drain_state import STATE_NAME
 from ckptd import config as options
 from ckptd.cluster_file import (
     ClusterFile,
@@ -259,7 +260,7 @@ class LocalCluster:
             *("--config", str(self._directory / f"{DRAIN}.toml")),
             *("--coordinator", str(coordinator.ready["address"])),
             *("--http", str(coordinator.ready["http"])),
-            *("--state", str(self._directory / f"{DRAIN}.json")),
+            *("--state", str(self._directory / STATE_NAME)),
             *("--secret-file", str(self._secret_file)),
         ]
         return ChildPlan(DRAIN, lambda: argv, self._log(DRAIN))

@@ -88,6 +88,8 @@ def test_the_state_file_tells_how_far_it_is(cluster: Cluster, places: tuple[Path
     stores = json.loads(path.read_text())["stores"]
     assert [s["url"] for s in stores] == [f"file://{place}" for place in places]
     assert stores[0]["drained"] >= 1
+    shown = command("status", "--store", cluster.url).stdout
+    assert f"file://{places[1]}  idle" in shown
     assert stores[0]["conditional"]
 
 

@@ -10,6 +10,7 @@ conditions when a multipart upload is completed, and x-amz-checksum-* (taken, no
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import socket
@@ -23,7 +24,16 @@ from pathlib import Path
 
 from tests.waiting import wait_until
 
-PROGRAMS = ("ceph", "ceph-mon", "ceph-mgr", "ceph-osd", "radosgw", "radosgw-admin", "monmaptool")
+PROGRAMS = (
+    "ceph",
+    "ceph-mon",
+    "ceph-mgr",
+    "ceph-osd",
+    "radosgw",
+    "radosgw-admin",
+    "monmaptool",
+    "setpriv",
+)
 START_TIMEOUT_S = 120.0
 CONFIGURATION = """[global]
 fsid = {fsid}
@@ -111,6 +121,9 @@ class S3:
 
 def why_not() -> str:
     """Why no gateway can be started here; empty when one can."""
+    for package in ("s3fs", "obstore"):
+        if importlib.util.find_spec(package) is None:
+            return f"{package} is not installed: pip install 'ckpt-burst[s3]'"
     if os.geteuid() != 0:
         return "a real S3 server needs root"
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
@@ -170,7 +183,9 @@ class Gateway:
 
     def _keep(self, program: str, *arguments: str) -> None:
         with (self._directory / f"{program}.out").open("ab") as out:
-            line = [program, "-c", str(self._configuration), *arguments, "-f"]
+            # Also when pytest is killed, or ends itself at a timeout, nothing of it stays.
+            alone = ("setpriv", "--pdeathsig", "KILL")
+            line = [*alone, program, "-c", str(self._configuration), *arguments, "-f"]
             self._processes.append(
                 subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
             )

@@ -26,6 +26,7 @@ pytest_plugins = ("tests.e2e.conftest",)
 KILLS = 20
 KILLS_SOAK = 200
 END_TIMEOUT_S = 120.0
+"""Its python has to start first, on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -52,26 +53,17 @@ def request_count(cluster: Cluster, store: ckpt.Store, s3: S3) -> int:
     return len(writes(proxy))
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(KILLS),
+        *(pytest.param(s, marks=pytest.mark.slow) for s in range(KILLS, KILLS_SOAK)),
+    ],
+)
 def test_killed_anywhere_once_and_whole(
-    cluster: Cluster, store: ckpt.Store, s3: S3, request_count: int
+    cluster: Cluster, store: ckpt.Store, s3: S3, request_count: int, seed: int
 ) -> None:
-    for seed in range(KILLS):
-        kill_and_resume(cluster, store, s3, random.Random(seed), seed, request_count)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_killed_anywhere_many_times(
-    cluster: Cluster, store: ckpt.Store, s3: S3, request_count: int
-) -> None:
-    for seed in range(KILLS, KILLS + KILLS_SOAK):
-        kill_and_resume(cluster, store, s3, random.Random(seed), seed, request_count)
-
-
-def kill_and_resume(
-    cluster: Cluster, store: ckpt.Store, s3: S3, rng: random.Random, seed: int, request_count: int
-) -> None:
+    rng = random.Random(seed)
     run, sink, proxy = f"killed-{seed}", new_bucket(s3), Proxy(s3.port)
     at, fault = rng.randrange(request_count), rng.choice((Fault.CUT_BEFORE, Fault.CUT_AFTER))
     save(store, run, 1)

@@ -2,6 +2,7 @@
 
 safetensors  weights as Hugging Face stores them: model-*.safetensors and their index
 npz          one numpy archive
+dcp          a directory that torch.distributed.checkpoint loads; needs torch
 zarr         the drained format (Zarr v3) into any object store: DEST is its URL, and the
              checkpoint goes to DEST/RUN@STEP/GENERATION
 
@@ -26,7 +27,7 @@ from ckpt_client.cli.output import Output, counted
 from ckpt_client.locate import client_name
 
 EXAMPLE = "ckpt export llama/7b@12500 --format safetensors --prefix model /scratch/llama-7b"
-FORMATS = ("safetensors", "npz", "zarr")
+FORMATS = ("safetensors", "npz", "zarr", "dcp")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -108,6 +109,10 @@ def _write(arguments: argparse.Namespace, source: Source) -> tuple[int, int]:
         from ckpt_client.exchange.safetensors_file import write_safetensors
 
         return len(arrays), sum(write_safetensors(source, arrays, destination))
+    if arguments.format == "dcp":
+        from ckpt_client.exchange.dcp_directory import write_dcp
+
+        return len(arrays), write_dcp(source, arrays, destination)
     from ckpt_client.exchange.npz_file import write_npz
 
     return len(arrays), sum(write_npz(source, arrays, destination))

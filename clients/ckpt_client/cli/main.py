@@ -51,7 +51,7 @@ VERBS: Final = {
     ),
     "export": (
         "ckpt_client.cli.export",
-        "write a checkpoint as safetensors, npz or Zarr, without a GPU",
+        "write a checkpoint as safetensors, npz, DCP or Zarr, without a GPU",
     ),
     "import": (
         "ckpt_client.cli.import_",

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from ckpt.base.errors import Unavailable
-from ckpt.base.units import format_bytes
+from ckpt.base.units import format_bytes, format_seconds
+from ckpt.objects.drain_state import STATE_NAME, StoreView, read_state
 from ckpt.protocol.coordinator.views import AttemptView, Check, RunView, StatusView, TargetView
 from ckpt_client.cli.cluster import (
     HOLD_NAME,
@@ -87,6 +88,8 @@ class Status:
     """HOST:PORT of its page and metrics, where known."""
     term: int | None = None
     epoch: int | None = None
+    stores: tuple[StoreView, ...] = ()
+    """Where a local cluster drains to."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -145,7 +148,9 @@ def _local_status(
             targets.append(_target(known[id], pids.get(id, said), held=held))
         else:
             targets.append(_resting(directory, id, "down", pids.get(id)))
-    return _status(view, place, tuple(targets), directory, ready.http or None), Exit.OK
+    drain = read_state(directory / STATE_NAME)
+    status = _status(view, place, tuple(targets), directory, ready.http or None)
+    return replace(status, stores=drain.stores if drain is not None else ()), Exit.OK
 
 
 def _status(
@@ -277,6 +282,9 @@ def _print(status: Status, output: Output) -> None:
     if status.attempts:
         output.line()
         _print_attempts(status.attempts, output)
+    if status.stores:
+        output.line()
+        _print_stores(status.stores, output)
 
 
 def _served(status: Status) -> str:
@@ -329,3 +337,18 @@ def _print_attempts(attempts: tuple[AttemptView, ...], output: Output) -> None:
             f"{counted(view.world_size, 'rank')} handed over, {view.ranks_certified} certified, "
             f"{format_bytes(view.bytes)}"
         )
+
+
+def _print_stores(stores: tuple[StoreView, ...], output: Output) -> None:
+    output.line(output.tone("drained to", Tone.HEAD))
+    for store in stores:
+        parts = [store.state]
+        if store.backlog:
+            waiting = f"{counted(store.backlog, 'checkpoint')} left"
+            parts.append(f"{waiting}, {format_bytes(store.backlog_bytes)}")
+            parts.append(f"the oldest committed {age_text(store.oldest_undrained_at_s)}")
+        if store.backlog and store.end_in_s:
+            parts.append(f"done in about {format_seconds(store.end_in_s)}")
+        output.line(f"  {store.url}  {', '.join(parts)}")
+        if store.error:
+            output.line(f"    {output.tone(store.error, Tone.BAD)}")
