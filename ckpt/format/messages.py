@@ -597,8 +597,8 @@ class ConfirmLoad(Struct, frozen=True, gc=False):
 
 
 class LoadConfirmed(Struct, frozen=True, gc=False):
-    """It is what all ranks of the launch load, for good; or, with a reason, it no longer is: resolve
-    again."""
+    """It is what all ranks of the launch load, for good; or, with a reason, it no longer is:
+    resolve again."""
 
     superseded: str = ""
 

@@ -30,9 +30,8 @@ from types import TracebackType
 from typing import Final
 
 from ckpt.base.errors import Busy, CkptError, Corrupt, Refused, Unavailable
-from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step, TargetId
+from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, RunName, Step, TargetId
 from ckpt.protocol.coordinator.catalog import (
-    TURNS_KEPT,
     AttemptOpened,
     CatalogEntry,
     CatalogImage,
@@ -41,13 +40,13 @@ from ckpt.protocol.coordinator.catalog import (
     LaunchForgotten,
     LaunchNumbered,
     LaunchResolved,
-    LaunchRow,
     Persist,
     RepairNeeded,
     RowForgotten,
     RowState,
     TargetSeen,
 )
+from ckptd import launch_tables
 
 CATALOG_NAME: Final = "catalog.sqlite"
 LOCK_NAME: Final = "coordinator.lock"
@@ -70,19 +69,6 @@ CREATE TABLE repair (
     rank INTEGER NOT NULL, columns TEXT NOT NULL,
     PRIMARY KEY (run, step, term, counter, rank));
 """
-_ADDED: Final = """
-CREATE TABLE IF NOT EXISTS launch (
-    run TEXT NOT NULL, number INTEGER NOT NULL, key TEXT, world_size INTEGER NOT NULL,
-    PRIMARY KEY (run, number));
-CREATE TABLE IF NOT EXISTS process (
-    run TEXT NOT NULL, number INTEGER NOT NULL, rank INTEGER NOT NULL, name TEXT NOT NULL,
-    PRIMARY KEY (run, number, rank));
-CREATE TABLE IF NOT EXISTS resolution (
-    run TEXT NOT NULL, number INTEGER NOT NULL, turn INTEGER NOT NULL,
-    step INTEGER NOT NULL, term INTEGER NOT NULL, counter INTEGER NOT NULL,
-    PRIMARY KEY (run, number, turn));
-"""
-"""Tables that catalogs of schema 1 may lack; a version that does not know them leaves them be."""
 _ROW_FIELDS: Final = "state, launch, launch_key, world_size, record, placement, reason"
 _KEY: Final = "run = ? AND step = ? AND term = ? AND counter = ?"
 
@@ -318,12 +304,12 @@ def _create(connection: sqlite3.Connection, directory: Path, cluster: str) -> No
         (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
-        _run_all(connection, _ADDED)
+        _run_all(connection, launch_tables.SCHEMA)
         return
     # One transaction: a crash leaves an empty file of version 0, which the next start fills.
     with connection:
         connection.execute("BEGIN IMMEDIATE")
-        _run_all(connection, _SCHEMA + _ADDED)
+        _run_all(connection, _SCHEMA + launch_tables.SCHEMA)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         _set_meta(connection, "cluster", cluster)
@@ -380,19 +366,8 @@ def _load(connection: sqlite3.Connection) -> CatalogImage:
     ):
         key = (_checkpoint(run, step, term, counter), int(rank))
         image.repairs[key] = tuple(int(number) for number in columns.split())
-    _load_launches(connection, image)
+    launch_tables.load(connection, image)
     return image
-
-
-def _load_launches(connection: sqlite3.Connection, image: CatalogImage) -> None:
-    for run, number, launch_key, world_size in connection.execute("SELECT * FROM launch"):
-        launch = RunName(run), LaunchNumber(number)
-        image.launches[launch] = LaunchRow(launch_key, int(world_size))
-    for run, number, rank, process in connection.execute("SELECT * FROM process"):
-        image.launches[(RunName(run), LaunchNumber(number))].processes[Rank(rank)] = process
-    for run, number, turn, *rest in connection.execute("SELECT * FROM resolution ORDER BY turn"):
-        resolved = image.launches[(RunName(run), LaunchNumber(number))].resolved
-        resolved[int(turn)] = _checkpoint(run, *rest)
 
 
 def _checkpoint(run: str, step: int, term: int, counter: int) -> CheckpointId:
@@ -450,26 +425,8 @@ def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
         case RowForgotten():
             for table in ("checkpoint", "repair"):
                 connection.execute(f"DELETE FROM {table} WHERE {_KEY}", _key(entry.checkpoint))
-        case LaunchNumbered(run, number, launch_key, world_size):
-            values = (run, number, launch_key, world_size)
-            connection.execute("INSERT OR REPLACE INTO launch VALUES (?, ?, ?, ?)", values)
-        case LaunchEntered(run, number, rank, process):
-            held = (run, number, rank, process)
-            connection.execute("INSERT OR REPLACE INTO process VALUES (?, ?, ?, ?)", held)
-        case LaunchResolved(run, number, turn, checkpoint):
-            _, step, term, counter = _key(checkpoint)
-            connection.execute(
-                "INSERT OR REPLACE INTO resolution SELECT ?, ?, ?, ?, ?, ?"
-                " WHERE EXISTS (SELECT 1 FROM launch WHERE run = ? AND number = ?)",
-                (run, number, turn, step, term, counter, run, number),
-            )
-            old = "run = ? AND number = ? AND 0 < turn AND turn <= ?"
-            behind = (run, number, turn - TURNS_KEPT)
-            connection.execute(f"DELETE FROM resolution WHERE {old}", behind)
-        case LaunchForgotten(run, number):
-            for table in ("launch", "process", "resolution"):
-                where = "run = ? AND number = ?"
-                connection.execute(f"DELETE FROM {table} WHERE {where}", (run, number))
+        case LaunchNumbered() | LaunchEntered() | LaunchResolved() | LaunchForgotten():
+            launch_tables.store(connection, entry)
         case TargetSeen():
             _upsert_target(connection, entry)
         case RepairNeeded():

@@ -16,6 +16,7 @@ import pytest
 from ckpt.base.errors import Busy, CkptError, Corrupt, Refused
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step, TargetId
 from ckpt.protocol.coordinator.catalog import (
+    TURNS_KEPT,
     AttemptAborted,
     AttemptCommitted,
     AttemptDecided,
@@ -27,6 +28,7 @@ from ckpt.protocol.coordinator.catalog import (
     LaunchEntered,
     LaunchForgotten,
     LaunchNumbered,
+    LaunchResolved,
     Persist,
     RepairNeeded,
     RowForgotten,
@@ -82,7 +84,12 @@ def every_entry() -> list[CatalogEntry]:
         CheckpointDeleted(checkpoint(1)),
         LaunchNumbered(RunName("run/ä b"), LaunchNumber(7), None, 2),
         LaunchEntered(RunName("run/ä b"), LaunchNumber(7), Rank(1), "host/1/x"),
+        *(
+            LaunchResolved(RunName("run/ä b"), LaunchNumber(7), turn, checkpoint(1))
+            for turn in (0, 1, 1 + TURNS_KEPT)
+        ),
         LaunchNumbered(RunName("run/ä b"), LaunchNumber(8), "key", 2),
+        LaunchResolved(RunName("run/ä b"), LaunchNumber(8), 0, checkpoint(1)),
         LaunchForgotten(RunName("run/ä b"), LaunchNumber(8)),
     ]
 
@@ -105,7 +112,9 @@ def write(catalog: Catalog, batches: list[list[CatalogEntry]]) -> list[int]:
 
 def test_what_was_stored_is_loaded_as_the_machine_folds_it(tmp_path: Path) -> None:
     with Catalog.open(tmp_path, None, "c1") as catalog:
-        assert write(catalog, [[entry] for entry in every_entry()]) == list(range(1, 18))
+        assert write(catalog, [[entry] for entry in every_entry()]) == list(
+            range(1, len(every_entry()) + 1)
+        )
     with Catalog.open(tmp_path, "c1", "unused") as catalog:
         expected = apply_all(CatalogImage(2), every_entry())
         assert catalog.image == expected

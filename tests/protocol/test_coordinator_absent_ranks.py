@@ -1,4 +1,4 @@
-"""A rank whose host died says nothing more: its peers are told, by name, and do not wait for ever."""
+"""A rank whose host died says nothing more: its peers are told its name and do not wait on."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What the coordinator keeps on stable storage: the entries,
 and the image that a restart begins from.
 
-Only numbering a launch, opening an attempt, deciding, committing, aborting and deleting are durable;
-everything else is told again by stagers and targets. Most entries move one checkpoint along
+Only numbering a launch, opening an attempt, deciding, committing, aborting and deleting are
+durable; everything else is told again by stagers and targets. Most entries move a checkpoint along
 
     OPEN -> DECIDED -> COMMITTED -> TOMBSTONED -> DELETED
       \\-> ABORTED        \\-> DAMAGED (stays listed, is never resolved)
