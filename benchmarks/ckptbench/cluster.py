@@ -1,8 +1,8 @@
 """A real cluster for one measurement: coordinator and target daemons as processes, in a temporary
 directory.
 
-Everything carries one mark in its environment, lies in one directory (and one in memory for the discarding
-sink), and is gone when the `with` is left, however that happens.
+Everything carries one mark in its environment, lies in one directory (and one in memory for the
+discarding sink), and is gone when the `with` is left, however that happens.
 """
 
 from __future__ import annotations

@@ -88,7 +88,8 @@ def test_a_given_tier_that_is_too_slow_stretches_the_interval() -> None:
     "wrong", [{"gpus": 0}, {"busy": 0.0}, {"targets": 5}, {"mtbf_s": -1.0}, {"keep": 0}]
 )
 def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
+    request = {"checkpoint_bytes": 1, "gpus": 1, "mtbf_s": 1, "target_rate": 1} | wrong
     with pytest.raises(Refused):
-        PlanRequest(**({"checkpoint_bytes": 1, "gpus": 1, "mtbf_s": 1, "target_rate": 1} | wrong))  # type: ignore[arg-type]
+        PlanRequest(**request)  # type: ignore[arg-type]
     with pytest.raises(Refused, match="more than"):
         make_plan(PlanRequest(10**18, 1, 3600, 1.0))

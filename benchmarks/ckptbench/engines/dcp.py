@@ -1,4 +1,4 @@
-"""`ioengine=dcp`: torch.distributed.checkpoint over gloo, every tensor a DTensor sharded over ranks.
+"""`ioengine=dcp`: torch.distributed.checkpoint over gloo, each tensor a DTensor sharded over ranks.
 
     dcp_mode=default  dcp.save as it is
     dcp_mode=tuned    two writer threads, one file for each of them, syncs files as asked

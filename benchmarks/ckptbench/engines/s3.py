@@ -1,4 +1,4 @@
-"""`ioengine=s3`: an object store through obstore, `url=s3://BUCKET/PREFIX` (or gs://, az://, file://).
+"""`ioengine=s3`: an object store through obstore, `url=s3://BUCKET/PREFIX` (gs://, az://, file://).
 
 Credentials and endpoint come from the environment, as obstore reads it: AWS_ACCESS_KEY_ID,
 AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL, AWS_REGION, AWS_ALLOW_HTTP.

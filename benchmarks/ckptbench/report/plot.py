@@ -32,7 +32,8 @@ body{font:14px/1.4 system-ui,sans-serif;margin:24px;color:#222;background:#fff;m
 h2{font-size:15px;margin:28px 0 2px}p{margin:2px 0;color:#555}svg{display:block;margin-top:6px}
 text{font:11px system-ui,sans-serif;fill:#333}.slow{fill:#d1495b;font-weight:600}
 .grid{stroke:#ddd;stroke-width:1}.rate{fill:#e8c07d;stroke:#b5812f;stroke-width:1}
-.seal{stroke:#222;stroke-width:1.5}.key{display:inline-block;width:12px;height:12px;margin:0 4px 0 14px}
+.seal{stroke:#222;stroke-width:1.5}
+.key{display:inline-block;width:12px;height:12px;margin:0 4px 0 14px}
 """
 
 

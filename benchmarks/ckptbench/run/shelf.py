@@ -1,4 +1,4 @@
-"""What do the jobs of a run share? Storages with what was saved there, and how ranks are started."""
+"""What do the jobs of a run share? Storages, what was saved there, and how ranks are started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens during one checkpoint? Counters, samples and faults from its beginning to its end."""
+"""What happens during one checkpoint? Counters, samples and faults, from beginning to end."""
 
 from __future__ import annotations
 
