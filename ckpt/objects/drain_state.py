@@ -1,4 +1,4 @@
-"""The file in which `ckptd drain` tells how far it is; `ckpt status` of a local cluster shows it."""
+"""The file in which `ckptd drain` tells how far it is; `ckpt status` shows a local cluster's."""
 
 from __future__ import annotations
 

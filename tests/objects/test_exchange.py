@@ -112,7 +112,9 @@ def test_import_into_a_store_and_back(tmp_path: Path) -> None:
     assert all(same_bits(state[k.replace("/", ".")], v) for k, v in WEIGHTS.items())
 
 
-def test_export_of_nothing_is_told(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_export_of_nothing_is_told(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     line = ["export", url, "--format", "npz", "--prefix", "nope", str(tmp_path / "x.npz")]
     assert main(line) == NotFound.exit_code
     assert "no tensor below 'nope'" in capsys.readouterr().err
