@@ -55,6 +55,8 @@ class StagerLink:
         self._reading = False
         self._dead: CkptError | None = None
         self._halves: dict[int, Half] = {}
+        self._open: int | None = None
+        #: The half that the next save may write into before it is granted.
         self._granted: dict[int, int] = {}
         self._refused: dict[int, wire.SaveRefused] = {}
         self._pending: dict[int, Save] = {}
@@ -98,22 +100,28 @@ class StagerLink:
         if answer.code:
             raise error_from_wire(answer.code, answer.message)
 
-    def wait_half(
+    def ask_half(
         self, number: int, run: str, step: int, half_bytes: int, when_full: str
-    ) -> tuple[memoryview, float] | None:
-        """Memory to stage into, and the seconds that its first touch cost this call; None when the
-        policy skips this save. Raises what refused it.
+    ) -> memoryview | None:
+        """Ask for memory to stage into; what was announced may be written at once, before
+        `wait_half` tells which it is.
         """
         self.take_news()
         with self._news:
             self._made_s.clear()
+            taken, self._open = self._open, None
+            half = self._halves.get(taken) if taken is not None else None
+            if half is None or len(half.memory) < half_bytes:
+                taken = half = None
+        self._send(wire.AskHalf(number, run, step, half_bytes, when_full, taken))
+        return half.memory if half is not None else None
+
+    def wait_half(self, number: int) -> tuple[memoryview, float] | None:
+        """The memory that was asked for, and the seconds that its first touch cost this call; None
+        when the policy skips this save. Raises what refused it.
+        """
         begun = time.monotonic()
-        self._send(wire.AskHalf(number, run, step, half_bytes, when_full))
-        try:
-            self.wait_until(lambda: number in self._granted or number in self._refused, None)
-        except BaseException:
-            self.drop(number)
-            raise
+        self.wait_until(lambda: number in self._granted or number in self._refused, None)
         waited_s = time.monotonic() - begun
         with self._news:
             refusal = self._refused.pop(number, None)
@@ -234,6 +242,8 @@ class StagerLink:
                 assert descriptor is not None, "HalfReady carries its memory"
                 self._halves[half] = map_half(descriptor, half_bytes)
                 self._made_s[half] = fault_in_us / 1e6 + time.monotonic() - begun
+            case wire.HalfOpen(half):
+                self._open = half
             case wire.Prepared() as answer:
                 self._prepared.append(answer)
             case wire.HalfGranted(number, half):

@@ -406,17 +406,22 @@ class Store:
         stager = self._stager(place)
         start_s = time.monotonic() - asked if fresh else 0.0
         number = next_save_number()
-        granted = stager.wait_half(number, run, step, packing.half_bytes, self._settings.when_full)
-        if granted is None:
-            warnings.warn(f"{run}@{step} was skipped: the arena is full", UserWarning, stacklevel=4)
-            return Save(run, step, place.rank, None)
-        half, touch_s = granted
-        save = Save(run, step, place.rank, stager)
+        early = stager.ask_half(number, run, step, packing.half_bytes, self._settings.when_full)
         try:
-            copy_into(packing, half)
+            if early is not None:
+                copy_into(packing, early)
+            granted = stager.wait_half(number)
+            if granted is None:
+                text = f"{run}@{step} was skipped: the arena is full"
+                warnings.warn(text, UserWarning, stacklevel=4)
+                return Save(run, step, place.rank, None)
+            half, touch_s = granted
+            if half is not early:
+                copy_into(packing, half)
         except BaseException:
             stager.drop(number)
             raise
+        save = Save(run, step, place.rank, stager)
         save.staged_bytes = packing.payload_bytes
         save.fault_in_s = start_s + touch_s
         save.stall_s = max(0.0, time.monotonic() - begun - save.fault_in_s)

@@ -78,7 +78,8 @@ def runs(pid: int) -> bool:
 
 def stage(link: StagerLink, number: int, size: int = MiB, when_full: str = "wait") -> Save | None:
     packing = plan_packing(flatten({"a": np.zeros(size, np.uint8)}), 0, 1)
-    granted = link.wait_half(number, "run", number, packing.half_bytes, when_full)
+    link.ask_half(number, "run", number, packing.half_bytes, when_full)
+    granted = link.wait_half(number)
     if granted is None:
         return None
     copy_into(packing, granted[0])
@@ -97,7 +98,8 @@ def test_a_stager_is_nobodys_child_and_leads_no_session_of_its_trainer(bench: Be
 def test_prepared_memory_is_there_before_the_first_save(bench: Bench) -> None:
     link = bench.start()
     link.prepare(3 * MiB)
-    granted = link.wait_half(1, "run", 1, 3 * MiB, "wait")
+    link.ask_half(1, "run", 1, 3 * MiB, "wait")
+    granted = link.wait_half(1)
     assert granted is not None
     half, touch_s = granted
     assert len(half) >= 3 * MiB
@@ -105,7 +107,9 @@ def test_prepared_memory_is_there_before_the_first_save(bench: Bench) -> None:
 
 
 def test_the_first_save_says_what_its_memory_cost(bench: Bench) -> None:
-    granted = bench.start().wait_half(1, "run", 1, 8 * MiB, "wait")
+    link = bench.start()
+    link.ask_half(1, "run", 1, 8 * MiB, "wait")
+    granted = link.wait_half(1)
     assert granted is not None
     assert granted[1] > 0
 
@@ -122,9 +126,33 @@ def test_a_half_is_held_until_its_save_ends(bench: Bench) -> None:
 def test_a_dropped_half_is_granted_again(bench: Bench) -> None:
     link = bench.start()
     for number in range(1, 6):
-        granted = link.wait_half(number, "run", number, MiB, "error")
+        link.ask_half(number, "run", number, MiB, "error")
+        granted = link.wait_half(number)
         assert granted is not None
         link.drop(number)
+
+
+def test_announced_memory_may_be_written_before_it_is_granted(bench: Bench) -> None:
+    link = bench.start()
+    link.prepare(3 * MiB)
+    for number in (1, 2, 3):
+        early = link.ask_half(number, "run", number, 3 * MiB, "wait")
+        assert early is not None
+        granted = link.wait_half(number)
+        assert granted is not None
+        assert granted[0] is early
+        link.drop(number)
+        # Its answer comes behind the announcement of the half that was dropped.
+        link.prepare(3 * MiB)
+
+
+def test_a_state_that_outgrew_what_was_announced_waits_for_its_grant(bench: Bench) -> None:
+    link = bench.start()
+    link.prepare(MiB)
+    assert link.ask_half(1, "run", 1, 64 * MiB, "wait") is None
+    granted = link.wait_half(1)
+    assert granted is not None
+    assert len(granted[0]) >= 64 * MiB
 
 
 def test_the_cap_counts_both_halves(bench: Bench) -> None:
@@ -148,7 +176,8 @@ def test_a_state_above_the_cap_is_refused(bench: Bench) -> None:
 def test_a_half_grows_with_the_state(bench: Bench) -> None:
     link = bench.start()
     for number, size in enumerate((MiB, 5 * MiB, 3 * MiB, 9 * MiB), 1):
-        granted = link.wait_half(number, "run", number, size, "wait")
+        link.ask_half(number, "run", number, size, "wait")
+        granted = link.wait_half(number)
         assert granted is not None
         granted[0][:size] = bytes(size)
         link.drop(number)

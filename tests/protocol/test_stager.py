@@ -194,6 +194,14 @@ def test_a_third_save_waits_for_a_half() -> None:
     assert rig.stopped(10) == [e.ReleaseHalf(0), e.GrantHalf(3, 0)]
 
 
+def test_a_save_gets_the_half_that_its_trainer_writes_into_unless_it_is_held() -> None:
+    rig = Rig()
+    first = e.HalfAsked(0, 1, RUN, Step(10), taken=1)
+    second = e.HalfAsked(0, 2, RUN, Step(20), taken=1)
+    assert [a for a in rig.do(first) if isinstance(a, e.GrantHalf)] == [e.GrantHalf(1, 1)]
+    assert rig.do(second) == [e.GrantHalf(2, 0)]
+
+
 @pytest.mark.parametrize(
     ("policy", "code"), [(e.FullPolicy.ERROR, "busy"), (e.FullPolicy.SKIP, "skipped")]
 )

@@ -81,6 +81,8 @@ class HalfAsked(Struct, frozen=True, gc=False):
     when_full: FullPolicy = FullPolicy.WAIT
     member: str = ""
     """The file's name below the run, when the save is a file (ckpt.format.members)."""
+    taken: int | None = None
+    """The free half that the trainer writes into already: it gets this one, unless it is held."""
 
 
 class StagingDropped(Struct, frozen=True, gc=False):

@@ -151,8 +151,9 @@ class StagerMachine(StagerState):
             return
         new = [Errand(next(self._numbers)) for _ in range(4)]
         self.saves[event.save] = Save(
-            event.save, event.run, event.step, new[0], new[1], new[2], new[3], member=event.member
-        )
+            event.save, event.run, event.step, new[0], new[1], new[2], new[3],
+            member=event.member, taken=event.taken,
+        )  # fmt: skip
 
     def _trainer_detached(self) -> None:
         self.trainer_attached = False
@@ -386,7 +387,7 @@ class StagerMachine(StagerState):
 
     def _grant(self) -> None:
         for save in self.saves.values():
-            half = self.free_half()
+            half = self.free_half(save.taken)
             if save.state is SaveState.ASKED and half is not None:
                 save.half, save.state = half, SaveState.STAGING
                 self.halves[save.half], self.contents[save.half] = save.number, None

@@ -137,6 +137,8 @@ class Save:
     spares: Errand
     state: SaveState = SaveState.ASKED
     half: int | None = None
+    taken: int | None = None
+    """The half that the trainer wrote into before it asked."""
     handed: PayloadHandedOver | None = None
     opening_since_us: int = 0
     table: Buffer | None = None

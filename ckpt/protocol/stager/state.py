@@ -76,9 +76,10 @@ class StagerState:
         """No save holds it: only then may a trainer write into it."""
         return self.halves[half] is None
 
-    def free_half(self) -> int | None:
-        """The lowest free half."""
-        return next((h for h in range(len(self.halves)) if self.half_is_free(h)), None)
+    def free_half(self, taken: int | None = None) -> int | None:
+        """That one if it is free, else the lowest free half."""
+        free = [half for half in range(len(self.halves)) if self.half_is_free(half)]
+        return taken if taken in free else next(iter(free), None)
 
     def may_certify(self, save: Save) -> bool:
         """Sealed columns and the table are there, and the coordinator knows the

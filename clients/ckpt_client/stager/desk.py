@@ -31,11 +31,22 @@ Handle = Callable[[StagerEvent], None]
 class HalfDesk:
     """I tell the trainer of its memory. I expect `grant` and `release` as the machine says them."""
 
-    def __init__(self, bytes_max: int, jobs: Jobs, send: Send, handle: Handle) -> None:
+    def __init__(
+        self,
+        bytes_max: int,
+        jobs: Jobs,
+        send: Send,
+        handle: Handle,
+        free_half: Callable[[], int | None],
+    ) -> None:
+        """`free_half`: which half the machine would grant now."""
         self._halves = Halves(bytes_max)
         self._jobs = jobs
         self._send = send
         self._handle = handle
+        self._free_half = free_half
+        self._open: int | None = None
+        #: The half that the trainer was told it may write into before it asks.
         self._parked: list[wire.AskHalf] = []
         #: Saves that wait because the cap has no room for another half, in their order.
         self._asked_bytes: dict[int, int] = {}
@@ -58,6 +69,7 @@ class HalfDesk:
 
     def ask(self, packet: wire.AskHalf) -> None:
         """A save wants a half."""
+        self._open = None
         self._parked.append(packet)
         self._pass_on()
 
@@ -68,6 +80,7 @@ class HalfDesk:
 
     def leave(self) -> None:
         """The trainer is gone: nobody waits any more."""
+        self._open = None
         self._parked.clear()
         self._granted.clear()
         self._asked_bytes.clear()
@@ -97,6 +110,7 @@ class HalfDesk:
         self._granted.pop(half, None)
         self._half_of = {save: held for save, held in self._half_of.items() if held != half}
         self._pass_on()
+        self._announce()
 
     def make(self, half: int, half_bytes: int) -> bool:
         """Have memory made for a half that has less; True when a worker is at it now."""
@@ -131,7 +145,7 @@ class HalfDesk:
                 self._asked_bytes[ask.save] = ask.half_bytes
                 run, step = RunName(ask.run), Step(ask.step)
                 self._parked.pop(0)
-                self._handle(HalfAsked(now_us(), ask.save, run, step, policy))
+                self._handle(HalfAsked(now_us(), ask.save, run, step, policy, taken=ask.taken))
                 continue
             elif policy is FullPolicy.WAIT:
                 return
@@ -154,6 +168,7 @@ class HalfDesk:
             del self._granted[half]
             self._asked_bytes.pop(save, None)
             self._send(wire.HalfGranted(save, half), None)
+            self._announce()
         elif not self.make(half, wanted):
             self._lack(save, half, CkptError("the arena's cap has no room for this half"))
 
@@ -161,7 +176,18 @@ class HalfDesk:
         self._halves.installed(half, memory)
         self._send(wire.HalfReady(half, memory.size, spent_us), memory.descriptor)
         self._settle(half)
+        self._announce()
         self._prepared()
+
+    def _announce(self) -> None:
+        """A save that asks first waits for our turn on the processor, when all ranks copy."""
+        half = self._free_half()
+        if self._parked or self._asked_bytes or half is None or half == self._open:
+            return
+        slot = self.slot(half)
+        if slot.memory is not None and not slot.held and not slot.making_bytes:
+            self._open = half
+            self._send(wire.HalfOpen(half), None)
 
     def _not_made(self, half: int, error: CkptError) -> None:
         self._halves.failed(half)

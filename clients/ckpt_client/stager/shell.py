@@ -115,7 +115,13 @@ class StagerShell:
         identity = Identity(attach.key, self._rank, attach.world_size, attach.process)
         self._machine = StagerMachine(identity, StagerConfig(idle_us=int(attach.idle_s * 1e6)))
         self._jobs = Jobs()
-        self._desk = HalfDesk(attach.arena_bytes_max, self._jobs, trainer.send, self._handle)
+        self._desk = HalfDesk(
+            attach.arena_bytes_max,
+            self._jobs,
+            trainer.send,
+            self._handle,
+            self._machine.free_half,
+        )
         self._loop = LinkLoop()
         self._link: Link | None = None
         #: The connection to the coordinator, from DialCoordinator until it is closed.

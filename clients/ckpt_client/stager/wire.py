@@ -4,7 +4,7 @@ One packet is one message, so nothing needs a length. A HalfReady packet carries
 descriptor.
 
     trainer -> stager   Attach (first), Prepare, AskHalf, DropStaging, HandOver, HeardOutcome
-    stager  -> trainer  Attached, HalfReady (+ descriptor), Prepared, HalfGranted, SaveRefused,
+    stager  -> trainer  Attached, HalfReady (+ descriptor), HalfOpen, Prepared, HalfGranted, SaveRefused,
                         Outcome
 
 A save goes AskHalf -> HalfGranted -> HandOver (or DropStaging) -> Outcome -> HeardOutcome, or ends
@@ -60,6 +60,8 @@ class AskHalf(_Packet, frozen=True, tag=True, array_like=True):
     step: int
     half_bytes: int
     when_full: str
+    taken: int | None = None
+    """The half of the last HalfOpen, when the trainer writes into it already."""
 
 
 class DropStaging(_Packet, frozen=True, tag=True, array_like=True):
@@ -104,6 +106,12 @@ class HalfReady(_Packet, frozen=True, tag=True, array_like=True):
     fault_in_us: int
 
 
+class HalfOpen(_Packet, frozen=True, tag=True, array_like=True):
+    """The next save may write into this half's memory before it is granted: it will be."""
+
+    half: int
+
+
 class Prepared(_Packet, frozen=True, tag=True, array_like=True):
     """As much as the arena's cap allows is faulted in. An error is told in `message`."""
 
@@ -139,7 +147,7 @@ class Outcome(_Packet, frozen=True, tag=True, array_like=True):
 
 
 FromTrainer = Attach | Prepare | AskHalf | DropStaging | HandOver | HeardOutcome
-FromStager = Attached | HalfReady | Prepared | HalfGranted | SaveRefused | Outcome
+FromStager = Attached | HalfReady | HalfOpen | Prepared | HalfGranted | SaveRefused | Outcome
 
 _encoder = msgspec.msgpack.Encoder()
 _from_trainer: msgspec.msgpack.Decoder[FromTrainer] = msgspec.msgpack.Decoder(FromTrainer)
