@@ -3,6 +3,9 @@
     torchrun --standalone --nproc-per-node 4 --max-restarts 20 torch_fsdp2.py \
         --store ckpt+local:///scratch/burst --name gpt --text corpus.txt --losses losses.jsonl
 
+(with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: a torchrun 2.13 that shares its store with the ranks gives
+restarted gloo ranks the addresses of the dead ones).
+
 It saves every --every steps beside the training and continues from the newest committed step,
 whatever the number of ranks. With as many ranks as before, losses and parameters are the same bits
 as without any interruption: weights, moments, position in the data and each rank's dropout state

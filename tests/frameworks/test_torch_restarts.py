@@ -100,7 +100,12 @@ class Training:
                 command,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    # Else restarted ranks may be told the dead ones' gloo addresses.
+                    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+                },
             )
 
     @property
