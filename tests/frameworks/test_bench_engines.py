@@ -1,0 +1,80 @@
+"""ckptbench's engines on the real packages: the same state goes in and comes back, bit by bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckptbench.commands.run import local_ranks
+from ckptbench.engines import RESHARDS, make_engine
+from ckptbench.engines.base import EnginePlan, Resharding
+from ckptbench.job.flags import parse_flags
+from ckptbench.job.grammar import Words
+from ckptbench.job.jobs import build_jobs
+from ckptbench.run.session import check_all, run_jobs
+from ckptbench.run.shelf import Context
+from ckptbench.workload import StatePlan
+
+WORDS = Words({}, {})
+
+# Each launch imports torch anew.
+pytestmark = pytest.mark.timeout(300)
+SETTINGS = {"bs": "65536", "direct": "0", "end_fsync": "1", "dcp_mode": "default"}
+
+
+def run(*flags: str) -> list[str]:
+    """Save and load with these flags; the kinds of checkpoints that came back equal."""
+    words = ["--numjobs=2", "--size=64k", "--tensor_size=4k-24k", "--dtype=bfloat16", *flags]
+    load = "reshard" if "--readers=1" in flags else "load"
+    sections = [
+        "--name=save",
+        "--rw=save",
+        "--verify=0",
+        "--name=load",
+        f"--rw={load}",
+        "--stonewall",
+    ]
+    line = parse_flags([*words, *sections], WORDS)
+    jobs = build_jobs([line.sections], line.everywhere)
+    check_all(jobs, isolated=False)
+    found = run_jobs(jobs, Context(False, local_ranks, 1, lambda name, one: None))
+    assert found.errors == []
+    return [one.kind for job in found.jobs for one in job.checkpoints if job.verified]
+
+
+@pytest.mark.parametrize("engine", ["torch_save", "dcp", "safetensors", "zarr"])
+def test_what_an_engine_saved_is_what_it_loads(tmp_path: Path, engine: str) -> None:
+    assert run(f"--ioengine={engine}", f"--directory={tmp_path}") == ["load"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", ["tuned", "async"])
+def test_dcp_saves_in_each_of_its_ways(tmp_path: Path, mode: str) -> None:
+    flags = ["--ioengine=dcp", f"--dcp_mode={mode}", f"--directory={tmp_path}"]
+    assert run(*flags) == ["load"]
+
+
+@pytest.mark.parametrize("engine", ["dcp", "safetensors", "zarr"])
+def test_one_reader_takes_what_two_ranks_saved(tmp_path: Path, engine: str) -> None:
+    flags = [f"--ioengine={engine}", f"--directory={tmp_path}", "--readers=1"]
+    assert run(*flags) == ["reshard"]
+
+
+@pytest.mark.parametrize("engine", ["fsspec", "s3"])
+def test_object_engines_work_on_a_directory_too(tmp_path: Path, engine: str) -> None:
+    place = tmp_path / "store"
+    place.mkdir()
+    flags = [f"--ioengine={engine}", f"--url=file://{place}", f"--directory={tmp_path}"]
+    assert run(*flags) == ["load"]
+    assert run(*flags, "--readers=1") == ["reshard"]
+    assert [path for path in place.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("engine", ["posix", "torch_save", "safetensors", "zarr", "fsspec", "s3"])
+def test_the_table_says_which_engines_can_reshard(tmp_path: Path, engine: str) -> None:
+    url = f"file://{tmp_path}" if engine in ("fsspec", "s3") else str(tmp_path)
+    plan = EnginePlan(engine, 0, 1, StatePlan((4096,), (4096, 4096)), "run", "x", url, SETTINGS)
+    made = make_engine(plan)
+    assert isinstance(made, Resharding) == (engine in RESHARDS)
+    made.close()
