@@ -56,7 +56,7 @@ bench: $(READY)
 	$(BIN)/ckptbench burst
 	$(BIN)/ckptbench restore
 
-soak: $(READY)
+soak: $(FRAMEWORKS_READY)
 	$(BIN)/pytest -n $(WORKERS) -m slow --timeout=3600 $(TESTS)
 
 $(FRAMEWORKS_READY): $(READY)
