@@ -3,6 +3,7 @@
     paths.py        what a URL means
     steps.py        what is committed, and reading it
     publishing.py   when what was written is committed
+    transaction.py  `with fs.transaction:`
     files.py        open files
 
 Directories are what files have in common, as in an object store: an empty one does not exist.
@@ -16,7 +17,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar, Final, overload
 
 from fsspec.spec import AbstractFileSystem
-from fsspec.transaction import Transaction
 
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Generation, RunName, check_step
@@ -30,6 +30,7 @@ from ckpt_client.fs.paths import Spot, spot_of, step_of
 from ckpt_client.fs.publishing import Publisher
 from ckpt_client.fs.spool import Spool
 from ckpt_client.fs.steps import HeldStep, Steps
+from ckpt_client.fs.transaction import StepTransaction
 from ckpt_client.url import LocalOptions, LocalUrl, RemoteUrl, parse_url
 
 if TYPE_CHECKING:
@@ -59,29 +60,6 @@ class _Live:
         self.publisher.close()
         self.steps.close()
         self.connection.close()
-
-
-class StepTransaction(Transaction):  # type: ignore[misc]  # fsspec ships no types.
-    """All files of a step that were written in it are committed at once, in one commit."""
-
-    fs: CkptFileSystemBase
-
-    def complete(self, commit: bool = True) -> None:
-        """End: commit, or take everything back."""
-        files: list[WriteFile] = list(self.files)
-        self.files.clear()
-        fs = self.fs
-        try:
-            for file in files:
-                file.commit() if commit else file.discard()
-            if commit:
-                fs.live.publisher.commit_paths(file.path for file in files)
-        finally:
-            for file in files:
-                fs.live.publisher.discard(file.path)  # Those that no commit has taken.
-            fs._intrans = False
-            fs._transaction = None
-            self.fs = None  # type: ignore[assignment]  # As fsspec's own does.
 
 
 class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec ships no types.

@@ -1,0 +1,35 @@
+"""`with fs.transaction:`: what is written in the block becomes visible at its end, or never."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsspec.transaction import Transaction
+
+from ckpt_client.fs.files import WriteFile
+
+if TYPE_CHECKING:
+    from ckpt_client.fs.filesystem import CkptFileSystemBase
+
+
+class StepTransaction(Transaction):  # type: ignore[misc]  # fsspec ships no types.
+    """All files of a step that were written in it are committed at once, in one commit."""
+
+    fs: CkptFileSystemBase
+
+    def complete(self, commit: bool = True) -> None:
+        """End: commit, or take everything back."""
+        files: list[WriteFile] = list(self.files)
+        self.files.clear()
+        fs = self.fs
+        try:
+            for file in files:
+                file.commit() if commit else file.discard()
+            if commit:
+                fs.live.publisher.commit_paths(file.path for file in files)
+        finally:
+            for file in files:
+                fs.live.publisher.discard(file.path)  # Those that no commit has taken.
+            fs._intrans = False
+            fs._transaction = None
+            self.fs = None  # type: ignore[assignment]  # As fsspec's own does.
