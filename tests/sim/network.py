@@ -16,6 +16,9 @@ from ckpt.format.messages import Fragment, Message, RangeData, Role
 from ckpt.protocol.events import Send, Session
 from tests.sim.clockwork import Clockwork
 
+STOPPED_US = 100_000
+"""What a stopped process would take waits, and looks again after so long, in the same order."""
+
 
 class Node(Protocol):
     """What the network delivers to.
@@ -153,7 +156,7 @@ class Network:
         if not connection.open or end.swallowed or not self._alive(end):
             return
         if node.stopped:
-            self.clock.after(20_000, self._arrive, connection, end, action, bulk)
+            self.clock.after(STOPPED_US, self._arrive, connection, end, action, bulk)
             return
         node.received(end.session, action.request, action.message, bulk)
 
@@ -182,7 +185,7 @@ class Network:
         if not self._alive(end):
             return
         if end.node.stopped:
-            self.clock.after(20_000, self._tell_closed, end)
+            self.clock.after(STOPPED_US, self._tell_closed, end)
             return
         end.node.session_closed(end.session)
 

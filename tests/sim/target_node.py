@@ -27,7 +27,7 @@ from ckpt.protocol.target.machine import TargetEvent, TargetMachine
 from ckpt.testing.disk import FakeDisk, Keep
 from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CLUSTER, SECRET, TICK_US
-from tests.sim.network import Network, Node
+from tests.sim.network import STOPPED_US, Network, Node
 
 DISK_BYTES = 1 << 23
 LIMITS = TargetLimits(stream_credit_bytes=8192, credit_pool_bytes=65536)
@@ -165,6 +165,6 @@ class TargetNode:
         if not self.up or self._boots != boots:
             return
         if self.stopped:
-            self._clock.after(20_000, self._happen, action, boots)
+            self._clock.after(STOPPED_US, self._happen, action, boots)
             return
         self._handle(perform(self.disk, action, self._clock.now_us))
