@@ -18,7 +18,8 @@ class ObstoreObjects:
     """Objects below a URL."""
 
     def __init__(self, url: str) -> None:
-        self._store = from_url(url)
+        local = url.startswith("file://")
+        self._store = from_url(url, mkdir=True) if local else from_url(url)
 
     def put(self, name: str, data: memoryview) -> None:
         obstore.put(self._store, name, data)
