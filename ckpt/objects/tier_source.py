@@ -24,7 +24,8 @@ from ckpt.format.tree import Node, decode_tree
 from ckpt.objects.documents import Header
 from ckpt.objects.source import Wish
 from ckpt.transfer.index_source import IndexSource
-from ckpt.transfer.payload_receiver import ReadJob, ReceiverOptions, read_payloads
+from ckpt.transfer.payload_receiver import read_payloads
+from ckpt.transfer.read_job import ReadJob, ReceiverOptions
 from ckpt.transfer.read_set import ReadSet
 
 INDEX_TIMEOUT_S: Final = 30.0

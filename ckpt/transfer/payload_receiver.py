@@ -20,7 +20,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
@@ -37,11 +37,10 @@ from ckpt.aio.link import (
     LinkReceived,
     LinkState,
 )
-from ckpt.base.errors import Lost, Unauthorized, Unavailable
-from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, TargetId
+from ckpt.base.errors import Unauthorized, Unavailable
+from ckpt.base.ids import ColumnId, ColumnNumber, TargetId
 from ckpt.base.limits import MANIFEST_BYTES_MAX
 from ckpt.format.frame import FrameHead
-from ckpt.format.layout import Layout
 from ckpt.format.messages import (
     CancelRequest,
     Failed,
@@ -71,81 +70,23 @@ from ckpt.protocol.reader.events import (
     ReaderAction,
     ReaderEvent,
     ReadFailed,
-    ReadLimits,
     ReadStatistics,
     ReadWish,
     Standing,
 )
 from ckpt.protocol.reader.payload_reader import PayloadReader
 from ckpt.protocol.reader.spans import Owed
-from ckpt.transfer.assembly import Assembly, CellPool, Checks
-from ckpt.transfer.landings import Landings
+from ckpt.transfer.assembly import Assembly, CellPool
+from ckpt.transfer.read_job import (
+    PayloadDamaged,
+    Progress,
+    ReadJob,
+    ReceiverOptions,
+    ReceiverStatistics,
+)
 from ckpt.transfer.read_worker import CheckManifest, CheckRange, Note, ReadWorker, WorkFailed
 
 TICK_US: Final = 100_000
-
-
-class PayloadDamaged(Lost):
-    """Fewer than k columns of a payload are good at some place, by what their targets themselves
-    say."""
-
-    def __init__(self, payload: PayloadId, message: str) -> None:
-        super().__init__(message)
-        self.payload = payload
-
-
-@dataclass(frozen=True, slots=True)
-class ReadJob:
-    """Some bytes of one payload, and where they go."""
-
-    payload: PayloadId
-    layout: Layout
-    manifest_digest: bytes
-    columns: tuple[TargetId | None, ...]
-    """As the index names them."""
-    addresses: Mapping[TargetId, TargetAddress]
-    """Of live targets; more than are needed may be named."""
-    landings: Landings
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiverOptions:
-    """Who reads, and how patiently."""
-
-    secret: bytes
-    name: str
-    cluster: str = ""
-    concurrent_max: int = 4
-    """Payloads under way at once."""
-    limits: ReadLimits = field(default_factory=ReadLimits)
-    """Windows, and how long columns that are out of reach are tried again."""
-    checks: Checks = field(default_factory=Checks)
-    suspects: frozenset[TargetId] = frozenset()
-    """Targets that earlier reads gave up: asked only when the others do not suffice."""
-    report: Callable[[Report], None] | None = None
-    """Warnings of the machines: damage, columns given up."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiverStatistics:
-    """What one call moved."""
-
-    wanted_bytes: int
-    bytes_by_target: Mapping[TargetId, int]
-    rebuilt_bytes: int
-    """Decoded from parity."""
-    damaged_bytes: int
-    extra_bytes: int
-    """Received beyond what was wanted."""
-    targets_out: frozenset[TargetId]
-    """Given up, or never asked because they were suspects."""
-    seconds: float
-    cpu_s: Mapping[str, float]
-    """By stage: link, verify, decode (with the copies to their places)."""
-
-
-Progress = Callable[[int], None]
-"""Told the bytes that are done, a few times a second at most."""
 
 
 def read_payloads(

@@ -32,13 +32,8 @@ from ckpt.format.tree import Node, decode_tree
 from ckpt.protocol.events import Report
 from ckpt.protocol.reader.events import ReadLimits
 from ckpt.transfer.landings import Landings
-from ckpt.transfer.payload_receiver import (
-    PayloadDamaged,
-    PayloadReceiver,
-    ReadJob,
-    ReceiverOptions,
-    ReceiverStatistics,
-)
+from ckpt.transfer.payload_receiver import PayloadReceiver
+from ckpt.transfer.read_job import PayloadDamaged, ReadJob, ReceiverOptions, ReceiverStatistics
 from ckpt.transfer.read_set import ReadSet
 from ckpt_client.contents import Contents
 from ckpt_client.memory_check import is_committed

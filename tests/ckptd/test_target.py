@@ -232,7 +232,7 @@ def test_a_directory_of_another_cluster_is_refused(tmp_path: Path) -> None:
 def test_a_target_whose_coordinator_is_of_another_cluster_ends_and_says_so(tmp_path: Path) -> None:
     async def story(coordinator: Coordinator) -> None:
         with await asyncio.to_thread(lambda: Daemon(tmp_path / "t", coordinator.address)):
-            pass  # The directory is this cluster's from now on.
+            """The directory is this cluster's from now on."""
         other = Coordinator()
         other.listen(cluster="other")
         assert other.server is not None

@@ -32,13 +32,8 @@ from ckpt.protocol.handshake import Identity
 from ckpt.protocol.reader.events import ReadLimits
 from ckpt.testing.network import Heard, RecordingHandler
 from ckpt.transfer.landings import Landings
-from ckpt.transfer.payload_receiver import (
-    PayloadDamaged,
-    ReadJob,
-    ReceiverOptions,
-    ReceiverStatistics,
-    read_payloads,
-)
+from ckpt.transfer.payload_receiver import read_payloads
+from ckpt.transfer.read_job import PayloadDamaged, ReadJob, ReceiverOptions, ReceiverStatistics
 from tests.aio.netkit import SECRET, serving
 from tests.protocol.reading import PAYLOAD, Columns
 

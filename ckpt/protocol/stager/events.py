@@ -261,7 +261,7 @@ class TellTrainer(Struct, frozen=True, gc=False):
 
 
 class TellCertified(Struct, frozen=True, gc=False):
-    """A file is on enough targets and waits for its step's commit; nothing reads its bytes again."""
+    """A file is on enough targets and waits for its step's commit: its bytes are not read again."""
 
     save: int
 
