@@ -342,7 +342,7 @@ class OpenPayload(Struct, frozen=True, gc=False):
     save: int = 0
     """This process's own count of its saves, from 1: makes a repeated request recognizable."""
     member: str = ""
-    """Of a file (ckpt.format.members): its name below the run. Launch and world size are 0 then, and
+    """Of a file (ckpt.format.members): its name below the run; launch and world size are 0, and
     `rank` is the number that an earlier answer gave, 0 before."""
 
 
