@@ -4,8 +4,8 @@ One packet is one message, so nothing needs a length. A HalfReady packet carries
 descriptor.
 
     trainer -> stager   Attach (first), Prepare, AskHalf, DropStaging, HandOver, HeardOutcome
-    stager  -> trainer  Attached, HalfReady (+ descriptor), HalfOpen, Prepared, HalfGranted, SaveRefused,
-                        Outcome
+    stager  -> trainer  Attached, HalfReady (+ descriptor), HalfOpen, Prepared, HalfGranted,
+                        SaveRefused, Outcome
 
 A save goes AskHalf -> HalfGranted -> HandOver (or DropStaging) -> Outcome -> HeardOutcome, or ends
 with SaveRefused. The end of either side is the end of the socket.
