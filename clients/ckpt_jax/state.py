@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import jax
 import numpy as np
@@ -84,8 +84,7 @@ class _Reading:
             text = ", ".join(self.absent[:NAMES_SHOWN_MAX]) + (f" and {more} more" * (more > 0))
             raise Refused(f"the checkpoint has no {text}")
         self.contents.fill(self.wants)
-        state: State = rebuilt(like, self._made)
-        return state
+        return cast(State, rebuilt(like, self._made))
 
     def _look_up(self, name: str, leaf: object, rank: Rank, values: dict[str, Scalar]) -> None:
         found = self.contents.variants(name)

@@ -1,14 +1,14 @@
 """A JAX state as a tree of dicts, lists and tuples, and back again.
 
-Whatever JAX has registered as a node (named tuples, dataclasses, optax and flax states) is stored as
-a dict of its parts under the names that JAX gives them, so that anyone can read it; what comes back
-goes into the caller's own nodes.
+Whatever JAX has registered as a node (named tuples, dataclasses, optax and flax states) is stored
+as a dict of its parts under the names that JAX gives them, so that anyone can read it; what comes
+back goes into the caller's own nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ Leaf = Callable[[str, object], object]
 
 
 def mapped(node: object, leaf: Leaf, path: Path = ()) -> object:
-    """The tree with `leaf(name, value)` for each leaf; registered nodes are dicts of their parts."""
+    """The tree with `leaf(name, value)` for each leaf; registered nodes become dicts of parts."""
     if type(node) is dict:
         return {key: mapped(child, leaf, (*path, key)) for key, child in node.items()}
     if type(node) is list or type(node) is tuple:
@@ -33,7 +33,7 @@ def mapped(node: object, leaf: Leaf, path: Path = ()) -> object:
     return {key: mapped(child, leaf, (*path, key)) for key, child in parts.items()}
 
 
-def rebuilt(node: Any, leaf: Leaf, path: Path = ()) -> Any:
+def rebuilt(node: object, leaf: Leaf, path: Path = ()) -> object:
     """The same nodes with `leaf(name, value)` in the place of each leaf."""
     if type(node) is dict:
         return {key: rebuilt(child, leaf, (*path, key)) for key, child in node.items()}

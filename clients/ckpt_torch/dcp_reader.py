@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
@@ -74,7 +73,7 @@ class CkptReader(StorageReader):
             self.checkpoint_id = checkpoint_id
         self._close()
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         """What the checkpoint holds; it is pinned against deletion until `read_data` is done.
 
         Raises NotFound, Unavailable, Lost; Refused for one that DCP's planner did not lay out.
@@ -85,7 +84,7 @@ class CkptReader(StorageReader):
         return self._checkpoint.read(self._metadata)
 
     def set_up_storage_reader(
-        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+        self, metadata: Metadata, is_coordinator: bool, *args: object, **kwargs: object
     ) -> None:
         """Nothing is needed: `read_metadata` has looked."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import io
 from concurrent.futures import Future
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,14 +24,14 @@ from ckpt_torch.dcp_writer import CkptWriter
 from ckpt_torch.place import find_who
 from ckpt_torch.saving import declared
 
-StateDict = dict[str, Any]
+StateDict = dict[str, object]
 
 
 class CkptStager:
     """I stage for one writer, whose path must be known before the save begins.
 
-    process_group: for what ranks tell each other while staging; the one that async_save is given,
-        with no save of it under way, or another of the same ranks.
+    process_group: for what ranks tell each other while staging, in the caller's thread; any group
+        of the save's ranks that no other thread uses meanwhile. None is the default group.
     """
 
     _synchronize_after_execute = False

@@ -12,7 +12,7 @@ import dataclasses
 import io
 import uuid
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from ckpt.base.errors import CkptError, Refused
 from ckpt_client.declare import Shard, Shards
 from ckpt_client.saving import Commit, Save
+from ckpt_client.state import AnyArray
 from ckpt_client.step_url import parse_step_url
 from ckpt_client.store import Store
 from ckpt_torch.dcp_names import (
@@ -89,9 +90,9 @@ class CkptWriter(StorageWriter):
         self._save_id = uuid.uuid4().hex
         self._save = None
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
         """The rank comes as a keyword, because the parameter is called kwargs."""
-        self._rank = int(kwargs.get("rank", 0))
+        self._rank = int(cast(int, kwargs.get("rank", 0)))
         self._collective = bool(kwargs.get("use_collectives", True))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -196,7 +197,7 @@ def _shard(item: WriteItem, planner: SavePlanner) -> Shard:
         raise Refused(f"{item.index.fqn}: {error.message}", hint=error.hint) from None
 
 
-def _whole(array: Any) -> Shard:
+def _whole(array: AnyArray) -> Shard:
     return Shard(array, array.shape, (0,) * array.ndim)
 
 

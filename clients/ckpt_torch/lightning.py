@@ -1,8 +1,8 @@
-"""Lightning over a store: `CkptIO`, a CheckpointIO, and `CkptModelParallelStrategy` for FSDP2 and TP.
+"""Lightning over a store: `CkptIO`, a CheckpointIO; `CkptModelParallelStrategy` for FSDP2 and TP.
 
     io = CkptIO("ckpt://10.0.0.1:7070/gpt")
-    Trainer(plugins=[io], ...)                                            single device, DDP
-    Trainer(strategy=CkptModelParallelStrategy(io), ...)                  sharded, each rank its part
+    Trainer(plugins=[io], ...)                                           single device, DDP
+    Trainer(strategy=CkptModelParallelStrategy(io), ...)                 sharded, each rank its part
 
 A checkpoint's step is the trainer's global step. The path that Lightning gives names it: the number
 behind `step=`, or `last`, which is the newest. Saves go on beside the training; `teardown` waits.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Final
 
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.pytorch.strategies.model_parallel import ModelParallelStrategy
@@ -54,14 +54,14 @@ class CkptIO(CheckpointIO):
         #: Handed over, not known to be committed.
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: FilePath, storage_options: Any | None = None
+        self, checkpoint: dict[str, object], path: FilePath, storage_options: object | None = None
     ) -> None:
         """Copy the checkpoint of one process that holds all of it."""
         self.save(checkpoint, no_dist=True)
 
     def load_checkpoint(
-        self, path: FilePath, map_location: Any | None = None, weights_only: bool | None = None
-    ) -> dict[str, Any]:
+        self, path: FilePath, map_location: object | None = None, weights_only: bool | None = None
+    ) -> dict[str, object]:
         """The checkpoint as new CPU tensors. Raises NotFound."""
         self.wait()
         state = load_whole(self.name_of(path), store=self._store, allow_pickle=self._allow_pickle)
@@ -85,7 +85,7 @@ class CkptIO(CheckpointIO):
 
     # ----------------------------------------------------------------------- for strategies too
 
-    def save(self, checkpoint: dict[str, Any], *, no_dist: bool) -> None:
+    def save(self, checkpoint: dict[str, object], *, no_dist: bool) -> None:
         """Copy what this rank holds; with `no_dist` it is alone."""
         step = checkpoint.get("global_step")
         if not isinstance(step, int):
@@ -109,7 +109,7 @@ class CkptIO(CheckpointIO):
             allow_pickle=self._allow_pickle,
         )
 
-    def load_rest(self, path: FilePath, without: tuple[str, ...]) -> dict[str, Any]:
+    def load_rest(self, path: FilePath, without: tuple[str, ...]) -> dict[str, object]:
         """The plain part of a sharded checkpoint."""
         return {k: v for k, v in self.load_checkpoint(path).items() if k not in without}
 
@@ -136,19 +136,22 @@ class CkptModelParallelStrategy(ModelParallelStrategy):
     The number of ranks and the sharding may differ between save and load.
     """
 
-    def __init__(self, io: CkptIO, **options: Any) -> None:
+    def __init__(self, io: CkptIO, **options: object) -> None:
         super().__init__(save_distributed_checkpoint=True, **options)
         self._io = io
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: FilePath, storage_options: Any | None = None
+        self,
+        checkpoint: dict[str, object],
+        filepath: FilePath,
+        storage_options: object | None = None,
     ) -> None:
         """Every rank copies its shards."""
         self._io.save(checkpoint, no_dist=False)
 
     def load_checkpoint(
         self, checkpoint_path: FilePath, weights_only: bool | None = None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Every rank reads what it holds; returns what is neither model nor optimizer."""
         assert self.model is not None
         model = get_model_state_dict(self.model)

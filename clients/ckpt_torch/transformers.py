@@ -6,8 +6,8 @@
     folder = fetch("ckpt://10.0.0.1:7070/bert", output_dir)     # None when there is nothing yet
     trainer.train(resume_from_checkpoint=folder)
 
-The Trainer resumes from a folder of its own layout and from nothing else, so `fetch` writes one from
-the newest committed step; nothing is written while training.
+The Trainer resumes from a folder of its own layout and from nothing else, so `fetch` writes one
+from the newest committed step; nothing is written while training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import random
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ class CkptCallback(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Save when it is due. Raises the error of an earlier save."""
         if state.global_step % self._every == 0 or state.global_step == state.max_steps:
@@ -69,19 +69,20 @@ class CkptCallback(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Wait until everything is committed. Raises the first error."""
         while self._pending:
             self._pending.pop(0).result()
 
-    def _save(self, state: TrainerState, kwargs: dict[str, Any]) -> None:
-        model = kwargs["model"]
-        scheduler = kwargs.get("lr_scheduler")
+    def _save(self, state: TrainerState, kwargs: dict[str, object]) -> None:
+        model = cast(torch.nn.Module, kwargs["model"])
+        optimizer = cast(torch.optim.Optimizer, kwargs["optimizer"])
+        scheduler = cast(torch.optim.lr_scheduler.LRScheduler | None, kwargs.get("lr_scheduler"))
         rank = dist.get_rank() if dist.is_initialized() else 0
         held: dict[str, object] = {
             "model": getattr(model, "module", model).state_dict(),
-            "optimizer": kwargs["optimizer"].state_dict(),
+            "optimizer": optimizer.state_dict(),
             "trainer_state": json.dumps(dataclasses.asdict(state), sort_keys=True),
             "rng": {str(rank): _random_states()},
         }
@@ -130,8 +131,9 @@ def _random_states() -> dict[str, object]:
     return states
 
 
-def _numpy_again(states: dict[str, Any]) -> dict[str, Any]:
-    kind, keys, *rest = states["numpy"]
+def _numpy_again(states: dict[str, object]) -> dict[str, object]:
+    kind, keys, *rest = cast(tuple[object, ...], states["numpy"])
+    assert isinstance(keys, torch.Tensor)
     return {**states, "numpy": (kind, keys.numpy(), *rest)}
 
 

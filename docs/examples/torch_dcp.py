@@ -27,6 +27,7 @@ from ckpt_torch import CkptReader, CkptStager, CkptWriter
 def main() -> None:
     options = parse()
     dist.init_process_group("gloo")
+    saves = dist.new_group(backend="gloo")  # A save in the background has its own: steps go on.
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(16, 33), torch.nn.ReLU(), torch.nn.Linear(33, 3))
     fully_shard(model)
@@ -48,6 +49,7 @@ def main() -> None:
             {"model": moments[0], "optimizer": moments[1], "step": step},
             storage_writer=writer,
             async_stager=CkptStager(writer),
+            process_group=saves,
         )
         saving.staging_completion.result()
     if saving is not None:

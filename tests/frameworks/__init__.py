@@ -1,0 +1,1 @@
+"""Adapters against the real packages: `make test-frameworks`."""

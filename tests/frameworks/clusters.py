@@ -18,8 +18,7 @@ from tests.waiting import wait_until
 def local_cluster(directory: Path, targets: int = 3) -> Iterator[str]:
     """The URL without options of a running cluster in the directory."""
     url = f"ckpt+local://{directory}"
-    with ckpt.open(f"{url}?targets={targets}&code=2+1&pretend_domains=1"):
-        pass
+    ckpt.open(f"{url}?targets={targets}&code=2+1&pretend_domains=1").close()
     try:
         yield url
     finally:

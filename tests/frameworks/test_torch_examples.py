@@ -1,4 +1,4 @@
-"""Every script of docs/examples, run as its first lines say: once without a break, once with one."""
+"""Every script of docs/examples, run as its first lines say: without a break and with one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killed trainers: what was staged commits without them, and a run goes on as if nothing had been."""
+"""Killed trainers: what was staged commits without them, and a run goes on with the same bits."""
 
 from __future__ import annotations
 
