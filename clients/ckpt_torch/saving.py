@@ -4,7 +4,8 @@
 
 Meaning: a plain tensor, array or value of one name is the same on all ranks that have the name and
 is stored once; a DTensor or ShardedTensor is global; what belongs to a rank has the rank in its
-key. """
+key.
+"""
 
 from __future__ import annotations
 
