@@ -34,12 +34,14 @@ test: $(READY)
 	$(BIN)/pytest -n $(WORKERS) -m "not slow" --ignore=tests/frameworks --ignore=tests/stores $(TESTS)
 
 # One gateway for all of them, so one process. Without root or Debian those that need it are skipped.
+# CKPT_DRAIN_KILLS=20: so many seeds of a drain killed with SIGKILL, not 6; make soak runs 200.
 test-stores: $(STORES_READY)
 	$(BIN)/pytest -n 0 -m "not slow" --timeout=600 -o faulthandler_timeout=590 tests/stores
 
 # Every adapter against the real package. A file's tests share one cluster and its gloo ranks.
 test-frameworks: $(FRAMEWORKS_READY)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/frameworks
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow" \
+		-o faulthandler_timeout=890 --durations=12 tests/frameworks
 
 # Both cores for one campaign: 10,000 histories, each cell of the fault matrix hit.
 test-sim: $(READY)
@@ -56,7 +58,7 @@ bench: $(READY)
 	$(BIN)/ckptbench burst
 	$(BIN)/ckptbench restore
 
-soak: $(FRAMEWORKS_READY)
+soak: $(FRAMEWORKS_READY) $(STORES_READY)
 	$(BIN)/pytest -n $(WORKERS) -m slow --timeout=3600 $(TESTS)
 
 $(FRAMEWORKS_READY): $(READY)
@@ -70,9 +72,11 @@ clean:
 $(STORES_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group stores
 	@if [ "$$(id -u)" = 0 ] && ! command -v radosgw >/dev/null && command -v apt-get >/dev/null; then \
-		apt-get update -qq && apt-get install -y -qq --no-install-recommends $(CEPH) >/dev/null; \
-	fi
-	@touch $(STORES_READY)
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+			apt-get install -y -qq --no-install-recommends $(CEPH) >/dev/null || \
+			{ echo "Ceph cannot be installed: tests of S3 will be skipped" >&2; exit 0; }; \
+	fi; \
+	touch $(STORES_READY)
 
 # A venv without pip is a half-made one: it is made again.
 $(READY): pyproject.toml

@@ -1,8 +1,7 @@
 """A real S3-compatible store of this machine: Ceph's monitor, manager, one OSD and its gateway.
 
 Needs root and Debian's ceph-mon, ceph-mgr, ceph-osd, ceph-common and radosgw. Everything lives in
-one
-directory and on 127.0.0.1; it is up in about 20 s and takes 0.6 GB of memory.
+one directory and on 127.0.0.1; it is up in about 20 s and takes 0.6 GB of memory.
 
 What it honours: If-None-Match on a plain PUT, Content-MD5, ranges, multipart. What it does not:
 conditions when a multipart upload is completed, and x-amz-checksum-* (taken, not checked).

@@ -7,6 +7,7 @@ whole or finish it, without writing finished items again and without leaving a p
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +24,9 @@ from tests.waiting import wait_until
 
 pytest_plugins = ("tests.e2e.conftest",)
 
-KILLS = 20
-KILLS_SOAK = 200
+KILLS = int(os.environ.get("CKPT_DRAIN_KILLS", "6"))
+"""Seeds of `make test-stores`; the others, up to the soak's, are `slow`."""
+KILLS_SOAK = max(200, KILLS)
 END_TIMEOUT_S = 120.0
 """Its python has to start first, on a busy machine."""
 

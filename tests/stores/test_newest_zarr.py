@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from zlib import crc32
 
@@ -29,12 +30,17 @@ for name in sys.argv[2:]:
 
 
 def newer_python() -> str | None:
-    """An interpreter of 3.12 or later that runs: $CKPT_NEWER_PYTHON, else one on the path."""
-    candidates = [os.environ.get("CKPT_NEWER_PYTHON"), *(f"python3.{n}" for n in (15, 14, 13, 12))]
+    """An interpreter of 3.12 or later that runs: $CKPT_NEWER_PYTHON, one on the path, or pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
+    candidates = [
+        os.environ.get("CKPT_NEWER_PYTHON"),
+        *(f"python3.{n}" for n in (15, 14, 13, 12)),
+        *map(str, sorted(pyenv.glob("versions/3.1[2-9]*/bin/python"))),
+    ]
     for name in candidates:
         path = shutil.which(name) if name else None
         if path is not None:
-            check = [path, "-c", "import sys, ensurepip; sys.exit(sys.version_info < (3, 12))"]
+            check = [path, "-c", "import sys, venv; sys.exit(sys.version_info < (3, 12))"]
             if subprocess.run(check, capture_output=True, check=False).returncode == 0:
                 return path
     return None
@@ -45,10 +51,11 @@ def test_the_newest_zarr_opens_it_by_the_entry_points_alone(tmp_path: Path) -> N
     python = newer_python()
     if python is None:
         pytest.skip("NO PYTHON 3.12 OR NEWER: name one in CKPT_NEWER_PYTHON")
-    subprocess.run([python, "-m", "venv", str(tmp_path / "venv")], check=True)
+    subprocess.run([python, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     inside = str(tmp_path / "venv" / "bin" / "python")
-    install = [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(ROOT)]
-    subprocess.run(install, check=True)
+    # Our pip, for the other interpreter: Debian's Pythons come without one.
+    pip = [sys.executable, "-m", "pip", "--python", inside, "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "--quiet", str(ROOT)], check=True)
     kinds = many_kinds()
     write_checkpoint(
         FileSink(tmp_path / "store"), MemorySource(kinds), WriteOptions(), WriteLimits()

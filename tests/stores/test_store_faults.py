@@ -1,5 +1,4 @@
-"""A checkpoint is written and read through a store that misbehaves: once, whole, nothing left
-over."""
+"""A checkpoint goes through a store that misbehaves: once, whole, nothing left over."""
 
 from __future__ import annotations
 
