@@ -24,4 +24,4 @@ def local_cluster(directory: Path, targets: int = 3) -> Iterator[str]:
     finally:
         ready = json.loads((directory / "ready.json").read_text())
         os.kill(ready["pid"], signal.SIGTERM)
-        wait_until(lambda: not runs(ready["pid"]), "the supervisor's end")
+        wait_until(lambda: not runs(ready["pid"]), "the supervisor's end", 120)

@@ -10,6 +10,17 @@ import pytest
 from tests.frameworks.clusters import local_cluster
 from tests.frameworks.gloo import Ranks
 
+TIMEOUT_S = 900
+"""Of a test without one of its own: each process imports torch anew, on machines that are shared."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give this folder's tests time."""
+    for item in items:
+        ours = item.path.is_relative_to(Path(__file__).parent)
+        if ours and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:

@@ -18,7 +18,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-RUN_TIMEOUT_S = 240.0
+RUN_TIMEOUT_S = 600.0
 
 
 class RankFailed(AssertionError):

@@ -18,8 +18,6 @@ from ckptbench.workload import StatePlan
 
 WORDS = Words({}, {})
 
-# Each launch imports torch anew.
-pytestmark = pytest.mark.timeout(300)
 SETTINGS = {"bs": "65536", "direct": "0", "end_fsync": "1", "dcp_mode": "default"}
 
 

@@ -27,8 +27,6 @@ from ckpt_torch import CkptReader, CkptStager, CkptWriter
 from tests.frameworks.gloo import RankFailed, Ranks
 from tests.frameworks.test_torch_save import build, state_of, stepped, whole
 
-pytestmark = pytest.mark.timeout(400)
-
 
 def checkpoint_of(kind: str, step: int) -> dict[str, Any]:
     net, optimizer = stepped(kind)

@@ -24,8 +24,6 @@ import ckpt_jax
 import ckpt_torch
 from tests.client.trees import bits_of
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class Moments(NamedTuple):
     """As optax keeps them."""

@@ -16,8 +16,6 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 RUN_TIMEOUT_S = 280.0
 REPORT = re.compile(r"from (\S+) to (\d+): (\S+)$", re.MULTILINE)
 
-pytestmark = pytest.mark.timeout(900)
-
 
 def run_example(
     script: str, cluster: str, name: str, steps: int, *more: str, ranks: int = 0

@@ -28,8 +28,6 @@ import ckpt_torch
 from ckpt_torch.boxes import held
 from tests.frameworks.gloo import Ranks
 
-pytestmark = pytest.mark.timeout(400)
-
 FLOATS = (
     torch.float32,
     torch.float64,
