@@ -27,7 +27,8 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "torch_fsdp2.py"
 TORCHRUN = Path(sys.executable).with_name("torchrun")
-STEPS = 16
+STEPS_PER_KILL = 3
+STEPS_LEFT = 4
 PATIENCE_S = 900.0
 
 LEAVE = """
@@ -79,8 +80,8 @@ class Training:
     run: str
     directory: Path
     ranks: int
+    steps: int
     restarts: int = 0
-    steps: int = STEPS
     process: subprocess.Popen[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -185,17 +186,18 @@ def test_a_gpt_that_is_killed_at_random_steps_learns_the_same_bits(
 ) -> None:
     seed = int(os.environ.get("CKPT_SOAK_SEED", "11"))
     chance = random.Random(seed)
-    calm = Training(cluster, f"calm-{kills}", tmp_path / "calm", ranks=4)
+    steps = kills * STEPS_PER_KILL + STEPS_LEFT  # So the last kill meets a run that goes on.
+    calm = Training(cluster, f"calm-{kills}", tmp_path / "calm", 4, steps)
     calm.finish()
     reference = calm.losses()
-    assert sorted(reference) == list(range(1, STEPS + 1))
+    assert sorted(reference) == list(range(1, steps + 1))
     assert all(len(values) == 1 for values in reference.values())
 
-    wild = Training(cluster, f"wild-{kills}", tmp_path / "wild", ranks=4, restarts=kills + 2)
+    wild = Training(cluster, f"wild-{kills}", tmp_path / "wild", 4, steps, kills + 2)
     try:
         for number in range(kills):
-            newest = max(wild.losses(), default=0)
-            wild.strike(chance, number, min(STEPS - 1, newest + chance.randint(0, 5)))
+            window = number * STEPS_PER_KILL
+            wild.strike(chance, number, window + chance.randint(1, STEPS_PER_KILL))
             if number % 2:
                 kill_a_target(cluster, chance)
         wild.finish()
@@ -205,14 +207,14 @@ def test_a_gpt_that_is_killed_at_random_steps_learns_the_same_bits(
     assert wild.losses() == reference, f"seed {seed}"
     with ckpt.open(cluster) as store:
         states = [
-            store.load(f"{name}-{kills}", STEPS, whole=True, rank=0, world_size=4)
+            store.load(f"{name}-{kills}", steps, whole=True, rank=0, world_size=4)
             for name in ("calm", "wild")
         ]
         assert bits_of(states[0]) == bits_of(states[1]), f"seed {seed}"
 
-    fewer = Training(cluster, f"wild-{kills}", tmp_path / "fewer", ranks=2, steps=STEPS + 2)
+    fewer = Training(cluster, f"wild-{kills}", tmp_path / "fewer", 2, steps + 2)
     fewer.finish()
-    assert [line["start"] for line in fewer.starts()] == [STEPS] * 2
-    (last,) = fewer.losses()[STEPS + 2]
+    assert [line["start"] for line in fewer.starts()] == [steps] * 2
+    (last,) = fewer.losses()[steps + 2]
     assert np.isfinite(float.fromhex(last))
     assert float.fromhex(last) < float.fromhex(next(iter(reference[1])))
