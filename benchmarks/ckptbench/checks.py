@@ -7,13 +7,14 @@ cold: then the measurement is wrong, and that is an error, whatever the figures 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
 from ckptbench import figures
 from ckptbench.figures import Goal, Spread, gb_per_s, spread
-from ckptbench.results import Checkpoint, JobResult
+from ckptbench.results import Bounds, Checkpoint, JobResult
 
 COLD_SHARE_MIN: Final = 0.98
 """Of the loaded bytes that the targets must have read from their devices."""
@@ -52,8 +53,17 @@ def load_eta(job: JobResult) -> Spread | None:
     loads = [one for one in job.counted("read") if one.kind == "load"]
     if job.bounds is None or not loads or not job.code:
         return None
-    bound = job.bounds.restore_gb_per_s
-    return spread([gb_per_s(one.bytes, one.seconds) / bound for one in loads])
+    return spread(
+        [gb_per_s(one.bytes, one.seconds) / _load_bound(job.bounds, one) for one in loads]
+    )
+
+
+def _load_bound(bounds: Bounds, load: Checkpoint) -> float:
+    """R* with what first touch cost around this load."""
+    if load.touch_s_per_gb is None:
+        return bounds.restore_gb_per_s
+    costs = replace(bounds.costs, touch=load.touch_s_per_gb)
+    return figures.restore_bound(costs, bounds.cores)
 
 
 def degraded_ratio(job: JobResult) -> Spread | None:

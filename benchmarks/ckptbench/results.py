@@ -101,6 +101,8 @@ class Checkpoint:
     """The slowest rank's making of its bytes, outside the clock."""
     copy_s: float | None = None
     """The slowest warm copy of all ranks at once, just before."""
+    touch_s_per_gb: float | None = None
+    """CPU of first touch by as many fresh processes, just before a load."""
     raw_gb_per_s: tuple[float, float] | None = None
     """The device without us, before and after."""
     cache: str = ""

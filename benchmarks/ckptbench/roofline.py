@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,8 @@ ARENA_BYTES: Final = 256 * MiB
 UNIX_BUFFER_BYTES: Final = 4 * MiB
 TRANSPORT_ROUNDS: Final = 5
 PROBE_TIMEOUT_S: Final = 120.0
+COLD_REST_S: Final = 4.0
+"""After which freed memory is as cold as it gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,16 @@ def measure_bounds(plan: RooflinePlan, directory: Path, *, tcp: bool) -> Bounds:
     costs, _ = measure_read(costs, directory, plan)
     cores = core_count()
     return Bounds(costs, save_bound(costs, plan.code, cores), restore_bound(costs, cores), cores)
+
+
+def measure_touch(sizes: Sequence[int]) -> float:
+    """CPU s/GB of first touch by fresh processes at once, one for each size.
+
+    Free memory of a virtual machine may go back to its host within seconds, and is ten times dearer
+    then. So this rests first, and whoever compares himself with it rests as long.
+    """
+    time.sleep(COLD_REST_S)
+    return _cost(run_probes([["touch", str(size)] for size in sizes]))
 
 
 def core_count() -> int:
