@@ -115,11 +115,14 @@ class FileSink:
         """Nothing is held open."""
 
     def _files(self, prefix: str) -> Iterator[str]:
-        folder = self._root / prefix.rpartition("/")[0]
-        for path in sorted(folder.rglob("*")):
-            key = path.relative_to(self._root).as_posix()
-            if key.startswith(prefix) and path.is_file():
-                yield key
+        """Ascending. What another worker removes meanwhile may be left out."""
+        top = self._root / prefix.rpartition("/")[0]
+        keys = (
+            Path(folder, name).relative_to(self._root).as_posix()
+            for folder, _, files in os.walk(top, onerror=_raise_unless_gone)
+            for name in files
+        )
+        yield from sorted(key for key in keys if key.startswith(prefix))
 
     def _path(self, key: str) -> Path:
         if any(part in (".", "..") for part in key.split("/")) or key.startswith("/"):
@@ -187,6 +190,12 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        where = error.filename
+        raise Unavailable(f"{where} cannot be listed: {error.strerror}") from None
 
 
 def _told(what: str, once: Callable[[], Value]) -> Value:

@@ -61,13 +61,12 @@ def stored_steps(sink: Sink, run: RunName) -> list[tuple[Step, Generation]]:
 def remains(sink: Sink, run: RunName) -> list[tuple[Step, Generation]]:
     """Generations with neither a marker nor a plan: a deletion was interrupted. A writer has its
     plan there from before its first byte until behind the marker."""
-    return [
-        (step, generation)
-        for step in _steps(sink, run)
-        for generation in _generations(sink, names.step_prefix(run, step))
-        if not _has(sink, run, step, generation, names.PLAN)
-        and not _has(sink, run, step, generation, names.COMMITTED)
-    ]
+    return _uncommitted(sink, run, planned=False)
+
+
+def unfinished(sink: Sink, run: RunName) -> list[tuple[Step, Generation]]:
+    """Generations with a plan and no marker: somebody writes them, or did."""
+    return _uncommitted(sink, run, planned=True)
 
 
 def open_stored(sink: Sink, run: RunName, step: Step | None = None) -> StoredCheckpoint:
@@ -321,6 +320,17 @@ def read_file(sink: Sink, prefix: str, file: SmallFile) -> bytes:
     if (len(raw), crc32(raw)) != (file.bytes, file.crc32):
         raise Corrupt(f"{where} is not what was committed")
     return raw
+
+
+def _uncommitted(sink: Sink, run: RunName, *, planned: bool) -> list[tuple[Step, Generation]]:
+    return [
+        (step, generation)
+        for step in _steps(sink, run)
+        for generation in _generations(sink, names.step_prefix(run, step))
+        if _has(sink, run, step, generation, names.PLAN) is planned
+        # The marker is looked for last: behind it, the plan goes.
+        and not _has(sink, run, step, generation, names.COMMITTED)
+    ]
 
 
 def _has(sink: Sink, run: RunName, step: Step, generation: Generation, name: str) -> bool:

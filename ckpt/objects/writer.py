@@ -315,10 +315,7 @@ class WriteJob:
         receipts = self.receipts()
         missing = [number for number in range(len(self.plan.items)) if number not in receipts]
         if missing:
-            committed = read_marker(self._sink, self._prefix, self.plan.header)
-            if committed is not None:
-                return committed  # Another worker was faster, and has cleared the receipts.
-            raise Refused(f"{self.plan.header}: {len(missing)} items are not written yet")
+            return self._committed_by_another(f"{len(missing)} items are not written yet")
         files = self._write_files()
         manifest = self._manifest(receipts, files)
         raw = encode(manifest)
@@ -326,6 +323,8 @@ class WriteJob:
         self._sink.put(key, raw)
         if self._sink.get(key) != raw:
             raise Corrupt(f"{self._sink.url}/{key} does not hold what was written to it")
+        if self._sink.head(self._prefix + names.PLAN) is None:
+            return self._committed_by_another("its plan was deleted, so parts of it may be gone")
         marker = Marker(
             FORMAT, VERSION, self.plan.header, file_of(names.MANIFEST, raw), digest_of(raw)
         )
@@ -336,6 +335,13 @@ class WriteJob:
         abort_uploads(self._sink, self._sink.pending_uploads(self._prefix))
         clear_drain(self._sink, self._prefix)
         return marker
+
+    def _committed_by_another(self, problem: str) -> Marker:
+        """Another worker was faster, and has cleared plan and receipts. Raises Refused if none."""
+        committed = read_marker(self._sink, self._prefix, self.plan.header)
+        if committed is None:
+            raise Refused(f"{self.plan.header}: {problem}")
+        return committed
 
     def _write_files(self) -> tuple[SmallFile, ...]:
         """The small documents; read back as well."""

@@ -68,6 +68,8 @@ class DrainConfig:
     single_writer: bool = False
     """Also drain to a store that does not create objects conditionally: you see to it that no other
     worker writes there."""
+    abandon_s: float = 3600.0
+    """A half-drained checkpoint that the tier has deleted goes when nobody wrote to it for so long."""
     aside: bool = True
     """Stand aside while a save is under way."""
     log_level: str = "info"
@@ -76,8 +78,8 @@ class DrainConfig:
     def __post_init__(self) -> None:
         parse_policies(self.to)
         options.host_and_port(self.coordinator)
-        if self.poll_s <= 0 or self.bandwidth_bytes < 0:
-            raise Refused("poll_s is above 0, bandwidth_bytes at least 0")
+        if self.poll_s <= 0 or self.abandon_s <= 0 or self.bandwidth_bytes < 0:
+            raise Refused("poll_s and abandon_s are above 0, bandwidth_bytes at least 0")
         WriteOptions(compression=self.compression)
         WriteLimits(self.threads, self.memory_bytes)
 
@@ -152,6 +154,7 @@ def _worker(
         WriteOptions(portable=config.portable_dtypes, compression=config.compression),
         WriteLimits(config.threads, config.memory_bytes, pace),
         reporter("ckptd.drain"),
+        quiet_s=config.abandon_s,
         single_writer=config.single_writer,
     )
 

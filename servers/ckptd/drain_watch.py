@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 from urllib.parse import quote
 
@@ -46,20 +46,13 @@ class Watch:
         """All runs that ever committed."""
         return [RunName(view.run) for view in self._ask(list[RunView], "runs")]
 
-    def committed(self, run: RunName) -> list[Committed]:
-        """The newest committed generation of each step that can be read now."""
-        views = self._ask(list[StepView], "steps", run)
-        newest = {view.step: view for view in views if view.state == "committed" and view.readable}
-        return [
-            Committed(
-                run,
-                Step(view.step),
-                Generation.parse(view.generation),
-                view.bytes,
-                view.committed_at_s,
-            )
-            for view in newest.values()
-        ]
+    def steps(self, run: RunName) -> list[StepView]:
+        """All generations of a run that are there and not being deleted."""
+        return self._ask(list[StepView], "steps", run)
+
+    def cluster(self) -> str:
+        """Its id."""
+        return self._ask(StatusView, "status").cluster
 
     def is_saving(self) -> bool:
         """Whether an attempt is under way."""
@@ -73,6 +66,21 @@ class Watch:
                 return msgspec.json.decode(answer, type=kind)
             path = f"/v1/{what}" if run is None else f"/v1/{what}?run={quote(run, safe='')}"
             return msgspec.convert(self._asker.ask(path), type=kind)
+
+
+def committed(views: Iterable[StepView]) -> list[Committed]:
+    """The newest committed generation of each step of a run that can be read now."""
+    newest = {view.step: view for view in views if view.state == "committed" and view.readable}
+    return [
+        Committed(
+            RunName(view.run),
+            Step(view.step),
+            Generation.parse(view.generation),
+            view.bytes,
+            view.committed_at_s,
+        )
+        for view in newest.values()
+    ]
 
 
 class BurstWatch:

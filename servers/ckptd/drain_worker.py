@@ -20,6 +20,7 @@ import msgspec
 from ckpt.base.errors import Aborted, CkptError, Refused
 from ckpt.base.ids import Generation, RunName, Step
 from ckpt.objects.drain_state import StoreView
+from ckpt.objects.leftovers import Leftovers, delete_unfinished
 from ckpt.objects.names import COMMITTED, generation_prefix
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import remains, stored_steps
@@ -27,7 +28,8 @@ from ckpt.objects.sink import Sink
 from ckpt.objects.tier_source import TierSource
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from ckpt.plan.drains import Committed, StorePolicy, due, surplus
-from ckptd.drain_watch import Watch
+from ckpt.protocol.coordinator.views import StepView
+from ckptd.drain_watch import Watch, committed
 from ckptd.log import Reporter
 
 FAILED_REST_S: Final = 30.0
@@ -57,6 +59,7 @@ class StoreWorker:
         report: Reporter,
         clock: Callable[[], float] = time.monotonic,
         *,
+        quiet_s: float,
         single_writer: bool = False,
     ) -> None:
         self.view = StoreView(policy.url, "idle")
@@ -70,9 +73,11 @@ class StoreWorker:
         self._report = report
         self._clock = clock
         self._single_writer = single_writer
+        self._leftovers = Leftovers(sink, quiet_s, clock)
+        self._cluster_id = ""
         #: When a checkpoint that failed may be tried again.
         self._rest_until_s: dict[tuple[RunName, Step, Generation], float] = {}
-        #: Runs whose remains were looked for by this process.
+        #: Runs that this process has met, and whose remains it looked for then.
         self._seen: set[RunName] = set()
         self._written_bytes = 0
         self._draining_s = 0.0
@@ -113,13 +118,15 @@ class StoreWorker:
     def _waiting(self) -> list[Committed]:
         """All that is due, oldest commit first."""
         found: list[Committed] = []
-        for run in self._watch.runs():
+        # Also runs of which the tier has deleted the last step since.
+        for run in sorted({*self._watch.runs(), *self._seen}):
             if self._policy.wants(run):
                 if run not in self._seen:
                     self._expire(run)
                     self._seen.add(run)
-                stored = stored_steps(self._sink, run)
-                found += due(self._policy, self._watch.committed(run), stored)
+                views = self._watch.steps(run)
+                self._abandon(run, views)
+                found += due(self._policy, committed(views), stored_steps(self._sink, run))
         return sorted(found, key=lambda one: (one.committed_at_s, one.run, one.step))
 
     def _drain(self, one: Committed) -> None:
@@ -167,6 +174,19 @@ class StoreWorker:
         # Also what an earlier deletion left when it was interrupted.
         for step, generation in remains(self._sink, run):
             delete_stored(self._sink, run, step, generation)
+
+    def _abandon(self, run: RunName, views: Sequence[StepView]) -> None:
+        """Delete what was half drained when the tier deleted it."""
+        tier = {(Step(view.step), Generation.parse(view.generation)) for view in views}
+        for step, generation in self._leftovers.found(run, self._cluster(), tier):
+            delete_unfinished(self._sink, run, step, generation)
+            fields = {"url": self._policy.url, "checkpoint": f"{run}@{step}#{generation}"}
+            self._report("warning", "abandoned: the tier deleted it half drained", fields)
+
+    def _cluster(self) -> str:
+        if not self._cluster_id:
+            self._cluster_id = self._watch.cluster()
+        return self._cluster_id
 
     def _wrote(self, byte_count: int) -> None:
         """Called by the writer's threads."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -30,6 +31,20 @@ class TestDirectory(SinkContract):
         sink.abort_upload(found)
         assert sink.pending_uploads("") == []
         upload.__exit__(None, None, None)
+
+    def test_a_listing_beside_another_workers_deletions_has_what_stays(self, sink: Sink) -> None:
+        sink.put("stays/x", b".")
+
+        def come_and_go() -> None:
+            for _ in range(300):
+                sink.put("goes/away/deep/x", b".")
+                sink.delete(["goes/away/deep/x"])
+
+        worker = Thread(target=come_and_go)
+        worker.start()
+        while worker.is_alive():
+            assert "stays/x" in list(sink.list(""))
+        worker.join()
 
     def test_a_key_that_leaves_the_directory_is_refused(self, sink: Sink) -> None:
         with pytest.raises(Refused, match="leaves the store"):

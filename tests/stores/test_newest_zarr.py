@@ -55,7 +55,7 @@ def test_the_newest_zarr_opens_it_by_the_entry_points_alone(tmp_path: Path) -> N
     inside = str(tmp_path / "venv" / "bin" / "python")
     # Our pip, for the other interpreter: Debian's Pythons come without one.
     pip = [sys.executable, "-m", "pip", "--python", inside, "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--quiet", str(ROOT)], check=True)
+    subprocess.run([*pip, "install", "--quiet", "--no-compile", str(ROOT)], check=True)
     kinds = many_kinds()
     write_checkpoint(
         FileSink(tmp_path / "store"), MemorySource(kinds), WriteOptions(), WriteLimits()

@@ -1,0 +1,85 @@
+"""Which half-written checkpoints of a store will nobody finish, and how do they go?
+
+A worker that dies leaves a plan without a marker; the next one finishes it, unless the tier has
+deleted the checkpoint meanwhile. Another worker may still be writing such a one, since its pin
+outlives the deletion: so a folder goes only after nothing in it has changed for a long time. A
+worker that slept even longer is stopped in front of its marker by the missing plan.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import Final
+
+from ckpt.base.errors import NotFound
+from ckpt.base.ids import Generation, RunName, Step
+from ckpt.objects import names
+from ckpt.objects.documents import Plan, decode
+from ckpt.objects.reader import unfinished
+from ckpt.objects.sink import Sink
+from ckpt.objects.writer import abort_uploads
+
+LOOKS: Final = 10
+"""At an unchanged folder, before it goes."""
+
+Key = tuple[RunName, Step, Generation]
+Content = tuple[tuple[str, ...], tuple[str, ...]]
+"""Keys of objects; names of uploads under way."""
+
+
+class Leftovers:
+    """I watch one store for what is left over; `quiet_s` is how long nothing may have changed."""
+
+    def __init__(
+        self, sink: Sink, quiet_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._sink = sink
+        self._quiet_s = quiet_s
+        self._clock = clock
+        self._next_look_s: dict[RunName, float] = {}
+        #: What lay there, and since when; only what the tier no longer has.
+        self._seen: dict[Key, tuple[Content, float]] = {}
+
+    def found(
+        self, run: RunName, cluster: str, tier: Collection[tuple[Step, Generation]]
+    ) -> list[tuple[Step, Generation]]:
+        """What may go now. `tier`: all generations of the run there, asked before this."""
+        now_s = self._clock()
+        if now_s < self._next_look_s.get(run, 0.0):
+            return []
+        self._next_look_s[run] = now_s + self._quiet_s / LOOKS
+        left = [one for one in unfinished(self._sink, run) if one not in tier]
+        gone = [key for key in self._seen if key[0] == run and key[1:] not in left]
+        for key in gone:
+            del self._seen[key]
+        return [one for one in left if self._is_quiet((run, *one), cluster, now_s)]
+
+    def _is_quiet(self, key: Key, cluster: str, now_s: float) -> bool:
+        prefix = names.generation_prefix(*key)
+        content = (
+            tuple(self._sink.list(prefix)),
+            tuple(sorted(upload.upload for upload in self._sink.pending_uploads(prefix))),
+        )
+        before, since_s = self._seen.get(key, (None, now_s))
+        if before != content:
+            self._seen[key] = content, now_s
+            return False
+        return now_s - since_s >= self._quiet_s and self._cluster_of(prefix) == cluster
+
+    def _cluster_of(self, prefix: str) -> str:
+        """Whose plan it is; a place that clusters share keeps what the others wrote."""
+        try:
+            raw = self._sink.get(prefix + names.PLAN)
+        except NotFound:
+            return ""
+        return decode(Plan, raw, f"{self._sink.url}/{prefix}{names.PLAN}").header.cluster
+
+
+def delete_unfinished(sink: Sink, run: RunName, step: Step, generation: Generation) -> None:
+    """The plan first: behind that nobody commits it. One that was committed meanwhile stays."""
+    prefix = names.generation_prefix(run, step, generation)
+    sink.delete([prefix + names.PLAN])
+    if sink.head(prefix + names.COMMITTED) is None:
+        abort_uploads(sink, sink.pending_uploads(prefix))
+        sink.delete(list(sink.list(prefix)))

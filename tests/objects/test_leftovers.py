@@ -1,0 +1,132 @@
+"""Half-written checkpoints that the tier no longer has go, once nobody writes to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpt.base.errors import Refused
+from ckpt.base.ids import Generation, Rank, RunName, Step
+from ckpt.format.tree import Node
+from ckpt.objects import names
+from ckpt.objects.file_sink import FileSink
+from ckpt.objects.leftovers import Leftovers, delete_unfinished
+from ckpt.objects.planning import WriteOptions
+from ckpt.objects.reader import open_stored
+from ckpt.objects.writer import WriteJob, WriteLimits, write_checkpoint
+from tests.objects.sources import HEADER, MemorySource
+
+RUN, ONE = RunName(HEADER.run), (Step(HEADER.step), Generation(1, 3))
+PREFIX = names.generation_prefix(RUN, *ONE)
+QUIET_S = 100.0
+
+
+class Clock:
+    """Stands until it is set."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> FileSink:
+    return FileSink(tmp_path)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def leftovers(sink: FileSink, clock: Clock) -> Leftovers:
+    return Leftovers(sink, QUIET_S, clock)
+
+
+def begin(sink: FileSink, source: MemorySource | None = None) -> WriteJob:
+    source = source or MemorySource({"small": np.arange(9), "w": np.zeros((600, 1000), "f4")})
+    job = WriteJob.begin(sink, source, WriteOptions(), WriteLimits())
+    assert job is not None
+    job.write_item(0)
+    return job
+
+
+def finish(job: WriteJob) -> None:
+    for number in range(len(job.plan.items)):
+        job.write_item(number)
+    job.finish()
+
+
+def test_it_goes_when_nothing_changed_for_long(
+    sink: FileSink, clock: Clock, leftovers: Leftovers
+) -> None:
+    begin(sink)
+    assert leftovers.found(RUN, HEADER.cluster, []) == []
+    clock.now_s = QUIET_S - 1
+    assert leftovers.found(RUN, HEADER.cluster, []) == []
+    clock.now_s = 2 * QUIET_S
+    assert leftovers.found(RUN, HEADER.cluster, []) == [ONE]
+    delete_unfinished(sink, RUN, *ONE)
+    assert list(sink.list("")) == []
+
+
+def test_whoever_still_writes_is_left_alone(
+    sink: FileSink, clock: Clock, leftovers: Leftovers
+) -> None:
+    begin(sink)
+    for n in range(5):
+        sink.put(PREFIX + names.receipt_key(n + 10), b"{}")
+        assert leftovers.found(RUN, HEADER.cluster, []) == []
+        clock.now_s += QUIET_S
+    begun = sink.upload(PREFIX + "packed/c/0")
+    begun.__enter__().part(b"half")
+    assert leftovers.found(RUN, HEADER.cluster, []) == [], "an upload is a change, too"
+    begun.__exit__(None, None, None)
+
+
+def test_what_the_tier_has_stays_however_old(
+    sink: FileSink, clock: Clock, leftovers: Leftovers
+) -> None:
+    begin(sink)
+    leftovers.found(RUN, HEADER.cluster, [])
+    clock.now_s = 2 * QUIET_S
+    assert leftovers.found(RUN, HEADER.cluster, [ONE]) == []
+    clock.now_s = 3 * QUIET_S
+    assert leftovers.found(RUN, HEADER.cluster, []) == [], "its time begins anew"
+
+
+def test_another_clusters_and_committed_ones_stay(
+    sink: FileSink, clock: Clock, leftovers: Leftovers
+) -> None:
+    job = begin(sink)
+    leftovers.found(RUN, "other", [])
+    clock.now_s = 2 * QUIET_S
+    assert leftovers.found(RUN, "other", []) == []
+    finish(job)
+    clock.now_s = 4 * QUIET_S
+    assert leftovers.found(RUN, HEADER.cluster, []) == []
+    delete_unfinished(sink, RUN, *ONE)
+    open_stored(sink, RUN).verify()
+
+
+def test_a_writer_that_slept_meanwhile_does_not_commit(sink: FileSink) -> None:
+    class Sleeping(MemorySource):
+        """Its trees are asked for between the last receipt and the marker."""
+
+        def trees(self) -> Mapping[Rank, Node]:
+            delete_unfinished(sink, RUN, *ONE)
+            return super().trees()
+
+    arrays = {"small": np.arange(9)}
+    job = begin(sink, Sleeping(arrays))
+    with pytest.raises(Refused, match="its plan was deleted"):
+        finish(job)
+    assert sink.head(PREFIX + names.COMMITTED) is None
+    write_checkpoint(sink, MemorySource(arrays), WriteOptions(), WriteLimits())
+    open_stored(sink, RUN).verify()
