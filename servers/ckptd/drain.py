@@ -69,7 +69,7 @@ class DrainConfig:
     """Also drain to a store that does not create objects conditionally: you see to it that no other
     worker writes there."""
     abandon_s: float = 3600.0
-    """A half-drained checkpoint that the tier has deleted goes when nobody wrote to it for so long."""
+    """What the tier deleted half drained goes when nobody wrote to it for so long."""
     aside: bool = True
     """Stand aside while a save is under way."""
     log_level: str = "info"
