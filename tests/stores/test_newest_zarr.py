@@ -30,7 +30,7 @@ for name in sys.argv[2:]:
 
 
 def newer_python() -> str | None:
-    """One of 3.12 or later that runs: $CKPT_NEWER_PYTHON, an interpreter on the path, or pyenv's."""
+    """One of 3.12 or later that runs: $CKPT_NEWER_PYTHON, one on the path, or pyenv's."""
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
     candidates = [
         os.environ.get("CKPT_NEWER_PYTHON"),
