@@ -99,28 +99,31 @@ class CkptIO(CheckpointIO):
         )
         self._pending.append(future)
 
-    def load_into(self, state: dict[str, object], path: FilePath) -> None:
-        """Fill a sharded state, on all ranks."""
+    def load_into(self, state: dict[str, object], path: FilePath) -> int:
+        """Fill a sharded state, on all ranks; returns its step, the same for all."""
         self.wait()
-        load(
+        return load(
             state,
             checkpoint_id=self.name_of(path),
             store=self._store,
             allow_pickle=self._allow_pickle,
         )
 
-    def load_rest(self, path: FilePath, without: tuple[str, ...]) -> dict[str, object]:
+    def load_rest(self, step: int, without: tuple[str, ...]) -> dict[str, object]:
         """The plain part of a sharded checkpoint."""
-        return {k: v for k, v in self.load_checkpoint(path).items() if k not in without}
+        whole = self.load_checkpoint(f"{self._run}/{step}")
+        return {key: value for key, value in whole.items() if key not in without}
 
     def name_of(self, path: FilePath) -> str:
         """The checkpoint that a path of Lightning's means. Raises Refused."""
-        text = os.fspath(path)
-        name = text.rstrip("/").rpartition("/")[2]
+        text = os.fspath(path).rstrip("/")
+        name = text.rpartition("/")[2]
+        if text == self._run:
+            return self._run
         found = _STEP.search(name) or re.fullmatch(r"([0-9]+)", name)
         if found is not None:
             return f"{self._run}/{int(found[1])}"
-        if "last" in name or text == self._run:
+        if "last" in name:
             return self._run
         raise Refused(f"{text} names no step", hint="keep step=NUMBER or `last` in the file's name")
 
@@ -157,11 +160,11 @@ class CkptModelParallelStrategy(ModelParallelStrategy):
         model = get_model_state_dict(self.model)
         moments = [get_optimizer_state_dict(self.model, one) for one in self.optimizers]
         state: dict[str, object] = {"state_dict": model, "optimizer_states": list(moments)}
-        self._io.load_into(state, checkpoint_path)
+        step = self._io.load_into(state, checkpoint_path)
         set_model_state_dict(self.model, model)
         for optimizer, moment in zip(self.optimizers, moments, strict=True):
             set_optimizer_state_dict(self.model, optimizer, optim_state_dict=moment)
-        return self._io.load_rest(checkpoint_path, ("state_dict", "optimizer_states"))
+        return self._io.load_rest(step, ("state_dict", "optimizer_states"))
 
     def remove_checkpoint(self, filepath: FilePath) -> None:
         """Delete that step, once."""

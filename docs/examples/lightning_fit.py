@@ -65,8 +65,8 @@ def main() -> None:
         )
         with ckpt.open(options.store) as store:
             newest = store.latest(options.name)
-        resume = None if newest is None else f"{run}/{newest}"
-        trainer.fit(model, data, ckpt_path=resume)
+        # Without a step: the newest, on which the ranks agree.
+        trainer.fit(model, data, ckpt_path=None if newest is None else run)
     total = 0.0
     for parameter in model.parameters():
         full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
