@@ -36,7 +36,7 @@ class TestDirectory(SinkContract):
         sink.put("stays/x", b".")
 
         def come_and_go() -> None:
-            for _ in range(300):
+            for _ in range(100):
                 sink.put("goes/away/deep/x", b".")
                 sink.delete(["goes/away/deep/x"])
 
