@@ -57,6 +57,8 @@ class StagerLink:
         self._halves: dict[int, Half] = {}
         self._open: int | None = None
         #: The half that the next save may write into before it is granted.
+        self._asking: set[int] = set()
+        #: Saves whose ask has no answer yet.
         self._granted: dict[int, int] = {}
         self._refused: dict[int, wire.SaveRefused] = {}
         self._pending: dict[int, Save] = {}
@@ -110,6 +112,7 @@ class StagerLink:
         with self._news:
             self._made_s.clear()
             taken, self._open = self._open, None
+            self._asking.add(number)
             half = self._halves.get(taken) if taken is not None else None
             if half is None or len(half.memory) < half_bytes:
                 taken = half = None
@@ -134,6 +137,8 @@ class StagerLink:
 
     def drop(self, number: int) -> None:
         """Nothing was staged after all."""
+        with self._news:
+            self._asking.discard(number)
         with suppress(CkptError):
             self._send(wire.DropStaging(number))
 
@@ -243,13 +248,17 @@ class StagerLink:
                 self._halves[half] = map_half(descriptor, half_bytes)
                 self._made_s[half] = fault_in_us / 1e6 + time.monotonic() - begun
             case wire.HalfOpen(half):
-                self._open = half
+                # One that met our ask on the way is old: that ask may have been given this half.
+                if not self._asking:
+                    self._open = half
             case wire.Prepared() as answer:
                 self._prepared.append(answer)
             case wire.HalfGranted(number, half):
                 self._granted[number] = half
+                self._asking.discard(number)
             case wire.SaveRefused() as refusal:
                 self._refused[refusal.save] = refusal
+                self._asking.discard(refusal.save)
             case wire.Outcome() as outcome:
                 self._noted_outcome(outcome)
 

@@ -146,6 +146,22 @@ def test_announced_memory_may_be_written_before_it_is_granted(bench: Bench) -> N
         link.prepare(3 * MiB)
 
 
+def test_an_announcement_that_met_an_ask_on_the_way_is_not_taken_for_the_next_save(
+    bench: Bench,
+) -> None:
+    link = bench.start()
+    link.prepare(MiB)
+    for number in (1, 2):
+        link.ask_half(number, "run", number, MiB, "wait")
+        assert link.wait_half(number) is not None
+    os.kill(link.pid, signal.SIGSTOP)
+    link.drop(1)  # Its half is announced, and given to the ask that is under way already.
+    assert link.ask_half(3, "run", 3, MiB, "wait") is None
+    os.kill(link.pid, signal.SIGCONT)
+    assert link.wait_half(3) is not None
+    assert link.ask_half(4, "run", 4, MiB, "error") is None, "both halves hold other saves"
+
+
 def test_a_state_that_outgrew_what_was_announced_waits_for_its_grant(bench: Bench) -> None:
     link = bench.start()
     link.prepare(MiB)
