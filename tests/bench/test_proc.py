@@ -60,7 +60,7 @@ def test_raw_writers_leave_nothing_behind(tmp_path: Path) -> None:
 
 def test_probes_say_how_many_bytes_they_moved() -> None:
     rounds = run_probes([["crc", str(PIECE_BYTES)], ["touch", str(MiB)]])
-    assert [len(one) for one in rounds] == [5, 5]
+    assert [len(one) for one in rounds] == [5, 1]
     assert rounds[0][0].bytes == 512 * MiB
     assert rounds[1][0].bytes == MiB
     assert rounds[0][0].cost > 0

@@ -11,7 +11,7 @@ from tests.frameworks.clusters import local_cluster
 from tests.frameworks.gloo import Ranks
 
 TIMEOUT_S = 900
-"""Of a test without one of its own: processes import torch anew, on machines that are shared."""
+"""Of a test without one of its own: processes import torch anew, on shared machines."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

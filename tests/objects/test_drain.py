@@ -25,8 +25,6 @@ from tests.objects.drainkit import (
 )
 from tests.waiting import wait_until
 
-pytest_plugins = ("tests.e2e.conftest",)
-
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:

@@ -12,7 +12,10 @@ import pytest
 
 from ckpt.objects.fsspec_sink import FsspecSink
 from ckpt.objects.retry import Patience
+from tests.e2e.conftest import cluster, cluster_options, mark, runtime, store
 from tests.stores.gateway import S3, Gateway, why_not
+
+__all__ = ["bucket", "cluster", "cluster_options", "mark", "runtime", "s3", "store"]
 
 
 @pytest.fixture(scope="session")

@@ -22,8 +22,6 @@ from tests.stores.gateway import S3
 from tests.stores.proxy import Fault, Proxy, Request
 from tests.waiting import wait_until
 
-pytest_plugins = ("tests.e2e.conftest",)
-
 KILLS = int(os.environ.get("CKPT_DRAIN_KILLS", "6"))
 """Seeds of `make test-stores`; the others, up to the soak's, are `slow`."""
 KILLS_SOAK = max(200, KILLS)
