@@ -14,7 +14,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +32,8 @@ ARENA_BYTES: Final = 256 * MiB
 UNIX_BUFFER_BYTES: Final = 4 * MiB
 TRANSPORT_ROUNDS: Final = 5
 PROBE_TIMEOUT_S: Final = 120.0
-COLD_REST_S: Final = 4.0
-"""After which freed memory is as cold as it gets."""
+WARM_SHARE: Final = 125
+"""Percent of what is about to be touched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +153,18 @@ def measure_bounds(plan: RooflinePlan, directory: Path, *, tcp: bool) -> Bounds:
 
 
 def measure_touch(sizes: Sequence[int]) -> float:
-    """CPU s/GB of first touch by fresh processes at once, one for each size.
-
-    Free memory of a virtual machine may go back to its host within seconds, and is ten times dearer
-    then. So this rests first, and whoever compares himself with it rests as long.
-    """
-    time.sleep(COLD_REST_S)
+    """CPU s/GB of first touch by fresh processes at once, one for each size."""
+    warm_free_memory(sum(sizes))
     return _cost(run_probes([["touch", str(size)] for size in sizes]))
+
+
+def warm_free_memory(size: int) -> None:
+    """Have so much free memory backed by real pages of this virtual machine's host.
+
+    A host that takes free memory back within seconds makes first touch up to ten times dearer, by
+    chance: this is done just before whatever touches memory on the clock.
+    """
+    run_probes([["touch", str(size * WARM_SHARE // 100)]])
 
 
 def core_count() -> int:

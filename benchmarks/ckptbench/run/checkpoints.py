@@ -19,6 +19,7 @@ from ckptbench.job.options import JobOptions
 from ckptbench.rank import Answer, Usage
 from ckptbench.ranks import NOW, RankGroup
 from ckptbench.results import Checkpoint, RankTimes, Seal
+from ckptbench.roofline import warm_free_memory
 from ckptbench.run.shelf import Context, Saved, Shelf
 from ckptbench.run.watch import Watch
 from ckptbench.workload import StatePlan
@@ -109,6 +110,8 @@ class Bench:
         cache = self._drop_caches(ranks)
         lines = self._load_lines(saved)
         watch = Watch(self.shelf, ranks, "read", faults, moment.number)
+        if self.options.baseline:
+            warm_free_memory(sum(saved.plan.rank_bytes))
         moment.meet()
         begun = watch.begin(sum(saved.plan.rank_bytes), lines)
         answers = ranks.answers()

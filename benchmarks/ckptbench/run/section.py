@@ -19,7 +19,7 @@ from ckptbench.job.options import JobOptions
 from ckptbench.ranks import RankGroup
 from ckptbench.raw_disk import DiskRate, best_write, repeat_write
 from ckptbench.results import Checkpoint
-from ckptbench.roofline import COLD_REST_S, measure_touch
+from ckptbench.roofline import measure_touch
 from ckptbench.run.checkpoints import Bench, Moment
 from ckptbench.run.schedule import Loop, Schedule, pause_s
 from ckptbench.run.shelf import Context, Saved, Shelf, start_ranks, state_plan
@@ -147,10 +147,7 @@ class Section:
     ) -> Checkpoint:
         """By processes whose memory is as cold as after a restart, with the savers gone."""
         self._shelf.storage.forget_readers()
-        touch = None
-        if self._options.baseline:
-            touch = measure_touch(saved.plan.rank_bytes)
-            time.sleep(COLD_REST_S)
+        touch = measure_touch(saved.plan.rank_bytes) if self._options.baseline else None
         with self._start(saved.plan, self._bench.readers(saved)) as ranks:
             found = self._bench.load(ranks, saved, kind, moment, faults)
         return replace(found, touch_s_per_gb=touch)
