@@ -26,6 +26,8 @@ class TrainerChannel:
         self._queue: deque[tuple[bytes, int | None]] = deque()
         #: Packets not yet sent, each with a descriptor of its own, if any.
         self._process = -1
+        self._deaf = False
+        #: The trainer takes no more; what it said before may still lie in the socket.
         self.open = True
 
     def watch_process(self, pid: int) -> None:
@@ -53,13 +55,17 @@ class TrainerChannel:
 
     def send(self, message: wire.FromStager, descriptor: int | None = None) -> None:
         """Queue a message; the descriptor is duplicated and stays the caller's."""
-        if self.open:
+        if self.open and not self._deaf:
             copy = os.dup(descriptor) if descriptor is not None else None
             self._queue.append((wire.encode_packet(message), copy))
             self.flush()
 
     def flush(self) -> None:
-        """Push as much as the socket takes."""
+        """Push as much as the socket takes.
+
+        A trainer that went away does not hear the rest; `receive` finds its last packets and its
+        end.
+        """
         while self._queue and self.open:
             packet, descriptor = self._queue[0]
             try:
@@ -70,7 +76,8 @@ class TrainerChannel:
             except BlockingIOError:
                 return
             except OSError:
-                self.close()
+                self._deaf = True
+                self._drop_queue()
                 return
             self._queue.popleft()
             if descriptor is not None:
@@ -101,13 +108,16 @@ class TrainerChannel:
             return
         self.open = False
         self._socket.close()
+        self._drop_queue()
+        if self._process >= 0:
+            os.close(self._process)
+            self._process = -1
+
+    def _drop_queue(self) -> None:
         for _, descriptor in self._queue:
             if descriptor is not None:
                 os.close(descriptor)
         self._queue.clear()
-        if self._process >= 0:
-            os.close(self._process)
-            self._process = -1
 
     def _process_ended(self) -> bool:
         if self._process < 0:

@@ -182,11 +182,18 @@ def decode_from_stager(packet: bytes) -> FromStager:
 
 
 def receive_packet(sock: socket.socket) -> tuple[bytes, int | None]:
-    """One packet and the descriptor that came with it; an empty packet is the other side's end."""
+    """One packet and the descriptor that came with it; an empty packet is the other side's end.
+
+    A peer that closed with something of ours unread is told once as a reset, ahead of the packets
+    that it had sent before: these still count, so the next call of the kernel's decides.
+    """
     try:
-        packet, descriptors, _, _ = socket.recv_fds(
-            sock, PACKET_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC
-        )
+        packet, descriptors = _receive(sock)
     except ConnectionResetError:
-        return b"", None
+        packet, descriptors = _receive(sock)
     return packet, descriptors[0] if descriptors else None
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    packet, descriptors, _, _ = socket.recv_fds(sock, PACKET_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC)
+    return packet, descriptors
