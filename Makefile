@@ -18,7 +18,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 TESTS ?= tests
-FRAMEWORKS := torch==2.13.0 jax lightning transformers accelerate pandas safetensors
+FRAMEWORKS := torch==2.13.0 jax lightning transformers accelerate pandas safetensors obstore
 FRAMEWORKS_READY := $(VENV)/.frameworks
 STORES_READY := $(VENV)/.stores
 CEPH := ceph-mon ceph-mgr ceph-osd ceph-common radosgw
