@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from ckpt.base.ids import (
     BootId,
@@ -114,6 +115,44 @@ def test_a_tombstone_that_could_not_be_removed_goes_when_its_target_comes_back()
     holder.reboot()
     bench.start(holder)
     assert buried_on(bench, id) == []
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_stager_that_asks_after_the_deletion_hears_of_a_commit_that_survives_nothing_more(
+    restarted: bool,
+) -> None:
+    bench = Bench(keep=1)
+    rank = RankFake(bench)
+    rank.open(1)
+    rank.seal_all()
+    rank.certify()
+    first = rank.commits()[0].info
+    bench.close(rank.session)
+    bench.save(2)
+    assert bench.states()[str(first.checkpoint)] == "deleted"
+    if restarted:
+        bench.restart(*bench.targets)
+    rank.reconnect()
+    (told,) = rank.resume(1, first.checkpoint)
+    assert told == m.AttemptCommitted(replace(first, targets_survivable=0, domains_survivable=0)), (
+        "found by the simulator's seeds 2269 and 4136: it heard of an abort"
+    )
+
+
+def test_what_nobody_knows_any_more_is_not_said_to_have_been_aborted_for_certain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deletion, "GONE_ROWS_MAX", 0)
+    monkeypatch.setattr(deletion, "GONE_ROWS_BATCH", 1)
+    monkeypatch.setattr("ckpt.protocol.coordinator.ending.ENDED_KEPT", 0)
+    bench = Bench(keep=1)
+    id = bench.save(1)
+    bench.save(2)
+    bench.save(3)
+    assert str(id) not in bench.states()
+    (told,) = RankFake(bench).resume(1, id)
+    assert isinstance(told, m.AttemptAborted)
+    assert told.message == f"{id} is not known: it was aborted, or deleted long ago"
 
 
 def test_nothing_is_told_or_dropped_before_the_row_is_durable() -> None:

@@ -83,6 +83,8 @@ class Checkpoints:
         self._members = members
         self._level = report_level
         self._by_run: dict[RunName, dict[CheckpointId, Checkpoint]] = {}
+        self._deleted: dict[CheckpointId, bytes] = {}
+        #: Records of deleted checkpoints whose rows stay: a stager may have missed the commit.
 
     def add(self, checkpoint: Checkpoint) -> None:
         of_run = self._by_run.setdefault(checkpoint.id.run, {})
@@ -104,7 +106,18 @@ class Checkpoints:
         return checkpoint
 
     def forget(self, checkpoint: Checkpoint) -> None:
+        """It is deleted: only the fact that it was committed stays, as long as its row does."""
         self._by_run[checkpoint.id.run].pop(checkpoint.id, None)
+        self._deleted[checkpoint.id] = checkpoint.record_bytes
+
+    def recover_deleted(self, row: CatalogRow) -> None:
+        """The same for a row at start; one that was rebuilt from tombstones has no record."""
+        if row.record:
+            self._deleted[row.checkpoint] = row.record
+
+    def forget_row(self, id: CheckpointId) -> None:
+        """The catalog says nothing of it any more."""
+        self._deleted.pop(id, None)
 
     def runs(self) -> list[RunName]:
         return sorted(run for run, held in self._by_run.items() if held)
@@ -171,6 +184,18 @@ class Checkpoints:
             domains_survivable=max(0, min(info.domains_survivable, now.domains)),
             columns_missing=max(info.columns_missing, now.columns_missing),
         )
+
+    def info_told(self, id: CheckpointId) -> CommitInfo | None:
+        """What whoever missed the commit hears, also when it is deleted by now: that it was one,
+        and how much it survives at this moment. None when nothing is known of a commit.
+        """
+        held = self.get(id)
+        if held is not None:
+            return self.info_now(held)
+        record = self._deleted.get(id)
+        if record is None:
+            return None
+        return replace(decode_record(record).info, targets_survivable=0, domains_survivable=0)
 
     def unreachable(self, checkpoint: Checkpoint) -> list[TargetId]:
         """Its targets that are not live now, for the error message."""

@@ -14,10 +14,11 @@ generation: each is live, has listed nothing of it or confirmed the drop. Until 
 is rebuilt from the targets needs it. A target that never comes back keeps tombstones where they
 are: 16 KiB each, never a checkpoint that was deleted and is there again.
 
-Rows of aborted and deleted generations say what a target that comes back may not keep. The newest
-GONE_ROWS_MAX of them stay, and the newest of each run, which may be all that tells which launch has
-begun. A target that was away for longer than those reach back keeps what it has: space is lost
-then, never a checkpoint, for what nobody knows is never dropped.
+Rows of aborted and deleted generations say what a target that comes back may not keep, and tell a
+stager that comes back how its save ended. The newest GONE_ROWS_MAX of them stay, and the newest of
+each run, which may be all that tells which launch has begun. A target that was away for longer than
+those reach back keeps what it has: space is lost then, never a checkpoint, for what nobody knows is
+never dropped.
 """
 
 from __future__ import annotations
@@ -272,6 +273,7 @@ class Deleter:
         ]
         for id in forgotten:
             del self.gone[id]
+            self._checkpoints.forget_row(id)
         if forgotten:
             self._desk.persist(tuple(map(catalog.RowForgotten, forgotten)), lambda: None)
 

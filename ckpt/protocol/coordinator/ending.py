@@ -207,8 +207,7 @@ class Ending:
     def tell_asker(self, attempt: Attempt, session: Session, request: int) -> None:
         """The end of an attempt, once it is durable."""
         if attempt.state is AttemptState.COMMITTED and attempt.info is not None:
-            held = self._checkpoints.get(attempt.checkpoint)
-            info = self._checkpoints.info_now(held) if held is not None else attempt.info
+            info = self._checkpoints.info_told(attempt.checkpoint) or attempt.info
             self._desk.send(session, request, AttemptCommitted(info))
         elif attempt.state is AttemptState.ABORTED and attempt.failure is not None:
             self._desk.send(session, request, attempt.failure)
@@ -292,16 +291,14 @@ class Ending:
     # ----------------------------------------------------------------------- telling
 
     def tell_unknown(self, session: Session, request: int, checkpoint: CheckpointId) -> None:
-        held = self._checkpoints.get(checkpoint)
-        if held is not None:
-            info = self._checkpoints.info_now(held)
-            gathering = info.targets_survivable < held.info.targets_survivable
-            if not (gathering and self._members.gathering):
-                # While targets gather after a start too little would be promised: the stager asks
-                # again.
-                self._desk.send(session, request, AttemptCommitted(info))
+        held, info = self._checkpoints.get(checkpoint), self._checkpoints.info_told(checkpoint)
+        if info is None:
+            text = f"{checkpoint} is not known: it was aborted, or deleted long ago"
+            aborted = AttemptAborted(checkpoint, Aborted.code, text, "save again")
+            self._desk.send(session, request, aborted)
             return
-        aborted = AttemptAborted(
-            checkpoint, Aborted.code, f"{checkpoint} is not known: it was aborted", "save again"
-        )
-        self._desk.send(session, request, aborted)
+        least = held is not None and info.targets_survivable < held.info.targets_survivable
+        if not (least and self._members.gathering):
+            # While targets gather after a start too little would be promised: the stager asks
+            # again.
+            self._desk.send(session, request, AttemptCommitted(info))

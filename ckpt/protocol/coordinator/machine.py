@@ -387,5 +387,6 @@ class CoordinatorMachine:
                     self.deleter.recover(self.checkpoints.recover(row))
                 case RowState.ABORTED | RowState.DELETED:
                     self.deleter.gone[row.checkpoint] = row.state
+                    self.checkpoints.recover_deleted(row)
         for run, launch, resolved in joined:
             self.resolver.rounds.recover(run, launch, resolved)
