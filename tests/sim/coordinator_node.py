@@ -7,6 +7,7 @@ from __future__ import annotations
 from ckpt.erasure.code import Code
 from ckpt.format.messages import Message, Reserve, Role
 from ckpt.protocol.coordinator.catalog import (
+    AttemptDecided,
     CatalogEntry,
     CatalogImage,
     Persist,
@@ -114,6 +115,9 @@ class CoordinatorNode:
 
     def _persist(self, persist: Persist) -> None:
         self._pending.append(persist)
+        for entry in persist.entries:
+            if type(entry) is AttemptDecided:
+                self._oracles.coordinator_decides(entry)
         if any(type(entry).__name__ == self.crash_after for entry in persist.entries):
             self.crash_after = None
             self._clock.after(self._clock.between(0, 3000), self.crash)

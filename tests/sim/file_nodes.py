@@ -23,7 +23,8 @@ from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
 from tests.sim.clockwork import Clockwork
 from tests.sim.network import Network, Node
 from tests.sim.oracles import Oracles, Violation
-from tests.sim.rank_node import Job, RankNode
+from tests.sim.payloads import Job
+from tests.sim.rank_node import RankNode
 from tests.sim.world import World
 
 FILES_MAX = 16
@@ -88,7 +89,7 @@ class WriterNode(RankNode):
         target_of: Callable[[TargetId], Node], job: Job, seed: int, files: list[tuple[int, str]],
     ) -> None:  # fmt: skip
         super().__init__(clock, network, oracles, coordinator, target_of, job, 0, seed)
-        identity = Identity(None, self.machine.identity.rank, 1, self._process)
+        identity = Identity(None, self.machine.identity.rank, 1, self.process)
         self.machine = StagerMachine(identity, StagerConfig(half_count=FILES_MAX))
         self._halves = [bytearray(HALF_BYTES) for _ in range(FILES_MAX)]
         self._files = list(files)

@@ -17,6 +17,7 @@ from ckpt.base.limits import PAGE_BYTES
 from ckpt.erasure.code import Code
 from ckpt.format import messages
 from ckpt.format.column import ColumnHeader, decode_header
+from ckpt.format.record import decode_record
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
 from ckpt.protocol.coordinator.placements import Placement, decode_placement
@@ -25,7 +26,11 @@ from ckpt.protocol.target.core import column_name
 from ckpt.testing.disk import FakeDisk
 
 if TYPE_CHECKING:
-    from tests.sim.rank_node import Job, RankNode
+    from tests.sim.payloads import Job
+    from tests.sim.rank_node import RankNode
+
+
+Columns = tuple[TargetId | None, ...]
 
 
 class Violation(AssertionError):
@@ -57,12 +62,16 @@ class Oracles:
     is_lost: Callable[[TargetId], bool]
     is_unknown_loss: Callable[[TargetId], bool]
     """Harmed so lately that the coordinator cannot know it yet: a loss after the answer."""
+    is_harmed: Callable[[TargetId], bool]
+    """Lost or wiped at any time."""
     announced: dict[CheckpointId, Announced] = field(default_factory=dict)
     #: Every committed checkpoint that anybody was told of.
     aborted: set[CheckpointId] = field(default_factory=set)
     opened: dict[CheckpointId, catalog.AttemptOpened] = field(default_factory=dict)
     #: Durable openings, in order.
     decided: dict[CheckpointId, catalog.AttemptDecided] = field(default_factory=dict)
+    harm_counted: dict[CheckpointId, set[TargetId]] = field(default_factory=dict)
+    #: Targets that were lost or wiped when it was decided, as the second count could know.
     deleted: set[CheckpointId] = field(default_factory=set)
     begun: dict[str, LaunchNumber] = field(default_factory=dict)
     #: Run -> the newest launch with a durable opening.
@@ -112,6 +121,17 @@ class Oracles:
         self.begun[run] = entry.launch
         self.opened[entry.checkpoint] = entry
 
+    def coordinator_decides(self, entry: catalog.AttemptDecided) -> None:
+        """The second count, at its own moment: from here on the attempt is only rolled forward."""
+        info = decode_record(entry.record).info
+        placement = decode_placement(entry.placement)
+        named = {t for columns in placement.values() for t in columns if t is not None}
+        self.harm_counted[entry.checkpoint] = {
+            t for t in named if self.is_harmed(t) and not self.is_unknown_loss(t)
+        }
+        for rank, columns in placement.items():
+            self._check_floor(info, PayloadId(entry.checkpoint, rank), columns)
+
     # ----------------------------------------------------------------------- what is said
 
     def coordinator_says(self, message: messages.Message) -> None:
@@ -144,7 +164,11 @@ class Oracles:
         for rank, columns in placement.items():
             if (id, rank) in self.overwritten:
                 raise Violation(f"P2: {id} commits, but rank {rank}'s half was given on before")
-            self._check_columns(info, PayloadId(id, rank), columns)
+            if id not in self.deleted:
+                self._check_floor(info, PayloadId(id, rank), columns)
+                self._check_promise(info, PayloadId(id, rank), columns)
+            elif info.targets_survivable:
+                raise Violation(f"P1: {id} is deleted and promised to survive")
         self.announced[id] = Announced(info, placement)
 
     def _check_ranks(self, info: messages.CommitInfo, placement: Placement) -> None:
@@ -152,29 +176,32 @@ class Oracles:
         if sorted(placement) != list(range(opened.world_size)):
             raise Violation(f"P2: {info.checkpoint} misses ranks: {sorted(placement)}")
 
-    def _check_columns(
-        self, info: messages.CommitInfo, payload: PayloadId, columns: tuple[TargetId | None, ...]
-    ) -> None:
-        """Whatever its answer promises must already lie on stable storage (P1, P13)."""
-        code = Code.parse(info.code)
+    def _check_floor(self, info: messages.CommitInfo, payload: PayloadId, columns: Columns) -> None:
+        """Enough columns lay on stable storage when it was decided (P1, P13)."""
         named = [target for target in columns if target is not None]
         if len(set(named)) != len(named):
             raise Violation(f"P13: {payload} has two columns on one target: {columns}")
-        durable = sum(
+        counted = self.harm_counted[info.checkpoint]
+        later = sum(self.is_harmed(target) and target not in counted for target in named)
+        durable, floor = self._durable(info, payload, columns), Code.parse(info.code).floor
+        if durable + later < floor:
+            raise Violation(f"P1: {payload} has {durable} durable columns, floor {floor}")
+
+    def _check_promise(
+        self, info: messages.CommitInfo, payload: PayloadId, columns: Columns
+    ) -> None:
+        """What the answer promises lies on stable storage now (P1)."""
+        durable, promised = self._durable(info, payload, columns), info.targets_survivable
+        unknown = sum(self.is_unknown_loss(t) for t in columns if t is not None)
+        if durable + unknown - Code.parse(info.code).k < promised:
+            raise Violation(f"P1: {payload} promises to survive {promised}, has {durable} columns")
+
+    def _durable(self, info: messages.CommitInfo, payload: PayloadId, columns: Columns) -> int:
+        return sum(
             self._is_durable(target, ColumnId(payload, ColumnNumber(j)), info.launch)
             for j, target in enumerate(columns)
             if target is not None
         )
-        unknown = sum(self.is_unknown_loss(target) for target in named)
-        if durable + unknown < code.floor:
-            raise Violation(
-                f"P1: {payload} is announced with {durable} durable columns, floor {code.floor}"
-            )
-        if durable + unknown - code.k < info.targets_survivable:
-            raise Violation(
-                f"P1: {payload} promises to survive {info.targets_survivable}, "
-                f"has {durable} columns"
-            )
 
     def _is_durable(self, target: TargetId, column: ColumnId, launch: LaunchNumber) -> bool:
         if self.is_lost(target):

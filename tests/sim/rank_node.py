@@ -5,18 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
-from random import Random
 
-import numpy as np
-
-from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank, RunName, Step, TargetId
-from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID, codec_for
+from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank, Step, TargetId
 from ckpt.format import messages as m
 from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.layout import Layout
-from ckpt.format.manifest import RankManifest, encode_manifest
-from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
 from ckpt.protocol.events import Received, Send, Session, SessionClosed, SessionOpened, Ticked
 from ckpt.protocol.stager import events as se
 from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
@@ -26,49 +19,11 @@ from ckpt.protocol.writer.payload_writer import PayloadWriter
 from tests.sim.clockwork import Clockwork
 from tests.sim.network import Network, Node
 from tests.sim.oracles import Oracles
+from tests.sim.payloads import Job, content, encode_cells, manifest_of, table_of
 
 TICK_US = 500_000
 HALF_BYTES = 1 << 17
 """The most that a half of the arena ever holds."""
-SHARD_BYTES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What a launch saves: the same for all its ranks."""
-
-    run: RunName
-    key: str | None
-    launch_name: str
-    world_size: int
-    steps: tuple[int, ...]
-    gap_us: int
-    payload_bytes: int
-
-
-@lru_cache(maxsize=64)
-def content(job: Job, step: int, rank: int, seed: int) -> bytes:
-    """The bytes that a rank hands over: a function of who,
-    when and the seed alone (oracle of P1 to P3).
-    """
-    return Random(f"{seed}/{job.launch_name}/{step}/{rank}").randbytes(job.payload_bytes)
-
-
-def hash_of(text: str) -> int:
-    """A small stable number of a name."""
-    return crc32(text.encode())
-
-
-@lru_cache(maxsize=64)
-def table_of(job: Job, rank: int) -> bytes:
-    """A private array, and a slice of a global one."""
-    size, shard = job.payload_bytes, min(SHARD_BYTES, job.payload_bytes)
-    pieces = (Piece(0, shard, size - shard),) if size > shard else ()
-    own = TensorEntry("own", Meaning.OWN, "|u1", (size - shard,), (0,), (size - shard,), pieces)
-    piece = (Piece(0, 0, shard),) if shard else ()
-    whole = (shard * job.world_size,)
-    part = TensorEntry("shard", Meaning.SHARD, "|u1", whole, (rank * shard,), (shard,), piece)
-    return encode_table(RankTable(Rank(rank), job.world_size, (own, part)))
 
 
 @dataclass(slots=True)
@@ -98,21 +53,22 @@ class RankNode:
 
     def __init__(
         self, clock: Clockwork, network: Network, oracles: Oracles, coordinator: Node,
-        target_of: Callable[[TargetId], Node], job: Job, rank: int, seed: int,
+        target_of: Callable[[TargetId], Node], job: Job, rank: int, seed: int, starts: int = 0,
     ) -> None:  # fmt: skip
-        self.name = f"{job.launch_name}/rank{rank}"
+        self.name = f"{job.launch_name}/rank{rank}" + "+" * starts
         self.up = True
         self.stopped = False
         self.trainer_alive = True
         self.job = job
         self.rank = rank
+        self.starts = starts
         self._clock, self._network, self._oracles = clock, network, oracles
         self._coordinator = coordinator
         self._target_of = target_of
         self._seed = seed
-        self._process = f"{self.name}/{seed}"
+        self.process = f"{self.name}/{seed}"
         self.machine = StagerMachine(
-            Identity(job.key, Rank(rank), job.world_size, self._process), StagerConfig()
+            Identity(job.key, Rank(rank), job.world_size, self.process), StagerConfig()
         )
         self._halves = [bytearray(), bytearray()]
         #: Each as long as the largest padded payload that it ever held.
@@ -187,6 +143,12 @@ class RankNode:
         """As the coordinator answered; None before."""
         run = self.machine.runs.get(self.job.run)
         return run.number if run is not None else None
+
+    @property
+    def fenced(self) -> bool:
+        """A newer launch has begun, as this process was told: it can save no more."""
+        failures = (o for o in self.outcomes.values() if isinstance(o, se.SaveFailed))
+        return any(failure.code == "fenced" for failure in failures)
 
     @property
     def joining(self) -> bool:
@@ -458,40 +420,3 @@ class RankNode:
                 sent = pe.FragmentSent(self._clock.now_us, column.stream, stripe)
                 self._do(sending, sending.writer.handle(sent))
                 moved = True
-
-
-def encode_cells(layout: Layout, memory: bytearray) -> list[list[bytes]]:
-    """All fragments of a payload, by stripe and column."""
-    cells: list[list[bytes]] = []
-    codec = codec_for(layout.code)
-    for stripe in range(layout.stripe_count):
-        size = layout.cell_bytes_of(stripe)
-        data = [
-            bytes(memory[layout.cell_offset(stripe, j) : layout.cell_offset(stripe, j) + size])
-            for j in range(layout.code.k)
-        ]
-        parity = [bytearray(size) for _ in range(layout.code.m)]
-        codec.encode([memoryview(d) for d in data], [memoryview(p) for p in parity])
-        cells.append(data + [bytes(p) for p in parity])
-    return cells
-
-
-def manifest_of(
-    payload: PayloadId, launch: int, layout: Layout, cells: list[list[bytes]]
-) -> tuple[bytes, tuple[int, ...]]:
-    """The encoded manifest and the column checksums."""
-    n = layout.code.n
-    fragments = np.array([[crc32(c) for c in row] for row in cells], dtype=np.uint32)
-    columns = tuple(crc32(b"".join(row[j] for row in cells)) for j in range(n))
-    manifest = RankManifest(
-        payload,
-        m.LaunchNumber(launch),
-        layout.code,
-        MATRIX_ID,
-        CODE_VERSION,
-        layout.payload_bytes,
-        layout.cell_bytes,
-        fragments.reshape(layout.stripe_count, n),
-        np.array(columns, dtype=np.uint32),
-    )
-    return encode_manifest(manifest), columns

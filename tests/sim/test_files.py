@@ -15,7 +15,7 @@ from ckpt.protocol.coordinator.opening import Opening
 from tests.sim.faults import FAULTS
 from tests.sim.file_nodes import CommitterNode, FileOracles, FileWorld, WriterNode
 from tests.sim.oracles import Violation
-from tests.sim.rank_node import Job
+from tests.sim.payloads import Job
 from tests.sim.scenario import SETTLE_US, _check_no_leak, _check_readable
 from tests.sim.world import RUN
 

@@ -16,7 +16,8 @@ from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CoordinatorNode
 from tests.sim.network import Network, Weather
 from tests.sim.oracles import Oracles, Violation
-from tests.sim.rank_node import Job, RankNode, content
+from tests.sim.payloads import Job, content
+from tests.sim.rank_node import RankNode
 from tests.sim.reader_node import ReaderNode
 from tests.sim.target_node import DISK_BYTES, TargetNode
 
@@ -56,6 +57,7 @@ class World:
             disk_of=lambda id: targets[id].disk,
             is_lost=lambda id: targets[id].lost,
             is_unknown_loss=lambda id: _is_unknown_loss(coordinator, targets[id]),
+            is_harmed=lambda id: targets[id].lost or targets[id].wiped,
         )
         coordinator = CoordinatorNode(clock, network, oracles, CODES[seed % len(CODES)])
         for number in range(TARGET_COUNT):
@@ -84,17 +86,25 @@ class World:
             gap_us,
             payload_bytes,
         )
-        nodes = [
-            RankNode(
-                self.clock, self.network, self.oracles, self.coordinator,
-                lambda id: self.targets[id], job, rank, self.seed,
-            )
-            for rank in range(RANK_COUNT)
-        ]  # fmt: skip
+        nodes = [self._rank(job, rank) for rank in range(RANK_COUNT)]
         self.ranks.extend(nodes)
         for node in nodes:
             self.clock.after(self.clock.rng.randint(0, 3000), node.start)
         return nodes
+
+    def start_again(self, node: RankNode) -> RankNode:
+        """The same rank of the same start in another process, as whoever runs the job would."""
+        node.crash()
+        again = self._rank(node.job, node.rank, node.starts + 1)
+        self.ranks[self.ranks.index(node)] = again
+        again.start()
+        return again
+
+    def _rank(self, job: Job, rank: int, starts: int = 0) -> RankNode:
+        return RankNode(
+            self.clock, self.network, self.oracles, self.coordinator,
+            lambda id: self.targets[id], job, rank, self.seed, starts,
+        )  # fmt: skip
 
     def read(self) -> ReaderNode:
         """A process that loads the newest step."""
