@@ -247,13 +247,6 @@ def test_a_refusal_without_retry_after_ends_the_save() -> None:
     ]
 
 
-def test_a_fenced_launch_refuses_every_later_save() -> None:
-    rig = joined()
-    request = request_in(rig.hand_over(1), m.OpenPayload)
-    rig.receive(m.Failed("fenced", "launch 5 has begun"), request)
-    assert rig.ask(2, 20) == [e.RefuseSave(2, "fenced", "launch 5 has begun")]
-
-
 def test_a_refused_join_ends_what_is_staged_later() -> None:
     rig = Rig()
     rig.do(e.TrainerAttached(0))

@@ -77,6 +77,8 @@ class Oracles:
     #: Run -> the newest launch with a durable opening.
     handed: set[tuple[str, int, int]] = field(default_factory=set)
     #: (launch name, step, rank) that was staged whole.
+    failed: dict[tuple[LaunchNumber, int], str] = field(default_factory=dict)
+    #: (launch, step) whose save ended for some rank with an error, and for which one.
     halves: dict[tuple[str, int], int] = field(default_factory=dict)
     #: (rank node, half) -> the save that holds it.
     overwritten: dict[tuple[CheckpointId, int], str] = field(default_factory=dict)
@@ -125,6 +127,7 @@ class Oracles:
         """The second count, at its own moment: from here on the attempt is only rolled forward."""
         info = decode_record(entry.record).info
         placement = decode_placement(entry.placement)
+        self._check_ranks(info, placement)
         named = {t for columns in placement.values() for t in columns if t is not None}
         self.harm_counted[entry.checkpoint] = {
             t for t in named if self.is_harmed(t) and not self.is_unknown_loss(t)
@@ -159,6 +162,9 @@ class Oracles:
             raise Violation(f"P2: {id} is announced before its record is durable")
         if id in self.aborted:
             raise Violation(f"P2: {id} is announced after it was aborted")
+        if (info.launch, id.step) in self.failed:
+            told = self.failed[info.launch, id.step]
+            raise Violation(f"P2: {id} is announced, {told} was told that it failed")
         placement = decode_placement(decided.placement)
         self._check_ranks(info, placement)
         for rank, columns in placement.items():
@@ -236,9 +242,16 @@ class Oracles:
         self.handed.add((job.launch_name, step, rank))
 
     def trainer_told(self, node: RankNode, step: int, outcome: Outcome) -> None:
-        """A trainer hears of a commit only when it is one."""
-        if isinstance(outcome, SaveCommitted) and outcome.info.checkpoint not in self.announced:
-            raise Violation(f"P2: {node.name} was told of {outcome.info.checkpoint} too early")
+        """A trainer hears of a commit only when it is one, of a failure only when it is none."""
+        if isinstance(outcome, SaveCommitted):
+            if outcome.info.checkpoint not in self.announced:
+                raise Violation(f"P2: {node.name} was told of {outcome.info.checkpoint} too early")
+            return
+        number = node.launch_number
+        if any((id.step, i.info.launch) == (step, number) for id, i in self.announced.items()):
+            raise Violation(f"P2: {node.name} was told that step {step} failed, it is committed")
+        if number is not None:
+            self.failed[number, step] = node.name
 
     def bytes_were_read(self, payload: PayloadId, data: bytes) -> None:
         """A reader hands out exactly what was saved, of a checkpoint that was announced (P2,

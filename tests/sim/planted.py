@@ -23,8 +23,10 @@ from ckpt.protocol.coordinator.launches import Launches
 from ckpt.protocol.coordinator.membership import Membership, Target
 from ckpt.protocol.coordinator.opening import Opening
 from ckpt.protocol.coordinator.reservations import Reservations, SpreadRule
-from ckpt.protocol.events import Session
+from ckpt.protocol.events import Session, SessionClosed
 from ckpt.protocol.reader.events import DecodePart
+from ckpt.protocol.stager.events import CoordinatorEvent, SaveFailed
+from ckpt.protocol.stager.machine import StagerMachine
 from ckpt.protocol.stager.state import StagerState
 from ckpt.protocol.target.machine import TargetMachine
 from ckpt.testing.disk import FakeDisk
@@ -129,6 +131,20 @@ def _decided_is_open(self: Opening, row: catalog.CatalogRow) -> None:
 _recover = Opening.recover
 
 
+# --------------------------------------------------------------------------- stagers
+
+
+def _give_up_when_cut(self: StagerMachine, event: CoordinatorEvent) -> None:
+    """Without a coordinator nothing can commit."""
+    _coordinator_event(self, event)
+    if isinstance(event, SessionClosed):
+        for save in self._pending():
+            self._finish(save, SaveFailed("unavailable", "the coordinator is gone"))
+
+
+_coordinator_event = StagerMachine._coordinator_event
+
+
 # --------------------------------------------------------------------------- targets
 
 
@@ -206,6 +222,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant("no-second-count", "P1", ((committing, "count_columns", _proofs_as_they_came),)),
     Plant("reuse-a-half-before-commit", "P2", ((StagerState, "half_is_free", lambda *_: True),)),
+    Plant("give-up-when-cut", "P2", ((StagerMachine, "_coordinator_event", _give_up_when_cut),)),
     Plant("generation-without-term", "P10", ((opening, "Generation", _without_term),)),
     Plant("plan-before-durable", "P10", ((Opening, "_tell_plan", _plan_at_once),)),
     Plant("forget-who-joined", "P10", ((Launches, "recover", lambda *_: None),)),

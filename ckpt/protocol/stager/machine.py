@@ -295,6 +295,7 @@ class StagerMachine(StagerState):
             save.open.renew(again_us)
             return
         if failure.code == "fenced" and not save.member:
+            # Of earlier saves, what all ranks had handed over may still commit: each hears its own.
             self.runs[save.run].error = failure
         self._finish(save, failure)
 
@@ -314,8 +315,8 @@ class StagerMachine(StagerState):
             save.sealed = None
 
     def _fence(self, run: Launched, failure: e.SaveFailed) -> None:
-        """This launch can save no more."""
-        run.error = failure
+        """The coordinator does not know this launch, or will not have it: all its saves end."""
+        run.error, run.refused = failure, True
         for save in list(self.saves.values()):
             if not self._is_of(save, run):
                 continue
@@ -410,14 +411,15 @@ class StagerMachine(StagerState):
                 )
 
     def _must_join(self, run: Launched) -> bool:
-        if run.error is not None or run.joined_on == self.session:
+        if run.refused or run.joined_on == self.session:
             return False
-        saving = any(self._is_of(save, run) for save in self._pending())
-        return saving or self.trainer_attached or run.left_told_on is None
+        if any(self._is_of(save, run) for save in self._pending()):
+            return True
+        return run.error is None and (self.trainer_attached or run.left_told_on is None)
 
     def _ask_for(self, save: Save, run: Launched, session: Session) -> None:
         """The open questions of one handed-over save."""
-        if run.error is not None:
+        if run.refused and run.error is not None:
             self._finish(save, run.error)
             return
         if run.joined_on != session or run.number is None:

@@ -120,6 +120,8 @@ class Launched:
     joined_on: Session | None = None
     error: SaveFailed | None = None
     """This launch can save no more; every later save is refused with it."""
+    refused: bool = False
+    """Nothing of it is asked any more, also not for earlier saves."""
     left_told_on: Session | None = None
     """Where TrainerLeft was said last."""
 
