@@ -9,7 +9,7 @@ stopped node receives nothing until it goes on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ckpt.format.messages import Fragment, Message, RangeData, Role
@@ -17,7 +17,7 @@ from ckpt.protocol.events import Send, Session
 from tests.sim.clockwork import Clockwork
 
 STOPPED_US = 100_000
-"""What a stopped process would take waits, and looks again after so long, in the same order."""
+"""A stopped process is looked at again after so long."""
 
 
 class Node(Protocol):
@@ -49,6 +49,8 @@ class _End:
     """Nothing arrives here before this: frames keep their order."""
     swallowed: bool = False
     """Half open: what is sent to this end vanishes."""
+    unread: list[tuple[Send, bytes]] = field(default_factory=list)
+    #: What came while the process was stopped, in order; what comes behind it waits, too.
 
 
 @dataclass(slots=True)
@@ -155,10 +157,20 @@ class Network:
         node = end.node
         if not connection.open or end.swallowed or not self._alive(end):
             return
-        if node.stopped:
-            self.clock.after(STOPPED_US, self._arrive, connection, end, action, bulk)
+        if node.stopped or end.unread:
+            if not end.unread:
+                self.clock.after(STOPPED_US, self._read_on, connection, end)
+            end.unread.append((action, bulk))
             return
         node.received(end.session, action.request, action.message, bulk)
+
+    def _read_on(self, connection: Connection, end: _End) -> None:
+        if end.node.stopped and connection.open and self._alive(end):
+            self.clock.after(STOPPED_US, self._read_on, connection, end)
+            return
+        unread, end.unread = end.unread, []
+        for action, bulk in unread:
+            self._arrive(connection, end, action, bulk)
 
     def _delay(self, name: str) -> int:
         weather = self.weather
