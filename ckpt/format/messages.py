@@ -20,9 +20,10 @@ never used again. Nothing here can carry code.
                                        ColumnsLost,
                                        CompareBoxes, AttemptCommitted, AttemptAborted
                    reader  -> coord.   JoinLaunch, Resolve, LoadBegan, ConfirmLoad, ReleasePin,
+                                       ShareReads, NextReads, LeaveReads,
                                        ReportDamage, Ask, DeleteStep
-                   coord.  -> reader   LaunchJoined, Resolved, LoadConfirmed, DamageJudged, Answer,
-                                       StepDeleted
+                   coord.  -> reader   LaunchJoined, Resolved, LoadConfirmed, ReadsShared,
+                                       DamageJudged, Answer, StepDeleted
                    target  -> coord.   RegisterTarget, RenewLease (the target dials)
                    coord.  -> target   TargetRegistered, LeaseRenewed; commands: Reserve,
                                        ReleaseReservation,
@@ -565,6 +566,8 @@ class Resolved(Struct, frozen=True, gc=False):
     """Live targets that hold columns or documents of it."""
     skipped: tuple[str, ...] = ()
     """Newer steps that were passed over, each with its reason."""
+    sharing: bool = False
+    """This coordinator answers ShareReads."""
 
 
 class ReleasePin(Struct, frozen=True, gc=False):
@@ -601,6 +604,39 @@ class LoadConfirmed(Struct, frozen=True, gc=False):
     resolve again."""
 
     superseded: str = ""
+
+
+class ShareReads(Struct, frozen=True, gc=False):
+    """I read what others may read at the same time. Bulk: the wanted spans (ckpt.format.spans).
+
+    Answered by ReadsShared, as NextReads is.
+    """
+
+    checkpoint: CheckpointId
+    key: str
+    """What the ranks that read together have in common."""
+    peer: TargetAddress
+    """Where I give what I have read."""
+    align_bytes: int
+    """Spans are parted at multiples of it."""
+
+
+class NextReads(Struct, frozen=True, gc=False):
+    """What I was granted is read, and I give it to peers. What next?"""
+
+
+class ReadsShared(Struct, frozen=True, gc=False):
+    """What to read now. Bulk: spans (ckpt.format.spans), each with the number of the peer that has
+    it, or OURS: to be read from the tier. Without spans all is done."""
+
+    peers: tuple[TargetAddress, ...] = ()
+
+
+class LeaveReads(Struct, frozen=True, gc=False):
+    """I need nothing more. Answered by an empty ReadsShared when nobody who reads the same can need
+    me, at the latest after the timeout; until then I serve."""
+
+    timeout_us: int
 
 
 class ReportDamage(Struct, frozen=True, gc=False):
@@ -802,7 +838,8 @@ Message = (
     | JoinLaunch | LaunchJoined | OpenPayload | PayloadPlanned | RequestSpares | SparesNamed
     | Certify | Certified | ColumnsLost | CompareBoxes | BoxesCompared
     | AttemptCommitted | AttemptAborted | TrainerLeft | PayloadGivenUp | CommitMembers
-    | Resolve | Resolved | ReleasePin | LoadBegan | ConfirmLoad | LoadConfirmed | ReportDamage | DamageJudged | Ask | Answer | DeleteStep | StepDeleted
+    | Resolve | Resolved | ReleasePin | LoadBegan | ConfirmLoad | LoadConfirmed
+    | ShareReads | NextReads | ReadsShared | LeaveReads | ReportDamage | DamageJudged | Ask | Answer | DeleteStep | StepDeleted
     | RegisterTarget | TargetRegistered | RenewLease | LeaseRenewed | Reserve | Reserved | ReleaseReservation
     | Attest | Attested | PutDocument | DocumentStored | DropGeneration | DropColumn | Dropped
     | ListColumns | ColumnsListed
@@ -820,6 +857,7 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     62: PayloadGivenUp, 63: CommitMembers,
     64: Resolve, 65: Resolved, 66: ReleasePin, 67: ReportDamage, 68: DamageJudged, 69: Ask, 70: Answer,
     71: DeleteStep, 72: StepDeleted, 73: LoadBegan, 74: ConfirmLoad, 75: LoadConfirmed,
+    76: ShareReads, 77: NextReads, 78: ReadsShared, 79: LeaveReads,
     80: RegisterTarget, 81: TargetRegistered, 82: RenewLease, 83: LeaseRenewed, 84: Reserve, 85: Reserved,
     86: ReleaseReservation, 87: Attest, 88: Attested, 89: PutDocument, 90: DocumentStored,
     91: DropGeneration, 92: DropColumn, 93: Dropped, 94: ListColumns, 95: ColumnsListed,

@@ -8,6 +8,7 @@ through a scratch cell.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -24,7 +25,9 @@ so many bytes."""
 class Landings:
     """I am filled by `add`, then only asked. `memory` views are writable, contiguous bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, gap_bytes: int = GAP_BYTES) -> None:
+        """gap_bytes: unwanted bytes between two runs up to which these are read as one."""
+        self._gap_bytes = gap_bytes
         self._memories: list[Bytes] = []
         self._parts: list[tuple[Offsets, Offsets, Offsets, Offsets]] = []
         self._sorted: tuple[Offsets, Offsets, Offsets, Offsets, Offsets] | None = None
@@ -60,10 +63,55 @@ class Landings:
         starts, ends, _, _, reach = self._table()
         if not len(starts):
             return ()
-        breaks = np.flatnonzero(starts[1:] > reach[:-1] + GAP_BYTES) + 1
+        breaks = np.flatnonzero(starts[1:] > reach[:-1] + self._gap_bytes) + 1
         firsts = starts[np.concatenate(([0], breaks))].tolist()
         lasts = reach[np.concatenate((breaks, [len(ends)])) - 1].tolist()
         return tuple(zip(firsts, lasts, strict=True))
+
+    def close_gaps(self) -> None:
+        """Give what is read along a place too, so that every byte of `spans` is kept."""
+        starts, _, _, _, reach = self._table()
+        gaps = starts[1:] - reach[:-1]
+        small = np.flatnonzero((gaps > 0) & (gaps <= self._gap_bytes))
+        if len(small):
+            firsts, lengths = reach[:-1][small], gaps[small]
+            self._sorted = None
+            places = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+            self.add(np.empty(int(lengths.sum()), np.uint8), firsts, lengths, places)
+
+    def within(self, spans: Iterable[tuple[int, int]]) -> Landings:
+        """The same places, of payload bytes in the spans only; nothing between is read along."""
+        part = Landings(gap_bytes=0)
+        starts, ends, destinations, owners, reach = self._table()
+        for start, end in spans:
+            first = int(np.searchsorted(reach, start, side="right"))
+            last = int(np.searchsorted(starts, end, side="left"))
+            lows = np.maximum(starts[first:last], start)
+            lengths = np.minimum(ends[first:last], end) - lows
+            places = destinations[first:last] + lows - starts[first:last]
+            for owner in np.unique(owners[first:last]).tolist():
+                mine = (owners[first:last] == owner) & (lengths > 0)
+                if mine.any():
+                    part.add(self._memories[owner], lows[mine], lengths[mine], places[mine])
+        return part
+
+    def gather(self, start: int, end: int) -> memoryview | None:
+        """Payload bytes [start, end) as they have landed, copied unless they lie together; None
+        when some of them have no place."""
+        found = self.place(start, end)
+        if found is not None:
+            return found
+        starts, ends, destinations, owners, _ = self._table()
+        whole, reach = np.empty(end - start, np.uint8), start
+        for hit in self._hits(start, end):
+            low, high = max(start, int(starts[hit])), min(end, int(ends[hit]))
+            if low > reach:
+                return None
+            at = int(destinations[hit]) + low - int(starts[hit])
+            memory = self._memories[int(owners[hit])]
+            whole[low - start : high - start] = memory[at : at + high - low]
+            reach = max(reach, high)
+        return whole.data if reach >= end else None
 
     def place(self, start: int, end: int) -> memoryview | None:
         """The one place of payload bytes [start, end), or None when they have several, or none,

@@ -64,6 +64,7 @@ from ckpt.protocol.reader.events import (
     ColumnLost,
     CutColumn,
     FinishStripe,
+    ManifestRead,
     ManifestWrong,
     RangeErased,
     ReadCompleted,
@@ -146,6 +147,8 @@ class PayloadReceiver:
         self._worker.start()
         self._pool = CellPool()
         self._peers: dict[TargetId, _Peer] = {}
+        self.manifests: dict[bytes, bytes] = {}
+        """By digest: those that reads have brought, and need not ask for again."""
         self._closed = False
         #: Of the read under way:
         self._progress: Progress | None = None
@@ -242,7 +245,12 @@ class PayloadReceiver:
         wish = ReadWish(
             job.payload, job.layout, job.landings.spans(), standings, self._options.limits
         )
-        machine = PayloadReader(wish, self._numbers, now_us(), assembly.is_direct)
+        known = self.manifests.get(job.manifest_digest)
+        if known is not None:
+            assembly.take_manifest(known)
+        machine = PayloadReader(
+            wish, self._numbers, now_us(), assembly.is_direct, manifest_here=known is not None
+        )
         read = _Read(job, machine, assembly)
         self._reads.append(read)
         self._perform(read, machine.begin())
@@ -392,8 +400,10 @@ class PayloadReceiver:
         assert isinstance(owner, _Read)
         if isinstance(event, WorkFailed):
             raise event.error
-        if isinstance(event, AskAnswered):
-            self._asked.pop(event.request, None)
+        if isinstance(event, AskAnswered | ManifestRead):
+            asked = self._asked.pop(event.request, None)
+            if asked is not None and isinstance(event, ManifestRead):
+                self.manifests[owner.job.manifest_digest] = bytes(asked.document)
         self._feed(owner, event)
 
     def _cancel(self, request: int) -> None:

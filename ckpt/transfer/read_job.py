@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from ckpt.base.errors import Lost
 from ckpt.base.ids import PayloadId, TargetId
@@ -36,6 +36,16 @@ class ReadJob:
     addresses: Mapping[TargetId, TargetAddress]
     """Of live targets; more than are needed may be named."""
     landings: Landings
+
+    def within(self, spans: Iterable[tuple[int, int]]) -> ReadJob:
+        """The same, of payload bytes in the spans only."""
+        return replace(self, landings=self.landings.within(spans))
+
+    def from_peer(self, peer: TargetAddress) -> ReadJob:
+        """The same from another reader, who has every data column of what he has read."""
+        code = self.layout.code
+        columns = (*(peer.target for _ in range(code.k)), *(None for _ in range(code.m)))
+        return replace(self, columns=columns, addresses={peer.target: peer})
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import Rank
 from ckpt.format.index import Box, IndexTensor
+from ckpt.format.table import Meaning
 from ckpt.plan.reads import plan_read
 from ckpt.transfer.landings import Bytes, Landings
 
@@ -25,7 +26,11 @@ AnyArray = npt.NDArray[np.generic]
 class ReadSet:
     """All that one load reads, by rank whose payload holds it."""
 
+    sharing: bool = False
+    """Other ranks read at the same time: what they read too is kept apart, in `shared`."""
     landings: dict[Rank, Landings] = field(default_factory=dict)
+    shared: dict[Rank, Landings] = field(default_factory=dict)
+    """Of whole global tensors, which every rank that has them wants, and of boxes said to be so."""
     copies: list[tuple[AnyArray, AnyArray]] = field(default_factory=list)
     """(destination, what was read aside for it)."""
 
@@ -35,9 +40,12 @@ class ReadSet:
 
     def add_box(
         self, tensor: IndexTensor, boxes: Sequence[Box], offset: tuple[int, ...], array: AnyArray,
-        prefer: Rank | None = None,
+        prefer: Rank | None = None, replica: bool = False,
     ) -> None:  # fmt: skip
-        """Fill the array with the box at `offset` of the tensor, from the given index boxes."""
+        """Fill the array with the box at `offset` of the tensor, from the given index boxes.
+
+        replica: other ranks read the same box.
+        """
         memory = array
         if not array.flags.c_contiguous:
             memory = np.empty(array.shape, array.dtype)
@@ -47,6 +55,8 @@ class ReadSet:
         plan = plan_read(boxes, memory.dtype.itemsize, offset, array.shape, prefer)
         if plan.missing_bytes:
             raise Corrupt(f"{tensor.name}: {plan.missing_bytes} bytes of it lie nowhere")
+        whole = array.shape == tensor.global_shape and tensor.meaning is not Meaning.OWN
+        into = self.shared if self.sharing and (replica or whole) else self.landings
         flat = memory.reshape(-1).view(np.uint8)
         for source in plan.sources:
             if source.generation is not None:
@@ -54,7 +64,7 @@ class ReadSet:
                     f"{tensor.name}: its bytes lie in generation {source.generation}",
                     hint="this version reads checkpoints that hold all their bytes",
                 )
-            landings = self.landings.setdefault(source.rank, Landings())
+            landings = into.setdefault(source.rank, Landings())
             landings.add(flat, source.starts, source.lengths, source.destinations)
 
     def finish(self) -> None:

@@ -30,6 +30,8 @@ class Want:
     """Of the box in the global tensor."""
     rank: Rank | None = None
     """Whose tensor, where it belongs to ranks; None when only one has it."""
+    replica: bool = False
+    """Other ranks of this load want the same box; a whole global tensor is taken for one anyway."""
 
 
 class Contents:
@@ -40,10 +42,12 @@ class Contents:
         index: IndexReader,
         documents: Callable[[Iterable[Rank]], Mapping[Rank, Node]],
         read: Callable[[ReadSet], None],
+        new_reads: Callable[[], ReadSet],
     ) -> None:
         self._index = index
         self._documents = documents
         self._read = read
+        self._new_reads = new_reads
 
     def ranks(self) -> list[Rank]:
         """Those that saved, ascending."""
@@ -66,7 +70,7 @@ class Contents:
         """Read every wanted byte once. Raises NotFound for an unknown name, Refused by name for
         another dtype or a box that reaches out of the tensor; nothing is read then.
         """
-        reads = ReadSet()
+        reads = self._new_reads()
         for want in wants:
             tensor = self._tensor(want)
             box_inside(want.name, want.offset, want.array.shape, tensor.global_shape)
@@ -74,7 +78,7 @@ class Contents:
             boxes = tensor.boxes
             if tensor.meaning is Meaning.OWN and want.rank is not None:
                 boxes = tuple(box for box in boxes if box.rank == want.rank)
-            reads.add_box(tensor, boxes, want.offset, want.array, want.rank)
+            reads.add_box(tensor, boxes, want.offset, want.array, want.rank, replica=want.replica)
         self._read(reads)
 
     def _tensor(self, want: Want) -> IndexTensor:

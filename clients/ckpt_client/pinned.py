@@ -21,6 +21,8 @@ from ckpt.format.messages import (
     DamageJudged,
     LoadBegan,
     LoadConfirmed,
+    Message,
+    ReadsShared,
     ReleasePin,
     ReportDamage,
     Resolve,
@@ -135,6 +137,22 @@ class Pinned:
         if not isinstance(reply, LoadConfirmed):
             raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
         return reply.superseded
+
+    def share(self, message: Message, bulk: bytes = b"") -> tuple[ReadsShared, memoryview]:
+        """ShareReads, NextReads or LeaveReads, and what to read now.
+
+        Raises Refused when the session that shared was lost; Unavailable.
+        """
+        patience_s = self.timeout_s + ANSWER_SLACK_S
+        reply, spans = self._connection().call(message, bulk, timeout_s=patience_s)
+        if not isinstance(reply, ReadsShared):
+            raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
+        return reply, spans
+
+    @property
+    def coordinator(self) -> str:
+        """The address that this reader reaches it at."""
+        return self._connection().address
 
     @property
     def index(self) -> IndexReader:

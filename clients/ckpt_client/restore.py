@@ -1,7 +1,7 @@
 """Reading a committed checkpoint: resolve it once, keep it pinned, load what is asked for.
 
     resolve --record--> index (from targets) --tree documents, boxes--> byte ranges --stager's
-    memory, else tier--> arrays
+    memory, ranks that read the same now, else tier--> arrays
 
 Which step it is, and whether an older one may be taken, is the coordinator's decision for all
 ranks.
@@ -15,7 +15,7 @@ import logging
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -48,6 +48,8 @@ RETRY_S: Final = (0.05, 1.0)
 PROGRESS_AFTER_S: Final = 2.0
 PROGRESS_EVERY_S: Final = 0.2
 COPY_BYTES: Final = 8 * MiB
+SHARED_BYTES_MIN: Final = 8 * MiB
+"""Fewer bytes are read sooner than other ranks are found."""
 
 _log = logging.getLogger("ckpt.restore")
 Value = TypeVar("Value")
@@ -86,27 +88,35 @@ def resolve(
     rank: Rank | None = None,
     world_size: int | None = None,
     joined: LaunchJoined | None = None,
+    launch_key: str | None = None,
     timeout_s: float = 10.0,
     fallback: bool = False,
     progress: OnProgress | None = None,
 ) -> Checkpoint:
     """The committed checkpoint to read, pinned until it is closed, in a session of its own.
 
-    With a launch, `step=None` is the same for all its ranks. Raises NotFound, Unavailable after
-    `timeout_s`
-    (with `fallback` an older step instead), Lost when its damage is proved.
+    With a launch, `step=None` is the same for all its ranks. Ranks of one `launch_key`, or of one
+    world size, that read at the same time read each byte from the tier once.
+
+    Raises NotFound, Unavailable after `timeout_s` (with `fallback` an older step instead), Lost
+    when its damage is proved.
     """
     launch, turn = (None, 0) if joined is None else (joined.launch, joined.turn)
     question = Resolve(run, step, launch, rank, world_size, int(timeout_s * 1e6), fallback, turn)
-    return Checkpoint(Pinned(context, question, timeout_s), progress)
+    key = None if (world_size or 1) == 1 else f"{launch_key or ''}/{world_size}"
+    return Checkpoint(Pinned(context, question, timeout_s), progress, key)
 
 
 class Checkpoint:
     """A committed generation, pinned against deletion until it is closed (or forgotten). One
     thread uses it."""
 
-    def __init__(self, pinned: Pinned, progress: OnProgress | None = None) -> None:
+    def __init__(
+        self, pinned: Pinned, progress: OnProgress | None = None, share_key: str | None = None
+    ) -> None:
+        """share_key: what ranks that may read together have in common; None reads alone."""
         self._pinned = pinned
+        self._share_key = share_key
         self._on_progress = progress
         self._closer = weakref.finalize(self, pinned.close)
         self._sources: set[str] = set()
@@ -166,8 +176,8 @@ class Checkpoint:
 
     @property
     def source(self) -> str:
-        """Where the last load's bytes came from: `stager`, `tier`, `stager+tier`, or empty before
-        one."""
+        """Where the last load's bytes came from: `peers`, `stager`, `tier`, joined by `+`, or empty
+        before one."""
         return "+".join(sorted(self._sources))
 
     @property
@@ -210,7 +220,7 @@ class Checkpoint:
         """
         self._check_open()
         return self._reading(
-            lambda: plan(Contents(self._pinned.index, self._documents, self._read))
+            lambda: plan(Contents(self._pinned.index, self._documents, self._read, self._new_reads))
         )
 
     def _check_open(self) -> None:
@@ -226,7 +236,7 @@ class Checkpoint:
                 hint="pass rank= and world_size=, a like= tree, or whole=True",
             )
         root = self._documents([rank])[rank]
-        reads = ReadSet()
+        reads = self._new_reads()
         state = own_tree(self._pinned.index, rank, root, reads)
         self._read(reads)
         return state
@@ -235,7 +245,7 @@ class Checkpoint:
         rank = self._pinned.question.rank
         rank = rank if rank is not None and rank < self.world_size else Rank(0)
         scalars = scalars_of(self._documents([rank])[rank])
-        reads = ReadSet()
+        reads = self._new_reads()
         walk = LikeWalk(self._pinned.index, rank, scalars, reads, strict)
         state = walk.fill(like)
         self._read(reads)
@@ -243,7 +253,7 @@ class Checkpoint:
 
     def _load_whole(self) -> object:
         roots = self._documents([payload.rank for payload in self._pinned.index.payloads()])
-        reads = ReadSet()
+        reads = self._new_reads()
         state = WholeWalk(self._pinned.index, reads).merge(roots)
         self._read(reads)
         return state
@@ -261,19 +271,56 @@ class Checkpoint:
         self._read(reads)
         return {rank: decode_tree(document.data) for rank, document in documents.items()}
 
+    def _new_reads(self) -> ReadSet:
+        return ReadSet(sharing=self._share_key is not None and self._pinned.resolved.sharing)
+
     def _read(self, reads: ReadSet) -> None:
-        """Fill everything: from a stager's memory on this host where one holds exactly this, else
-        from the tier."""
-        checkpoint = self.info.checkpoint
+        """Fill everything: from a stager's memory on this host where one holds exactly this, from
+        ranks that read the same now, else from the tier."""
+        jobs, shared = self._jobs(reads.landings), self._jobs(reads.shared)
+        if sum(job.landings.wanted_bytes for job in shared) < SHARED_BYTES_MIN:
+            jobs, shared = [*jobs, *shared], []
+        if jobs or shared:
+            total = sum(job.landings.wanted_bytes for job in (*jobs, *shared))
+            before = total - sum(job.landings.wanted_bytes for job in jobs)
+            if self._receiver is None:
+                self._receiver = PayloadReceiver(self._options())
+            if shared:
+                self._read_shared(shared, self._receiver, total)
+            if jobs:
+                self._sources.add("tier")
+                found = self._receiver.read(jobs, lambda done: self._tell(before + done, total))
+                self.statistics = (*self.statistics, found)
+        reads.finish()
+
+    def _read_shared(self, jobs: list[ReadJob], receiver: PayloadReceiver, total: int) -> None:
+        from ckpt_client.sharing import SharedReading
+
+        assert self._share_key is not None
+        reading = SharedReading(
+            self._pinned,
+            self._share_key,
+            self._options(),
+            receiver,
+            lambda done: self._tell(done, total),
+        )
+        try:
+            reading.read(jobs)
+        finally:
+            self._sources |= reading.sources
+            self.statistics = (*self.statistics, *reading.statistics)
+
+    def _jobs(self, wanted: Mapping[Rank, Landings]) -> list[ReadJob]:
+        """What no stager's memory on this host gives."""
         addresses = {where.target: where for where in self._pinned.resolved.targets}
         jobs = []
-        for rank, landings in sorted(reads.landings.items()):
+        for rank, landings in sorted(wanted.items()):
             payload = self._pinned.index.payload(rank)
             if not landings or self._from_memory(payload, landings):
                 continue
             jobs.append(
                 ReadJob(
-                    payload=PayloadId(checkpoint, rank),
+                    payload=PayloadId(self.info.checkpoint, rank),
                     layout=Layout(payload.code, payload.payload_bytes, payload.cell_bytes),
                     manifest_digest=payload.manifest_digest,
                     columns=payload.columns,
@@ -281,14 +328,7 @@ class Checkpoint:
                     landings=landings,
                 )
             )
-        if jobs:
-            self._sources.add("tier")
-            total = sum(job.landings.wanted_bytes for job in jobs)
-            if self._receiver is None:
-                self._receiver = PayloadReceiver(self._options())
-            found = self._receiver.read(jobs, lambda done_bytes: self._tell(done_bytes, total))
-            self.statistics = (*self.statistics, found)
-        reads.finish()
+        return jobs
 
     def _options(self) -> ReceiverOptions:
         timeout_us = int(self._pinned.timeout_s * 1e6)

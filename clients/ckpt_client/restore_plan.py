@@ -30,9 +30,12 @@ class Reads(Protocol):
 
     def add_box(
         self, tensor: IndexTensor, boxes: Sequence[Box], offset: tuple[int, ...], array: AnyArray,
-        prefer: Rank | None = None,
+        prefer: Rank | None = None, replica: bool = False,
     ) -> None:  # fmt: skip
-        """Fill the array with the box at `offset` of the tensor, from the given index boxes."""
+        """Fill the array with the box at `offset` of the tensor, from the given index boxes.
+
+        replica: other ranks of the load read the same box.
+        """
 
 
 def new_array(tensor: IndexTensor, shape: tuple[int, ...]) -> AnyArray:

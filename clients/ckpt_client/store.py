@@ -227,6 +227,7 @@ class Store:
             rank=place.rank,
             world_size=place.world_size,
             joined=joined,
+            launch_key=self._settings.launch,
             timeout_s=timeout_s,
             fallback=fallback,
         )

@@ -187,7 +187,7 @@ class WishList:
 
     def add_box(
         self, tensor: IndexTensor, boxes: Sequence[Box], offset: tuple[int, ...], array: AnyArray,
-        prefer: Rank | None = None,
+        prefer: Rank | None = None, replica: bool = False,
     ) -> None:  # fmt: skip
         memory = array
         if not array.flags.c_contiguous:

@@ -41,6 +41,8 @@ class Held:
     boxes: tuple[LocalBox, ...]
     sharded: bool
     """False for a plain tensor."""
+    replicated: bool = False
+    """Other ranks of a mesh hold the same boxes."""
 
 
 def is_tensor(value: object) -> bool:
@@ -81,7 +83,11 @@ def _held_of_dtensor(value: DTensor) -> Held:
     expected = tuple(sum(length for _, _, length in parts) for parts in axes)
     if tuple(local.shape) != expected:
         raise Refused(f"a DTensor whose local shape is {tuple(local.shape)}, not {expected}")
-    return Held(shape, tuple(boxes), True)
+    replicated = any(
+        size > 1 and isinstance(placement, Replicate)
+        for size, placement in zip(mesh.shape, placements, strict=True)
+    )
+    return Held(shape, tuple(boxes), True, replicated)
 
 
 @lru_cache(maxsize=65536)

@@ -1,11 +1,14 @@
 """`CkptReader`: DCP's StorageReader over a store, for dcp.load.
 
-Metadata is made of the index; each rank reads the ranges of its own plan, each byte once.
+Metadata is made of the index; each rank reads the ranges of its own plan, each byte once. What
+several ranks' plans name is read from the tier by one of them (ckpt_client.sharing).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import io
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -32,7 +35,7 @@ from ckpt_client.state import AnyArray
 from ckpt_client.step_url import parse_step_url
 from ckpt_client.store import Store
 from ckpt_torch.dcp_names import MARK_KEY, VALUE_KEY, DcpPath, parse_name, unpack_value
-from ckpt_torch.place import CheckpointName, find_where
+from ckpt_torch.place import CheckpointName, find_where, find_who
 from ckpt_torch.tensors import as_array, torch_dtype
 from ckpt_torch.tree import PICKLE_KEY
 
@@ -80,7 +83,10 @@ class CkptReader(StorageReader):
         """
         self._close()
         where = find_where(self.checkpoint_id, self._store)
-        self._checkpoint = where.store.resolve(where.run, where.step)
+        who = find_who(None, no_dist=False)
+        self._checkpoint = where.store.resolve(
+            where.run, where.step, rank=who.rank, world_size=who.world_size
+        )
         return self._checkpoint.read(self._metadata)
 
     def set_up_storage_reader(
@@ -92,7 +98,14 @@ class CkptReader(StorageReader):
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
+        """Tell every rank which of its items others read too."""
+        wanted = Counter(_source(item) for plan in plans for item in plan.items)
+        return [
+            dataclasses.replace(
+                plan, storage_data=[wanted[_source(item)] > 1 for item in plan.items]
+            )
+            for plan in plans
+        ]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
         """Read everything at once, straight into the planner's tensors."""
@@ -101,7 +114,11 @@ class CkptReader(StorageReader):
         assert self._checkpoint is not None
         items = plan.items
         self._check_pickles(items)
-        values = self._checkpoint.read(lambda contents: self._fill(contents, items, planner))
+        shared = plan.storage_data or [False] * len(items)
+        replicas = {id(item) for item, also in zip(items, shared, strict=True) if also}
+        values = self._checkpoint.read(
+            lambda contents: self._fill(contents, items, planner, replicas)
+        )
         for item, stream in values:
             planner.load_bytes(item, stream)
         self._close()
@@ -166,7 +183,11 @@ class CkptReader(StorageReader):
             )
 
     def _fill(
-        self, contents: Contents, items: Iterable[ReadItem], planner: LoadPlanner
+        self,
+        contents: Contents,
+        items: Iterable[ReadItem],
+        planner: LoadPlanner,
+        replicas: set[int],
     ) -> list[tuple[ReadItem, io.BytesIO]]:
         wants: list[Want] = []
         landed: list[tuple[ReadItem, torch.Tensor, torch.Tensor]] = []
@@ -182,7 +203,7 @@ class CkptReader(StorageReader):
                 )  # fmt: skip
                 landed.append((item, target, memory))
                 want = self._tensor(item, memory)
-            wants.append(want)
+            wants.append(dataclasses.replace(want, replica=id(item) in replicas))
         contents.fill(wants)
         for item, target, memory in landed:
             if memory is not target:
@@ -213,6 +234,12 @@ class CkptReader(StorageReader):
         torch.save(unpack_value(array), stream)
         stream.seek(0)
         return stream
+
+
+def _source(item: ReadItem) -> tuple[object, ...]:
+    """What of the checkpoint it reads."""
+    index = item.storage_index
+    return index.fqn, index.offset, tuple(item.storage_offsets), tuple(item.lengths)
 
 
 def _fqn(path: DcpPath) -> str:

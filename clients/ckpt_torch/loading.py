@@ -1,7 +1,8 @@
 """`load`: DCP's call, without planner and storage reader. It fills the caller's own state dict.
 
-Each rank reads the bytes of its own boxes, whatever the sharding that they were saved with. Plain
-values come from the rank's own tree, else from whichever rank had the name.
+Each rank reads the bytes of its own boxes, whatever the sharding that they were saved with; what
+several ranks want at the same time is read by one of them and passed on (ckpt_client.sharing).
+Plain values come from the rank's own tree, else from whichever rank had the name.
 """
 
 from __future__ import annotations
@@ -186,10 +187,10 @@ class _Reading:
                     f"{name}: stored as {torch_dtype(found[0].dtype)}, here {box.tensor.dtype}",
                     hint="nothing is converted: load into a tensor of that dtype",
                 )
-            self._want(name, box, rank)
+            self._want(name, box, rank, here.replicated)
         return True
 
-    def _want(self, name: str, box: LocalBox, rank: Rank) -> None:
+    def _want(self, name: str, box: LocalBox, rank: Rank, replica: bool) -> None:
         target = box.tensor.detach()
         memory = target
         if target.device.type == "cuda":
@@ -199,7 +200,7 @@ class _Reading:
             array = as_array(memory)
         except Refused as error:
             raise Refused(f"{name}: {error.message}", hint=error.hint) from None
-        self.wants.append(Want(name, array, box.offset, rank))
+        self.wants.append(Want(name, array, box.offset, rank, replica))
 
     def _array(self, name: str, rank: Rank) -> AnyArray:
         tensor = self.contents.variants(name)[0]

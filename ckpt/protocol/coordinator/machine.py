@@ -12,6 +12,7 @@
     Checkpoints     what is committed, readable, pinned           (checkpoints.py)
     Resolver        which generation to read                      (resolving.py)
     LaunchRounds    what the ranks of a launch load together       (rounds.py)
+    SharedReads     who of them reads what from the tier           (sharing.py)
     Deleter, Judge  tombstones, retention; proved damage          (deletion.py, judging.py)
 
 Here events are told apart and given to the part that they concern; nothing is decided here. A
@@ -39,8 +40,10 @@ from ckpt.format.messages import (
     Failed,
     JoinLaunch,
     LaunchJoined,
+    LeaveReads,
     LoadBegan,
     Message,
+    NextReads,
     OpenPayload,
     PayloadGivenUp,
     RegisterTarget,
@@ -51,6 +54,7 @@ from ckpt.format.messages import (
     Reserved,
     Resolve,
     Role,
+    ShareReads,
     TrainerLeft,
 )
 from ckpt.plan.placement import Level
@@ -69,6 +73,7 @@ from ckpt.protocol.coordinator.membership import Membership, Target
 from ckpt.protocol.coordinator.opening import Opening
 from ckpt.protocol.coordinator.reservations import Reservations, SpreadRule
 from ckpt.protocol.coordinator.resolving import Resolver
+from ckpt.protocol.coordinator.sharing import SharedReads
 from ckpt.protocol.coordinator.views import Views
 from ckpt.protocol.events import Buffer, Received, Session, SessionClosed, SessionOpened, Ticked
 
@@ -154,6 +159,7 @@ class CoordinatorMachine:
             self.deleter.released,
             self.judge.suspect,
         )
+        self.sharing = SharedReads(self._desk)
         self.views = Views(
             policy.cluster,
             self.members,
@@ -291,6 +297,12 @@ class CoordinatorMachine:
                 self.resolver.load_began(session, message)
             case ConfirmLoad():
                 self.resolver.confirm(session, request, message)
+            case ShareReads():
+                self.sharing.share(session, request, message, bulk)
+            case NextReads():
+                self.sharing.next(session, request)
+            case LeaveReads():
+                self.sharing.leave(session, request, message.timeout_us)
             case ReleasePin():
                 self.resolver.release(session, message.pin)
             case ReportDamage():
@@ -329,6 +341,7 @@ class CoordinatorMachine:
         self.launches.session_closed(session, self._desk.now_us)
         self.ending.session_closed(session)
         self.resolver.session_closed(session)
+        self.sharing.session_closed(session)
 
     def _tick(self) -> None:
         self._desk.tick()
@@ -339,6 +352,7 @@ class CoordinatorMachine:
         self.opening.tick()
         self.files.tick()
         self.ending.tick()
+        self.sharing.tick()
 
     def _tick_attempts(self) -> None:
         for attempt in self.book.open():

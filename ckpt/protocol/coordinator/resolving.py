@@ -222,7 +222,7 @@ class Resolver:
         self._pins[pin] = (waiting.session, chosen)
         chosen.pins.add(pin)
         info = self._checkpoints.info_now(chosen)
-        answer = Resolved(info, pin, self._checkpoints.addresses(chosen), skipped)
+        answer = Resolved(info, pin, self._checkpoints.addresses(chosen), skipped, sharing=True)
         self._desk.send(waiting.session, waiting.request, answer, chosen.record_bytes)
         if skipped:
             self._desk.report(

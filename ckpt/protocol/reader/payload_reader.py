@@ -78,9 +78,11 @@ class PayloadReader:
         requests: Iterator[int],
         now_us: int,
         is_direct: Callable[[int, int], bool] = lambda _stripe, _column: True,
+        *,
+        manifest_here: bool = False,
     ) -> None:
-        """`is_direct(stripe, column)`: the cell has its place in the destination, it needs no
-        scratch memory."""
+        """`is_direct(stripe, column)`: the cell needs no scratch memory, it has its place in the
+        destination. `manifest_here`: an earlier read brought it."""
         layout = wish.layout
         assert len(wish.standings) == layout.code.n
         self.wish = wish
@@ -99,7 +101,7 @@ class PayloadReader:
         self._stripes: dict[int, Stripe] = {}
         #: Numbers of complete stripes that wait for the manifest.
         self._ready: deque[int] = deque()
-        self._manifest_here = False
+        self._manifest_here = manifest_here
         self._manifest_asked = False
         self._scratch_bytes = 0
         self._stuck_since_us: int | None = None

@@ -90,6 +90,9 @@ class Counters:
     fragments: int = 0
     bytes_written: int = 0
     bytes_read: int = 0
+    """From the disk: whole blocks, also those that are only verified."""
+    bytes_given: int = 0
+    """Of columns, to readers."""
     columns_sealed: int = 0
     columns_refused: int = 0
     columns_verified: int = 0

@@ -141,7 +141,7 @@ class TargetMachine:
         self._offered_term = 0
         #: Of the present session's TargetRegistered; 0 before it came.
         self._renewed_us = 0
-        self._renewed_fragments = 0
+        self._renewed_moved = (0, 0, 0)
         self._request_count = 0
         self.epoch = Epoch(0)
 
@@ -390,12 +390,14 @@ class TargetMachine:
 
     def _tick(self) -> None:
         # Within a burst at every tick, so that what people see of its progress is not a second old.
-        busy = self._core.counters.fragments != self._renewed_fragments
+        counters = self._core.counters
+        moved = counters.fragments, counters.bytes_given, counters.columns_verified
+        busy = moved != self._renewed_moved
         due = busy or self._core.now_us - self._renewed_us >= RENEW_US
         if self._coordinator is None or not self._registered or not due:
             return
         self._renewed_us = self._core.now_us
-        self._renewed_fragments = self._core.counters.fragments
+        self._renewed_moved = moved
         renew = RenewLease(
             target=self._core.identity.target,
             boot=self._core.identity.boot,

@@ -379,6 +379,7 @@ class Reads:
         if start >= end or job.verify:
             return False
         bulk = view[start - base : end - base]
+        self._core.counters.bytes_given += end - start
         self._core.send(job.session, job.request, RangeData(start=start, crc=crc), bulk)
         return True
 

@@ -1,0 +1,243 @@
+"""Gives to other readers what this process has read, from the memory where it landed.
+
+A peer asks as it would ask a target: ranges of data columns, and the manifest that they are checked
+against. Only what was offered is given, only while I am open: the memory is the caller's
+afterwards.
+
+    caller's thread   offer(job, spans)              my thread   asyncio: ranges, checksums, frames
+
+Sketch for 1 GB given: checksum 0.02 CPU s, send 0.05 to 0.15; nothing is copied but runs that lie
+apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from ckpt.aio.address import TcpAddress
+from ckpt.aio.channel import Bulk
+from ckpt.aio.server import Server, serve
+from ckpt.aio.slots import SlotPool
+from ckpt.base.errors import CkptError
+from ckpt.base.ids import BootId, ColumnNumber, PayloadId, TargetId
+from ckpt.base.limits import FRAME_BULK_BYTES_MAX
+from ckpt.base.units import MiB
+from ckpt.format.checksum import crc32
+from ckpt.format.layout import Layout
+from ckpt.format.messages import (
+    ByteRange,
+    CancelRequest,
+    Failed,
+    ManifestData,
+    Message,
+    RangeData,
+    RangesDone,
+    ReadManifest,
+    ReadRanges,
+    Role,
+    TargetAddress,
+)
+from ckpt.protocol.events import Session
+from ckpt.protocol.handshake import Established, Identity
+from ckpt.protocol.reader.spans import Spans, covers, union
+from ckpt.transfer.read_job import ReadJob
+
+QUEUED_BYTES: Final = 8 * MiB
+"""To one peer at a time; its further questions wait."""
+
+_Frame = tuple[int, Message, memoryview | bytes]
+
+
+class PeerServer:
+    """I listen as soon as I am made, on a thread of my own. Close me."""
+
+    def __init__(self, secret: bytes, cluster: str, host: str, directory: Path | None) -> None:
+        """host: where peers of other hosts reach this process; empty for nowhere.
+        directory: for a Unix socket that peers on this host take; None for none.
+
+        Raises Unavailable when neither can be had.
+        """
+        name = TargetId(f"peer-{secrets.token_hex(8)}")
+        self._secret = secret
+        self._identity = Identity(cluster, Role.TARGET, name, BootId(secrets.randbits(63) | 1))
+        self._unix = "" if directory is None else str(directory / name)
+        self._host = host
+        self._answers = _Answers()
+        self._loop = asyncio.new_event_loop()
+        self._server: Server | None = None
+        self._errors: list[CkptError] = []
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ckpt-peers", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if self._errors:
+            self.close()
+            raise self._errors[0]
+        self.address = self._address()
+        """Where peers find me."""
+
+    def _address(self) -> TargetAddress:
+        assert self._server is not None, "it listens"
+        port = self._server.port
+        address = str(TcpAddress(self._host, port)) if port else f"unix:{self._unix}"
+        return TargetAddress(
+            TargetId(self._identity.name), self._identity.boot, address, self._unix
+        )
+
+    def offer(self, job: ReadJob, spans: Spans, manifest: bytes | None) -> None:
+        """These bytes of the payload have landed and stay as they are until I am closed."""
+        self._answers.offer(job, spans, manifest)
+
+    def close(self) -> None:
+        """Nothing is read from anybody's memory afterwards. Idempotent."""
+        with suppress(RuntimeError):  # It has ended already.
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._loop.call_soon(self._start)
+        try:
+            self._loop.run_forever()
+        finally:
+            if self._server is not None:
+                self._server.abandon()
+            self._loop.close()
+
+    def _start(self) -> None:
+        try:
+            self._server = self._answers.server = serve(
+                self._answers,
+                listen=(self._host, 0) if self._host else None,
+                unix=self._unix or None,
+                secret=self._secret,
+                identity=self._identity,
+                pool=SlotPool(FRAME_BULK_BYTES_MAX),
+            )
+        except CkptError as error:
+            self._errors.append(error)
+        finally:
+            self._ready.set()
+
+
+class _Answers:
+    """What peers ask, and what they get. `offer` comes from another thread, all else from the
+    loop's.
+    """
+
+    def __init__(self) -> None:
+        self.server: Server
+        self._lock = threading.Lock()
+        self._offers: dict[PayloadId, tuple[ReadJob, Spans]] = {}
+        self._manifests: dict[PayloadId, bytes] = {}
+        #: Frames that are made one after another, as the peer takes them.
+        self._waiting: defaultdict[Session, deque[Iterator[_Frame]]] = defaultdict(deque)
+
+    def offer(self, job: ReadJob, spans: Spans, manifest: bytes | None) -> None:
+        with self._lock:
+            _, before = self._offers.get(job.payload, (job, ()))
+            self._offers[job.payload] = job, union(before, spans)
+            if manifest is not None:
+                self._manifests[job.payload] = manifest
+
+    def opened(self, session: Session, peer: Established) -> None:
+        """A peer; it asks next."""
+
+    def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
+        if bulk is not None:
+            bulk.release()
+        match message:
+            case ReadRanges(column, ranges):
+                frames = self._ranges(request, column.payload, column.column, ranges)
+            case ReadManifest(column):
+                frames = self._manifest(request, column.payload)
+            case CancelRequest():
+                return
+            case _:
+                self.server.close_session(session, f"a peer does not take {type(message).__name__}")
+                return
+        self._waiting[session].append(frames)
+        self._pump(session)
+
+    def closed(self, session: Session, reason: str) -> None:
+        self._waiting.pop(session, None)
+
+    # ----------------------------------------------------------------------- frames
+
+    def _pump(self, session: Session) -> None:
+        """Send until the peer has enough to take."""
+        waiting = self._waiting.get(session)
+        loop = asyncio.get_running_loop()
+
+        def again() -> None:
+            loop.call_soon(self._pump, session)  # It may be in the middle of sending.
+
+        while waiting and self.server.queued_bytes(session) < QUEUED_BYTES:
+            frame = next(waiting[0], None)
+            if frame is None:
+                waiting.popleft()
+                continue
+            request, message, bulk = frame
+            self.server.send(session, request, message, bulk, sent=again)
+
+    def _manifest(self, request: int, payload: PayloadId) -> Iterator[_Frame]:
+        document = self._manifests.get(payload)
+        if document is None:
+            yield request, Failed("not_found", f"the manifest of {payload} is not here"), b""
+            return
+        size = FRAME_BULK_BYTES_MAX
+        for at in range(0, len(document), size):
+            yield request, ManifestData(len(document), at), memoryview(document)[at : at + size]
+
+    def _ranges(
+        self, request: int, payload: PayloadId, column: ColumnNumber, ranges: tuple[ByteRange, ...]
+    ) -> Iterator[_Frame]:
+        with self._lock:
+            job, spans = self._offers.get(payload, (None, ()))
+        for each in ranges:
+            found = None if job is None else _bytes_of(job, spans, column, each)
+            if found is None:
+                text = f"bytes {each.start} to {each.end} of {payload} column {column} are not here"
+                yield request, Failed("unavailable", text), b""
+                return
+            yield request, RangeData(each.start, crc32(found)), found
+        yield request, RangesDone(), b""
+
+
+def _bytes_of(
+    job: ReadJob, spans: Spans, column: ColumnNumber, wanted: ByteRange
+) -> memoryview | None:
+    """A range of a data column's fragment bytes, when it lies in one cell and was offered."""
+    found = _payload_range(job.layout, column, wanted)
+    if found is None:
+        return None
+    start, end = found
+    inside = min(end, job.layout.payload_bytes)
+    if inside <= start:
+        return memoryview(bytes(end - start))
+    if not covers(spans, start, inside):
+        return None
+    view = job.landings.gather(start, inside)
+    if view is None or inside == end:
+        return view
+    return memoryview(bytes(view) + bytes(end - inside))  # Zeros follow the payload.
+
+
+def _payload_range(
+    layout: Layout, column: ColumnNumber, wanted: ByteRange
+) -> tuple[int, int] | None:
+    stripe = wanted.start // layout.cell_bytes
+    at = wanted.start - layout.fragment_offset(stripe)
+    size = wanted.end - wanted.start
+    if column >= layout.code.k or not 0 <= stripe < layout.stripe_count or size <= 0:
+        return None
+    if at + size > layout.cell_bytes_of(stripe):
+        return None
+    start = layout.cell_offset(stripe, column) + at
+    return start, start + size

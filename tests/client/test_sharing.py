@@ -1,0 +1,119 @@
+"""Ranks that load together on a real cluster, with peers that are gone, that hang or lie."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import ckpt
+from ckpt.base.ids import BootId, Rank, TargetId
+from ckpt.base.units import MiB
+from ckpt.format.messages import NextReads, ShareReads, TargetAddress
+from ckpt.format.spans import OURS, PayloadSpan, decode_spans, encode_spans
+from ckpt_client.restore import Checkpoint
+from ckpt_client.store import Store
+from tests.client.test_stager_process import runs
+from tests.waiting import wait_until
+
+BYTES = 20 * MiB
+URL = "ckpt+local://{}?targets=3&code=2+1&pretend_domains=1"
+PEER = TargetAddress(TargetId("peer-of-nobody"), BootId(1), "127.0.0.1:9")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    directory = tmp_path_factory.mktemp("burst")
+    with ckpt.open(URL.format(directory)) as opened:
+        content = np.random.default_rng(1).integers(0, 255, BYTES, np.uint8)
+        opened.save("run", 1, {"w": ckpt.Replicated(content)}).wait()
+        for stager in opened._stagers.values():  # Its memory would be nearer than any peer.
+            os.kill(stager.pid, signal.SIGKILL)
+        yield opened
+    supervisor = json.loads((directory / "ready.json").read_text())["pid"]
+    os.kill(supervisor, signal.SIGTERM)
+    wait_until(lambda: not runs(supervisor), "the supervisor's end")
+
+
+def right(state: object) -> bool:
+    assert isinstance(state, dict)
+    return bool((state["w"] == np.random.default_rng(1).integers(0, 255, BYTES, np.uint8)).all())
+
+
+def resolved(store: Store, rank: int) -> Checkpoint:
+    return store.resolve("run", 1, rank=rank, world_size=3)
+
+
+class Ghost:
+    """A rank that takes what it is granted, and reads nothing."""
+
+    def __init__(self, store: Store) -> None:
+        self.checkpoint = resolved(store, 0)
+        pinned = self.checkpoint._pinned
+        assert self.checkpoint._share_key is not None
+        wanted = encode_spans([PayloadSpan(OURS, Rank(0), 0, BYTES)])
+        question = ShareReads(
+            self.checkpoint.info.checkpoint, self.checkpoint._share_key, PEER, 1 * MiB
+        )
+        _, granted = pinned.share(question, wanted)
+        self.granted = decode_spans(granted)
+        assert self.granted
+
+    def lie(self) -> None:
+        """Say that it has read all that."""
+        thread = threading.Thread(target=self._next, daemon=True)
+        thread.start()
+
+    def _next(self) -> None:
+        try:
+            self.checkpoint._pinned.share(NextReads())
+        except ckpt.CkptError:
+            return  # The test is over.
+
+
+@pytest.mark.parametrize("how", ["dies", "hangs", "lies"])
+def test_a_peer_that_gives_nothing_costs_a_read_of_the_tier(store: Store, how: str) -> None:
+    ghost = Ghost(store)
+    if how == "lies":
+        ghost.lie()
+    if how == "dies":
+        ghost.checkpoint.close()
+    with resolved(store, 1) as checkpoint:
+        assert right(checkpoint.load(whole=True))
+        assert "tier" in checkpoint.source
+        assert checkpoint.statistics
+    ghost.checkpoint.close()
+
+
+def test_ranks_in_threads_pass_bytes_on_and_name_their_sources(store: Store) -> None:
+    checkpoints = [resolved(store, rank) for rank in range(3)]
+    gate = threading.Barrier(3)
+    found: dict[int, tuple[bool, set[str]]] = {}
+
+    def work(rank: int) -> None:
+        gate.wait()
+        state = checkpoints[rank].load(whole=True)
+        found[rank] = right(state), set(checkpoints[rank].source.split("+"))
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for checkpoint in checkpoints:
+        checkpoint.close()
+    assert sorted(found) == [0, 1, 2]
+    assert all(good for good, _ in found.values())
+    assert all(sources <= {"tier", "peers"} for _, sources in found.values())
+    assert any("peers" in sources for _, sources in found.values())
+
+
+def test_one_rank_of_many_that_loads_alone_waits_for_nobody(store: Store) -> None:
+    with resolved(store, 2) as checkpoint:
+        assert right(checkpoint.load(whole=True))
+        assert checkpoint.source == "tier"

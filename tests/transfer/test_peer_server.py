@@ -1,0 +1,107 @@
+"""A reader gives other readers what it has read, straight from where it landed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpt.base.errors import Unavailable
+from ckpt.erasure.code import Code
+from ckpt.format.checksum import xxh3_128
+from ckpt.protocol.reader.events import ReadLimits
+from ckpt.protocol.reader.spans import Spans
+from ckpt.transfer.landings import Landings
+from ckpt.transfer.payload_receiver import read_payloads
+from ckpt.transfer.peer_server import PeerServer
+from ckpt.transfer.read_job import PayloadDamaged, ReadJob, ReceiverOptions
+from tests.aio.netkit import SECRET
+from tests.protocol.reading import PAYLOAD, Columns
+
+CODE = Code(4, 2)
+CELL = 64 * 1024
+SIZE = 24 * CELL * CODE.k + 12_345
+HASTY = ReceiverOptions(SECRET, "reader", "cluster-a", limits=ReadLimits(timeout_us=0))
+
+
+@pytest.fixture(scope="module")
+def data() -> Columns:
+    return Columns.make(CODE, SIZE, CELL, seed=3)
+
+
+def landed(data: Columns, cuts: int = 1) -> Landings:
+    """The payload's bytes, in so many pieces of memory."""
+    landings = Landings()
+    whole = np.frombuffer(data.payload, np.uint8).copy()
+    borders = np.linspace(0, SIZE, cuts + 1).astype(int).tolist()
+    for start, end in pairwise(borders):
+        landings.add_range(start, whole[start:end].copy())
+    return landings
+
+
+def job(data: Columns, landings: Landings) -> ReadJob:
+    return ReadJob(PAYLOAD, data.layout, xxh3_128(data.manifest), (), {}, landings)
+
+
+@contextmanager
+def peer(
+    data: Columns, spans: Spans, cuts: int = 1, directory: Path | None = None
+) -> Iterator[PeerServer]:
+    with closing(PeerServer(SECRET, "cluster-a", "127.0.0.1", directory)) as server:
+        server.offer(job(data, landed(data, cuts)), spans, data.manifest)
+        yield server
+
+
+def read(data: Columns, server: PeerServer, spans: Spans) -> bytes:
+    memory = np.zeros(SIZE, np.uint8)
+    landings = Landings()
+    for start, end in spans:
+        landings.add_range(start, memory[start:end])
+    read_payloads([job(data, landings).from_peer(server.address)], HASTY)
+    return b"".join(memory[start:end].tobytes() for start, end in spans)
+
+
+def test_a_whole_payload_comes_from_one_peer(data: Columns) -> None:
+    with peer(data, ((0, SIZE),)) as server:
+        assert read(data, server, ((0, SIZE),)) == data.payload
+
+
+def test_runs_that_lie_apart_are_put_together(data: Columns, tmp_path: Path) -> None:
+    with peer(data, ((0, SIZE),), 97, tmp_path) as server:
+        assert server.address.unix
+        spans = ((5, 70_000), (3 * CELL, 9 * CELL + 1), (SIZE - 700, SIZE))
+        assert read(data, server, spans) == b"".join(data.payload[a:b] for a, b in spans)
+
+
+def test_what_was_not_offered_is_not_given(data: Columns) -> None:
+    with peer(data, ((0, 4 * CELL),)) as server:
+        server.offer(job(data, landed(data)), ((6 * CELL, 8 * CELL),), None)
+        given = ((0, 4 * CELL), (6 * CELL, 8 * CELL))
+        assert read(data, server, given) == b"".join(data.payload[a:b] for a, b in given)
+        with pytest.raises(Unavailable, match="are not here"):
+            read(data, server, ((4 * CELL, 5 * CELL),))
+
+
+def test_bytes_that_changed_in_a_peers_memory_are_not_taken(data: Columns) -> None:
+    changed = landed(data)
+    place = changed.place(CELL, CELL + 1)
+    assert place is not None
+    place[0] ^= 1
+    with closing(PeerServer(SECRET, "cluster-a", "127.0.0.1", None)) as server:
+        server.offer(job(data, changed), ((0, SIZE),), data.manifest)
+        with pytest.raises(PayloadDamaged):
+            read(data, server, ((0, SIZE),))
+        server.offer(job(data, landed(data)), (), None)
+        assert read(data, server, ((0, SIZE),)) == data.payload
+
+
+def test_a_peer_that_closed_gives_nothing(data: Columns) -> None:
+    with peer(data, ((0, SIZE),)) as server:
+        address = server
+    with pytest.raises(Unavailable):
+        read(data, address, ((0, SIZE),))
+    server.close()
