@@ -12,8 +12,7 @@ cells always. Too few good columns for some place: `lost` when that is proved by
 themselves say, else columns that are away are tried again until the timeout, then `unavailable`.
 
 Invariants (`check`): bytes asked of a column stay within its window (or one cell); no byte is asked
-twice at a time of one column; nothing is asked of a column that is not reachable; a stripe is
-finished
+twice at a time of one column; nothing is asked of a column that is not reachable; a stripe is finished
 only when no byte of it is under way any more, so that nothing lands in memory that is decoded or
 reused.
 """
