@@ -4,17 +4,16 @@
                 ^------------ a cell is wrong, a column or a block was lost ---+
 
 Data columns are asked first and nothing is decoded. Parity replaces exactly what a column cannot
-give: one
-that is absent, away, refusing, silent or slow in all its stripes, one with damaged blocks in
-theirs.
+give: one that is absent, away, refusing, silent or slow in all its stripes, one with damaged blocks
+in theirs.
 Whatever is received is compared with a checksum made for it, whole cells with the manifest, decoded
 cells always. Too few good columns for some place: `lost` when that is proved by what the targets
 themselves say, else columns that are away are tried again until the timeout, then `unavailable`.
 
 Invariants (`check`): bytes asked of a column stay within its window (or one cell); no byte is asked
-twice at a time of one column; nothing is asked of a column that is not reachable; a stripe is finished
-only when no byte of it is under way any more, so that nothing lands in memory that is decoded or
-reused.
+twice at a time of one column; nothing is asked of a column that is not reachable; a stripe is
+finished only when no byte of it is under way any more, so that nothing lands in memory that is
+decoded or reused.
 """
 
 from __future__ import annotations
