@@ -4,7 +4,8 @@ It holds a state through one engine and answers each line with one JSON line:
 
     fill STEP           make the state that of STEP; its seconds are the generator's;
                         what is left of older steps is removed
-    copy NS             warm copy of the whole state into private memory, beginning at monotonic NS
+    copy NS             warm copy of the state into private memory, tensor by tensor as a plain loop
+                        would, beginning at monotonic NS
     save STEP NS        `engine.save` at NS; answers when training may go on
     wait                until that save is as durable as the engine makes it
     load STEP NS RANK   at NS, what RANK saved, into memory that was never touched
@@ -33,6 +34,7 @@ from ckptbench.engines import make_engine
 from ckptbench.engines.base import Done, EnginePlan, Loaded, Resharding, unavailable
 from ckptbench.workload import (
     Box,
+    State,
     empty_state,
     fill,
     is_equal,
@@ -101,7 +103,7 @@ class Rank:
         self._boxes = rank_boxes(plan.engine.state, plan.engine.rank) if plan.holds_state else []
         self._state = empty_state(plan.engine.state, self._boxes)
         self._step: int | None = None
-        self._copy: memoryview | None = None
+        self._copy: State | None = None
         #: The warm copy's other side; made by the first one.
         self._when = 0
         self._loaded: Loaded | None = None
@@ -126,7 +128,8 @@ class Rank:
                 return self._at(None, lambda: self._fill(int(step)))
             case ["copy", when]:
                 if self._copy is None:
-                    self._copy = memoryview(bytearray(len(self._state.memory)))
+                    self._copy = empty_state(self._plan.state, self._boxes)
+                    self._copy_state()
                 return self._at(int(when), self._copy_state)
             case ["save", step, when]:
                 return self._at(int(when), lambda: self._save(int(step)))
@@ -163,8 +166,9 @@ class Rank:
 
     def _copy_state(self) -> Answer:
         assert self._copy is not None
-        self._copy[:] = self._state.memory
-        return Answer(bytes=len(self._copy))
+        for name, array in self._state.arrays.items():
+            self._copy.arrays[name][...] = array
+        return Answer(bytes=len(self._copy.memory))
 
     def _save(self, step: int) -> Answer:
         self._engine.save(step, self._state)

@@ -259,3 +259,12 @@ def test_a_killed_trainer_is_noticed_also_while_a_forked_child_of_it_lives(bench
             wait_until(lambda: not runs(stager), "the stager stayed")
         finally:
             os.killpg(trainer.pid, signal.SIGKILL)
+
+
+def test_a_stager_is_nicer_than_its_trainer(bench: Bench) -> None:
+    link = bench.start()
+    ours, theirs = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, link.pid))
+    assert theirs == min(19, ours + 10)
+    group = Path(f"/proc/{link.pid}/autogroup")
+    if group.exists():
+        assert group.read_text().split()[-1] == "10"
