@@ -31,6 +31,7 @@ never used again. Nothing here can carry code.
                                        VerifyColumn, ListColumns
                    target  -> coord.   Reserved, Attested, DocumentStored, Dropped, ColumnVerified,
                                        ColumnsListed
+                   drain   -> coord.   see ckpt.format.drain_messages
 
 Any request may be answered by `Failed` instead.
 """
@@ -56,6 +57,19 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
+from ckpt.format.drain_messages import (
+    BeginParts,
+    DrainLeased,
+    DrainNoted,
+    EndDrain,
+    ForgetStore,
+    LeaseDrain,
+    OpenStore,
+    PartTaken,
+    RenewDrain,
+    TakePart,
+    TellStored,
+)
 
 PROTOCOL_VERSION: Final = 1
 """Spoken here; a peer of the neighbouring version is accepted."""
@@ -69,6 +83,8 @@ class Role(Enum):
     TARGET = "target"
     COORDINATOR = "coordinator"
     ADMIN = "admin"
+    DRAIN = "drain"
+    """Keeps no idle cluster awake."""
 
 
 # =========================================================================== handshake
@@ -843,6 +859,8 @@ Message = (
     | RegisterTarget | TargetRegistered | RenewLease | LeaseRenewed | Reserve | Reserved | ReleaseReservation
     | Attest | Attested | PutDocument | DocumentStored | DropGeneration | DropColumn | Dropped
     | ListColumns | ColumnsListed
+    | OpenStore | TellStored | LeaseDrain | DrainLeased | BeginParts | TakePart | PartTaken
+    | RenewDrain | EndDrain | ForgetStore | DrainNoted
 )  # fmt: skip
 
 MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
@@ -861,5 +879,7 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     80: RegisterTarget, 81: TargetRegistered, 82: RenewLease, 83: LeaseRenewed, 84: Reserve, 85: Reserved,
     86: ReleaseReservation, 87: Attest, 88: Attested, 89: PutDocument, 90: DocumentStored,
     91: DropGeneration, 92: DropColumn, 93: Dropped, 94: ListColumns, 95: ColumnsListed,
+    96: OpenStore, 97: TellStored, 98: LeaseDrain, 99: DrainLeased, 100: BeginParts, 101: TakePart,
+    102: PartTaken, 103: RenewDrain, 104: EndDrain, 105: ForgetStore, 106: DrainNoted,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""

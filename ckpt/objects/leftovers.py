@@ -41,13 +41,17 @@ class Leftovers:
         #: What lay there, and since when; only what the tier no longer has.
         self._seen: dict[Key, tuple[Content, float]] = {}
 
+    def is_due(self, run: RunName) -> bool:
+        """Whether it is time for another look."""
+        return self._clock() >= self._next_look_s.get(run, 0.0)
+
     def found(
         self, run: RunName, cluster: str, tier: Collection[tuple[Step, Generation]]
     ) -> list[tuple[Step, Generation]]:
         """What may go now. `tier`: all generations of the run there, asked before this."""
-        now_s = self._clock()
-        if now_s < self._next_look_s.get(run, 0.0):
+        if not self.is_due(run):
             return []
+        now_s = self._clock()
         self._next_look_s[run] = now_s + self._quiet_s / LOOKS
         left = [one for one in unfinished(self._sink, run) if one not in tier]
         gone = [key for key in self._seen if key[0] == run and key[1:] not in left]

@@ -58,6 +58,24 @@ def stored_steps(sink: Sink, run: RunName) -> list[tuple[Step, Generation]]:
     return [(step, generation) for step, generation in found if generation is not None]
 
 
+def stored_by(sink: Sink, run: RunName, cluster: str) -> list[tuple[Step, Generation]]:
+    """Those of `stored_steps` that this cluster committed, as their markers say."""
+    return [
+        (step, generation)
+        for step, generation in stored_steps(sink, run)
+        if _marker_cluster(sink, names.generation_prefix(run, step, generation)) == cluster
+    ]
+
+
+def _marker_cluster(sink: Sink, prefix: str) -> str:
+    """Of the cluster that committed it; empty when the marker is gone by now."""
+    try:
+        raw = sink.get(prefix + names.COMMITTED)
+    except NotFound:
+        return ""
+    return decode(Marker, raw, f"{sink.url}/{prefix}{names.COMMITTED}").header.cluster
+
+
 def remains(sink: Sink, run: RunName) -> list[tuple[Step, Generation]]:
     """Generations with neither a marker nor a plan: a deletion was interrupted. A writer has its
     plan there from before its first byte until behind the marker."""

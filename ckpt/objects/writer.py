@@ -15,12 +15,12 @@ Memory: of each thread a batch of chunks, two parts of an upload, and what the s
 
 from __future__ import annotations
 
-import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from ckpt.base.errors import Corrupt, NotFound, Refused
 from ckpt.base.units import MiB
@@ -84,17 +84,53 @@ Progress = Callable[[int], None]
 """Told raw bytes that were written and read back since the last time; from any thread."""
 
 
+class Parts(Protocol):
+    """Shares a checkpoint's items out. Threads of one or of several workers ask."""
+
+    def begin(self, count: int, done: Collection[int]) -> None:
+        """There are so many; these have receipts."""
+
+    def take(self, slot: int, done: int | None) -> int | None:
+        """The next item of a thread, which has finished `done`; None when all have receipts and
+        this worker is to commit. Waits for others at the last items; raises Fenced when this
+        worker has no part in it any more."""
+
+    def stop(self) -> None:
+        """Something failed: who waits in `take` raises Aborted."""
+
+
+class OwnParts:
+    """All items are this worker's."""
+
+    def __init__(self) -> None:
+        self._left: deque[int] = deque()
+
+    def begin(self, count: int, done: Collection[int]) -> None:
+        self._left.extend(number for number in range(count) if number not in done)
+
+    def take(self, slot: int, done: int | None) -> int | None:
+        try:
+            return self._left.popleft()
+        except IndexError:
+            return None
+
+    def stop(self) -> None:
+        self._left.clear()
+
+
 def write_checkpoint(
     sink: Sink,
     source: Source,
     options: WriteOptions,
     limits: WriteLimits,
     progress: Progress | None = None,
+    parts: Parts | None = None,
 ) -> Marker:
     """Write all of it, or what an earlier attempt left undone. Idempotent.
 
+    parts: who writes which item; without it everything is written here.
     Raises Refused when something else has its place, Corrupt when the store does not give back
-    what it was given, and the errors of sink and source.
+    what it was given, and the errors of sink, source and parts.
     """
     prefix = names.generation_prefix(*source.header.key)
     found = read_marker(sink, prefix, source.header)
@@ -106,19 +142,18 @@ def write_checkpoint(
         marker = read_marker(sink, prefix, source.header)
         assert marker is not None, "begin gives no job only behind a marker"
         return marker
-    done = job.receipts()
+    shared = parts or OwnParts()
+    shared.begin(len(job.plan.items), job.receipts())
     with ThreadPoolExecutor(limits.threads, thread_name_prefix="ckpt-drain") as pool:
-        left = [number for number in range(len(job.plan.items)) if number not in done]
-        # Workers that share a checkpoint begin at different places.
-        turn = random.randrange(len(left)) if left else 0
-        left = left[turn:] + left[:turn]
-        futures = [pool.submit(job.write_item, number, progress) for number in left]
+        futures = [
+            pool.submit(job.write_items, shared, slot, progress) for slot in range(limits.threads)
+        ]
         try:
-            for future in futures:
+            for future in as_completed(futures):
                 future.result()
         except BaseException:
             job.stop()
-            pool.shutdown(cancel_futures=True)
+            shared.stop()
             raise
     return job.finish()
 
@@ -219,6 +254,13 @@ class WriteJob:
         except NotFound:
             return None
         return receipt if receipt.plan == self._digest else None
+
+    def write_items(self, parts: Parts, slot: int, progress: Progress | None = None) -> None:
+        """What falls to one thread, until nothing is left."""
+        number = parts.take(slot, None)
+        while number is not None:
+            self.write_item(number, progress)
+            number = parts.take(slot, number)
 
     def write_item(self, number: int, progress: Progress | None = None) -> None:
         """Write, read back and acknowledge the shards of an item, unless another worker did."""

@@ -73,7 +73,7 @@ def open(
     memory.
     stager_idle_s: how long a stager without a trainer stays, for a restart to read from its memory.
     durable: the object store that `ckptd drain` fills, such as `s3://bucket/runs`, else
-        $CKPT_DURABLE: `load` of a step that the tier has not, or has lost, reads it there.
+        $CKPT_DURABLE: `load` of what the tier has not, has evicted or has lost reads it there.
 
     Raises Refused for a bad URL or contradicting options, Unauthorized, Unavailable.
     """
@@ -251,15 +251,15 @@ class Store:
         """`resolve`, load and close: this rank's own tree, what `like` asks for,
         or the union of all ranks (`whole`).
 
-        A step that is named and that the tier has not comes from the `durable` store, with a
-        warning.
+        What the tier has not, has evicted or has lost comes from the `durable` store, with a
+        warning: the step that is named, else the newest one there.
         """
         try:
             checkpoint = self.resolve(
                 run, step, rank=rank, world_size=world_size, timeout_s=timeout_s, fallback=fallback
             )
         except (NotFound, Lost) as error:
-            if step is None or not self._settings.durable:
+            if not self._settings.durable:
                 raise
             from ckpt_client import stored
 

@@ -70,7 +70,7 @@ def load(
 def load_instead(
     store: str,
     run: str,
-    step: int,
+    step: int | None,
     like: object,
     place: Place,
     reason: CkptError,
@@ -78,16 +78,20 @@ def load_instead(
     strict: bool,
     whole: bool,
 ) -> object:
-    """A named step from the object store, because of why the tier cannot give it; warns.
+    """A step from the object store, without a number the newest one there, because of why the tier
+    cannot give it; warns.
 
-    Raises that reason when the store has not got it either.
+    All ranks find the same one: a run of which the tier has nothing that can be loaded is drained
+    no further. Raises that reason when the store has not got it either.
     """
+    number = None if step is None else check_step(step)
     try:
-        stored = open_stored(open_sink(store), check_run_name(run), check_step(step))
+        stored = open_stored(open_sink(store), check_run_name(run), number)
     except NotFound:
         raise reason from None
+    found = f"{run}@{stored.header.step}"
     warnings.warn(
-        f"{run}@{step} is loaded from {stored.url}: {reason.message}", UserWarning, stacklevel=4
+        f"{found} is loaded from {stored.url}: {reason.message}", UserWarning, stacklevel=4
     )
     try:
         return load_from(stored, like, place.rank, place.world_size, strict=strict, whole=whole)

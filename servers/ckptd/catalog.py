@@ -36,6 +36,7 @@ from ckpt.protocol.coordinator.catalog import (
     CatalogEntry,
     CatalogImage,
     CatalogRow,
+    CheckpointDrained,
     LaunchEntered,
     LaunchForgotten,
     LaunchNumbered,
@@ -44,9 +45,12 @@ from ckpt.protocol.coordinator.catalog import (
     RepairNeeded,
     RowForgotten,
     RowState,
+    StoreForgotten,
+    StoreHolds,
+    StoreOpened,
     TargetSeen,
 )
-from ckptd import launch_tables
+from ckptd import drain_tables, launch_tables
 
 CATALOG_NAME: Final = "catalog.sqlite"
 LOCK_NAME: Final = "coordinator.lock"
@@ -224,7 +228,7 @@ def create_catalog(
                     _upsert_target(connection, seen)
                 for (checkpoint, rank), columns in image.repairs.items():
                     _upsert_repair(connection, RepairNeeded(checkpoint, rank, columns))
-                for entry in image.launch_entries():
+                for entry in (*image.launch_entries(), *image.drain_entries()):
                     _apply(connection, entry)
         finally:
             connection.close()  # The last close folds the log into the file and removes the log.
@@ -304,12 +308,12 @@ def _create(connection: sqlite3.Connection, directory: Path, cluster: str) -> No
         (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
-        _run_all(connection, launch_tables.SCHEMA)
+        _run_all(connection, launch_tables.SCHEMA + drain_tables.SCHEMA)
         return
     # One transaction: a crash leaves an empty file of version 0, which the next start fills.
     with connection:
         connection.execute("BEGIN IMMEDIATE")
-        _run_all(connection, _SCHEMA + launch_tables.SCHEMA)
+        _run_all(connection, _SCHEMA + launch_tables.SCHEMA + drain_tables.SCHEMA)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         _set_meta(connection, "cluster", cluster)
@@ -367,6 +371,7 @@ def _load(connection: sqlite3.Connection) -> CatalogImage:
         key = (_checkpoint(run, step, term, counter), int(rank))
         image.repairs[key] = tuple(int(number) for number in columns.split())
     launch_tables.load(connection, image)
+    drain_tables.load(connection, image)
     return image
 
 
@@ -427,6 +432,8 @@ def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
                 connection.execute(f"DELETE FROM {table} WHERE {_KEY}", _key(entry.checkpoint))
         case LaunchNumbered() | LaunchEntered() | LaunchResolved() | LaunchForgotten():
             launch_tables.store(connection, entry)
+        case StoreOpened() | StoreHolds() | CheckpointDrained() | StoreForgotten():
+            drain_tables.store(connection, entry)
         case TargetSeen():
             _upsert_target(connection, entry)
         case RepairNeeded():

@@ -39,6 +39,7 @@ from ckpt.plan.placement import Level
 from ckpt.protocol.coordinator import catalog as entries
 from ckpt.protocol.coordinator.catalog import Persist, Persisted
 from ckpt.protocol.coordinator.desk import Action
+from ckpt.protocol.coordinator.evicting import Watermarks
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
 from ckpt.protocol.coordinator.membership import TargetState
 from ckpt.protocol.coordinator.views import CoordinatorView
@@ -93,6 +94,11 @@ class CoordinatorConfig:
     """Spares that a plan names for each payload."""
     keep: int = 0
     """Newest committed steps of a run to keep; 0 keeps all."""
+    evict_above_percent: int = 85
+    """Of the fullest device's space: above it what was drained is evicted, oldest first; 100 never
+    does by itself."""
+    evict_below_percent: int = 70
+    """Down to this."""
     loop: str = "asyncio"
     """The event loop: asyncio or uvloop."""
     log_level: str = "info"
@@ -111,6 +117,8 @@ class CoordinatorConfig:
             raise Refused(f"cell_bytes {self.cell_bytes}: a multiple of {BLOCK_BYTES}")
         if self.max_per_domain < 1 or self.spare_count < 0 or self.keep < 0:
             raise Refused("max_per_domain is at least 1, spare_count and keep at least 0")
+        if not 0 <= self.evict_below_percent <= self.evict_above_percent <= 100:
+            raise Refused("0 <= evict_below_percent <= evict_above_percent <= 100")
 
     def policy(self, cluster: str) -> CoordinatorPolicy:
         """As the machine wants it."""
@@ -122,6 +130,7 @@ class CoordinatorConfig:
             max_per_domain=self.max_per_domain,
             spare_count=self.spare_count,
             keep=self.keep or None,
+            watermarks=Watermarks(self.evict_below_percent / 100, self.evict_above_percent / 100),
         )
 
 
@@ -371,6 +380,8 @@ class CoordinatorShell:
             statistics=self._statistics,
             sessions=Counter(self._roles.values()),
             tickets_waiting=len(self._tickets),
+            stores=self.machine.views.stores(),
+            evictor=self.machine.evictor,
         )
 
     def is_ready(self) -> bool:

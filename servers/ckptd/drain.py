@@ -1,42 +1,40 @@
 """`ckptd drain`: copy committed checkpoints to object stores, each exactly once, verified.
 
 One thread for each store. Credentials come from the environment, as the store's library wants
-them. The state file is replaced a few times a second; a process that is killed goes on where it
-was, since all it knows lies in the stores (docs/drain.md).
+them. What there is to do, and who does it, the coordinator's queue says; what is done lies in the
+stores (docs/drain.md).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Final
 
-import msgspec
-
+from ckpt.aio.rpc import RpcClient
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import Refused
 from ckpt.base.units import MiB
-from ckpt.objects.drain_state import DrainState
+from ckpt.format.messages import Role
 from ckpt.objects.pace import Pace
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.stores import open_sink
 from ckpt.objects.writer import WriteLimits
 from ckpt.plan.drains import StorePolicy, parse_policies
 from ckptd import config as options
-from ckptd.cluster_file import write_aside
+from ckptd.drain_queue import QueueClient
 from ckptd.drain_watch import BurstWatch, Watch
 from ckptd.drain_worker import Reach, StoreWorker
 from ckptd.log import configure, reporter
 
-STATE_S: Final = 0.5
 STOP_GRACE_S: Final = 5.0
 """For workers to abort what they began; what is left is the next process's."""
 
@@ -49,10 +47,6 @@ class DrainConfig:
     """Object stores, blanks between: URL?every=N&keep=N&runs=PATTERN each."""
     coordinator: str
     """HOST:PORT."""
-    http: str = ""
-    """HOST:PORT of the coordinator's page; asked instead, it keeps no idle cluster awake."""
-    state: str = ""
-    """A file that tells how far it is, as JSON; empty for none."""
     poll_s: float = 1.0
     """Between two looks at what is committed."""
     threads: int = 2
@@ -65,9 +59,6 @@ class DrainConfig:
     """auto (by sampling), none or always."""
     portable_dtypes: bool = False
     """bfloat16 and float8 as integers, for plain Zarr readers."""
-    single_writer: bool = False
-    """Also drain to a store that does not create objects conditionally: you see to it that no other
-    worker writes there."""
     abandon_s: float = 3600.0
     """What the tier deleted half drained goes when nobody wrote to it for so long."""
     aside: bool = True
@@ -113,53 +104,45 @@ def run_drain(config: DrainConfig, secret: bytes) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    name = f"drain {socket.gethostname()}:{os.getpid()}"
-    watch = Watch(config.coordinator, config.http, secret, name)
-    workers = [
-        _worker(config, policy, watch, Reach(config.coordinator, secret, name), stopped)
-        for policy in config.policies
-    ]
+    name = f"drain {socket.gethostname()}:{os.getpid()} {secrets.token_hex(3)}"
+    reach = Reach(config.coordinator, secret, name)
+    rpc = RpcClient(config.coordinator, secret=secret, role=Role.DRAIN, name=name)
+    workers = [_worker(config, policy, rpc, reach, stopped) for policy in config.policies]
     threads = [
-        threading.Thread(target=worker.run, args=(stopped, config.poll_s), daemon=True)
+        threading.Thread(target=worker.run, args=(config.poll_s,), daemon=True)
         for worker in workers
     ]
     for thread in threads:
         thread.start()
-    ready = {"ready": "drain", "pid": os.getpid(), "to": [worker.view.url for worker in workers]}
+    ready = {"ready": "drain", "pid": os.getpid(), "to": [worker.url for worker in workers]}
     os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
-    while not stopped.wait(STATE_S):
-        _tell_state(config, workers)
+    stopped.wait()
     for thread in threads:
         thread.join(STOP_GRACE_S)
-    _tell_state(config, workers)
-    watch.close()
+    rpc.close()
     report("info", "stopped", {})
 
 
 def _worker(
     config: DrainConfig,
     policy: StorePolicy,
-    watch: Watch,
+    rpc: RpcClient,
     reach: Reach,
     stopped: threading.Event,
 ) -> StoreWorker:
-    pace = Pace(config.bandwidth_bytes or None, is_stopped=stopped.is_set)
+    watch = Watch(rpc)
+    pace = Pace(config.bandwidth_bytes or None)
     if config.aside:
         pace.is_burst = BurstWatch(watch)
     return StoreWorker(
         policy,
         open_sink(policy.url),
         watch,
+        QueueClient(rpc, policy, reach.name),
         reach,
         WriteOptions(portable=config.portable_dtypes, compression=config.compression),
         WriteLimits(config.threads, config.memory_bytes, pace),
         reporter("ckptd.drain"),
+        stopped,
         quiet_s=config.abandon_s,
-        single_writer=config.single_writer,
     )
-
-
-def _tell_state(config: DrainConfig, workers: Sequence[StoreWorker]) -> None:
-    if config.state:
-        document = DrainState(os.getpid(), tuple(worker.view for worker in workers))
-        write_aside(Path(config.state), msgspec.json.encode(document), 0o644)

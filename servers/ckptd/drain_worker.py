@@ -1,39 +1,32 @@
-"""Bringing one object store up to date: what is committed and not there yet, oldest first.
+"""Bringing one object store up to date, beside other workers: what the queue says, oldest first.
 
-    due --TierSource, pinned--> write_checkpoint (resumes, verifies, commits once) --> retention
+    lease --TierSource, pinned--> write_checkpoint (parts shared, verified, committed once) --> ended
 
 What survives a crash lies in the store itself: a checkpoint's plan, the receipts of its items, its
-marker. Several workers may serve one store: they follow one plan, and what both write is equal.
-A checkpoint that fails is tried again after the others; its error is told.
+marker. Who writes which item is the queue's business (ckptd.drain_queue); what two workers write
+all the same, since one of them was thought dead, is equal.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
-import msgspec
-
-from ckpt.base.errors import Aborted, CkptError, Refused
-from ckpt.base.ids import Generation, RunName, Step
-from ckpt.objects.drain_state import StoreView
+from ckpt.base.errors import Aborted, CkptError, NotFound, Refused
+from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.objects.leftovers import Leftovers, delete_unfinished
 from ckpt.objects.names import COMMITTED, generation_prefix
 from ckpt.objects.planning import WriteOptions
-from ckpt.objects.reader import remains, stored_steps
+from ckpt.objects.reader import remains, stored_by, stored_steps
 from ckpt.objects.sink import Sink
 from ckpt.objects.tier_source import TierSource
 from ckpt.objects.writer import WriteLimits, write_checkpoint
-from ckpt.plan.drains import Committed, StorePolicy, due, surplus
-from ckpt.protocol.coordinator.views import StepView
-from ckptd.drain_watch import Watch, committed
+from ckpt.plan.drains import StorePolicy, surplus
+from ckptd.drain_queue import Heartbeat, QueueClient, SharedParts
+from ckptd.drain_watch import Watch
 from ckptd.log import Reporter
-
-FAILED_REST_S: Final = 30.0
-"""Before a checkpoint that failed is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,161 +46,161 @@ class StoreWorker:
         policy: StorePolicy,
         sink: Sink,
         watch: Watch,
+        queue: QueueClient,
         reach: Reach,
         options: WriteOptions,
         limits: WriteLimits,
         report: Reporter,
-        clock: Callable[[], float] = time.monotonic,
+        stopped: threading.Event,
         *,
         quiet_s: float,
-        single_writer: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.view = StoreView(policy.url, "idle")
-        """Replaced as a whole; read by the thread that tells the state."""
         self._policy = policy
         self._sink = sink
         self._watch = watch
+        self._queue = queue
         self._reach = reach
         self._options = options
         self._limits = limits
         self._report = report
+        self._stopped = stopped
         self._clock = clock
-        self._single_writer = single_writer
         self._leftovers = Leftovers(sink, quiet_s, clock)
-        self._cluster_id = ""
-        #: When a checkpoint that failed may be tried again.
-        self._rest_until_s: dict[tuple[RunName, Step, Generation], float] = {}
-        #: Runs that this process has met, and whose remains it looked for then.
-        self._seen: set[RunName] = set()
+        self._is_open = False
+        #: Runs whose content in the store the queue was told by this process.
+        self._told: set[RunName] = set()
         self._written_bytes = 0
         self._draining_s = 0.0
         self._lock = threading.Lock()
 
-    def run(self, stopped: threading.Event, poll_s: float) -> None:
-        """Until stopped; what is under way then is left to the next process."""
-        while not stopped.is_set():
-            try:
-                if not self.drain_next():
-                    stopped.wait(poll_s)
-            except CkptError as error:
-                self._tell(state="failing", error=error.message)
-                self._report("warning", "cannot drain", {"url": self._policy.url, "reason": str(error)})  # fmt: skip
-                stopped.wait(poll_s)
+    @property
+    def url(self) -> str:
+        return self._policy.url
 
-    def drain_next(self) -> bool:
-        """Drain the oldest that is due; False when nothing is. Raises CkptError."""
-        waiting = self._waiting()
-        self._tell_backlog(waiting)
-        self._check_store()
-        now_s = self._clock()
-        ready = [one for one in waiting if self._rest_until_s.get(_key(one), 0.0) <= now_s]
-        if not ready:
+    def run(self, poll_s: float) -> None:
+        """Until stopped; what is under way then is left to the next process."""
+        heartbeat = Heartbeat(self._queue)
+        self._limits.pace.is_stopped = lambda: self._stopped.is_set() or heartbeat.lost.is_set()
+        try:
+            while not self._stopped.is_set():
+                try:
+                    if not self._drain_next(heartbeat):
+                        self._stopped.wait(poll_s)
+                except NotFound:
+                    self._is_open = False  # The coordinator began anew.
+                except CkptError as error:
+                    self._report("warning", "cannot drain", {"url": self.url, "reason": str(error)})
+                    self._stopped.wait(poll_s)
+        finally:
+            heartbeat.close()
+
+    # ----------------------------------------------------------------------- what is there
+
+    def _drain_next(self, heartbeat: Heartbeat) -> bool:
+        """Drain what the queue leases; False when that is nothing. Raises CkptError."""
+        if not self._is_open:
+            self._open()
+        for run in sorted({*self._watch.runs(), *self._told}):
+            if self._policy.wants(run):
+                if run not in self._told:
+                    self._expire(run)
+                    self._tell(run)
+                self._abandon(run)
+        id = self._queue.lease()
+        if id is None:
             return False
-        self._drain(ready[0])
+        heartbeat.lease(id)
+        try:
+            self._drain(id, heartbeat)
+        finally:
+            heartbeat.lease(None)
         return True
 
-    def _check_store(self) -> None:
-        """Raises Refused when two workers could not be kept from each other's marker."""
-        self._tell(conditional=self._sink.conditional)
-        if not self._sink.conditional and not self._single_writer:
-            raise Refused(
-                f"{self._policy.url} does not create objects conditionally",
-                hint="run one worker alone for it, with single_writer=true",
-            )
+    def _open(self) -> None:
+        if not self._sink.conditional:
+            text = "does not create objects conditionally: one worker at a time, by lease"
+            self._report("warning", text, {"url": self.url})
+        self._queue.open(self._sink.conditional)
+        self._told.clear()
+        self._is_open = True
 
-    def _waiting(self) -> list[Committed]:
-        """All that is due, oldest commit first."""
-        found: list[Committed] = []
-        # Also runs of which the tier has deleted the last step since.
-        for run in sorted({*self._watch.runs(), *self._seen}):
-            if self._policy.wants(run):
-                if run not in self._seen:
-                    self._expire(run)
-                    self._seen.add(run)
-                views = self._watch.steps(run)
-                self._abandon(run, views)
-                found += due(self._policy, committed(views), stored_steps(self._sink, run))
-        return sorted(found, key=lambda one: (one.committed_at_s, one.run, one.step))
+    def _tell(
+        self, run: RunName, without: frozenset[tuple[Step, Generation]] = frozenset()
+    ) -> None:
+        stored = stored_by(self._sink, run, self._watch.cluster())
+        self._queue.tell_stored(run, [one for one in stored if one not in without])
+        self._told.add(run)
 
-    def _drain(self, one: Committed) -> None:
-        name = f"{one.run}@{one.step}"
-        self._tell(state="draining", checkpoint=name, written_bytes=0, error="")
-        self._report("info", "draining", {"url": self._policy.url, "checkpoint": name})
-        begun_s = self._clock()
+    # ----------------------------------------------------------------------- one checkpoint
+
+    def _drain(self, id: CheckpointId, heartbeat: Heartbeat) -> None:
+        name = f"{id.run}@{id.step}"
+        self._report("info", "draining", {"url": self.url, "checkpoint": name})
         try:
-            source = TierSource.open(
-                self._reach.address,
-                one.run,
-                one.step,
-                secret=self._reach.secret,
-                name=self._reach.name,
-            )
-            try:
-                marker = write_checkpoint(
-                    self._sink, source, self._options, self._limits, self._wrote
-                )
-            finally:
-                source.close()
+            manifest = self._write(id, heartbeat)
         except Aborted:
-            return  # Stopped; the next process goes on from here.
+            return  # Finished by another worker, another's by now, or this process ends.
         except CkptError as error:
-            self._rest_until_s[_key(one)] = self._clock() + FAILED_REST_S
-            self._tell(state="failing", error=f"{name}: {error.message}")
+            self._queue.end(id, error.message)
             self._report("error", "draining failed", {"checkpoint": name, "reason": str(error)})
             return
-        finally:
-            self._draining_s += self._clock() - begun_s
-        self._report(
-            "info",
-            "drained",
-            {"url": self._policy.url, "checkpoint": name, "manifest": marker.xxh3_128},
+        self._queue.end(id)
+        fields = {"url": self.url, "checkpoint": name, "manifest": manifest}
+        self._report("info", "drained", fields)
+        self._expire(id.run)
+
+    def _write(self, id: CheckpointId, heartbeat: Heartbeat) -> str:
+        """The manifest's digest, when all is in the store."""
+        begun_s = self._clock()
+
+        def wrote(byte_count: int) -> None:
+            with self._lock:
+                self._written_bytes += byte_count
+                heartbeat.written_bytes += byte_count
+                seconds = self._draining_s + self._clock() - begun_s
+                heartbeat.bytes_per_s = self._written_bytes / max(seconds, 1e-3)
+
+        parts = SharedParts(self._queue, id, self._limits.pace.is_stopped)
+        source = TierSource.open(
+            self._reach.address, id.run, id.step, secret=self._reach.secret, name=self._reach.name
         )
-        self._tell(state="idle", checkpoint="", last=name, drained=self.view.drained + 1)
-        self._expire(one.run)
+        try:
+            if source.header.generation != str(id.generation):
+                raise Refused(f"{source.header} has taken the place of {id}")
+            marker = write_checkpoint(self._sink, source, self._options, self._limits, wrote, parts)
+        finally:
+            source.close()
+            self._draining_s += self._clock() - begun_s
+            fields = {"checkpoint": str(id), "bytes": str(heartbeat.written_bytes)}
+            self._report("info", "has written its parts", fields)
+        return marker.xxh3_128
+
+    # ----------------------------------------------------------------------- what goes
 
     def _expire(self, run: RunName) -> None:
         """Delete what the store's own retention leaves over: its marker first, then the rest."""
-        for step, generation in surplus(self._policy, stored_steps(self._sink, run)):
+        doomed = surplus(self._policy, stored_steps(self._sink, run))
+        if doomed:
+            self._tell(run, frozenset(doomed))  # First, so that nothing is evicted on its account.
+        for step, generation in doomed:
             delete_stored(self._sink, run, step, generation)
-            fields = {"url": self._policy.url, "checkpoint": f"{run}@{step}#{generation}"}
+            fields = {"url": self.url, "checkpoint": f"{run}@{step}#{generation}"}
             self._report("info", "expired in the store", fields)
         # Also what an earlier deletion left when it was interrupted.
         for step, generation in remains(self._sink, run):
             delete_stored(self._sink, run, step, generation)
 
-    def _abandon(self, run: RunName, views: Sequence[StepView]) -> None:
+    def _abandon(self, run: RunName) -> None:
         """Delete what was half drained when the tier deleted it."""
+        if not self._leftovers.is_due(run):
+            return
+        views = self._watch.steps(run)
         tier = {(Step(view.step), Generation.parse(view.generation)) for view in views}
-        for step, generation in self._leftovers.found(run, self._cluster(), tier):
+        for step, generation in self._leftovers.found(run, self._watch.cluster(), tier):
             delete_unfinished(self._sink, run, step, generation)
-            fields = {"url": self._policy.url, "checkpoint": f"{run}@{step}#{generation}"}
+            fields = {"url": self.url, "checkpoint": f"{run}@{step}#{generation}"}
             self._report("warning", "abandoned: the tier deleted it half drained", fields)
-
-    def _cluster(self) -> str:
-        if not self._cluster_id:
-            self._cluster_id = self._watch.cluster()
-        return self._cluster_id
-
-    def _wrote(self, byte_count: int) -> None:
-        """Called by the writer's threads."""
-        with self._lock:
-            self._written_bytes += byte_count
-            self._tell(written_bytes=self.view.written_bytes + byte_count)
-
-    def _tell_backlog(self, waiting: Sequence[Committed]) -> None:
-        rate = self._written_bytes / self._draining_s if self._draining_s else 0.0
-        left = sum(one.payload_bytes for one in waiting)
-        self._tell(
-            state="idle" if not waiting else self.view.state,
-            backlog=len(waiting),
-            backlog_bytes=left,
-            oldest_undrained_at_s=waiting[0].committed_at_s if waiting else 0.0,
-            bytes_per_s=rate,
-            end_in_s=left / rate if rate else 0.0,
-        )
-
-    def _tell(self, **changes: object) -> None:
-        self.view = msgspec.structs.replace(self.view, **changes)
 
 
 def delete_stored(sink: Sink, run: RunName, step: Step, generation: Generation) -> None:
@@ -215,7 +208,3 @@ def delete_stored(sink: Sink, run: RunName, step: Step, generation: Generation) 
     prefix = generation_prefix(run, step, generation)
     sink.delete([prefix + COMMITTED])
     sink.delete(list(sink.list(prefix)))
-
-
-def _key(one: Committed) -> tuple[RunName, Step, Generation]:
-    return one.run, one.step, one.generation

@@ -8,7 +8,7 @@
     DIR/logs/*.log        stderr of each child               DIR/targets/t0 ..    their directories
     DIR/catalog.sqlite, coordinator.lock, metrics.token      the coordinator's
     DIR/drain.toml        options of `ckptd drain`, which then runs here, too (docs/drain.md)
-    DIR/drain.json        only then: how far it is
+    DIR/coordinator.toml  options of `ckptd coordinator` that DIR does not fix, such as watermarks
 
 Life: LOCKED -> coordinator ready -> each target ready, or given up -> READY (ready.json) -> STOPPED
 on SIGTERM, SIGINT, SIGHUP, or after `linger_s` without a client. The coordinator is always started
@@ -35,7 +35,6 @@ from typing import Final
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
 from ckpt.base.errors import Busy, CkptError, Refused, Unavailable
 from ckpt.erasure.code import Code
-from ckpt.objects.drain_state import STATE_NAME
 from ckptd import config as options
 from ckptd.cluster_file import (
     ClusterFile,
@@ -228,6 +227,8 @@ class LocalCluster:
             # Columns go to different targets; reports count devices (see ClusterFile.domain).
             *("--level", "target"),
         ]
+        if (self._directory / f"{COORDINATOR}.toml").exists():
+            fixed += ["--config", str(self._directory / f"{COORDINATOR}.toml")]
 
         def argv() -> list[str]:
             assert self._coordinator is not None
@@ -259,8 +260,6 @@ class LocalCluster:
             DRAIN,
             *("--config", str(self._directory / f"{DRAIN}.toml")),
             *("--coordinator", str(coordinator.ready["address"])),
-            *("--http", str(coordinator.ready["http"])),
-            *("--state", str(self._directory / STATE_NAME)),
             *("--secret-file", str(self._secret_file)),
         ]
         return ChildPlan(DRAIN, lambda: argv, self._log(DRAIN))

@@ -1,6 +1,6 @@
 """What does a coordinator tell Prometheus? Names, kinds and meanings, in one table of functions.
 
-Labels are few on purpose: target, role, state, run. Ranks, steps and generations are in the JSON.
+Labels are few on purpose: target, role, state, run, store. Ranks, steps and generations are in the JSON.
 `ckpt_last_commit_timestamp_seconds` is the one number to page for.
 """
 
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ckpt.format.messages import CommitInfo, Role
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.drain_views import StoreStatus
+from ckpt.protocol.coordinator.evicting import Evictor
 from ckpt.protocol.coordinator.membership import Membership, TargetState
 from ckptd.exposition import Family, Histogram, Kind, render
 
@@ -56,6 +58,8 @@ def render_metrics(
     statistics: CommitStatistics,
     sessions: Counter[Role],
     tickets_waiting: int,
+    stores: Sequence[StoreStatus],
+    evictor: Evictor,
 ) -> str:
     """The whole text, from memory."""
     return render(
@@ -65,6 +69,8 @@ def render_metrics(
             *_commits(statistics),
             *_runs(checkpoints),
             *_targets(members),
+            *_drains(stores),
+            *_evictions(evictor),
         ]
     )
 
@@ -153,6 +159,44 @@ def _targets(members: Membership) -> Iterator[Family]:
     capacity.add(used, state="used").add(free, state="free")
     yield from (up, capacity, columns)
     yield from (counters[name] for name in sorted(counters)[:COUNTERS_LABELED_MAX])
+
+
+def _drains(stores: Sequence[StoreStatus]) -> Iterator[Family]:
+    backlog = Family("ckpt_drain_backlog", Kind.GAUGE, "Checkpoints that a store still needs.")
+    left = Family("ckpt_drain_backlog_bytes", Kind.GAUGE, "Payload bytes of those.")
+    oldest = Family(
+        "ckpt_drain_oldest_undrained_timestamp_seconds",
+        Kind.GAUGE,
+        "Unix time of the oldest one's commit; absent without a backlog.",
+    )
+    rate = Family("ckpt_drain_bytes_per_second", Kind.GAUGE, "Of all workers, while they drain.")
+    end = Family(
+        "ckpt_drain_end_seconds", Kind.GAUGE, "Until the backlog is done; absent when unknown."
+    )
+    workers = Family("ckpt_drain_workers", Kind.GAUGE, "That serve a store.")
+    drained = Family("ckpt_drain_checkpoints_total", Kind.COUNTER, "Verified in a store.")
+    failed = Family("ckpt_drain_failures_total", Kind.COUNTER, "Attempts that failed.")
+    for store in stores:
+        backlog.add(store.backlog, store=store.url)
+        left.add(store.backlog_bytes, store=store.url)
+        if store.backlog:
+            oldest.add(store.oldest_undrained_at_s, store=store.url)
+        rate.add(store.bytes_per_s, store=store.url)
+        if store.end_in_s:
+            end.add(store.end_in_s, store=store.url)
+        workers.add(len(store.workers), store=store.url)
+        drained.add(store.drained, store=store.url)
+        failed.add(store.failed, store=store.url)
+    yield from (backlog, left, oldest, rate, end, workers, drained, failed)
+
+
+def _evictions(evictor: Evictor) -> Iterator[Family]:
+    yield Family("ckpt_evicted_total", Kind.COUNTER, "Drained checkpoints that made room.").add(
+        evictor.evicted_count
+    )
+    yield Family("ckpt_evicted_bytes_total", Kind.COUNTER, "Payload bytes of those.").add(
+        evictor.evicted_bytes
+    )
 
 
 def _family_of(counter: str) -> Family:

@@ -15,6 +15,7 @@ import pytest
 
 from ckpt.base.errors import Busy, CkptError, Corrupt, Refused
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step, TargetId
+from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import (
     TURNS_KEPT,
     AttemptAborted,
@@ -24,6 +25,7 @@ from ckpt.protocol.coordinator.catalog import (
     CatalogEntry,
     CatalogImage,
     CheckpointDeleted,
+    CheckpointDrained,
     CheckpointTombstoned,
     LaunchEntered,
     LaunchForgotten,
@@ -33,6 +35,9 @@ from ckpt.protocol.coordinator.catalog import (
     RepairNeeded,
     RowForgotten,
     RowState,
+    StoreForgotten,
+    StoreHolds,
+    StoreOpened,
     TargetSeen,
     apply_all,
 )
@@ -91,6 +96,24 @@ def every_entry() -> list[CatalogEntry]:
         LaunchNumbered(RunName("run/ä b"), LaunchNumber(8), "key", 2),
         LaunchResolved(RunName("run/ä b"), LaunchNumber(8), 0, checkpoint(1)),
         LaunchForgotten(RunName("run/ä b"), LaunchNumber(8)),
+        *drain_entries(),
+    ]
+
+
+def drain_entries() -> list[CatalogEntry]:
+    one = StorePolicy("s3://b", 2, None, ("a*", "run/ä b"))
+    held = ((Step(1), Generation(1, 1)), (Step(3), Generation(1, 1)))
+    return [
+        StoreOpened(one),
+        CheckpointDrained("s3://b", checkpoint(1)),
+        StoreHolds("s3://b", RunName("run/ä b"), held),
+        CheckpointDrained("s3://b", checkpoint(2, 2)),
+        CheckpointDrained("s3://b", checkpoint(2, 2)),
+        StoreOpened(StorePolicy("s3://b", 1, 5)),
+        StoreOpened(StorePolicy("file:///gone")),
+        CheckpointDrained("file:///gone", checkpoint(1)),
+        StoreForgotten("file:///gone"),
+        CheckpointDrained("file:///gone", checkpoint(3)),
     ]
 
 

@@ -11,7 +11,8 @@ import pytest
 from ckpt.base.ids import BootId, TargetId
 from ckpt.erasure.code import Code
 from ckpt.format.messages import Role
-from ckpt.protocol.coordinator.catalog import CatalogImage, TargetSeen
+from ckpt.plan.drains import StorePolicy
+from ckpt.protocol.coordinator.catalog import CatalogImage, StoreRow, TargetSeen
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
 from ckptd.exposition import Family, Histogram, Kind, render
 from ckptd.metrics import CommitStatistics, render_metrics
@@ -77,6 +78,7 @@ def test_families_without_samples_are_left_out_and_names_come_once() -> None:
 def test_a_coordinator_speaks_the_format_and_drops_counters_with_hostile_names() -> None:
     image = CatalogImage(7)
     image.targets[TargetId("t0")] = TargetSeen(TargetId("t0"), "p/r/h/d", "/d")
+    image.stores["s3://b"] = StoreRow(StorePolicy("s3://b"))
     policy = CoordinatorPolicy("c1", Code(2, 1))
     machine = CoordinatorMachine(policy, image, secret=bytes(32), wall_s=lambda: 0.0)
     target = machine.members.targets[TargetId("t0")]
@@ -89,6 +91,8 @@ def test_a_coordinator_speaks_the_format_and_drops_counters_with_hostile_names()
         statistics=CommitStatistics(),
         sessions=Counter({Role.STAGER: 3}),
         tickets_waiting=0,
+        stores=machine.views.stores(),
+        evictor=machine.evictor,
     )
     assert all(LINE.fullmatch(line) for line in text.splitlines())
     lines = text.splitlines()
@@ -99,4 +103,7 @@ def test_a_coordinator_speaks_the_format_and_drops_counters_with_hostile_names()
     assert 'ckpt_target_streams{target="t0"} 2' in lines
     assert 'ckpt_sessions{role="stager"} 3' in lines
     assert 'ckpt_save_stall_seconds_bucket{le="+Inf"} 0' in lines
+    assert 'ckpt_drain_backlog{store="s3://b"} 0' in lines
+    assert 'ckpt_drain_workers{store="s3://b"} 0' in lines
+    assert "ckpt_evicted_total 0" in lines
     assert "evil" not in text

@@ -80,13 +80,14 @@ class Drain:
         to: str,
         *options: str,
         environment: Mapping[str, str] | None = None,
+        log: Path | None = None,
     ) -> None:
         ready = json.loads((directory / "ready.json").read_text())
-        self.log = (directory / "logs" / "drain-test.log").open("ab")
+        self.log = (log or directory / "logs" / "drain-test.log").open("ab")
         line = [
             sys.executable, "-m", "ckptd.cli", "drain", "--to", to, "--coordinator",
             ready["address"],
-            "--http", ready["http"], "--secret-file", str(directory / "secret"),
+            "--secret-file", str(directory / "secret"),
             "--poll-s", "0.2", *options,
         ]  # fmt: skip
         self.process = subprocess.Popen(

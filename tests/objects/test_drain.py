@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -75,20 +76,38 @@ def test_each_store_has_its_own_retention(store: ckpt.Store, places: tuple[Path,
     assert not list(FileSink(places[1]).list("all"))
 
 
-def test_the_state_file_tells_how_far_it_is(cluster: Cluster, places: tuple[Path, Path]) -> None:
-    path = cluster.directory / "drain.json"
+def test_status_and_metrics_tell_how_far_it_is(cluster: Cluster, places: tuple[Path, Path]) -> None:
+    def stores() -> list[dict[str, object]]:
+        shown = json.loads(command("status", "--json", "--store", cluster.url).stdout)
+        return list(shown["stores"])
 
     def idle() -> bool:
-        stores = json.loads(path.read_text())["stores"]
-        return all(s["state"] == "idle" and s["backlog"] == 0 for s in stores)
+        return all(s["state"] == "idle" and s["backlog"] == 0 for s in stores())
 
     wait_until(idle, "nothing is left to drain", DRAIN_TIMEOUT_S)
-    stores = json.loads(path.read_text())["stores"]
-    assert [s["url"] for s in stores] == [f"file://{place}" for place in places]
-    assert stores[0]["drained"] >= 1
+    found = {store["url"]: store for store in stores()}
+    assert sorted(found) == sorted(f"file://{place}" for place in places)
+    kept = found[f"file://{places[1]}"]
+    assert (kept["keep"], kept["runs"], kept["conditional"]) == (2, ["keep*"], True)
+    assert kept["drained"] == 3
+    assert kept["last"] == "keep@3"
     shown = command("status", "--store", cluster.url).stdout
-    assert f"file://{places[1]}  idle" in shown
-    assert stores[0]["conditional"]
+    assert f"file://{places[1]}  idle, 1 worker" in shown
+    text = metrics(cluster)
+    label = f'{{store="file://{places[1]}"}}'
+    assert f"ckpt_drain_backlog{label} 0\n" in text
+    assert f"ckpt_drain_checkpoints_total{label} 3\n" in text
+    assert f"ckpt_drain_workers{label} 1\n" in text
+    assert f"ckpt_drain_oldest_undrained_timestamp_seconds{label}" not in text
+
+
+def metrics(cluster: Cluster) -> str:
+    """The coordinator's own page."""
+    token = (cluster.directory / "metrics.token").read_text().strip()
+    request = urllib.request.Request(f"http://{cluster.ready()['http']}/metrics")
+    request.add_header("Authorization", f"Bearer {token}")
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return str(answer.read().decode())
 
 
 def test_the_supervisor_starts_a_killed_worker_again(

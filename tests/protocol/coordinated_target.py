@@ -6,8 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ckpt.base.ids import BootId, CheckpointId, ColumnId, ReservationId, TargetId
+from ckpt.erasure.code import Code
 from ckpt.format import messages as m
 from ckpt.format.checksum import xxh3_128
+from ckpt.format.column import file_bytes, manifest_bytes_bound
+from ckpt.format.layout import Layout
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.proofs import make_proof, proof_key
 
@@ -15,6 +18,11 @@ SECRET = b"secret of a table test, 32 bytes."
 CLUSTER = "c1"
 DIGEST = b"m" * 16
 """Of every manifest."""
+
+
+_LAYOUT = Layout(Code(2, 1), 10_000, 8192)
+COLUMN_BYTES = file_bytes(_LAYOUT, manifest_bytes_bound(_LAYOUT))
+"""Of a payload of 10,000 bytes under 2+1, as it is reserved."""
 
 
 @dataclass(slots=True)
@@ -35,6 +43,8 @@ class FakeTarget:
     unanswered: list[Send] = field(default_factory=list)
     damaged: dict[ColumnId, tuple[m.ByteRange, ...]] = field(default_factory=dict)
     on_release: Callable[[FakeTarget], None] = lambda _: None
+    capacity_bytes: int | None = None
+    """Of columns of COLUMN_BYTES each; None has room for all."""
     parts: dict[tuple[m.DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
 
     def answer(self, send: Send) -> m.Message | None:
@@ -65,6 +75,14 @@ class FakeTarget:
                     self.documents.pop((m.DocumentKind.TOMBSTONE, checkpoint), None)
                 return m.Dropped(1)
         return None
+
+    @property
+    def space(self) -> tuple[int, int]:
+        """Bytes free and used, as a renewal says."""
+        if self.capacity_bytes is None:
+            return self.bytes_free, 0
+        used = COLUMN_BYTES * len(self.columns)
+        return self.capacity_bytes - used, used
 
     def summaries(self) -> tuple[m.DocumentSummary, ...]:
         held = sorted(self.documents.items(), key=lambda item: (item[0][0].value, item[0][1]))

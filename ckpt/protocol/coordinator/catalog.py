@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar
 
-from ckpt.base.ids import CheckpointId, LaunchNumber, Rank, RunName, TargetId
+from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step, TargetId
+from ckpt.plan.drains import StorePolicy
 
 TURNS_KEPT = 16
 """Of the resolutions of a launch, besides the first one."""
@@ -162,8 +163,43 @@ class RepairNeeded:
     columns: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StoreOpened:
+    """Checkpoints are drained to this object store: the queue for it stands."""
+
+    policy: StorePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHolds:
+    """All that a store has of one run, as a worker found it there."""
+
+    url: str
+    run: RunName
+    stored: tuple[tuple[Step, Generation], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDrained:
+    """Committed in the store, every byte read back."""
+
+    url: str
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class StoreForgotten:
+    """Nothing is drained there any more."""
+
+    url: str
+
+
 CatalogEntry = (
-    AttemptOpened
+    StoreOpened
+    | StoreHolds
+    | CheckpointDrained
+    | StoreForgotten
+    | AttemptOpened
     | AttemptDecided
     | AttemptCommitted
     | AttemptAborted
@@ -227,6 +263,15 @@ class LaunchRow:
 
 
 @dataclass(slots=True)
+class StoreRow:
+    """All that is known of one object store."""
+
+    policy: StorePolicy
+    stored: dict[RunName, set[tuple[Step, Generation]]] = field(default_factory=dict)
+    #: What is committed there.
+
+
+@dataclass(slots=True)
 class CatalogImage:
     """The catalog as a restart finds it. `term` is already this process's own, new and durable."""
 
@@ -235,6 +280,7 @@ class CatalogImage:
     targets: dict[TargetId, TargetSeen] = field(default_factory=dict)
     repairs: dict[tuple[CheckpointId, int], tuple[int, ...]] = field(default_factory=dict)
     launches: dict[tuple[RunName, LaunchNumber], LaunchRow] = field(default_factory=dict)
+    stores: dict[str, StoreRow] = field(default_factory=dict)
 
     def launch_entries(self) -> Iterator[CatalogEntry]:
         """What makes the same launches again."""
@@ -244,6 +290,13 @@ class CatalogImage:
                 yield LaunchEntered(run, number, rank, process)
             for turn, checkpoint in row.resolved.items():
                 yield LaunchResolved(run, number, turn, checkpoint)
+
+    def drain_entries(self) -> Iterator[CatalogEntry]:
+        """What makes the same object stores again."""
+        for url, row in self.stores.items():
+            yield StoreOpened(row.policy)
+            for run, stored in row.stored.items():
+                yield StoreHolds(url, run, tuple(sorted(stored)))
 
     def apply(self, entry: CatalogEntry) -> None:
         """Fold one entry into the image.
@@ -278,8 +331,27 @@ class CatalogImage:
                 self.targets[entry.target] = entry
             case RepairNeeded():
                 self.repairs[(entry.checkpoint, entry.rank)] = entry.columns
+            case StoreOpened() | StoreHolds() | CheckpointDrained() | StoreForgotten():
+                apply_drain(self.stores, entry)
             case _:
                 self.rows[entry.checkpoint] = _moved(self.rows[entry.checkpoint], entry)
+
+
+def apply_drain(
+    stores: dict[str, StoreRow],
+    entry: StoreOpened | StoreHolds | CheckpointDrained | StoreForgotten,
+) -> None:
+    """Fold one entry; what comes late for a store that was forgotten changes nothing."""
+    match entry:
+        case StoreOpened(policy):
+            known = stores.setdefault(policy.url, StoreRow(policy))
+            known.policy = policy
+        case StoreHolds(url, run, stored) if url in stores:
+            stores[url].stored[run] = set(stored)
+        case CheckpointDrained(url, id) if url in stores:
+            stores[url].stored.setdefault(id.run, set()).add((id.step, id.generation))
+        case StoreForgotten(url):
+            stores.pop(url, None)
 
 
 def forget_old_turns(turns: dict[int, Kept], newest: int) -> None:

@@ -23,8 +23,18 @@ never dropped.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 from ckpt.base.errors import NotFound
-from ckpt.base.ids import CheckpointId, ColumnId, PayloadId, RunName, TargetId
+from ckpt.base.ids import (
+    CheckpointId,
+    ColumnId,
+    Generation,
+    PayloadId,
+    RunName,
+    Step,
+    TargetId,
+)
 from ckpt.format.messages import (
     DeleteStep,
     DocumentKind,
@@ -63,12 +73,15 @@ class Deleter:
         *,
         cluster: str,
         keep: int | None,
+        needed: Callable[[RunName], Collection[tuple[Step, Generation]]] = lambda _run: (),
     ) -> None:
+        """`needed`: generations that are to be drained first (P9)."""
         self._desk = desk
         self._members = members
         self._checkpoints = checkpoints
         self._cluster = cluster
         self._keep = keep
+        self._needed = needed
         self.gone: dict[CheckpointId, RowState] = {}
         #: Generations whose columns nobody may keep: aborted, deleted, or tombstoned without pins.
         self._unspread: dict[CheckpointId, list[Then]] = {}
@@ -124,11 +137,17 @@ class Deleter:
         """After a commit, or a reader's end: what retention and newer generations leave."""
         held = self._checkpoints.of_run(run, RowState.COMMITTED)
         pinned = {(c.id.step, c.id.generation) for c in held if c.pins}
+        pinned.update(self._needed(run))
         ids = [(c.id.step, c.id.generation) for c in held]
         doomed_ids = set(expired(ids, self._keep, pinned))
         doomed = [c for c in held if (c.id.step, c.id.generation) in doomed_ids]
         if doomed:
             self._tombstone(doomed, "expired")
+
+    def evict(self, checkpoint: Checkpoint) -> None:
+        """It is in an object store, verified, and its space is wanted."""
+        assert not checkpoint.pins
+        self._tombstone([checkpoint], "evicted: it was drained")
 
     def _tombstone(self, doomed: list[Checkpoint], reason: str, *waiting: Then) -> None:
         for checkpoint in doomed:

@@ -14,6 +14,8 @@
     LaunchRounds    what the ranks of a launch load together       (rounds.py)
     SharedReads     who of them reads what from the tier           (sharing.py)
     Deleter, Judge  tombstones, retention; proved damage          (deletion.py, judging.py)
+    DrainQueue      what goes to object stores, under leases      (draining.py)
+    Evictor         room for saves from what was drained          (evicting.py)
 
 Here events are told apart and given to the part that they concern; nothing is decided here. A
 restart begins from the catalog's image: open attempts wait for their stagers, decided ones are
@@ -23,11 +25,21 @@ rolled forward with the same record, committed ones count again as their targets
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ckpt.base.errors import CkptError
 from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.erasure.code import Code
+from ckpt.format.drain_messages import (
+    BeginParts,
+    EndDrain,
+    ForgetStore,
+    LeaseDrain,
+    OpenStore,
+    RenewDrain,
+    TakePart,
+    TellStored,
+)
 from ckpt.format.messages import (
     Answer,
     Ask,
@@ -65,7 +77,10 @@ from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.committing import CommitPolicy, Committer
 from ckpt.protocol.coordinator.deletion import Deleter
 from ckpt.protocol.coordinator.desk import Action, Desk
+from ckpt.protocol.coordinator.drain_views import StoreStatus, store_statuses
+from ckpt.protocol.coordinator.draining import DrainQueue
 from ckpt.protocol.coordinator.ending import Ending
+from ckpt.protocol.coordinator.evicting import Evictor, Watermarks
 from ckpt.protocol.coordinator.judging import Judge
 from ckpt.protocol.coordinator.launches import Launches
 from ckpt.protocol.coordinator.members import Members
@@ -98,6 +113,7 @@ class CoordinatorPolicy:
     orphan_grace_us: int = 60_000_000
     keep: int | None = None
     """How many steps of a run stay; None keeps all."""
+    watermarks: Watermarks = field(default_factory=Watermarks)
 
     @property
     def spread(self) -> SpreadRule:
@@ -140,7 +156,15 @@ class CoordinatorMachine:
         )
         self.launches = Launches(image.term)
         self.checkpoints = Checkpoints(self.members, policy.report_level)
-        self.reservations = Reservations(self._desk, self.members, policy.spread)
+        self.drains = DrainQueue(
+            self._desk, self.checkpoints, image.stores, lambda run: self.deleter.expire(run)
+        )
+        self.reservations = Reservations(
+            self._desk,
+            self.members,
+            policy.spread,
+            lambda device_bytes: self.evictor.no_room(device_bytes),
+        )
         self.book = AttemptBook()
         self.deleter = Deleter(
             self._desk,
@@ -148,6 +172,15 @@ class CoordinatorMachine:
             self.checkpoints,
             cluster=policy.cluster,
             keep=policy.keep,
+            needed=self.drains.needed,
+        )
+        self.evictor = Evictor(
+            self._desk,
+            self.members,
+            self.checkpoints,
+            self.drains,
+            policy.watermarks,
+            self.deleter.evict,
         )
         self.judge = Judge(self._desk, self.members, self.checkpoints)
         self._make_saving_parts(secret, wall_s)
@@ -158,6 +191,7 @@ class CoordinatorMachine:
             self.book.of_run,
             self.deleter.released,
             self.judge.suspect,
+            self.drains.holders,
         )
         self.sharing = SharedReads(self._desk)
         self.views = Views(
@@ -167,6 +201,7 @@ class CoordinatorMachine:
             self.book,
             self.files,
             policy.code,
+            self._stores,
         )
         self._recover(image)
 
@@ -309,6 +344,11 @@ class CoordinatorMachine:
                 self.judge.report(session, request, message)
             case DeleteStep():
                 self.deleter.delete_step(session, request, message)
+            case (
+                OpenStore() | TellStored() | LeaseDrain() | BeginParts() | TakePart()
+                | RenewDrain() | EndDrain() | ForgetStore()
+            ):  # fmt: skip
+                self.drains.handle(session, request, message, bulk)
             case Ask():
                 answer = self.views.answer(message.what, message.run, message.step)
                 self._desk.send(session, request, Answer(), answer)
@@ -342,6 +382,7 @@ class CoordinatorMachine:
         self.ending.session_closed(session)
         self.resolver.session_closed(session)
         self.sharing.session_closed(session)
+        self.drains.session_closed(session)
 
     def _tick(self) -> None:
         self._desk.tick()
@@ -353,6 +394,8 @@ class CoordinatorMachine:
         self.files.tick()
         self.ending.tick()
         self.sharing.tick()
+        self.drains.tick()
+        self.evictor.tick()
 
     def _tick_attempts(self) -> None:
         for attempt in self.book.open():
@@ -378,6 +421,9 @@ class CoordinatorMachine:
         self.ending.announce(attempt)
         self.deleter.drop_strays(checkpoint)
         self.deleter.expire(checkpoint.id.run)
+
+    def _stores(self) -> tuple[StoreStatus, ...]:
+        return store_statuses(self.drains, self._desk.now_us)
 
     def _aborted(self, attempt: Attempt) -> None:
         self.committer.forget(attempt)

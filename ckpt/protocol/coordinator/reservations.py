@@ -27,12 +27,12 @@ from ckpt.format.layout import Layout
 from ckpt.format.messages import Failed, Message, Place, ReleaseReservation, Reserve, Reserved
 from ckpt.plan.placement import Holder, Level, pick_replacement, place
 from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.evicting import NoRoom
 from ckpt.protocol.coordinator.membership import Membership, Target
 from ckpt.protocol.events import Buffer, Session
 
 STANDING_LIFE_US = 600_000_000
 """An allotment that waits longer for its next save gives its space back."""
-NO_SPACE_RETRY_S = 5.0
 PATIENCE_US = 1_000_000
 """A target that has not reserved within this is passed over; what it reserves later goes back."""
 PATIENCE_LAST_US = 8_000_000
@@ -88,10 +88,18 @@ StandingKey = tuple[RunName, Rank]
 class Reservations:
     """I ask targets for space and keep what stands. My owner says when an allotment is used up."""
 
-    def __init__(self, desk: Desk, members: Membership, rule: SpreadRule) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        members: Membership,
+        rule: SpreadRule,
+        no_room: Callable[[int], NoRoom],
+    ) -> None:
+        """`no_room` is told how many bytes a device should have had; it may make room."""
         self._desk = desk
         self._members = members
         self._rule = rule
+        self._no_room = no_room
         self._counter = 0
         self._turn = 0
         self._known: set[ReservationId] = set()
@@ -403,10 +411,13 @@ class Reservations:
         ]
 
     def _no_space(self, allotment: Allotment, full: list[TargetId]) -> NoSpace:
+        text = f"no space for columns of {format_bytes(allotment.file_bytes)} on {', '.join(full)}"
+        on_device = max(Counter(target.domain for target in self._members.live()).values())
+        room = self._no_room(allotment.file_bytes * min(allotment.layout.code.n, on_device))
         return NoSpace(
-            f"no space for columns of {format_bytes(allotment.file_bytes)} on {', '.join(full)}",
+            f"{text}; {room.reason}" if room.reason else text,
             hint="delete steps (ckpt rm RUN@STEP) or add targets",
-            retry_after_s=NO_SPACE_RETRY_S,
+            retry_after_s=room.retry_s,
         )
 
     def _still_good(self, allotment: Allotment) -> bool:

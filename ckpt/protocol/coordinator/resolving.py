@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
-from ckpt.base.ids import RunName
+from ckpt.base.ids import RunName, Step
 from ckpt.base.limits import RESOLVE_WAIT_US, STAGER_AWAY_US
 from ckpt.format.messages import ConfirmLoad, Failed, LoadBegan, Resolve, Resolved
 from ckpt.protocol.coordinator.attempts import ENDED, Attempt
@@ -49,13 +49,16 @@ class Resolver:
         open_attempts: Callable[[RunName], list[Attempt]],
         released: Callable[[Checkpoint], None],
         suspect: Callable[[Checkpoint], None],
+        holders: Callable[[RunName, Step | None], list[str]],
     ) -> None:
+        """`holders`: object stores that have a step, or some step, of a run."""
         self._desk = desk
         self._checkpoints = checkpoints
         self._launches = launches
         self._open_attempts = open_attempts
         self._released = released
         self._suspect = suspect
+        self._holders = holders
         self._waiting: list[_Waiting] = []
         #: Questions without an answer yet, oldest first; all are tried again after every change.
         self._pins: dict[int, tuple[Session, Checkpoint]] = {}
@@ -150,9 +153,12 @@ class Resolver:
 
     def _nothing(self, message: Resolve, skipped: tuple[str, ...]) -> CkptError:
         what = f"run {message.run!r}" if message.step is None else f"{message.run}@{message.step}"
+        stores = self._holders(message.run, message.step)
+        drained = f"it is in {', '.join(stores)}: open with durable={stores[0]!r}" if stores else ""
         if skipped:
-            return Lost(f"{what}: {'; '.join(skipped)}", hint="load an older step by its number")
-        return NotFound(f"{what} has no committed checkpoint", hint="see ckpt ls")
+            hint = drained or "load an older step by its number"
+            return Lost(f"{what}: {'; '.join(skipped)}", hint=hint)
+        return NotFound(f"{what} has no committed checkpoint here", hint=drained or "see ckpt ls")
 
     def _reachable(
         self, waiting: _Waiting, good: list[Checkpoint], skipped: tuple[str, ...]

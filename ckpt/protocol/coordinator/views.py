@@ -6,6 +6,7 @@ The fields of these records are the interface; they are added to, never renamed.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -18,6 +19,7 @@ from ckpt.format.messages import CommitInfo
 from ckpt.protocol.coordinator.attempts import Attempt, AttemptBook
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.drain_views import UNSERVED_US, StoreStatus
 from ckpt.protocol.coordinator.members import Members
 from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
 
@@ -177,6 +179,8 @@ class StatusView:
     targets: tuple[TargetView, ...]
     runs: tuple[RunView, ...]
     attempts: tuple[AttemptView, ...]
+    stores: tuple[StoreStatus, ...] = ()
+    """Where checkpoints are drained to."""
 
 
 class Views:
@@ -190,6 +194,7 @@ class Views:
         book: AttemptBook,
         files: Members,
         code: Code,
+        stores: Callable[[], tuple[StoreStatus, ...]],
     ) -> None:
         self._cluster = cluster
         self._members = members
@@ -197,6 +202,7 @@ class Views:
         self._book = book
         self._files = files
         self._code = code
+        self.stores = stores
         self.coordinator = CoordinatorView()
 
     def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
@@ -226,7 +232,8 @@ class Views:
         return msgspec.json.encode(view)
 
     def status(self) -> StatusView:
-        checks = self._checks()
+        stores = self.stores()
+        checks = (*self._checks(), *_drain_checks(stores))
         worst = {check.severity for check in checks}
         health = "HEALTH_ERR" if "error" in worst else "HEALTH_WARN" if worst else "HEALTH_OK"
         return StatusView(
@@ -240,6 +247,7 @@ class Views:
             targets=tuple(_target_view(t) for t in self._members.targets.values()),
             runs=self.runs(),
             attempts=tuple(_attempt_view(attempt) for attempt in self._book.open()),
+            stores=stores,
         )
 
     def runs(self) -> tuple[RunView, ...]:
@@ -365,6 +373,17 @@ class Views:
             text = f"{len(degraded)} checkpoints have less redundancy: {', '.join(degraded[-3:])}"
             checks.append(Check("REDUNDANCY_LOW", "warning", text, "start the targets"))
         return checks
+
+
+def _drain_checks(stores: tuple[StoreStatus, ...]) -> Iterator[Check]:
+    for store in stores:
+        if store.error:
+            text = f"{store.url}: {store.error}"
+            yield Check("DRAIN_FAILING", "warning", text, "see the drain's log")
+        elif store.backlog and store.unserved_s * 1e6 >= UNSERVED_US:
+            text = f"{store.backlog} checkpoints wait for {store.url}, and no worker serves it"
+            remedy = f"start ckptd drain, or: ckpt drain forget {store.url}"
+            yield Check("DRAIN_STOPPED", "warning", text, remedy)
 
 
 def _target_view(target: Target) -> TargetView:

@@ -20,6 +20,7 @@ import msgspec
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Busy, CkptError, Corrupt, NotFound, Refused
 from ckpt.base.ids import RunName, Step, check_run_name, check_step
+from ckpt.format.drain_messages import DrainNoted, ForgetStore
 from ckpt.format.messages import Answer, Ask, DeleteStep, StepDeleted
 from ckpt.protocol.coordinator.views import RunView, ShowView, StatusView, StepView
 from ckpt_client.cli.output import Output
@@ -105,6 +106,10 @@ class Conversation:
         message = DeleteStep(run, step)
         answer, _ = self.control.call(message, StepDeleted, timeout_s=self.timeout_s)
         return answer.bytes_freed
+
+    def forget_store(self, url: str) -> None:
+        """Nothing is drained there any more. Raises NotFound, Busy while a worker serves it."""
+        self.control.call(ForgetStore(url), DrainNoted, timeout_s=self.timeout_s)
 
     def _ask(
         self, kind: type[View], what: str, run: RunName | None = None, step: Step | None = None

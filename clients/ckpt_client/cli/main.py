@@ -55,11 +55,15 @@ VERBS: Final = {
     ),
     "import": (
         "ckpt_client.cli.import_",
-        "take in a directory of safetensors files",
+        "take in safetensors, npz, DCP or Zarr, without a GPU",
     ),
     "fetch": (
         "ckpt_client.cli.fetch",
         "bring a checkpoint back from an object store",
+    ),
+    "drain": (
+        "ckpt_client.cli.drain",
+        "forget: let nothing wait for an object store any more",
     ),
     "gc": (
         "ckpt_client.cli.gc",

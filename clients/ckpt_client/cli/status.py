@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ckpt.base.errors import Unavailable
 from ckpt.base.units import format_bytes, format_seconds
-from ckpt.objects.drain_state import STATE_NAME, StoreView, read_state
+from ckpt.protocol.coordinator.drain_views import StoreStatus
 from ckpt.protocol.coordinator.views import AttemptView, Check, RunView, StatusView, TargetView
 from ckpt_client.cli.cluster import (
     HOLD_NAME,
@@ -88,8 +88,8 @@ class Status:
     """HOST:PORT of its page and metrics, where known."""
     term: int | None = None
     epoch: int | None = None
-    stores: tuple[StoreView, ...] = ()
-    """Where a local cluster drains to."""
+    stores: tuple[StoreStatus, ...] = ()
+    """Where checkpoints are drained to."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -148,9 +148,7 @@ def _local_status(
             targets.append(_target(known[id], pids.get(id, said), held=held))
         else:
             targets.append(_resting(directory, id, "down", pids.get(id)))
-    drain = read_state(directory / STATE_NAME)
-    status = _status(view, place, tuple(targets), directory, ready.http or None)
-    return replace(status, stores=drain.stores if drain is not None else ()), Exit.OK
+    return _status(view, place, tuple(targets), directory, ready.http or None), Exit.OK
 
 
 def _status(
@@ -174,6 +172,7 @@ def _status(
         http=http,
         term=view.term,
         epoch=view.epoch,
+        stores=view.stores,
     )
 
 
@@ -339,16 +338,22 @@ def _print_attempts(attempts: tuple[AttemptView, ...], output: Output) -> None:
         )
 
 
-def _print_stores(stores: tuple[StoreView, ...], output: Output) -> None:
+def _print_stores(stores: tuple[StoreStatus, ...], output: Output) -> None:
     output.line(output.tone("drained to", Tone.HEAD))
     for store in stores:
-        parts = [store.state]
+        parts = [store.state, counted(len(store.workers), "worker")]
+        if store.draining:
+            done = f", {store.parts_done} of {counted(store.parts, 'part')}" if store.parts else ""
+            parts.append(f"at {', '.join(store.draining)}{done}")
         if store.backlog:
             waiting = f"{counted(store.backlog, 'checkpoint')} left"
             parts.append(f"{waiting}, {format_bytes(store.backlog_bytes)}")
-            parts.append(f"the oldest committed {age_text(store.oldest_undrained_at_s)}")
+            oldest = age_text(store.oldest_undrained_at_s)
+            parts.append(f"the oldest, {store.oldest_undrained}, committed {oldest}")
         if store.backlog and store.end_in_s:
             parts.append(f"done in about {format_seconds(store.end_in_s)}")
+        if not store.conditional:
+            parts.append("one worker at a time, by lease")
         output.line(f"  {store.url}  {', '.join(parts)}")
         if store.error:
             output.line(f"    {output.tone(store.error, Tone.BAD)}")

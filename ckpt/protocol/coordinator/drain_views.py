@@ -1,0 +1,100 @@
+"""What people and tools are told about the drain: one record for each object store.
+
+The fields are the interface; they are added to, never renamed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckpt.protocol.coordinator.draining import DrainQueue, Store
+
+UNSERVED_US = 60_000_000
+"""A store that has a backlog and no worker for so long is a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """One object store and how far behind it is."""
+
+    url: str
+    state: str
+    """`idle`, `draining`, `waiting` (for a worker, or behind a failure), `failing` with `error`."""
+    every: int
+    keep: int | None
+    runs: tuple[str, ...]
+    conditional: bool
+    """False: the store does not create an object only once, so one worker at a time is let."""
+    workers: tuple[str, ...]
+    backlog: int
+    """Checkpoints that it needs and has not."""
+    backlog_bytes: int
+    oldest_undrained: str
+    """RUN@STEP; empty without one."""
+    oldest_undrained_at_s: float
+    """Unix time of its commit; 0 without one."""
+    draining: tuple[str, ...]
+    parts_done: int
+    """Of those that are being drained, as far as their plans are known."""
+    parts: int
+    written_bytes: int
+    """Of those, by the workers that live."""
+    bytes_per_s: float
+    """All workers together, while they drain."""
+    end_in_s: float
+    """Until the backlog is done at that rate; 0 when it is unknown."""
+    last: str
+    """What was drained last."""
+    drained: int
+    """Checkpoints, since the coordinator began."""
+    failed: int
+    """Attempts to drain one, since then."""
+    unserved_s: float
+    """For how long there has been no worker."""
+    error: str = ""
+
+
+def store_statuses(queue: DrainQueue, now_us: int) -> tuple[StoreStatus, ...]:
+    """All stores, by URL."""
+    return tuple(_status(queue, store, now_us) for store in queue.stores.values())
+
+
+def _status(queue: DrainQueue, store: Store, now_us: int) -> StoreStatus:
+    waiting = queue.waiting(store)
+    jobs = [job for job in store.jobs.values() if job.workers]
+    written = sum(sum(job.workers.values()) for job in jobs)
+    rate = sum(worker.bytes_per_s for worker in store.workers.values())
+    left = sum(one.payload_bytes for one in waiting)
+    oldest = waiting[0] if waiting else None
+    return StoreStatus(
+        url=store.policy.url,
+        state=_state(store, bool(waiting), bool(jobs)),
+        every=store.policy.every,
+        keep=store.policy.keep,
+        runs=store.policy.runs,
+        conditional=store.conditional,
+        workers=tuple(sorted(store.workers)),
+        backlog=len(waiting),
+        backlog_bytes=left,
+        oldest_undrained=f"{oldest.run}@{oldest.step}" if oldest else "",
+        oldest_undrained_at_s=oldest.committed_at_s if oldest else 0.0,
+        draining=tuple(f"{job.checkpoint.run}@{job.checkpoint.step}" for job in jobs),
+        parts_done=sum(len(job.done) for job in jobs),
+        parts=sum(job.part_count or 0 for job in jobs),
+        written_bytes=written,
+        bytes_per_s=rate,
+        end_in_s=max(0, left - written) / rate if rate else 0.0,
+        last=f"{store.last.run}@{store.last.step}" if store.last else "",
+        drained=store.drained_count,
+        failed=store.failed_count,
+        unserved_s=0.0 if store.workers else (now_us - store.unserved_since_us) / 1e6,
+        error=store.error,
+    )
+
+
+def _state(store: Store, has_backlog: bool, is_draining: bool) -> str:
+    if is_draining:
+        return "draining"
+    if store.error:
+        return "failing"
+    return "waiting" if has_backlog else "idle"

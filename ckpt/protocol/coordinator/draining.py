@@ -1,0 +1,343 @@
+"""The queue of what is to be drained: every store's backlog, oldest needed first, under leases.
+
+    committed --needed by a store's policy--> waiting --LeaseDrain--> leased --EndDrain--> drained
+                                                 ^                      |                (durable)
+                                                 +--failed, or silent---+
+
+What survives a restart: the stores with their policies, and what each of them holds. The queue
+follows from that and from what is committed, so a commit is queued with the very entry that makes
+it durable. Leases are not kept: workers ask again, and what they finished has receipts in the
+store, so that nothing is written twice but the parts that were under way.
+
+A lease lasts LEASE_US behind its worker's last word, and GRACE_US behind the end of its session (a
+worker that was killed; one that lost its connection is back before). Workers that outlive their
+lease do no harm: all write the same bytes under one plan, and the marker is created once. Where a
+store does not create conditionally, one worker at a time has leases there.
+
+Invariants: a checkpoint that a store needs and has not is never expired or evicted (P9); a store
+holds what a worker has found there or read back there, never what one intends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ckpt.base.errors import Busy, Fenced, NotFound
+from ckpt.base.ids import CheckpointId, Generation, RunName, Step
+from ckpt.base.units import US_PER_S
+from ckpt.format.drain_messages import (
+    BeginParts,
+    DrainLeased,
+    DrainNoted,
+    EndDrain,
+    ForgetStore,
+    LeaseDrain,
+    OpenStore,
+    RenewDrain,
+    TakePart,
+    TellStored,
+    decode_parts,
+    decode_stored,
+)
+from ckpt.plan.drains import Committed, StorePolicy, due
+from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.catalog import RowState, StoreRow
+from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.drain_jobs import DrainJob
+from ckpt.protocol.events import Buffer, Session
+
+LEASE_US = 15 * US_PER_S
+GRACE_US = 2 * US_PER_S
+REST_US = 30 * US_PER_S
+"""Before a checkpoint that failed is leased again."""
+
+DrainRequest = (
+    OpenStore
+    | TellStored
+    | LeaseDrain
+    | BeginParts
+    | TakePart
+    | RenewDrain
+    | EndDrain
+    | ForgetStore
+)
+
+
+@dataclass(slots=True)
+class Worker:
+    """One process that serves a store."""
+
+    session: Session
+    due_us: int
+    """Behind it the worker counts as gone."""
+    bytes_per_s: float = 0.0
+    checkpoint: CheckpointId | None = None
+
+
+@dataclass(slots=True)
+class Store:
+    """One object store and who is at work for it."""
+
+    row: StoreRow
+    conditional: bool = True
+    workers: dict[str, Worker] = field(default_factory=dict)
+    jobs: dict[CheckpointId, DrainJob] = field(default_factory=dict)
+    #: Only what is leased, or rests after a failure.
+    unserved_since_us: int = 0
+    drained_count: int = 0
+    """Since this coordinator began."""
+    failed_count: int = 0
+    last: CheckpointId | None = None
+    error: str = ""
+    """Of the last failure, until something is drained."""
+
+    @property
+    def policy(self) -> StorePolicy:
+        return self.row.policy
+
+    def holds(self, id: CheckpointId) -> bool:
+        """Whether it is committed there."""
+        return (id.step, id.generation) in self.row.stored.get(id.run, ())
+
+
+class DrainQueue:
+    """I say who drains what. `drained` is told when a store has one more checkpoint, durably."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        checkpoints: Checkpoints,
+        known: dict[str, StoreRow],
+        drained: Callable[[RunName], None],
+    ) -> None:
+        self._desk = desk
+        self._checkpoints = checkpoints
+        self._drained = drained
+        self.stores: dict[str, Store] = {url: Store(row) for url, row in sorted(known.items())}
+
+    # ----------------------------------------------------------------------- questions
+
+    def waiting(self, store: Store) -> list[Committed]:
+        """What a store needs and has not, oldest commit first."""
+        found: list[Committed] = []
+        for run in self._checkpoints.runs():
+            if store.policy.wants(run):
+                stored = store.row.stored.get(run, ())
+                found += due(store.policy, self._newest_of_steps(run), stored)
+        return sorted(found, key=lambda one: (one.committed_at_s, one.run, one.step))
+
+    def needed(self, run: RunName) -> set[tuple[Step, Generation]]:
+        """Generations of a run that some store waits for: neither retention nor eviction may take
+        them."""
+        committed = self._newest_of_steps(run) if self.stores else []
+        return {
+            (one.step, one.generation)
+            for store in self.stores.values()
+            if store.policy.wants(run)
+            for one in due(store.policy, committed, store.row.stored.get(run, ()))
+        }
+
+    def holders(self, run: RunName, step: Step | None) -> list[str]:
+        """URLs of stores that have the step, or any step, of a run."""
+        return [
+            url
+            for url, store in self.stores.items()
+            if any(step in (None, one) for one, _ in store.row.stored.get(run, ()))
+        ]
+
+    def is_held(self, id: CheckpointId) -> bool:
+        """Whether some store has it."""
+        return any(store.holds(id) for store in self.stores.values())
+
+    # ----------------------------------------------------------------------- messages
+
+    def handle(self, session: Session, request: int, message: DrainRequest, bulk: Buffer) -> None:
+        """One request of a worker. Raises NotFound, Fenced, Refused, PeerError."""
+        if isinstance(message, OpenStore):
+            self._open(session, request, message)
+            return
+        if isinstance(message, ForgetStore):
+            self._forget(session, request, message)
+            return
+        store = self.stores.get(message.url)
+        if store is None:
+            raise NotFound(
+                f"nothing is drained to {message.url}", hint="ckpt status names the stores"
+            )
+        self._heard(store, message.worker, session)
+        match message:
+            case TellStored():
+                stored = tuple(sorted(decode_stored(bulk)))
+                self._note(
+                    session, request, catalog.StoreHolds(store.policy.url, message.run, stored)
+                )
+            case LeaseDrain():
+                leased = DrainLeased(self._lease(store, message.worker))
+                self._desk.send(session, request, leased)
+            case BeginParts():
+                job = self._job(store, message.checkpoint)
+                job.begin(message.worker, message.part_count, decode_parts(bulk))
+                self._desk.send(session, request, DrainNoted(LEASE_US))
+            case TakePart():
+                job = self._job(store, message.checkpoint)
+                self._desk.send(session, request, job.take(message))
+            case RenewDrain():
+                self._renew(store, session, request, message)
+            case EndDrain():
+                self._end(store, session, request, message)
+
+    def session_closed(self, session: Session) -> None:
+        """Its workers have a moment to come back."""
+        for store in self.stores.values():
+            for worker in store.workers.values():
+                if worker.session == session:
+                    worker.due_us = min(worker.due_us, self._desk.now_us + GRACE_US)
+
+    def tick(self) -> None:
+        """Leases end."""
+        for store in self.stores.values():
+            for name, worker in list(store.workers.items()):
+                if worker.due_us <= self._desk.now_us:
+                    self._left(store, name)
+            for id, job in list(store.jobs.items()):
+                if not job.workers and job.rest_until_us <= self._desk.now_us:
+                    del store.jobs[id]
+            if store.workers or not store.unserved_since_us:
+                store.unserved_since_us = self._desk.now_us
+
+    # ----------------------------------------------------------------------- stores
+
+    def _open(self, session: Session, request: int, message: OpenStore) -> None:
+        policy = StorePolicy(message.url, message.every, message.keep, message.runs)
+        store = self.stores.get(message.url)
+        known = store is not None and store.policy == policy
+        if store is None:
+            store = self.stores[message.url] = Store(StoreRow(policy))
+            self.stores = dict(sorted(self.stores.items()))
+        store.row.policy, store.conditional = policy, message.conditional
+        self._heard(store, message.worker, session)
+        if known:
+            self._desk.send(session, request, DrainNoted(LEASE_US))
+        else:
+            self._note(session, request, catalog.StoreOpened(policy))
+
+    def _forget(self, session: Session, request: int, message: ForgetStore) -> None:
+        if message.url not in self.stores:
+            raise NotFound(
+                f"nothing is drained to {message.url}", hint="ckpt status names the stores"
+            )
+        store = self.stores[message.url]
+        if store.workers:
+            names = ", ".join(sorted(store.workers))
+            raise Busy(f"{message.url} is served by {names}", hint="stop them first")
+        del self.stores[message.url]
+        self._note(session, request, catalog.StoreForgotten(message.url))
+
+    def _note(self, session: Session, request: int, entry: catalog.CatalogEntry) -> None:
+        """Make it durable; only then does it count, and is it answered."""
+
+        def durable() -> None:
+            match entry:
+                case catalog.StoreHolds(url, run, stored) if url in self.stores:
+                    self.stores[url].row.stored[run] = set(stored)
+                case catalog.CheckpointDrained(url, id) if url in self.stores:
+                    self._count(self.stores[url], id)
+            self._desk.send(session, request, DrainNoted(LEASE_US))
+            for run in self._checkpoints.runs():
+                self._drained(run)
+
+        self._desk.persist((entry,), durable)
+
+    def _count(self, store: Store, id: CheckpointId) -> None:
+        if not store.holds(id):
+            store.drained_count += 1
+        store.row.stored.setdefault(id.run, set()).add((id.step, id.generation))
+        store.jobs.pop(id, None)
+        store.last, store.error = id, ""
+
+    # ----------------------------------------------------------------------- leases
+
+    def _lease(self, store: Store, name: str) -> CheckpointId | None:
+        worker = store.workers[name]
+        if worker.checkpoint in store.jobs:
+            return worker.checkpoint
+        worker.checkpoint = None
+        if not store.conditional and any(job.workers for job in store.jobs.values()):
+            return None
+        for one in self.waiting(store):
+            id = CheckpointId(one.run, one.step, one.generation)
+            checkpoint = self._checkpoints.get(id)
+            job = store.jobs.get(id) or DrainJob(id)
+            resting = self._desk.now_us < job.rest_until_us
+            if resting or not job.has_work or checkpoint is None:
+                continue
+            if not self._checkpoints.readable(checkpoint):
+                continue
+            job.workers.setdefault(name, 0)
+            store.jobs[id] = job
+            worker.checkpoint = id
+            return id
+        return None
+
+    def _job(self, store: Store, id: CheckpointId) -> DrainJob:
+        job = store.jobs.get(id)
+        if job is None:
+            raise Fenced(f"{id} is not leased", hint="ask for a lease again")
+        return job
+
+    def _renew(self, store: Store, session: Session, request: int, message: RenewDrain) -> None:
+        worker = store.workers[message.worker]
+        worker.bytes_per_s = message.bytes_per_s
+        if message.checkpoint is not None:
+            job = self._job(store, message.checkpoint)
+            if message.worker not in job.workers:
+                raise Fenced(f"{message.checkpoint} is not leased to {message.worker}")
+            job.workers[message.worker] = message.written_bytes
+        self._desk.send(session, request, DrainNoted(LEASE_US))
+
+    def _end(self, store: Store, session: Session, request: int, message: EndDrain) -> None:
+        job = store.jobs.get(message.checkpoint)
+        self._release(store, message.worker)
+        if not message.error:
+            entry = catalog.CheckpointDrained(store.policy.url, message.checkpoint)
+            self._note(session, request, entry)
+            return
+        store.failed_count += 1
+        store.error = f"{message.checkpoint.run}@{message.checkpoint.step}: {message.error}"
+        if job is not None and not job.workers:
+            store.jobs[job.checkpoint] = DrainJob(
+                job.checkpoint, rest_until_us=self._desk.now_us + REST_US
+            )
+        self._desk.send(session, request, DrainNoted(LEASE_US))
+
+    def _heard(self, store: Store, name: str, session: Session) -> None:
+        due_us = self._desk.now_us + LEASE_US
+        worker = store.workers.setdefault(name, Worker(session, due_us))
+        worker.session, worker.due_us = session, due_us
+
+    def _left(self, store: Store, name: str) -> None:
+        self._release(store, name)
+        del store.workers[name]
+        self._desk.report("warning", "drain worker is gone", store=store.policy.url, worker=name)
+
+    def _release(self, store: Store, name: str) -> None:
+        """Its lease ends; a job that nobody has any more is forgotten."""
+        worker = store.workers[name]
+        job = None if worker.checkpoint is None else store.jobs.get(worker.checkpoint)
+        worker.checkpoint = None
+        if job is not None:
+            job.leave(name)
+            if not job.workers:
+                del store.jobs[job.checkpoint]
+
+    def _newest_of_steps(self, run: RunName) -> list[Committed]:
+        """The newest committed generation of each step."""
+        held = self._checkpoints.of_run(run, RowState.COMMITTED)
+        return [_committed(one) for one in {one.id.step: one for one in held}.values()]
+
+
+def _committed(one: Checkpoint) -> Committed:
+    id, info = one.id, one.info
+    return Committed(id.run, id.step, id.generation, info.payload_bytes, info.committed_at_s)

@@ -1,0 +1,172 @@
+"""Room for the next save: what was drained goes, oldest first, between two watermarks.
+
+    used share of the fullest device
+    0 ------------- low ===== evicting, once begun ===== high ---- full
+                                                          ^ begins here, or when a save found no room
+
+Only what an object store holds, verified, no store waits for and nobody reads may go; the newest
+step of each run stays, since a restart wants it at once. When nothing may go, saves are refused
+before a byte is sent (P6), and told why and when to come again.
+
+What goes is counted as freed until its targets have said what they have; then one looks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ckpt.base.ids import Domain
+from ckpt.base.limits import LEASE_US
+from ckpt.base.units import US_PER_S
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.draining import DrainQueue
+from ckpt.protocol.coordinator.membership import Membership, Target
+
+SETTLE_US = 2 * LEASE_US
+"""Behind an eviction, until targets have dropped it and said so; one that is away is not waited
+for."""
+LOOK_US = US_PER_S
+ROOM_RETRY_S = 2.0
+DRAIN_RETRY_S = (5.0, 60.0)
+"""Least and most that a refused save is told to wait for the drain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """Shares of the space that targets may use."""
+
+    low: float = 0.70
+    high: float = 0.85
+    """1 or more never evicts by itself; a save without room still does."""
+
+    def __post_init__(self) -> None:
+        assert 0.0 <= self.low <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """What a save that found no room is told."""
+
+    reason: str
+    """Empty: nothing is drained here."""
+    retry_s: float
+
+
+class Evictor:
+    """I make room. `evict` tombstones one checkpoint."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        members: Membership,
+        checkpoints: Checkpoints,
+        queue: DrainQueue,
+        marks: Watermarks,
+        evict: Callable[[Checkpoint], None],
+    ) -> None:
+        self._desk = desk
+        self._members = members
+        self._checkpoints = checkpoints
+        self._queue = queue
+        self._marks = marks
+        self._evict = evict
+        self._look_at_us = 0
+        self._settled_at_us = 0
+        """What was evicted last is not gone everywhere before this."""
+        self._wanted_bytes = 0
+        """On the fullest device, of a save that found no room."""
+        self.evicted_count = 0
+        """Since this coordinator began."""
+        self.evicted_bytes = 0
+
+    def tick(self) -> None:
+        """Evict when the fullest device is above the high mark, down to the low one."""
+        now_us = self._desk.now_us
+        if now_us < max(self._look_at_us, self._settled_at_us) or not self._queue.stores:
+            return
+        self._look_at_us = now_us + LOOK_US
+        wanted, self._wanted_bytes = self._wanted_bytes, 0
+        goals: dict[Domain, float] = {}
+        #: Bytes that shall go from a device.
+        for device, used, free in self._devices():
+            is_over = used > self._marks.high * (used + free)
+            surplus = used - self._marks.low * (used + free) if is_over else 0.0
+            payload = sum(self._payload_on(one, device) for one in self._committed())
+            if payload:
+                # In bytes of payload: headers, padding and manifests go along by their share.
+                goals[device] = max(surplus, wanted) * min(1.0, payload / max(1, used))
+        self._make_room(goals)
+
+    def no_room(self, device_bytes: int) -> NoRoom:
+        """A save needs so many bytes on each device and found less."""
+        may_go = any(True for _ in self._evictable())
+        if may_go:
+            self._wanted_bytes = max(self._wanted_bytes, device_bytes)
+        if may_go or self._desk.now_us < self._settled_at_us:
+            return NoRoom("room is being made from what was drained", ROOM_RETRY_S)
+        backlogs = {url: len(self._queue.waiting(s)) for url, s in self._queue.stores.items()}
+        waits = [f"{count} wait for {url}" for url, count in backlogs.items() if count]
+        if not waits:
+            return NoRoom("", DRAIN_RETRY_S[0])
+        reason = f"nothing may go before it is drained: {', '.join(waits)}"
+        return NoRoom(reason, self._seconds_to_drain(device_bytes))
+
+    def _seconds_to_drain(self, byte_count: int) -> float:
+        """At the rate of the slowest store that is at work, within DRAIN_RETRY_S."""
+        stores = self._queue.stores.values()
+        rates = [sum(worker.bytes_per_s for worker in store.workers.values()) for store in stores]
+        slowest = min((rate for rate in rates if rate), default=float(byte_count))
+        least, most = DRAIN_RETRY_S
+        return min(most, max(least, byte_count / max(1.0, slowest)))
+
+    def _make_room(self, goals: dict[Domain, float]) -> None:
+        for checkpoint in self._evictable():
+            held = {device: self._payload_on(checkpoint, device) for device in goals}
+            if not any(held[device] and goal > 0 for device, goal in goals.items()):
+                continue
+            for device in goals:
+                goals[device] -= held[device]
+            self._settled_at_us = self._desk.now_us + SETTLE_US
+            self.evicted_count += 1
+            self.evicted_bytes += checkpoint.info.payload_bytes
+            self._desk.report("info", "evicted", checkpoint=str(checkpoint.id))
+            self._evict(checkpoint)
+
+    def _committed(self) -> Iterator[Checkpoint]:
+        return (one for one in self._checkpoints.all() if one.state is RowState.COMMITTED)
+
+    def _evictable(self) -> Iterator[Checkpoint]:
+        """Oldest commit first."""
+        found: list[Checkpoint] = []
+        for run in self._checkpoints.runs():
+            committed = self._checkpoints.of_run(run, RowState.COMMITTED)
+            needed = self._queue.needed(run)
+            for one in committed[:-1]:
+                key = one.id.step, one.id.generation
+                if not one.pins and key not in needed and self._queue.is_held(one.id):
+                    found.append(one)
+        yield from sorted(found, key=lambda one: (one.info.committed_at_s, one.id))
+
+    def _devices(self) -> Iterator[tuple[Domain, int, int]]:
+        """Of live targets: the device, bytes used there by ckpt, bytes that may still be."""
+        by_device: dict[Domain, list[Target]] = {}
+        for target in self._members.live():
+            by_device.setdefault(target.domain, []).append(target)
+        for device, targets in by_device.items():
+            used = sum(target.bytes_used for target in targets)
+            shared = max(target.device_bytes_free for target in targets)
+            yield device, used, min(shared, sum(target.bytes_free for target in targets))
+
+    def _payload_on(self, checkpoint: Checkpoint, device: Domain) -> int:
+        """About so many bytes of its payloads lie there, parity counted."""
+        targets = self._members.targets
+        ranks = len(checkpoint.placement)
+        columns = sum(
+            id is not None and id in targets and targets[id].domain == device
+            for placed in checkpoint.placement.values()
+            for id in placed
+        )
+        return checkpoint.info.payload_bytes * columns // (ranks * checkpoint.code.k)

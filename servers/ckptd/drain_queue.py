@@ -1,0 +1,158 @@
+"""A drain worker's place in the coordinator's queue: leases, parts, and a sign of life.
+
+    open --every run's content told--> lease --> parts ... --> ended --> lease ...
+
+One session for all stores of this process. What the coordinator has forgotten (it was rebuilt) is
+told again. A lease that is lost stops the writing at its next step; what was done has receipts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Final, TypeVar
+
+from ckpt.aio.rpc import RpcClient
+from ckpt.base.errors import Aborted, CkptError, Fenced, PeerError
+from ckpt.base.ids import CheckpointId, Generation, RunName, Step
+from ckpt.format.drain_messages import (
+    BeginParts,
+    DrainLeased,
+    DrainNoted,
+    EndDrain,
+    LeaseDrain,
+    OpenStore,
+    PartTaken,
+    RenewDrain,
+    TakePart,
+    TellStored,
+    Turn,
+    encode_parts,
+    encode_stored,
+)
+from ckpt.format.messages import Message
+from ckpt.plan.drains import StorePolicy
+
+RENEW_S: Final = 3.0
+WAIT_S: Final = 0.2
+"""Between two questions for a part while others are at the last ones."""
+ANSWER_S: Final = 60.0
+"""The coordinator may be starting again."""
+
+Answer = TypeVar("Answer", bound=Message)
+
+
+class QueueClient:
+    """I speak for one worker of one store. Several threads may use me."""
+
+    def __init__(self, rpc: RpcClient, policy: StorePolicy, worker: str) -> None:
+        self._rpc = rpc
+        self._policy = policy
+        self._worker = worker
+
+    def open(self, conditional: bool) -> None:
+        """Say that this store is served."""
+        policy = self._policy
+        self._call(
+            OpenStore(
+                policy.url, self._worker, policy.every, policy.keep, policy.runs, conditional
+            ),
+            DrainNoted,
+        )
+
+    def tell_stored(self, run: RunName, stored: Iterable[tuple[Step, Generation]]) -> None:
+        """What the store has of a run, and keeps."""
+        message = TellStored(self._policy.url, self._worker, run)
+        self._call(message, DrainNoted, encode_stored(stored))
+
+    def lease(self) -> CheckpointId | None:
+        """What to drain now. Raises NotFound when the store is not known any more: open it."""
+        return self._call(LeaseDrain(self._policy.url, self._worker), DrainLeased).checkpoint
+
+    def renew(self, id: CheckpointId | None, written_bytes: int, bytes_per_s: float) -> None:
+        """A sign of life. Raises Fenced when the lease is gone."""
+        message = RenewDrain(self._policy.url, self._worker, id, written_bytes, bytes_per_s)
+        self._call(message, DrainNoted)
+
+    def end(self, id: CheckpointId, error: str = "") -> None:
+        """Verified in the store, or why not."""
+        self._call(EndDrain(self._policy.url, self._worker, id, error), DrainNoted)
+
+    def begin_parts(self, id: CheckpointId, count: int, done: Collection[int]) -> None:
+        message = BeginParts(self._policy.url, self._worker, id, count)
+        self._call(message, DrainNoted, encode_parts(done))
+
+    def take_part(self, id: CheckpointId, slot: int, done: int | None) -> PartTaken:
+        return self._call(TakePart(self._policy.url, self._worker, id, slot, done), PartTaken)
+
+    def _call(self, message: Message, kind: type[Answer], bulk: bytes = b"") -> Answer:
+        answer, _ = self._rpc.call(message, bulk, timeout_s=ANSWER_S)
+        if not isinstance(answer, kind):
+            raise PeerError(f"the coordinator answered with a {type(answer).__name__}")
+        return answer
+
+
+class SharedParts:
+    """The parts of a leased checkpoint; see ckpt.objects.writer.Parts."""
+
+    def __init__(
+        self, queue: QueueClient, id: CheckpointId, is_stopped: Callable[[], bool]
+    ) -> None:
+        self._queue = queue
+        self._id = id
+        self._is_stopped = is_stopped
+        self._failed = threading.Event()
+
+    def begin(self, count: int, done: Collection[int]) -> None:
+        self._queue.begin_parts(self._id, count, done)
+
+    def take(self, slot: int, done: int | None) -> int | None:
+        while not self._is_stopped():
+            taken = self._queue.take_part(self._id, slot, done)
+            if taken.turn is Turn.PART:
+                return taken.part
+            if taken.turn is Turn.COMMIT:
+                return None
+            if self._failed.wait(WAIT_S):
+                break
+        raise Aborted(f"draining {self._id} was stopped", hint="the next worker goes on from here")
+
+    def stop(self) -> None:
+        self._failed.set()
+
+
+class Heartbeat:
+    """I renew a worker's lease from a thread of my own, while I am open."""
+
+    def __init__(self, queue: QueueClient, clock: Callable[[], float] = time.monotonic) -> None:
+        self.checkpoint: CheckpointId | None = None
+        self.written_bytes = 0
+        self.bytes_per_s = 0.0
+        self.lost = threading.Event()
+        """The lease is somebody else's."""
+        self._queue = queue
+        self._clock = clock
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ckpt-drain-lease", daemon=True)
+        self._thread.start()
+
+    def lease(self, checkpoint: CheckpointId | None) -> None:
+        """What is leased from now on."""
+        self.checkpoint, self.written_bytes = checkpoint, 0
+        self.lost.clear()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.wait(RENEW_S):
+            checkpoint = self.checkpoint
+            try:
+                self._queue.renew(checkpoint, self.written_bytes, self.bytes_per_s)
+            except Fenced:
+                if checkpoint == self.checkpoint:
+                    self.lost.set()
+            except CkptError:
+                continue  # Away, or rebuilt: the worker's own questions find that out.
