@@ -16,9 +16,9 @@ from ckpt.base.errors import NotFound
 from ckpt.base.ids import Generation, RunName, Step
 from ckpt.objects import names
 from ckpt.objects.documents import Plan, decode
-from ckpt.objects.reader import unfinished
+from ckpt.objects.reader import stored_steps, unfinished
 from ckpt.objects.sink import Sink
-from ckpt.objects.writer import abort_uploads
+from ckpt.objects.writer import abort_uploads, clear_drain
 
 LOOKS: Final = 10
 """At an unchanged folder, before it goes."""
@@ -78,6 +78,14 @@ class Leftovers:
         except NotFound:
             return ""
         return decode(Plan, raw, f"{self._sink.url}/{prefix}{names.PLAN}").header.cluster
+
+
+def tidy_committed(sink: Sink, run: RunName) -> None:
+    """Receipts and uploads behind a marker, whose writer died before it had cleared them."""
+    for key in stored_steps(sink, run):
+        prefix = names.generation_prefix(run, *key)
+        if sink.children(prefix + names.DRAIN):
+            clear_drain(sink, prefix)
 
 
 def delete_unfinished(sink: Sink, run: RunName, step: Step, generation: Generation) -> None:

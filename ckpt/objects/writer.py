@@ -172,7 +172,8 @@ def read_marker(sink: Sink, prefix: str, header: Header) -> Marker | None:
 
 def clear_drain(sink: Sink, prefix: str) -> None:
     """What was needed only while writing; a commit that was interrupted behind its marker left
-    it."""
+    it, and uploads of workers that died."""
+    abort_uploads(sink, sink.pending_uploads(prefix))
     folder = prefix + names.DRAIN
     receipts = [folder + name for name in sink.children(folder)]
     # The plan last: while it is there, nobody makes another.
@@ -374,7 +375,6 @@ class WriteJob:
         if other is not None:
             where = f"{self._sink.url}/{self._prefix}{names.COMMITTED}"
             raise Refused(f"{where} was created by another writer with another content")
-        abort_uploads(self._sink, self._sink.pending_uploads(self._prefix))
         clear_drain(self._sink, self._prefix)
         return marker
 

@@ -1,6 +1,6 @@
 """Bringing one object store up to date, beside other workers: what the queue says, oldest first.
 
-    lease --TierSource, pinned--> write_checkpoint (parts shared, verified, committed once) --> ended
+    lease --TierSource, pinned--> write_checkpoint (parts shared, verified, one marker) --> ended
 
 What survives a crash lies in the store itself: a checkpoint's plan, the receipts of its items, its
 marker. Who writes which item is the queue's business (ckptd.drain_queue); what two workers write
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ckpt.base.errors import Aborted, CkptError, NotFound, Refused
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
-from ckpt.objects.leftovers import Leftovers, delete_unfinished
+from ckpt.objects.leftovers import Leftovers, delete_unfinished, tidy_committed
 from ckpt.objects.names import COMMITTED, generation_prefix
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import remains, stored_by, stored_steps
@@ -104,6 +104,7 @@ class StoreWorker:
         for run in sorted({*self._watch.runs(), *self._told}):
             if self._policy.wants(run):
                 if run not in self._told:
+                    tidy_committed(self._sink, run)
                     self._expire(run)
                     self._tell(run)
                 self._abandon(run)

@@ -1,6 +1,7 @@
 """What does a coordinator tell Prometheus? Names, kinds and meanings, in one table of functions.
 
-Labels are few on purpose: target, role, state, run, store. Ranks, steps and generations are in the JSON.
+Labels are few on purpose: target, role, state, run, store. Ranks, steps and generations are in the
+JSON.
 `ckpt_last_commit_timestamp_seconds` is the one number to page for.
 """
 

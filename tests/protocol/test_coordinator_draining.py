@@ -25,7 +25,8 @@ class WorkerFake:
         self.name = name
         self.url = url
         self.session = bench.session(m.Role.DRAIN)
-        assert self.say(d.OpenStore(url, name, **policy)) == d.DrainNoted(LEASE_US)  # type: ignore[arg-type]
+        opened = d.OpenStore(url, name, **policy)  # type: ignore[arg-type]
+        assert self.say(opened) == d.DrainNoted(LEASE_US)
 
     def say(self, message: m.Message, bulk: bytes = b"") -> m.Message:
         (answer,) = self.bench.tell(self.session, message, bulk)

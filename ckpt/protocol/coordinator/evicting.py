@@ -2,7 +2,7 @@
 
     used share of the fullest device
     0 ------------- low ===== evicting, once begun ===== high ---- full
-                                                          ^ begins here, or when a save found no room
+                                                          ^ begins here, or for a save without room
 
 Only what an object store holds, verified, no store waits for and nobody reads may go; the newest
 step of each run stays, since a restart wants it at once. When nothing may go, saves are refused
@@ -97,7 +97,7 @@ class Evictor:
             payload = sum(self._payload_on(one, device) for one in self._committed())
             if payload:
                 # In bytes of payload: headers, padding and manifests go along by their share.
-                goals[device] = max(surplus, wanted) * min(1.0, payload / max(1, used))
+                goals[device] = max(surplus, wanted - free) * min(1.0, payload / max(1, used))
         self._make_room(goals)
 
     def no_room(self, device_bytes: int) -> NoRoom:

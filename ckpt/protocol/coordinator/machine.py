@@ -156,32 +156,8 @@ class CoordinatorMachine:
         )
         self.launches = Launches(image.term)
         self.checkpoints = Checkpoints(self.members, policy.report_level)
-        self.drains = DrainQueue(
-            self._desk, self.checkpoints, image.stores, lambda run: self.deleter.expire(run)
-        )
-        self.reservations = Reservations(
-            self._desk,
-            self.members,
-            policy.spread,
-            lambda device_bytes: self.evictor.no_room(device_bytes),
-        )
+        self._make_keeping_parts(image)
         self.book = AttemptBook()
-        self.deleter = Deleter(
-            self._desk,
-            self.members,
-            self.checkpoints,
-            cluster=policy.cluster,
-            keep=policy.keep,
-            needed=self.drains.needed,
-        )
-        self.evictor = Evictor(
-            self._desk,
-            self.members,
-            self.checkpoints,
-            self.drains,
-            policy.watermarks,
-            self.deleter.evict,
-        )
         self.judge = Judge(self._desk, self.members, self.checkpoints)
         self._make_saving_parts(secret, wall_s)
         self.resolver = Resolver(
@@ -204,6 +180,31 @@ class CoordinatorMachine:
             self._stores,
         )
         self._recover(image)
+
+    def _make_keeping_parts(self, image: CatalogImage) -> None:
+        policy = self.policy
+        self.drains = DrainQueue(
+            self._desk, self.checkpoints, image.stores, lambda run: self.deleter.expire(run)
+        )
+        self.deleter = Deleter(
+            self._desk,
+            self.members,
+            self.checkpoints,
+            cluster=policy.cluster,
+            keep=policy.keep,
+            needed=self.drains.needed,
+        )
+        self.evictor = Evictor(
+            self._desk,
+            self.members,
+            self.checkpoints,
+            self.drains,
+            policy.watermarks,
+            self.deleter.evict,
+        )
+        self.reservations = Reservations(
+            self._desk, self.members, policy.spread, self.evictor.no_room
+        )
 
     def _make_saving_parts(self, secret: bytes, wall_s: Callable[[], float]) -> None:
         policy = self.policy
