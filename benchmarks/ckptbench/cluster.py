@@ -31,9 +31,9 @@ from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.erasure.code import Code
 from ckpt.protocol.coordinator.views import StatusView
 from ckpt_client.control import Control
-from ckpt_client.demo.processes import MARK_NAME, end_marked, find_marked
 from ckpt_client.detach import child_environment
 from ckpt_client.locate import Locator
+from ckpt_client.processes import MARK_NAME, end_marked, find_marked
 from ckptbench.bench_target import DISCARD_NAME, KEEP_NAME, OBSERVED_NAME, read_observed
 
 START_TIMEOUT_S: Final = 30.0

@@ -55,6 +55,7 @@ from ckpt.protocol.events import (
 )
 from ckpt.protocol.handshake import Established, Identity
 from ckptd import config as options
+from ckptd import event_loop
 from ckptd.catalog import Catalog
 from ckptd.fail_stop import FailStop
 from ckptd.log import Reporter, configure, reporter
@@ -109,8 +110,7 @@ class CoordinatorConfig:
         options.host_and_port(self.listen)
         if self.http:
             options.host_and_port(self.http)
-        if self.loop not in ("asyncio", "uvloop"):
-            raise Refused(f"loop {self.loop!r}: asyncio or uvloop")
+        event_loop.check_loop(self.loop)
         if self.level not in get_args(Level):
             raise Refused(f"level {self.level!r}: one of {', '.join(get_args(Level))}")
         if self.cell_bytes % BLOCK_BYTES or not BLOCK_BYTES <= self.cell_bytes <= CELL_BYTES_MAX:
@@ -145,13 +145,7 @@ def main(argv: Sequence[str]) -> int:
     )
     configure(loaded.config.log_level)
     secret = read_secret(loaded.secret_file)
-    loop_factory = None
-    if loaded.config.loop == "uvloop":
-        import uvloop
-
-        loop_factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(run_coordinator(loaded.config, secret))
+    event_loop.run(run_coordinator(loaded.config, secret), loaded.config.loop)
     return 0
 
 

@@ -63,6 +63,7 @@ from ckpt.protocol.target.disk_events import (
 )
 from ckpt.protocol.target.machine import TargetEvent, TargetMachine
 from ckptd import config as options
+from ckptd import event_loop
 from ckptd.disk_worker import DiskWorker
 from ckptd.fail_stop import FailStop
 from ckptd.log import Reporter, configure, reporter
@@ -111,8 +112,7 @@ class TargetConfig:
         options.host_and_port(self.coordinator)
         if self.domain:
             Domain.parse(self.domain)
-        if self.loop not in ("asyncio", "uvloop"):
-            raise Refused(f"loop {self.loop!r}: asyncio or uvloop")
+        event_loop.check_loop(self.loop)
         if self.pool_bytes < 2 * FRAME_BULK_BYTES_MAX:
             raise Refused(f"pool_bytes is at least {2 * FRAME_BULK_BYTES_MAX}")
 
@@ -331,13 +331,7 @@ def main(argv: Sequence[str]) -> int:
     configure(loaded.config.log_level)
     secret = read_secret(loaded.secret_file)
     self_test()
-    loop_factory = None
-    if loaded.config.loop == "uvloop":
-        import uvloop
-
-        loop_factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(run_target(loaded.config, secret))
+    event_loop.run(run_target(loaded.config, secret), loaded.config.loop)
     return 0
 
 

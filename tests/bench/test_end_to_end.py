@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.erasure.code import Code
-from ckpt_client.demo.processes import Marked, find_marked
+from ckpt_client.processes import Marked, find_marked
 from ckptbench.checks import find_goals
 from ckptbench.cli import main
 from ckptbench.cluster import BenchCluster, ClusterPlan

@@ -16,13 +16,6 @@ from ckpt.protocol.coordinator.views import StepView
 from ckpt_client.demo.course import Outcome, Strike, Told
 from ckpt_client.demo.director import DemoOptions
 from ckpt_client.demo.judge import judge
-from ckpt_client.demo.processes import (
-    MARK_NAME,
-    end_marked,
-    find_marked,
-    kill_processes,
-    marked_environment,
-)
 from ckpt_client.demo.strike import (
     AttemptNow,
     BurstWatch,
@@ -33,6 +26,13 @@ from ckpt_client.demo.strike import (
     choose_victims,
 )
 from ckpt_client.demo.words import Finished, Resumed
+from ckpt_client.processes import (
+    MARK_NAME,
+    end_marked,
+    find_marked,
+    kill_processes,
+    marked_environment,
+)
 from tests.waiting import wait_until
 
 RANKS = 2

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import ckpt
-from ckpt_client.demo.processes import end_marked, marked_environment
+from ckpt_client.processes import end_marked, marked_environment
 from tests.e2e_remote.cluster import RemoteCluster
 
 END_TIMEOUT_S = 30.0

@@ -12,8 +12,8 @@ import fsspec
 import pytest
 
 import ckpt
-from ckpt_client.demo.processes import end_marked, marked_environment
 from ckpt_client.fs.filesystem import CkptFileSystemBase
+from ckpt_client.processes import end_marked, marked_environment
 
 END_TIMEOUT_S = 30.0
 

@@ -21,8 +21,8 @@ import ckpt_client.restore
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import CkptError
 from ckpt.erasure.code import Code
-from ckpt_client.demo.processes import kill_processes
 from ckpt_client.detach import child_environment
+from ckpt_client.processes import kill_processes
 from ckptbench.cluster import BenchCluster, ClusterPlan
 from ckptbench.engines.base import ONE_THREAD, Done, EnginePlan, Loaded
 from ckptbench.job.options import JobOptions

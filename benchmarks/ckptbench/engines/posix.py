@@ -8,17 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from ckpt.base.errors import Corrupt
-from ckptbench.engines.base import (
-    KEEP_STEPS,
-    Done,
-    EnginePlan,
-    Loaded,
-    rank_file,
-    remove_old,
-    sync_file,
-)
+from ckptbench.engines.base import EnginePlan, Loaded
+from ckptbench.engines.file_engine import FileEngine
 from ckptbench.workload import (
     Box,
     State,
@@ -30,19 +24,17 @@ from ckptbench.workload import (
 )
 
 
-class PosixEngine:
+class PosixEngine(FileEngine):
     """I write the arena as it lies in memory, and read it back or parts of it."""
 
+    suffix = "bin"
+
     def __init__(self, plan: EnginePlan) -> None:
-        self._plan = plan
+        super().__init__(plan)
         self._block = int(plan.settings["bs"])
         self._direct = os.O_DIRECT if plan.settings["direct"] == "1" else 0
-        self._sync = plan.settings["end_fsync"] == "1"
-        self._saved: list[int] = []
-        #: Steps that lie there, oldest first.
 
-    def save(self, step: int, state: State) -> None:
-        path = rank_file(self._plan, step, self._plan.rank, "bin")
+    def write(self, path: Path, state: State) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | self._direct
         descriptor = os.open(path, flags, 0o600)
         try:
@@ -54,20 +46,10 @@ class PosixEngine:
                 )
         finally:
             os.close(descriptor)
-        if self._sync:
-            sync_file(path)
-        self._saved.append(step)
-
-    def wait(self) -> Done:
-        return Done()  # It was done when `save` returned.
-
-    def tidy(self) -> None:
-        while len(self._saved) > KEEP_STEPS:
-            remove_old(rank_file(self._plan, self._saved.pop(0), self._plan.rank, "bin"))
 
     def load(self, step: int, rank: int) -> Loaded:
         state = empty_state(self._plan.state, rank_boxes(self._plan.state, rank))
-        with open(rank_file(self._plan, step, rank, "bin"), "rb", buffering=0) as file:
+        with open(self._path(step, rank), "rb", buffering=0) as file:
             self._read(file.fileno(), state.memory, 0)
         return Loaded(state.arrays, "file")
 
@@ -81,12 +63,9 @@ class PosixEngine:
                 size = plan.element_bytes
                 offset = places.of(rank)[box.name] + skipped * size
                 part = into[first * size : (first + count) * size]
-                with open(rank_file(self._plan, step, rank, "bin"), "rb", buffering=0) as file:
+                with open(self._path(step, rank), "rb", buffering=0) as file:
                     self._read(file.fileno(), part, offset)
         return Loaded(state.arrays, "file")
-
-    def close(self) -> None:
-        """No descriptor outlives a call."""
 
     def _read(self, descriptor: int, into: memoryview, offset: int) -> None:
         done = 0

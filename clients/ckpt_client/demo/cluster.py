@@ -15,11 +15,11 @@ from ckpt.base.errors import NotFound
 from ckpt.base.ids import RunName, Step
 from ckpt.protocol.coordinator.views import StepView
 from ckpt_client.control import Control
-from ckpt_client.demo.processes import kill_processes
 from ckpt_client.demo.strike import ShowNow, StatusNow
 from ckpt_client.demo.words import RUN_NAME
 from ckpt_client.local import opened_cluster
 from ckpt_client.locate import Locator, read_ready
+from ckpt_client.processes import kill_processes
 from ckpt_client.url import LocalUrl, parse_url
 
 START_TIMEOUT_S: Final = 60.0

@@ -13,10 +13,10 @@ from ckpt.erasure.code import Code
 from ckpt.protocol.coordinator.views import StepView
 from ckpt_client.demo.cluster import DemoCluster, start_cluster
 from ckpt_client.demo.fleet import Fleet, FleetPlan, Heard
-from ckpt_client.demo.processes import find_marked, kill_processes
 from ckpt_client.demo.screen import Screen
 from ckpt_client.demo.strike import AttemptNow, BurstWatch, Glimpse, choose_victims
 from ckpt_client.demo.words import Finished, Resumed, Saved, StepDone
+from ckpt_client.processes import find_marked, kill_processes
 
 if TYPE_CHECKING:
     from ckpt_client.demo.director import DemoOptions

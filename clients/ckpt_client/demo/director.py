@@ -29,9 +29,9 @@ from ckpt.base.errors import Refused
 from ckpt.erasure.code import Code
 from ckpt_client.demo.course import Course, Outcome
 from ckpt_client.demo.judge import judge
-from ckpt_client.demo.processes import end_marked, marked_environment
 from ckpt_client.demo.report import Check, Report, print_report
 from ckpt_client.demo.screen import Screen, open_screen
+from ckpt_client.processes import end_marked, marked_environment
 
 END_TIMEOUT_S: Final = 20.0
 
