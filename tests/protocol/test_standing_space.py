@@ -4,6 +4,7 @@ whatever the shapes of those before.
 
 from __future__ import annotations
 
+from ckpt.format import messages as m
 from tests.protocol.coordinating import Bench, RankFake
 
 SPARES = 1
@@ -29,6 +30,17 @@ def test_a_state_that_grows_with_every_save_leaves_no_trail_of_reservations() ->
     assert len(rank.commits()) == 8
     assert held(bench) == bench.policy.code.n + SPARES
     assert bench.machine.reservations.standing_places == held(bench)
+
+
+def test_a_save_gives_back_only_what_did_not_become_a_column() -> None:
+    bench = Bench()
+    rank = RankFake(bench)
+    save(rank, 1, 10_000)
+    plan = rank.plan
+    assert plan is not None
+    given_back = [message.reservation for message in bench.sent(m.ReleaseReservation)]
+    assert given_back == [spare.reservation for spare in plan.spares]
+    assert held(bench) == bench.machine.reservations.standing_places
 
 
 def test_a_save_of_the_shape_of_the_one_before_takes_the_standing_space() -> None:

@@ -104,7 +104,7 @@ class Committer:
             return
         self._overlaps.pop(attempt.checkpoint, None)
         if self._count(attempt):
-            self._index(attempt)
+            self._index(attempt, merged)
 
     def _compare(self, attempt: Attempt, overlaps: list[Overlap]) -> None:
         attempt.state = AttemptState.COMPARING
@@ -259,12 +259,11 @@ class Committer:
 
     # ----------------------------------------------------------------------- index
 
-    def _index(self, attempt: Attempt) -> None:
+    def _index(self, attempt: Attempt, merged: Merged) -> None:
         attempt.state = AttemptState.INDEXING
         attempt.placement = {
             rank: self._accepted(payload) for rank, payload in sorted(attempt.payloads.items())
         }
-        merged = _merged(attempt)
         attempt.warnings = tuple(
             kept.message[:WARNING_CHARS_MAX] for kept in merged.warnings[:WARNINGS_MAX]
         )

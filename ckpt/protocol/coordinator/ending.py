@@ -55,6 +55,11 @@ def discarded(payload: PayloadId) -> Aborted:
     )
 
 
+def _request_of(payload: Payload) -> int:
+    """The end answers a stager that has no plan yet; the others hear it unasked."""
+    return payload.request if payload.planned is None else 0
+
+
 class Ending:
     """I end attempts. `dropped` is told of each aborted one, to remove its columns."""
 
@@ -181,9 +186,7 @@ class Ending:
         def durable() -> None:
             attempt.state = AttemptState.ABORTED
             self._let_go(attempt)
-            for payload in attempt.payloads.values():
-                self.tell_end(attempt, payload)
-            self._tell_askers(attempt)
+            self._tell_everybody(attempt)
             self._dropped(attempt)
 
         entry = catalog.AttemptAborted(attempt.checkpoint, error.code, error.message)
@@ -192,35 +195,42 @@ class Ending:
     def announce(self, attempt: Attempt) -> None:
         """Committed and durable: everybody hears of it, and space for the next save is held."""
         self._let_go(attempt)
+        self._tell_everybody(attempt)
         for rank, payload in sorted(attempt.payloads.items()):
-            self.tell_end(attempt, payload)
             if payload.planned is not None and not payload.member:
                 self._reservations.stand(attempt.checkpoint.run, rank, payload.layout)
-        self._tell_askers(attempt)
 
     def tell_end(self, attempt: Attempt, payload: Payload) -> None:
         """Say how it ended: as the answer to a stager that has no plan yet, else unasked."""
         if payload.session is not None:
-            request = payload.request if payload.planned is None else 0
-            self.tell_asker(attempt, payload.session, request)
+            self.tell_asker(attempt, payload.session, _request_of(payload))
 
     def tell_asker(self, attempt: Attempt, session: Session, request: int) -> None:
         """The end of an attempt, once it is durable."""
-        if attempt.state is AttemptState.COMMITTED and attempt.info is not None:
-            info = self._checkpoints.info_told(attempt.checkpoint) or attempt.info
-            self._desk.send(session, request, AttemptCommitted(info))
-        elif attempt.state is AttemptState.ABORTED and attempt.failure is not None:
-            self._desk.send(session, request, attempt.failure)
+        end = self._end_of(attempt)
+        if end is not None:
+            self._desk.send(session, request, end)
 
-    def _tell_askers(self, attempt: Attempt) -> None:
+    def _end_of(self, attempt: Attempt) -> AttemptCommitted | AttemptAborted | None:
+        if attempt.state is AttemptState.COMMITTED and attempt.info is not None:
+            return AttemptCommitted(self._checkpoints.info_told(attempt.checkpoint) or attempt.info)
+        return attempt.failure if attempt.state is AttemptState.ABORTED else None
+
+    def _tell_everybody(self, attempt: Attempt) -> None:
+        """All ranks and askers in one word: what it survives is counted once, not once for each."""
         askers, attempt.askers = attempt.askers, []
+        for _, payload in sorted(attempt.payloads.items()):
+            if payload.session is not None:
+                askers.append((payload.session, _request_of(payload)))
+        end = self._end_of(attempt)
+        assert end is not None
         for session, request in askers:
-            self.tell_asker(attempt, session, request)
+            self._desk.send(session, request, end)
 
     def _let_go(self, attempt: Attempt) -> None:
         for payload in attempt.payloads.values():
             if payload.allotment is not None:
-                self._reservations.used(payload.allotment)
+                self._reservations.used(payload.allotment, payload.proofs.values())
                 payload.allotment = None
             payload.table, payload.certify, payload.fingerprints = None, None, None
             payload.table_bytes.clear()

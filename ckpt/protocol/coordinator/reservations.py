@@ -15,7 +15,7 @@ burst stays balanced.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,7 +24,15 @@ from ckpt.base.ids import BootId, ColumnNumber, Rank, ReservationId, RunName, Ta
 from ckpt.base.units import format_bytes
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
-from ckpt.format.messages import Failed, Message, Place, ReleaseReservation, Reserve, Reserved
+from ckpt.format.messages import (
+    ColumnProof,
+    Failed,
+    Message,
+    Place,
+    ReleaseReservation,
+    Reserve,
+    Reserved,
+)
 from ckpt.plan.placement import Holder, Level, pick_replacement, place
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.evicting import NoRoom
@@ -180,8 +188,14 @@ class Reservations:
         allotment.columns.clear()
         allotment.spares.clear()
 
-    def used(self, allotment: Allotment) -> None:
+    def used(self, allotment: Allotment, proofs: Iterable[ColumnProof]) -> None:
         """The save ended: files that became columns stay, everything else goes back."""
+        sealed = {(proof.target, proof.boot) for proof in proofs}
+        places = Counter((place.target, place.boot) for place in allotment.places)
+        for column, held in list(allotment.columns.items()):
+            here = held.target, held.boot
+            if here in sealed and places[here] == 1:
+                self._forget(allotment.columns.pop(column), allotment.file_bytes)
         self.release(allotment)
 
     @property
@@ -429,13 +443,14 @@ class Reservations:
             for place in allotment.places
         )
 
-    def _give_back(self, place: Place, size: int) -> None:
+    def _forget(self, place: Place, size: int) -> None:
         self._known.discard(place.reservation)
-        target = self._members.targets.get(place.target)
-        if target is None or target.boot != place.boot:
-            return
         self._unload(place, size)
-        if target.session is not None:
+
+    def _give_back(self, place: Place, size: int) -> None:
+        self._forget(place, size)
+        target = self._members.targets.get(place.target)
+        if target is not None and target.boot == place.boot and target.session is not None:
             message = ReleaseReservation(self._members.term, place.reservation)
             self._desk.send(target.session, 0, message)
 
