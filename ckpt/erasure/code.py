@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 from ckpt.base.errors import Refused
 from ckpt.base.limits import CODE_COLUMNS_MAX, CODE_PARITY_MAX
@@ -12,8 +13,7 @@ from ckpt.base.limits import CODE_COLUMNS_MAX, CODE_PARITY_MAX
 _TEXT = re.compile(r"(\d{1,2})\+(\d{1,2})")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Code:
+class Code(Struct, frozen=True, order=True, gc=False):
     """Reed-Solomon k+m over GF(2^8). k = 1 is replication, m = 0 has no protection."""
 
     k: int

@@ -36,10 +36,10 @@ so that no single flipped byte loses the column. Everything lies on whole pages,
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from ckpt.base.errors import Corrupt
@@ -67,8 +67,7 @@ _CRC_OFFSET: Final = HEADER_BYTES - _CRC.size
 assert IDENTITY_BYTES + _REST.size == 432
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnHeader:
+class ColumnHeader(Struct, frozen=True, gc=False):
     """Whose bytes these are, and how to find and check the rest of the file."""
 
     cluster: str

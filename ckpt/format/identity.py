@@ -22,8 +22,9 @@ hang on it.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import (
@@ -53,8 +54,7 @@ assert IDENTITY_BYTES == 312
 assert RUN_NAME_BYTES_MAX < 256, "its length is one byte and its place 256"
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True, gc=False):
     """One payload, by whom it was written, and its shape."""
 
     payload: PayloadId

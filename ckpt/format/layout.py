@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from ckpt.base.limits import (
     BLOCK_BYTES,
     CELL_BYTES_DEFAULT,
@@ -37,8 +39,7 @@ class CellRange:
     payload_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True, gc=False):
     """How one payload is cut. Equal arguments give equal layouts for ever (golden tests)."""
 
     code: Code

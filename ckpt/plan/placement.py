@@ -35,9 +35,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import BootId, Domain, TargetId
@@ -54,8 +57,7 @@ and three times the code's columns.
 DomainKey = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True, gc=False):
     """A target that might take a column."""
 
     target: TargetId
@@ -275,8 +277,7 @@ def _keys(target: TargetId, domain: Domain) -> tuple[tuple[Level, DomainKey], ..
     return tuple((level, domain_key(target, domain, level)) for level in LEVELS)
 
 
-@dataclass(frozen=True, slots=True)
-class _Seat:
+class _Seat(Struct, frozen=True, gc=False):
     """A candidate at its position in its group's fixed order."""
 
     candidate: Candidate
@@ -302,14 +303,14 @@ class _Table:
         self._level = level
         self._max_per_domain = max_per_domain
         self._targets: set[TargetId] = set()
-        self._held: Counter[tuple[Level, DomainKey]] = Counter()
-        self._reserved: Counter[str] = Counter()
+        self._held: dict[tuple[Level, DomainKey], int] = {}
+        self._reserved: dict[str, int] = {}
 
         usable = [s.candidate for s in seats if _has_room(s.candidate, column_bytes)]
-        size: Counter[tuple[Level, DomainKey]] = Counter()
+        size: dict[tuple[Level, DomainKey], int] = {}
         for c in usable:
             for key in _keys(c.target, c.domain)[1:]:
-                size[key] += 1
+                size[key] = size.get(key, 0) + 1
         #: A domain's even share of the columns: its share of the usable targets, rounded up.
         self._share = {
             key: -(-column_count * targets // len(usable)) for key, targets in size.items()
@@ -317,31 +318,30 @@ class _Table:
 
     def fits(self, seat: _Seat) -> bool:
         c = seat.candidate
-        room = c.bytes_free - self._reserved[_budget(c)]
-        return (
-            _has_room(c, self._column_bytes)
-            and room >= self._column_bytes
-            and c.target not in self._targets
-            and self._held[self._level, domain_key(c.target, c.domain, self._level)]
-            < self._max_per_domain
-        )
+        if c.target in self._targets or not _has_room(c, self._column_bytes):
+            return False
+        key = self._level, domain_key(c.target, c.domain, self._level)
+        room = c.bytes_free - self._reserved.get(_budget(c), 0)
+        return room >= self._column_bytes and self._held.get(key, 0) < self._max_per_domain
 
     def is_even(self, seat: _Seat) -> bool:
         c = seat.candidate
         keys = _keys(c.target, c.domain)[1:]
-        return all(self._held[key] < self._share.get(key, 1) for key in keys)
+        held, share = self._held, self._share
+        return all(held.get(key, 0) < share.get(key, 1) for key in keys)
 
     def take(self, seat: _Seat) -> None:
         c = seat.candidate
         self.taken.append(seat)
-        self._reserved[_budget(c)] += self._column_bytes
+        budget = _budget(c)
+        self._reserved[budget] = self._reserved.get(budget, 0) + self._column_bytes
         self.note(c.target, c.domain)
 
     def note(self, target: TargetId, domain: Domain) -> None:
         """Somebody holds a column there already, on space that is no longer free."""
         self._targets.add(target)
         for key in _keys(target, domain):
-            self._held[key] += 1
+            self._held[key] = self._held.get(key, 0) + 1
 
     def fill(self, seats: Sequence[_Seat], count: int) -> None:
         """Take until `count` are taken: first only where it keeps domains even,

@@ -8,7 +8,9 @@ a peer whose session ends is answered with Failed("unavailable"); a question is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ckpt.base.errors import CkptError
 from ckpt.base.units import US_PER_S
@@ -21,8 +23,7 @@ Reply = Callable[[Message, Buffer], None]
 Then = Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
+class _Question(Struct, frozen=True):
     session: Session
     reply: Reply
     due_us: int | None

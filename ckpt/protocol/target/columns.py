@@ -307,10 +307,11 @@ class Columns:
         layout, column = stream.layout, stream.column.column
         if manifest.payload != stream.column.payload or manifest.layout != layout:
             raise Corrupt("the manifest is of another payload")
-        if not np.array_equal(manifest.fragment_crcs[:, column], stream.fragment_crcs):
+        arrived = stream.fragment_crcs.tolist()
+        if manifest.fragment_crcs[:, column].tolist() != arrived:
             raise Corrupt("the manifest's fragment checksums are not those that arrived")
         crc = 0
-        for stripe, fragment_crc in enumerate(stream.fragment_crcs.tolist()):
+        for stripe, fragment_crc in enumerate(arrived):
             crc = crc32_combine(crc, fragment_crc, layout.cell_bytes_of(stripe))
         if crc != int(manifest.column_crcs[column]):
             raise Corrupt("the manifest's column checksum is not that of the fragments")

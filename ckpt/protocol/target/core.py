@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 
-from ckpt.base.ids import BootId, CheckpointId, ColumnId, TargetId
+from ckpt.base.ids import BootId, CheckpointId, ColumnId, RunName, TargetId
 from ckpt.base.limits import RESERVE_FRACTION
 from ckpt.base.units import KiB, MiB
 from ckpt.format.checksum import xxh3_128
@@ -139,12 +140,16 @@ class StoredDocument:
         return f"{DOCUMENTS}/{self.name}"
 
 
+@lru_cache(maxsize=1024)
+def _digest_of(run: RunName) -> str:
+    return xxh3_128(run.encode()).hex()
+
+
 def column_name(column: ColumnId) -> str:
     """The file's name: the run's name only as a digest, so that it is never used as a path."""
     payload = column.payload
     checkpoint = payload.checkpoint
-    run = xxh3_128(checkpoint.run.encode()).hex()
-    return f"{run}-{checkpoint.step}-{checkpoint.generation}-{payload.rank}-{column.column}"
+    return f"{_digest_of(checkpoint.run)}-{checkpoint.step}-{checkpoint.generation}-{payload.rank}-{column.column}"
 
 
 Completion = DiskDone | DiskFailed

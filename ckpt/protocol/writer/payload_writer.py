@@ -62,6 +62,8 @@ SLOW_FRACTION: Final = 4
 """Slow: waits for its target with less than the median of its peers divided by this."""
 TICK_GAP_US_MAX: Final = 500_000
 """Shells tick every 100 ms. A longer gap is our own absence and is not charged to targets."""
+MOVING: Final = (ColumnState.OPENING, ColumnState.STREAMING, ColumnState.SEALING)
+"""With a live stream."""
 
 
 class PayloadWriter:
@@ -331,13 +333,15 @@ class PayloadWriter:
         """All sealed; or from the floor up, when each other column failed or
         passed its deadline.
         """
-        sealed = sum(c.proof is not None for c in self.columns)
-        excused = sum(c.state is ColumnState.FAILED or c.late for c in self.columns)
-        return sealed >= self.layout.code.floor and sealed + excused == len(self.columns)
+        open_columns = [c for c in self.columns if c.proof is None]
+        sealed = len(self.columns) - len(open_columns)
+        if sealed < self.layout.code.floor:
+            return False
+        return all(c.state is ColumnState.FAILED or c.late for c in open_columns)
 
     def places_possible(self) -> int:
         """Columns that are sealed, have a place or may still get one."""
-        return sum(c.state is not ColumnState.FAILED for c in self.columns)
+        return len(self.columns) - [c.state for c in self.columns].count(ColumnState.FAILED)
 
     # ----------------------------------------------------------------------- steps
 
@@ -456,9 +460,7 @@ class PayloadWriter:
             assert (c.state is ColumnState.SEALED) == (c.proof is not None)
             assert (c.place is None) == (c.state in (ColumnState.WAITING, ColumnState.FAILED))
             assert c.proof is None or self.proof_is_valid(c, c.proof)
-            if not self.done:
-                moving = (ColumnState.OPENING, ColumnState.STREAMING, ColumnState.SEALING)
-                assert bool(c.stream) == (c.state in moving)
+            assert self.done or bool(c.stream) == (c.state in MOVING)
         assert not self._certified or len(self._certified) >= self.layout.code.floor
         assert self.done or self.places_possible() >= self.layout.code.floor
 
