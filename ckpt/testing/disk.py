@@ -22,6 +22,8 @@ import random
 from dataclasses import dataclass, field
 from enum import Enum
 
+from msgspec import Struct
+
 from ckpt.aio.disk import DiskSpace
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import GiB, align_up
@@ -38,8 +40,7 @@ class Keep(Enum):
     """Any part, by the seed."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
+class _Change(Struct, frozen=True):
     """One unsynced change of a directory: `inode` None takes the name away."""
 
     name: str
@@ -113,7 +114,7 @@ class FakeDisk:
             pages = inode.size // PAGE_BYTES
             offset = (offset // PAGE_BYTES + self._random.randrange(1, pages)) % pages * PAGE_BYTES
             view = view[: max(0, inode.size - offset)]
-        if offset + len(view) > inode.held_bytes:
+        if offset + len(view) > inode.size and offset + len(view) > inode.held_bytes:
             room = self.bytes_total - self._bytes_used + inode.held_bytes
             if offset + len(view) > room:
                 self._store(inode, offset, view[: max(0, room - offset)])
@@ -240,6 +241,13 @@ class FakeDisk:
         inode = self._directories[path].durable.get(name)
         return inode.durable_bytes() if inode is not None else None
 
+    def durable_ends(self, file: str) -> tuple[bytes, bytes] | None:
+        """The first and the last page of the same; the page itself, so equal ones compare fast."""
+        path, _, name = file.rpartition("/")
+        directory = self._directories.get(path)
+        inode = directory.durable.get(name) if directory is not None else None
+        return inode.durable_ends() if inode is not None else None
+
     # ----------------------------------------------------------------------- inside
 
     def _survives(self, keep: Keep) -> bool:
@@ -306,9 +314,9 @@ class FakeDisk:
             self._bytes_used -= inode.held_bytes
 
     def _store(self, inode: PagedFile, offset: int, data: Buffer) -> None:
-        self._bytes_used -= inode.held_bytes
+        held = inode.held_bytes
         inode.write(offset, data)
-        self._bytes_used += inode.held_bytes
+        self._bytes_used += inode.held_bytes - held
 
     def _inodes(self) -> list[PagedFile]:
         """Each once, in name order."""

@@ -113,6 +113,11 @@ class PagedFile:
     def durable_bytes(self) -> bytes:
         return _read(self.durable, self.durable_size, 0, self.durable_size)
 
+    def durable_ends(self) -> tuple[bytes, bytes]:
+        """The first and the last whole page."""
+        last = max(0, self.durable_size // PAGE_BYTES - 1)
+        return self.durable.get(0, _ZEROS), self.durable.get(last, _ZEROS)
+
 
 def _read(pages: dict[int, bytes], size: int, offset: int, length: int) -> bytes:
     end = min(offset + length, size)

@@ -133,17 +133,18 @@ class Network:
         connection = self._sessions.get(action.session)
         if connection is None or not connection.open:
             return
-        weather, rng = self.weather, self.clock.rng
-        if weather.cut and rng.random() < weather.cut:
+        weather = self.weather
+        if weather.cut and self.clock.rng.random() < weather.cut:
             self.cut(action.session)
             return
-        bulk = bytes(action.bulk)
+        bulk = bytes(action.bulk) if action.bulk else b""
         if self.corrupt_fragments and bulk and isinstance(action.message, Fragment | RangeData):
             self.corrupt_fragments -= 1
             bulk = bytes([bulk[0] ^ 1]) + bulk[1:]
-        end = connection.other(action.session)
+        client = connection.client
+        end = connection.server if client.session == action.session else client
         self._deliver(connection, end, action, bulk)
-        if weather.stutter and rng.random() < weather.stutter:
+        if weather.stutter and self.clock.rng.random() < weather.stutter:
             self._deliver(connection, end, action, bulk)
 
     def _deliver(self, connection: Connection, end: _End, action: Send, bulk: bytes) -> None:

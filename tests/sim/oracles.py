@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, LaunchNumber, PayloadId, TargetId
-from ckpt.base.limits import PAGE_BYTES
 from ckpt.erasure.code import Code
 from ckpt.format import messages
 from ckpt.format.column import ColumnHeader, decode_header
@@ -37,12 +37,13 @@ class Violation(AssertionError):
     """A promise is broken. The message names it."""
 
 
-def _header(data: bytes) -> ColumnHeader:
+@lru_cache(maxsize=256)
+def _header(first: bytes, last: bytes) -> ColumnHeader:
     """Either copy: the scenario may have harmed one."""
     try:
-        return decode_header(data[:PAGE_BYTES])
+        return decode_header(first)
     except Corrupt:
-        return decode_header(data[-PAGE_BYTES:])
+        return decode_header(last)
 
 
 @dataclass(slots=True)
@@ -212,10 +213,10 @@ class Oracles:
     def _is_durable(self, target: TargetId, column: ColumnId, launch: LaunchNumber) -> bool:
         if self.is_lost(target):
             return False
-        data = self.disk_of(target).durable(f"columns/{column_name(column)}")
-        if data is None:
+        pages = self.disk_of(target).durable_ends(f"columns/{column_name(column)}")
+        if pages is None:
             return False
-        header = _header(data)
+        header = _header(*pages)
         if header.launch != launch:
             raise Violation(f"P2: {column} of launch {header.launch} in a checkpoint of {launch}")
         return header.column == column

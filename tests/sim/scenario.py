@@ -177,7 +177,7 @@ def _went_astray(world: World, node: RankNode) -> bool:
     """Without a key, a rank that the first start never had is taken for a late one of it, and is
     fenced when its peers begin another (failure_model.md). Nobody else may be fenced at the end.
     """
-    if node.job.key is not None or not node.fenced:
+    if not node.fenced:
         return False
     number, entries = node.launch_number, world.coordinator.durable
     entered = [e for e in entries if isinstance(e, LaunchEntered) and e.launch == number]
@@ -188,13 +188,15 @@ def _settle(world: World, nodes: list[RankNode]) -> None:
     def quiet() -> bool:
         return all(_finished(n) for n in nodes) and not world.attempts
 
-    def astray() -> list[RankNode]:
-        return [node for node in nodes if _went_astray(world, node)]
+    def stray() -> RankNode | None:
+        return next((node for node in nodes if _went_astray(world, node)), None)
 
-    ended = world.clock.run(lambda: bool(astray()) or quiet(), SETTLE_US)
-    while strays := astray():
-        nodes[nodes.index(strays[0])] = world.start_again(strays[0])
-        ended = world.clock.run(lambda: bool(astray()) or quiet(), SETTLE_US)
+    keyed = nodes[0].job.key is not None
+    settled = quiet if keyed else lambda: quiet() or stray() is not None
+    ended = world.clock.run(settled, SETTLE_US)
+    while not keyed and (node := stray()) is not None:
+        nodes[nodes.index(node)] = world.start_again(node)
+        ended = world.clock.run(settled, SETTLE_US)
     if not ended:
         states = [(str(a.checkpoint), a.state.value, len(a.payloads)) for a in world.attempts]
         raise Violation(f"P4: no end within {SETTLE_US // 1_000_000} s of healing: {states}")

@@ -19,8 +19,12 @@ from ckpt.protocol.events import (
 from ckpt.protocol.target.core import TargetIdentity, TargetLimits
 from ckpt.protocol.target.disk_events import (
     DiskAction,
+    Preallocate,
+    RemoveFile,
+    RenameFile,
     SessionDrained,
     SpaceMeasured,
+    TruncateFile,
     WriteAt,
 )
 from ckpt.protocol.target.machine import TargetEvent, TargetMachine
@@ -32,6 +36,8 @@ from tests.sim.network import STOPPED_US, Network, Node
 DISK_BYTES = 1 << 23
 LIMITS = TargetLimits(stream_credit_bytes=8192, credit_pool_bytes=65536)
 DISK_ACTIONS = frozenset(get_args(DiskAction))
+IN_MEMORY = frozenset({WriteAt, TruncateFile, RenameFile, RemoveFile, Preallocate})
+"""Nothing of these is durable before a sync."""
 
 
 class TargetNode:
@@ -53,8 +59,9 @@ class TargetNode:
         self.disk = FakeDisk(seed * 31 + number, DISK_BYTES)
         self.disk_slow = 1
         """Disk operations take so many times longer."""
-        self._writes_wait = seed // 4 % 4 == 0
-        """As on a disk that a thread writes; else a write is done when its event is handled."""
+        self._all_waits = seed // 4 % 4 == 0
+        """As with a thread for each operation; else what the kernel does in memory is done at once,
+        and only what waits for the device waits."""
         self._clock, self._network, self._coordinator = clock, network, coordinator
         self._number = number
         self._boots = 0
@@ -137,7 +144,7 @@ class TargetNode:
         self._handle(SpaceMeasured(self._clock.now_us, space.bytes_total, space.bytes_free))
 
     def _handle(self, event: TargetEvent) -> None:
-        """The event, and those of writes that the disk took at once, as in the daemon's loop."""
+        """The event, and those of what the disk did at once, as in the daemon's loop."""
         events = [event]
         drained: dict[Session, None] = {}
         for each in events:
@@ -147,7 +154,7 @@ class TargetNode:
                     self._network.send(action)
                     if action.bulk:
                         drained[action.session] = None
-                elif kind is WriteAt and not self._writes_wait and self.disk_slow == 1:
+                elif kind in IN_MEMORY and not self._all_waits and self.disk_slow == 1:
                     events.append(perform(self.disk, action, self._clock.now_us))
                 elif kind in DISK_ACTIONS:
                     delay_us = self._clock.between(30, 400) * self.disk_slow

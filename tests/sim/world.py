@@ -21,7 +21,7 @@ from tests.sim.rank_node import RankNode
 from tests.sim.reader_node import ReaderNode
 from tests.sim.target_node import DISK_BYTES, TargetNode
 
-CODES = (Code(4, 2), Code(2, 1), Code(4, 2), Code(2, 2))
+CODES = (Code(4, 2), Code(2, 1), Code(2, 2), Code(2, 1))
 """Each seed has one of these: those that are chosen by default, and one with three spares."""
 TARGET_COUNT = 7
 RANK_COUNT = 4
