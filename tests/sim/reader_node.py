@@ -161,9 +161,12 @@ class ReaderNode:
             self._next_index_copy()
             return
         index = decode_index(bytes(self._index))
-        for payload in index.payloads:
+        for payload in self._wanted(index.payloads):
             self._begin(payload)
         self._conclude()
+
+    def _wanted(self, payloads: tuple[IndexPayload, ...]) -> tuple[IndexPayload, ...]:
+        return payloads
 
     # ----------------------------------------------------------------------- payloads
 
@@ -209,8 +212,8 @@ class ReaderNode:
                     self._clock.after(20, self._feed, id, finished)
                 case re.ReadCompleted():
                     self._completed(id)
-                case re.ReadFailed(code):
-                    self._end(code)
+                case re.ReadFailed():
+                    self._failed(id, action)
 
     def _ask(self, id: PayloadId, request: int, column: ColumnNumber, message: m.Message) -> None:
         target = self._readings[id].columns[column]
@@ -248,6 +251,9 @@ class ReaderNode:
             self._feed(id, re.ManifestWrong(self._clock.now_us, request, error.message))
             return
         self._feed(id, re.ManifestRead(self._clock.now_us, request))
+
+    def _failed(self, id: PayloadId, action: re.ReadFailed) -> None:
+        self._end(action.code)
 
     def _completed(self, id: PayloadId) -> None:
         reading = self._readings[id]

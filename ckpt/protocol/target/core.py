@@ -149,7 +149,8 @@ def column_name(column: ColumnId) -> str:
     """The file's name: the run's name only as a digest, so that it is never used as a path."""
     payload = column.payload
     checkpoint = payload.checkpoint
-    return f"{_digest_of(checkpoint.run)}-{checkpoint.step}-{checkpoint.generation}-{payload.rank}-{column.column}"
+    run = _digest_of(checkpoint.run)
+    return f"{run}-{checkpoint.step}-{checkpoint.generation}-{payload.rank}-{column.column}"
 
 
 Completion = DiskDone | DiskFailed
