@@ -9,7 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ckpt.base.errors import Refused
+import ckpt
+from ckpt.base.errors import Corrupt, Refused
+from ckpt_client.cli.main import main
 from ckpt_client.exchange.dcp_directory import write_dcp
 from ckpt_client.exchange.tensors import named_arrays
 from tests.objects.sources import MemorySource, random_bits
@@ -53,3 +55,44 @@ def test_a_type_that_torch_lacks_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"when: torch has no <M8\[s\]"):
         write_dcp(source, named_arrays(source, "", "."), tmp_path / "dcp")
     assert not (tmp_path / "dcp").exists()
+
+
+def test_what_torch_saved_is_imported_without_a_gpu(tmp_path: Path) -> None:
+    from torch.distributed import checkpoint as dcp
+
+    state = {
+        "model": {
+            "w": torch.arange(600, dtype=torch.float32).reshape(30, 20),
+            "b": torch.arange(7).to(torch.bfloat16),
+            "f8": torch.arange(8).to(torch.float8_e4m3fn),
+            "scale": torch.tensor(0.5, dtype=torch.float64),
+            "none": torch.zeros((0, 4)),
+        },
+        "epoch": 3,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    store = f"file://{tmp_path}/store"
+    assert main(["import", str(tmp_path / "dcp"), "in@0", "--to", store]) == 0
+    found = ckpt.load(f"{store}/in@0")
+    assert isinstance(found, dict)
+    assert set(found) == {f"model.{name}" for name in state["model"]}
+    for name, tensor in state["model"].items():
+        array = found[f"model.{name}"]
+        assert array.shape == tuple(tensor.shape)
+        assert array.tobytes() == tensor.flatten().view(torch.uint8).numpy().tobytes(), name
+
+
+def test_a_directory_that_is_damaged_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = MemorySource(WEIGHTS)
+    write_dcp(source, named_arrays(source, "model/", "."), tmp_path / "dcp")
+    for data in (tmp_path / "dcp").glob("*.distcp"):
+        data.write_bytes(data.read_bytes()[:100])
+    line = ["import", str(tmp_path / "dcp"), "in@0", "--to", f"file://{tmp_path}/store"]
+    assert main(line) == Corrupt.exit_code
+    assert "dcp" in capsys.readouterr().err
+    (tmp_path / "dcp" / ".metadata").write_bytes(b"no pickle")
+    assert main(line) == Corrupt.exit_code

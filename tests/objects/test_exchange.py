@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+import zarr
 
 import ckpt
 from ckpt.base.errors import Corrupt, NotFound, Refused
@@ -110,6 +112,68 @@ def test_import_into_a_store_and_back(tmp_path: Path) -> None:
     assert isinstance(state, dict)
     assert {name.replace(".", "/", 1): 0 for name in state}.keys() == WEIGHTS.keys()
     assert all(same_bits(state[k.replace("/", ".")], v) for k, v in WEIGHTS.items())
+
+
+def imported(place: Path, store: Path, *options: str) -> dict[str, object]:
+    """What a load finds behind `ckpt import --to`."""
+    url = f"file://{store}"
+    assert main(["import", str(place), "in@0", "--to", url, *options]) == 0
+    state = ckpt.load(f"{url}/in@0")
+    assert isinstance(state, dict)
+    return state
+
+
+def test_an_archive_that_was_exported_comes_back_with_its_types(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "all.npz"
+    assert main(["export", url, "--format", "npz", str(path)]) == 0
+    state = imported(path, tmp_path / "store")
+    assert all(same_bits(state[k.replace("/", ".")], v) for k, v in WEIGHTS.items())
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_archive_that_numpy_wrote_is_taken_in(tmp_path: Path, save: Callable[..., None]) -> None:
+    arrays = {
+        "c": random_bits("<f4", (300, 400)),
+        "fortran": np.asfortranarray(random_bits("<i8", (70, 50))),
+        "big": random_bits(">u2", (9,)),
+        "scalar": np.array(3.5),
+        "none": np.zeros((0, 3)),
+    }
+    save(tmp_path / "a.npz", **arrays)
+    state = imported(tmp_path / "a.npz", tmp_path / "store")
+    assert all(same_bits(state[name], array) for name, array in arrays.items())
+
+
+def test_python_objects_and_damage_in_an_archive_are_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, store = tmp_path / "a.npz", f"file://{tmp_path}/store"
+    np.savez(path, o=np.array([{}], object))
+    assert main(["import", str(path), "in@0", "--to", store]) == Refused.exit_code
+    assert "o holds Python objects" in capsys.readouterr().err
+    path.write_bytes(b"PK nothing")
+    assert main(["import", str(path), "in@0", "--to", store]) == Corrupt.exit_code
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_zarr_group_of_another_writer_is_taken_in(tmp_path: Path, version: int) -> None:
+    group = zarr.open_group(tmp_path / "g", mode="w", zarr_format=version)
+    group.create_array("w", data=random_bits("<f4", (300, 400)), chunks=(64, 64))
+    group.create_group("deep").create_array("b", data=np.arange(10))
+    state = imported(tmp_path / "g", tmp_path / "store")
+    assert same_bits(state["w"], group["w"][...])
+    assert same_bits(state["deep/b"], np.arange(10))
+
+
+def test_a_drained_checkpoint_is_no_foreign_group(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", url, "--format", "zarr", f"file://{tmp_path}"]) == 0
+    (marker,) = tmp_path.rglob("COMMITTED.json")
+    line = ["import", str(marker.parent), "in@0", "--to", f"file://{tmp_path}/store"]
+    assert main(line) == Refused.exit_code
+    assert "ckpt fetch" in capsys.readouterr().err
 
 
 def test_export_of_nothing_is_told(

@@ -1,4 +1,4 @@
-"""A directory that torch's own `dcp.load` reads, written by torch itself, one tensor at a time.
+"""A directory of torch's own DCP, written and read by torch itself, one tensor at a time.
 
 Planning sees tensors without memory (the meta device); each is read from its source when it is
 written and let go behind it. Needs torch, a GPU never.
@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import ml_dtypes
 import numpy as np
 
-from ckpt.base.errors import Refused
-from ckpt.objects.source import Source, Wish
+from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
+from ckpt.format.dtypes import dtype_name, dtype_of
+from ckpt.objects.source import Array, Source, Wish
+from ckpt_client.exchange.incoming import HeldArray
 from ckpt_client.exchange.tensors import NamedArray
 
 if TYPE_CHECKING:
@@ -50,6 +54,63 @@ def write_dcp(source: Source, arrays: Sequence[NamedArray], folder: Path) -> int
         planner = Planner(flatten_state_dict=False)
         dcp.save(empty, storage_writer=writer, planner=planner, no_dist=True)
     return sum(array.byte_count for array in arrays)
+
+
+def read_dcp(folder: Path) -> Sequence[HeldArray]:
+    """Every tensor of a directory that `dcp.save` wrote; values that are none are left out.
+
+    torch unpickles the metadata, as its own `dcp.load` does. Raises NotFound, Corrupt, Refused.
+    """
+    try:
+        import torch
+        from torch.distributed.checkpoint import FileSystemReader
+        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    except ImportError:
+        raise Refused("--format dcp needs torch", hint="pip install torch") from None
+    if not (folder / ".metadata").exists():
+        raise NotFound(f"{folder} has no .metadata: it is no DCP directory")
+    try:
+        entries = FileSystemReader(folder).read_metadata().state_dict_metadata
+    except Exception as error:  # Whatever pickle raises for bytes that are none.
+        raise Corrupt(f"{folder / '.metadata'} cannot be read: {error!r:.200}") from None
+    found = []
+    for name, entry in sorted(entries.items()):
+        if isinstance(entry, TensorStorageMetadata):
+            dtype = entry.properties.dtype
+            ours = _our_dtype(folder, name, dtype)
+            shape = tuple(int(n) for n in entry.size)
+            load = partial(_tensor, folder, name, torch.Size(shape), dtype, ours)
+            found.append(HeldArray(name, ours, shape, load))
+    if not found:
+        raise NotFound(f"{folder} has no tensors")
+    return found
+
+
+def _tensor(folder: Path, name: str, shape: torch.Size, dtype: torch.dtype, ours: str) -> Array:
+    import torch
+    from torch.distributed import checkpoint as dcp
+
+    tensor = torch.empty(shape, dtype=dtype)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*torch.distributed.*single process.*")
+            planner = dcp.DefaultLoadPlanner(flatten_state_dict=False)
+            reader = dcp.FileSystemReader(folder)
+            dcp.load({name: tensor}, storage_reader=reader, planner=planner, no_dist=True)
+    except (Exception, dcp.api.CheckpointException) as error:  # The latter is no Exception.
+        raise Corrupt(f"{folder}: {name}: {error!r:.200}") from None
+    if not tensor.numel():
+        return np.empty(tuple(shape), dtype_of(ours))
+    raw: Array = tensor.reshape(-1).view(torch.uint8).numpy()
+    return raw.view(dtype_of(ours)).reshape(tuple(shape))
+
+
+def _our_dtype(folder: Path, name: str, dtype: torch.dtype) -> str:
+    word = str(dtype).removeprefix("torch.")
+    try:
+        return dtype_name(np.dtype(getattr(ml_dtypes, word, word)))
+    except (TypeError, CkptError):
+        raise Refused(f"{folder}: {name}: there is no {word} here") from None
 
 
 def _without_memory(array: NamedArray) -> torch.Tensor:

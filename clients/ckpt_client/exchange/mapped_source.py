@@ -1,4 +1,4 @@
-"""Arrays that lie in files, as a Source: read through the page cache, never held."""
+"""Arrays of another program, as a Source: at most one of them is held at a time."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from ckpt.format.index import Box, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node, path_text
 from ckpt.objects.documents import Header
-from ckpt.objects.source import Wish
-from ckpt_client.exchange.safetensors_file import StoredArray
+from ckpt.objects.source import Array, Wish
+from ckpt_client.exchange.incoming import Incoming
 
 
 class MappedSource:
     """A flat dict of arrays, as if one rank had saved it."""
 
-    def __init__(self, arrays: Sequence[StoredArray], run: str, step: int, kind: str) -> None:
+    def __init__(self, arrays: Sequence[Incoming], run: str, step: int, kind: str) -> None:
         self.header = Header(
             run=run, step=step, generation="0.1", cluster="", launch=0, world_size=1,
             committed_at_s=0.0, source=kind,
         )  # fmt: skip
         self._arrays = {path_text((array.name,)): array for array in arrays}
         self._names = [array.name for array in arrays]
+        #: The one that was read last: chunks of an array come together.
+        self._held: tuple[str, Array] | None = None
 
     def tensors(self) -> Sequence[IndexTensor]:
         return [
@@ -45,7 +47,13 @@ class MappedSource:
             part = tuple(
                 slice(o, o + n) for o, n in zip(wish.offset, wish.memory.shape, strict=True)
             )
-            wish.memory[...] = self._arrays[wish.tensor.name].mapped()[part]
+            wish.memory[...] = self._content(wish.tensor.name)[part]
 
     def close(self) -> None:
-        """Nothing is held."""
+        self._held = None
+
+    def _content(self, name: str) -> Array:
+        if self._held is None or self._held[0] != name:
+            self._held = None  # First, so that two are never held.
+            self._held = name, self._arrays[name].mapped()
+        return self._held[1]

@@ -1,4 +1,4 @@
-"""numpy's archive: one file, an uncompressed `.npy` for each array, written piece by piece.
+"""numpy's archive: one file, a `.npy` for each array, written piece by piece and read in place.
 
 Types that `.npy` cannot name (bfloat16, float8, int4) are stored as unsigned integers; the entry
 `__logical_dtypes__.json` says what they are.
@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import struct
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
-from ckpt.objects.source import Source
+from ckpt.base.errors import Corrupt, NotFound, Refused
+from ckpt.format.dtypes import dtype_name, dtype_of
+from ckpt.objects.source import Array, Source
+from ckpt_client.exchange.incoming import HeldArray, Incoming
+from ckpt_client.exchange.safetensors_file import StoredArray
 from ckpt_client.exchange.tensors import NamedArray, pieces
 from ckpt_client.exchange.whole_file import WholeFile
+
+LOGICAL: Final = "__logical_dtypes__.json"
+LOCAL_HEADER_BYTES: Final = 30
 
 
 def write_npz(source: Source, arrays: Sequence[NamedArray], path: Path) -> Iterable[int]:
@@ -34,9 +44,69 @@ def write_npz(source: Source, arrays: Sequence[NamedArray], path: Path) -> Itera
                     entry.write(piece)
                     yield len(piece)
         if logical:
-            archive.writestr("__logical_dtypes__.json", json.dumps(logical, indent=1))
+            archive.writestr(LOGICAL, json.dumps(logical, indent=1))
         archive.close()
         file.complete()
+
+
+def read_npz(path: Path) -> Sequence[Incoming]:
+    """Every array, by name. Raises NotFound, Corrupt, Refused naming the entry.
+
+    Objects are refused: numpy would have to run what the file says (pickle).
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = [info for info in archive.infolist() if info.filename.endswith(".npy")]
+            logical = {}
+            if LOGICAL in archive.namelist():
+                logical = json.loads(archive.read(LOGICAL))
+            return [_entry(path, archive, info, logical) for info in entries]
+    except FileNotFoundError:
+        raise NotFound(f"there is no {path}") from None
+    except (zipfile.BadZipFile, ValueError, EOFError, OSError) as error:
+        raise Corrupt(f"{path}: {error}") from None
+
+
+def _entry(
+    path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, logical: Mapping[str, str]
+) -> Incoming:
+    name = info.filename.removesuffix(".npy")
+    with archive.open(info) as entry:
+        version = np.lib.format.read_magic(entry)
+        read_header = {(1, 0): np.lib.format.read_array_header_1_0}.get(
+            version, np.lib.format.read_array_header_2_0
+        )
+        shape, is_fortran, dtype = read_header(entry)
+        header_bytes = entry.tell()
+    if dtype.hasobject:
+        raise Refused(f"{path}: {name} holds Python objects", hint="save it as plain numbers")
+    ours = logical.get(name) or dtype_name(dtype)
+    if dtype_of(ours).itemsize != dtype.itemsize:
+        raise Corrupt(f"{path}: {name} is called {ours} and has elements of {dtype.itemsize} bytes")
+    if info.compress_type == zipfile.ZIP_STORED and not is_fortran:
+        start = _data_offset(path, info) + header_bytes
+        end = start + math.prod(shape) * dtype.itemsize
+        if end - start != info.file_size - header_bytes:
+            raise Corrupt(f"{path}: {name} has not the bytes that its header says")
+        return StoredArray(name, path, ours, shape, start, end)
+    return HeldArray(name, ours, shape, lambda: _loaded(path, info.filename, ours))
+
+
+def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
+    """Where an entry's bytes begin: its local header may be longer than the directory says."""
+    with path.open("rb") as file:
+        file.seek(info.header_offset)
+        local = file.read(LOCAL_HEADER_BYTES)
+    if local[:4] != b"PK\3\4":
+        raise Corrupt(f"{path}: {info.filename} has no local header")
+    name_bytes, extra_bytes = struct.unpack("<HH", local[26:30])
+    return info.header_offset + LOCAL_HEADER_BYTES + int(name_bytes) + int(extra_bytes)
+
+
+def _loaded(path: Path, entry: str, dtype: str) -> Array:
+    with zipfile.ZipFile(path) as archive, archive.open(entry) as file:
+        found = np.lib.format.read_array(file, allow_pickle=False)
+    return np.ascontiguousarray(found).view(dtype_of(dtype)).reshape(found.shape)
 
 
 def _npy_header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
