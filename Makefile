@@ -34,7 +34,7 @@ test: $(READY)
 	$(BIN)/pytest -n $(WORKERS) -m "not slow" --ignore=tests/frameworks --ignore=tests/stores $(TESTS)
 
 # One gateway for all of them, so one process. Without root or Debian those that need it are skipped.
-# CKPT_DRAIN_KILLS=20: so many seeds of a drain killed with SIGKILL, not 6; make soak runs 200.
+# CKPT_DRAIN_KILLS=N: so many seeds of a drain killed with SIGKILL, not 20; make soak runs 200.
 test-stores: $(STORES_READY)
 	$(BIN)/pytest -n 0 -m "not slow" --timeout=600 -o faulthandler_timeout=590 tests/stores
 

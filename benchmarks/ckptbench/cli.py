@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Final
 
 from ckpt.base.errors import CkptError
-from ckptbench.commands import agent, compare, plan, roofline, run
+from ckptbench.commands import agent, compare, drain, plan, roofline, run
 from ckptbench.commands.goals import run_preset
 
 INTERRUPTED: Final = 130
@@ -22,6 +22,7 @@ COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
     "burst": lambda argv: run_preset("burst", argv),
     "restore": lambda argv: run_preset("restore", argv),
     "roofline": roofline.main,
+    "drain": drain.main,
     "compare": compare.main,
     "plan": plan.main,
     "agent": agent.main,

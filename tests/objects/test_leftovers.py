@@ -13,7 +13,7 @@ from ckpt.base.ids import Generation, Rank, RunName, Step
 from ckpt.format.tree import Node
 from ckpt.objects import names
 from ckpt.objects.file_sink import FileSink
-from ckpt.objects.leftovers import Leftovers, delete_unfinished
+from ckpt.objects.leftovers import Leftovers, delete_unfinished, tidy_committed
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import open_stored
 from ckpt.objects.writer import WriteJob, WriteLimits, write_checkpoint
@@ -130,3 +130,23 @@ def test_a_writer_that_slept_meanwhile_does_not_commit(sink: FileSink) -> None:
     assert sink.head(PREFIX + names.COMMITTED) is None
     write_checkpoint(sink, MemorySource(arrays), WriteOptions(), WriteLimits())
     open_stored(sink, RUN).verify()
+
+
+def test_receipts_and_uploads_behind_a_marker_go_and_an_unfinished_neighbour_stays(
+    sink: FileSink,
+) -> None:
+    write_checkpoint(
+        sink, MemorySource({"w": np.zeros((600, 1000), "f4")}), WriteOptions(), WriteLimits()
+    )
+    whole = list(sink.list(""))
+    # Its writer died behind the marker (seeds 9 and 11 of the killed drains).
+    sink.put(f"{PREFIX}{names.PLAN}", b"{}")
+    sink.put(f"{PREFIX}{names.receipt_key(0)}", b"{}")
+    upload = sink.upload(f"{PREFIX}half")
+    upload.__enter__().part(b"half")
+    neighbour = names.generation_prefix(RUN, ONE[0], Generation(1, 2)) + names.PLAN
+    sink.put(neighbour, b"{}")
+    tidy_committed(sink, RUN)
+    assert list(sink.list("")) == sorted([*whole, neighbour])
+    assert not sink.pending_uploads("")
+    upload.__exit__(None, None, None)

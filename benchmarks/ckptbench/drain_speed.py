@@ -1,0 +1,282 @@
+"""How fast is a drain, against a plain client that moves the same bytes to the same place?
+
+    plain up   drain   plain up   plain down   load     of each round, in this order
+
+Ratios of one round, and their medians: the places are slower and faster from minute to minute. The
+plain client is the best of a few: files written by threads and synced, or obstore's own multipart
+put and ranged get. What the drain does beyond it: it reads the tier, checks every byte, and reads
+back what it wrote. CPU is that of the draining process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+import ckpt
+from ckpt.aio.secret import read_secret
+from ckpt.base.errors import Refused
+from ckpt.base.ids import RunName, Step
+from ckpt.base.units import MiB
+from ckpt.objects.planning import WriteOptions
+from ckpt.objects.reader import open_stored
+from ckpt.objects.sink import Sink
+from ckpt.objects.source import Array, Source, Wish
+from ckpt.objects.stores import open_sink
+from ckpt.objects.tier_source import TierSource
+from ckpt.objects.writer import WriteLimits, write_checkpoint
+from ckpt_client.cli.cluster import is_running, wait_local_ready
+from ckpt_client.exchange.incoming import HeldArray
+from ckpt_client.exchange.mapped_source import MappedSource
+
+RUN: Final = RunName("bench")
+ARRAY_BYTES: Final = 64 * MiB
+PIECE_BYTES: Final = 4 * MiB
+THREADS: Final = (1, 2, 4)
+PUTS: Final = ((4 * MiB, 8), (16 * MiB, 4), (16 * MiB, 8), (64 * MiB, 2))
+"""(Part bytes, parts at once) that the plain client tries."""
+RANGE_BYTES: Final = 8 * MiB
+OPTIONS: Final = WriteOptions(compression="none")
+TIMEOUT_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Seconds of one round; CPU seconds of this process where it says so."""
+
+    plain_up_s: float
+    drain_s: float
+    drain_cpu_s: float
+    plain_down_s: float
+    load_s: float
+    tier_cpu_s: float
+    """Reading the tier alone."""
+    write_cpu_s: float
+    """Writing from memory and reading back."""
+    back_cpu_s: float
+    """Reading back alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainSpeed:
+    """Everything that `ckptbench drain` finds."""
+
+    url: str
+    bytes: int
+    plain_up: str
+    """The best plain client."""
+    rounds: tuple[Round, ...]
+
+    def median(self, value: Callable[[Round], float]) -> float:
+        return statistics.median(map(value, self.rounds))
+
+    @property
+    def gigabytes(self) -> float:
+        return self.bytes / 1e9
+
+
+def measure(url: str, byte_count: int, rounds: int) -> DrainSpeed:
+    """Raises Refused for a place whose plain client is not known here, and what a drain raises."""
+    plain, state = _plain(url), _state(byte_count)
+    with (
+        tempfile.TemporaryDirectory(prefix="ckptbench-drain-") as folder,
+        _tier(folder, state) as tier,
+    ):
+        moved = list(state.values())
+        client, _ = min(((c, _timed(partial(c.up, moved))) for c in plain), key=lambda one: one[1])
+        found = tuple(_round(url, number, tier, client, moved) for number in range(rounds))
+    return DrainSpeed(url, sum(array.nbytes for array in moved), str(client), found)
+
+
+def _round(
+    url: str, number: int, tier: Callable[[], Source], client: PlainFiles | PlainObstore,
+    arrays: Sequence[Array],
+) -> Round:  # fmt: skip
+    sink = open_sink(f"{url}/round-{number}")
+    before_s = _timed(partial(client.up, arrays))
+    cpu_s = time.process_time()
+    drain_s = _timed(lambda: _write(sink, tier()))
+    cpu_s = time.process_time() - cpu_s
+    up_s = (before_s + _timed(partial(client.up, arrays))) / 2
+    down_s = _timed(partial(client.down, arrays))
+    load_s = _timed(lambda: _load(sink))
+    tier_cpu_s = _cpu(lambda: _read(tier()))
+    held = [
+        HeldArray(f"w{n}", a.dtype.str, a.shape, partial(_same, a)) for n, a in enumerate(arrays)
+    ]
+    memory = MappedSource(held, "memory", number, "bench")
+    write_cpu_s = _cpu(lambda: _write(sink, memory))
+    back_cpu_s = _cpu(lambda: _verify(sink))
+    for key in list(sink.list("")):
+        sink.delete([key])
+    return Round(up_s, drain_s, cpu_s, down_s, load_s, tier_cpu_s, write_cpu_s, back_cpu_s)
+
+
+# ------------------------------------------------------------------------ ours
+
+
+@contextmanager
+def _tier(folder: str, state: dict[str, Array]) -> Iterator[Callable[[], Source]]:
+    """Opens the saved checkpoint of a local cluster."""
+    directory = Path(folder, "burst")
+    with ckpt.open(f"ckpt+local://{directory}?targets=6&code=4+2") as store:
+        ready = wait_local_ready(directory, TIMEOUT_S)
+        assert ready is not None
+        try:
+            store.save(RUN, 1, state, rank=0, world_size=1).wait(TIMEOUT_S)
+            secret = read_secret(directory / "secret")
+            yield partial(TierSource.open, ready.address, RUN, Step(1), secret=secret, name="bench")
+        finally:
+            os.kill(ready.pid, signal.SIGTERM)
+            while is_running(ready.pid):
+                time.sleep(0.05)
+
+
+def _write(sink: Sink, source: Source) -> None:
+    try:
+        write_checkpoint(sink, source, OPTIONS, WriteLimits(threads=4, memory_bytes=512 * MiB))
+    finally:
+        source.close()
+
+
+def _read(source: Source) -> None:
+    try:
+        for tensor in source.tensors():
+            memory = np.empty(tensor.global_shape, np.uint8)
+            source.read([Wish(tensor, tensor.boxes[0].rank, (0,), memory)])
+    finally:
+        source.close()
+
+
+def _load(sink: Sink) -> None:
+    stored = open_stored(sink, RUN)
+    _read(stored)
+
+
+def _verify(sink: Sink) -> None:
+    stored = open_stored(sink, RUN)
+    stored.verify()
+    stored.close()
+
+
+# ------------------------------------------------------------------------ plain clients
+
+
+@dataclass(frozen=True, slots=True)
+class PlainFiles:
+    """Threads that write files, each synced, and read them."""
+
+    folder: Path
+    threads: int
+
+    def __str__(self) -> str:
+        return f"{self.threads} threads of synced files"
+
+    def up(self, arrays: Sequence[Array]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(self.threads) as pool:
+            list(pool.map(self._write, range(len(arrays)), arrays))
+
+    def down(self, arrays: Sequence[Array]) -> None:
+        with ThreadPoolExecutor(self.threads) as pool:
+            list(pool.map(self._read, range(len(arrays)), map(np.empty_like, arrays)))
+
+    def _write(self, number: int, array: Array) -> None:
+        view = array.data.cast("B")
+        with (self.folder / str(number)).open("wb", buffering=0) as file:
+            for start in range(0, len(view), PIECE_BYTES):
+                file.write(view[start : start + PIECE_BYTES])
+            os.fsync(file.fileno())
+
+    def _read(self, number: int, array: Array) -> None:
+        with (self.folder / str(number)).open("rb", buffering=0) as file:
+            file.readinto(array.data.cast("B"))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainObstore:
+    """obstore's own multipart put and ranged get."""
+
+    url: str
+    part_bytes: int
+    concurrency: int
+
+    def __str__(self) -> str:
+        return f"obstore, parts of {self.part_bytes >> 20} MiB, {self.concurrency} at once"
+
+    def up(self, arrays: Sequence[Array]) -> None:
+        import obstore
+
+        store = self._store()
+        with ThreadPoolExecutor(2) as pool:
+            put = partial(
+                obstore.put, store, use_multipart=True, chunk_size=self.part_bytes,
+                max_concurrency=self.concurrency,
+            )  # fmt: skip
+            list(pool.map(put, map(str, range(len(arrays))), (array.data for array in arrays)))
+
+    def down(self, arrays: Sequence[Array]) -> None:
+        import obstore
+
+        store = self._store()
+        spans = [
+            (str(number), start)
+            for number, array in enumerate(arrays)
+            for start in range(0, array.nbytes, RANGE_BYTES)
+        ]
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            get = partial(obstore.get_range, store, length=RANGE_BYTES)
+            list(pool.map(lambda span: get(span[0], start=span[1]), spans))
+
+    def _store(self) -> object:
+        import obstore.store
+
+        options = {"allow_http": True, "timeout": "300s"}
+        return obstore.store.from_url(f"{self.url}/plain", client_options=options)
+
+
+def _plain(url: str) -> Sequence[PlainFiles | PlainObstore]:
+    if url.startswith("file://"):
+        folder = Path(url.removeprefix("file://")) / "plain"
+        return [PlainFiles(folder, threads) for threads in THREADS]
+    if url.startswith(("s3://", "obstore+s3://")):
+        return [PlainObstore(url.removeprefix("obstore+"), *shape) for shape in PUTS]
+    raise Refused(f"no plain client is known for {url}", hint="file:///DIR or s3://BUCKET/PREFIX")
+
+
+# ------------------------------------------------------------------------ small things
+
+
+def _state(byte_count: int) -> dict[str, Array]:
+    rng = np.random.default_rng(5)
+    count = max(1, byte_count // ARRAY_BYTES)
+    return {f"w{n}": rng.integers(0, 255, ARRAY_BYTES, "u1") for n in range(count)}
+
+
+def _same(array: Array) -> Array:
+    return array
+
+
+def _timed(do: Callable[[], None]) -> float:
+    os.sync()
+    begun_s = time.monotonic()
+    do()
+    return time.monotonic() - begun_s
+
+
+def _cpu(do: Callable[[], None]) -> float:
+    begun_s = time.process_time()
+    do()
+    return time.process_time() - begun_s
