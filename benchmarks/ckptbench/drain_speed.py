@@ -45,7 +45,7 @@ RUN: Final = RunName("bench")
 ARRAY_BYTES: Final = 64 * MiB
 PIECE_BYTES: Final = 4 * MiB
 THREADS: Final = (1, 2, 4)
-PUTS: Final = ((4 * MiB, 8), (16 * MiB, 4), (16 * MiB, 8), (64 * MiB, 2))
+PUTS: Final = ((8 * MiB, 8), (16 * MiB, 4), (16 * MiB, 8), (64 * MiB, 2))
 """(Part bytes, parts at once) that the plain client tries."""
 RANGE_BYTES: Final = 8 * MiB
 OPTIONS: Final = WriteOptions(compression="none")
@@ -89,14 +89,11 @@ class DrainSpeed:
 
 def measure(url: str, byte_count: int, rounds: int) -> DrainSpeed:
     """Raises Refused for a place whose plain client is not known here, and what a drain raises."""
-    plain, state = _plain(url), _state(byte_count)
-    with (
-        tempfile.TemporaryDirectory(prefix="ckptbench-drain-") as folder,
-        _tier(folder, state) as tier,
-    ):
-        moved = list(state.values())
+    plain, state = _plain(url), random_state(byte_count)
+    moved = list(state.values())
+    with local_tier(state) as tier:
         client, _ = min(((c, _timed(partial(c.up, moved))) for c in plain), key=lambda one: one[1])
-        found = tuple(_round(url, number, tier, client, moved) for number in range(rounds))
+        found = tuple(_round(url, number, tier.source, client, moved) for number in range(rounds))
     return DrainSpeed(url, sum(array.nbytes for array in moved), str(client), found)
 
 
@@ -127,21 +124,37 @@ def _round(
 # ------------------------------------------------------------------------ ours
 
 
+@dataclass(frozen=True, slots=True)
+class LocalTier:
+    """A cluster of this benchmark's own, with RUN@1 in it."""
+
+    directory: Path
+    address: str
+
+    @property
+    def url(self) -> str:
+        return f"ckpt+local://{self.directory}"
+
+    def source(self) -> Source:
+        secret = read_secret(self.directory / "secret")
+        return TierSource.open(self.address, RUN, Step(1), secret=secret, name="bench")
+
+
 @contextmanager
-def _tier(folder: str, state: dict[str, Array]) -> Iterator[Callable[[], Source]]:
-    """Opens the saved checkpoint of a local cluster."""
-    directory = Path(folder, "burst")
-    with ckpt.open(f"ckpt+local://{directory}?targets=6&code=4+2") as store:
-        ready = wait_local_ready(directory, TIMEOUT_S)
-        assert ready is not None
-        try:
-            store.save(RUN, 1, state, rank=0, world_size=1).wait(TIMEOUT_S)
-            secret = read_secret(directory / "secret")
-            yield partial(TierSource.open, ready.address, RUN, Step(1), secret=secret, name="bench")
-        finally:
-            os.kill(ready.pid, signal.SIGTERM)
-            while is_running(ready.pid):
-                time.sleep(0.05)
+def local_tier(state: dict[str, Array]) -> Iterator[LocalTier]:
+    """Started here, with the state saved; gone behind it."""
+    with tempfile.TemporaryDirectory(prefix="ckptbench-drain-") as folder:
+        directory = Path(folder, "burst")
+        with ckpt.open(f"ckpt+local://{directory}?targets=6&code=4+2") as store:
+            ready = wait_local_ready(directory, TIMEOUT_S)
+            assert ready is not None
+            try:
+                store.save(RUN, 1, state, rank=0, world_size=1).wait(TIMEOUT_S)
+                yield LocalTier(directory, ready.address)
+            finally:
+                os.kill(ready.pid, signal.SIGTERM)
+                while is_running(ready.pid):
+                    time.sleep(0.05)
 
 
 def _write(sink: Sink, source: Source) -> None:
@@ -259,7 +272,7 @@ def _plain(url: str) -> Sequence[PlainFiles | PlainObstore]:
 # ------------------------------------------------------------------------ small things
 
 
-def _state(byte_count: int) -> dict[str, Array]:
+def random_state(byte_count: int) -> dict[str, Array]:
     rng = np.random.default_rng(5)
     count = max(1, byte_count // ARRAY_BYTES)
     return {f"w{n}": rng.integers(0, 255, ARRAY_BYTES, "u1") for n in range(count)}

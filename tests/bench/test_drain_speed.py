@@ -23,6 +23,16 @@ def test_a_drain_into_a_directory_is_compared_with_plain_files(
     assert not (tmp_path / "round-0").exists() or not any((tmp_path / "round-0").rglob("*.json"))
 
 
+def test_bursts_during_a_drain_are_compared_with_bursts_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["drain", "--aside", "--to", f"file://{tmp_path}", "--size", "64MiB", "--loops", "1"]
+    assert main([*line, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (len(found["alone_s"]), len(found["draining_s"])) == (1, 1)
+    assert list((tmp_path / "aside-0" / "bench@1").iterdir()), "the drain was at work"
+
+
 def test_a_place_without_a_known_plain_client_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,13 +1,16 @@
-"""`ckptbench drain --to URL`: a drain and a load against a plain client with the same bytes."""
+"""`ckptbench drain --to URL`: a drain and a load against a plain client with the same bytes; with
+--aside, bursts during a drain against bursts alone."""
 
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Sequence
 
 import msgspec
 
 from ckpt.base.units import parse_bytes
+from ckptbench.drain_aside import DrainAside, measure_aside
 from ckptbench.drain_speed import DrainSpeed, measure
 
 
@@ -18,10 +21,23 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--size", default="512MiB", help="of the checkpoint [512MiB]")
     parser.add_argument("--loops", type=int, default=3, help="rounds [3]")
     parser.add_argument("--json", action="store_true", help="all rounds")
+    parser.add_argument("--aside", action="store_true", help="bursts beside a drain instead")
     arguments = parser.parse_args(argv)
+    if arguments.aside:
+        aside = measure_aside(arguments.to, parse_bytes(arguments.size), arguments.loops)
+        print(msgspec.json.encode(aside).decode() if arguments.json else _aside_text(aside))
+        return 0
     found = measure(arguments.to, parse_bytes(arguments.size), arguments.loops)
     print(msgspec.json.encode(found).decode() if arguments.json else _text(found))
     return 0
+
+
+def _aside_text(found: DrainAside) -> str:
+    alone, draining = map(statistics.median, (found.alone_s, found.draining_s))
+    return (
+        f"a burst of {found.bytes / 1e9:.2f} GB: {alone:.2f} s alone, {draining:.2f} s during a"
+        f" drain, ratio {found.ratio:.2f}; medians of {len(found.alone_s)}"
+    )
 
 
 def _text(found: DrainSpeed) -> str:

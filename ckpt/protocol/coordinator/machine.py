@@ -30,16 +30,6 @@ from dataclasses import dataclass, field
 from ckpt.base.errors import CkptError
 from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.erasure.code import Code
-from ckpt.format.drain_messages import (
-    BeginParts,
-    EndDrain,
-    ForgetStore,
-    LeaseDrain,
-    OpenStore,
-    RenewDrain,
-    TakePart,
-    TellStored,
-)
 from ckpt.format.messages import (
     Answer,
     Ask,
@@ -78,7 +68,7 @@ from ckpt.protocol.coordinator.committing import CommitPolicy, Committer
 from ckpt.protocol.coordinator.deletion import Deleter
 from ckpt.protocol.coordinator.desk import Action, Desk
 from ckpt.protocol.coordinator.drain_views import StoreStatus, store_statuses
-from ckpt.protocol.coordinator.draining import DrainQueue
+from ckpt.protocol.coordinator.draining import DrainQueue, DrainRequest
 from ckpt.protocol.coordinator.ending import Ending
 from ckpt.protocol.coordinator.evicting import Evictor, Watermarks
 from ckpt.protocol.coordinator.judging import Judge
@@ -345,14 +335,11 @@ class CoordinatorMachine:
                 self.judge.report(session, request, message)
             case DeleteStep():
                 self.deleter.delete_step(session, request, message)
-            case (
-                OpenStore() | TellStored() | LeaseDrain() | BeginParts() | TakePart()
-                | RenewDrain() | EndDrain() | ForgetStore()
-            ):  # fmt: skip
-                self.drains.handle(session, request, message, bulk)
             case Ask():
                 answer = self.views.answer(message.what, message.run, message.step)
                 self._desk.send(session, request, Answer(), answer)
+            case _ if isinstance(message, DrainRequest):
+                self.drains.handle(session, request, message, bulk)
             case _:
                 self._desk.close(session, f"{type(message).__name__} is no request")
 
