@@ -205,6 +205,7 @@ def test_twelve_saves_go_through_room_for_six_and_every_step_can_be_loaded(
     assert [store["backlog"] for store in shown["stores"]] == [0]
 
 
+@pytest.mark.slow
 def test_without_a_store_that_answers_saves_are_refused_and_nothing_is_lost(
     full: tuple[Cluster, FileSink],
 ) -> None:
