@@ -14,12 +14,18 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ckpt.base.units import KiB
+
 Offsets = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 GAP_BYTES: Final = 512
 """Wanted runs that are closer to each other are read as one: a frame of its own costs more than
 so many bytes."""
+GAPS_FRACTION: Final = 64
+"""All gaps that are read along are at most this part of what is wanted, or"""
+GAPS_BYTES_MIN: Final = 64 * KiB
+"""so many bytes."""
 
 
 class Landings:
@@ -63,18 +69,31 @@ class Landings:
         starts, ends, _, _, reach = self._table()
         if not len(starts):
             return ()
-        breaks = np.flatnonzero(starts[1:] > reach[:-1] + self._gap_bytes) + 1
+        apart = starts[1:] > reach[:-1]
+        apart[self._small_gaps()] = False
+        breaks = np.flatnonzero(apart) + 1
         firsts = starts[np.concatenate(([0], breaks))].tolist()
         lasts = reach[np.concatenate((breaks, [len(ends)])) - 1].tolist()
         return tuple(zip(firsts, lasts, strict=True))
 
-    def close_gaps(self) -> None:
-        """Give what is read along a place too, so that every byte of `spans` is kept."""
+    def _small_gaps(self) -> Offsets:
+        """Which gaps are read along, by the number of the run before them: the smallest first."""
         starts, _, _, _, reach = self._table()
         gaps = starts[1:] - reach[:-1]
         small = np.flatnonzero((gaps > 0) & (gaps <= self._gap_bytes))
+        budget = max(GAPS_BYTES_MIN, self.wanted_bytes // GAPS_FRACTION)
+        if gaps[small].sum() <= budget:
+            return small
+        order = small[np.argsort(gaps[small], kind="stable")]
+        return order[np.cumsum(gaps[order]) <= budget]
+
+    def close_gaps(self) -> None:
+        """Give what is read along a place too, so that every byte of `spans` is kept."""
+        starts, _, _, _, reach = self._table()
+        small = self._small_gaps()
+        self._gap_bytes = 0
         if len(small):
-            firsts, lengths = reach[:-1][small], gaps[small]
+            firsts, lengths = reach[:-1][small], starts[1:][small] - reach[:-1][small]
             self._sorted = None
             places = np.concatenate(([0], np.cumsum(lengths)[:-1]))
             self.add(np.empty(int(lengths.sum()), np.uint8), firsts, lengths, places)

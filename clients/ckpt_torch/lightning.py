@@ -34,6 +34,7 @@ from ckpt_torch.whole import load_whole
 
 FilePath = str | os.PathLike[str]
 _STEP: Final = re.compile(r"step[=_-]?([0-9]+)")
+_LAST: Final = re.compile(r"(?<![a-zA-Z])last(?![a-zA-Z])")
 
 
 class CkptIO(CheckpointIO):
@@ -123,7 +124,7 @@ class CkptIO(CheckpointIO):
         found = _STEP.search(name) or re.fullmatch(r"([0-9]+)", name)
         if found is not None:
             return f"{self._run}/{int(found[1])}"
-        if "last" in name:
+        if _LAST.search(name):
             return self._run
         raise Refused(f"{text} names no step", hint="keep step=NUMBER or `last` in the file's name")
 

@@ -25,7 +25,7 @@ from ckpt_torch.boxes import LocalBox, held, is_tensor
 from ckpt_torch.dcp_names import unpack_value, value_name
 from ckpt_torch.place import CheckpointName, Who, find_where, find_who
 from ckpt_torch.tensors import as_array, torch_dtype
-from ckpt_torch.tree import Stateful, asked, is_plain, leaves, pickle_name, refill, unpickled
+from ckpt_torch.tree import asked, is_plain, is_stateful, leaves, pickle_name, refill, unpickled
 
 NAMES_SHOWN_MAX = 8
 
@@ -66,7 +66,7 @@ def load(
 def _give_back(state_dict: dict[str, object], state: Mapping[str, object]) -> None:
     for key, value in state.items():
         target = state_dict[key]
-        if isinstance(target, Stateful):
+        if is_stateful(target):
             assert isinstance(value, dict)
             target.load_state_dict(value)
         else:

@@ -30,7 +30,8 @@ def as_array(tensor: torch.Tensor) -> AnyArray:
     Raises Refused for what has no such memory or no numpy type of its own.
     """
     _check_plain(tensor)
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         raise Refused("a lazily conjugated or negated tensor", hint="resolve_conj(), resolve_neg()")
     extension = _EXTENSIONS.get(tensor.dtype)

@@ -15,6 +15,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import shutil
+import tempfile
 from concurrent.futures import Future
 from pathlib import Path
 from typing import cast
@@ -30,11 +32,12 @@ from transformers import (
     TrainingArguments,
 )
 
+from ckpt.base.errors import NotFound
 from ckpt_client.saving import Commit
 from ckpt_client.store import Store
 from ckpt_torch.place import find_where
 from ckpt_torch.saving import async_save
-from ckpt_torch.whole import load_whole
+from ckpt_torch.whole import whole_of
 
 
 class CkptCallback(TrainerCallback):
@@ -97,16 +100,32 @@ class CkptCallback(TrainerCallback):
 def fetch(run: str, output_dir: str | Path, *, store: Store | str | None = None) -> str | None:
     """The newest committed step as a folder that `Trainer.train(resume_from_checkpoint=)` takes.
 
-    None when nothing is committed. Raises Unavailable, Lost.
+    None when nothing is committed; a folder that is there already is kept. Ranks may all call it:
+    they get the same step. Raises Unavailable, Lost.
     """
     where = find_where(run, store)
-    step = where.step if where.step is not None else where.store.latest(where.run)
-    if step is None:
+    try:
+        with where.store.resolve(where.run, where.step) as checkpoint:
+            state = whole_of(checkpoint)
+            step = checkpoint.step  # The same for all ranks of a launch.
+    except NotFound:
         return None
-    state = load_whole(f"{where.run}/{step}", store=where.store)
-    assert isinstance(state, dict)
     folder = Path(output_dir) / f"checkpoint-{step}"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    _write(state, aside)
+    try:
+        aside.rename(folder)
+    except OSError:  # Another rank of this host, or an earlier start, has written it.
+        shutil.rmtree(aside)
+        if not folder.is_dir():
+            raise
+    return str(folder)
+
+
+def _write(state: object, folder: Path) -> None:
+    """A folder as the Trainer writes it."""
+    assert isinstance(state, dict), "as CkptCallback saves it"
     save_file(_unshared(state["model"]), folder / "model.safetensors", {"format": "pt"})
     torch.save(state["optimizer"], folder / "optimizer.pt")
     if "scheduler" in state:
@@ -116,7 +135,6 @@ def fetch(run: str, output_dir: str | Path, *, store: Store | str | None = None)
         name = "rng_state.pth" if alone else f"rng_state_{rank}.pth"
         torch.save(_numpy_again(states), folder / name)
     (folder / "trainer_state.json").write_text(state["trainer_state"])
-    return str(folder)
 
 
 def _random_states() -> dict[str, object]:

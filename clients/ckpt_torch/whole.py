@@ -12,6 +12,7 @@ from ckpt.base.errors import Refused
 from ckpt.format.dtypes import dtype_name
 from ckpt.format.tree import Index, Path, path_text
 from ckpt_client.declare import PerRank
+from ckpt_client.restore import Checkpoint
 from ckpt_client.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.dcp_names import MARK_KEY, VALUE_KEY, unpack_value
@@ -32,8 +33,13 @@ def load_whole(
     pickles that are not allowed; NotFound, Unavailable, Lost.
     """
     where = find_where(checkpoint_id, store)
-    tree = where.store.load(where.run, where.step, whole=True, rank=0, world_size=1)
-    return _made(tree, (), allow_pickle)
+    with where.store.resolve(where.run, where.step, rank=0, world_size=1) as checkpoint:
+        return whole_of(checkpoint, allow_pickle=allow_pickle)
+
+
+def whole_of(checkpoint: Checkpoint, *, allow_pickle: bool = False) -> object:
+    """The same of a resolved checkpoint, which stays open."""
+    return _made(checkpoint.load(whole=True), (), allow_pickle)
 
 
 def _made(node: object, path: Path, allow_pickle: bool) -> object:

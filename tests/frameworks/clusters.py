@@ -15,10 +15,13 @@ from tests.waiting import wait_until
 
 
 @contextmanager
-def local_cluster(directory: Path, targets: int = 3) -> Iterator[str]:
+def local_cluster(directory: Path, targets: int = 3, code: str = "2+1") -> Iterator[str]:
     """The URL without options of a running cluster in the directory."""
     url = f"ckpt+local://{directory}"
-    ckpt.open(f"{url}?targets={targets}&code=2+1&pretend_domains=1").close()
+    options = f"targets={targets}&code={code}&pretend_domains=1"
+    if code.endswith("+0"):
+        options += "&unprotected=1"
+    ckpt.open(f"{url}?{options}").close()
     try:
         yield url
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import ckpt_torch
 from ckpt_torch import CkptReader, CkptWriter
 from ckpt_torch.place import find_where
+from tests.frameworks.clusters import local_cluster
 from tests.frameworks.counters import given_bytes
 from tests.frameworks.gloo import Ranks
 
@@ -68,6 +70,13 @@ def load_job(url: str, how: str, step: int | None) -> bool:
     else:
         ckpt_torch.load(state, checkpoint_id=name)
     return equal(state["model"], model(step or 1))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Without parity: on a busy machine bytes of a slow target would be read twice."""
+    with local_cluster(tmp_path_factory.mktemp("burst"), code="3+0") as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -78,6 +78,16 @@ def test_a_sharded_run_goes_on_where_it_was_interrupted(
     assert second == ("3", "6", calm[2])
 
 
+def test_accelerate_goes_on_with_its_weights_from_the_store(cluster: str, tmp_path: Path) -> None:
+    script, folder = "accelerate_fit.py", "--folder"
+    calm = run_example(script, cluster, "accelerate/calm", 6, folder, str(tmp_path / "calm"))
+    broken = folder, str(tmp_path / "broken")
+    first = run_example(script, cluster, "accelerate/broken", 3, *broken)
+    second = run_example(script, cluster, "accelerate/broken", 6, *broken)
+    assert (calm[:2], first[:2]) == (("None", "6"), ("None", "3"))
+    assert second == ("3", "6", calm[2])
+
+
 def test_every_example_is_run_by_a_test() -> None:
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     assert [path.name for path in EXAMPLES.glob("*.py") if path.name not in tests] == []

@@ -6,7 +6,6 @@ import datetime
 import random
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -178,31 +177,6 @@ def test_tensor_parallel_state_comes_back_under_fsdp(cluster: str, ranks: Ranks)
     expected = ranks.run(2, save_job, cluster, "tp", 3)[0][0]
     for found, _ in ranks.run(3, load_job, cluster, "tp", "fsdp", 3):
         assert found == expected
-
-
-def eight_job(url: str) -> Any:
-    cut = distribute_tensor(
-        torch.zeros(61, 6, dtype=torch.bfloat16), init_device_mesh("cpu", (8,)), [Shard(0)]
-    )
-    state: dict[str, object] = {"w": cut}
-    ckpt_torch.load(state, checkpoint_id=f"{url}/to-eight/1")
-    return whole(cut)
-
-
-def to_eight_job(url: str) -> Any:
-    full = torch.randn(61, 6, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    cut = distribute_tensor(full, init_device_mesh("cpu", (4,)), [Shard(1)])
-    ckpt_torch.save({"w": cut}, checkpoint_id=f"{url}/to-eight/1")
-    return whole(full)
-
-
-def test_eight_ranks_load_what_four_saved(cluster: str, ranks: Ranks, tmp_path: Path) -> None:
-    expected = ranks.run(4, to_eight_job, cluster)[0]
-    eight = Ranks(8, tmp_path)
-    try:
-        assert eight.run(8, eight_job, cluster) == [expected] * 8
-    finally:
-        eight.close()
 
 
 def strided_job(shape: tuple[int, ...], split: int) -> Any:

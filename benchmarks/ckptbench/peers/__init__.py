@@ -1,0 +1,1 @@
+"""ckpt beside what a user would take instead, in one run: `python -m ckptbench.peers`."""

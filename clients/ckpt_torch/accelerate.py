@@ -1,0 +1,96 @@
+"""Accelerate's `save_state` and `load_state` with the weights in a store: state hooks.
+
+    hooks = CkptHooks("ckpt://10.0.0.1:7070/bert").attach(accelerator)
+    accelerator.save_state("out/step_100")     # weights: bert/100; the rest: out/step_100
+    accelerator.load_state("out/step_100")
+    hooks.wait()
+
+Hooks are given models and weights, and nothing else: optimizers, schedulers and random states go to
+the folder as ever. Where everything shall go to the store, use `ckpt_torch.async_save`.
+"""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final, Self
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+
+from ckpt.base.errors import Refused
+from ckpt_client.saving import Commit
+from ckpt_client.store import Store
+from ckpt_torch.loading import load
+from ckpt_torch.saving import async_save
+
+_NUMBER: Final = re.compile(r"([0-9]+)$")
+_OWN_FILES: Final = frozenset(
+    {DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}
+)
+"""Accelerate writes these models' files before it calls hooks."""
+
+
+class CkptHooks:
+    """I take the weights out of what Accelerate writes, and put them back when it loads.
+
+    run: `ckpt://HOST:PORT/RUN`, `ckpt+local:///DIR/RUN`, or RUN in `store`, else in $CKPT_STORE's.
+    The folder's name must end with the step's number, as `checkpoint_3` or `step_100`.
+    """
+
+    def __init__(self, run: str, *, store: Store | str | None = None) -> None:
+        self._run = run.rstrip("/")
+        self._store = store
+        self._pending: list[Future[Commit]] = []
+        #: Handed over, not known to be committed.
+
+    def attach(self, accelerator: Accelerator) -> Self:
+        """Register with it. Raises Refused where Accelerate leaves the weights to nobody else."""
+        if accelerator.distributed_type in _OWN_FILES:
+            raise Refused(
+                f"Accelerate writes {accelerator.distributed_type.value} models itself",
+                hint="save the state dicts with ckpt_torch.async_save",
+            )
+        accelerator.register_save_state_pre_hook(self._save)
+        accelerator.register_load_state_pre_hook(self._load)
+        return self
+
+    def wait(self) -> None:
+        """Until all weights are committed. Raises the first error."""
+        while self._pending:
+            self._pending.pop(0).result()
+
+    def _save(
+        self,
+        models: list[torch.nn.Module],
+        weights: list[dict[str, torch.Tensor]],
+        output_dir: str,
+    ) -> None:
+        """Copy every model's weights; sending goes on beside the training."""
+        self._pending.append(
+            async_save(
+                {f"model{n}": each for n, each in enumerate(weights)},
+                checkpoint_id=self._name(output_dir),
+                store=self._store,
+            )
+        )
+        weights.clear()
+
+    def _load(self, models: list[torch.nn.Module], input_dir: str) -> None:
+        """Fill every model in place, by all ranks, each byte read once."""
+        self.wait()
+        state: dict[str, object] = {f"model{n}": each.state_dict() for n, each in enumerate(models)}
+        load(state, checkpoint_id=self._name(input_dir), store=self._store)
+        for n, each in enumerate(models):
+            weights = state[f"model{n}"]
+            assert isinstance(weights, dict)
+            each.load_state_dict(weights)
+        models.clear()
+
+    def _name(self, folder: str) -> str:
+        found = _NUMBER.search(Path(folder).name)
+        if found is None:
+            raise Refused(f"{folder} names no step", hint="let the folder's name end with a number")
+        return f"{self._run}/{int(found[1])}"

@@ -1,0 +1,76 @@
+"""Where payload bytes land, what is read along, and what can be taken from there again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ckpt.transfer.landings import GAP_BYTES, GAPS_BYTES_MIN, Landings
+
+
+def runs(*spans: tuple[int, int], gap_bytes: int = GAP_BYTES) -> Landings:
+    landings = Landings(gap_bytes)
+    for start, end in spans:
+        landings.add_range(start, np.arange(start, end, dtype=np.int64).astype(np.uint8))
+    return landings
+
+
+def expected(start: int, end: int) -> bytes:
+    return np.arange(start, end, dtype=np.int64).astype(np.uint8).tobytes()
+
+
+def test_small_gaps_are_read_along_and_large_ones_are_not() -> None:
+    assert runs((0, 100), (150, 200), (200 + GAP_BYTES + 1, 900)).spans() == (
+        (0, 200),
+        (201 + GAP_BYTES, 900),
+    )
+    assert runs((0, 100), (150, 200), gap_bytes=0).spans() == ((0, 100), (150, 200))
+
+
+def test_what_is_read_along_stays_a_small_part_of_what_is_wanted() -> None:
+    wide, narrow = GAP_BYTES, GAP_BYTES // 4
+    count = GAPS_BYTES_MIN // narrow + 100
+    spans, at = [], 0
+    for number in range(2 * count):
+        spans.append((at, at + 300))
+        at += 300 + (wide if number % 2 else narrow)
+    landings = runs(*spans)
+    read = sum(end - start for start, end in landings.spans())
+    assert landings.wanted_bytes < read <= landings.wanted_bytes + GAPS_BYTES_MIN
+    closed = {low for low, high in landings.spans() if high - low > 300}
+    assert closed, "the narrow ones go first"
+    assert all(high - low <= 600 + narrow for low, high in landings.spans())
+
+
+def test_closed_gaps_have_a_place_and_close_no_others() -> None:
+    landings = runs((0, 100), (150, 200), (5000, 6000))
+    spans = landings.spans()
+    landings.close_gaps()
+    assert landings.spans() == spans == ((0, 200), (5000, 6000))
+    landings.scatter(90, np.frombuffer(expected(90, 160), np.uint8))
+    found = landings.gather(80, 160)
+    assert found is not None
+    assert bytes(found) == expected(80, 160)
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 10), (5, 30), (20, 40), (8, 60)])
+def test_bytes_are_gathered_from_wherever_they_landed(start: int, end: int) -> None:
+    found = runs((0, 10), (10, 25), (25, 60), (20, 40)).gather(start, end)
+    assert found is not None
+    assert bytes(found) == expected(start, end)
+
+
+def test_bytes_without_a_place_are_not_gathered() -> None:
+    landings = runs((0, 10), (20, 30))
+    for start, end in ((5, 25), (10, 20), (25, 31)):
+        assert landings.gather(start, end) is None
+
+
+def test_a_part_keeps_the_places_and_reads_nothing_along() -> None:
+    landings = runs((0, 100), (150, 400))
+    part = landings.within([(20, 60), (90, 200)])
+    assert part.spans() == ((20, 60), (90, 100), (150, 200))
+    part.scatter(20, np.zeros(40, np.uint8))
+    found = landings.gather(10, 30)
+    assert found is not None
+    assert bytes(found) == expected(10, 20) + bytes(10)
