@@ -1,7 +1,8 @@
-"""Which processes belong to this demo, and how do they end? Each by its own id, none by its name.
+"""Which processes were started from here, and how do they end? Each by its own id, never by name.
 
-Everything that the demo starts inherits one environment variable with a random value, also what
-starts detached (the supervisor, stagers). `find_marked` finds them again, whatever happened.
+Everything that is started below `marked_environment` (the demo, a benchmark, a test) inherits one
+variable with a random value, also what starts detached (the supervisor, stagers). `find_marked`
+finds them again, whatever happened.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-MARK_NAME: Final = "CKPT_DEMO_MARK"
+MARK_NAME: Final = "CKPT_MARK"
 STAGER_MODULE: Final = "ckpt_client.stager"
 POLL_S: Final = 0.02
 SOCKET_DIRECTORY_BYTES_MAX: Final = 40
@@ -25,7 +26,7 @@ SOCKET_DIRECTORY_BYTES_MAX: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A running process of this demo."""
+    """A running process that carries the mark."""
 
     pid: int
     command: tuple[str, ...]
