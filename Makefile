@@ -4,7 +4,7 @@
 #   make demo     a training run on an embedded cluster that loses targets, trainers and nothing else
 #   make test     the tests without the slow campaigns; TESTS="tests/erasure -k pattern" picks some
 #   make test-stores   a real S3 server (Ceph, as root), its faults, other Zarr readers: tests/stores
-#   make sim      10,000 seeds of the simulator, two cores for four minutes (make test runs 200)
+#   make test-sim      10,000 seeds of the simulator on two cores (make test runs 200)
 #   make test-frameworks   torch, JAX, Lightning, Hugging Face: installs them, then tests/frameworks
 #   make check    format, lint, types, imports
 #   make bench    roofline, burst and restore as ratios of one run
@@ -24,7 +24,7 @@ STORES_READY := $(VENV)/.stores
 CEPH := ceph-mon ceph-mgr ceph-osd ceph-common radosgw
 WORKERS ?= 2
 
-.PHONY: demo test test-frameworks test-stores sim check bench soak clean
+.PHONY: demo test test-frameworks test-stores test-sim check bench soak clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -44,7 +44,7 @@ test-frameworks: $(FRAMEWORKS_READY)
 		-o faulthandler_timeout=890 --durations=12 tests/frameworks
 
 # Both cores for one campaign: 10,000 histories, each cell of the fault matrix hit.
-sim: $(READY)
+test-sim: $(READY)
 	CKPT_SIM_SEEDS=10000 $(BIN)/pytest -n 0 -o faulthandler_timeout=1090 tests/sim/test_simulation.py
 
 check: $(READY)
