@@ -18,7 +18,7 @@ from ckpt.protocol.writer.column import ColumnState
 from tests.sim.faults import FAULTS
 from tests.sim.oracles import Announced, Violation
 from tests.sim.payloads import encode_cells
-from tests.sim.rank_node import RankNode
+from tests.sim.rank_node import HALF_BYTES, RankNode
 from tests.sim.world import World
 
 SETTLE_US = 90_000_000
@@ -162,11 +162,12 @@ def _end_launch(world: World, nodes: list[RankNode]) -> None:
 
 
 def _may_launch(world: World, earlier: list[RankNode]) -> bool:
-    """Enough targets. And without a key, late ranks of two launches cannot be told apart: those of
-    the first have joined before the second begins.
+    """Enough targets, with room as far as the coordinator has heard. And without a key, late ranks
+    of two launches cannot be told apart: those of the first have joined before the second begins.
     """
     keyed = earlier[0].job.key is not None
-    return world.live_targets >= 6 and (keyed or not any(node.joining for node in earlier))
+    roomy = [t for t in world.known_targets if t.bytes_free >= HALF_BYTES]
+    return len(roomy) >= 6 and (keyed or not any(node.joining for node in earlier))
 
 
 def _finished(node: RankNode) -> bool:

@@ -11,6 +11,7 @@ from ckpt.base.ids import PayloadId, RunName, TargetId
 from ckpt.erasure.code import Code
 from ckpt.format.messages import Reserve
 from ckpt.protocol.coordinator.attempts import Attempt
+from ckpt.protocol.coordinator.membership import Target
 from ckpt.protocol.events import Send
 from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CoordinatorNode
@@ -123,8 +124,13 @@ class World:
         return content(job, checkpoint.step, payload.rank, self.seed)
 
     @property
+    def known_targets(self) -> list[Target]:
+        """Those that are live, as the running coordinator sees them."""
+        return self.coordinator.machine.members.live() if self.coordinator.up else []
+
+    @property
     def live_targets(self) -> int:
-        return len(self.coordinator.machine.members.live()) if self.coordinator.up else 0
+        return len(self.known_targets)
 
     @property
     def attempts(self) -> list[Attempt]:
