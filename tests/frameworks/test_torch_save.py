@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor import Shard as LocalShard
+from torch.distributed._shard.sharded_tensor import init_from_local_shards
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -176,6 +178,36 @@ def _tensors(tree: object) -> list[Any]:
 def test_tensor_parallel_state_comes_back_under_fsdp(cluster: str, ranks: Ranks) -> None:
     expected = ranks.run(2, save_job, cluster, "tp", 3)[0][0]
     for found, _ in ranks.run(3, load_job, cluster, "tp", "fsdp", 3):
+        assert found == expected
+
+
+def sharded_tensor_job(url: str, saving: bool) -> Any:
+    """A ShardedTensor, as older FSDP and torchrec hold them; loaded as a DTensor."""
+    full = torch.arange(44.0).reshape(11, 4)
+    if not saving:
+        cut = distribute_tensor(
+            torch.zeros(11, 4), init_device_mesh("cpu", (dist.get_world_size(),)), [Shard(1)]
+        )
+        state: dict[str, object] = {"w": cut}
+        ckpt_torch.load(state, checkpoint_id=f"{url}/sharded-tensor/1")
+        return whole(cut), whole(full)
+    rank = dist.get_rank()
+    rows = full.chunk(dist.get_world_size())[rank].clone()
+    begin = sum(len(part) for part in full.chunk(dist.get_world_size())[:rank])
+    local = LocalShard.from_tensor_and_offsets(rows, [begin, 0], rank)
+    sharded = init_from_local_shards([local], 11, 4)
+    ckpt_torch.save({"w": sharded}, checkpoint_id=f"{url}/sharded-tensor/1")
+    again = init_from_local_shards(
+        [LocalShard.from_tensor_and_offsets(torch.zeros_like(rows), [begin, 0], rank)], 11, 4
+    )
+    ckpt_torch.load({"w": again}, checkpoint_id=f"{url}/sharded-tensor/1")
+    return whole(again.local_shards()[0].tensor), whole(rows)
+
+
+def test_a_sharded_tensor_comes_back_as_it_was_and_as_a_dtensor(cluster: str, ranks: Ranks) -> None:
+    for found, expected in ranks.run(3, sharded_tensor_job, cluster, True):
+        assert found == expected
+    for found, expected in ranks.run(2, sharded_tensor_job, cluster, False):
         assert found == expected
 
 
