@@ -38,7 +38,7 @@ from ckpt.objects.stores import open_sink
 from ckpt.objects.tier_source import TierSource
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from ckpt_client.cli.cluster import is_running, wait_local_ready
-from ckpt_client.exchange.incoming import HeldArray
+from ckpt_client.exchange.arrays import HeldArray
 from ckpt_client.exchange.mapped_source import MappedSource
 
 RUN: Final = RunName("bench")

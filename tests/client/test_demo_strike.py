@@ -14,8 +14,8 @@ import pytest
 from ckpt.base.errors import Refused
 from ckpt.protocol.coordinator.views import StepView
 from ckpt_client.demo.course import Outcome, Strike, Told
-from ckpt_client.demo.director import DemoOptions
 from ckpt_client.demo.judge import judge
+from ckpt_client.demo.options import DemoOptions
 from ckpt_client.demo.strike import (
     AttemptNow,
     BurstWatch,

@@ -54,11 +54,11 @@ def make_storage(options: JobOptions) -> Storage:
 
             return OwnCluster(options)
         case "fsspec" | "s3":
-            from ckptbench.engines.base import ObjectStorage
+            from ckptbench.engines.storage import ObjectStorage
 
             return ObjectStorage(options)
         case _:
-            from ckptbench.engines.base import DirectoryStorage
+            from ckptbench.engines.storage import DirectoryStorage
 
             return DirectoryStorage(options)
 

@@ -13,6 +13,8 @@ from ckptbench.results import Checkpoint, JobResult, Sample
 
 ROWS_MAX: Final = 64
 """Of ranks; with more, the slowest of them."""
+COLOURS: Final = {"stall": "#d1495b", "durable": "#8fb8de", "loaded": "#66a182"}
+"""Of a bar's kind, in every format."""
 
 
 @dataclass(frozen=True, slots=True)

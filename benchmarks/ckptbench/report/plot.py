@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.base.errors import Refused
-from ckptbench.report.drawing import Drawing, Lane, Row, draw
+from ckptbench.report.drawing import COLOURS, Drawing, Lane, Row, draw
 from ckptbench.results import RunResult
 
 WIDTH: Final = 900
@@ -19,7 +19,6 @@ ROW: Final = 16
 LANE: Final = 30
 TOP: Final = 34
 TICKS: Final = 8
-COLOURS: Final = {"stall": "#d1495b", "durable": "#8fb8de", "loaded": "#66a182"}
 MEANINGS: Final = {
     "stall": "training stands still",
     "durable": "until durable, beside training",

@@ -9,8 +9,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from ckptbench.report.drawing import Drawing
-from ckptbench.report.plot import COLOURS
+from ckptbench.report.drawing import COLOURS, Drawing
 
 
 def write_png(drawings: list[Drawing], path: Path) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 
 from ckpt_client.cli.output import Output
-from ckpt_client.demo.director import DemoOptions
 from ckpt_client.demo.director import run as run_demo
+from ckpt_client.demo.options import DemoOptions
 
 EXAMPLE = "ckpt demo\nckpt demo --json --steps 40 | tail -n 1"
 

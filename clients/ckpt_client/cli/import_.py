@@ -22,7 +22,8 @@ from ckpt.base.units import format_bytes, format_seconds
 from ckpt_client.cli.cluster import parse_checkpoint
 from ckpt_client.cli.exits import Exit
 from ckpt_client.cli.output import Output, counted
-from ckpt_client.exchange.incoming import FORMATS, Incoming, byte_count, guess_format, incoming
+from ckpt_client.exchange.arrays import Incoming, byte_count
+from ckpt_client.exchange.incoming import FORMATS, guess_format, incoming
 from ckpt_client.exchange.mapped_source import MappedSource
 
 EXAMPLE = "ckpt import ./llama-7b llama/pretrained@0"

@@ -6,20 +6,18 @@ import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ckpt.base.errors import CkptError
 from ckpt.erasure.code import Code
 from ckpt.protocol.coordinator.views import StepView
 from ckpt_client.demo.cluster import DemoCluster, start_cluster
 from ckpt_client.demo.fleet import Fleet, FleetPlan, Heard
+from ckpt_client.demo.options import DemoOptions
 from ckpt_client.demo.screen import Screen
 from ckpt_client.demo.strike import AttemptNow, BurstWatch, Glimpse, choose_victims
 from ckpt_client.demo.words import Finished, Resumed, Saved, StepDone
 from ckpt_client.processes import find_marked, kill_processes
-
-if TYPE_CHECKING:
-    from ckpt_client.demo.director import DemoOptions
 
 VICTIM_COUNT: Final = 2
 WATCH_S: Final = 0.003

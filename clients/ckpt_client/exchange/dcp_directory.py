@@ -18,7 +18,7 @@ import numpy as np
 from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
 from ckpt.format.dtypes import dtype_name, dtype_of
 from ckpt.objects.source import Array, Source, Wish
-from ckpt_client.exchange.incoming import HeldArray
+from ckpt_client.exchange.arrays import HeldArray
 from ckpt_client.exchange.tensors import NamedArray
 
 if TYPE_CHECKING:

@@ -8,52 +8,14 @@ zarr          a group of any Zarr reader, by path or URL    held one at a time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from ckpt.base.errors import NotFound
-from ckpt.format.dtypes import dtype_of
-from ckpt.objects.source import Array
+from ckpt_client.exchange.arrays import Incoming
 
 FORMATS: Final = ("safetensors", "npz", "dcp", "zarr")
-
-
-class Incoming(Protocol):
-    """One array that somebody else has written."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def dtype(self) -> str:
-        """Ours."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def mapped(self) -> Array:
-        """Its elements: a file's pages where that can be, else memory of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldArray:
-    """An array that can be read only whole, anew with each `mapped`."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    load: Callable[[], Array]
-
-    def mapped(self) -> Array:
-        return self.load()
-
-
-def byte_count(array: Incoming) -> int:
-    """Of its elements."""
-    return prod(array.shape) * dtype_of(array.dtype).itemsize
 
 
 def guess_format(place: str) -> str:

@@ -10,7 +10,7 @@ from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node, path_text
 from ckpt.objects.documents import Header
 from ckpt.objects.source import Array, Wish
-from ckpt_client.exchange.incoming import Incoming
+from ckpt_client.exchange.arrays import Incoming
 
 
 class MappedSource:

@@ -20,7 +20,7 @@ import numpy as np
 from ckpt.base.errors import Corrupt, NotFound, Refused
 from ckpt.format.dtypes import dtype_name, dtype_of
 from ckpt.objects.source import Array, Source
-from ckpt_client.exchange.incoming import HeldArray, Incoming
+from ckpt_client.exchange.arrays import HeldArray, Incoming
 from ckpt_client.exchange.safetensors_file import StoredArray
 from ckpt_client.exchange.tensors import NamedArray, pieces
 from ckpt_client.exchange.whole_file import WholeFile

@@ -16,7 +16,7 @@ from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
 from ckpt.format.dtypes import dtype_name
 from ckpt.objects.names import COMMITTED
 from ckpt.objects.source import Array
-from ckpt_client.exchange.incoming import HeldArray
+from ckpt_client.exchange.arrays import HeldArray
 
 
 def read_zarr(place: str) -> Sequence[HeldArray]:
