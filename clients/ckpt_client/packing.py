@@ -94,20 +94,75 @@ class Declaration:
 _declaration_decoder = msgspec.msgpack.Decoder(_Declaration)
 
 
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """What a packing has besides the state's own bytes."""
+
+    spans: tuple[Span, ...]
+    payload_bytes: int
+    declaration: bytes
+    declaration_offset: int
+
+
+class Planner:
+    """I plan saves, and remember the last layout: a state of the same names, types and shapes, as
+    every step of a training has it, is not laid out and declared anew."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[object, ...], _Laid] | None = None
+
+    def plan(
+        self,
+        state: FlatState,
+        rank: int,
+        world_size: int,
+        replicas: ReplicaPolicy = ReplicaPolicy.ABORT,
+    ) -> Packing:
+        """Lay the state out for one rank.
+
+        Raises Refused when it is too large for a payload, or when a box's holders leave this rank
+        out. With ReplicaPolicy.KEEP every rank stores its whole replicas: a copy that differs must
+        be there to be kept, and which one differs is known only afterwards.
+        """
+        document = encode_tree(state.root)
+        # All that a layout follows from: two states that agree in it have the same one.
+        shapes = tuple(
+            (one.name, one.meaning, one.dtype, one.array.shape, one.global_shape, one.offset,
+             one.holders)
+            for one in state.leaves
+        )  # fmt: skip
+        asked = (len(document), rank, world_size, replicas, shapes)
+        if self._last is None or self._last[0] != asked:
+            laid = _lay_out(state.leaves, len(document), rank, world_size, replicas)
+            self._last = asked, laid
+        _, laid = self._last
+        return Packing(
+            leaves=state.leaves,
+            document=document,
+            spans=laid.spans,
+            payload_bytes=laid.payload_bytes,
+            declaration=laid.declaration,
+            declaration_offset=laid.declaration_offset,
+        )
+
+
 def plan_packing(
     state: FlatState, rank: int, world_size: int, replicas: ReplicaPolicy = ReplicaPolicy.ABORT
 ) -> Packing:
-    """Lay the state out for one rank.
+    """One save's plan; see `Planner.plan`."""
+    return Planner().plan(state, rank, world_size, replicas)
 
-    Raises Refused when it is too large for a payload, or when a box's holders leave this rank out.
-    With ReplicaPolicy.KEEP every rank stores its whole replicas: a copy that differs must be there
-    to be kept, and which one differs is known only afterwards.
-    """
-    document = encode_tree(state.root)
-    leaves = state.leaves
+
+def _lay_out(
+    leaves: Sequence[Leaf],
+    document_bytes: int,
+    rank: int,
+    world_size: int,
+    replicas: ReplicaPolicy,
+) -> _Laid:
     stored_parts, witness_parts = _share_out(leaves, rank, world_size, replicas)
-    stored = _place(stored_parts, len(document))
-    payload_bytes = max(len(document), *(one.offset + one.length for one in stored), 0)
+    stored = _place(stored_parts, document_bytes)
+    payload_bytes = max(document_bytes, *(one.offset + one.length for one in stored), 0)
     if payload_bytes > PAYLOAD_BYTES_MAX:
         raise Refused(
             f"rank {rank} would store {format_bytes(payload_bytes)}, "
@@ -115,9 +170,7 @@ def plan_packing(
         )
     witness = _place(witness_parts, payload_bytes + TAIL_BYTES)
     end = max((one.offset + one.length for one in witness), default=payload_bytes + TAIL_BYTES)
-    return Packing(
-        leaves=leaves,
-        document=document,
+    return _Laid(
         spans=(*stored, *witness),
         payload_bytes=payload_bytes,
         declaration=_declare(leaves, stored, witness, rank, world_size),

@@ -31,7 +31,7 @@ from ckpt_client.environment import (
     next_save_number,
     process_name,
 )
-from ckpt_client.packing import Packing, copy_into, plan_packing
+from ckpt_client.packing import Packing, Planner, copy_into
 from ckpt_client.saving import Commit, Save, commit_from_view
 from ckpt_client.stager import wire
 from ckpt_client.stager.memory import runtime_directory
@@ -115,6 +115,7 @@ class Store:
         self._closed = True
         #: Until the connection stands; then the end of `close`.
         self._lock = threading.RLock()
+        self._planner = Planner()
         #: Guards the stagers below; held while a save is staged.
         self._stagers: dict[Place, StagerLink] = {}
         self._connection = Connection(url, settings.launch, settings.start_timeout_s)
@@ -362,7 +363,7 @@ class Store:
     def _plan(self, state: object, place: Place, replicated: bool) -> Packing:
         policy = ReplicaPolicy(self._settings.replicas)
         flat = flatten(state, replicated=replicated)
-        packing = plan_packing(flat, place.rank, place.world_size, policy)
+        packing = self._planner.plan(flat, place.rank, place.world_size, policy)
         if packing.half_bytes > self._settings.arena_bytes_max:
             raise Refused(
                 f"this rank's state needs {format_bytes(packing.half_bytes)} of staging memory, "

@@ -20,6 +20,7 @@ from ckpt_client.packing import (
     ITEM_ALIGN,
     TAIL_BYTES,
     Packing,
+    Planner,
     copy_bytes,
     copy_into,
     plan_packing,
@@ -222,3 +223,40 @@ def test_several_boxes_of_a_tensor_share_a_name_and_are_found_by_offset() -> Non
 def test_a_declaration_that_does_not_parse_is_corrupt() -> None:
     with pytest.raises(Corrupt):
         read_declaration(memoryview(b"\xff\x00"))
+
+
+@given(st.lists(trees.states, min_size=1, max_size=3), st.data())
+def test_a_planner_that_remembers_plans_as_one_that_does_not(
+    states: list[object], data: st.DataObject
+) -> None:
+    planner = Planner()
+    for _ in range(6):
+        flat = flatten(data.draw(st.sampled_from(states)), replicated=data.draw(st.booleans()))
+        world_size = data.draw(st.integers(1, 3))
+        rank = data.draw(st.integers(0, world_size - 1))
+        kept = data.draw(st.sampled_from(ReplicaPolicy))
+        found = planner.plan(flat, rank, world_size, kept)
+        fresh = plan_packing(flat, rank, world_size, kept)
+        assert found.leaves is flat.leaves
+        assert _without_leaves(found) == _without_leaves(fresh)
+
+
+def _without_leaves(packing: Packing) -> tuple[object, ...]:
+    return (
+        packing.document,
+        packing.spans,
+        packing.payload_bytes,
+        packing.declaration,
+        packing.declaration_offset,
+    )
+
+
+def test_a_state_that_grew_is_laid_out_anew() -> None:
+    planner = Planner()
+    for count in (10, 10, 11, 10):
+        state = {"step": 3, "a": np.arange(count), "b": np.zeros(5, ">f4")}
+        packing = planner.plan(flatten(state), 0, 1)
+        half = memoryview(bytearray(packing.half_bytes))
+        copy_into(packing, half)
+        declaration = read_declaration(half[packing.declaration_offset : packing.half_bytes])
+        assert declaration.table.entries[0].shape == (count,)
