@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,10 +28,15 @@ TIMEOUT_S = 60.0
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A cluster of 7 targets; its supervisor is ended with the module."""
+    """A cluster of 7 targets; its supervisor is ended with the module.
+
+    Its directory goes, too: that is how stagers with a save that never committed learn that
+    nobody will come back for it.
+    """
     directory = tmp_path_factory.mktemp("burst")
     yield f"ckpt+local://{directory}?targets=7&code=4+2&pretend_domains=1"
     stop(directory)
+    shutil.rmtree(directory)
 
 
 def stop(directory: Path) -> None:
@@ -217,7 +223,7 @@ def test_a_full_arena_skips_or_refuses_as_asked(url: str) -> None:
     for policy in ("skip", "error"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            store = ckpt.open(url, when_full=policy)
+            store = ckpt.open(url, when_full=policy, stager_idle_s=1.0)
             for step in (1, 2):  # Rank 1 never comes: both halves stay held.
                 store.save(f"full {policy}", step, {"a": 1}, rank=0, world_size=2)
             if policy == "skip":
