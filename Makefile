@@ -3,6 +3,7 @@
 #
 #   make demo     a training run on an embedded cluster that loses targets, trainers and nothing else
 #   make test     the tests without the slow campaigns; TESTS="tests/erasure -k pattern" picks some
+#   make test-bench    ckptbench's jobs on real clusters and files: tests/bench_e2e
 #   make test-stores   a real S3 server (Ceph, as root), its faults, other Zarr readers: tests/stores
 #   make test-sim      10,000 seeds of the simulator on two cores (make test runs 200)
 #   make test-frameworks   torch, JAX, Lightning, Hugging Face: installs them, then tests/frameworks
@@ -18,20 +19,28 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 TESTS ?= tests
-FRAMEWORKS := torch==2.13.0 jax lightning transformers accelerate pandas safetensors obstore
+FRAMEWORKS := torch==2.13.0 jax lightning transformers accelerate pandas safetensors obstore \
+	silero-vad matplotlib torch_checkpointing==0.1.1
+# What it requires besides torch is for GPUs, and its local checkpoints do without.
+FRAMEWORKS_ALONE := 'nvidia-resiliency-ext==0.4.1; python_version < "3.13"'
 FRAMEWORKS_READY := $(VENV)/.frameworks
 STORES_READY := $(VENV)/.stores
 CEPH := ceph-mon ceph-mgr ceph-osd ceph-common radosgw
 WORKERS ?= 2
 
-.PHONY: demo test test-frameworks test-stores test-sim check bench soak clean
+.PHONY: demo test test-bench test-frameworks test-stores test-sim check bench soak clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
 	$(BIN)/ckpt demo
 
 test: $(READY)
-	$(BIN)/pytest -n $(WORKERS) -m "not slow" --ignore=tests/frameworks --ignore=tests/stores $(TESTS)
+	$(BIN)/pytest -n $(WORKERS) -m "not slow" --ignore=tests/frameworks --ignore=tests/stores \
+		--ignore=tests/bench_e2e $(TESTS)
+
+# As light as the core, but the benchmark's own: Python alone, no root.
+test-bench: $(READY)
+	$(BIN)/pytest -n $(WORKERS) -m "not slow" tests/bench_e2e
 
 # One gateway for all of them, so one process. Without root or Debian those that need it are skipped.
 # CKPT_DRAIN_KILLS=N: so many seeds of a drain killed with SIGKILL, not 20; make soak runs 200.
@@ -63,6 +72,7 @@ soak: $(FRAMEWORKS_READY) $(STORES_READY)
 
 $(FRAMEWORKS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(FRAMEWORKS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(FRAMEWORKS_ALONE)
 	@touch $(FRAMEWORKS_READY)
 
 clean:

@@ -70,7 +70,7 @@ BANS = (
         r"allow_pickle=True",
         "the format rooms' own documents",
         # The user may ask for it by that name, and a test shows it.
-        lambda source: not re.search(r"_torch|frameworks/test_dcp", source.path),
+        lambda source: not re.search(r"_torch|frameworks/test_(dcp|nvrx)", source.path),
     ),
     Ban(r"unittest\.mock|MagicMock|import mock\b", "a fake that passes the contract suite"),
     Ban(
@@ -262,9 +262,13 @@ def _table_lines(source: Source) -> Iterator[int]:
 
 
 def _starts_by_itself(source: Source) -> bool:
-    """What Python or pytest finds by its name."""
-    name = source.path.rpartition("/")[2]
-    return name in ("__init__.py", "__main__.py", "conftest.py") or name.startswith("test_")
+    """What Python or pytest finds by its name, and the scripts that people start."""
+    folder, _, name = source.path.rpartition("/")
+    return (
+        folder == "benchmarks/peers"
+        or name in ("__init__.py", "__main__.py", "conftest.py")
+        or name.startswith("test_")
+    )
 
 
 def _module_of(source: Source) -> str:

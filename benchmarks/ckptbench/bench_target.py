@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -59,7 +60,16 @@ class WatchedDisk(RealDisk):
 
 
 class DiscardingDisk(WatchedDisk):
-    """I keep names, headers and trailers; fragments go nowhere."""
+    """I keep names, headers and trailers; fragments go nowhere.
+
+    Whether a file's fragments are kept is asked once, with its first: a look for each would be
+    counted as the daemon's work.
+    """
+
+    @cached_property
+    def _kept(self) -> dict[str, bool]:
+        """By file that is being written."""
+        return {}
 
     def preallocate(self, file: str, bytes_count: int) -> None:
         super().preallocate(file, 0)
@@ -67,8 +77,17 @@ class DiscardingDisk(WatchedDisk):
             os.truncate(self._path(file), bytes_count)
 
     def write_at(self, file: str, offset: int, data: Buffer) -> None:
-        if len(data) < FRAGMENT_BYTES_MIN or os.path.exists(os.environ[KEEP_NAME]):
+        if len(data) < FRAGMENT_BYTES_MIN or self._keeps(file):
             super().write_at(file, offset, data)
+
+    def rename_file(self, old: str, new: str) -> None:
+        super().rename_file(old, new)
+        self._kept.pop(old, None)
+
+    def _keeps(self, file: str) -> bool:
+        if file not in self._kept:
+            self._kept[file] = os.path.exists(os.environ[KEEP_NAME])
+        return self._kept[file]
 
     def space(self) -> DiskSpace:
         return DiskSpace(TiB, TiB)

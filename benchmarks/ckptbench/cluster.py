@@ -27,8 +27,11 @@ import msgspec
 
 from ckpt.aio.secret import make_secret
 from ckpt.base.errors import CkptError, Unavailable
+from ckpt.base.ids import RunName, Step
 from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.erasure.code import Code
+from ckpt.format.drain_messages import DrainNoted, ForgetStore
+from ckpt.format.messages import DeleteStep, StepDeleted
 from ckpt.protocol.coordinator.views import StatusView
 from ckpt_client.control import Control
 from ckpt_client.detach import child_environment
@@ -39,9 +42,11 @@ from ckptbench.bench_target import DISCARD_NAME, KEEP_NAME, OBSERVED_NAME, read_
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 15.0
 POLL_S: Final = 0.01
-COORDINATOR: Final = "ckptd.cli"
+DAEMON: Final = "ckptd.cli"
 TARGET: Final = "ckptbench.bench_target"
 END_TIMEOUT_S: Final = 10.0
+DRAIN_FLAGS: Final = ("--poll-s", "0.05", "--no-aside")
+"""A drain that is measured alone does not wait between two looks, or for bursts."""
 MEMORY_DIRECTORY: Final = Path("/dev/shm")
 
 _status_decoder = msgspec.json.Decoder(StatusView)
@@ -120,6 +125,10 @@ class BenchCluster:
         """Of `coordinator` or a target."""
         return self._processes[name].pid
 
+    def is_running(self, name: str) -> bool:
+        """Whether it has not ended."""
+        return self._processes[name].poll() is None
+
     def port(self, name: str) -> int:
         """Of a target's TCP socket."""
         return self._ports[name]
@@ -179,6 +188,28 @@ class BenchCluster:
         ready = self._spawn(name, arguments, extra)
         self._ports[name] = int(str(ready["address"]).rpartition(":")[2])
 
+    def start_drain(self, to: str) -> str:
+        """A `ckptd drain` with this --to, which looks often; its name, for `pid` and `end`."""
+        name = f"drain-{secrets.token_hex(4)}"
+        where = ("--coordinator", self.url.removeprefix("ckpt://"), "--to", to)
+        self._spawn(name, ["-m", DAEMON, "drain", *where, *DRAIN_FLAGS], {})
+        return name
+
+    def end(self, name: str) -> None:
+        """SIGTERM; returns when it is gone."""
+        self._processes[name].terminate()
+        self._end(self._processes[name])
+
+    def delete_step(self, run: RunName, step: Step) -> None:
+        """As `ckpt rm`. Raises NotFound."""
+        assert self._control is not None
+        self._control.call(DeleteStep(run, step), StepDeleted)
+
+    def forget_store(self, url: str) -> None:
+        """As `ckpt drain forget`. Raises NotFound; Busy while a drain serves it."""
+        assert self._control is not None
+        self._control.call(ForgetStore(url), DrainNoted)
+
     def wait_live(self, count: int) -> None:
         """Until so many targets are live in the coordinator's map. Raises Unavailable."""
         deadline_s = time.monotonic() + START_TIMEOUT_S
@@ -209,7 +240,7 @@ class BenchCluster:
             self._data = Path(tempfile.mkdtemp(prefix="ckptbench-", dir=MEMORY_DIRECTORY))
         make_secret(self.directory / "secret")
         arguments = [
-            *("-m", COORDINATOR, "coordinator", "--directory", str(self._data)),
+            *("-m", DAEMON, "coordinator", "--directory", str(self._data)),
             *("--listen", "127.0.0.1:0", "--code", str(self.plan.code), "--level", "target"),
             *("--keep", str(self.plan.keep), "--cell-bytes", str(self.plan.cell_bytes)),
         ]

@@ -1,11 +1,13 @@
 """How fast is a drain, against a plain client that moves the same bytes to the same place?
 
-    plain up   drain   plain up   plain down   load     of each round, in this order
+    plain up   bound   drain   plain up   bound   plain down   load     of each round, in this order
 
 Ratios of one round, and their medians: the places are slower and faster from minute to minute. The
 plain client is the best of a few: files written by threads and synced, or obstore's own multipart
 put and ranged get. What the drain does beyond it: it reads the tier, checks every byte, and reads
-back what it wrote. CPU is that of the draining process.
+back what it wrote. The bound does that, too, with as little as can be: in a directory, threads that
+read files around the page cache, write them so, sync, and read them back with a CRC-32; in a store,
+the plain client's upload and download. CPU is that of the draining process. Files are read cold.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ import numpy as np
 
 import ckpt
 from ckpt.aio.secret import read_secret
+from ckpt.aio.slots import touched_memory
 from ckpt.base.errors import Refused
 from ckpt.base.ids import RunName, Step
 from ckpt.base.units import MiB
+from ckpt.format.checksum import crc32
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import open_stored
 from ckpt.objects.sink import Sink
@@ -49,6 +53,7 @@ PUTS: Final = ((8 * MiB, 8), (16 * MiB, 4), (16 * MiB, 8), (64 * MiB, 2))
 """(Part bytes, parts at once) that the plain client tries."""
 RANGE_BYTES: Final = 8 * MiB
 OPTIONS: Final = WriteOptions(compression="none")
+LIMITS: Final = WriteLimits(threads=4, memory_bytes=512 * MiB)
 TIMEOUT_S: Final = 300.0
 
 
@@ -59,6 +64,8 @@ class Round:
     plain_up_s: float
     drain_s: float
     drain_cpu_s: float
+    bound_s: float
+    """Writing and reading back at the least; in a directory also reading the source."""
     plain_down_s: float
     load_s: float
     tier_cpu_s: float
@@ -71,7 +78,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class DrainSpeed:
-    """Everything that `ckptbench drain` finds."""
+    """Everything that `ckptbench offload` finds."""
 
     url: str
     bytes: int
@@ -103,11 +110,15 @@ def _round(
 ) -> Round:  # fmt: skip
     sink = open_sink(f"{url}/round-{number}")
     before_s = _timed(partial(client.up, arrays))
+    bound_before_s = _timed(partial(client.bound, arrays))
     cpu_s = time.process_time()
     drain_s = _timed(lambda: _write(sink, tier()))
     cpu_s = time.process_time() - cpu_s
     up_s = (before_s + _timed(partial(client.up, arrays))) / 2
+    bound_s = (bound_before_s + _timed(partial(client.bound, arrays))) / 2
+    forget_pages(url)
     down_s = _timed(partial(client.down, arrays))
+    forget_pages(url)
     load_s = _timed(lambda: _load(sink))
     tier_cpu_s = _cpu(lambda: _read(tier()))
     held = [
@@ -118,7 +129,7 @@ def _round(
     back_cpu_s = _cpu(lambda: _verify(sink))
     for key in list(sink.list("")):
         sink.delete([key])
-    return Round(up_s, drain_s, cpu_s, down_s, load_s, tier_cpu_s, write_cpu_s, back_cpu_s)
+    return Round(up_s, drain_s, cpu_s, bound_s, down_s, load_s, tier_cpu_s, write_cpu_s, back_cpu_s)
 
 
 # ------------------------------------------------------------------------ ours
@@ -159,7 +170,7 @@ def local_tier(state: dict[str, Array]) -> Iterator[LocalTier]:
 
 def _write(sink: Sink, source: Source) -> None:
     try:
-        write_checkpoint(sink, source, OPTIONS, WriteLimits(threads=4, memory_bytes=512 * MiB))
+        write_checkpoint(sink, source, OPTIONS, LIMITS)
     finally:
         source.close()
 
@@ -205,6 +216,31 @@ class PlainFiles:
     def down(self, arrays: Sequence[Array]) -> None:
         with ThreadPoolExecutor(self.threads) as pool:
             list(pool.map(self._read, range(len(arrays)), map(np.empty_like, arrays)))
+
+    def bound(self, arrays: Sequence[Array]) -> None:
+        """Of the files that `up` wrote."""
+        with ThreadPoolExecutor(self.threads) as pool:
+            crcs = list(pool.map(self._copy, range(len(arrays))))
+        assert crcs == [crc32(array.data) for array in arrays]
+
+    def _copy(self, number: int) -> int:
+        """A file's CRC-32, from what its copy gives back."""
+        block = memoryview(touched_memory(PIECE_BYTES))
+        source, copy = self.folder / str(number), self.folder / f"{number}.copy"
+        flags = os.O_DIRECT | os.O_CLOEXEC
+        with (
+            _opened(source, os.O_RDONLY | flags) as old,
+            _opened(copy, os.O_CREAT | os.O_TRUNC | os.O_RDWR | flags) as new,
+        ):
+            at = 0
+            while count := os.preadv(old, [block], at):
+                at += os.pwrite(new, block[:count], at)
+            os.fsync(new)
+            crc = at = 0
+            while count := os.preadv(new, [block], at):
+                crc, at = crc32(block[:count], crc), at + count
+        copy.unlink()
+        return crc
 
     def _write(self, number: int, array: Array) -> None:
         view = array.data.cast("B")
@@ -253,6 +289,10 @@ class PlainObstore:
             get = partial(obstore.get_range, store, length=RANGE_BYTES)
             list(pool.map(lambda span: get(span[0], start=span[1]), spans))
 
+    def bound(self, arrays: Sequence[Array]) -> None:
+        self.up(arrays)
+        self.down(arrays)
+
     def _store(self) -> object:
         import obstore.store
 
@@ -276,6 +316,25 @@ def random_state(byte_count: int) -> dict[str, Array]:
     rng = np.random.default_rng(5)
     count = max(1, byte_count // ARRAY_BYTES)
     return {f"w{n}": rng.integers(0, 255, ARRAY_BYTES, "u1") for n in range(count)}
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags, 0o644)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def forget_pages(url: str) -> None:
+    """No file below a directory's URL is in the page cache any more."""
+    if not url.startswith("file://"):
+        return
+    for folder, _, names in os.walk(url.removeprefix("file://")):
+        for name in names:
+            with _opened(Path(folder, name), os.O_RDONLY) as file:
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _same(array: Array) -> Array:

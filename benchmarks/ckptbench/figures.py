@@ -140,12 +140,21 @@ class Goal:
     limit: float
     at_least: bool
     """True: found should be >= limit; False: <=."""
+    next_limit: float | None = None
+    """What is built for; to miss it is no error."""
 
     @property
     def met(self) -> bool:
-        return self.found >= self.limit if self.at_least else self.found <= self.limit
+        return self._meets(self.limit)
+
+    def _meets(self, limit: float) -> bool:
+        return self.found >= limit if self.at_least else self.found <= limit
 
     def __str__(self) -> str:
         sign = ">=" if self.at_least else "<="
         verdict = "met   " if self.met else "MISSED"
-        return f"{verdict} {self.name}: {self.found:.3g} {sign} {self.limit:g}"
+        text = f"{verdict} {self.name}: {self.found:.3g} {sign} {self.limit:g}"
+        if self.next_limit is None:
+            return text
+        reached = "met" if self._meets(self.next_limit) else "not yet"
+        return f"{text}; next {sign} {self.next_limit:g}: {reached}"

@@ -10,6 +10,8 @@ It holds a state through one engine and answers each line with one JSON line:
     wait                until that save is as durable as the engine makes it
     load STEP NS RANK   at NS, what RANK saved, into memory that was never touched
     boxes STEP NS N     at NS, this rank's share of every tensor among N readers
+    stored STEP NS RANK as `load`, from the object store beside the storage
+    fetch STEP NS       at NS, all that was saved from there into the storage, until it is durable
     compare STEP        whether what was loaded is what STEP's save held, byte for byte
     close               let the engine go and end
 
@@ -31,7 +33,7 @@ import msgspec
 
 from ckpt.base.errors import CkptError
 from ckptbench.engines import make_engine
-from ckptbench.engines.base import Done, EnginePlan, Loaded, Resharding, unavailable
+from ckptbench.engines.base import Done, EnginePlan, Loaded, Resharding, Storing, unavailable
 from ckptbench.workload import (
     Box,
     State,
@@ -142,6 +144,11 @@ class Rank:
                 self._loaded = None
                 self._loaded_boxes = reader_boxes(self._plan.state, self._plan.rank, int(readers))
                 return self._at(int(when), lambda: self._reshard(int(step)))
+            case ["stored", step, when, rank]:
+                self._loaded, self._loaded_boxes = None, rank_boxes(self._plan.state, int(rank))
+                return self._at(int(when), lambda: self._load_stored(int(step), int(rank)))
+            case ["fetch", step, when]:
+                return self._at(int(when), lambda: self._fetch(int(step)))
             case ["compare", step]:
                 return Answer(equal=self._is_equal(int(step)))
             case _:
@@ -191,6 +198,15 @@ class Rank:
     def _reshard(self, step: int) -> Answer:
         assert isinstance(self._engine, Resharding), "checked before the run"
         return self._take(self._engine.load_boxes(step, self._loaded_boxes))
+
+    def _load_stored(self, step: int, rank: int) -> Answer:
+        assert isinstance(self._engine, Storing), "checked before the run"
+        return self._take(self._engine.load_stored(step, rank))
+
+    def _fetch(self, step: int) -> Answer:
+        assert isinstance(self._engine, Storing), "checked before the run"
+        self._engine.fetch(step)
+        return Answer(bytes=sum(self._plan.state.rank_bytes), source="object store")
 
     def _take(self, loaded: Loaded) -> Answer:
         self._loaded = loaded

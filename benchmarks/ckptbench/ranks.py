@@ -18,6 +18,7 @@ import msgspec
 from ckpt.base.errors import CkptError
 from ckptbench import proc
 from ckptbench.rank import Answer, RankPlan
+from ckptbench.results import HostSpent
 
 LEAD_NS: Final = 300_000_000
 """Between the word and the common beginning: enough for every rank to have heard, and to be
@@ -38,6 +39,10 @@ class RankGroup(Protocol):
     @property
     def pids(self) -> list[int]:
         """Of those that run on this host."""
+
+    @property
+    def hosts_spent(self) -> tuple[HostSpent, ...]:
+        """What other hosts counted of the lines of the last `begin`, once they are answered."""
 
     def tell(self, lines: Sequence[str]) -> list[Answer]:
         """One line for each rank, where NS becomes the common beginning; their answers by rank.
@@ -108,6 +113,11 @@ class Ranks:
     @property
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
+
+    @property
+    def hosts_spent(self) -> tuple[HostSpent, ...]:
+        """None: this host is counted by whoever measures."""
+        return ()
 
     def tell(self, lines: Sequence[str]) -> list[Answer]:
         """See RankGroup."""

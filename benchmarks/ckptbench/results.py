@@ -6,8 +6,9 @@ Times are nanoseconds from the common beginning of one checkpoint unless a name 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from ckptbench.figures import Costs
 from ckptbench.rank import Usage
@@ -67,6 +68,25 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class HostSpent:
+    """What one host's agent counted in one checkpoint, of the ranks there and their stagers."""
+
+    machine: str
+    """Equal for agents that count the same network interfaces."""
+    cpu_s: Mapping[str, float]
+    """By stage, without the trainers, which tell theirs."""
+    device_read: int
+    device_written: int
+    received: int
+    """Through all its network interfaces, whoever's bytes they were."""
+    sent: int
+    private_bytes: int
+    """Of the largest stager, its arena apart."""
+    host: str = ""
+    """Its address; set by whoever asked it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Spent:
     """What the cluster's processes and the kernel's counters added up to in one checkpoint."""
 
@@ -79,17 +99,33 @@ class Spent:
     """Of the processes that write; None when they cannot be counted."""
     private_bytes: int = 0
     """Of the largest stager, its arena apart."""
+    hosts: tuple[HostSpent, ...] = ()
+    """Where agents ran the ranks; what they counted is in the sums above, but for the network."""
+
+    @property
+    def received(self) -> int | None:
+        """By all machines together, whoever's bytes they were; None where ranks ran here."""
+        return _of_machines([(one.machine, one.received) for one in self.hosts])
+
+    @property
+    def sent(self) -> int | None:
+        """As `received`."""
+        return _of_machines([(one.machine, one.sent) for one in self.hosts])
+
+
+END_WORDS: Final = {"save": "committed", "drain": "drained", "fetch": "committed"}
+"""By kind: what the last rank's end is called; `loaded` for all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One save or load by all ranks."""
+    """One save or load by all ranks; a drain or a fetch, whose one mover stands as rank 0."""
 
     number: int
     """The loop, from 0; warm-ups are counted too."""
     step: int
     kind: str
-    """save, load, reshard or degraded."""
+    """save, load, reshard, degraded, drain or fetch."""
     counts: bool
     """False for warm-ups and within ramp_time."""
     begun_s: float
@@ -119,8 +155,8 @@ class Checkpoint:
 
     @property
     def direction(self) -> str:
-        """As fio names it."""
-        return "write" if self.kind == "save" else "read"
+        """As fio names it, of the tier: a drain reads it, a fetch writes it."""
+        return "write" if self.kind in ("save", "fetch") else "read"
 
     @property
     def bytes(self) -> int:
@@ -146,6 +182,22 @@ class Checkpoint:
     def sealed_ns(self) -> int | None:
         """When the last column of all was on stable storage."""
         return max((one.at_ns for one in self.seals), default=None)
+
+    @property
+    def device_bytes(self) -> int | None:
+        """What it had devices move: written, by a drain into the object store; or read."""
+        written = self.kind in ("save", "fetch", "drain")
+        return self.spent.device_written if written else self.spent.device_read
+
+    @property
+    def hosts_bytes(self) -> int | None:
+        """What the hosts' networks carried: sent by a save or a fetch, else received."""
+        return self.spent.sent if self.direction == "write" else self.spent.received
+
+    @property
+    def end_word(self) -> str:
+        """What the last rank's end is called."""
+        return END_WORDS.get(self.kind, "loaded")
 
     @property
     def seconds(self) -> float:
@@ -245,3 +297,11 @@ class RunResult:
     @property
     def errors(self) -> list[str]:
         return [f"{job.name}: {error}" for job in self.jobs for error in job.errors]
+
+
+def _of_machines(counted: Sequence[tuple[str, int]]) -> int | None:
+    """Agents of one machine have counted the same bytes: the one that counted longest stands."""
+    most: dict[str, int] = {}
+    for machine, count in counted:
+        most[machine] = max(most.get(machine, 0), count)
+    return sum(most.values()) if most else None

@@ -16,6 +16,7 @@ import contextlib
 import os
 import random
 import socket
+from collections.abc import Callable
 from typing import Final
 
 from ckpt.aio.address import endpoint_by_resolver, endpoint_nowait, parse_address
@@ -33,6 +34,9 @@ from ckpt.protocol.handshake import NONCE_BYTES, ClientHandshake, Established
 ATTEMPT_S: Final = 5.0
 """For connecting and the handshake together."""
 QUEUED_BYTES_MAX: Final = 64 * MiB
+OnFailure = Callable[[CkptError], None]
+_jitter: Final = random.Random()
+"""Ours alone: a trainer's sequence of the module's own numbers is part of what it resumes."""
 
 
 class Dialer:
@@ -54,9 +58,9 @@ class Dialer:
         server_name: str = "",
         backoff_s: tuple[float, float] = (0.05, 2.0),
         unchecked: frozenset[type] = frozenset(),
+        on_failure: OnFailure | None = None,
     ) -> None:
-        self.last_error: CkptError | None = None
-        """Why there is no session, or why the last one ended."""
+        """`on_failure` hears of each attempt and each session that failed, before the rest."""
         self.attempt_count = 0
         self.epoch = Epoch(0)
         """Goes out with every frame; the owner sets it."""
@@ -70,6 +74,7 @@ class Dialer:
         self._server_name = server_name
         self._backoff_s = backoff_s
         self._unchecked = unchecked
+        self._on_failure = on_failure
         self._task: asyncio.Task[None] | None = None
         self._watch: Watch | None = None
         self._ended: asyncio.Future[CkptError] | None = None
@@ -134,7 +139,6 @@ class Dialer:
 
     def established(self, channel: Channel, peer: Established) -> None:
         """A channel calls this."""
-        self.last_error = None
         if self._proved is not None and not self._proved.done():
             self._proved.set_result(None)
         self._handler.opened(channel.session, peer)
@@ -154,11 +158,12 @@ class Dialer:
         rest_s = shortest_s
         while True:
             begun_us = now_us()
-            self.last_error = await self._attempt()
+            error = await self._attempt()
+            if self._on_failure is not None:
+                self._on_failure(error)
             if now_us() - begun_us > longest_s * US_PER_S:
                 rest_s = shortest_s
-            # Jitter needs no secrecy.
-            await asyncio.sleep(rest_s * random.uniform(0.5, 1.0))
+            await asyncio.sleep(rest_s * _jitter.uniform(0.5, 1.0))
             rest_s = min(longest_s, rest_s * 2)
 
     async def _attempt(self) -> CkptError:

@@ -10,7 +10,8 @@ is refused there at once, and the child's copies of the connection are closed (a
 on would keep its parent's session open, and with it what the coordinator holds for it).
 
 A server that cannot be reached makes calls wait for their deadline (it may come back: a restart is
-no failure); a server that refuses the handshake makes all of them fail at once.
+no failure), unless it is one that never comes back (`lasting=False`); a server that refuses the
+handshake makes all of them fail at once.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ TELL_MAX: Final = 1024
 OnPush = Callable[[int, Message, memoryview], None]
 OnOpened = Callable[[Established], None]
 _EMPTY: Final = memoryview(b"")
+_jitter: Final = random.Random()
+"""Ours alone: a trainer's sequence of the module's own numbers is part of what it resumes."""
 
 
 @dataclass(slots=True)
@@ -86,7 +89,9 @@ class RpcClient:
         server_name: str = "",
         on_push: OnPush | None = None,
         on_opened: OnOpened | None = None,
+        lasting: bool = True,
     ) -> None:
+        """lasting: a server that is gone may come back, and calls wait for that."""
         parse_address(address)
         if len(secret) < SECRET_BYTES_MIN:
             raise Refused(f"a cluster secret of {len(secret)} bytes is too short")
@@ -102,6 +107,7 @@ class RpcClient:
         self._server_name = server_name
         self._on_push = on_push
         self._on_opened = on_opened
+        self._lasting = lasting
         self._pid = os.getpid()
         self._lock = threading.Lock()
         #: Requests without an answer, oldest first; callers add and remove, the thread sends and
@@ -304,14 +310,14 @@ class RpcClient:
         self._link = None
         self.peer = None
         self.last_error = error
-        self._dial_at_us = now_us() + int(self._rest_us * random.uniform(0.5, 1.0))
+        self._dial_at_us = now_us() + int(self._rest_us * _jitter.uniform(0.5, 1.0))
         self._rest_us = min(BACKOFF_US[1], self._rest_us * 2)
         with self._lock:
             calls = list(self._calls.values())
             self._told.clear()
         for call in calls:
             call.sent = False
-            if isinstance(error, Unauthorized | Refused):
+            if not self._lasting or isinstance(error, Unauthorized | Refused):
                 call.finish(None, _EMPTY, error)
 
 

@@ -67,7 +67,7 @@ class SlotPool:
         )
         self.unit_bytes = unit_bytes
         self.total_bytes = align_up(total_bytes, unit_bytes)
-        self._memory = _map(self.total_bytes)
+        self._memory = touched_memory(self.total_bytes)
         self._view = memoryview(self._memory)
         self._lock = threading.Lock()
         #: (first unit, unit count) of what is free; ascending, never adjacent.
@@ -123,7 +123,7 @@ class SlotPool:
         self._listeners = [each for each in self._listeners if each != listener]
 
 
-def _map(size: int) -> mmap.mmap:
+def touched_memory(size: int) -> mmap.mmap:
     """Private memory with huge pages where there are any, every page touched."""
     memory = mmap.mmap(
         -1, align_up(size, _HUGE_PAGE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

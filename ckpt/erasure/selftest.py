@@ -1,4 +1,5 @@
-"""Known answers, checked once at process start: wrong parity must never reach a disk.
+"""Known answers, checked once in each process: a target's before it serves, all others' before they
+encode or decode. Wrong parity must never reach a disk, nor wrong bytes a trainer.
 
 The vectors come from pyeclib and from the plain tables of `matrix`, which agreed when they were
 made. They are the format's promise too: parity written today decodes with any later release.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from functools import cache
 from typing import Final
 
 from ckpt.base.errors import CkptError
@@ -49,9 +51,23 @@ def self_test() -> None:
             )
 
 
+def trusted_codec(code: Code) -> Codec:
+    """The shared codec, in a process that has given the known answers.
+
+    Raises CkptError when it has not, or when the machine has no backend.
+    """
+    _test_once()
+    return codec_for(code)
+
+
 def data_cell(column: int) -> bytes:
     """The test's data: SHAKE-128, so that anyone can make it again."""
     return hashlib.shake_128(f"ckpt erasure self-test, column {column}".encode()).digest(CELL_BYTES)
+
+
+@cache
+def _test_once() -> None:
+    self_test()
 
 
 def _gives_known_answers(codec: Codec, expected: tuple[int, ...]) -> bool:

@@ -44,6 +44,9 @@ class TellStored(Struct, frozen=True, gc=False):
     url: str
     worker: str
     run: RunName
+    version: int = 0
+    """What DrainNoted said before the store was looked at; Failed(busy) when another worker has
+    told something since. 0 is not compared: an older worker's."""
 
 
 class LeaseDrain(Struct, frozen=True, gc=False):
@@ -128,6 +131,9 @@ class DrainNoted(Struct, frozen=True, gc=False):
 
     lease_us: int = 0
     """For how long a worker counts behind its last RenewDrain."""
+    version: int = 0
+    """To OpenStore and RenewDrain: another number whenever it becomes known that the store holds
+    something else."""
 
 
 def encode_stored(stored: Iterable[tuple[Step, Generation]]) -> bytes:

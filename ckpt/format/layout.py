@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -71,11 +72,7 @@ class Layout(Struct, frozen=True, gc=False):
     def tail_cell_bytes(self) -> int:
         """Cell size of the last stripe; `cell_bytes` when the payload fills it, 0 without
         stripes."""
-        if not self.payload_bytes:
-            return 0
-        k = self.code.k
-        before_tail = (self.payload_bytes - 1) // (k * self.cell_bytes) * (k * self.cell_bytes)
-        return align_up(-(-(self.payload_bytes - before_tail) // k), PAGE_BYTES)
+        return _tail_cell_bytes(self)
 
     @property
     def column_bytes(self) -> int:
@@ -102,7 +99,7 @@ class Layout(Struct, frozen=True, gc=False):
         """Size of each cell of one stripe."""
         last = self.stripe_count - 1
         assert 0 <= stripe <= last
-        return self.tail_cell_bytes if stripe == last else self.cell_bytes
+        return self.cell_bytes if stripe < last else _tail_cell_bytes(self)
 
     def cell_offset(self, stripe: int, column: int) -> int:
         """Where a data cell begins in the payload's (padded) memory."""
@@ -123,6 +120,16 @@ class Layout(Struct, frozen=True, gc=False):
             length = min(size - offset, end - start)
             yield CellRange(stripe, column, offset, length, start)
             start += length
+
+
+@lru_cache(maxsize=1024)
+def _tail_cell_bytes(layout: Layout) -> int:
+    """Asked for many times of each layout, of which a cluster uses few."""
+    if not layout.payload_bytes:
+        return 0
+    k, stripe_bytes = layout.code.k, layout.stripe_bytes
+    before_tail = (layout.payload_bytes - 1) // stripe_bytes * stripe_bytes
+    return align_up(-(-(layout.payload_bytes - before_tail) // k), PAGE_BYTES)
 
 
 def blocks_of(cell_bytes: int) -> int:

@@ -14,21 +14,17 @@ never used again. Nothing here can carry code.
                    target  -> reader   RangeData, RangeDamaged, RangesDone, ManifestData,
                                        DocumentData, ColumnVerified
     control plane  stager  -> coord.   JoinLaunch, OpenPayload, RequestSpares, Certify,
-                                       BoxesCompared, TrainerLeft,
-                                       PayloadGivenUp, CommitMembers
+                                       BoxesCompared, TrainerLeft, PayloadGivenUp, CommitMembers
                    coord.  -> stager   LaunchJoined, PayloadPlanned, SparesNamed, Certified,
-                                       ColumnsLost,
-                                       CompareBoxes, AttemptCommitted, AttemptAborted
-                   reader  -> coord.   JoinLaunch, Resolve, LoadBegan, ConfirmLoad, ReleasePin,
-                                       ShareReads, NextReads, LeaveReads,
-                                       ReportDamage, Ask, DeleteStep
+                                       ColumnsLost, CompareBoxes, AttemptCommitted, AttemptAborted
+                   reader  -> coord.   JoinLaunch, Resolve, LoadBegan, ConfirmLoad, ReleasePin, Ask,
+                                       ShareReads, NextReads, LeaveReads, ReportDamage, DeleteStep
                    coord.  -> reader   LaunchJoined, Resolved, LoadConfirmed, ReadsShared,
                                        DamageJudged, Answer, StepDeleted
                    target  -> coord.   RegisterTarget, RenewLease (the target dials)
                    coord.  -> target   TargetRegistered, LeaseRenewed; commands: Reserve,
-                                       ReleaseReservation,
-                                       Attest, PutDocument, DropGeneration, DropColumn,
-                                       VerifyColumn, ListColumns
+                                       ReleaseReservation, Attest, PutDocument, DropGeneration,
+                                       DropColumn, VerifyColumn, ListColumns
                    target  -> coord.   Reserved, Attested, DocumentStored, Dropped, ColumnVerified,
                                        ColumnsListed
                    drain   -> coord.   see ckpt.format.drain_messages
@@ -100,8 +96,7 @@ class ClientHello(Struct, frozen=True, gc=False):
 
 
 class ServerHello(Struct, frozen=True, gc=False):
-    """The server's half. It reveals nothing but a nonce; its identity follows when the client has
-    proved itself."""
+    """The server's half: nothing but a nonce; its identity follows when the client is proved."""
 
     version: int
     nonce: bytes
@@ -141,8 +136,7 @@ class Failed(Struct, frozen=True, gc=False):
 
 
 class CancelRequest(Struct, frozen=True, gc=False):
-    """The asker no longer wants the answer to the request of this frame's number. Never
-    answered."""
+    """The answer to the request of this frame's number is not wanted any more. Never answered."""
 
 
 # =========================================================================== data plane: write
@@ -224,8 +218,7 @@ class ByteRange(Struct, frozen=True, gc=False):
 
 
 class ReadRanges(Struct, frozen=True, gc=False):
-    """Vectored read of one column. Answered by RangeData and RangeDamaged in any order, then
-    RangesDone.
+    """Vectored read of one column. Answered by RangeData, RangeDamaged in any order; RangesDone.
 
     The target verifies whole blocks and sends only the wanted bytes. At most READ_RANGES_MAX
     ranges.
@@ -236,9 +229,14 @@ class ReadRanges(Struct, frozen=True, gc=False):
 
 
 class RangeData(Struct, frozen=True, gc=False):
-    """Bulk: the fragment bytes at `start`."""
+    """Bulk: the fragment bytes of the ranges, one behind the other.
 
-    start: int
+    A long range comes alone, so that it can be received where it belongs; short ones travel
+    together.
+    """
+
+    ranges: tuple[ByteRange, ...]
+    """At least one; ascending, each of one cell."""
     crc: int
     """Fresh CRC-32 of the bulk."""
 
@@ -385,8 +383,7 @@ class PayloadPlanned(Struct, frozen=True, gc=False):
     """n entries, or fewer than n: a column without a live target has None."""
     spares: tuple[Place, ...]
     absent: tuple[ColumnNumber, ...] = ()
-    """Columns that no live target can take now; `places` holds the other columns in ascending
-    order."""
+    """Columns that no live target can take now; `places` holds the others, ascending."""
 
 
 class RequestSpares(Struct, frozen=True, gc=False):
@@ -404,11 +401,19 @@ class SparesNamed(Struct, frozen=True, gc=False):
     spares: tuple[Place, ...]
 
 
-class Certify(Struct, frozen=True, gc=False):
-    """This payload has enough sealed columns at this moment. Bulk: the rank's table
-    (ckpt.format.table).
+class Repeats(Struct, frozen=True, gc=False):
+    """How many tensors of a rank's save have the bits of its save before, of step `step`."""
 
-    Repeated, with the same content, to a restarted coordinator.
+    step: int
+    tensors: int
+    same: int
+    optimizer_tensors: int
+    optimizer_same: int
+
+
+class Certify(Struct, frozen=True, gc=False):
+    """This payload has enough sealed columns at this moment. Bulk: the rank's RankTable. Repeated,
+    with the same content, to a restarted coordinator.
     """
 
     payload: PayloadId
@@ -426,11 +431,11 @@ class Certify(Struct, frozen=True, gc=False):
     fault_in_us: int = 0
     table_bytes: int = 0
     table_offset: int = 0
-    """A table larger than one frame is sent as several Certify frames, ascending; the last
-    completes it."""
+    """A table larger than one frame comes in several, ascending; the last completes it."""
     slowest_target: TargetId = TargetId("")
     """Whose column took longest, for the report."""
     slowest_us: int = 0
+    repeats: Repeats | None = None
 
 
 class Certified(Struct, frozen=True, gc=False):
@@ -537,13 +542,21 @@ class CommitMembers(Struct, frozen=True, gc=False):
     """Refused when the list has other files too: somebody else is writing them."""
 
 
+class Departure(Enum):
+    """How a trainer left: its process has ended; it closed its store and lives, its end will be
+    told; or the same, but nobody will tell, because the idle stager goes."""
+
+    ENDED, CLOSED, UNWATCHED = "ended", "closed", "unwatched"
+
+
 class TrainerLeft(Struct, frozen=True, gc=False):
-    """A stager lost its trainer. Attempts that still lack this rank's payload are aborted."""
+    """A stager lost its trainer; told again when `how` changes, and on every new session."""
 
     run: RunName
     launch: LaunchNumber
     rank: Rank
     process: str
+    how: Departure = Departure.ENDED
 
 
 # =========================================================================== control plane: read
@@ -561,6 +574,10 @@ class Resolve(Struct, frozen=True, gc=False):
     fallback: bool = False
     turn: int = 0
     """Which of the launch's resolutions is asked for; the same again gives the same."""
+    stored: bool = False
+    """The reader can read object stores: what is not to be had here, whole there, may be named."""
+    away: bool = False
+    """It asked its targets in vain: a store that has it shall be named now."""
 
 
 class TargetAddress(Struct, frozen=True, gc=False):
@@ -573,8 +590,7 @@ class TargetAddress(Struct, frozen=True, gc=False):
 
 
 class Resolved(Struct, frozen=True, gc=False):
-    """A committed generation, pinned until ReleasePin or the session's end. Bulk: the commit
-    record."""
+    """A committed generation, pinned until ReleasePin or the session's end. Bulk: its record."""
 
     info: CommitInfo
     pin: int
@@ -584,6 +600,10 @@ class Resolved(Struct, frozen=True, gc=False):
     """Newer steps that were passed over, each with its reason."""
     sharing: bool = False
     """This coordinator answers ShareReads."""
+    stored: tuple[str, ...] = ()
+    """It is not to be had here: read it from one of these object stores, where it is verified."""
+    away: str = ""
+    """Why it is out of reach; empty for what is lost."""
 
 
 class ReleasePin(Struct, frozen=True, gc=False):
@@ -603,9 +623,7 @@ class LoadBegan(Struct, frozen=True, gc=False):
 
 class ConfirmLoad(Struct, frozen=True, gc=False):
     """A rank has read what its launch resolved, whole and verified, and has not returned it yet.
-
-    Answered when no rank that is loading can change the answer, at the latest after the timeout.
-    """
+    Answered when no rank that is loading can change the answer, at the latest after the timeout."""
 
     run: RunName
     launch: LaunchNumber
@@ -616,17 +634,13 @@ class ConfirmLoad(Struct, frozen=True, gc=False):
 
 
 class LoadConfirmed(Struct, frozen=True, gc=False):
-    """It is what all ranks of the launch load, for good; or, with a reason, it no longer is:
-    resolve again."""
+    """All ranks of the launch load it, for good; or, with a reason, it is another: ask again."""
 
     superseded: str = ""
 
 
 class ShareReads(Struct, frozen=True, gc=False):
-    """I read what others may read at the same time. Bulk: the wanted spans (ckpt.format.spans).
-
-    Answered by ReadsShared, as NextReads is.
-    """
+    """I read what others may read now. Answered by ReadsShared. Bulk: spans (ckpt.format.spans)."""
 
     checkpoint: CheckpointId
     key: str
@@ -638,12 +652,12 @@ class ShareReads(Struct, frozen=True, gc=False):
 
 
 class NextReads(Struct, frozen=True, gc=False):
-    """What I was granted is read, and I give it to peers. What next?"""
+    """What I was granted is read, and I give it to peers. What next? Answered by ReadsShared."""
 
 
 class ReadsShared(Struct, frozen=True, gc=False):
     """What to read now. Bulk: spans (ckpt.format.spans), each with the number of the peer that has
-    it, or OURS: to be read from the tier. Without spans all is done."""
+    it, or OURS: not from a peer. Without spans all is done."""
 
     peers: tuple[TargetAddress, ...] = ()
 
@@ -656,10 +670,12 @@ class LeaveReads(Struct, frozen=True, gc=False):
 
 
 class ReportDamage(Struct, frozen=True, gc=False):
-    """A reader could not decode this payload from the columns it reached."""
+    """A reader could not decode this payload from the columns it reached; or (`index`) met no whole
+    copy of its checkpoint's index."""
 
     payload: PayloadId
     reason: str
+    index: bool = False
 
 
 class DamageJudged(Struct, frozen=True, gc=False):
@@ -857,8 +873,7 @@ Message = (
     | Resolve | Resolved | ReleasePin | LoadBegan | ConfirmLoad | LoadConfirmed
     | ShareReads | NextReads | ReadsShared | LeaveReads | ReportDamage | DamageJudged | Ask | Answer | DeleteStep | StepDeleted
     | RegisterTarget | TargetRegistered | RenewLease | LeaseRenewed | Reserve | Reserved | ReleaseReservation
-    | Attest | Attested | PutDocument | DocumentStored | DropGeneration | DropColumn | Dropped
-    | ListColumns | ColumnsListed
+    | Attest | Attested | PutDocument | DocumentStored | DropGeneration | DropColumn | Dropped | ListColumns | ColumnsListed
     | OpenStore | TellStored | LeaseDrain | DrainLeased | BeginParts | TakePart | PartTaken
     | RenewDrain | EndDrain | ForgetStore | DrainNoted
 )  # fmt: skip
@@ -871,8 +886,7 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     38: ReadDocument, 39: DocumentData, 40: VerifyColumn, 41: ColumnVerified,
     48: JoinLaunch, 49: LaunchJoined, 50: OpenPayload, 51: PayloadPlanned, 52: RequestSpares, 53: SparesNamed,
     54: Certify, 55: Certified, 56: ColumnsLost, 57: CompareBoxes, 58: BoxesCompared,
-    59: AttemptCommitted, 60: AttemptAborted, 61: TrainerLeft,
-    62: PayloadGivenUp, 63: CommitMembers,
+    59: AttemptCommitted, 60: AttemptAborted, 61: TrainerLeft, 62: PayloadGivenUp, 63: CommitMembers,
     64: Resolve, 65: Resolved, 66: ReleasePin, 67: ReportDamage, 68: DamageJudged, 69: Ask, 70: Answer,
     71: DeleteStep, 72: StepDeleted, 73: LoadBegan, 74: ConfirmLoad, 75: LoadConfirmed,
     76: ShareReads, 77: NextReads, 78: ReadsShared, 79: LeaveReads,

@@ -8,7 +8,8 @@ where.
 | 16 | 8 | i64 | start |
 | 24 | 8 | i64 | end, exclusive |
 
-repeated; little-endian.
+repeated; little-endian. Of a load from an object store: the object's number among the manifest's
+in place of the rank, and bytes of the object.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.format.checksum import Buffer
 
 OURS: Final = -1
-"""Nobody has it: whoever is told shall read it from the tier."""
+"""Nobody has it: whoever is told shall read it himself, from the tier or the object store."""
 _ROW: Final = struct.Struct("<4q")
 SPANS_MAX: Final = FRAME_BULK_BYTES_MAX // _ROW.size
 """In one message."""

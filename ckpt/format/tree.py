@@ -25,6 +25,7 @@ The text of a path names a tensor everywhere else. Its steps are joined by `/`:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -90,14 +91,7 @@ Node = DictNode | ListNode | TupleNode | ScalarNode | LeafNode
 
 def encode_tree(node: Node) -> bytes:
     """The document; raises Refused by path for what has no exact encoding."""
-    raw = msgspec.msgpack.encode(_pack(node, ()))
-    if len(raw) > TABLE_BYTES_MAX:
-        raise Refused(
-            f"the state's tree takes {len(raw)} bytes without its tensors: "
-            f"at most {TABLE_BYTES_MAX} are allowed",
-            hint="store long texts and many numbers as arrays",
-        )
-    return wrap(MAGIC, VERSION, raw, Packing.LZ4)
+    return _document(_pack(node, ()))
 
 
 def decode_tree(document: Buffer) -> Node:
@@ -116,6 +110,17 @@ _LEAF, _DICT, _LIST, _TUPLE, _BIG, _COMPLEX = range(6)
 
 Packed: TypeAlias = "bool | int | float | str | bytes | list[Packed] | None"
 """What MessagePack carries for a node or a key."""
+
+
+def _document(packed: Packed) -> bytes:
+    raw = msgspec.msgpack.encode(packed)
+    if len(raw) > TABLE_BYTES_MAX:
+        raise Refused(
+            f"the state's tree takes {len(raw)} bytes without its tensors: "
+            f"at most {TABLE_BYTES_MAX} are allowed",
+            hint="store long texts and many numbers as arrays",
+        )
+    return wrap(MAGIC, VERSION, raw, Packing.LZ4)
 
 
 def _pack(node: Node, path: Path) -> Packed:
@@ -180,6 +185,58 @@ def _pack_text(text: str, path: Path) -> str:
     except UnicodeEncodeError:
         raise Refused(f"{_shown(path)}: the text {text[:40]!r} is not valid Unicode") from None
     return text
+
+
+class TreeTemplate:
+    """A tree whose document is written again and again, each time with other scalars.
+
+    I never change: threads may encode with me at the same time.
+    """
+
+    def __init__(self, root: Node) -> None:
+        """Raises Refused by path, as `encode_tree` does."""
+        self._top = _slotted([_pack(root, ())], [root], (0,))
+
+    def encode(self, scalars: Iterable[Scalar]) -> bytes:
+        """The document with these scalars, one for each, depth first. Raises Refused."""
+        return _document(_filled(self._top, iter(scalars))[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Slotted:
+    """A packed container, and which of its places hold a scalar or a container that has some."""
+
+    packed: list[Packed]
+    slots: tuple[tuple[int, _Slotted | None], ...]
+    """(place, the container there, or None for a scalar)."""
+
+
+def _slotted(packed: list[Packed], children: Iterable[Node], places: Iterable[int]) -> _Slotted:
+    slots: list[tuple[int, _Slotted | None]] = []
+    for place, child in zip(places, children, strict=True):
+        if isinstance(child, ScalarNode):
+            slots.append((place, None))
+        elif not isinstance(child, LeafNode):
+            below = _slotted_node(packed[place], child)
+            if below.slots:
+                slots.append((place, below))
+    return _Slotted(packed, tuple(slots))
+
+
+def _slotted_node(packed: Packed, node: DictNode | ListNode | TupleNode) -> _Slotted:
+    assert isinstance(packed, list)
+    if isinstance(node, DictNode):
+        return _slotted(packed, (child for _, child in node.items), range(2, len(packed), 2))
+    return _slotted(packed, node.items, range(1, len(packed)))
+
+
+def _filled(slotted: _Slotted, scalars: Iterator[Scalar]) -> list[Packed]:
+    packed = slotted.packed.copy()
+    for place, below in slotted.slots:
+        packed[place] = (
+            _pack_scalar(next(scalars), ()) if below is None else _filled(below, scalars)
+        )
+    return packed
 
 
 # --------------------------------------------------------------------------- decoding

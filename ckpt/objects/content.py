@@ -6,6 +6,7 @@ read whole (it is under 1 MiB) and copied.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.index import IndexTensor
 from ckpt.format.table import Meaning
+from ckpt.objects.arena import Arena
 from ckpt.objects.chunks import Bytes
 from ckpt.objects.documents import ArrayPlan, Plan
 from ckpt.objects.grid import Region
@@ -40,24 +42,31 @@ class ChunkDraft:
     wishes: list[Wish]
     _plan: ArrayPlan
     _region: Region
+    _arena: Arena
     _copies: list[tuple[int, Bytes, int, int]]
     """(byte of the chunk, source, from, to)."""
 
     def content(self) -> Bytes:
         """The chunk's elements in C order; what lies outside of the array is zero."""
         shape, dtype = self._plan.chunk_shape, np.dtype((np.void, self._plan.item_bytes))
+        size = self._plan.grid.chunk_bytes
         if not self._copies and len(self.wishes) == 1:
             flat = _bytes_of(self.wishes[0])
             if self._region.shape == shape:
                 return flat
-            chunk = np.zeros(shape, dtype)
-            inside = tuple(slice(0, size) for size in self._region.shape)
-            chunk[inside] = flat.view(dtype).reshape(self._region.shape)
-            return chunk.reshape(-1).view(np.uint8)
-        packed = np.zeros(shape, np.uint8)
+            whole = self._zeros(size)
+            inside = tuple(slice(0, count) for count in self._region.shape)
+            whole.view(dtype).reshape(shape)[inside] = flat.view(dtype).reshape(self._region.shape)
+            return whole
+        packed = self._zeros(size)
         for at, source, start, end in self._copies:
             packed[at : at + end - start] = source[start:end]
         return packed
+
+    def _zeros(self, size: int) -> Bytes:
+        memory = self._arena.take(size)
+        memory[:] = 0
+        return memory
 
 
 class Content:
@@ -86,18 +95,19 @@ class Content:
         self._packed = sorted(packed, key=lambda owner: owner.start)
         self._starts = [owner.start for owner in self._packed]
 
-    def draft(self, array: int, region: Region) -> ChunkDraft:
-        """What must be read for a chunk."""
+    def draft(self, array: int, region: Region, arena: Arena) -> ChunkDraft:
+        """What must be read for a chunk, into memory of the arena."""
         plan = self._plan.arrays[array]
         owner = self._owners.get(array)
         if owner is None:
-            return self._packed_draft(plan, region)
+            return self._packed_draft(plan, region, arena)
         axes = len(owner.tensor.global_shape)  # Without the axis that carries bytes.
-        memory = np.empty(region.shape[:axes], dtype_of(owner.tensor.dtype))
+        dtype, shape = dtype_of(owner.tensor.dtype), region.shape[:axes]
+        memory = arena.take(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
         wish = Wish(owner.tensor, owner.rank, region.offset[:axes], memory)
-        return ChunkDraft([wish], plan, region, [])
+        return ChunkDraft([wish], plan, region, arena, [])
 
-    def _packed_draft(self, plan: ArrayPlan, region: Region) -> ChunkDraft:
+    def _packed_draft(self, plan: ArrayPlan, region: Region, arena: Arena) -> ChunkDraft:
         (low,), (size,) = region.offset, region.shape
         wishes, copies = [], []
         first = max(0, bisect_right(self._starts, low) - 1)
@@ -112,7 +122,8 @@ class Content:
                 wishes.append(wish)
                 source = _bytes_of(wish)
                 copies.append((start - low, source, start - owner.start, end - owner.start))
-        return ChunkDraft(wishes, plan, region, copies or [(0, np.zeros(0, np.uint8), 0, 0)])
+        nothing = (0, np.zeros(0, np.uint8), 0, 0)
+        return ChunkDraft(wishes, plan, region, arena, copies or [nothing])
 
 
 def _bytes_of(wish: Wish) -> Bytes:

@@ -3,7 +3,7 @@
     KEY.part-XXXX   being written: synced, then renamed (put) or linked (put_if_absent) to KEY
 
 A link fails where the name exists, which makes creation atomic on every file system that has
-links; NFS too.
+links; NFS too. Objects go around the page cache (direct_file.py), documents do not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Final, Self, TypeVar
 
 from ckpt.base.errors import NotFound, Refused, Unauthorized, Unavailable
 from ckpt.format.checksum import Buffer
-from ckpt.objects.sink import PendingUpload, Upload
+from ckpt.objects.direct_file import Blocks, DirectWriter, checksum, read_range
+from ckpt.objects.sink import PendingUpload, Upload, at_once
 
 PART: Final = ".part-"
 Value = TypeVar("Value")
@@ -32,6 +33,7 @@ class FileSink:
 
     def __init__(self, directory: Path) -> None:
         self._root = directory
+        self._blocks = Blocks()
         self.url = f"file://{directory}"
 
     def put(self, key: str, data: Buffer) -> None:
@@ -40,29 +42,21 @@ class FileSink:
             upload.complete()
 
     def put_if_absent(self, key: str, data: Buffer) -> bool:
-        with _FileUpload(self._path(key)) as upload:
+        with _FileUpload(self._path(key), self._blocks) as upload:
             upload.part(data)
             return upload.link()
 
     def upload(self, key: str) -> Upload:
-        return _FileUpload(self._path(key))
+        return _FileUpload(self._path(key), self._blocks)
 
     def get(self, key: str) -> bytes:
         return _told(key, self._path(key).read_bytes)
 
-    def get_range(self, key: str, start: int, end: int) -> bytes:
-        def read() -> bytes:
-            with self._path(key).open("rb", buffering=0) as file:
-                file.seek(start)
-                content = file.read(end - start)
-                while content and len(content) < end - start:
-                    more = file.read(end - start - len(content))
-                    if not more:
-                        break
-                    content += more
-                return content
+    def get_range(self, key: str, start: int, end: int) -> Buffer:
+        return _told(key, lambda: read_range(self._path(key), start, end))
 
-        return _told(key, read)
+    def checksum(self, key: str, wait_turn: Callable[[], None] = at_once) -> tuple[int, int]:
+        return _told(key, lambda: checksum(self._path(key), self._blocks, wait_turn))
 
     def head(self, key: str) -> int | None:
         try:
@@ -133,8 +127,9 @@ class FileSink:
 class _FileUpload:
     """I write a file aside and give it its name at the end."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, blocks: Blocks) -> None:
         self._path = path
+        self._blocks = blocks
         self._aside = path.with_name(f"{path.name}{PART}{secrets.token_hex(4)}")
         self._descriptor = -1
 
@@ -145,6 +140,7 @@ class _FileUpload:
             return os.open(self._aside, flags, 0o644)
 
         self._descriptor = _told(str(self._path), begin)
+        self._writer = DirectWriter(self._descriptor, self._blocks)
         return self
 
     def __exit__(
@@ -153,16 +149,16 @@ class _FileUpload:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._writer.close()
         os.close(self._descriptor)
         self._aside.unlink(missing_ok=True)
 
     def part(self, data: Buffer) -> None:
-        view = memoryview(data).cast("B")
-        while len(view):
-            view = view[_told(str(self._path), partial(os.write, self._descriptor, view)) :]
+        _told(str(self._path), partial(self._writer.write, data))
 
     def complete(self) -> None:
         def finish() -> None:
+            self._writer.finish()
             os.fsync(self._descriptor)
             self._aside.rename(self._path)
             _sync(self._path.parent)
@@ -173,6 +169,7 @@ class _FileUpload:
         """Take the name unless somebody has it."""
 
         def finish() -> bool:
+            self._writer.finish()
             os.fsync(self._descriptor)
             try:
                 self._path.hardlink_to(self._aside)

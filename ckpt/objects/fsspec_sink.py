@@ -17,11 +17,11 @@ from typing import Final, TypeVar
 
 from ckpt.base.errors import CkptError, NotFound, Refused, Unauthorized, Unavailable
 from ckpt.format.checksum import Buffer
-from ckpt.objects.gathering import GatheredUpload
+from ckpt.objects.gathering import GatheredUpload, Gatherings
 from ckpt.objects.probe import probe_conditional
 from ckpt.objects.retry import Patience, retried
 from ckpt.objects.s3_upload import S3Upload, abort_upload, pending_uploads, s3_crc32
-from ckpt.objects.sink import PendingUpload, Upload
+from ckpt.objects.sink import PendingUpload, Upload, at_once, checksum_by_ranges
 
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 30.0
@@ -54,6 +54,7 @@ class FsspecSink:
         self._is_s3 = scheme in ("s3", "s3a")
         self._patience = patience or Patience()
         self._conditional: bool | None = None
+        self._gatherings = Gatherings()
 
     @property
     def conditional(self) -> bool:
@@ -83,13 +84,16 @@ class FsspecSink:
     def upload(self, key: str) -> Upload:
         if self._is_s3:
             return S3Upload(self.call_s3, *self._bucket_key(key))
-        return GatheredUpload(lambda data: self.put(key, data))
+        return GatheredUpload(lambda data: self.put(key, data), self._gatherings)
 
     def get(self, key: str) -> bytes:
         return self._bytes(key, None, None)
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         return self._bytes(key, start, end) if start < end else b""
+
+    def checksum(self, key: str, wait_turn: Callable[[], None] = at_once) -> tuple[int, int]:
+        return checksum_by_ranges(self, key, wait_turn)
 
     def head(self, key: str) -> int | None:
         try:

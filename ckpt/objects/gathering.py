@@ -4,19 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
+import numpy as np
+
+from ckpt.base.units import MiB
 from ckpt.format.checksum import Buffer
+from ckpt.objects.chunks import Bytes
+
+FIRST_BYTES: Final = 16 * MiB
+
+
+class Gatherings:
+    """Memory for whole objects that is used again; any thread."""
+
+    def __init__(self) -> None:
+        self._free: list[Bytes] = []
+
+    def take(self) -> Bytes:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return np.empty(FIRST_BYTES, np.uint8)
+
+    def give_back(self, memory: Bytes) -> None:
+        self._free.append(memory)
 
 
 class GatheredUpload:
     """I hold the object in memory until it is complete; nothing is in the store before."""
 
-    def __init__(self, put: Callable[[Buffer], None]) -> None:
+    def __init__(self, put: Callable[[Buffer], None], gatherings: Gatherings) -> None:
         self._put = put
-        self._content = bytearray()
+        self._gatherings = gatherings
+        self._size = 0
 
     def __enter__(self) -> Self:
+        self._memory = self._gatherings.take()
         return self
 
     def __exit__(
@@ -25,11 +49,20 @@ class GatheredUpload:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._content = bytearray()  # A put that failed may still hold a view of the old one.
+        # A put that failed may still hold a view of it.
+        if error is None:
+            self._gatherings.give_back(self._memory)
+        del self._memory
 
     def part(self, data: Buffer) -> None:
-        self._content += data
+        source = np.frombuffer(data, np.uint8)
+        end = self._size + len(source)
+        if end > len(self._memory):
+            larger = np.empty(max(end, 2 * len(self._memory)), np.uint8)
+            larger[: self._size] = self._memory[: self._size]
+            self._memory = larger
+        self._memory[self._size : end] = source
+        self._size = end
 
     def complete(self) -> None:
-        self._put(memoryview(self._content).toreadonly())
-        self._content = bytearray()
+        self._put(self._memory.data[: self._size].toreadonly())

@@ -6,6 +6,7 @@ killed, and a worker holds one object (a shard) in memory for each upload.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -14,10 +15,10 @@ from typing import Final, TypeVar
 
 from ckpt.base.errors import CkptError, NotFound, Refused, Unauthorized, Unavailable
 from ckpt.format.checksum import Buffer
-from ckpt.objects.gathering import GatheredUpload
+from ckpt.objects.gathering import GatheredUpload, Gatherings
 from ckpt.objects.probe import probe_conditional
 from ckpt.objects.retry import Patience, retried
-from ckpt.objects.sink import PendingUpload, Upload
+from ckpt.objects.sink import PendingUpload, Upload, at_once, checksum_by_ranges
 
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 120.0
@@ -52,7 +53,7 @@ class ObstoreSink:
         client: dict[str, object] = {
             "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
             "timeout": timedelta(seconds=timeout_s),
-            "allow_http": str(given.get("endpoint", "")).startswith("http://"),
+            "allow_http": _endpoint(given).startswith("http://"),
         }
         try:
             self._store = from_url(
@@ -67,6 +68,7 @@ class ObstoreSink:
         self.url = f"obstore+{url.rstrip('/')}"
         self._patience = patience or Patience()
         self._conditional: bool | None = None
+        self._gatherings = Gatherings()
 
     @property
     def conditional(self) -> bool:
@@ -77,38 +79,38 @@ class ObstoreSink:
     def put(self, key: str, data: Buffer) -> None:
         import obstore
 
-        body = bytes(data)
-        self._retried(key, lambda: obstore.put(self._store, key, body, use_multipart=False))
+        self._retried(key, lambda: obstore.put(self._store, key, data, use_multipart=False))
 
     def put_if_absent(self, key: str, data: Buffer) -> bool:
         import obstore
 
-        body = bytes(data)
         try:
             self._retried(
                 key,
-                lambda: obstore.put(self._store, key, body, mode="create", use_multipart=False),
+                lambda: obstore.put(self._store, key, data, mode="create", use_multipart=False),
             )
         except _Exists:
             return False
         return True
 
     def upload(self, key: str) -> Upload:
-        return GatheredUpload(lambda data: self.put(key, data))
+        return GatheredUpload(lambda data: self.put(key, data), self._gatherings)
 
     def get(self, key: str) -> bytes:
         import obstore
 
         return self._retried(key, lambda: bytes(obstore.get(self._store, key).bytes()))
 
-    def get_range(self, key: str, start: int, end: int) -> bytes:
+    def get_range(self, key: str, start: int, end: int) -> Buffer:
         import obstore
 
         if start >= end:
             return b""
-        return self._retried(
-            key, lambda: bytes(obstore.get_range(self._store, key, start=start, end=end))
-        )
+        get = partial(obstore.get_range, self._store, key, start=start, end=end)
+        return memoryview(self._retried(key, get))
+
+    def checksum(self, key: str, wait_turn: Callable[[], None] = at_once) -> tuple[int, int]:
+        return checksum_by_ranges(self, key, wait_turn)
 
     def head(self, key: str) -> int | None:
         import obstore
@@ -157,6 +159,13 @@ class ObstoreSink:
 
     def _retried(self, what: str, once: Callable[[], Value]) -> Value:
         return retried(f"{self.url}/{what}", lambda: _told(what, once), self._patience)
+
+
+def _endpoint(options: Mapping[str, object]) -> str:
+    """Where an S3 store is said to be: who writes http:// means it."""
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    found = [options.get("endpoint"), *(os.environ.get(name) for name in names)]
+    return str(next(filter(None, found), ""))
 
 
 class _Exists(CkptError):

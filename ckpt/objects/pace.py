@@ -31,19 +31,23 @@ class Pace:
     is_burst: Callable[[], bool] = never
     """Asked often: while it says yes, nothing more is moved."""
     is_stopped: Callable[[], bool] = never
-    """Once it says yes, writers end at their next turn, and abort what they began."""
+    """Once it says yes, writers end, also while they read, and abort what they began."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _lock: threading.Lock = field(default_factory=threading.Lock)
     #: When all bytes so far were due.
     _due_s: float = 0.0
 
+    def check_stopped(self) -> None:
+        """Raises Aborted when all is to end."""
+        if self.is_stopped():
+            raise Aborted("writing was stopped", hint="the next writer goes on from here")
+
     def wait_turn(self, byte_count: int) -> None:
         """Return when so many bytes may be moved. Raises Aborted when all is to end."""
         while not self.is_stopped() and self.is_burst():
             self.sleep(BURST_POLL_S)
-        if self.is_stopped():
-            raise Aborted("writing was stopped", hint="the next writer goes on from here")
+        self.check_stopped()
         if self.bytes_per_s is None:
             return
         with self._lock:

@@ -2,25 +2,26 @@
 
     COMMITTED.json -> manifest.json (length, CRC-32, xxh3-128) -> a shard's index -> chunks
 
-A chunk is compared with the manifest's CRC-32 of it, and its own CRC-32C. What has no marker is no
-checkpoint; what is damaged, partial or another's is refused by its name.
+A chunk is compared with the manifest's CRC-32 of it, and its own CRC-32C, whether it comes from the
+store or from another rank (`Together`). What has no marker is no checkpoint; what is damaged,
+partial or another's is refused by its name.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate
 from threading import Lock
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
 from ckpt.base.errors import Corrupt, NotFound, Refused
 from ckpt.base.ids import Generation, Rank, RunName, Step
-from ckpt.base.units import MiB
-from ckpt.format.checksum import crc32
+from ckpt.format.checksum import Buffer, crc32
 from ckpt.format.index import Box, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node
@@ -28,7 +29,6 @@ from ckpt.objects import names
 from ckpt.objects.chunks import decode_chunk, decode_index, index_bytes
 from ckpt.objects.documents import (
     MANIFEST_BYTES_MAX,
-    ArrayPlan,
     Header,
     Manifest,
     Marker,
@@ -39,17 +39,38 @@ from ckpt.objects.documents import (
 )
 from ckpt.objects.elements import native_dtype
 from ckpt.objects.grid import Region
-from ckpt.objects.sink import Sink
+from ckpt.objects.sink import Sink, at_once
 from ckpt.objects.source import Array, Wish
+from ckpt.objects.stored_chunk import StoredChunk
 from ckpt.objects.trees import decode_trees
 from ckpt.objects.zarr_layout import shard_key
 from ckpt.plan.boxes import intersect
 
 THREADS: Final = 8
 INDEXES_CACHED: Final = 256
-VERIFY_BYTES: Final = 16 * MiB
 
 Entries = Sequence[tuple[int, int] | None]
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """What one reading of a stored checkpoint moved, in bytes as they are stored."""
+
+    wanted_bytes: int
+    """Of all chunks that hold something of what was asked for, each once."""
+    fetched_bytes: int
+    """From the store: chunks, and the indexes of their shards."""
+    peer_bytes: int
+    """Of chunks that came from ranks that read the same at the same time."""
+
+
+class Together(Protocol):
+    """Reads what other ranks read at the same time, too."""
+
+    def read(self, stored: StoredCheckpoint, chunks: Sequence[StoredChunk]) -> None:
+        """Fill all of them, from the store or from another rank. Raises as StoredCheckpoint.read
+        does."""
 
 
 def stored_steps(sink: Sink, run: RunName) -> list[tuple[Step, Generation]]:
@@ -108,10 +129,11 @@ def open_stored(sink: Sink, run: RunName, step: Step | None = None) -> StoredChe
 class StoredCheckpoint:
     """One committed generation in a store; a Source. Used by one thread at a time. Close me."""
 
-    def __init__(self, sink: Sink, prefix: str, manifest: Manifest) -> None:
+    def __init__(self, sink: Sink, prefix: str, manifest: Manifest, digest: str) -> None:
         self.manifest = manifest
-        self.fetched_bytes = 0
-        """Of chunks and indexes, since it was opened."""
+        self.digest = digest
+        """xxh3-128 of the manifest, in hex: who reads the same manifest reads the same objects."""
+        self._wanted_bytes = self._fetched_bytes = self._peer_bytes = 0
         self._sink = sink
         self._prefix = prefix
         self._tensors = [
@@ -121,6 +143,8 @@ class StoredCheckpoint:
             (tensor.name, tensor.meaning, tensor.dtype, tensor.shape): tensor
             for tensor in manifest.tensors
         }
+        #: The number of each array's first object; all objects are numbered, array by array.
+        self._first_objects = [0, *accumulate(map(len, manifest.objects))]
         #: Indexes of shards, least recently used first.
         self._indexes: OrderedDict[tuple[int, int], Entries] = OrderedDict()
         self._lock = Lock()
@@ -143,7 +167,7 @@ class StoredCheckpoint:
         manifest = decode(Manifest, raw, where)
         if manifest.header != marker.header:
             raise Corrupt(f"{where} is of {manifest.header}, its marker of {marker.header}")
-        return cls(sink, prefix, manifest)
+        return cls(sink, prefix, manifest, marker.xxh3_128)
 
     @property
     def header(self) -> Header:
@@ -168,20 +192,49 @@ class StoredCheckpoint:
 
     # ----------------------------------------------------------------------- reading
 
-    def read(self, wishes: Sequence[Wish]) -> None:
-        """Fill all memories; a chunk that several want is fetched once."""
-        chunks: dict[tuple[int, int, int], _Chunk] = {}
+    def read(
+        self,
+        wishes: Sequence[Wish],
+        go_on: Callable[[], None] = at_once,
+        *,
+        together: Together | None = None,
+    ) -> None:
+        """Fill all memories; a chunk that several want is fetched once.
+
+        together: reads what other ranks may want too; without it everything is fetched.
+
+        Raises Corrupt naming the object, Unavailable.
+        """
+
+        def fetch(chunk: StoredChunk) -> None:
+            go_on()
+            self.fetch(chunk)
+
+        chunks: dict[tuple[int, int, int], StoredChunk] = {}
         late: list[tuple[Array, Wish]] = []
         for wish in wishes:
             if wish.memory.size:
                 self._add(wish, chunks, late)
-        for _ in self._pool.map(self._fill, chunks.values()):
-            continue  # map raises what a thread raised.
+        alone = list(chunks.values())
+        if together is not None:
+            together.read(self, [chunk for chunk in alone if chunk.is_shared])
+            alone = [chunk for chunk in alone if not chunk.is_shared]
+        self.each(fetch, alone)
         for whole, wish in late:
             part = tuple(
                 slice(o, o + n) for o, n in zip(wish.offset, wish.memory.shape, strict=True)
             )
             wish.memory[...] = whole[part]
+
+    def statistics(self) -> StoreStatistics:
+        """Since it was opened."""
+        with self._lock:
+            return StoreStatistics(self._wanted_bytes, self._fetched_bytes, self._peer_bytes)
+
+    def each(self, work: Callable[[Item], object], items: Iterable[Item]) -> None:
+        """Do it for all of them, several at a time; raises what one of them raised."""
+        for _ in self._pool.map(work, items):
+            continue
 
     def verify(self) -> int:
         """Read every byte and compare; how many there were. Raises Corrupt naming the object."""
@@ -192,22 +245,21 @@ class StoredCheckpoint:
             for array, objects in zip(self.manifest.arrays, self.manifest.objects, strict=True)
             for number, stored in enumerate(objects)
         ]
-        for _ in self._pool.map(lambda shard: self._verify(*shard), shards):
-            continue
+        self.each(lambda shard: self._verify(*shard), shards)
         return self.manifest.stored_bytes
 
     def _verify(self, key: str, size: int, expected: int) -> None:
-        crc = at = 0
-        while at < size:
-            part = self._get(key, at, min(size, at + VERIFY_BYTES))
-            crc, at = crc32(part, crc), at + len(part)
-        if crc != expected or self._sink.head(self._prefix + key) != size:
+        try:
+            found = self._sink.checksum(self._prefix + key)
+        except NotFound:
+            raise Corrupt(f"{self.url}/{key} is gone, the manifest names it") from None
+        if found != (size, expected):
             raise Corrupt(f"{self.url}/{key} is not what was committed")
 
     def _add(
         self,
         wish: Wish,
-        chunks: dict[tuple[int, int, int], _Chunk],
+        chunks: dict[tuple[int, int, int], StoredChunk],
         late: list[tuple[Array, Wish]],
     ) -> None:
         place = self._place(wish)
@@ -218,7 +270,7 @@ class StoredCheckpoint:
             region = Region((*wish.offset, *(0 for _ in carried)), (*wish.memory.shape, *carried))
             flat = wish.memory.reshape(-1).view(np.uint8)
             memory = flat.reshape(*region.shape, array.item_bytes)
-            self._add_region(place.array, region, memory, chunks)
+            self._add_region(place.array, region, memory, chunks, shared=wish.shared)
             return
         dtype, whole_shape = native_dtype(wish.tensor.dtype), wish.tensor.global_shape
         whole = wish.memory
@@ -229,14 +281,17 @@ class StoredCheckpoint:
         if len(flat) != place.length:
             raise Corrupt(f"{self.url}: {wish.tensor.name} has {place.length} bytes of its own")
         region = Region((place.start,), (place.length,))
-        self._add_region(place.array, region, flat.reshape(-1, 1), chunks)
+        # Of small tensors that lie together, some are everybody's.
+        self._add_region(place.array, region, flat.reshape(-1, 1), chunks, shared=True)
 
     def _add_region(
         self,
         number: int,
         region: Region,
         memory: Array,
-        chunks: dict[tuple[int, int, int], _Chunk],
+        chunks: dict[tuple[int, int, int], StoredChunk],
+        *,
+        shared: bool,
     ) -> None:
         """`memory` has the region's shape and, last, the bytes of an element."""
         array = self.manifest.arrays[number]
@@ -250,30 +305,54 @@ class StoredCheckpoint:
                 if common is None:
                     continue
                 key = (number, shard, position)
-                chunk = chunks.setdefault(key, _Chunk(array, *key, inside))
+                chunk = chunks.setdefault(key, StoredChunk(array, *key, inside))
                 chunk.parts.append((region, Region(*common), memory))
+                chunk.is_shared |= shared
 
-    def _fill(self, chunk: _Chunk) -> None:
-        elements = self._chunk(chunk)
-        for region, common, memory in chunk.parts:
-            target, source = _slices(common, region), _slices(common, chunk.region)
-            memory[target] = elements[source]
+    # ----------------------------------------------------------------------- chunks
 
-    def _chunk(self, chunk: _Chunk) -> Array:
-        """The chunk's elements: uint8 of shape [*chunk_shape, item_bytes]."""
-        array = chunk.array
-        key = shard_key(array, chunk.shard)
-        stored = self.manifest.objects[chunk.number][chunk.shard]
-        where = f"{self.url}/{key}"
-        entry = self._index(chunk.number, chunk.shard)[chunk.position]
-        crcs = stored.crcs()
-        if entry is None or entry[0] + entry[1] > stored.bytes or chunk.position >= len(crcs):
-            raise Corrupt(f"{where}: chunk {chunk.position} is missing")
-        raw = self._get(key, entry[0], entry[0] + entry[1])
-        if crc32(raw) != crcs[chunk.position]:
+    def object_number(self, chunk: StoredChunk) -> int:
+        """Of the object that holds it, among all of the checkpoint."""
+        return self._first_objects[chunk.number] + chunk.shard
+
+    def locate(self, chunk: StoredChunk) -> tuple[int, int]:
+        """The bytes [start, end) of its object that are the chunk; asks for the shard's index once.
+
+        Raises Corrupt naming the object.
+        """
+        if chunk.stored is None:
+            held = self.manifest.objects[chunk.number][chunk.shard]
+            entry = self._index(chunk.number, chunk.shard)[chunk.position]
+            if entry is None or sum(entry) > held.bytes or chunk.position >= len(held.crcs()):
+                raise Corrupt(f"{self._where(chunk)}: chunk {chunk.position} is missing")
+            chunk.stored = entry[0], sum(entry)
+        return chunk.stored
+
+    def fetch(self, chunk: StoredChunk) -> Buffer:
+        """Its stored bytes, from the store; it is filled by them. Raises Corrupt, Unavailable."""
+        raw = self._get(shard_key(chunk.array, chunk.shard), *self.locate(chunk))
+        self._fill(chunk, raw)
+        with self._lock:
+            self._wanted_bytes += len(raw)
+        return raw
+
+    def take(self, chunk: StoredChunk, raw: Buffer) -> None:
+        """Fill it by stored bytes that another rank gave. Raises Corrupt when they are not those
+        of the manifest; nothing was filled then."""
+        self._fill(chunk, raw)
+        with self._lock:
+            self._wanted_bytes += len(raw)
+            self._peer_bytes += len(raw)
+
+    def _fill(self, chunk: StoredChunk, raw: Buffer) -> None:
+        where, array = self._where(chunk), chunk.array
+        if crc32(raw) != self.manifest.objects[chunk.number][chunk.shard].crcs()[chunk.position]:
             raise Corrupt(f"{where}: chunk {chunk.position} is not what was committed")
         content = decode_chunk(memoryview(raw), array.grid.chunk_bytes, array.compressed, where)
-        return content.reshape(*array.chunk_shape, array.item_bytes)
+        chunk.fill(content)
+
+    def _where(self, chunk: StoredChunk) -> str:
+        return f"{self.url}/{shard_key(chunk.array, chunk.shard)}"
 
     def _index(self, number: int, shard: int) -> Entries:
         with self._lock:
@@ -292,7 +371,7 @@ class StoredCheckpoint:
                 self._indexes.popitem(last=False)
         return found
 
-    def _get(self, key: str, start: int, end: int) -> bytes:
+    def _get(self, key: str, start: int, end: int) -> Buffer:
         try:
             raw = self._sink.get_range(self._prefix + key, start, end)
         except NotFound:
@@ -300,7 +379,7 @@ class StoredCheckpoint:
         if len(raw) != end - start:
             raise Corrupt(f"{self.url}/{key} ends before byte {end}")
         with self._lock:
-            self.fetched_bytes += len(raw)
+            self._fetched_bytes += len(raw)
         return raw
 
     def _place(self, wish: Wish) -> Place:
@@ -313,19 +392,6 @@ class StoredCheckpoint:
             if box.rank == wish.rank:
                 return place
         raise NotFound(f"{self.url} has no {tensor.name} of rank {wish.rank}")
-
-
-@dataclass(slots=True)
-class _Chunk:
-    """A chunk to fetch, and who wants which part of it."""
-
-    array: ArrayPlan
-    number: int
-    shard: int
-    position: int
-    region: Region
-    parts: list[tuple[Region, Region, Array]] = field(default_factory=list)
-    """(region of the memory, what is common, memory)."""
 
 
 def read_file(sink: Sink, prefix: str, file: SmallFile) -> bytes:
@@ -387,10 +453,3 @@ def _source_tensor(manifest: Manifest, number: int) -> IndexTensor:
     tensor = manifest.tensors[number]
     boxes = tuple(Box(Rank(box.rank), box.offset, box.shape, ()) for box in tensor.boxes)
     return IndexTensor(tensor.name, tensor.meaning, tensor.dtype, tensor.shape, boxes)
-
-
-def _slices(common: Region, of: Region) -> tuple[slice, ...]:
-    return tuple(
-        slice(o - base, o - base + n)
-        for o, n, base in zip(common.offset, common.shape, of.offset, strict=True)
-    )

@@ -10,11 +10,13 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from ckpt.base.errors import CkptError, Unavailable
 
 Value = TypeVar("Value")
+_jitter: Final = random.Random()
+"""Ours alone: a trainer's sequence of the module's own numbers is part of what it resumes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Patience:
     last_rest_s: float = 5.0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    jitter: Callable[[], float] = random.random
+    jitter: Callable[[], float] = _jitter.random
     """0 to 1."""
 
 

@@ -34,7 +34,9 @@ class S3Upload:
         self._call = call
         self._bucket, self._key = bucket, key
         self._where = {"Bucket": bucket, "Key": key}
-        self._gathered = bytearray()
+        #: One part, used again.
+        self._gathered = bytearray(PART_BYTES)
+        self._filled = 0
         self._upload = ""
         self._parts: list[dict[str, object]] = []
         self._is_over = False
@@ -53,14 +55,18 @@ class S3Upload:
                 abort_upload(self._call, self._bucket, self._key, self._upload)
 
     def part(self, data: Buffer) -> None:
-        self._gathered += data
-        while len(self._gathered) >= PART_BYTES:
-            with memoryview(self._gathered) as view:
-                self._send(bytes(view[:PART_BYTES]))
-            del self._gathered[:PART_BYTES]
+        view = memoryview(data).cast("B")
+        while len(view):
+            count = min(len(view), PART_BYTES - self._filled)
+            self._gathered[self._filled : self._filled + count] = view[:count]
+            self._filled += count
+            view = view[count:]
+            if self._filled == PART_BYTES:
+                self._send(bytes(self._gathered))  # aiohttp takes nothing else.
+                self._filled = 0
 
     def complete(self) -> None:
-        last = bytes(self._gathered)
+        last = bytes(memoryview(self._gathered)[: self._filled])
         if not self._upload:
             checksum = s3_crc32(last)
             self._call("put_object", **self._where, Body=last, ChecksumCRC32=checksum)

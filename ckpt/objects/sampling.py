@@ -1,4 +1,5 @@
-"""Does it pay to compress an array? A few hundred KiB from its beginning, middle and end tell.
+"""Does it pay to compress an array? A little from its beginning, middle and end tells: at most
+256 KiB each, and a sixteenth of the array together.
 
 Raw float32 weights do not shrink; bit-shuffled bfloat16 gives 1.3, optimizer state that is mostly
 zero much more. Worth it is what is at least a tenth smaller.
@@ -6,6 +7,7 @@ zero much more. Worth it is what is at least a tenth smaller.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,6 +22,8 @@ from ckpt.objects.grid import cut
 from ckpt.objects.source import Source, Wish
 
 SAMPLE_BYTES: Final = 256 * KiB
+PLACES: Final = 3
+SHARE: Final = 1 / 16
 RATIO_MIN: Final = 1.1
 ARRAYS_AT_ONCE: Final = 32
 """Samples of so many are in memory together."""
@@ -40,9 +44,10 @@ def sampled(source: Source, arrays: Sequence[Candidate]) -> list[bool]:
 
 def _wishes(array: ArrayPlan, tensor: IndexTensor, box: Box | None) -> list[Wish]:
     shape, dtype = tensor.global_shape, dtype_of(tensor.dtype)
-    sample = cut(shape, dtype.itemsize, SAMPLE_BYTES).chunk_shape
+    share = math.prod(shape) * dtype.itemsize * SHARE / PLACES
+    sample = cut(shape, dtype.itemsize, min(SAMPLE_BYTES, int(share))).chunk_shape
     last = tuple(n - s for n, s in zip(shape, sample, strict=True))
-    offsets = {tuple(n * part // 2 for n in last) for part in range(3)}
+    offsets = {tuple(n * part // (PLACES - 1) for n in last) for part in range(PLACES)}
     rank = None if box is None else box.rank
     return [Wish(tensor, rank, offset, np.empty(sample, dtype)) for offset in sorted(offsets)]
 

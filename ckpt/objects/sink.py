@@ -8,13 +8,14 @@ effect may have happened: look before you decide (`create_once`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Protocol, Self
 
 from ckpt.base.errors import NotFound, Unavailable
-from ckpt.format.checksum import Buffer
+from ckpt.base.units import MiB
+from ckpt.format.checksum import Buffer, crc32
 
 
 class Upload(Protocol):
@@ -50,6 +51,10 @@ class PendingUpload:
     """Unix time."""
 
 
+def at_once() -> None:
+    """Nothing is waited for."""
+
+
 class Sink(Protocol):
     """A place in an object store."""
 
@@ -74,8 +79,12 @@ class Sink(Protocol):
     def get(self, key: str) -> bytes:
         """All of an object."""
 
-    def get_range(self, key: str, start: int, end: int) -> bytes:
+    def get_range(self, key: str, start: int, end: int) -> Buffer:
         """Bytes [start, end) of an object; fewer when it ends before."""
+
+    def checksum(self, key: str, wait_turn: Callable[[], None] = at_once) -> tuple[int, int]:
+        """Length and CRC-32 of what the store gives back now, in a few MiB of memory; `wait_turn`
+        is called before each piece. Raises NotFound."""
 
     def head(self, key: str) -> int | None:
         """An object's length, None when there is none."""
@@ -102,6 +111,22 @@ class Sink(Protocol):
 
 
 CREATE_COUNT_MAX: Final = 8
+PIECE_BYTES: Final = 16 * MiB
+
+
+def checksum_by_ranges(sink: Sink, key: str, wait_turn: Callable[[], None]) -> tuple[int, int]:
+    """`Sink.checksum` by `get_range`."""
+    size = sink.head(key)
+    if size is None:
+        raise NotFound(f"{sink.url}/{key} is not there")
+    length = crc = 0
+    while length < size:
+        wait_turn()
+        piece = sink.get_range(key, length, min(size, length + PIECE_BYTES))
+        if not len(piece):
+            break
+        crc, length = crc32(piece, crc), length + len(piece)
+    return length, crc
 
 
 def create_once(sink: Sink, key: str, data: Buffer) -> bytes | None:

@@ -3,7 +3,7 @@ file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from ckpt.base.ids import Rank
 from ckpt.format.index import IndexTensor
 from ckpt.format.tree import Node
 from ckpt.objects.documents import Header
+from ckpt.objects.sink import at_once
 
 Array = npt.NDArray[np.generic]
 
@@ -27,6 +28,8 @@ class Wish:
     """Whose own tensor is meant; None for one of all ranks."""
     offset: tuple[int, ...]
     memory: Array
+    shared: bool = False
+    """Other ranks of a load wish for the same."""
 
 
 class Source(Protocol):
@@ -43,8 +46,11 @@ class Source(Protocol):
     def trees(self) -> Mapping[Rank, Node]:
         """Each rank's tree."""
 
-    def read(self, wishes: Sequence[Wish]) -> None:
-        """Fill all of them; verified. Raises CkptError."""
+    def read(self, wishes: Sequence[Wish], go_on: Callable[[], None] = at_once) -> None:
+        """Fill all of them; verified. Raises CkptError.
+
+        go_on: called now and then where this waits for somebody; what it raises ends the read.
+        """
 
     def close(self) -> None:
         """Let it go. Idempotent."""

@@ -2,30 +2,35 @@
 
 The same reader as a restore's (ckpt.transfer.payload_receiver): a slow target is hedged, a lost
 column decoded, everything verified. The pin is the session's: it holds as long as this is open.
+
+Damage beyond repair, of columns or of the index, is told to the coordinator as a restore tells it:
+what it proves to be lost is not asked for again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Final, Self
 
 import numpy as np
 
 from ckpt.aio.rpc import RpcClient
-from ckpt.base.errors import Corrupt, PeerError
-from ckpt.base.ids import PayloadId, Rank, RunName, Step
+from ckpt.base.errors import CkptError, Corrupt, Lost, PeerError, Unavailable
+from ckpt.base.ids import CheckpointId, PayloadId, Rank, RunName, Step
 from ckpt.format.index import IndexReader, IndexTensor
 from ckpt.format.layout import Layout
-from ckpt.format.messages import ReleasePin, Resolve, Resolved, Role
+from ckpt.format.messages import DamageJudged, ReleasePin, Resolve, Resolved, Role
 from ckpt.format.record import CommitRecord, decode_record
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node, decode_tree
 from ckpt.objects.documents import Header
+from ckpt.objects.sink import at_once
 from ckpt.objects.source import Wish
-from ckpt.transfer.index_source import IndexSource
-from ckpt.transfer.payload_receiver import read_payloads
-from ckpt.transfer.read_job import ReadJob, ReceiverOptions
+from ckpt.transfer.damage import have_judged
+from ckpt.transfer.index_source import IndexSource, IndexUnreadable
+from ckpt.transfer.payload_receiver import PayloadReceiver
+from ckpt.transfer.read_job import PayloadDamaged, ReadJob, ReceiverOptions
 from ckpt.transfer.read_set import ReadSet
 
 INDEX_TIMEOUT_S: Final = 30.0
@@ -41,7 +46,9 @@ class TierSource:
         resolved: Resolved,
         record: CommitRecord,
         index: IndexReader,
+        tensors: Sequence[IndexTensor],
         options: ReceiverOptions,
+        rpc: RpcClient,
         held: ExitStack,
     ) -> None:
         info = record.info
@@ -59,8 +66,11 @@ class TierSource:
         self._addresses = {where.target: where for where in resolved.targets}
         self._index = index
         self._options = options
+        self._rpc = rpc
         self._held = held
-        self._tensors = tuple(index.tensors())
+        self._tensors = tensors
+        #: Kept from read to read: its connections, and the manifests that it has.
+        self._receiver: PayloadReceiver | None = None
 
     @classmethod
     def open(
@@ -88,36 +98,47 @@ class TierSource:
             record = decode_record(bulk)
             addresses = {where.target: where for where in resolved.targets}
             source = held.enter_context(IndexSource(record, addresses, secret, name))
-            index = source.reader(timeout_s)
             options = ReceiverOptions(secret=secret, name=name, cluster=record.cluster)
-            return cls(resolved, record, index, options, held.pop_all())
+            with _judging(rpc, record.info.checkpoint):
+                index = source.reader(timeout_s)
+                tensors = tuple(index.tensors())
+            return cls(resolved, record, index, tensors, options, rpc, held.pop_all())
 
     def tensors(self) -> Sequence[IndexTensor]:
         return self._tensors
 
     def trees(self) -> Mapping[Rank, Node]:
-        reads = ReadSet()
-        documents = {}
-        for payload in self._index.payloads():
-            document = documents[payload.rank] = np.empty(payload.document_bytes, np.uint8)
-            reads.add_range(payload.rank, payload.document_offset, document)
-        self._read(reads)
-        return {rank: decode_tree(document.data) for rank, document in documents.items()}
+        with _judging(self._rpc, self._checkpoint):
+            reads = ReadSet()
+            documents = {}
+            for payload in self._index.payloads():
+                document = documents[payload.rank] = np.empty(payload.document_bytes, np.uint8)
+                reads.add_range(payload.rank, payload.document_offset, document)
+            self._read(reads)
+            return {rank: decode_tree(document.data) for rank, document in documents.items()}
 
-    def read(self, wishes: Sequence[Wish]) -> None:
-        reads = ReadSet()
-        for wish in wishes:
-            own = wish.tensor.meaning is Meaning.OWN
-            boxes = [box for box in wish.tensor.boxes if not own or box.rank == wish.rank]
-            if not boxes:
-                raise Corrupt(f"{wish.tensor.name}: rank {wish.rank} has none")
-            reads.add_box(wish.tensor, boxes, wish.offset, wish.memory)
-        self._read(reads)
+    def read(self, wishes: Sequence[Wish], go_on: Callable[[], None] = at_once) -> None:
+        """Raises Lost when the loss of what is needed is proved, Unavailable."""
+        with _judging(self._rpc, self._checkpoint):
+            reads = ReadSet()
+            for wish in wishes:
+                own = wish.tensor.meaning is Meaning.OWN
+                boxes = [box for box in wish.tensor.boxes if not own or box.rank == wish.rank]
+                if not boxes:
+                    raise Corrupt(f"{wish.tensor.name}: rank {wish.rank} has none")
+                reads.add_box(wish.tensor, boxes, wish.offset, wish.memory)
+            self._read(reads, go_on)
 
     def close(self) -> None:
+        self._close_receiver()
         self._held.close()
 
-    def _read(self, reads: ReadSet) -> None:
+    def _close_receiver(self) -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.close()
+
+    def _read(self, reads: ReadSet, go_on: Callable[[], None] = at_once) -> None:
         jobs = []
         for rank, landings in sorted(reads.landings.items()):
             payload = self._index.payload(rank)
@@ -131,5 +152,29 @@ class TierSource:
                     landings=landings,
                 )
             )
-        read_payloads([job for job in jobs if job.landings], self._options)
+        if self._receiver is None:
+            self._receiver = PayloadReceiver(self._options)
+        try:
+            self._receiver.read([job for job in jobs if job.landings], lambda _done: go_on())
+        except BaseException:
+            self._close_receiver()  # It has closed itself; the next read begins anew.
+            raise
         reads.finish()
+
+
+@contextmanager
+def _judging(rpc: RpcClient, checkpoint: CheckpointId) -> Iterator[None]:
+    """Damage that was met is examined: it becomes Lost when it is proved, else Unavailable."""
+    try:
+        yield
+    except (PayloadDamaged, IndexUnreadable, Corrupt) as error:
+        payload = error.payload if isinstance(error, PayloadDamaged) else None
+        judged = have_judged(rpc, checkpoint, payload, error.message)
+        raise _verdict(judged, checkpoint, error) from error
+
+
+def _verdict(judged: DamageJudged, checkpoint: CheckpointId, error: CkptError) -> CkptError:
+    if judged.proved:
+        return Lost(f"{checkpoint}: {judged.reason}", hint="take an older step by its number")
+    text = f"{checkpoint} cannot be read ({error.message}), which is not proved: {judged.reason}"
+    return Unavailable(text, hint="again when all its targets answer")

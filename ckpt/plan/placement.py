@@ -218,16 +218,13 @@ def document_targets(candidates: Sequence[Candidate], count: int) -> tuple[Targe
     for: documents live on the part of a device that no reservation gets.
     """
     left = sorted((c for c in candidates if c.live), key=lambda c: (c.load_bytes, c.target))
-    seen: Counter[tuple[Level, DomainKey]] = Counter()
+    seen: Counter[str] = Counter()
     chosen: list[TargetId] = []
     while left and len(chosen) < count:
-        best = min(
-            left,
-            key=lambda c: [seen[lv, domain_key(c.target, c.domain, lv)] for lv in reversed(LEVELS)],
-        )
+        best = min(left, key=lambda c: [seen[key] for key in _keys(c.target, c.domain)[::-1]])
         left.remove(best)
         chosen.append(best.target)
-        seen.update((lv, domain_key(best.target, best.domain, lv)) for lv in LEVELS)
+        seen.update(_keys(best.target, best.domain))
     return tuple(chosen)
 
 
@@ -272,9 +269,20 @@ def domain_key(target: TargetId, domain: Domain, level: Level) -> DomainKey:
 
 
 @lru_cache(maxsize=65_536)
-def _keys(target: TargetId, domain: Domain) -> tuple[tuple[Level, DomainKey], ...]:
-    """What the target belongs to, narrowest first, as LEVELS: asked for at every column placed."""
-    return tuple((level, domain_key(target, domain, level)) for level in LEVELS)
+def _keys(target: TargetId, domain: Domain) -> tuple[str, ...]:
+    """What the target belongs to, narrowest first, as LEVELS: asked for at every column placed.
+
+    As texts, each of which is hashed once.
+    """
+    return tuple(f"{level} {'/'.join(domain_key(target, domain, level))}" for level in LEVELS)
+
+
+@lru_cache(maxsize=32)
+def _shares(usable: frozenset[tuple[TargetId, Domain]], column_count: int) -> dict[str, int]:
+    """A domain's even share of the columns: its share of the usable targets, rounded up. Not to be
+    changed: every payload that is placed asks for it."""
+    size = Counter(key for target, domain in usable for key in _keys(target, domain)[1:])
+    return {key: -(-column_count * targets // len(usable)) for key, targets in size.items()}
 
 
 class _Seat(Struct, frozen=True, gc=False):
@@ -300,27 +308,21 @@ class _Table:
     ) -> None:
         self.taken: list[_Seat] = []
         self._column_bytes = column_bytes
-        self._level = level
+        self._level = LEVELS.index(level)
         self._max_per_domain = max_per_domain
         self._targets: set[TargetId] = set()
-        self._held: dict[tuple[Level, DomainKey], int] = {}
+        self._held: dict[str, int] = {}
         self._reserved: dict[str, int] = {}
 
         usable = [s.candidate for s in seats if _has_room(s.candidate, column_bytes)]
-        size: dict[tuple[Level, DomainKey], int] = {}
-        for c in usable:
-            for key in _keys(c.target, c.domain)[1:]:
-                size[key] = size.get(key, 0) + 1
-        #: A domain's even share of the columns: its share of the usable targets, rounded up.
-        self._share = {
-            key: -(-column_count * targets // len(usable)) for key, targets in size.items()
-        }
+        standing = frozenset([(c.target, c.domain) for c in usable])
+        self._share = _shares(standing, column_count)
 
     def fits(self, seat: _Seat) -> bool:
         c = seat.candidate
         if c.target in self._targets or not _has_room(c, self._column_bytes):
             return False
-        key = self._level, domain_key(c.target, c.domain, self._level)
+        key = _keys(c.target, c.domain)[self._level]
         room = c.bytes_free - self._reserved.get(_budget(c), 0)
         return room >= self._column_bytes and self._held.get(key, 0) < self._max_per_domain
 
@@ -328,7 +330,7 @@ class _Table:
         c = seat.candidate
         keys = _keys(c.target, c.domain)[1:]
         held, share = self._held, self._share
-        return all(held.get(key, 0) < share.get(key, 1) for key in keys)
+        return not any(key in held and held[key] >= share.get(key, 1) for key in keys)
 
     def take(self, seat: _Seat) -> None:
         c = seat.candidate

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
-from ckpt.base.ids import BootId, ColumnId, TargetId
+from ckpt.base.ids import BootId, ColumnId, PayloadId, TargetId
 from ckpt.format.messages import ColumnProof
 
 _LABEL: Final = b"ckpt target"
@@ -57,13 +58,23 @@ def check_proof(proof: ColumnProof, cluster: str, secret: bytes) -> bool:
 
 def _mac(key: bytes, cluster: str, proof: ColumnProof) -> bytes:
     """Over every field, each with its length in front, so that no two statements share bytes."""
-    payload = proof.column.payload
-    checkpoint = payload.checkpoint
     fields = (
-        cluster, checkpoint.run, checkpoint.step, checkpoint.generation.term,
-        checkpoint.generation.counter, payload.rank, proof.column.column, proof.target, proof.boot,
-        proof.code, proof.payload_bytes, proof.column_crc, proof.manifest_digest.hex(),
+        proof.column.column, proof.target, proof.boot, proof.code, proof.payload_bytes,
+        proof.column_crc, proof.manifest_digest.hex(),
     )  # fmt: skip
-    texts = [str(field).encode() for field in fields]
-    statement = b"".join([len(text).to_bytes(4, "little") + text for text in texts])
+    statement = _of_payload(cluster, proof.column.payload) + _with_lengths(fields)
     return hmac.digest(key, hashlib.sha256(statement).digest(), "sha256")
+
+
+@lru_cache(maxsize=1024)
+def _of_payload(cluster: str, payload: PayloadId) -> bytes:
+    """What the proofs of all its columns begin with."""
+    id, generation = payload.checkpoint, payload.checkpoint.generation
+    return _with_lengths(
+        (cluster, id.run, id.step, generation.term, generation.counter, payload.rank)
+    )
+
+
+def _with_lengths(fields: Iterable[str | int]) -> bytes:
+    texts = [str(field).encode() for field in fields]
+    return b"".join([len(text).to_bytes(4, "little") + text for text in texts])

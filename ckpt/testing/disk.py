@@ -81,6 +81,8 @@ class FakeDisk:
         self.operation_count = 0
         """Operations that change something, for enumerating crash points."""
         self._directories: dict[str, _Directory] = {"": _Directory()}
+        self._places: dict[str, tuple[_Directory, str]] = {}
+        #: File -> its directory, which is never removed, and its name there.
         self._bytes_used = 0
         #: Of all files with a live name.
 
@@ -276,16 +278,18 @@ class FakeDisk:
             raise _error(fault.errno_name)
 
     def _place(self, file: str) -> tuple[_Directory, str]:
-        path, _, name = file.rpartition("/")
-        directory = self._directories.get(path)
-        if directory is None:
-            raise _error("ENOENT")
-        return directory, name
+        known = self._places.get(file)
+        if known is None:
+            path, _, name = file.rpartition("/")
+            directory = self._directories.get(path)
+            if directory is None:
+                raise _error("ENOENT")
+            known = self._places[file] = directory, name
+        return known
 
     def _inode(self, file: str) -> PagedFile:
-        path, _, name = file.rpartition("/")
-        directory = self._directories.get(path)
-        inode = directory.live.get(name) if directory is not None else None
+        directory, name = self._place(file)
+        inode = directory.live.get(name)
         if inode is None:
             raise _error("ENOENT")
         return inode
@@ -314,9 +318,10 @@ class FakeDisk:
             self._bytes_used -= inode.held_bytes
 
     def _store(self, inode: PagedFile, offset: int, data: Buffer) -> None:
-        held = inode.held_bytes
+        size, held = inode.size, inode.held_bytes
         inode.write(offset, data)
-        self._bytes_used += inode.held_bytes - held
+        if inode.size != size:
+            self._bytes_used += inode.held_bytes - held
 
     def _inodes(self) -> list[PagedFile]:
         """Each once, in name order."""

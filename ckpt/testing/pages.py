@@ -41,6 +41,11 @@ class PagedFile:
     def write(self, offset: int, data: Buffer) -> None:
         """Store all of `data`, a flat buffer of bytes; the file grows where it must."""
         start, end = offset, offset + len(data)
+        if offset % PAGE_BYTES == 0 and len(data) == PAGE_BYTES:
+            page = offset // PAGE_BYTES
+            self.live[page] = bytes(data)
+            self.dirty.add(page)
+            start = end
         while start < end:
             page, skip = divmod(start, PAGE_BYTES)
             count = min(PAGE_BYTES - skip, end - start)
@@ -82,8 +87,15 @@ class PagedFile:
 
     def persist(self, pages: Iterable[int]) -> None:
         """These pages reach the platter, as far as the file goes."""
+        live, durable = self.live, self.durable
         for page in sorted(pages):
-            end = min(self.size, (page + 1) * PAGE_BYTES)
+            end = (page + 1) * PAGE_BYTES
+            if end <= self.size:
+                durable[page] = live.get(page, _ZEROS)
+                if end > self.durable_size:
+                    self.durable_size = end
+                continue
+            end = self.size
             count = end - page * PAGE_BYTES
             if count <= 0:
                 continue

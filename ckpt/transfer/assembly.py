@@ -18,11 +18,14 @@ from typing import Final
 import numpy as np
 
 from ckpt.base.errors import Corrupt
-from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID, codec_for
+from ckpt.base.limits import CELL_BYTES_MAX
+from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID
+from ckpt.erasure.selftest import trusted_codec
 from ckpt.format.checksum import crc32, crc32_concat, xxh3_128
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, decode_manifest
 from ckpt.protocol.reader.events import DecodePart, FinishStripe
+from ckpt.protocol.reader.spans import Spans
 from ckpt.transfer.landings import Bytes, Landings
 
 CELLS_KEPT_MAX: Final = 64
@@ -75,12 +78,32 @@ class CellPool:
                 free.append(cell)
 
 
+class LandingPool:
+    """Memory for short ranges that come together, until they are put where they belong; the last
+    used, whose cache is warm, is used again. One thread uses me."""
+
+    def __init__(self) -> None:
+        self._free: list[bytearray] = []
+
+    def take(self, size: int) -> memoryview:
+        """At most CELL_BYTES_MAX, with whatever was there before; larger ones are nobody's."""
+        if size > CELL_BYTES_MAX:
+            return memoryview(bytearray(size))
+        buffer = self._free.pop() if self._free else bytearray(CELL_BYTES_MAX)
+        return memoryview(buffer)[:size]
+
+    def give_back(self, view: memoryview) -> None:
+        """Nobody may touch it afterwards."""
+        buffer = view.obj
+        if isinstance(buffer, bytearray) and len(buffer) == CELL_BYTES_MAX:
+            self._free.append(buffer)
+
+
 class Assembly:
     """I keep what came of one payload until its stripe is finished.
 
-    `land` belongs to the thread that receives, everything else to the one that checks.
-    PayloadReader
-    promises that no range of a stripe is landing while that stripe is finished.
+    One thread receives and checks; another one may `finish` stripes. PayloadReader promises that
+    no range of a stripe is landing while that stripe is finished.
     """
 
     def __init__(
@@ -117,13 +140,24 @@ class Assembly:
         return self._home(stripe, column)[at : at + size]
 
     def store(self, column: int, start: int, view: memoryview, crc: int) -> bool:
-        """Bytes that landed are whole: they count now. False, and they do not, when the checksum
-        differs."""
+        """Bytes that landed in their place are whole: they count now. False, and they do not,
+        when the checksum differs."""
         if not self._checks.range_is_whole(view, crc):
             return False
         stripe = start // self.layout.cell_bytes
         at = start - self.layout.fragment_offset(stripe)
         self._crcs.setdefault((stripe, column), {})[at] = at + len(view), crc
+        return True
+
+    def store_apart(self, column: int, ranges: Spans, view: memoryview, crc: int) -> bool:
+        """As `store`, of several ranges whose bytes came behind each other: put where they
+        belong."""
+        if not self._checks.range_is_whole(view, crc):
+            return False
+        at = 0
+        for start, end in ranges:
+            self.land(column, start, end - start)[:] = view[at : at + end - start]
+            at += end - start
         return True
 
     def take_manifest(self, document: bytes | bytearray | memoryview) -> None:
@@ -137,6 +171,13 @@ class Assembly:
         if (manifest.matrix_id, manifest.code_version) != (MATRIX_ID, CODE_VERSION):
             raise Corrupt(f"parity of matrix {manifest.matrix_id}, version {manifest.code_version}")
         self.manifest = manifest
+
+    def has_work(self, action: FinishStripe) -> bool:
+        """Finishing it decodes or copies bytes."""
+        if action.parts:
+            return True
+        keys = ((action.stripe, column) for column in range(self.layout.code.n))
+        return any(key in self._scratch for key in keys)
 
     def finish(self, action: FinishStripe) -> tuple[int, ...]:
         """Check, decode, check, hand out: the columns whose cells are wrong, and then nothing was
@@ -156,7 +197,7 @@ class Assembly:
 
     def decode(self, stripe: int, parts: tuple[DecodePart, ...]) -> None:
         """Fill the holes of this stripe's cells."""
-        codec = codec_for(self.layout.code)
+        codec = trusted_codec(self.layout.code)
         for part in parts:
             present = {j: self._home(stripe, j)[part.start : part.end] for j in part.sources}
             wanted = {j: self._home(stripe, j)[part.start : part.end] for j in part.wanted}

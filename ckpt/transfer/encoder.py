@@ -25,7 +25,8 @@ import numpy as np
 
 from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import LaunchNumber, PayloadId
-from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID, codec_for
+from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID
+from ckpt.erasure.selftest import trusted_codec
 from ckpt.format.checksum import crc32, crc32_combine, xxh3_128
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, encode_manifest
@@ -89,7 +90,7 @@ class PayloadEncoder:
         self.encode_cpu_s = 0.0
         self.crc_cpu_s = 0.0
         self._payload, self._launch = payload, launch
-        self._codec = codec_for(layout.code)
+        self._codec = trusted_codec(layout.code)
         self._arena = arena
         self._ring, self._again_ring = rings
         self._crcs = np.zeros((layout.stripe_count, layout.code.n), np.uint32)

@@ -16,7 +16,7 @@ from ckpt.format.checksum import Buffer, xxh3_128
 from ckpt.format.index import IndexReader
 from ckpt.format.messages import DocumentData, DocumentKind, ReadDocument, Role, TargetAddress
 from ckpt.format.record import CommitRecord
-from ckpt.transfer.payload_receiver import nearest_address
+from ckpt.transfer.target_links import nearest_address
 
 WHOLE_BYTES_MAX: Final = 1 * MiB
 """An index up to this size is read whole, so that its digest can be compared with the record's."""
@@ -24,6 +24,10 @@ PART_BYTES: Final = 1 * MiB
 """Of one question."""
 PATIENCE_S: Final = (1.5, 10.0)
 """For one answer, while other copies are left; and when each was tried once."""
+
+
+class IndexUnreadable(Unavailable):
+    """No copy that was reached gave the index: the coordinator can say whether one is left."""
 
 
 class IndexSource:
@@ -70,8 +74,8 @@ class IndexSource:
             client.close()
 
     def reader(self, timeout_s: float) -> IndexReader:
-        """The index. Raises Unavailable, or Corrupt when no copy can be read although all were
-        reached."""
+        """The index. Raises Unavailable when none of its targets is live, IndexUnreadable, or
+        Corrupt when the copies that were read do not make a whole one."""
         deadline = time.monotonic() + timeout_s
         if not self._clients:
             names = ", ".join(self._record.index_targets)
@@ -96,12 +100,12 @@ class IndexSource:
     def _whole_copies(self, patience_s: float) -> list[_Memory]:
         """One copy with the right digest, else all that could be read: their parts may mend each
         other."""
-        size, damaged, away = self._record.index_bytes, [], Unavailable("no copy of the index")
+        size, damaged, away = self._record.index_bytes, [], IndexUnreadable("no copy of the index")
         for client in self._ordered():
             try:
                 document = bytes(_Fetch(client, self._checkpoint, patience_s)(0, size))
-            except CkptError as error:
-                away = Unavailable(f"the index is out of reach: {error.message}")
+            except IndexUnreadable as error:
+                away = error
                 continue
             if xxh3_128(document) == self._record.index_digest:
                 return [_Memory(document)]
@@ -149,7 +153,10 @@ class _Fetch:
     def _part(self, start: int, end: int) -> memoryview:
         # A target may split its answer; what comes behind the first part is asked for anew.
         question = ReadDocument(DocumentKind.INDEX, self._checkpoint, start, end)
-        answer, bulk = self._client.call(question, timeout_s=self._patience_s)
+        try:
+            answer, bulk = self._client.call(question, timeout_s=self._patience_s)
+        except CkptError as error:
+            raise IndexUnreadable(f"the index is out of reach: {error.message}") from error
         if not isinstance(answer, DocumentData) or answer.offset != start or not len(bulk):
             raise PeerError(f"{self._client.address} answers for an index with something else")
         return bulk[: end - start]

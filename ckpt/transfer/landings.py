@@ -147,21 +147,28 @@ class Landings:
 
     def scatter(self, start: int, source: Bytes) -> int:
         """Copy payload bytes from `start` on to all their places: how many were copied."""
-        starts, ends, destinations, owners, _ = self._table()
-        end, copied = start + len(source), 0
-        for hit in self._hits(start, end):
-            low, high = max(start, int(starts[hit])), min(end, int(ends[hit]))
-            at = int(destinations[hit]) + low - int(starts[hit])
-            memory = self._memories[int(owners[hit])]
-            memory[at : at + high - low] = source[low - start : high - start]
-            copied += high - low
+        starts, ends, destinations, owners, reach = self._table()
+        end = start + len(source)
+        near = _near(starts, reach, start, end)
+        lows = np.maximum(starts[near], start)
+        highs = np.minimum(ends[near], end)
+        places = destinations[near] + lows - starts[near]
+        copied = 0
+        # Plain numbers and views: a run may have a few KiB, and there are very many of them.
+        views, source_view = [memory.data for memory in self._memories], source.data
+        for low, high, at, owner in zip(
+            lows.tolist(), highs.tolist(), places.tolist(), owners[near].tolist(), strict=True
+        ):
+            if low < high:
+                views[owner][at : at + high - low] = source_view[low - start : high - start]
+                copied += high - low
         return copied
 
     def _hits(self, start: int, end: int) -> list[int]:
         starts, ends, _, _, reach = self._table()
-        first = int(np.searchsorted(reach, start, side="right"))
-        last = int(np.searchsorted(starts, end, side="left"))
-        return [hit for hit in range(first, last) if ends[hit] > start]
+        near = _near(starts, reach, start, end)
+        hits: list[int] = (np.flatnonzero(ends[near] > start) + near.start).tolist()
+        return hits
 
     def _table(self) -> tuple[Offsets, Offsets, Offsets, Offsets, Offsets]:
         """Starts, ends, destinations, owners ascending by start; and how far the runs so far
@@ -175,6 +182,12 @@ class Landings:
             reach = np.maximum.accumulate(ends) if len(ends) else ends
             self._sorted = starts, ends, destinations, owners, reach
         return self._sorted
+
+
+def _near(starts: Offsets, reach: Offsets, start: int, end: int) -> slice:
+    """The runs among which are all that meet [start, end)."""
+    first = int(np.searchsorted(reach, start, side="right"))
+    return slice(first, max(first, int(np.searchsorted(starts, end, side="left"))))
 
 
 def _one(value: int) -> Offsets:

@@ -1,23 +1,21 @@
-"""Reads payloads from targets into the caller's memory: one thread moves bytes, one checks and
+"""Reads payloads from targets into the caller's memory: one thread moves and checks bytes, one
 decodes them.
 
-    caller's thread   LinkLoop: asks, receives straight into place (sink)  --ranges, stripes-->
+    caller's thread   LinkLoop: asks, receives straight into place (sink)  --stripes to decode-->
     worker
-                      PayloadReader of each payload                        <--what became of it--
-                      checksums, decode, copies
+                      checksums; PayloadReader of each payload             <--what became of it--
+                      decode, copies
 
-Both halves of the work release the GIL. Connections are shared by all payloads that are read at
-once; a
-few payloads are under way, the others wait.
+Both release the GIL. All payloads of a read share connections; a few are under way, others wait.
 
-Sketch for 1 GB from a healthy 4+2: receive 0.10 to 0.14 CPU s, checksums 0.02, first touch of the
-destination 0.15 to 0.5, copies only for what has no contiguous cell in the destination.
+Sketch for 1 GB from a healthy 4+2: receive 0.10 to 0.14 CPU s, checksums 0.04, first touch of the
+destination 0.15 to 0.5, copies only for what has no contiguous cell in the destination. A cell of
+2 MiB costs half a question, two to four `recv`, one checksum; no thread is woken for it.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -37,11 +35,12 @@ from ckpt.aio.link import (
     LinkReceived,
     LinkState,
 )
-from ckpt.base.errors import Unauthorized, Unavailable
+from ckpt.base.errors import Corrupt, Unauthorized, Unavailable
 from ckpt.base.ids import ColumnId, ColumnNumber, TargetId
 from ckpt.base.limits import MANIFEST_BYTES_MAX
 from ckpt.format.frame import FrameHead
 from ckpt.format.messages import (
+    ByteRange,
     CancelRequest,
     Failed,
     ManifestData,
@@ -67,6 +66,8 @@ from ckpt.protocol.reader.events import (
     ManifestRead,
     ManifestWrong,
     RangeErased,
+    RangesBroken,
+    RangesStored,
     ReadCompleted,
     ReaderAction,
     ReaderEvent,
@@ -74,10 +75,12 @@ from ckpt.protocol.reader.events import (
     ReadStatistics,
     ReadWish,
     Standing,
+    StripeFinished,
 )
 from ckpt.protocol.reader.payload_reader import PayloadReader
-from ckpt.protocol.reader.spans import Owed
-from ckpt.transfer.assembly import Assembly, CellPool
+from ckpt.protocol.reader.spans import Owed, Spans
+from ckpt.transfer.assembly import Assembly, CellPool, LandingPool
+from ckpt.transfer.decode_worker import DecodeWorker, WorkFailed
 from ckpt.transfer.read_job import (
     PayloadDamaged,
     Progress,
@@ -85,7 +88,7 @@ from ckpt.transfer.read_job import (
     ReceiverOptions,
     ReceiverStatistics,
 )
-from ckpt.transfer.read_worker import CheckManifest, CheckRange, Note, ReadWorker, WorkFailed
+from ckpt.transfer.target_links import nearest_address
 
 TICK_US: Final = 100_000
 
@@ -121,7 +124,7 @@ class _Asked:
     """What may still land; None: the manifest, which is collected in `document`."""
     document: bytearray = field(default_factory=bytearray)
     landed: set[int] = field(default_factory=set)
-    """Starts of ranges that were given their place and did not come whole yet."""
+    """First starts of frames whose bytes were given their place and did not come whole yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -143,9 +146,10 @@ class PayloadReceiver:
         self._suspects = options.suspects
         self._numbers: Iterator[int] = itertools.count(1)
         self._loop = LinkLoop()
-        self._worker = ReadWorker(self._loop.wake)
+        self._worker = DecodeWorker(self._loop.wake)
         self._worker.start()
         self._pool = CellPool()
+        self._apart = LandingPool()
         self._peers: dict[TargetId, _Peer] = {}
         self.manifests: dict[bytes, bytes] = {}
         """By digest: those that reads have brought, and need not ask for again."""
@@ -158,6 +162,7 @@ class PayloadReceiver:
         self._asked: dict[int, _Asked] = {}
         #: Requests that are not answered, by number; also asked by the sink.
         self._ended: list[tuple[ReadJob, ReadStatistics]] = []
+        self._verify_cpu_s = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -181,16 +186,18 @@ class PayloadReceiver:
         self._progress = progress
         self._jobs = deque(job for job in jobs if job.landings)
         self._wanted_bytes = sum(job.landings.wanted_bytes for job in self._jobs)
-        self._ended = []
-        begun, begun_cpu = time.monotonic(), time.thread_time()
-        before = dict(self._worker.cpu_s)
+        self._ended, self._verify_cpu_s = [], 0.0
+        begun, begun_cpu, decoded_s = time.monotonic(), time.thread_time(), self._worker.cpu_s
         try:
             self._work()
         except BaseException:
             self.close()
             raise
-        cpu_s = {stage: spent - before[stage] for stage, spent in self._worker.cpu_s.items()}
-        cpu_s["link"] = time.thread_time() - begun_cpu
+        cpu_s = {
+            "link": time.thread_time() - begun_cpu - self._verify_cpu_s,
+            "verify": self._verify_cpu_s,
+            "decode": self._worker.cpu_s - decoded_s,
+        }
         found = self._statistics(time.monotonic() - begun, cpu_s)
         self._suspects |= found.targets_out
         return found
@@ -272,8 +279,12 @@ class PayloadReceiver:
                     self._cancel(request)
                 case CutColumn(column, reason):
                     self._cut(read, column, reason)
-                case FinishStripe():
-                    self._worker.put(read.assembly, action, read)
+                case FinishStripe(stripe):
+                    if read.assembly.has_work(action):
+                        self._worker.put(read.assembly, action, read)
+                    else:
+                        wrong = read.assembly.finish(action)
+                        self._feed(read, StripeFinished(now_us(), stripe, wrong))
                 case ReadCompleted():
                     self._reads.remove(read)
                     self._ended.append((read.job, read.machine.statistics()))
@@ -325,11 +336,14 @@ class PayloadReceiver:
         asked = self._asked.get(head.request)
         if not isinstance(message, RangeData) or asked is None or asked.owed is None:
             return None
-        end = message.start + head.bulk_bytes
-        if not asked.owed.take(message.start, end):
+        ranges = message.ranges
+        fits = ranges and sum(each.end - each.start for each in ranges) == head.bulk_bytes
+        if not fits or not all(asked.owed.take(each.start, each.end) for each in ranges):
             return None
-        asked.landed.add(message.start)
-        return asked.read.assembly.land(asked.column, message.start, head.bulk_bytes)
+        asked.landed.add(_first(ranges))
+        if len(ranges) > 1:
+            return self._apart.take(head.bulk_bytes)
+        return asked.read.assembly.land(asked.column, ranges[0].start, head.bulk_bytes)
 
     def _take(self, event: LinkEvent) -> None:
         match event:
@@ -361,17 +375,18 @@ class PayloadReceiver:
             return
         now, read = now_us(), asked.read
         match message:
-            case RangeData(start, crc) if bulk is not None and start in asked.landed:
-                asked.landed.remove(start)
-                self._worker.put(
-                    read.assembly, CheckRange(request, asked.column, start, bulk.view, crc), read
-                )
+            case RangeData(wire, crc) if bulk is not None and _first(wire) in asked.landed:
+                asked.landed.remove(_first(wire))
+                ranges = tuple((each.start, each.end) for each in wire)
+                whole = self._check(asked, ranges, bulk.view, crc)
+                kind = RangesStored if whole else RangesBroken
+                self._feed(read, kind(now, request, ranges))
             case RangeDamaged(start, end, reason) if asked.owed is not None:
                 if asked.owed.take(start, end):
                     self._feed(read, RangeErased(now, request, start, end, reason))
             case RangesDone():
-                # Behind its ranges, which are in the worker's hands.
-                self._worker.put(read.assembly, Note(request), read)
+                del self._asked[request]
+                self._feed(read, AskAnswered(now, request))
             case ManifestData(total_bytes, offset) if asked.owed is None:
                 self._collect(request, asked, total_bytes, offset, bulk)
             case Failed(code, text, _, _):
@@ -381,29 +396,47 @@ class PayloadReceiver:
                 self._loop.close(link)
                 self._gone(asked.target, f"target {asked.target} answers out of turn")
 
+    def _check(self, asked: _Asked, ranges: Spans, view: memoryview, crc: int) -> bool:
+        """Bytes that landed: whether they are what their target sent."""
+        begun, assembly = time.thread_time(), asked.read.assembly
+        if len(ranges) == 1:
+            whole = assembly.store(asked.column, ranges[0][0], view, crc)
+        else:
+            whole = assembly.store_apart(asked.column, ranges, view, crc)
+            self._apart.give_back(view)
+        self._verify_cpu_s += time.thread_time() - begun
+        return whole
+
     def _collect(
         self, request: int, asked: _Asked, total: int, offset: int, bulk: Bulk | None
     ) -> None:
-        if offset != len(asked.document) or total > MANIFEST_BYTES_MAX:
-            del self._asked[request]
-            self._feed(asked.read, ManifestWrong(now_us(), request, "its parts do not fit"))
+        """One part of a manifest, in ascending order; the last one makes it whole."""
+        now, read, document = now_us(), asked.read, asked.document
+        reason = ""
+        if offset != len(document) or total > MANIFEST_BYTES_MAX:
+            reason = "its parts do not fit"
+        elif bulk is not None:
+            document += bulk.view
+        if not reason and len(document) < total:
             return
-        if bulk is not None:
-            asked.document += bulk.view
-        if len(asked.document) >= total:
-            check = CheckManifest(request, bytes(asked.document))
-            self._worker.put(asked.read.assembly, check, asked.read)
+        del self._asked[request]
+        try:
+            if not reason:
+                read.assembly.take_manifest(document)
+        except Corrupt as error:
+            reason = error.message
+        if reason:
+            self._feed(read, ManifestWrong(now, request, reason))
+        else:
+            self.manifests[read.job.manifest_digest] = bytes(document)
+            self._feed(read, ManifestRead(now, request))
 
-    def _note(self, note: tuple[object, ReaderEvent | WorkFailed]) -> None:
+    def _note(self, note: tuple[object, StripeFinished | WorkFailed]) -> None:
         """The worker has done something."""
         owner, event = note
         assert isinstance(owner, _Read)
         if isinstance(event, WorkFailed):
             raise event.error
-        if isinstance(event, AskAnswered | ManifestRead):
-            asked = self._asked.pop(event.request, None)
-            if asked is not None and isinstance(event, ManifestRead):
-                self.manifests[owner.job.manifest_digest] = bytes(asked.document)
         self._feed(owner, event)
 
     def _cancel(self, request: int) -> None:
@@ -462,10 +495,6 @@ class PayloadReceiver:
         )
 
 
-def nearest_address(where: TargetAddress) -> str:
-    """The target's Unix socket when it is on this host, unless CKPT_FORCE_TCP=1; else its TCP
-    address."""
-    forced = os.environ.get("CKPT_FORCE_TCP") == "1"
-    if where.unix and not forced and os.access(where.unix, os.W_OK):
-        return f"unix:{where.unix}"
-    return where.address
+def _first(ranges: Sequence[ByteRange]) -> int:
+    """Where the first one begins; no place for none."""
+    return ranges[0].start if ranges else -1

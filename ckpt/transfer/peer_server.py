@@ -1,8 +1,8 @@
 """Gives to other readers what this process has read, from the memory where it landed.
 
 A peer asks as it would ask a target: ranges of data columns, and the manifest that they are checked
-against. Only what was offered is given, only while I am open: the memory is the caller's
-afterwards.
+against; or ranges of anything else that it can check by itself (`give`). Only what was offered is
+given, only while I am open: the memory is the caller's afterwards.
 
     caller's thread   offer(job, spans)              my thread   asyncio: ranges, checksums, frames
 
@@ -16,8 +16,9 @@ import asyncio
 import secrets
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +38,6 @@ from ckpt.format.messages import (
     Failed,
     ManifestData,
     Message,
-    RangeData,
     RangesDone,
     ReadManifest,
     ReadRanges,
@@ -46,6 +46,7 @@ from ckpt.format.messages import (
 )
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established, Identity
+from ckpt.protocol.range_frames import range_frames
 from ckpt.protocol.reader.spans import Spans, covers, union
 from ckpt.transfer.read_job import ReadJob
 
@@ -53,6 +54,8 @@ QUEUED_BYTES: Final = 8 * MiB
 """To one peer at a time; its further questions wait."""
 
 _Frame = tuple[int, Message, memoryview | bytes]
+View = Callable[[ColumnNumber, ByteRange], memoryview | None]
+"""Bytes of a column of one payload; None for what is not here."""
 
 
 class PeerServer:
@@ -95,6 +98,10 @@ class PeerServer:
         """These bytes of the payload have landed and stay as they are until I am closed."""
         self._answers.offer(job, spans, manifest)
 
+    def give(self, payload: PayloadId, view: View) -> None:
+        """What `view` finds on my thread stays as it is until I am closed."""
+        self._answers.give(payload, view)
+
     def close(self) -> None:
         """Nothing is read from anybody's memory afterwards. Idempotent."""
         with suppress(RuntimeError):  # It has ended already.
@@ -127,24 +134,29 @@ class PeerServer:
 
 
 class _Answers:
-    """What peers ask, and what they get. `offer` comes from another thread, all else from the
-    loop's.
+    """What peers ask, and what they get. `offer` and `give` come from another thread, all
+    else from the loop's.
     """
 
     def __init__(self) -> None:
         self.server: Server
         self._lock = threading.Lock()
-        self._offers: dict[PayloadId, tuple[ReadJob, Spans]] = {}
+        self._spans: dict[PayloadId, Spans] = {}
+        self._views: dict[PayloadId, View] = {}
         self._manifests: dict[PayloadId, bytes] = {}
         #: Frames that are made one after another, as the peer takes them.
         self._waiting: defaultdict[Session, deque[Iterator[_Frame]]] = defaultdict(deque)
 
     def offer(self, job: ReadJob, spans: Spans, manifest: bytes | None) -> None:
         with self._lock:
-            _, before = self._offers.get(job.payload, (job, ()))
-            self._offers[job.payload] = job, union(before, spans)
+            spans = self._spans[job.payload] = union(self._spans.get(job.payload, ()), spans)
+            self._views[job.payload] = partial(_bytes_of, job, spans)
             if manifest is not None:
                 self._manifests[job.payload] = manifest
+
+    def give(self, payload: PayloadId, view: View) -> None:
+        with self._lock:
+            self._views[payload] = view
 
     def opened(self, session: Session, peer: Established) -> None:
         """A peer; it asks next."""
@@ -199,14 +211,17 @@ class _Answers:
         self, request: int, payload: PayloadId, column: ColumnNumber, ranges: tuple[ByteRange, ...]
     ) -> Iterator[_Frame]:
         with self._lock:
-            job, spans = self._offers.get(payload, (None, ()))
+            give = self._views.get(payload)
+        found: list[tuple[ByteRange, memoryview]] = []
         for each in ranges:
-            found = None if job is None else _bytes_of(job, spans, column, each)
-            if found is None:
+            view = None if give is None else give(column, each)
+            if view is None:
                 text = f"bytes {each.start} to {each.end} of {payload} column {column} are not here"
                 yield request, Failed("unavailable", text), b""
                 return
-            yield request, RangeData(each.start, crc32(found)), found
+            found.append((each, view))
+        for message, bulk in range_frames(found, lambda _, view: crc32(view)):
+            yield request, message, bulk
         yield request, RangesDone(), b""
 
 

@@ -10,7 +10,7 @@ from typing import Self
 
 from ckpt.aio.link import Link, LinkLoop, LinkState
 from ckpt.base.ids import BootId, TargetId
-from ckpt.format.messages import Place, Role
+from ckpt.format.messages import Place, Role, TargetAddress
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +84,12 @@ def _is_socket(path: str) -> bool:
         return stat.S_ISSOCK(os.stat(path).st_mode)
     except OSError:
         return False
+
+
+def nearest_address(where: TargetAddress) -> str:
+    """The target's Unix socket when it is on this host, unless CKPT_FORCE_TCP=1; else its TCP
+    address."""
+    forced = os.environ.get("CKPT_FORCE_TCP") == "1"
+    if where.unix and not forced and os.access(where.unix, os.W_OK):
+        return f"unix:{where.unix}"
+    return where.address

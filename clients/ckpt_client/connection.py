@@ -47,12 +47,14 @@ class Connection:
             with opened_cluster(self.url, self._start_timeout_s):
                 _greet(self.control)
 
-    def reader(self) -> ReaderContext:
-        """Whom readers ask, and who they are."""
+    def reader(self, durable: str = "") -> ReaderContext:
+        """Whom readers ask, and who they are; `durable` is the object store that they can read."""
         from ckpt_client.pinned import ReaderContext
 
         control = self.control
-        return ReaderContext(self.locator.address, control.secret, control.cluster, client_name())
+        return ReaderContext(
+            self.locator.address, control.secret, control.cluster, client_name(), durable
+        )
 
     def close(self) -> None:
         self.control.close()

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Rank
-from ckpt.format.index import IndexReader, IndexTensor
+from ckpt.format.index import IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node, Scalar
-from ckpt.transfer.read_set import ReadSet
-from ckpt_client.restore_plan import checked_dtype, variants_of
+from ckpt_client.restore_plan import Reads, TensorIndex, checked_dtype, variants_of
 from ckpt_client.restore_trees import box_inside, scalars_of
 from ckpt_client.state import AnyArray
 
@@ -39,23 +38,25 @@ class Contents:
 
     def __init__(
         self,
-        index: IndexReader,
+        index: TensorIndex,
+        ranks: Iterable[Rank],
         documents: Callable[[Iterable[Rank]], Mapping[Rank, Node]],
-        read: Callable[[ReadSet], None],
-        new_reads: Callable[[], ReadSet],
+        read: Callable[[Reads], None],
+        new_reads: Callable[[], Reads],
     ) -> None:
         self._index = index
+        self._ranks = ranks
         self._documents = documents
         self._read = read
         self._new_reads = new_reads
 
     def ranks(self) -> list[Rank]:
         """Those that saved, ascending."""
-        return [payload.rank for payload in self._index.payloads()]
+        return list(self._ranks)
 
     def tensors(self) -> Iterator[IndexTensor]:
         """All of them by name, with their boxes."""
-        return self._index.tensors()
+        yield from self._index.tensors()
 
     def variants(self, name: str) -> tuple[IndexTensor, ...]:
         """Every tensor of that name: ranks may have their own; empty when there is none."""

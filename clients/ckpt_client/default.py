@@ -41,7 +41,8 @@ def load(
     """`Store.load` on the store that $CKPT_STORE names.
 
     `run` may also be the URL of a drained checkpoint, `s3://BUCKET/RUN@STEP`: then no cluster is
-    asked, and `storage_options` go to the library that reads the object store.
+    asked, and `storage_options` go to the library that reads the object store; each process fetches
+    all that it wants, since ranks meet at a cluster only.
     """
     if "://" in run:
         from ckpt_client import stored

@@ -1,23 +1,24 @@
-"""Where does each byte that a rank stages lie in its half of the arena, and how does it get there?
+"""Where does each byte that a rank stages lie in its half of the arena?
 
-    | tree document | own leaves, shards | share of copies |0000| others' shares | declaration |
-    |<--------------------- payload ------------------------>|    |<-- witness --->|             |
-    0                                            payload_bytes                         half_bytes
+    | tree document |00| own leaves, shards | share of copies |0000| others' shares | declaration |
+    |<----------------------- payload ----------------------->|    |<-- witness --->|             |
+    0                                             payload_bytes                         half_bytes
 
-The payload is what is stored. The zeros are the padding of its last stripe, which is encoded in
-place. A copy is what several ranks hold: a replica, or a box with holders. The witness is the bytes
-of copies that other ranks store, so that the stager can fingerprint this rank's whole copy; the
-declaration tells the stager where everything lies. Items begin on 64 bytes.
+The payload is what is stored. The document has a whole number of pages, so that other scalars in it
+seldom move all that follows. The zeros behind the payload are the padding of its last stripe, which
+is encoded in place. A copy is what several ranks hold: a replica, or a box with holders. The
+witness is the bytes of copies that other ranks store, so that the stager can fingerprint this
+rank's whole copy; the declaration tells the stager where everything lies. Items begin on 64 bytes.
+How the bytes get there: `copying`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import msgspec
-import numpy as np
 
 from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import Rank
@@ -25,9 +26,11 @@ from ckpt.base.limits import CODE_COLUMNS_MAX, PAGE_BYTES, PAYLOAD_BYTES_MAX
 from ckpt.base.units import align_up, format_bytes
 from ckpt.format.messages import ReplicaPolicy
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, decode_table, encode_table
-from ckpt.format.tree import encode_tree
+from ckpt.format.tree import TreeTemplate, encode_tree
 from ckpt.plan.replicas import leaf_parts, share_replicas
-from ckpt_client.state import AnyArray, FlatState, Leaf
+from ckpt_client.finite import check_finite
+from ckpt_client.forms import Found, StateForm, form_of
+from ckpt_client.state import AnyArray, FlatState, Leaf, flatten
 
 ITEM_ALIGN: Final = 64
 TAIL_BYTES: Final = CODE_COLUMNS_MAX * PAGE_BYTES
@@ -44,15 +47,27 @@ class Span:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """The whole plan of one save. Equal states give equal plans."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Where everything of a state lies; all states of one form have the same one."""
 
-    leaves: tuple[Leaf, ...]
-    document: bytes
-    """The tree document; it lies at offset 0."""
+    rank: Rank
+    world_size: int
+    names: tuple[str, ...]
+    """Of the leaves, sorted."""
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    order: tuple[int, ...]
+    """order[i] is the place of leaf i in the walk over the state."""
+    template: TreeTemplate
+    document_room: int
+    """Bytes that the tree document, which lies at offset 0, may have."""
     spans: tuple[Span, ...]
     """Ascending by offset; those below `payload_bytes` are stored, the others are witness."""
+    whole: Mapping[int, Span]
+    """Of each leaf that lies in one piece; nearly all do."""
+    parts: tuple[Span, ...]
+    """Of leaves whose storing is shared with other ranks."""
     payload_bytes: int
     declaration: bytes
     declaration_offset: int
@@ -60,6 +75,33 @@ class Packing:
     @property
     def half_bytes(self) -> int:
         return self.declaration_offset + len(self.declaration)
+
+    def packing(self, found: Found) -> Packing | None:
+        """The plan of a state of this form; None when its scalars need more room than there is, or
+        cannot be stored.
+        """
+        try:
+            document = self.template.encode(found.scalars)
+        except Refused:  # The long way names the path.
+            return None
+        if len(document) > self.document_room:
+            return None
+        return Packing(self, document, tuple(found.arrays[place] for place in self.order))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packing:
+    """The whole plan of one save."""
+
+    layout: Layout
+    document: bytes
+    arrays: tuple[object, ...]
+    """The leaves' memory, in the layout's order: whatever the copier takes."""
+
+    def check_finite(self) -> None:
+        """Of numpy arrays. Raises Refused naming the first that holds NaN or infinity."""
+        for name, array in zip(self.layout.names, self.arrays, strict=True):
+            check_finite(name, cast(AnyArray, array))
 
 
 class Witness(msgspec.Struct, frozen=True, array_like=True):
@@ -94,75 +136,52 @@ class Declaration:
 _declaration_decoder = msgspec.msgpack.Decoder(_Declaration)
 
 
-@dataclass(frozen=True, slots=True)
-class _Laid:
-    """What a packing has besides the state's own bytes."""
-
-    spans: tuple[Span, ...]
-    payload_bytes: int
-    declaration: bytes
-    declaration_offset: int
-
-
 class Planner:
-    """I plan saves, and remember the last layout: a state of the same names, types and shapes, as
-    every step of a training has it, is not laid out and declared anew."""
+    """I plan saves, and remember the last one: a state of the same form, as every step of a
+    training has it, is neither taken apart nor laid out again.
+    """
 
     def __init__(self) -> None:
-        self._last: tuple[tuple[object, ...], _Laid] | None = None
+        self._last: tuple[tuple[object, ...], StateForm | None, Layout] | None = None
 
     def plan(
         self,
-        state: FlatState,
+        state: object,
         rank: int,
         world_size: int,
         replicas: ReplicaPolicy = ReplicaPolicy.ABORT,
+        *,
+        replicated: bool = False,
     ) -> Packing:
-        """Lay the state out for one rank.
-
-        Raises Refused when it is too large for a payload, or when a box's holders leave this rank
-        out. With ReplicaPolicy.KEEP every rank stores its whole replicas: a copy that differs must
-        be there to be kept, and which one differs is known only afterwards.
-        """
-        document = encode_tree(state.root)
-        # All that a layout follows from: two states that agree in it have the same one.
-        shapes = tuple(
-            (one.name, one.meaning, one.dtype, one.array.shape, one.global_shape, one.offset,
-             one.holders)
-            for one in state.leaves
-        )  # fmt: skip
-        asked = (len(document), rank, world_size, replicas, shapes)
-        if self._last is None or self._last[0] != asked:
-            laid = _lay_out(state.leaves, len(document), rank, world_size, replicas)
-            self._last = asked, laid
-        _, laid = self._last
-        return Packing(
-            leaves=state.leaves,
-            document=document,
-            spans=laid.spans,
-            payload_bytes=laid.payload_bytes,
-            declaration=laid.declaration,
-            declaration_offset=laid.declaration_offset,
-        )
+        """Take the state apart and lay it out. Raises what `flatten` and `plan_packing` raise."""
+        asked = (rank, world_size, replicas, replicated)
+        if self._last is not None and self._last[0] == asked:
+            _, form, layout = self._last
+            found = form.recognise(state) if form is not None else None
+            packing = layout.packing(found) if found is not None else None
+            if packing is not None:
+                return packing
+        flat = flatten(state, replicated=replicated)
+        packing = plan_packing(flat, rank, world_size, replicas)
+        self._last = asked, form_of(state, replicated), packing.layout
+        return packing
 
 
 def plan_packing(
     state: FlatState, rank: int, world_size: int, replicas: ReplicaPolicy = ReplicaPolicy.ABORT
 ) -> Packing:
-    """One save's plan; see `Planner.plan`."""
-    return Planner().plan(state, rank, world_size, replicas)
+    """Lay a state out for one rank. Equal states have equal plans.
 
-
-def _lay_out(
-    leaves: Sequence[Leaf],
-    document_bytes: int,
-    rank: int,
-    world_size: int,
-    replicas: ReplicaPolicy,
-) -> _Laid:
+    Raises Refused when it is too large for a payload, or when a box's holders leave this rank
+    out. With ReplicaPolicy.KEEP every rank stores its whole replicas: a copy that differs must
+    be there to be kept, and which one differs is known only afterwards.
+    """
+    document = encode_tree(state.root)
+    leaves = state.leaves
     stored_parts, witness_parts = _share_out(leaves, rank, world_size, replicas)
-    stored = _place(stored_parts, document_bytes)
-    payload_bytes = max(document_bytes, *(one.offset + one.length for one in stored), 0)
+    room = align_up(len(document), PAGE_BYTES)
+    stored = _place(stored_parts, room)
+    payload_bytes = max(room, *(one.offset + one.length for one in stored), 0)
     if payload_bytes > PAYLOAD_BYTES_MAX:
         raise Refused(
             f"rank {rank} would store {format_bytes(payload_bytes)}, "
@@ -170,26 +189,25 @@ def _lay_out(
         )
     witness = _place(witness_parts, payload_bytes + TAIL_BYTES)
     end = max((one.offset + one.length for one in witness), default=payload_bytes + TAIL_BYTES)
-    return _Laid(
-        spans=(*stored, *witness),
+    spans = (*stored, *witness)
+    whole = {span.leaf: span for span in spans if span.length == leaves[span.leaf].array.nbytes}
+    layout = Layout(
+        rank=Rank(rank),
+        world_size=world_size,
+        names=tuple(leaf.name for leaf in leaves),
+        dtypes=tuple(leaf.dtype for leaf in leaves),
+        shapes=tuple(leaf.array.shape for leaf in leaves),
+        order=state.order,
+        template=TreeTemplate(state.root),
+        document_room=room,
+        spans=spans,
+        whole=whole,
+        parts=tuple(span for span in spans if span.leaf not in whole),
         payload_bytes=payload_bytes,
         declaration=_declare(leaves, stored, witness, rank, world_size),
         declaration_offset=align_up(end, ITEM_ALIGN),
     )
-
-
-def copy_into(packing: Packing, half: memoryview) -> None:
-    """Copy everything into a writable half of at least `half_bytes`:
-    the whole of a warm save's stall.
-    """
-    assert len(half) >= packing.half_bytes
-    target = np.frombuffer(half, np.uint8)
-    half[: len(packing.document)] = packing.document
-    target[packing.payload_bytes : packing.payload_bytes + TAIL_BYTES] = 0
-    for span in packing.spans:
-        array = packing.leaves[span.leaf].array
-        copy_bytes(array, span.start, target[span.offset : span.offset + span.length])
-    half[packing.declaration_offset : packing.half_bytes] = packing.declaration
+    return Packing(layout, document, tuple(leaf.array for leaf in leaves))
 
 
 def read_declaration(document: memoryview) -> Declaration:
@@ -199,44 +217,6 @@ def read_declaration(document: memoryview) -> Declaration:
     except msgspec.MsgspecError as error:
         raise Corrupt(f"the declaration of a staged save does not parse: {error}") from None
     return Declaration(decode_table(raw.table), tuple(raw.witnesses), frozenset(raw.copies))
-
-
-def copy_bytes(
-    array: AnyArray, start: int, target: np.ndarray[tuple[int], np.dtype[np.uint8]]
-) -> None:
-    """Bytes [start, start + len(target)) of the array's elements in C order into `target`.
-
-    Without a temporary of more than one element: strided arrays are copied by numpy's own loops.
-    """
-    if not target.size:
-        return
-    if array.flags.c_contiguous:
-        target[:] = array.reshape(-1).view(np.uint8)[start : start + target.size]
-    elif start == 0 and target.size == array.nbytes:
-        np.copyto(target.view(array.dtype).reshape(array.shape), array, casting="no")
-    else:
-        _copy_part(array, start, target)
-
-
-def _copy_part(
-    array: AnyArray, start: int, target: np.ndarray[tuple[int], np.dtype[np.uint8]]
-) -> None:
-    """Row by row along the first axis, so that all but the two cut rows are copied whole."""
-    if array.ndim == 0:
-        target[:] = np.frombuffer(array.tobytes(), np.uint8)[start : start + target.size]
-        return
-    row_bytes = array.nbytes // array.shape[0]
-    done = 0
-    while done < target.size:
-        row, skipped = divmod(start + done, row_bytes)
-        if skipped == 0 and target.size - done >= row_bytes:
-            rows = (target.size - done) // row_bytes
-            copy_bytes(array[row : row + rows], 0, target[done : done + rows * row_bytes])
-            done += rows * row_bytes
-        else:
-            count = min(row_bytes - skipped, target.size - done)
-            copy_bytes(array[row, ...], skipped, target[done : done + count])
-            done += count
 
 
 Part = tuple[int, int, int]

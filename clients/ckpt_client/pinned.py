@@ -5,37 +5,36 @@ The coordinator's session keeps the pin; when the session is lost, so may be the
 
 from __future__ import annotations
 
+import logging
 import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+
+from msgspec.structs import replace
 
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import CkptError, Lost, PeerError
 from ckpt.base.ids import PayloadId, Step
+from ckpt.base.units import US_PER_S
 from ckpt.format.index import IndexReader
 from ckpt.format.messages import (
     ConfirmLoad,
     DamageJudged,
     LoadBegan,
     LoadConfirmed,
-    Message,
-    ReadsShared,
     ReleasePin,
-    ReportDamage,
     Resolve,
     Resolved,
     Role,
 )
 from ckpt.format.record import CommitRecord, decode_record
+from ckpt.transfer.damage import have_judged
 from ckpt.transfer.index_source import IndexSource
+from ckpt_client.meeting import ANSWER_SLACK_S, Meeting, ask_shared
 
-ANSWER_SLACK_S: Final = 10.0
-"""Beyond what the coordinator itself may wait."""
-JUDGE_TIMEOUT_S: Final = 600.0
-"""To have every column of a payload read whole."""
+_log = logging.getLogger("ckpt.restore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,8 @@ class ReaderContext:
     """The cluster's id; empty when it is not known yet."""
     name: str
     """`HOST:PID`, for people."""
+    durable: str = ""
+    """URL of the object store to read what the tier lost; empty for none."""
 
 
 class Pinned:
@@ -77,22 +78,20 @@ class Pinned:
         asked = self.question
         return asked.step is None and asked.launch is not None and (asked.world_size or 1) > 1
 
-    def resolve(self, step: Step | None = None) -> None:
+    def resolve(self, step: Step | None = None, *, away: bool = False) -> None:
         """Ask which generation it is, or for that step's; warns about steps that were passed
-        over."""
+        over.
+
+        away: the tier was asked in vain; of the same generation, stores are named at once.
+        """
         rpc = self._connection()
-        question = asked = self.question
+        question = self.question
         if step is not None:
-            question = Resolve(
-                asked.run,
-                step,
-                None,
-                asked.rank,
-                asked.world_size,
-                asked.timeout_us,
-                asked.fallback,
-            )
-        reply, bulk = rpc.call(question, timeout_s=self.timeout_s + ANSWER_SLACK_S)
+            question = replace(question, step=step, launch=None, turn=0)
+        if away:
+            question = replace(question, away=True, timeout_us=0, fallback=False)
+        patience_s = question.timeout_us / US_PER_S + ANSWER_SLACK_S
+        reply, bulk = rpc.call(question, timeout_s=patience_s)
         if not isinstance(reply, Resolved):
             raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
         self._close_source()
@@ -107,13 +106,19 @@ class Pinned:
         """The session that held the pin ended: the generation may be deleted meanwhile."""
         return self._pin_session != self.session_count
 
-    def judge(self, payload: PayloadId, reason: str) -> DamageJudged:
-        """Have damage that was met examined."""
-        message = ReportDamage(payload, reason)
-        reply, _ = self._connection().call(message, timeout_s=JUDGE_TIMEOUT_S)
-        if not isinstance(reply, DamageJudged):
-            raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
-        return reply
+    def resolve_past(self, payload: PayloadId | None, reason: str) -> DamageJudged:
+        """Have damage examined that was met, of a payload or of the index (None): once it is
+        proved, the coordinator names another generation, or another place of this one."""
+        before = self.resolved.info.checkpoint
+        _log.warning("damage: %s; asking the coordinator to judge", reason)
+        judged = have_judged(self._connection(), before, payload, reason)
+        if judged.proved:
+            self.resolve()
+            found = self.resolved.info.checkpoint
+            if found != before:
+                text = f"{before} is lost ({judged.reason}); {found} is loaded"
+                warnings.warn(text, UserWarning, stacklevel=6)
+        return judged
 
     def begin(self) -> None:
         """Say that it is read from now on, so that ranks which finish earlier wait for this one."""
@@ -138,21 +143,18 @@ class Pinned:
             raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
         return reply.superseded
 
-    def share(self, message: Message, bulk: bytes = b"") -> tuple[ReadsShared, memoryview]:
-        """ShareReads, NextReads or LeaveReads, and what to read now.
-
-        Raises Refused when the session that shared was lost; Unavailable.
-        """
-        patience_s = self.timeout_s + ANSWER_SLACK_S
-        reply, spans = self._connection().call(message, bulk, timeout_s=patience_s)
-        if not isinstance(reply, ReadsShared):
-            raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
-        return reply, spans
-
-    @property
-    def coordinator(self) -> str:
-        """The address that this reader reaches it at."""
-        return self._connection().address
+    def meeting(self) -> Meeting:
+        """Where this reader meets others of the same generation: in the session of its pin."""
+        return Meeting(
+            share=lambda message, bulk: ask_shared(
+                self._connection(), message, bulk, self.timeout_s
+            ),
+            address=self._connection().address,
+            secret=self.context.secret,
+            cluster=self.record.cluster,
+            name=self.context.name,
+            timeout_s=self.timeout_s,
+        )
 
     @property
     def index(self) -> IndexReader:

@@ -2,6 +2,8 @@
 
     resolve --record--> index (from targets) --tree documents, boxes--> byte ranges --stager's
     memory, ranks that read the same now, else tier--> arrays
+    resolve --lost or out of reach here, whole in an object store--> its manifest --chunks, from
+    there or from ranks that read the same now--> arrays
 
 Which step it is, and whether an older one may be taken, is the coordinator's decision for all
 ranks.
@@ -18,11 +20,11 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import numpy as np
 
-from ckpt.base.errors import CkptError, Refused, Unavailable
+from ckpt.base.errors import CkptError, Corrupt, Lost, Refused, Unavailable
 from ckpt.base.ids import Generation, PayloadId, Rank, RunName, Step
 from ckpt.base.units import MiB
 from ckpt.format.index import IndexPayload
@@ -31,25 +33,29 @@ from ckpt.format.messages import CommitInfo, LaunchJoined, Resolve
 from ckpt.format.tree import Node, decode_tree
 from ckpt.protocol.events import Report
 from ckpt.protocol.reader.events import ReadLimits
+from ckpt.transfer.index_source import IndexUnreadable
 from ckpt.transfer.landings import Landings
 from ckpt.transfer.payload_receiver import PayloadReceiver
 from ckpt.transfer.read_job import PayloadDamaged, ReadJob, ReceiverOptions, ReceiverStatistics
 from ckpt.transfer.read_set import ReadSet
 from ckpt_client.contents import Contents
+from ckpt_client.meeting import share_key
 from ckpt_client.memory_check import is_committed
 from ckpt_client.pinned import Pinned, ReaderContext
+from ckpt_client.progress import OnProgress, ProgressTeller
+from ckpt_client.restore_plan import Reads, TensorIndex
 from ckpt_client.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
 from ckpt_client.stager.memory import memory_source
+
+if TYPE_CHECKING:
+    from ckpt.objects.reader import StoreStatistics
+    from ckpt_client.stored import StoredReading
 
 RESOLVE_COUNT_MAX: Final = 64
 """Times one load may be resolved again."""
 RETRY_S: Final = (0.05, 1.0)
 """First and longest rest before that."""
-PROGRESS_AFTER_S: Final = 2.0
-PROGRESS_EVERY_S: Final = 0.2
 COPY_BYTES: Final = 8 * MiB
-SHARED_BYTES_MIN: Final = 8 * MiB
-"""Fewer bytes are read sooner than other ranks are found."""
 
 _log = logging.getLogger("ckpt.restore")
 Value = TypeVar("Value")
@@ -66,18 +72,6 @@ class Redundancy:
     def __str__(self) -> str:
         domains = f"{self.domains_survivable} {self.domain_level}s"
         return f"survives {self.targets_survivable} targets, {domains}"
-
-
-@dataclass(frozen=True, slots=True)
-class LoadProgress:
-    """How far a load is that takes longer than two seconds."""
-
-    done_bytes: int
-    total_bytes: int
-    seconds: float
-
-
-OnProgress = Callable[[LoadProgress], None]
 
 
 def resolve(
@@ -102,9 +96,12 @@ def resolve(
     when its damage is proved.
     """
     launch, turn = (None, 0) if joined is None else (joined.launch, joined.turn)
-    question = Resolve(run, step, launch, rank, world_size, int(timeout_s * 1e6), fallback, turn)
-    key = None if (world_size or 1) == 1 else f"{launch_key or ''}/{world_size}"
-    return Checkpoint(Pinned(context, question, timeout_s), progress, key)
+    question = Resolve(
+        run, step, launch, rank, world_size, int(timeout_s * 1e6), fallback, turn,
+        stored=bool(context.durable),
+    )  # fmt: skip
+    pinned = Pinned(context, question, timeout_s)
+    return Checkpoint(pinned, progress, share_key(launch_key, world_size))
 
 
 class Checkpoint:
@@ -117,17 +114,19 @@ class Checkpoint:
         """share_key: what ranks that may read together have in common; None reads alone."""
         self._pinned = pinned
         self._share_key = share_key
-        self._on_progress = progress
+        self._progress = ProgressTeller(progress)
         self._closer = weakref.finalize(self, pinned.close)
         self._sources: set[str] = set()
         self._memories: dict[Rank, memoryview] = {}
         #: Of one attempt to load: stagers' memory that was compared with the index.
         #: Of one attempt to load: its connections and whom it gave up.
         self._receiver: PayloadReceiver | None = None
-        self._begun_s = 0.0
-        self._told_s = 0.0
+        #: Of one attempt to load what only an object store has whole.
+        self._stored: StoredReading | None = None
         self.statistics: tuple[ReceiverStatistics, ...] = ()
-        """Of the last load's reads from the tier."""
+        """Of the last load's reads from the tier, and from ranks that read it too."""
+        self.store_statistics: StoreStatistics | None = None
+        """Of the last load, when it read an object store."""
 
     def __enter__(self) -> Self:
         return self
@@ -176,8 +175,8 @@ class Checkpoint:
 
     @property
     def source(self) -> str:
-        """Where the last load's bytes came from: `peers`, `stager`, `tier`, joined by `+`, or empty
-        before one."""
+        """Where the last load's bytes came from: `peers`, `stager`, `store`, `tier`, joined by
+        `+`; empty before one."""
         return "+".join(sorted(self._sources))
 
     @property
@@ -220,7 +219,9 @@ class Checkpoint:
         """
         self._check_open()
         return self._reading(
-            lambda: plan(Contents(self._pinned.index, self._documents, self._read, self._new_reads))
+            lambda: plan(
+                Contents(self._index, self._ranks(), self._documents, self._read, self._new_reads)
+            )
         )
 
     def _check_open(self) -> None:
@@ -237,7 +238,7 @@ class Checkpoint:
             )
         root = self._documents([rank])[rank]
         reads = self._new_reads()
-        state = own_tree(self._pinned.index, rank, root, reads)
+        state = own_tree(self._index, rank, root, reads)
         self._read(reads)
         return state
 
@@ -246,22 +247,34 @@ class Checkpoint:
         rank = rank if rank is not None and rank < self.world_size else Rank(0)
         scalars = scalars_of(self._documents([rank])[rank])
         reads = self._new_reads()
-        walk = LikeWalk(self._pinned.index, rank, scalars, reads, strict)
+        walk = LikeWalk(self._index, rank, scalars, reads, strict)
         state = walk.fill(like)
         self._read(reads)
         return state
 
     def _load_whole(self) -> object:
-        roots = self._documents([payload.rank for payload in self._pinned.index.payloads()])
+        roots = self._documents(self._ranks())
         reads = self._new_reads()
-        state = WholeWalk(self._pinned.index, reads).merge(roots)
+        state = WholeWalk(self._index, reads).merge(roots)
         self._read(reads)
         return state
 
     # ----------------------------------------------------------------------- bytes
 
+    @property
+    def _index(self) -> TensorIndex:
+        return self._pinned.index if self._stored is None else self._stored.index
+
+    def _ranks(self) -> list[Rank]:
+        """Those that saved, ascending."""
+        if self._stored is not None:
+            return self._stored.ranks()
+        return [payload.rank for payload in self._pinned.index.payloads()]
+
     def _documents(self, ranks: Iterable[Rank]) -> dict[Rank, Node]:
         """Tree documents."""
+        if self._stored is not None:
+            return self._stored.documents(ranks)
         reads = ReadSet()
         documents: dict[Rank, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
         for rank in ranks:
@@ -271,44 +284,56 @@ class Checkpoint:
         self._read(reads)
         return {rank: decode_tree(document.data) for rank, document in documents.items()}
 
-    def _new_reads(self) -> ReadSet:
+    def _new_reads(self) -> Reads:
+        if self._stored is not None:
+            return self._stored.new_reads()
         return ReadSet(sharing=self._share_key is not None and self._pinned.resolved.sharing)
 
-    def _read(self, reads: ReadSet) -> None:
+    def _read(self, reads: Reads) -> None:
         """Fill everything: from a stager's memory on this host where one holds exactly this, from
-        ranks that read the same now, else from the tier."""
+        ranks that read the same now, else from the tier; or all of it from an object store."""
+        if self._stored is not None:
+            self._stored.read(reads)
+            self.store_statistics = moved = self._stored.statistics()
+            self._sources |= {"store", "peers"} if moved.peer_bytes else {"store"}
+            return
+        assert isinstance(reads, ReadSet)
         jobs, shared = self._jobs(reads.landings), self._jobs(reads.shared)
-        if sum(job.landings.wanted_bytes for job in shared) < SHARED_BYTES_MIN:
-            jobs, shared = [*jobs, *shared], []
-        if jobs or shared:
-            total = sum(job.landings.wanted_bytes for job in (*jobs, *shared))
+        total = sum(job.landings.wanted_bytes for job in (*jobs, *shared))
+        if total and self._receiver is None:
+            self._receiver = PayloadReceiver(self._options())
+        if shared and self._receiver is not None:
+            jobs += self._read_shared(shared, self._receiver, total)
+        if jobs and self._receiver is not None:
+            self._sources.add("tier")
             before = total - sum(job.landings.wanted_bytes for job in jobs)
-            if self._receiver is None:
-                self._receiver = PayloadReceiver(self._options())
-            if shared:
-                self._read_shared(shared, self._receiver, total)
-            if jobs:
-                self._sources.add("tier")
-                found = self._receiver.read(jobs, lambda done: self._tell(before + done, total))
-                self.statistics = (*self.statistics, found)
+            found = self._receiver.read(
+                jobs, lambda done: self._progress.tell(before + done, total)
+            )
+            self.statistics = (*self.statistics, found)
         reads.finish()
 
-    def _read_shared(self, jobs: list[ReadJob], receiver: PayloadReceiver, total: int) -> None:
-        from ckpt_client.sharing import SharedReading
+    def _read_shared(
+        self, jobs: list[ReadJob], receiver: PayloadReceiver, total: int
+    ) -> list[ReadJob]:
+        """What is not worth the meeting is left."""
+        from ckpt_client.shared_tier import SharedPayloads
+        from ckpt_client.sharing import SHARED_BYTES_MIN, SharedReading
 
         assert self._share_key is not None
-        reading = SharedReading(
-            self._pinned,
-            self._share_key,
-            self._options(),
-            receiver,
-            lambda done: self._tell(done, total),
+        if sum(job.landings.wanted_bytes for job in jobs) < SHARED_BYTES_MIN:
+            return jobs
+        options = self._options()
+        shared = SharedPayloads(
+            jobs, options, receiver, lambda done: self._progress.tell(done, total)
         )
+        checkpoint = self.info.checkpoint
         try:
-            reading.read(jobs)
+            SharedReading(self._pinned.meeting(), checkpoint, self._share_key, shared).read()
         finally:
-            self._sources |= reading.sources
-            self.statistics = (*self.statistics, *reading.statistics)
+            self._sources |= shared.sources
+            self.statistics = (*self.statistics, *shared.statistics)
+        return []
 
     def _jobs(self, wanted: Mapping[Rank, Landings]) -> list[ReadJob]:
         """What no stager's memory on this host gives."""
@@ -364,55 +389,81 @@ class Checkpoint:
     def _reading(self, once: Callable[[], Value]) -> Value:
         """Run it; when bytes are damaged or their holders moved, let the coordinator decide and
         run it again."""
-        self._begun_s = self._told_s = time.monotonic()
-        deadline = self._begun_s + self._pinned.timeout_s
+        self._progress.begin()
+        deadline = time.monotonic() + self._pinned.timeout_s
         for attempt in range(RESOLVE_COUNT_MAX):
             self._sources.clear()
-            self.statistics = ()
+            self.statistics, self.store_statistics = (), None
             try:
                 if self._pinned.pin_lost:
                     self._resolve_same("the connection to the coordinator was lost")
                 self._pinned.begin()
+                self._open_stored()
                 value = once()
                 superseded = self._pinned.confirm()
                 if not superseded:
                     return value
                 self._resolve_anew(superseded)
             except PayloadDamaged as error:
-                self._resolve_past(error.payload, error)
-            except Unavailable as error:
-                if time.monotonic() >= deadline:
+                judged = self._pinned.resolve_past(error.payload, error.message)
+                if not judged.proved and not self._goes_to_store(judged.reason):
+                    text = f"{error.payload} cannot be read ({error.message}), which is not proved"
+                    hint = "load again when all its targets answer, or with fallback=True"
+                    raise Unavailable(f"{text}: {judged.reason}", hint=hint) from error
+            except (Unavailable, Corrupt) as error:
+                if self._walked_back(error):
+                    continue
+                if not error.retryable or time.monotonic() >= deadline:
+                    if self._goes_to_store(error.message):
+                        continue
                     raise
                 time.sleep(min(RETRY_S[1], RETRY_S[0] * 2 ** min(attempt, 8)))
                 self._resolve_same(error.message)
             finally:
                 self._memories.clear()
-                self._close_receiver()
+                self._close_readers()
         raise Unavailable(
             f"{self.info.checkpoint} could not be read in {RESOLVE_COUNT_MAX} attempts"
         )
 
-    def _close_receiver(self) -> None:
-        receiver, self._receiver = self._receiver, None
-        if receiver is not None:
-            receiver.close()
+    def _open_stored(self) -> None:
+        resolved, checkpoint = self._pinned.resolved, self.info.checkpoint
+        if not resolved.stored:
+            return
+        from ckpt_client.stored import StoredReading
 
-    def _resolve_past(self, payload: PayloadId, error: CkptError) -> None:
-        """Only proved damage lets the coordinator name another generation."""
-        _log.warning("damage: %s; asking the coordinator to judge", error.message)
-        judged = self._pinned.judge(payload, error.message)
-        if not judged.proved:
-            raise Unavailable(
-                f"{payload} cannot be read ({error.message}), which is not proved: {judged.reason}",
-                hint="load again when all its targets answer, or with fallback=True",
-            ) from error
+        urls = list(dict.fromkeys([self._pinned.context.durable, *resolved.stored]))
+        meeting = self._pinned.meeting() if resolved.sharing else None
+        reason: CkptError = Lost(f"{checkpoint} is lost in the tier")
+        if resolved.away:
+            reason = Unavailable(f"{checkpoint} is out of reach in the tier: {resolved.away}")
+        self._stored = StoredReading(checkpoint, urls, reason, meeting, self._share_key)
+        text = f"{reason.message}; it is loaded from {self._stored.url}"
+        warnings.warn(text, UserWarning, stacklevel=6)
+
+    def _close_readers(self) -> None:
+        receiver, self._receiver = self._receiver, None
+        stored, self._stored = self._stored, None
+        for one in (receiver, stored):
+            if one is not None:
+                one.close()
+
+    def _walked_back(self, error: CkptError) -> bool:
+        """Whether it was the tier's index that could not be read, and its loss is proved."""
+        in_tier = isinstance(error, IndexUnreadable | Corrupt) and self._stored is None
+        return in_tier and self._pinned.resolve_past(None, error.message).proved
+
+    def _goes_to_store(self, reason: str) -> bool:
+        """Whether what the tier does not give now is whole in a store: the same generation."""
+        if self._stored is not None or not self._pinned.context.durable:
+            return False
         before = self.info.checkpoint
-        self._pinned.resolve()
-        warnings.warn(
-            f"{before} is lost ({judged.reason}); {self.info.checkpoint} is loaded",
-            UserWarning,
-            stacklevel=5,
-        )
+        _log.warning("%s: %s; asking for an object store that has it", before, reason)
+        try:
+            self._pinned.resolve(None if self._pinned.shared else before.step, away=True)
+        except Unavailable:
+            return False
+        return bool(self._pinned.resolved.stored)
 
     def _resolve_anew(self, reason: str) -> None:
         """It was read whole, but the launch as a whole loads another: so does this rank."""
@@ -435,14 +486,6 @@ class Checkpoint:
                 UserWarning,
                 stacklevel=5,
             )
-
-    def _tell(self, done_bytes: int, total_bytes: int) -> None:
-        now = time.monotonic()
-        if self._on_progress is None or now - self._begun_s < PROGRESS_AFTER_S:
-            return
-        if now - self._told_s >= PROGRESS_EVERY_S or done_bytes == total_bytes:
-            self._told_s = now
-            self._on_progress(LoadProgress(done_bytes, total_bytes, now - self._begun_s))
 
 
 def _log_report(report: Report) -> None:

@@ -118,7 +118,7 @@ class Save:
         self._error: CkptError | None = None
         self._error_told = False
         self._untold: tuple[str, ...] = ()
-        #: The commit's warnings, until `wait` has told them.
+        #: The commit's warnings, until `wait` or the next save has told them.
 
     def __repr__(self) -> str:
         if self.skipped:
@@ -151,13 +151,21 @@ class Save:
                 hint="wait again, or see ckpt status",
             )
         if self._commit is not None:
-            untold, self._untold = self._untold, ()
-            for text in untold:
-                warnings.warn(f"{self.run}@{self.step}: {text}", UserWarning, stacklevel=2)
+            self.tell_warnings(stacklevel=3)
             return self._commit
         assert self._error is not None
         self._error_told = True
         raise self._error
+
+    def told_by_others(self) -> None:
+        """Whoever asked for it tells all ranks how it ends: the store's next save need not."""
+        self._error_told = True
+
+    def tell_warnings(self, stacklevel: int) -> None:
+        """Warn of what the commit said; each is told once."""
+        untold, self._untold = self._untold, ()
+        for text in untold:
+            warnings.warn(f"{self.run}@{self.step}: {text}", UserWarning, stacklevel=stacklevel)
 
     # ----------------------------------------------------------------------- for the stager's end
 

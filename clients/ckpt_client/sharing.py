@@ -1,11 +1,14 @@
-"""Reading together: what several ranks want at the same time is read from the tier by one of them.
+"""Reading together: what several ranks want at the same time is read by one of them.
 
-    what is mine --targets--> memory --peer server--> other ranks
-    what is theirs <--their peer servers, checked as if a target had sent it--
+    what is mine --tier or object store--> memory --peer server--> other ranks
+    what is theirs <--their peer servers, checked as if it came from there--
 
 The coordinator says which is which (ckpt.protocol.coordinator.sharing). It takes no process group,
 and no rank waits for one that has not come. Whatever goes wrong with a peer or with the sharing
-itself, the bytes come from the tier: sharing never makes a load fail.
+itself, a rank reads the bytes itself: sharing never makes a load fail.
+
+What the bytes are is the business of what is shared: payloads of the tier (shared_tier.py), or
+objects of a store (shared_store.py).
 """
 
 from __future__ import annotations
@@ -13,65 +16,81 @@ from __future__ import annotations
 import logging
 import socket
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from ckpt.aio.address import TcpAddress, endpoint_by_resolver, parse_address
 from ckpt.base.errors import CkptError, Refused
-from ckpt.base.ids import Rank
+from ckpt.base.ids import CheckpointId, Rank
+from ckpt.base.units import MiB
 from ckpt.format.messages import LeaveReads, Message, NextReads, ShareReads, TargetAddress
 from ckpt.format.spans import OURS, SPANS_MAX, PayloadSpan, decode_spans, encode_spans
-from ckpt.protocol.reader.events import ReadLimits
 from ckpt.protocol.reader.spans import Spans, minus, total, union
-from ckpt.transfer.payload_receiver import PayloadReceiver, read_payloads
 from ckpt.transfer.peer_server import PeerServer
-from ckpt.transfer.read_job import Progress, ReadJob, ReceiverOptions, ReceiverStatistics
-from ckpt_client.pinned import Pinned
+from ckpt_client.meeting import Meeting
 from ckpt_client.stager.memory import runtime_directory
 
 LEAVE_TIMEOUT_S: Final = 30.0
 """The longest that a rank which has everything stays for others."""
+SHARED_BYTES_MIN: Final = 8 * MiB
+"""Fewer bytes are read sooner than other ranks are found."""
 
 _log = logging.getLogger("ckpt.restore")
-_Part = dict[Rank, Spans]
+Part = Mapping[Rank, Spans]
+"""Bytes of payloads by their rank, or of a store's objects by their number."""
+
+
+def merged(parts: Iterable[Part]) -> Part:
+    """All of them together."""
+    whole: dict[Rank, Spans] = {}
+    for part in parts:
+        for rank, spans in part.items():
+            whole[rank] = union(whole.get(rank, ()), spans)
+    return whole
+
+
+class Shared(Protocol):
+    """The bytes that ranks read together. Asked from one thread; `done_bytes` are here already."""
+
+    @property
+    def align_bytes(self) -> int:
+        """Spans are parted at multiples of it."""
+
+    def wanted(self) -> Part:
+        """All of them."""
+
+    def read(self, part: Part, done_bytes: int) -> None:
+        """Read these from where everybody can. Raises as a load does."""
+
+    def offer(self, part: Part, server: PeerServer) -> None:
+        """Have these, which were read, given to peers."""
+
+    def read_from(self, peers: Mapping[TargetAddress, Part], done_bytes: int) -> Part:
+        """Ask peers for these: what came, and is right."""
 
 
 class SharedReading:
     """One read of what other ranks may want too. Used once, by one thread."""
 
     def __init__(
-        self,
-        pinned: Pinned,
-        key: str,
-        options: ReceiverOptions,
-        receiver: PayloadReceiver,
-        tell: Progress,
+        self, meeting: Meeting, checkpoint: CheckpointId, key: str, shared: Shared
     ) -> None:
-        """tell: hears how many bytes are done."""
-        self.sources: set[str] = set()
-        self.statistics: list[ReceiverStatistics] = []
-        self._pinned = pinned
+        """key: what ranks that read together have in common."""
+        self._meeting = meeting
+        self._checkpoint = checkpoint
         self._key = key
-        self._options = options
-        self._receiver = receiver
-        self._tell = tell
-        self._wanted_bytes = 0
-        self._jobs: dict[Rank, ReadJob] = {}
+        self._shared = shared
+        self._left: dict[Rank, Spans] = dict(shared.wanted())
         #: What of them is not here yet.
-        self._left: _Part = {}
-
-    def read(self, jobs: list[ReadJob]) -> None:
-        """Fill all their landings. Raises as PayloadReceiver.read does of targets."""
-        for job in jobs:
-            job.landings.close_gaps()
-            self._jobs[job.payload.rank] = job
-            self._left[job.payload.rank] = job.landings.spans()
         self._wanted_bytes = sum(map(total, self._left.values()))
+
+    def read(self) -> None:
+        """Read all of it. Raises as `Shared.read` does."""
         wanted = [
             PayloadSpan(OURS, rank, start, end)
-            for rank, spans in self._left.items()
+            for rank, spans in sorted(self._left.items())
             for start, end in spans
         ]
         server = None if len(wanted) > SPANS_MAX else self._serve()
@@ -80,95 +99,71 @@ class SharedReading:
                 self._read_together(server, wanted)
             finally:
                 server.close()
-        self._from_tier(self._left)
-
-    # ----------------------------------------------------------------------- together
+        self._read_myself(self._left)
 
     def _serve(self) -> PeerServer | None:
         try:
             directory: Path | None = runtime_directory()
         except (Refused, OSError):
             directory = None
+        meeting = self._meeting
         try:
-            host = _host_towards(self._pinned.coordinator)
-            options = self._options
-            return PeerServer(options.secret, options.cluster, host, directory)
+            host = _host_towards(meeting.address)
+            return PeerServer(meeting.secret, meeting.cluster, host, directory)
         except CkptError as error:
             _log.warning("reading alone: %s", error.message)
             return None
 
     def _read_together(self, server: PeerServer, wanted: list[PayloadSpan]) -> None:
-        checkpoint = self._pinned.resolved.info.checkpoint
-        align_bytes = max(job.layout.cell_bytes for job in self._jobs.values())
-        question: Message = ShareReads(checkpoint, self._key, server.address, align_bytes)
+        question: Message = ShareReads(
+            self._checkpoint, self._key, server.address, self._shared.align_bytes
+        )
         bulk = encode_spans(wanted)
         stay_s = 0.0
         try:
             while (told := self._ask(question, bulk)) is not None:
                 mine, theirs = told
                 if not mine and not theirs:
-                    stay_s = min(LEAVE_TIMEOUT_S, self._pinned.timeout_s)
+                    stay_s = min(LEAVE_TIMEOUT_S, self._meeting.timeout_s)
                     break
-                self._from_tier(mine)
-                for rank, spans in mine.items():
-                    job = self._jobs[rank]
-                    server.offer(job, spans, self._receiver.manifests.get(job.manifest_digest))
-                self._from_peers(theirs)
+                self._read_myself(mine)
+                self._shared.offer(mine, server)
+                if theirs:
+                    # What is not given stays left, and is read in the end.
+                    self._landed(self._shared.read_from(theirs, self._done_bytes))
                 question, bulk = NextReads(), b""
         finally:
             with suppress(CkptError):
-                self._pinned.share(LeaveReads(int(stay_s * 1e6)))
+                self._meeting.share(LeaveReads(int(stay_s * 1e6)), b"")
 
     def _ask(
         self, question: Message, bulk: bytes
-    ) -> tuple[_Part, dict[TargetAddress, _Part]] | None:
-        """What to read from the tier, and what from whom; None when there is no sharing (left)."""
+    ) -> tuple[dict[Rank, Spans], dict[TargetAddress, dict[Rank, Spans]]] | None:
+        """What to read, and what from whom; None when there is no sharing (left)."""
         try:
-            reply, told = self._pinned.share(question, bulk)
+            reply, told = self._meeting.share(question, bulk)
             spans = decode_spans(told)
             peers = [reply.peers[span.peer] if span.peer != OURS else None for span in spans]
         except (CkptError, IndexError) as error:
             _log.warning("reading alone from here on: %s", error)
             return None
-        mine: _Part = {}
-        theirs: defaultdict[TargetAddress, _Part] = defaultdict(dict)
+        mine: dict[Rank, Spans] = {}
+        theirs: defaultdict[TargetAddress, dict[Rank, Spans]] = defaultdict(dict)
         for span, peer in zip(spans, peers, strict=True):
             part = mine if peer is None else theirs[peer]
             part[span.rank] = union(part.get(span.rank, ()), ((span.start, span.end),))
         return mine, theirs
 
-    # ----------------------------------------------------------------------- bytes
-
-    def _from_tier(self, part: _Part) -> None:
-        jobs = self._within(part)
-        if jobs:
-            self.sources.add("tier")
-            self.statistics.append(self._receiver.read(jobs, self._progress()))
+    def _read_myself(self, part: Part) -> None:
+        if any(part.values()):
+            self._shared.read(part, self._done_bytes)
             self._landed(part)
 
-    def _from_peers(self, theirs: dict[TargetAddress, _Part]) -> None:
-        """What is not given stays left, and comes from the tier in the end."""
-        jobs = [job.from_peer(peer) for peer, part in theirs.items() for job in self._within(part)]
-        if not jobs:
-            return
-        hasty = replace(self._options, limits=ReadLimits(timeout_us=0))
-        try:
-            self.statistics.append(read_payloads(jobs, hasty, self._progress()))
-        except CkptError as error:
-            _log.warning("another rank gives nothing: %s", error.message)
-            return
-        self.sources.add("peers")
-        for part in theirs.values():
-            self._landed(part)
+    @property
+    def _done_bytes(self) -> int:
+        return self._wanted_bytes - sum(map(total, self._left.values()))
 
-    def _progress(self) -> Progress:
-        before = self._wanted_bytes - sum(map(total, self._left.values()))
-        return lambda done_bytes: self._tell(before + done_bytes)
-
-    def _within(self, part: _Part) -> list[ReadJob]:
-        return [self._jobs[rank].within(spans) for rank, spans in part.items() if spans]
-
-    def _landed(self, part: _Part) -> None:
+    def _landed(self, part: Part) -> None:
         for rank, spans in list(part.items()):
             self._left[rank] = minus(self._left[rank], spans)
 

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckpt.base.errors import Aborted, CkptError, Unavailable, error_from_wire
-from ckpt.format.messages import ReplicaPolicy
-from ckpt_client.arena import Half, map_half
+from ckpt_client.arena import map_half
+from ckpt_client.copying import HalfWriter
 from ckpt_client.detach import start_detached
 from ckpt_client.packing import Packing
 from ckpt_client.saving import Save
@@ -54,7 +54,7 @@ class StagerLink:
         #: Guards everything below; notified when a packet was noted or the reader's place is free.
         self._reading = False
         self._dead: CkptError | None = None
-        self._halves: dict[int, Half] = {}
+        self._halves: dict[int, HalfWriter] = {}
         self._open: int | None = None
         #: The half that the next save may write into before it is granted.
         self._asking: set[int] = set()
@@ -65,6 +65,8 @@ class StagerLink:
         #: Handed over and not ended.
         self._failed: list[Save] = []
         #: Ended with an error that may not have been told yet.
+        self._warned: list[Save] = []
+        #: Committed with warnings that may not have been told yet.
         self._prepared: list[wire.Prepared] = []
         #: Answers to Prepare since the last one was sent.
         self.pid = 0
@@ -104,7 +106,7 @@ class StagerLink:
 
     def ask_half(
         self, number: int, run: str, step: int, half_bytes: int, when_full: str
-    ) -> memoryview | None:
+    ) -> HalfWriter | None:
         """Ask for memory to stage into; what was announced may be written at once, before
         `wait_half` tells which it is.
         """
@@ -117,9 +119,9 @@ class StagerLink:
             if half is None or len(half.memory) < half_bytes:
                 taken = half = None
         self._send(wire.AskHalf(number, run, step, half_bytes, when_full, taken))
-        return half.memory if half is not None else None
+        return half
 
-    def wait_half(self, number: int) -> tuple[memoryview, float] | None:
+    def wait_half(self, number: int) -> tuple[HalfWriter, float] | None:
         """The memory that was asked for, and the seconds that its first touch cost this call; None
         when the policy skips this save. Raises what refused it.
         """
@@ -130,7 +132,7 @@ class StagerLink:
             refusal = self._refused.pop(number, None)
             if refusal is None:
                 half = self._granted.pop(number)
-                return self._halves[half].memory, min(waited_s, self._made_s.get(half, 0.0))
+                return self._halves[half], min(waited_s, self._made_s.get(half, 0.0))
         if refusal.code == "skipped":
             return None
         raise error_from_wire(refusal.code, refusal.message, refusal.hint)
@@ -142,7 +144,15 @@ class StagerLink:
         with suppress(CkptError):
             self._send(wire.DropStaging(number))
 
-    def hand_over(self, number: int, save: Save, packing: Packing, replicas: ReplicaPolicy) -> None:
+    def hand_over(
+        self,
+        number: int,
+        save: Save,
+        packing: Packing,
+        *,
+        replicas: str,
+        unchanged: str,
+    ) -> None:
         """From here on the save is the stager's; `save` hears of its end."""
         with self._news:
             self._pending[number] = save
@@ -150,13 +160,14 @@ class StagerLink:
             self._send(
                 wire.HandOver(
                     save=number,
-                    payload_bytes=packing.payload_bytes,
+                    payload_bytes=packing.layout.payload_bytes,
                     document_bytes=len(packing.document),
-                    declaration_offset=packing.declaration_offset,
-                    declaration_bytes=len(packing.declaration),
-                    replicas=replicas.value,
+                    declaration_offset=packing.layout.declaration_offset,
+                    declaration_bytes=len(packing.layout.declaration),
+                    replicas=replicas,
                     stall_us=int(save.stall_s * 1e6),
                     fault_in_us=int(save.fault_in_s * 1e6),
+                    unchanged=unchanged,
                 )
             )
         except CkptError:
@@ -174,6 +185,12 @@ class StagerLink:
                 if error is not None:
                     return error
         return None
+
+    def take_warned(self) -> list[Save]:
+        """Saves that committed with warnings, since the last call; call `take_error` first."""
+        with self._news:
+            warned, self._warned = self._warned, []
+        return warned
 
     def close(self) -> None:
         """Leave the stager alone; it finishes what it has and goes when idle."""
@@ -245,7 +262,7 @@ class StagerLink:
                 begun = time.monotonic()
                 self._halves.pop(half, None)
                 assert descriptor is not None, "HalfReady carries its memory"
-                self._halves[half] = map_half(descriptor, half_bytes)
+                self._halves[half] = HalfWriter(map_half(descriptor, half_bytes).memory)
                 self._made_s[half] = fault_in_us / 1e6 + time.monotonic() - begun
             case wire.HalfOpen(half):
                 # One that met our ask on the way is old: that ask may have been given this half.
@@ -268,6 +285,8 @@ class StagerLink:
             save.settle(outcome)
             if outcome.info is None:
                 self._failed.append(save)
+            elif outcome.info.warnings:
+                self._warned.append(save)
         with suppress(OSError):
             self._socket.send(wire.encode_packet(wire.HeardOutcome(outcome.save)))
 

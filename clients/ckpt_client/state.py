@@ -31,6 +31,7 @@ from ckpt.format.tree import (
     ListNode,
     Node,
     Path,
+    Scalar,
     ScalarNode,
     TupleNode,
     encode_tree,
@@ -40,8 +41,8 @@ from ckpt_client.declare import Replicated, Shard, Shards, check_box
 
 AnyArray = NDArray[np.generic]
 SCALAR_DTYPE: Final = np.dtype("u1")
-_SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
-_ARRAYS: Final = (np.ndarray, np.memmap)
+SCALARS: Final = frozenset((bool, int, float, complex, str, bytes, type(None)))
+ARRAYS: Final = frozenset((np.ndarray, np.memmap))
 """Exact types: a subclass (a masked array, a matrix) would come back as something else."""
 
 
@@ -68,14 +69,16 @@ class FlatState:
     root: Node
     leaves: tuple[Leaf, ...]
     """Sorted by name and offset; only boxes of one tensor share a name."""
+    order: tuple[int, ...]
+    """order[i] is the place of leaves[i] in the walk: depth first, in the containers' own order."""
 
 
 def flatten(state: object, *, replicated: bool = False) -> FlatState:
     """The tree's document and leaves. Raises Refused naming the path of what cannot be stored."""
     leaves: list[Leaf] = []
     root = _Walk(leaves).visit(state, (), replicated)
-    leaves.sort(key=lambda leaf: (leaf.name, leaf.offset))
-    return FlatState(root, tuple(leaves))
+    order = sorted(range(len(leaves)), key=lambda n: (leaves[n].name, leaves[n].offset))
+    return FlatState(root, tuple(leaves[n] for n in order), tuple(order))
 
 
 def unflatten(root: Node, leaf: Callable[[str], object]) -> object:
@@ -115,7 +118,7 @@ class _Walk:
             return ListNode(self._items(value, path, replicated))
         if type(value) is tuple:
             return TupleNode(self._items(value, path, replicated))
-        if type(value) in _SCALARS:
+        if type(value) in SCALARS:
             return self._scalar(value, path, replicated)
         if isinstance(value, Replicated):
             return self.visit(value.tree, path, True)
@@ -125,7 +128,7 @@ class _Walk:
             nodes = [self._shard(box, path) for box in value.boxes]
             return nodes[0]
         meaning = Meaning.REPLICATED if replicated else Meaning.OWN
-        array = _as_array(value, path)
+        array = as_array(value, path)
         return self._leaf(array, path, meaning, array.shape, (0,) * array.ndim)
 
     def _items(
@@ -145,12 +148,12 @@ class _Walk:
                 raise Refused(f"{_where(path)}: the text is not valid Unicode") from None
         node = ScalarNode(value)
         if replicated:
-            encoded = np.frombuffer(encode_tree(node), SCALAR_DTYPE)
+            encoded = encoded_scalar(value)
             self._leaf(encoded, path, Meaning.REPLICATED, encoded.shape, (0,))
         return node
 
     def _shard(self, shard: Shard, path: Path) -> Node:
-        array = _as_array(shard.array, path)
+        array = as_array(shard.array, path)
         try:
             check_box("Shard", array.shape, shard.global_shape, shard.offset)
         except Refused as error:
@@ -179,11 +182,16 @@ class _Walk:
         return LeafNode(name)
 
 
-def _as_array(value: object, path: Path) -> AnyArray:
+def encoded_scalar(value: Scalar) -> AnyArray:
+    """A plain value's node as bytes; raises Refused for text that is not valid Unicode."""
+    return np.frombuffer(encode_tree(ScalarNode(value)), SCALAR_DTYPE)
+
+
+def as_array(value: object, path: Path) -> AnyArray:
     """The value's memory as an array, without a copy where it allows that;
     Refused by path otherwise.
     """
-    if type(value) in _ARRAYS:
+    if type(value) in ARRAYS:
         assert isinstance(value, np.ndarray)
         return value
     if isinstance(value, np.generic):

@@ -22,21 +22,20 @@ from ckpt.base.ids import RunName, check_run_name, check_step
 from ckpt.base.units import format_bytes
 from ckpt.format.messages import ReplicaPolicy
 from ckpt.protocol.coordinator.views import StepView
-from ckpt.protocol.stager.events import FullPolicy
 from ckpt_client.connection import Connection
+from ckpt_client.copying import NUMPY, Copier
 from ckpt_client.environment import (
     Place,
-    find_launch_key,
     find_place,
     next_save_number,
     process_name,
 )
-from ckpt_client.packing import Packing, Planner, copy_into
+from ckpt_client.packing import Packing, Planner
 from ckpt_client.saving import Commit, Save, commit_from_view
+from ckpt_client.settings import Settings, checked_settings
 from ckpt_client.stager import wire
 from ckpt_client.stager.memory import runtime_directory
 from ckpt_client.stagers import StagerLink
-from ckpt_client.state import flatten
 from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
 
 if TYPE_CHECKING:
@@ -56,6 +55,7 @@ def open(
     launch: str | None = None,
     replicas: str = "abort",
     when_full: str = "wait",
+    unchanged: str = "warn",
     arena_bytes_max: int | None = None,
     stager_idle_s: float = 60.0,
     start_timeout_s: float = START_TIMEOUT_S,
@@ -69,37 +69,29 @@ def open(
     replicas: `abort` a save whose Replicated leaves differ between ranks, or `keep` each that
     differs.
     when_full: what a save does while earlier ones hold the whole arena: `wait`, `error` or `skip`.
+    unchanged: `warn` of a save in which no tensor, or no optimizer state, has changed since the
+        run's last save through this store, or `ignore` it.
     arena_bytes_max: cap of this rank's staging memory, both halves; default half of the host's
     memory.
-    stager_idle_s: how long a stager without a trainer stays, for a restart to read from its memory.
+    stager_idle_s: how long a stager without an open store stays, for a restart to read from its
+        memory, and to tell the other ranks at once when this process ends with its store closed.
     durable: the object store that `ckptd drain` fills, such as `s3://bucket/runs`, else
-        $CKPT_DURABLE: `load` of what the tier has not, has evicted or has lost reads it there.
+        $CKPT_DURABLE: `load` of what the tier has not, has evicted or has lost, or what stays out
+        of reach there, reads it from this store.
 
     Raises Refused for a bad URL or contradicting options, Unauthorized, Unavailable.
     """
-    settings = Settings(
-        launch=find_launch_key(launch),
-        replicas=_choice("replicas", replicas, ReplicaPolicy),
-        when_full=_choice("when_full", when_full, FullPolicy),
-        arena_bytes_max=arena_bytes_max if arena_bytes_max is not None else _half_of_memory(),
+    settings = checked_settings(
+        launch=launch,
+        replicas=replicas,
+        when_full=when_full,
+        unchanged=unchanged,
+        arena_bytes_max=arena_bytes_max,
         stager_idle_s=stager_idle_s,
         start_timeout_s=start_timeout_s,
-        durable=durable or os.environ.get("CKPT_DURABLE", ""),
+        durable=durable,
     )
     return Store(parse_url(url), settings)
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """`open`'s options, checked."""
-
-    launch: str | None
-    replicas: str
-    when_full: str
-    arena_bytes_max: int
-    stager_idle_s: float
-    start_timeout_s: float
-    durable: str
-    """Empty for none."""
 
 
 class Store:
@@ -161,11 +153,18 @@ class Store:
 
         Raises NoSpace, Refused.
         """
+        layout = self.pack(state, rank=rank, world_size=world_size, replicated=replicated).layout
+        with self._lock:
+            self._stager(Place(layout.rank, layout.world_size)).prepare(layout.half_bytes)
+
+    def join(self, run: str, *, rank: int | None = None, world_size: int | None = None) -> None:
+        """Say before the first save that this process saves as that rank, for one that saves as
+        several: should it end between two of them, the first is aborted instead of waiting.
+        """
         self._check_usable()
         place = find_place(rank, world_size)
-        packing = self._plan(state, place, replicated)
-        with self._lock:
-            self._stager(place).prepare(packing.half_bytes)
+        self._connection.ensure_cluster()
+        self._control.join(check_run_name(run), place.rank, place.world_size)
 
     def save(
         self,
@@ -176,22 +175,70 @@ class Store:
         rank: int | None = None,
         world_size: int | None = None,
         replicated: bool = False,
+        check_finite: bool = False,
     ) -> Save:
         """Stage this rank's state and return; sending and committing go on beside the training.
+
+        check_finite: refuse a tensor that holds NaN or infinity, by name, before anything is
+            staged; it is read once more for this.
 
         The state may be changed as soon as this returns. Raises Refused naming the path of what
         cannot be stored (nothing was staged then), and the error of an earlier save that nobody has
         heard of.
         """
+        begun_s = time.monotonic()
+        packing = self.pack(state, rank=rank, world_size=world_size, replicated=replicated)
+        if check_finite:
+            packing.check_finite()
+        return self.save_packed(run, step, packing, begun_s=begun_s)
+
+    def pack(
+        self,
+        state: object,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        replicated: bool = False,
+    ) -> Packing:
+        """What `save` does first: take the state apart and lay it out; nothing is copied.
+
+        Raises Refused naming the path of what cannot be stored.
+        """
         self._check_usable()
-        begun = time.monotonic()
-        name, number = check_run_name(run), check_step(step)
         place = find_place(rank, world_size)
-        self._raise_background_error()
-        packing = self._plan(state, place, replicated)
+        policy = ReplicaPolicy(self._settings.replicas)
+        packing = self._planner.plan(
+            state, place.rank, place.world_size, policy, replicated=replicated
+        )
+        half_bytes = packing.layout.half_bytes
+        if half_bytes > self._settings.arena_bytes_max:
+            raise Refused(
+                f"this rank's state needs {format_bytes(half_bytes)} of staging memory, "
+                f"the cap is {format_bytes(self._settings.arena_bytes_max)}",
+                hint="raise arena_bytes_max",
+            )
+        return packing
+
+    def save_packed(
+        self,
+        run: str,
+        step: int,
+        packing: Packing,
+        *,
+        begun_s: float,
+        copier: Copier = NUMPY,
+    ) -> Save:
+        """What `save` does then: copy, and hand over.
+
+        begun_s: `time.monotonic()` when the training stopped for this save.
+        copier: knows what the packing's arrays are.
+        """
+        self._check_usable()
+        name, number = check_run_name(run), check_step(step)
+        self._tell_of_earlier_saves()
         with self._lock:
             self._connection.ensure_cluster()
-            return self._stage(name, number, place, packing, begun)
+            return self._stage(name, number, packing, copier, begun_s)
 
     # ----------------------------------------------------------------------- loading
 
@@ -210,6 +257,10 @@ class Store:
         `step=None` is the same for all ranks of a launch: once one of them has loaded it, no other
         loads another.
 
+        What is lost in the tier, or out of reach for `timeout_s`, and whole in an object store that
+        was drained to is named all the same when the store was opened with `durable`, and loads
+        from there, with a warning.
+
         Raises NotFound, Unavailable after `timeout_s` (with `fallback=True` an older step instead),
         Lost, also when it is lost or deleted after another rank of the launch has loaded it.
         """
@@ -222,7 +273,7 @@ class Store:
         self._connection.ensure_cluster()
         joined = self._control.join(name, place.rank, place.world_size) if step is None else None
         found = restore.resolve(
-            self._connection.reader(),
+            self._connection.reader(self._settings.durable),
             name,
             number,
             rank=place.rank,
@@ -260,14 +311,16 @@ class Store:
                 run, step, rank=rank, world_size=world_size, timeout_s=timeout_s, fallback=fallback
             )
         except (NotFound, Lost) as error:
-            if not self._settings.durable:
+            # Lost without a number may be one that other ranks of the launch have.
+            if not self._settings.durable or (step is None and isinstance(error, Lost)):
                 raise
             from ckpt_client import stored
 
             place = find_place(rank, world_size)
             return stored.load_instead(
-                self._settings.durable, run, step, like, place, error, strict=strict, whole=whole
-            )
+                self._connection.reader(self._settings.durable), run, step, like, place, error,
+                launch_key=self._settings.launch, timeout_s=timeout_s, strict=strict, whole=whole,
+            )  # fmt: skip
         try:
             return checkpoint.load(like=like, strict=strict, whole=whole)
         finally:
@@ -333,7 +386,7 @@ class Store:
                     if not _wait_idle(stager, left):
                         late += stager.pending_count
             try:
-                self._raise_background_error()
+                self._tell_of_earlier_saves()
             finally:
                 self._leave()
         if late:
@@ -359,18 +412,6 @@ class Store:
             )
         if self._closed:
             raise Refused("this store is closed")
-
-    def _plan(self, state: object, place: Place, replicated: bool) -> Packing:
-        policy = ReplicaPolicy(self._settings.replicas)
-        flat = flatten(state, replicated=replicated)
-        packing = self._planner.plan(flat, place.rank, place.world_size, policy)
-        if packing.half_bytes > self._settings.arena_bytes_max:
-            raise Refused(
-                f"this rank's state needs {format_bytes(packing.half_bytes)} of staging memory, "
-                f"the cap is {format_bytes(self._settings.arena_bytes_max)}",
-                hint="raise arena_bytes_max",
-            )
-        return packing
 
     def _stager(self, place: Place) -> StagerLink:
         """The rank's stager; a new one when there is none, or when it was killed."""
@@ -402,53 +443,54 @@ class Store:
             directory = runtime_directory()
         return directory / f"stager-{place.rank}.log"
 
-    def _stage(self, run: RunName, step: int, place: Place, packing: Packing, begun: float) -> Save:
+    def _stage(
+        self, run: RunName, step: int, packing: Packing, copier: Copier, begun_s: float
+    ) -> Save:
         asked = time.monotonic()
+        layout = packing.layout
+        place = Place(layout.rank, layout.world_size)
         fresh = place not in self._stagers or not self._stagers[place].alive
         stager = self._stager(place)
         start_s = time.monotonic() - asked if fresh else 0.0
         number = next_save_number()
-        early = stager.ask_half(number, run, step, packing.half_bytes, self._settings.when_full)
+        early = stager.ask_half(number, run, step, layout.half_bytes, self._settings.when_full)
         try:
             if early is not None:
-                copy_into(packing, early)
+                early.write(packing, copier)
             granted = stager.wait_half(number)
             if granted is None:
                 text = f"{run}@{step} was skipped: the arena is full"
-                warnings.warn(text, UserWarning, stacklevel=4)
+                warnings.warn(text, UserWarning, stacklevel=5)
                 return Save(run, step, place.rank, None)
             half, touch_s = granted
             if half is not early:
-                copy_into(packing, half)
+                half.write(packing, copier)
         except BaseException:
             stager.drop(number)
             raise
         save = Save(run, step, place.rank, stager)
-        save.staged_bytes = packing.payload_bytes
+        save.staged_bytes = layout.payload_bytes
         save.fault_in_s = start_s + touch_s
-        save.stall_s = max(0.0, time.monotonic() - begun - save.fault_in_s)
-        stager.hand_over(number, save, packing, ReplicaPolicy(self._settings.replicas))
+        save.stall_s = max(0.0, time.monotonic() - begun_s - save.fault_in_s)
+        stager.hand_over(
+            number,
+            save,
+            packing,
+            replicas=self._settings.replicas,
+            unchanged=self._settings.unchanged,
+        )
         return save
 
-    def _raise_background_error(self) -> None:
+    def _tell_of_earlier_saves(self) -> None:
         with self._lock:
             for stager in self._stagers.values():
                 error = stager.take_error()
                 if error is not None:
                     raise error
+                for save in stager.take_warned():
+                    save.tell_warnings(stacklevel=5)
 
 
 def _wait_idle(stager: StagerLink, timeout_s: float | None) -> bool:
     """Until none of its saves is under way; False when time is up first."""
     return stager.wait_until(lambda: stager.pending_count == 0, timeout_s)
-
-
-def _choice(name: str, value: str, kind: type[ReplicaPolicy] | type[FullPolicy]) -> str:
-    known = [one.value for one in kind]
-    if value not in known:
-        raise Refused(f"{name}={value!r} is not one of {', '.join(known)}")
-    return value
-
-
-def _half_of_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

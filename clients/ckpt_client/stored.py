@@ -1,18 +1,23 @@
-"""Loading from an object store, without a cluster: `ckpt.load("s3://bucket/run@500")`.
+"""Loading from an object store: without a cluster, `ckpt.load("s3://bucket/run@500")`, and what a
+cluster's tier has not got any more.
 
 Only the chunks that the caller's boxes need are fetched; each is verified (ckpt.objects.reader).
+Where there is a cluster, ranks that read the same at the same time fetch it once (shared_store).
 """
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ckpt.base.errors import CkptError, NotFound, Refused
-from ckpt.base.ids import Rank, check_run_name, check_step
+from ckpt.base.ids import CheckpointId, Rank, check_run_name, check_step
+from ckpt.base.units import format_bytes
 from ckpt.format.index import Box, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import (
@@ -27,13 +32,19 @@ from ckpt.format.tree import (
     path_text,
 )
 from ckpt.objects.names import parse_stored
-from ckpt.objects.reader import StoredCheckpoint, open_stored
+from ckpt.objects.reader import StoredCheckpoint, StoreStatistics, Together, open_stored
 from ckpt.objects.source import Source, Wish
 from ckpt.objects.stores import open_sink
 from ckpt_client.declare import Replicated
 from ckpt_client.environment import Place, find_place
+from ckpt_client.meeting import Meeting, open_meeting, share_key
+from ckpt_client.pinned import ReaderContext
+from ckpt_client.restore_plan import Reads
 from ckpt_client.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
+from ckpt_client.shared_store import StoreTogether
 from ckpt_client.state import AnyArray
+
+_log = logging.getLogger("ckpt.restore")
 
 
 def open_url(url: str, options: Mapping[str, object] | None = None) -> StoredCheckpoint:
@@ -68,39 +79,129 @@ def load(
 
 
 def load_instead(
-    store: str,
+    context: ReaderContext,
     run: str,
     step: int | None,
     like: object,
     place: Place,
     reason: CkptError,
     *,
+    launch_key: str | None,
+    timeout_s: float,
     strict: bool,
     whole: bool,
 ) -> object:
-    """A step from the object store, without a number the newest one there, because of why the tier
-    cannot give it; warns.
+    """A step from the context's object store, without a number the newest one there, because of why
+    the tier cannot give it; warns.
 
     All ranks find the same one: a run of which the tier has nothing that can be loaded is drained
     no further. Raises that reason when the store has not got it either.
     """
     number = None if step is None else check_step(step)
     try:
-        stored = open_stored(open_sink(store), check_run_name(run), number)
+        stored = open_stored(open_sink(context.durable), check_run_name(run), number)
     except NotFound:
         raise reason from None
     found = f"{run}@{stored.header.step}"
     warnings.warn(
         f"{found} is loaded from {stored.url}: {reason.message}", UserWarning, stacklevel=4
     )
-    try:
-        return load_from(stored, like, place.rank, place.world_size, strict=strict, whole=whole)
-    finally:
-        stored.close()
+    with ExitStack() as held:
+        held.callback(stored.close)
+        key = share_key(launch_key, place.world_size)
+        together = None
+        if key is not None:
+            together = StoreTogether(held.enter_context(open_meeting(context, timeout_s)), key)
+        state = load_from(
+            stored, like, place.rank, place.world_size, together, strict=strict, whole=whole
+        )
+        _tell(stored)
+        return state
+
+
+def _tell(stored: StoredCheckpoint) -> None:
+    found = stored.statistics()
+    _log.info(
+        "%s: %s were wanted, %s fetched, %s came from other ranks",
+        stored.url,
+        format_bytes(found.wanted_bytes),
+        format_bytes(found.fetched_bytes),
+        format_bytes(found.peer_bytes),
+    )
+
+
+class StoredReading:
+    """What `Checkpoint` reads of a generation that the tier cannot give and stores hold. Close
+    me."""
+
+    def __init__(
+        self,
+        checkpoint: CheckpointId,
+        stores: Sequence[str],
+        reason: CkptError,
+        meeting: Meeting | None,
+        share_key: str | None,
+    ) -> None:
+        """From the first of the stores that has it, with ranks of that key, where they can meet.
+
+        reason: why the tier cannot give it; raised when no store has it either.
+
+        Raises Corrupt, Refused, Unavailable.
+        """
+        self._source = _first_holding(checkpoint, stores, reason)
+        self._together: Together | None = None
+        if meeting is not None and share_key is not None:
+            self._together = StoreTogether(meeting, share_key)
+        self.url = self._source.url
+        self.index = SourceIndex(self._source)
+        self._trees = self._source.trees()
+
+    def ranks(self) -> list[Rank]:
+        """Those that saved, ascending."""
+        return sorted(self._trees)
+
+    def documents(self, ranks: Iterable[Rank]) -> dict[Rank, Node]:
+        """Their trees."""
+        return {rank: self._trees[rank] for rank in ranks}
+
+    def new_reads(self) -> Reads:
+        return WishList()
+
+    def read(self, reads: Reads) -> None:
+        """Fill everything that was noted in what `new_reads` gave."""
+        assert isinstance(reads, WishList)
+        self._source.read(reads.wishes, together=self._together)
+        reads.finish()
+        _tell(self._source)
+
+    def statistics(self) -> StoreStatistics:
+        """Of all reads so far."""
+        return self._source.statistics()
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def _first_holding(
+    checkpoint: CheckpointId, stores: Sequence[str], reason: CkptError
+) -> StoredCheckpoint:
+    run, step, generation = checkpoint.run, checkpoint.step, checkpoint.generation
+    for url in stores:
+        with suppress(NotFound):
+            return StoredCheckpoint.open(open_sink(url), run, step, generation)
+    text = f"{reason.message}, and not to be found in {' or '.join(stores)}"
+    raise type(reason)(text, hint=reason.hint)
 
 
 def load_from(
-    source: Source, like: object, rank: Rank, world_size: int, *, strict: bool, whole: bool
+    source: StoredCheckpoint,
+    like: object,
+    rank: Rank,
+    world_size: int,
+    together: Together | None = None,
+    *,
+    strict: bool,
+    whole: bool,
 ) -> object:
     """The tree that is asked for, filled."""
     index, reads, trees = SourceIndex(source), WishList(), source.trees()
@@ -112,7 +213,7 @@ def load_from(
         state = walk.fill(like)
     else:
         state = _own(source, index, reads, trees, rank, world_size)
-    source.read(reads.wishes)
+    source.read(reads.wishes, together=together)
     reads.finish()
     return state
 
@@ -197,8 +298,10 @@ class WishList:
         if not array.flags.c_contiguous:
             memory = np.empty(array.shape, array.dtype)
             self.copies.append((array, memory))
-        owner = boxes[0].rank if tensor.meaning is Meaning.OWN else None
-        self.wishes.append(Wish(tensor, owner, offset, memory))
+        is_own = tensor.meaning is Meaning.OWN
+        shared = not is_own and (replica or array.shape == tensor.global_shape)
+        owner = boxes[0].rank if is_own else None
+        self.wishes.append(Wish(tensor, owner, offset, memory, shared))
 
     def finish(self) -> None:
         """Everything was read: copy what was read aside."""

@@ -24,7 +24,7 @@ from ckpt.format.messages import (
     VerifyColumn,
 )
 from ckpt.protocol.coordinator.judging import most_bad
-from ckpt.transfer.payload_receiver import nearest_address
+from ckpt.transfer.target_links import nearest_address
 from ckpt_client.pinned import Pinned, ReaderContext
 
 COLUMN_TIMEOUT_S: Final = 600.0

@@ -21,16 +21,23 @@ class CheckpointManager:
     directory: `ckpt://HOST:PORT/RUN`, `ckpt+local:///DIR/RUN`, or RUN in `store` (else in the store
         that $CKPT_STORE names).
     save_interval_steps: `save` takes steps that this divides, unless forced.
+    check_finite: refuse a state with an array that holds NaN or infinity, by path.
     """
 
     def __init__(
-        self, directory: str, *, store: Store | None = None, save_interval_steps: int = 1
+        self,
+        directory: str,
+        *,
+        store: Store | None = None,
+        save_interval_steps: int = 1,
+        check_finite: bool = False,
     ) -> None:
         place = parse_step_url(directory)
         self.directory = directory
         self._run = place.run
         self._store = store if store is not None else shared_store(place.store)
         self._interval = save_interval_steps
+        self._check_finite = check_finite
         self._saves: list[Save] = []
         #: Under way, oldest first.
 
@@ -52,10 +59,15 @@ class CheckpointManager:
         return step % self._interval == 0 and (newest is None or step > newest)
 
     def save(self, step: int, state: object, *, force: bool = False) -> bool:
-        """Copy the state; False when the step is not due. It may be changed when this returns."""
+        """Copy the state; False when the step is not due. It may be changed when this returns.
+
+        Raises Refused by path for what cannot be stored, before anything is staged.
+        """
         if not force and not self.should_save(step):
             return False
-        self._saves.append(states.save(self._store, self._run, step, state))
+        self._saves.append(
+            states.save(self._store, self._run, step, state, check_finite=self._check_finite)
+        )
         return True
 
     def restore(self, step: int | None, like: State) -> State:

@@ -25,14 +25,21 @@ State = TypeVar("State")
 NAMES_SHOWN_MAX = 8
 
 
-def save(store: Store, run: str, step: int, state: object) -> Save:
+def save(store: Store, run: str, step: int, state: object, *, check_finite: bool = False) -> Save:
     """Copy the state; sending and committing go on beside the training. Every process calls it.
+
+    check_finite: refuse a tensor that holds NaN or infinity, by name, before anything is staged.
 
     jax.Arrays are global; numpy arrays and plain values are the same on all processes. Raises
     Refused by path for what cannot be stored, before anything is staged.
     """
     return store.save(
-        run, step, mapped(state, _declare), rank=jax.process_index(), world_size=jax.process_count()
+        run,
+        step,
+        mapped(state, _declare),
+        rank=jax.process_index(),
+        world_size=jax.process_count(),
+        check_finite=check_finite,
     )
 
 

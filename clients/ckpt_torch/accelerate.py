@@ -38,11 +38,15 @@ class CkptHooks:
 
     run: `ckpt://HOST:PORT/RUN`, `ckpt+local:///DIR/RUN`, or RUN in `store`, else in $CKPT_STORE's.
     The folder's name must end with the step's number, as `checkpoint_3` or `step_100`.
+    check_finite: refuse weights that hold NaN or infinity, by path, before a file is written.
     """
 
-    def __init__(self, run: str, *, store: Store | str | None = None) -> None:
+    def __init__(
+        self, run: str, *, store: Store | str | None = None, check_finite: bool = False
+    ) -> None:
         self._run = run.rstrip("/")
         self._store = store
+        self._check_finite = check_finite
         self._pending: list[Future[Commit]] = []
         #: Handed over, not known to be committed.
 
@@ -74,6 +78,7 @@ class CkptHooks:
                 {f"model{n}": each for n, each in enumerate(weights)},
                 checkpoint_id=self._name(output_dir),
                 store=self._store,
+                check_finite=self._check_finite,
             )
         )
         weights.clear()

@@ -11,6 +11,7 @@ that goes to DCP's own process is copied there by torch, whatever the stager did
 from __future__ import annotations
 
 import io
+import time
 from concurrent.futures import Future
 
 import torch
@@ -22,7 +23,7 @@ from ckpt_torch.boxes import is_tensor
 from ckpt_torch.dcp_names import MARK_KEY, MARK_VERSION, Tree, pack_pickle, pack_value, put
 from ckpt_torch.dcp_writer import CkptWriter
 from ckpt_torch.place import find_who
-from ckpt_torch.saving import declared
+from ckpt_torch.saving import stage
 
 StateDict = dict[str, object]
 
@@ -53,10 +54,14 @@ class CkptStager:
         The dict that it gives is for planning only: its tensors are the caller's own.
         Raises Refused by path, on all ranks.
         """
+        begun_s = time.monotonic()
         who = find_who(self._group, no_dist=False)
         nested = _nested(state_dict, self._writer.allow_pickle)
-        tree = declared({str(key): child for key, child in nested.items()}, who)
-        self._writer.adopt(self._writer.stage(tree, who.rank, who.world_size))
+        state = {str(key): child for key, child in nested.items()}
+        staged_save = stage(
+            self._writer.step(), state, who, begun_s=begun_s, check_finite=self._writer.check_finite
+        )
+        self._writer.adopt(staged_save)
         staged: Future[StateDict] = Future()
         staged.set_result(state_dict)
         return staged

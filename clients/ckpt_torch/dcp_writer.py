@@ -40,7 +40,7 @@ from ckpt_torch.dcp_names import (
     path_of,
     put,
 )
-from ckpt_torch.place import CheckpointName, find_where
+from ckpt_torch.place import CheckpointName, Step, find_step
 from ckpt_torch.tensors import as_array
 
 
@@ -50,6 +50,7 @@ class CkptWriter(StorageWriter):
     path: the checkpoint, as `ckpt_torch.save` names it; or give checkpoint_id= to dcp.save.
     store: URL of the store when path is only RUN/STEP; else $CKPT_STORE.
     allow_pickle: keep objects that are not plain data, as DCP does; else they are refused by name.
+    check_finite: refuse a tensor that holds NaN or infinity, by name, before its rank stages.
     """
 
     def __init__(
@@ -58,12 +59,14 @@ class CkptWriter(StorageWriter):
         *,
         store: Store | str | None = None,
         allow_pickle: bool = False,
+        check_finite: bool = False,
     ) -> None:
         self.checkpoint_id = path
         self.commit: Commit | None = None
         """Of the last save that finished here."""
         self._store = store
         self.allow_pickle = allow_pickle
+        self.check_finite = check_finite
         self._save_id = uuid.uuid4().hex
         self._rank = 0
         self._collective = True
@@ -109,7 +112,16 @@ class CkptWriter(StorageWriter):
         """Copy this rank's items into the arena; sending goes on after that."""
         self._save, self._adopted = self._adopted, None
         if self._save is None:
-            self._save = self.stage(self._tree(plan, planner), self._rank, self._world_size(plan))
+            step, tree = self.step(), self._tree(plan, planner)
+            self._save = step.store.save(
+                step.run,
+                step.number,
+                tree,
+                rank=self._rank,
+                world_size=self._world_size(plan),
+                check_finite=self.check_finite,
+            )
+        self._save.told_by_others()  # DCP raises on all ranks what one of them raises.
         future: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         future.set_result([_result(item) for item in plan.items])
         return future
@@ -140,12 +152,9 @@ class CkptWriter(StorageWriter):
 
     # ----------------------------------------------------------------------- for a stager
 
-    def stage(self, tree: object, rank: int, world_size: int) -> Save:
-        """Hand a rank's tree over under this writer's path."""
-        where = find_where(self.checkpoint_id, self._store)
-        if where.step is None:
-            raise Refused(f"{self.checkpoint_id!s} names no step", hint="RUN/STEP")
-        return where.store.save(where.run, where.step, tree, rank=rank, world_size=world_size)
+    def step(self) -> Step:
+        """What this writer's path names."""
+        return find_step(self.checkpoint_id, self._store)
 
     def adopt(self, save: Save) -> None:
         """The next `write_data` finds this staged already, and copies nothing."""

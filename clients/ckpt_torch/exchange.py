@@ -13,9 +13,9 @@ and plain values are compared here, before anything is staged.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 import torch.distributed as dist
 
@@ -39,9 +39,13 @@ class Shape:
     boxes: tuple[Box, ...]
     plain: tuple[str, ...]
     """Names of plain values."""
+    digest: bytes
 
-    def digest(self) -> bytes:
-        return xxh3_128(repr((self.boxes, self.plain)).encode())
+    @classmethod
+    def of(cls, boxes: Iterable[Box], plain: Iterable[str]) -> Self:
+        """In whatever order they come."""
+        told = tuple(sorted(boxes)), tuple(sorted(plain))
+        return cls(*told, xxh3_128(repr(told).encode()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ def find_holders(who: Who, shape: Shape, values: Mapping[str, Scalar]) -> Holder
         everyone = tuple(range(who.world_size))
         boxes, plain = dict.fromkeys(shape.boxes, everyone), dict.fromkeys(shape.plain, everyone)
         return Holders(boxes, plain, who.world_size)
-    digest = shape.digest()
+    digest = shape.digest
     known = next((key for key in reversed(_known) if key[who.rank] == digest), None)
     common = _known[known].common() if known else []
     told = _gathered(who, _Told("", digest, known, _digest_of(values, common)))

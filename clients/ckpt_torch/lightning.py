@@ -34,6 +34,7 @@ from ckpt_torch.whole import load_whole
 
 FilePath = str | os.PathLike[str]
 _STEP: Final = re.compile(r"step[=_-]?([0-9]+)")
+CHECKED: Final = ("state_dict", "optimizer_states")
 _LAST: Final = re.compile(r"(?<![a-zA-Z])last(?![a-zA-Z])")
 
 
@@ -43,14 +44,22 @@ class CkptIO(CheckpointIO):
     run: `ckpt://HOST:PORT/RUN`, `ckpt+local:///DIR/RUN`, or RUN in `store`, else in $CKPT_STORE's.
     allow_pickle: keep what is not plain data as pickles, for callbacks and hyperparameters that
         need it; else it is refused by path.
+    check_finite: refuse a model or optimizer state with a tensor that holds NaN or infinity, by
+        path. Callbacks keep such values of their own: ModelCheckpoint an infinite `kth_value`.
     """
 
     def __init__(
-        self, run: str, *, store: Store | str | None = None, allow_pickle: bool = False
+        self,
+        run: str,
+        *,
+        store: Store | str | None = None,
+        allow_pickle: bool = False,
+        check_finite: bool = False,
     ) -> None:
         self._run = run.rstrip("/")
         self._store = store
         self._allow_pickle = allow_pickle
+        self._check_finite = check_finite
         self._pending: list[Future[Commit]] = []
         #: Handed over, not known to be committed.
 
@@ -97,6 +106,7 @@ class CkptIO(CheckpointIO):
             store=self._store,
             no_dist=no_dist,
             allow_pickle=self._allow_pickle,
+            check_finite=CHECKED if self._check_finite else False,
         )
         self._pending.append(future)
 

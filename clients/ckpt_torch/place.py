@@ -26,6 +26,15 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """A checkpoint that is to be made in an open store."""
+
+    store: Store
+    run: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Who:
     """This rank among those that save or load together."""
 
@@ -50,6 +59,14 @@ def find_where(checkpoint_id: CheckpointName | None, store: Store | str | None) 
     if isinstance(store, Store):
         return Where(store, url.run, url.step)
     return Where(shared_store(store or url.store), url.run, url.step)
+
+
+def find_step(checkpoint_id: CheckpointName | None, store: Store | str | None) -> Step:
+    """The step that a save is to make; Refused when the checkpoint_id names none."""
+    where = find_where(checkpoint_id, store)
+    if where.step is None:
+        raise Refused(f"checkpoint_id {checkpoint_id!s} names no step", hint="RUN/STEP")
+    return Step(where.store, where.run, where.step)
 
 
 def find_who(group: dist.ProcessGroup | None, no_dist: bool) -> Who:

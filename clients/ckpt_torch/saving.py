@@ -10,6 +10,7 @@ key.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -20,14 +21,18 @@ import torch.distributed as dist
 
 from ckpt.base.errors import CkptError, Refused
 from ckpt.format.dtypes import dtype_name
-from ckpt.format.tree import Scalar
+from ckpt.format.tree import Scalar, path_text
 from ckpt_client.declare import Replicated, Shard, Shards
+from ckpt_client.finite import check_finite
+from ckpt_client.forms import Found
+from ckpt_client.packing import Packing
 from ckpt_client.saving import Commit, Save
 from ckpt_client.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.boxes import Extent, held, is_tensor
 from ckpt_torch.exchange import Box, Holders, Shape, find_holders, tell_problem
-from ckpt_torch.place import CheckpointName, Who, find_where, find_who
+from ckpt_torch.known import TORCH, Known, recall, recognise, remember
+from ckpt_torch.place import CheckpointName, Step, Who, find_step, find_who
 from ckpt_torch.tensors import as_array
 from ckpt_torch.tree import (
     PICKLE_KEY,
@@ -51,7 +56,7 @@ def save(
     use_collectives: bool = True,
     store: Store | str | None = None,
     allow_pickle: bool = False,
-    check_finite: bool = False,
+    check_finite: bool | tuple[str, ...] = False,
 ) -> Commit:
     """Save and wait until the checkpoint is committed, on every rank. See `async_save`."""
     return async_save(
@@ -75,7 +80,7 @@ def async_save(
     use_collectives: bool = True,
     store: Store | str | None = None,
     allow_pickle: bool = False,
-    check_finite: bool = False,
+    check_finite: bool | tuple[str, ...] = False,
 ) -> Future[Commit]:
     """Copy the state and return; the future gives the Commit, or raises what ended the save.
 
@@ -85,40 +90,82 @@ def async_save(
         `store` (a Store, or its URL), else in the store that $CKPT_STORE names.
     use_collectives: False asks nothing of other ranks: all must hold the same names then.
     allow_pickle: keep objects that are not plain data as pickles; `load` must allow them too.
-    check_finite: refuse floating point tensors that hold NaN or infinity.
+    check_finite: refuse floating point tensors that hold NaN or infinity; of the whole state, or
+        only below these top-level keys.
 
     Raises Refused by path for what cannot be stored, before anything is staged; on all ranks when
     one refuses.
     """
-    where = find_where(checkpoint_id, store)
-    if where.step is None:
-        raise Refused(f"checkpoint_id {checkpoint_id!s} names no step", hint="RUN/STEP")
+    begun_s = time.monotonic()
+    step = find_step(checkpoint_id, store)
     who = find_who(process_group, no_dist)
     if not use_collectives:
         who = Who(who.rank, who.world_size, None, False)
-    tree = declared(state_dict, who, allow_pickle=allow_pickle, check_finite=check_finite)
-    staged = where.store.save(where.run, where.step, tree, rank=who.rank, world_size=who.world_size)
+    staged = stage(
+        step,
+        state_dict,
+        who,
+        begun_s=begun_s,
+        allow_pickle=allow_pickle,
+        check_finite=check_finite,
+    )
     return commit_future(staged)
 
 
-def declared(
+def stage(
+    step: Step,
     state_dict: Mapping[str, object],
     who: Who,
     *,
+    begun_s: float,
     allow_pickle: bool = False,
-    check_finite: bool = False,
-) -> object:
-    """The state as `Store.save` takes it: every leaf with its meaning, no byte copied yet."""
+    check_finite: bool | tuple[str, ...] = False,
+) -> Save:
+    """`async_save` where place and seat are known. A state of the form that this rank saved last is
+    only compared and copied; `begun_s` is `time.monotonic()` when the training stopped.
+    """
+    state = asked(state_dict)
+    known = None if check_finite else recall(step.store, who)
+    found = recognise(known, state) if known is not None else None
+    if known is None or found is None:
+        parts = _parts_of(state, who, allow_pickle, check_finite)
+        holders = find_holders(who, parts.shape(), parts.plain)
+    else:
+        holders, again = _packed_again(known, found, who)
+        if again is not None:
+            return step.store.save_packed(
+                step.run, step.number, again, begun_s=begun_s, copier=TORCH
+            )
+        parts = _parts_of(state, who, allow_pickle, check_finite)
+    tree = replaced(state, lambda name, leaf: parts.declare(name, leaf, holders))
+    packing = step.store.pack(tree, rank=who.rank, world_size=who.world_size)
+    remember(step.store, state, packing.layout, parts.shape(), holders)
+    return step.store.save_packed(step.run, step.number, packing, begun_s=begun_s)
+
+
+def _packed_again(known: Known, found: Found, who: Who) -> tuple[Holders, Packing | None]:
+    """Who holds what now; and the plan, when that is as it was."""
+    holders = known.holders
+    if who.speaking:
+        holders = find_holders(who, known.shape, known.values(found))
+    return holders, known.layout.packing(found) if holders is known.holders else None
+
+
+def _parts_of(
+    state: Mapping[str, object],
+    who: Who,
+    allow_pickle: bool,
+    check_finite: bool | tuple[str, ...],
+) -> _Parts:
+    """Every leaf looked at; raises Refused by path, which other ranks hear."""
     try:
         parts = _Parts(allow_pickle, check_finite)
-        state = asked(state_dict)
         for name, leaf in leaves(state):
             parts.add(name, leaf)
     except CkptError as error:
         tell_problem(who, error.message)
         raise
-    holders = find_holders(who, parts.shape(), parts.plain)
-    return replaced(state, lambda name, leaf: parts.declare(name, leaf, holders))
+    return parts
 
 
 def commit_future(staged: Save) -> Future[Commit]:
@@ -129,7 +176,7 @@ def commit_future(staged: Save) -> Future[Commit]:
     def wait() -> None:
         try:
             future.set_result(staged.wait())
-        except CkptError as error:
+        except Exception as error:  # A warning too, where warnings are errors.
             future.set_exception(error)
 
     threading.Thread(target=wait, name=f"ckpt-commit-{staged.step}", daemon=True).start()
@@ -153,7 +200,7 @@ class _Parts:
     """I look at each leaf once: what it is, and where its memory lies."""
 
     allow_pickle: bool
-    check_finite: bool
+    check_finite: bool | tuple[str, ...]
     tensors: dict[str, _Tensor] = field(default_factory=dict)
     plain: dict[str, Scalar] = field(default_factory=dict)
 
@@ -174,10 +221,16 @@ class _Parts:
                     f"a {kind} is not plain data",
                     hint="keep its state as dicts, lists, numbers and text, or allow_pickle",
                 )
-            if self.check_finite and is_array(leaf):
-                _check_finite(self.tensors[name])
         except Refused as error:
             raise Refused(f"{name or 'the state'}: {error.message}", hint=error.hint) from None
+        if is_array(leaf) and self._is_checked(name):
+            for _, array in self.tensors[name].boxes:
+                check_finite(name, array)
+
+    def _is_checked(self, name: str) -> bool:
+        if isinstance(self.check_finite, bool):
+            return self.check_finite
+        return name.partition("/")[0] in [path_text((key,)) for key in self.check_finite]
 
     def shape(self) -> Shape:
         """What other ranks need to know."""
@@ -186,7 +239,7 @@ class _Parts:
             for name, tensor in self.tensors.items()
             for offset, array in tensor.boxes
         ]
-        return Shape(tuple(sorted(boxes)), tuple(sorted(self.plain)))
+        return Shape.of(boxes, self.plain)
 
     def declare(self, name: str, leaf: object, holders: Holders) -> object:
         """The leaf with its meaning."""
@@ -228,9 +281,3 @@ def _host_array(tensor: torch.Tensor) -> AnyArray:
 
 def _whole(array: AnyArray) -> _Tensor:
     return _Tensor(array.shape, (((0,) * array.ndim, array),))
-
-
-def _check_finite(tensor: _Tensor) -> None:
-    for offset, array in tensor.boxes:
-        if array.dtype.kind in "fcV" and not np.isfinite(array).all():
-            raise Refused(f"its box at {offset} holds NaN or infinity")

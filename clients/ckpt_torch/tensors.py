@@ -22,6 +22,8 @@ _EXTENSIONS: Final = {
     torch.float8_e8m0fnu: (torch.uint8, ml_dtypes.float8_e8m0fnu),
 }
 """torch type -> (integer type of its size that torch shares with numpy, the numpy type)."""
+PLAIN_TENSORS: Final = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
+"""Exact types: a subclass may mean something else by its memory."""
 
 
 def as_array(tensor: torch.Tensor) -> AnyArray:
@@ -46,7 +48,7 @@ def as_array(tensor: torch.Tensor) -> AnyArray:
 
 def _check_plain(tensor: torch.Tensor) -> None:
     kind = type(tensor)
-    if kind not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if kind not in PLAIN_TENSORS:
         raise Refused(
             f"a {kind.__module__}.{kind.__qualname__} is no plain tensor",
             hint="save the tensors that it is made of",

@@ -45,12 +45,21 @@ class CkptCallback(TrainerCallback):
 
     run: `ckpt://HOST:PORT/RUN`, `ckpt+local:///DIR/RUN`, or RUN in `store`, else in $CKPT_STORE's.
     every: steps between saves; the last step is saved too.
+    check_finite: refuse a state with a tensor that holds NaN or infinity, by path.
     """
 
-    def __init__(self, run: str, *, every: int, store: Store | str | None = None) -> None:
+    def __init__(
+        self,
+        run: str,
+        *,
+        every: int,
+        store: Store | str | None = None,
+        check_finite: bool = False,
+    ) -> None:
         self._run = run.rstrip("/")
         self._every = every
         self._store = store
+        self._check_finite = check_finite
         self._pending: list[Future[Commit]] = []
         #: Handed over, not known to be committed.
 
@@ -61,7 +70,7 @@ class CkptCallback(TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        """Save when it is due. Raises the error of an earlier save."""
+        """Save when it is due. Raises Refused by path, and the error of an earlier save."""
         if state.global_step % self._every == 0 or state.global_step == state.max_steps:
             self._save(state, kwargs)
         while self._pending and self._pending[0].done():
@@ -92,7 +101,10 @@ class CkptCallback(TrainerCallback):
         if scheduler is not None:
             held["scheduler"] = scheduler.state_dict()
         future = async_save(
-            held, checkpoint_id=f"{self._run}/{state.global_step}", store=self._store
+            held,
+            checkpoint_id=f"{self._run}/{state.global_step}",
+            store=self._store,
+            check_finite=self._check_finite,
         )
         self._pending.append(future)
 

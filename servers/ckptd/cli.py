@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -42,8 +43,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(given[1:]) or 0
     except CkptError as error:
-        print(f"ckptd {program}: {error}", file=sys.stderr)
+        print(_told(program, error, as_json="--json" in given), file=sys.stderr)
         return error.exit_code
+
+
+def _told(program: str, error: CkptError, *, as_json: bool) -> str:
+    """Why it did not start; as JSON like the errors of `ckpt … --json`."""
+    if not as_json:
+        return f"ckptd {program}: {error}"
+    line = {
+        "message_type": "exit_error",
+        "code": error.exit_code,
+        "message": error.message,
+        "hint": error.hint,
+    }
+    return json.dumps(line)
 
 
 def _explain(given: Sequence[str]) -> int:

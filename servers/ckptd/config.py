@@ -114,6 +114,11 @@ def _parser(
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML with these options")
     parser.add_argument("--secret-file", type=Path, metavar="FILE", help="the cluster's secret")
     parser.add_argument(
+        "--json",
+        action="store_true",
+        help="why it cannot start is one line of JSON, too, as all else that it writes is",
+    )
+    parser.add_argument(
         "--print-config", action="store_true", help="print the options in force as JSON and exit"
     )
     return parser

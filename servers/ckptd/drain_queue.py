@@ -61,9 +61,16 @@ class QueueClient:
             DrainNoted,
         )
 
-    def tell_stored(self, run: RunName, stored: Iterable[tuple[Step, Generation]]) -> None:
-        """What the store has of a run, and keeps."""
-        message = TellStored(self._policy.url, self._worker, run)
+    def version(self) -> int:
+        """Of what is known of the store; ask before looking at it."""
+        return self._call(RenewDrain(self._policy.url, self._worker, None), DrainNoted).version
+
+    def tell_stored(
+        self, run: RunName, stored: Iterable[tuple[Step, Generation]], version: int
+    ) -> None:
+        """What the store has of a run, and keeps. Raises Busy when another worker has told
+        something since `version`: look again."""
+        message = TellStored(self._policy.url, self._worker, run, version)
         self._call(message, DrainNoted, encode_stored(stored))
 
     def lease(self) -> CheckpointId | None:

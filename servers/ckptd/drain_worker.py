@@ -12,9 +12,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
-from ckpt.base.errors import Aborted, CkptError, NotFound, Refused
+from ckpt.base.errors import Aborted, Busy, CkptError, NotFound, Refused
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.objects.leftovers import Leftovers, delete_unfinished, tidy_committed
 from ckpt.objects.names import COMMITTED, generation_prefix
@@ -27,6 +29,8 @@ from ckpt.plan.drains import StorePolicy, surplus
 from ckptd.drain_queue import Heartbeat, QueueClient, SharedParts
 from ckptd.drain_watch import Watch
 from ckptd.log import Reporter
+
+TELL_COUNT_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,6 @@ class StoreWorker:
                 if run not in self._told:
                     tidy_committed(self._sink, run)
                     self._expire(run)
-                    self._tell(run)
                 self._abandon(run)
         id = self._queue.lease()
         if id is None:
@@ -126,12 +129,17 @@ class StoreWorker:
         self._told.clear()
         self._is_open = True
 
-    def _tell(
-        self, run: RunName, without: frozenset[tuple[Step, Generation]] = frozenset()
-    ) -> None:
-        stored = stored_by(self._sink, run, self._watch.cluster())
-        self._queue.tell_stored(run, [one for one in stored if one not in without])
-        self._told.add(run)
+    def _tell(self, run: RunName) -> list[tuple[Step, Generation]]:
+        """What the store has and keeps; returns what its retention leaves over."""
+        for _ in range(TELL_COUNT_MAX):
+            version = self._queue.version()
+            doomed = surplus(self._policy, stored_steps(self._sink, run))
+            stored = stored_by(self._sink, run, self._watch.cluster())
+            with suppress(Busy):  # Another worker told of something else meanwhile.
+                self._queue.tell_stored(run, [one for one in stored if one not in doomed], version)
+                self._told.add(run)
+                return doomed
+        raise Busy(f"{self.url} changes faster than it is looked at")
 
     # ----------------------------------------------------------------------- one checkpoint
 
@@ -181,9 +189,9 @@ class StoreWorker:
 
     def _expire(self, run: RunName) -> None:
         """Delete what the store's own retention leaves over: its marker first, then the rest."""
-        doomed = surplus(self._policy, stored_steps(self._sink, run))
-        if doomed:
-            self._tell(run, frozenset(doomed))  # First, so that nothing is evicted on its account.
+        doomed: list[tuple[Step, Generation]] = []
+        if run not in self._told or surplus(self._policy, stored_steps(self._sink, run)):
+            doomed = self._tell(run)  # First, so that nothing is evicted on its account.
         for step, generation in doomed:
             delete_stored(self._sink, run, step, generation)
             fields = {"url": self.url, "checkpoint": f"{run}@{step}#{generation}"}

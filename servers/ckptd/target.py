@@ -38,7 +38,7 @@ from ckpt.aio.socketpath import socket_path
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import BootId, Domain, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
-from ckpt.base.units import MiB
+from ckpt.base.units import US_PER_S, MiB
 from ckpt.erasure.selftest import self_test
 from ckpt.format.messages import Fragment, Message, Role
 from ckpt.protocol.events import (
@@ -70,6 +70,8 @@ from ckptd.log import Reporter, configure, reporter
 from ckptd.target_identity import TargetFile, adopt_identity
 
 TICK_S: Final = 0.1
+SPACE_US: Final = US_PER_S
+"""How often the device's free space is measured."""
 READS_PER_TURN: Final = 4
 """Disk reads before other events of the loop get their turn."""
 
@@ -150,6 +152,7 @@ class TargetShell:
         #: Bulks that have not left, by session.
         self._coordinator: Session | None = None
         self._tick: asyncio.TimerHandle | None = None
+        self._measured_us = -SPACE_US
         self._closing = False
 
     # ----------------------------------------------------------------------- life
@@ -170,16 +173,22 @@ class TargetShell:
         if self._closing:
             return
         self._tick = self._loop.call_later(TICK_S, self._on_tick)
+        now = now_us()
+        if now - self._measured_us >= SPACE_US:
+            self._measured_us = now
+            self._measure_space()
+        self.feed(Ticked(now))
+        for peer in (self.server, self.dialer):
+            if peer is not None:
+                peer.epoch = self.machine.epoch
+
+    def _measure_space(self) -> None:
         try:
             space = self._disk.space()
         except OSError as error:
             self._report("error", "cannot measure the device", {"error": error.strerror or ""})
         else:
             self.feed(SpaceMeasured(now_us(), space.bytes_total, space.bytes_free))
-        self.feed(Ticked(now_us()))
-        for peer in (self.server, self.dialer):
-            if peer is not None:
-                peer.epoch = self.machine.epoch
 
     # ----------------------------------------------------------------------- sessions
 
@@ -305,15 +314,40 @@ class TargetShell:
 
 
 class _CoordinatorHandler:
-    """The dialer's view of the shell."""
+    """The dialer's view of the shell. I say once why the coordinator is out of reach, and stop the
+    daemon for what it refuses for good: another cluster, which no further dialing will change.
+    """
 
-    def __init__(self, shell: TargetShell) -> None:
+    def __init__(self, shell: TargetShell, report: Reporter, stop: Callable[[], None]) -> None:
         self._shell = shell
+        self._report = report
+        self._stop = stop
+        self._told = ""
+        self._refusal: Refused | None = None
         self.received = shell.received
         self.closed = shell.closed
 
     def opened(self, session: Session, peer: Established) -> None:
+        self._told = ""
         self._shell.coordinator_opened(session, peer)
+
+    def failed(self, error: CkptError) -> None:
+        """An attempt or a session ended so."""
+        if isinstance(error, Refused):
+            self._refusal = error
+            self._stop()
+        elif str(error) != self._told:
+            self._told = str(error)
+            level = "warning" if error.retryable else "error"
+            self._report(level, "coordinator out of reach", {"why": self._told})
+
+    def check(self) -> None:
+        """Raises Refused when that is what stopped the daemon."""
+        if self._refusal is not None:
+            raise Refused(
+                f"the coordinator refuses this target: {self._refusal.message}",
+                hint="give --coordinator of the cluster that this directory belongs to",
+            )
 
 
 # --------------------------------------------------------------------------- the process
@@ -393,9 +427,10 @@ async def _serve(
     )  # fmt: skip
     shell = relay.shell = TargetShell(machine, disk, report)
     shell.server = server
+    coordinator = _CoordinatorHandler(shell, report, stop.set)
     shell.dialer = dialer = Dialer(
-        _CoordinatorHandler(shell), address=config.coordinator, secret=secret, role=Role.TARGET,
-        name=known.target, cluster=known.cluster,
+        coordinator, address=config.coordinator, secret=secret, role=Role.TARGET,
+        name=known.target, cluster=known.cluster, on_failure=coordinator.failed,
     )  # fmt: skip
     try:
         shell.start()
@@ -407,7 +442,8 @@ async def _serve(
         line = json.dumps(ready)
         os.write(sys.stdout.fileno(), line.encode() + b"\n")
         report("info", "ready", {"address": address, "columns": machine.column_count})
-        await _watch_dialer(dialer, stop, report)
+        await stop.wait()
+        coordinator.check()
     finally:
         await dialer.close()
         await server.close()
@@ -436,28 +472,6 @@ class _Relay:
     def closed(self, session: Session, reason: str) -> None:
         assert self.shell is not None
         self.shell.closed(session, reason)
-
-
-async def _watch_dialer(dialer: Dialer, stop: asyncio.Event, report: Reporter) -> None:
-    """Until the stop signal: say once why the coordinator is out of reach.
-
-    Raises what it refuses for good: another cluster, which no further dialing will change.
-    """
-    told = ""
-    while not stop.is_set():
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), 1.0)
-        error = dialer.last_error
-        if isinstance(error, Refused):
-            raise Refused(
-                f"the coordinator refuses this target: {error.message}",
-                hint="give --coordinator of the cluster that this directory belongs to",
-            )
-        text = str(error) if error is not None else ""
-        if text and text != told:
-            level = "warning" if isinstance(error, CkptError) and error.retryable else "error"
-            report(level, "coordinator out of reach", {"why": text})
-        told = text
 
 
 def _domain_of(directory: Path) -> str:

@@ -242,3 +242,21 @@ def test_equal_seeds_give_equal_crashes() -> None:
         return [(file, read(disk, file, 0, disk.file_bytes(file))) for file in disk.files()]
 
     assert run() == run()
+
+
+def test_fragments_go_around_the_page_cache_where_the_file_system_can(tmp_path: Path) -> None:
+    direct: list[bool] = []
+
+    def write(descriptor: int, data: Buffer, offset: int) -> int:
+        direct.append(bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT))
+        return os.pwrite(descriptor, data, offset)
+
+    try:
+        os.close(os.open(tmp_path / "probe", os.O_CREAT | os.O_WRONLY | os.O_DIRECT, 0o600))
+    except OSError:
+        pytest.skip("no O_DIRECT on this file system")
+    disk = _real(tmp_path, write=write)
+    block = mmap.mmap(-1, PAGE_BYTES)
+    disk.write_at("a/x", 0, memoryview(block))
+    disk.close()
+    assert direct == [True]

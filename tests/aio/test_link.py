@@ -29,6 +29,7 @@ from ckpt.format.frame import FrameHead
 from ckpt.format.messages import (
     Answer,
     Ask,
+    ByteRange,
     CreditGranted,
     Fragment,
     Message,
@@ -168,14 +169,16 @@ def test_a_sink_gets_the_bulk_where_it_wants_it(loop: LinkLoop, running: ServerT
         asked.append((head.request, message))
         if not isinstance(message, RangeData):
             return None
-        return memoryview(destination)[message.start : message.start + head.bulk_bytes]
+        (wanted,) = message.ranges
+        return memoryview(destination)[wanted.start : wanted.end]
 
     parts = [bytes([number + 1]) * MiB for number in range(3)]
+    places = [(ByteRange(number * MiB, (number + 1) * MiB),) for number in range(3)]
 
     def answer(_: object) -> None:
         session = running.handler.opened_[0][0]
         for number, part in enumerate(parts):
-            running.server.send(session, 5, RangeData(number * MiB, crc32(part)), part)
+            running.server.send(session, 5, RangeData(places[number], crc32(part)), part)
         running.server.send(session, 5, Answer(), b"own memory")
         running.server.send(session, 5, RangesDone())
 
@@ -185,7 +188,7 @@ def test_a_sink_gets_the_bulk_where_it_wants_it(loop: LinkLoop, running: ServerT
     events = poll_until(loop, lambda events: len(events) == 5)
     assert bytes(destination) == b"".join(parts)
     messages = [event.message for event in events if isinstance(event, LinkReceived)]
-    data: list[Message] = [RangeData(n * MiB, crc32(part)) for n, part in enumerate(parts)]
+    data: list[Message] = [RangeData(places[n], crc32(part)) for n, part in enumerate(parts)]
     assert messages == [*data, Answer(), RangesDone()]
     assert asked == [(5, message) for message in [*data, Answer()]]
     own = events[3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import threading
 import warnings
@@ -138,6 +139,20 @@ def test_no_answer_in_time_is_unavailable_and_names_the_reason() -> None:
             rpc.call(Ask("x"), timeout_s=0.05)
     with client(port) as rpc, pytest.raises(Unavailable, match="Connection refused"):
         rpc.call(Ask("x"), timeout_s=0.3)
+
+
+def test_redialing_takes_no_number_from_the_process_s_random_sequence() -> None:
+    """A trainer's sequence is part of what a resumed run repeats."""
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    before = random.getstate()
+    caller = client(port)
+    try:
+        with pytest.raises(Unavailable):
+            caller.call(Ask("x"), timeout_s=0.3)
+    finally:
+        caller.close()
+    assert random.getstate() == before
 
 
 def test_another_secret_fails_the_call_at_once() -> None:

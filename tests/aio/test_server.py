@@ -23,7 +23,7 @@ from ckpt.aio.server_limits import ServerLimits
 from ckpt.aio.socketpath import socket_path
 from ckpt.base.errors import Busy, Refused
 from ckpt.base.ids import Epoch
-from ckpt.base.limits import FRAME_BULK_BYTES_MAX
+from ckpt.base.limits import FRAME_BULK_BYTES_MAX, UNAUTHENTICATED_BYTES_MAX
 from ckpt.base.units import MiB
 from ckpt.format.checksum import crc32
 from ckpt.format.messages import (
@@ -399,3 +399,10 @@ def _flip(rng: random.Random, data: bytes) -> bytes:
     for _ in range(rng.randrange(1, 4)):
         damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
     return bytes(damaged)
+
+
+def test_a_stranger_has_five_seconds_four_kibibytes_and_63_others_beside_it() -> None:
+    limits = ServerLimits()
+    assert limits.unauthenticated_life_us == 5_000_000
+    assert limits.unauthenticated_peers_max == 64
+    assert UNAUTHENTICATED_BYTES_MAX == 4096

@@ -1,1 +1,1 @@
-"""The benchmarks' own tests: arithmetic, options, one tiny run; never a time."""
+"""The benchmarks' own tests: arithmetic, options, reports; never a time."""

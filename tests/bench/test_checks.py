@@ -94,4 +94,15 @@ def test_goals_follow_from_what_was_measured() -> None:
         "stager"
     )
     unprotected = made.job(made.save(), code="2+0", discards=True, bounds=made.BOUNDS)
-    assert find_goals(unprotected)[0].limit == 0.85
+    assert find_goals(unprotected)[0].next_limit == 0.85
+
+
+def test_the_limits_are_those_that_must_hold_now() -> None:
+    found = [*find_goals(made.job(made.save())), *find_goals(
+        made.job(made.save(), discards=True, bounds=made.BOUNDS)
+    )]  # fmt: skip
+    limits = {one.name: (one.limit, one.next_limit) for one in found}
+    assert limits["eta_disk"] == (0.60, 0.80)
+    assert limits["eta_cpu"] == (0.50, 0.80)
+    assert limits["stall / warm copy"] == (1.25, 1.10)
+    assert limits["stager private MiB"] == (64, None)

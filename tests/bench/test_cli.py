@@ -20,12 +20,12 @@ def test_without_flags_a_burst_is_the_one_that_the_goals_are_stated_for() -> Non
         assert (options.rw, options.sink, options.numjobs, options.size) == (
             "save", sink, 4, 256 * MiB,
         )  # fmt: skip
-        assert (options.code, options.targets, options.loops, options.warmups) == ("4+2", 6, 5, 2)
+        assert (options.code, options.targets, options.loops, options.warmups) == ("4+2", 6, 9, 2)
         assert options.roofline
         assert options.baseline
         assert job.group == group
     (restore,) = goal_jobs("restore", []).jobs
-    assert (restore.options.rw, restore.options.loops) == ("degraded", 5)
+    assert (restore.options.rw, restore.options.loops) == ("degraded", 9)
 
 
 def test_every_flag_of_a_job_stands_above_the_presets() -> None:
@@ -54,6 +54,8 @@ def test_every_flag_of_a_job_stands_above_the_presets() -> None:
         (["plan", "--gpus=8", "--mtbf=1h", "--target-rate=1GB"], "give --model="),
         (["compare", "no.json", "no.json"], "cannot read no.json"),
         (["reshard", "--size=1m", "--ioengine=torch_save"], "torch"),
+        (["rebuild", "--size=1m"], "rw=rebuild: lost columns are not rebuilt yet"),
+        (["drain", "--size=1m", "--durable=somewhere"], "not of the form SCHEME://PLACE"),
     ],
 )
 def test_what_is_refused_is_an_exit_code_and_a_sentence(

@@ -70,6 +70,9 @@ def test_a_goal_knows_its_direction_and_says_so() -> None:
     assert Goal("eta", 0.5, 0.5, at_least=True).met
     assert not Goal("stall", 1.3, 1.25, at_least=False).met
     assert str(Goal("stall", 1.3, 1.25, at_least=False)) == "MISSED stall: 1.3 <= 1.25"
+    ahead = Goal("eta", 0.6, 0.5, at_least=True, next_limit=0.8)
+    assert ahead.met, "what is built for next is no condition"
+    assert str(ahead) == "met    eta: 0.6 >= 0.5; next >= 0.8: not yet"
 
 
 def test_threads_are_summed_by_how_busy_they_are() -> None:

@@ -15,9 +15,13 @@ import pytest
 
 from ckpt.aio.secret import make_secret, read_secret
 from ckpt.base.errors import Refused, Unauthorized
+from ckpt.erasure.code import Code
 from ckptbench.cli import main
+from ckptbench.cluster import BenchCluster, ClusterPlan
 from ckptbench.hosts.remote import Hosts, parse_hosts
 from ckptbench.hosts.words import Drop, End, Tell
+from ckptbench.results import HostSpent, Spent
+from ckptbench.run.counters import add_hosts
 
 
 @contextmanager
@@ -25,9 +29,9 @@ def agent(secret: Path) -> Iterator[str]:
     """A real one, on a free port; its address."""
     command = [sys.executable, "-P", "-m", "ckptbench.cli", "agent", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(
-        [*command, f"--secret-file={secret}"],
+        command,
         stdout=subprocess.PIPE,
-        env={name: value for name, value in os.environ.items() if name != "CKPT_SECRET_FILE"},
+        env={**os.environ, "CKPT_SECRET_FILE": str(secret)},
     ) as process:
         assert process.stdout is not None
         try:
@@ -62,7 +66,45 @@ def test_two_hosts_save_and_read_what_the_other_one_wrote(tmp_path: Path) -> Non
     assert [one["read"]["total_ios"] for one in stats[3:]] == [1, 1, 2]
     assert {f"{one['hostname']}:{one['port']}" for one in stats[:2]} == {first, second}
     assert stats[5]["checkpoint"]["verified"] is True
+    for one in stats[0]["checkpoint"]["checkpoints"]:
+        spent = one["spent"]
+        assert [host["host"] for host in spent["hosts"]] == [first, second]
+        assert spent["device_written"] == sum(host["device_written"] for host in spent["hosts"])
+        assert spent["device_written"] >= 2 * 65536, "each rank's file is synced"
+        assert len({host["machine"] for host in spent["hosts"]}) == 1
     assert not list(tmp_path.glob("ckptbench-*"))
+
+
+def test_what_agents_count_of_stagers_and_networks_is_in_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "a.json"
+    plan = ClusterPlan(Code(2, 1), targets=3, discard=False, tcp=True, directory=tmp_path)
+    with BenchCluster(plan) as cluster:
+        for name, value in cluster.environment.items():
+            monkeypatch.setenv(name, value)
+        secret = Path(cluster.environment["CKPT_SECRET_FILE"])
+        with agent(secret) as first, agent(secret) as second:
+            words = ["save", f"--url={cluster.url}", "--size=4Mi", f"--hosts={first},{second}"]
+            formats = ["--output-format=json", f"--output={report}"]
+            assert main([*words, *formats, "--warmups=1", "--loops=2"]) == 0
+    (phase,) = json.loads(report.read_text())["client_stats"][-1]["checkpoint"]["phases"]
+    assert phase["cpu_s_per_gb"]["stager"] > 0
+    assert phase["wire_by_payload"] is None, "no loopback is the run's own"
+    assert phase["hosts_by_payload"] >= 1.5, "n/k, and what else passed"
+
+
+def test_what_hosts_counted_is_added_and_shared_interfaces_count_once() -> None:
+    def host(machine: str, sent: int) -> HostSpent:
+        return HostSpent(machine, {"stager": 0.5}, 1, 10, 7, sent, private_bytes=sent)
+
+    alone = Spent({"trainer": 1.0, "stager": 0.25}, device_read=0, device_written=0)
+    assert add_hosts(alone, ()) == alone
+    assert (alone.sent, alone.received) == (None, None)
+    found = add_hosts(alone, [host("a", 100), host("a", 101), host("b", 50)])
+    assert found.cpu_s == {"trainer": 1.0, "stager": 1.75}
+    assert (found.device_read, found.device_written, found.private_bytes) == (3, 30, 101)
+    assert (found.sent, found.received) == (151, 14)
 
 
 def test_another_secret_opens_nothing(tmp_path: Path) -> None:

@@ -301,3 +301,12 @@ def test_acknowledged_tickets_survive_sigkill(tmp_path: Path) -> None:
                 if (tickets := {step for each, step in stored if each == term})
             ), "tickets are stored in order, without a gap"
             assert image.term <= life
+
+
+def test_what_is_told_durable_has_been_synced_by_the_database(tmp_path: Path) -> None:
+    connection = catalog_module._connect(tmp_path / CATALOG_NAME)
+    try:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,), "FULL"
+    finally:
+        connection.close()

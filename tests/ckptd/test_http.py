@@ -265,3 +265,17 @@ def test_the_token_is_made_once_and_for_the_owner_alone(tmp_path: Path) -> None:
     assert len(token) == 48
     assert metrics_token(tmp_path) == token
     assert (tmp_path / "metrics.token").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_signature_holds_for_one_method_one_path_and_one_body() -> None:
+    key = http_key(b"secret")
+    verifier = Verifier(key, os.urandom)
+
+    def signed() -> str:
+        nonce = os.urandom(16).hex()
+        return sign_request(key, "POST", "/v1/hold?id=t0", b"body", verifier.challenge, nonce)
+
+    assert not verifier.accepts("GET", "/v1/hold?id=t0", b"body", signed())
+    assert not verifier.accepts("POST", "/v1/hold?id=t1", b"body", signed())
+    assert not verifier.accepts("POST", "/v1/hold?id=t0", b"other", signed())
+    assert verifier.accepts("POST", "/v1/hold?id=t0", b"body", signed())

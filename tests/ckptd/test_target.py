@@ -16,7 +16,6 @@ import pytest
 from ckpt.base.ids import ReservationId
 from ckpt.base.limits import BLOCK_BYTES
 from ckpt.base.units import KiB, MiB
-from ckpt.format.checksum import crc32
 from ckpt.format.messages import (
     ByteRange,
     ColumnSealed,
@@ -35,7 +34,7 @@ from ckpt.format.messages import (
 from ckpt.protocol.proofs import check_proof
 from ckpt.protocol.target.core import column_name
 from tests.ckptd.target_peers import ANSWER_S, CLUSTER, SECRET, Coordinator, Daemon, Peer, reserve
-from tests.protocol.target_world import Column
+from tests.protocol.target_world import Column, cut_up
 
 Story = Callable[[Coordinator], Awaitable[None]]
 
@@ -74,8 +73,7 @@ async def _read(peer: Peer, column: Column, start: int, end: int) -> dict[int, b
     found = {}
     for message, data in answers:
         if isinstance(message, RangeData):
-            assert message.crc == crc32(data)
-            found[message.start] = data
+            found |= cut_up(message, data)
     return found
 
 

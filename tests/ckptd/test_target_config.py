@@ -92,3 +92,17 @@ def test_every_option_has_a_help_text_and_is_printed() -> None:
 def test_an_unknown_program_is_a_usage_error() -> None:
     command = (sys.executable, "-m", "ckptd.cli", "nothing")
     assert subprocess.run(command, capture_output=True, check=False).returncode == 2
+
+
+@pytest.mark.parametrize("program", ["target", "coordinator", "local", "drain"])
+def test_why_a_daemon_does_not_start_is_one_line_of_json_if_asked(
+    program: str, tmp_path: Path
+) -> None:
+    wrong = ["--config", str(tmp_path / "absent.toml"), "--json"]
+    place = [str(tmp_path / "cluster")] if program == "local" else []
+    command = (sys.executable, "-m", "ckptd.cli", program, *place, *wrong)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = json.loads(done.stderr)
+    assert told["message_type"] == "exit_error"
+    assert told["code"] == done.returncode == 2
+    assert "absent.toml" in told["message"]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ckpt.base.units import format_bytes, format_seconds
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import FRAGMENTS_OFFSET
 from ckpt_client.cli.cluster import is_running
@@ -133,8 +134,13 @@ def test_ls_marks_the_newest_of_each_run(store: str) -> None:
         ("single", 5, True),
     ]
     head, *rows = run("ls", "--store", store).out.splitlines()
-    for row, newest in zip(rows, (False, False, True, True), strict=True):
-        assert ("*" in row) is newest
+    for row, step in zip(rows, steps, strict=True):
+        assert ("*" in row) is step["newest"]
+        assert " committed " in row
+        assert step["bytes"] > 0
+        assert f" {format_bytes(step['bytes'])} " in row
+        assert step["commit_s"] > 0
+        assert f" {format_seconds(step['commit_s'])} " in row
         place = head.index("survives now")
         assert row[place:].startswith("1 target, 0 devices")
     assert len({len(line[: head.index("state")]) for line in (head, *rows)}) == 1

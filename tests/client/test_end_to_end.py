@@ -5,6 +5,7 @@ and signals to each of them.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -87,9 +88,19 @@ def test_a_save_of_all_ranks_commits_and_is_listed(url: str) -> None:
             assert (commits[0].targets_survivable, commits[0].domains_survivable) == (2, 2)
             replica_bytes = 400_000 * 8
             own_bytes = RANKS * (50_000 * 4 + 10 * 100 * 8)
-            assert 0 <= commits[0].bytes - own_bytes - replica_bytes < 16_384
+            assert 0 <= commits[0].bytes - own_bytes - replica_bytes < 32_768
         assert [commit.step for commit in store.steps("a/run")] == [1, 2, 3]
         assert store.latest("a/run") == 3
+
+
+def test_nan_is_refused_by_name_when_asked_and_nothing_is_staged(url: str) -> None:
+    with ckpt.open(url) as store:
+        state = {"m": {"w": np.array([[1.0, 2.0], [np.nan, 3.0]])}, "step": 1}
+        with pytest.raises(ckpt.Refused, match=r"m/w: element \[1, 0\] of \(2, 2\) is nan"):
+            store.save("finite", 1, state, check_finite=True)
+        assert store.latest("finite") is None
+        store.save("finite", 1, state).wait(TIMEOUT_S)
+        assert store.latest("finite") == 1
 
 
 def test_a_step_that_is_saved_again_has_a_newer_generation(url: str) -> None:
@@ -290,3 +301,33 @@ def test_the_module_level_functions_use_the_named_store(url: str) -> None:
     command = [sys.executable, "-W", "error", "-c", script]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("4\n", 0), done.stderr
+
+
+def test_the_module_saves_and_loads_in_the_store_that_the_environment_names(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKPT_STORE", url)
+    state = {"w": np.arange(300_000.0)}
+    first = ckpt.save("by environment", 1, state).wait(TIMEOUT_S)
+    again = [ckpt.save("by environment", step, state).wait(TIMEOUT_S) for step in (2, 3, 4)]
+    loaded = ckpt.load("by environment")
+    np.testing.assert_array_equal(loaded["w"], state["w"])
+    assert first.fault_in_s > 0, "the arena was faulted in by the first save"
+    assert again[-1].fault_in_s == 0
+
+
+def test_a_daemonic_trainer_saves_too(url: str) -> None:
+    """A process that may have no children of multiprocessing's: the stager is none of them."""
+    trainer = multiprocessing.get_context("spawn").Process(
+        target=save_once, args=(url, "daemonic"), daemon=True
+    )
+    trainer.start()
+    trainer.join(TIMEOUT_S)
+    assert trainer.exitcode == 0
+    with ckpt.open(url) as store:
+        assert [commit.step for commit in store.steps("daemonic")] == [1]
+
+
+def save_once(url: str, run: str) -> None:
+    with ckpt.open(url) as store:
+        store.save(run, 1, {"x": np.arange(10)}).wait(TIMEOUT_S)

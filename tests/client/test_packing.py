@@ -15,14 +15,13 @@ from ckpt.format.dtypes import dtype_of
 from ckpt.format.messages import BoxQuery, ReplicaPolicy
 from ckpt.format.table import Meaning, TensorEntry
 from ckpt.format.tree import decode_tree
+from ckpt_client.copying import HalfWriter, copy_bytes
 from ckpt_client.declare import Replicated, Shard, Shards
 from ckpt_client.packing import (
     ITEM_ALIGN,
     TAIL_BYTES,
     Packing,
     Planner,
-    copy_bytes,
-    copy_into,
     plan_packing,
     read_declaration,
 )
@@ -32,13 +31,13 @@ from tests.client import trees
 
 
 def _staged(packing: Packing) -> memoryview:
-    half = memoryview(bytearray(b"\xaa" * packing.half_bytes))
-    copy_into(packing, half)
+    half = memoryview(bytearray(b"\xaa" * packing.layout.half_bytes))
+    HalfWriter(half).write(packing)
     return half
 
 
 def _declaration(packing: Packing, half: memoryview) -> memoryview:
-    return half[packing.declaration_offset : packing.half_bytes]
+    return half[packing.layout.declaration_offset : packing.layout.half_bytes]
 
 
 def _read(half: memoryview, entry: TensorEntry) -> np.ndarray:
@@ -68,14 +67,14 @@ def test_items_are_aligned_and_do_not_overlap_and_zeros_follow_the_payload(
     )
     half = _staged(packing)
     end = len(packing.document)
-    for span in packing.spans:
+    for span in packing.layout.spans:
         assert span.offset % ITEM_ALIGN == 0
         assert span.offset >= end
         end = span.offset + span.length
-    assert end <= packing.declaration_offset
-    assert bytes(half[packing.payload_bytes : packing.payload_bytes + TAIL_BYTES]) == bytes(
-        TAIL_BYTES
-    )
+    assert end <= packing.layout.declaration_offset
+    assert bytes(
+        half[packing.layout.payload_bytes : packing.layout.payload_bytes + TAIL_BYTES]
+    ) == bytes(TAIL_BYTES)
 
 
 def _replicas() -> dict[str, object]:
@@ -99,7 +98,7 @@ def test_all_ranks_together_store_every_replicated_byte_once_and_in_balance(
     for rank in range(world_size):
         packing = plan_packing(flat, rank, world_size)
         half = _staged(packing)
-        sizes.append(packing.payload_bytes)
+        sizes.append(packing.layout.payload_bytes)
         for entry in read_declaration(_declaration(packing, half)).table.entries:
             for piece in entry.pieces:
                 data = bytes(half[piece.payload_offset : piece.payload_offset + piece.length])
@@ -129,7 +128,7 @@ def test_replicas_that_may_differ_are_stored_whole_by_each_rank() -> None:
     packing = plan_packing(flatten(_replicas()), 1, 3, ReplicaPolicy.KEEP)
     declaration = read_declaration(_declaration(packing, _staged(packing)))
     assert not declaration.witnesses
-    for entry, leaf in zip(declaration.table.entries, packing.leaves, strict=True):
+    for entry, leaf in zip(declaration.table.entries, flatten(_replicas()).leaves, strict=True):
         assert sum(piece.length for piece in entry.pieces) == leaf.array.nbytes
 
 
@@ -226,37 +225,92 @@ def test_a_declaration_that_does_not_parse_is_corrupt() -> None:
 
 
 @given(st.lists(trees.states, min_size=1, max_size=3), st.data())
-def test_a_planner_that_remembers_plans_as_one_that_does_not(
+def test_a_planner_that_remembers_stages_what_one_that_does_not_would(
     states: list[object], data: st.DataObject
 ) -> None:
     planner = Planner()
     for _ in range(6):
-        flat = flatten(data.draw(st.sampled_from(states)), replicated=data.draw(st.booleans()))
+        state = data.draw(st.sampled_from(states))
+        replicated = data.draw(st.booleans())
         world_size = data.draw(st.integers(1, 3))
         rank = data.draw(st.integers(0, world_size - 1))
         kept = data.draw(st.sampled_from(ReplicaPolicy))
-        found = planner.plan(flat, rank, world_size, kept)
-        fresh = plan_packing(flat, rank, world_size, kept)
-        assert found.leaves is flat.leaves
-        assert _without_leaves(found) == _without_leaves(fresh)
+        found = planner.plan(state, rank, world_size, kept, replicated=replicated)
+        fresh = plan_packing(flatten(state, replicated=replicated), rank, world_size, kept)
+        assert _staged(found) == _staged(fresh)
 
 
-def _without_leaves(packing: Packing) -> tuple[object, ...]:
-    return (
-        packing.document,
-        packing.spans,
-        packing.payload_bytes,
-        packing.declaration,
-        packing.declaration_offset,
-    )
+def _counting(number: int, **more: object) -> dict[str, object]:
+    """A state as a training has it: of one form, with other values at each step."""
+    return {
+        "step": number,
+        "lr": Replicated(0.1 / number),
+        "w": {"a": np.full((50, 3), number, "f4"), ("t", 1): np.full(7, number, ">i8").T},
+        "rows": [Shard(np.full((2, 5), number), (4, 5), (2, 0)), np.float64(number)],
+        **more,
+    }
+
+
+def test_a_state_of_the_same_form_is_recognised_and_its_new_values_are_staged() -> None:
+    planner = Planner()
+    first = planner.plan(_counting(1), 0, 1)
+    half = HalfWriter(memoryview(bytearray(b"\xaa" * first.layout.half_bytes)))
+    half.write(first)
+    second = planner.plan(_counting(2), 0, 1)
+    assert second.layout is first.layout
+    half.write(second)
+    assert half.memory == _staged(plan_packing(flatten(_counting(2)), 0, 1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": 1.5j},
+        {"step": 1 << 70},
+        {"step": "x" * 10_000},
+        {"more": np.zeros(3)},
+        {"w": {"a": np.zeros((3, 50), "f4"), ("t", 1): np.zeros(7, ">i8")}},
+        {"w": {"a": np.zeros((50, 3), "f8"), ("t", 1): np.zeros(7, ">i8")}},
+        {"w": {"a": np.zeros((50, 3), "f4"), ("t", True): np.zeros(7, ">i8")}},
+        {"w": {("t", 1): np.zeros(7, ">i8"), "a": np.zeros((50, 3), "f4")}},
+        {"rows": (Shard(np.zeros((2, 5)), (4, 5), (2, 0)), np.float64(1))},
+        {"rows": [Shard(np.zeros((2, 5), int), (4, 5), (1, 0)), np.float64(1)]},
+        {"rows": [Shard(np.zeros((2, 5), int), (4, 5), (2, 0), (0,)), np.float64(1)]},
+        {"lr": Replicated("a text")},
+        {"lr": 0.1},
+    ],
+)
+def test_what_changed_is_staged_as_a_new_planner_would_stage_it(change: dict[str, object]) -> None:
+    planner = Planner()
+    planner.plan(_counting(1), 0, 1)
+    state = _counting(2, **change)
+    assert _staged(planner.plan(state, 0, 1)) == _staged(plan_packing(flatten(state), 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"step": object()}, "step"),
+        ({"step": "\ud800"}, "step"),
+        ({"w": {"a": np.ma.masked_array([[0.0] * 3] * 50, dtype="f4")}}, "w/a"),
+        ({"w": {"a": np.array([None] * 9)}}, "w/a"),
+        ({1.5: 1}, "1.5"),
+        ({"rows": [Shard(np.zeros((2, 5), object), (4, 5), (2, 0)), np.float64(1)]}, "rows/#0"),
+    ],
+)
+def test_a_leaf_that_went_bad_is_refused_by_path_also_in_a_known_form(
+    change: dict[object, object], path: str
+) -> None:
+    planner = Planner()
+    planner.plan(_counting(1), 0, 1)
+    with pytest.raises(Refused, match=path):
+        planner.plan({**_counting(2), **change}, 0, 1)
+    assert planner.plan(_counting(3), 0, 1).document, "and the planner is as good as new"
 
 
 def test_a_state_that_grew_is_laid_out_anew() -> None:
     planner = Planner()
     for count in (10, 10, 11, 10):
         state = {"step": 3, "a": np.arange(count), "b": np.zeros(5, ">f4")}
-        packing = planner.plan(flatten(state), 0, 1)
-        half = memoryview(bytearray(packing.half_bytes))
-        copy_into(packing, half)
-        declaration = read_declaration(half[packing.declaration_offset : packing.half_bytes])
-        assert declaration.table.entries[0].shape == (count,)
+        half = _staged(packing := planner.plan(state, 0, 1))
+        assert read_declaration(_declaration(packing, half)).table.entries[0].shape == (count,)

@@ -54,13 +54,13 @@ class Ghost:
 
     def __init__(self, store: Store) -> None:
         self.checkpoint = resolved(store, 0)
-        pinned = self.checkpoint._pinned
+        meeting = self.checkpoint._pinned.meeting()
         assert self.checkpoint._share_key is not None
         wanted = encode_spans([PayloadSpan(OURS, Rank(0), 0, BYTES)])
         question = ShareReads(
             self.checkpoint.info.checkpoint, self.checkpoint._share_key, PEER, 1 * MiB
         )
-        _, granted = pinned.share(question, wanted)
+        _, granted = meeting.share(question, wanted)
         self.granted = decode_spans(granted)
         assert self.granted
 
@@ -71,7 +71,7 @@ class Ghost:
 
     def _next(self) -> None:
         try:
-            self.checkpoint._pinned.share(NextReads())
+            self.checkpoint._pinned.meeting().share(NextReads(), b"")
         except ckpt.CkptError:
             return  # The test is over.
 

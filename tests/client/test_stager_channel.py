@@ -5,7 +5,10 @@ still on its way to it.
 from __future__ import annotations
 
 import os
+import select
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -36,6 +39,7 @@ def pair() -> Iterator[Pair]:
     with ours:
         yield made
     made.channel.close()
+    made.channel.forget_process()
 
 
 def test_a_trainer_that_died_with_news_unread_is_heard_to_its_last_word(pair: Pair) -> None:
@@ -71,3 +75,30 @@ def test_the_trainer_hears_a_stager_that_ended_with_a_packet_unread(pair: Pair) 
     packet, _ = wire.receive_packet(pair.trainer)
     assert wire.decode_from_stager(packet) == NEWS
     assert wire.receive_packet(pair.trainer) == (b"", None)
+
+
+def test_a_store_that_was_closed_is_no_process_that_ended(pair: Pair) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        pair.channel.watch_process(process.pid)
+        pair.trainer.close()
+        assert list(pair.channel.receive()) == []
+        assert pair.channel.ended()
+        assert not pair.channel.process_ended()
+        process.kill()
+        (watched,) = pair.channel.descriptors
+        poll = select.poll()
+        poll.register(watched, select.POLLIN)
+        assert poll.poll(60_000), "it wakes who waits for it"
+        assert pair.channel.process_ended()
+        assert pair.channel.descriptors == []
+        assert pair.channel.process_ended(), "for good"
+
+
+def test_a_process_that_nobody_can_watch_ends_with_its_socket(pair: Pair) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    pair.channel.watch_process(process.pid)
+    assert not pair.channel.process_ended()
+    pair.trainer.close()
+    assert list(pair.channel.receive()) == []
+    assert pair.channel.process_ended()

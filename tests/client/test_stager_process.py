@@ -19,8 +19,7 @@ import pytest
 from ckpt.aio.secret import make_secret
 from ckpt.base.errors import Aborted, Busy, CkptError, Refused
 from ckpt.base.units import MiB
-from ckpt.format.messages import ReplicaPolicy
-from ckpt_client.packing import copy_into, plan_packing
+from ckpt_client.packing import plan_packing
 from ckpt_client.saving import Save
 from ckpt_client.stager import wire
 from ckpt_client.stagers import StagerLink
@@ -78,13 +77,13 @@ def runs(pid: int) -> bool:
 
 def stage(link: StagerLink, number: int, size: int = MiB, when_full: str = "wait") -> Save | None:
     packing = plan_packing(flatten({"a": np.zeros(size, np.uint8)}), 0, 1)
-    link.ask_half(number, "run", number, packing.half_bytes, when_full)
+    link.ask_half(number, "run", number, packing.layout.half_bytes, when_full)
     granted = link.wait_half(number)
     if granted is None:
         return None
-    copy_into(packing, granted[0])
+    granted[0].write(packing)
     save = Save("run", number, 0, link)
-    link.hand_over(number, save, packing, ReplicaPolicy.ABORT)
+    link.hand_over(number, save, packing, replicas="abort", unchanged="ignore")
     return save
 
 
@@ -102,7 +101,7 @@ def test_prepared_memory_is_there_before_the_first_save(bench: Bench) -> None:
     granted = link.wait_half(1)
     assert granted is not None
     half, touch_s = granted
-    assert len(half) >= 3 * MiB
+    assert len(half.memory) >= 3 * MiB
     assert touch_s == 0.0
 
 
@@ -168,7 +167,7 @@ def test_a_state_that_outgrew_what_was_announced_waits_for_its_grant(bench: Benc
     assert link.ask_half(1, "run", 1, 64 * MiB, "wait") is None
     granted = link.wait_half(1)
     assert granted is not None
-    assert len(granted[0]) >= 64 * MiB
+    assert len(granted[0].memory) >= 64 * MiB
 
 
 def test_the_cap_counts_both_halves(bench: Bench) -> None:
@@ -195,7 +194,7 @@ def test_a_half_grows_with_the_state(bench: Bench) -> None:
         link.ask_half(number, "run", number, size, "wait")
         granted = link.wait_half(number)
         assert granted is not None
-        granted[0][:size] = bytes(size)
+        granted[0].memory[:size] = bytes(size)
         link.drop(number)
 
 

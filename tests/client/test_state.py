@@ -48,6 +48,19 @@ class _Array:
         return self._array
 
 
+class _Exported:
+    """A tensor that only DLPack can read."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: object) -> object:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> object:
+        return self._array.__dlpack_device__()
+
+
 _Point = namedtuple("_Point", "x y")
 _structured = np.zeros(2, [("a", "<i4")])
 _itself: list[object] = []
@@ -70,9 +83,10 @@ def test_what_cannot_come_back_equal_is_refused_by_its_path(leaf: object) -> Non
         flatten({"layers": [leaf]})
 
 
-def test_a_foreign_array_is_stored_by_its_protocol() -> None:
+@pytest.mark.parametrize("kind", [_Array, _Exported])
+def test_a_foreign_array_is_stored_by_its_protocol(kind: type[_Array] | type[_Exported]) -> None:
     array = np.arange(6.0).reshape(2, 3)
-    (leaf,) = flatten({"a": _Array(array)}).leaves
+    (leaf,) = flatten({"a": kind(array)}).leaves
     assert trees.bits_of(leaf.array) == trees.bits_of(array)
 
 

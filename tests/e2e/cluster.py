@@ -77,6 +77,12 @@ class Cluster:
         folders = {id: self.directory / "targets" / id / "columns" for id in TARGETS}
         return {id: sorted(folder.glob(f"{prefix}-*")) for id, folder in folders.items()}
 
+    def indexes_of(self, run: str, step: int) -> dict[str, Path]:
+        """The copies of a step's index, by target."""
+        pattern = f"index-{xxh3_128(run.encode()).hex()}-{step}-*"
+        folders = {id: self.directory / "targets" / id / "documents" for id in TARGETS}
+        return {id: file for id, folder in folders.items() for file in folder.glob(pattern)}
+
     # ----------------------------------------------------------------------- harming
 
     def kill(self, *targets: str) -> None:

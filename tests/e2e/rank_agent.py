@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 import ckpt
-from tests.e2e.states import AXIS_ITEMS, form_of, matrix, rows_of, state_of
+from tests.e2e.states import AXIS_ITEMS, digests_of, form_of, matrix, rows_of, state_of
 
 WAIT_S = 60.0
 
@@ -63,6 +63,22 @@ class Agent:
                 "rebuilt_bytes": sum(one.rebuilt_bytes for one in found.statistics),
                 "damaged_bytes": sum(one.damaged_bytes for one in found.statistics),
             }
+
+    def load_whole(self, run: str, step: int | None = None, **options: object) -> dict[str, object]:
+        """The union of all ranks' arrays, by digest, and what reading an object store moved."""
+        with self.store.resolve(run, step, **options) as found:  # type: ignore[arg-type]
+            state = found.load(whole=True)
+            moved = found.store_statistics
+            return {
+                "step": found.step,
+                "digests": digests_of(state),
+                "sources": found.source.split("+"),
+                "moved": None if moved is None else dataclasses.asdict(moved),
+            }
+
+    def load_instead(self, run: str, step: int) -> dict[str, str]:
+        """The same of what the tier knows nothing of."""
+        return digests_of(self.store.load(run, step, whole=True))
 
     def load_columns(self, run: str, version: int = 1) -> dict[str, object]:
         """Another world size, another axis: this rank's share of the matrix's columns."""

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 import ckpt
+from ckpt.format.checksum import xxh3_128
 from tests.client.trees import bits_of
 
 AXIS_ITEMS = 24
@@ -70,3 +71,9 @@ def form_of(value: object) -> object:
             return ("PerRank", sorted((rank, form_of(v)) for rank, v in values.items()))
         case _:
             return bits_of(value)
+
+
+def digests_of(state: object) -> dict[str, str]:
+    """Of each array of a flat state, by name."""
+    assert isinstance(state, dict)
+    return {name: xxh3_128(np.ascontiguousarray(array)).hex() for name, array in state.items()}

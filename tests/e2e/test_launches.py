@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 import ckpt
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, runs
 from tests.e2e.ranks import RankProcess, done, every, launched, save_and_wait
 from tests.waiting import wait_until
 
@@ -113,8 +113,48 @@ def test_a_trainer_that_left_before_its_save_ends_the_wait_of_its_peers(cluster:
         stays.do("save", run="leaves", step=2)
         leaves.kill()
         answer = stays.ask("wait", run="leaves", step=2)
-        assert answer.error == "aborted"
+        assert answer.error == "aborted", answer.text
         assert "rank 1" in answer.text
+
+
+def has_handed_over(cluster: Cluster, run: str, step: int) -> None:
+    """Wait until one rank's payload is known to the coordinator."""
+    wait_until(
+        lambda: any((a.run, a.step) == (run, step) for a in cluster.status().attempts),
+        f"{run}@{step} is open",
+    )
+
+
+def test_ranks_that_open_a_store_for_each_save_wait_for_each_other(cluster: Cluster) -> None:
+    with launched(cluster.url, 2, launch="reopens", stager_idle_s=0.3) as (fast, slow):
+        save_and_wait([fast, slow], "reopens", 1)
+        for step in (2, 3):
+            fast.do("close")
+            fast.do("open", launch="reopens", stager_idle_s=0.3)
+            fast.do("save", run="reopens", step=step)
+            has_handed_over(cluster, "reopens", step)
+            stager = slow.do("stager")
+            assert isinstance(stager, int)
+            slow.do("close")  # Behind its peer's hand-over.
+            if step == 3:
+                wait_until(lambda pid=stager: not runs(pid), "nobody speaks for the slow rank")
+            slow.do("open", launch="reopens", stager_idle_s=0.3)
+            slow.do("save", run="reopens", step=step)
+            done(every([fast, slow], "wait", run="reopens", step=step))
+
+
+def test_a_process_that_ends_behind_its_closed_store_ends_the_wait_of_its_peers(
+    cluster: Cluster,
+) -> None:
+    with launched(cluster.url, 2, launch="ends") as (stays, ends):
+        save_and_wait([stays, ends], "ends", 1)
+        ends.do("close")
+        stays.do("save", run="ends", step=2)
+        has_handed_over(cluster, "ends", 2)
+        ends.kill()
+        answer = stays.ask("wait", run="ends", step=2)
+        assert answer.error == "aborted", answer.text
+        assert "the trainer of rank 1 ended" in answer.text
 
 
 def test_a_host_that_dies_before_its_rank_saved_ends_the_wait_of_its_peers(
@@ -128,7 +168,7 @@ def test_a_host_that_dies_before_its_rank_saved_ends_the_wait_of_its_peers(
         os.kill(stager, signal.SIGKILL)  # First: it must not tell that its trainer left.
         dies.kill()
         answer = stays.ask("wait", run="host dies", step=2)
-        assert answer.error == "aborted"
+        assert answer.error == "aborted", answer.text
         assert "rank 1" in answer.text
         assert "without a word" in answer.text
 

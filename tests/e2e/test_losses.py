@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ckpt
+from ckpt.base.limits import PAGE_BYTES
 from tests.e2e.cluster import OPTIONS, TARGETS, Cluster
 from tests.e2e.ranks import done, end_with_stagers, every, launched, save_and_wait
 from tests.e2e.states import form_of
@@ -230,6 +231,58 @@ def test_columns_that_are_gone_when_their_targets_start_again_are_proved_lost(
         assert is_step(store.load("gone"), 1)
     with pytest.raises(ckpt.Lost, match="gone@2"):
         store.load("gone", 2)
+
+
+def test_columns_that_vanish_under_running_targets_are_proved_lost(
+    cluster: Cluster, store: ckpt.Store
+) -> None:
+    for step in (1, 2):
+        save(store, "vanished", step)
+    files = [file for files in cluster.columns_of("vanished").values() for file in files]
+    for file in [file for file in files if file.name.split("-")[1] == "2"][:3]:
+        file.unlink()
+    with pytest.warns(UserWarning, match="vanished@2"):
+        assert is_step(store.load("vanished"), 1)
+    with pytest.raises(ckpt.Lost, match="vanished@2"):
+        store.load("vanished", 2)
+
+
+@pytest.mark.parametrize("harm", ["removed", "rotten"])
+def test_an_index_of_which_no_target_has_a_copy_is_proved_lost(
+    cluster: Cluster, store: ckpt.Store, harm: str
+) -> None:
+    run = f"no index, {harm}"
+    for step in (1, 2):
+        save(store, run, step)
+    copies = cluster.indexes_of(run, 2)
+    assert len(copies) >= 3, "m + 1"
+    for file in copies.values():
+        if harm == "removed":
+            file.unlink()
+            continue
+        for place in range(0, file.stat().st_size - 2 * PAGE_BYTES, PAGE_BYTES):
+            cluster.flip(file, place + 20)
+    with pytest.warns(UserWarning, match=f"{run}@2"):
+        assert is_step(store.load(run), 1)
+    with pytest.raises(ckpt.Lost, match="has no index any more"):
+        store.load(run, 2)
+
+
+def test_an_index_whose_last_copy_is_away_is_unavailable_and_comes_back_with_it(
+    cluster: Cluster, store: ckpt.Store
+) -> None:
+    for step in (1, 2):
+        save(store, "away", step)
+    copies = cluster.indexes_of("away", 2)
+    last, *others = sorted(copies)
+    for target in others:
+        copies[target].unlink()
+    cluster.kill(last)
+    with pytest.raises(ckpt.Unavailable, match="index"):
+        store.load("away", timeout_s=1.0)
+    assert store.latest("away") == 2
+    cluster.heal()
+    assert is_step(store.load("away"), 2)
 
 
 def test_a_save_with_dead_targets_says_what_it_still_survives(

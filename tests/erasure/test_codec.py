@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyeclib.ec_iface import ECDriver
 
-from ckpt.base.errors import CkptError
+from ckpt.base.errors import CkptError, Refused
 from ckpt.erasure import codec as codec_module
 from ckpt.erasure import fallback, native
 from ckpt.erasure.code import Code
@@ -226,3 +227,14 @@ def test_threads_share_a_codec() -> None:
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda data: encoded(codec_for(code), data), work))
     assert results == [parity_by_tables(code, data) for data in work]
+
+
+@pytest.mark.parametrize("text", ["4+5", "29+4", "33+0", "0+2"])
+def test_a_code_beyond_its_bounds_is_refused(text: str) -> None:
+    with pytest.raises(Refused, match=re.escape(text)):
+        Code.parse(text)
+
+
+@pytest.mark.parametrize("text", ["28+4", "32+0", "1+4"])
+def test_a_code_at_its_bounds_is_one(text: str) -> None:
+    assert str(Code.parse(text)) == text

@@ -64,3 +64,12 @@ def test_a_changed_known_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(selftest.PARITY_CRC32, "4+2", (0, 0))
     with pytest.raises(CkptError, match="unsafe to start"):
         selftest.self_test()
+
+
+def test_a_process_in_which_the_answers_are_wrong_gets_no_codec(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(selftest, "codec_for", lambda code: Codec(code, WrongMachine(WrongEncode)))
+    monkeypatch.setattr(selftest, "_test_once", selftest.self_test)
+    with pytest.raises(CkptError, match="unsafe to start"):
+        selftest.trusted_codec(Code(4, 2))

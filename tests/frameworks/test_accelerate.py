@@ -55,6 +55,20 @@ def test_weights_go_to_the_store_and_come_back_with_the_rest(
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+def test_weights_that_hold_nan_are_refused_by_path(
+    cluster: str, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    CkptHooks(f"{cluster}/accelerate/finite", check_finite=True).attach(accelerator)
+    net, _ = trained(accelerator, 1)
+    with torch.no_grad():
+        net[0].bias[4] = float("nan")  # type: ignore[index,operator]
+    with pytest.raises(ckpt.Refused, match=r"model0/0.bias: element \[4\] of \(9,\) is nan"):
+        accelerator.save_state(str(tmp_path / "step_1"))
+    assert not list((tmp_path / "step_1").iterdir())
+    with ckpt.open(cluster) as store:
+        assert store.latest("accelerate/finite") is None
+
+
 def test_a_folder_without_a_number_is_refused(
     cluster: str, tmp_path: Path, accelerator: Accelerator
 ) -> None:

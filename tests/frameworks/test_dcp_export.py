@@ -74,7 +74,8 @@ def test_what_torch_saved_is_imported_without_a_gpu(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
     store = f"file://{tmp_path}/store"
-    assert main(["import", str(tmp_path / "dcp"), "in@0", "--to", store]) == 0
+    line = ["import", str(tmp_path / "dcp"), "in@0", "--to", store, "--allow-pickle"]
+    assert main(line) == 0
     found = ckpt.load(f"{store}/in@0")
     assert isinstance(found, dict)
     assert set(found) == {f"model.{name}" for name in state["model"]}
@@ -92,7 +93,24 @@ def test_a_directory_that_is_damaged_is_refused_by_name(
     for data in (tmp_path / "dcp").glob("*.distcp"):
         data.write_bytes(data.read_bytes()[:100])
     line = ["import", str(tmp_path / "dcp"), "in@0", "--to", f"file://{tmp_path}/store"]
+    line += ["--allow-pickle"]
     assert main(line) == Corrupt.exit_code
     assert "dcp" in capsys.readouterr().err
     (tmp_path / "dcp" / ".metadata").write_bytes(b"no pickle")
     assert main(line) == Corrupt.exit_code
+
+
+def test_a_pickle_that_nobody_allowed_is_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trap = tmp_path / "ran"
+    folder = tmp_path / "dcp"
+    folder.mkdir()
+    # What unpickles to os.mkdir(trap).
+    (folder / ".metadata").write_bytes(b"cos\nmkdir\n(V" + bytes(trap) + b"\ntR.")
+    line = ["import", str(folder), "in@0", "--to", f"file://{tmp_path}/store"]
+    assert main(line) == Refused.exit_code
+    assert "--allow-pickle" in capsys.readouterr().err
+    assert not trap.exists()
+    assert main([*line, "--allow-pickle"]) == Corrupt.exit_code
+    assert trap.exists(), "else this test shows nothing"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,12 @@ import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint._fsspec_filesystem import FileSystem as FsspecFileSystem
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
+import ckpt_torch
 from ckpt.base.errors import Refused
 from ckpt_client.fs.filesystem import CkptFileSystemBase
 from tests.frameworks.gloo import Ranks
@@ -185,3 +189,43 @@ def test_torch_save_and_load_by_url(cluster: str) -> None:
 
 def test_the_pages_example_for_torch(cluster: str) -> None:
     run_blocks("torch", cluster)
+
+
+def test_huggingfaces_safetensors_are_one_commit_in_a_transaction(
+    cluster: str, fs: CkptFileSystemBase, tmp_path: Path
+) -> None:
+    """Torch's writer takes local folders alone; with fsspec's filesystem in it, it takes a URL."""
+    pytest.importorskip("safetensors")
+    url, tensors = f"{cluster}/hub/step-3", {"a": torch.randn(40, 7), "b": torch.arange(9.0)}
+    writer = HuggingFaceStorageWriter(str(tmp_path), fqn_to_index_mapping={"a": 1, "b": 2})
+    writer.fs = FsspecFileSystem()
+    with fs.transaction:
+        dcp.save(tensors, checkpoint_id=url, storage_writer=writer)
+        assert not fs.exists("hub/step-3"), "visible with its block"
+    names = [path.rpartition("/")[2] for path in fs.ls("hub/step-3", detail=False)]
+    assert names == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+    ]
+    index = json.loads(fs.cat_file("hub/step-3/model.safetensors.index.json"))
+    assert index["weight_map"] == {"a": names[0], "b": names[1]}
+    # Its reader opens local files: what `fetch` is for weights, `get` is here.
+    fs.get("hub/step-3", str(tmp_path / "copy"), recursive=True)
+    loaded = {"a": torch.zeros(40, 7), "b": torch.zeros(9)}
+    dcp.load(loaded, storage_reader=HuggingFaceStorageReader(str(tmp_path / "copy")))
+    assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+
+
+def test_a_metadata_file_for_each_rank_is_refused_by_name_and_the_way_out_works(
+    cluster: str, fs: CkptFileSystemBase
+) -> None:
+    url = f"{cluster}/apart/4"
+    with pytest.raises(Refused, match=r"use_collectives=True, or with ckpt_torch"):
+        dcp.save(state(), checkpoint_id=url, use_collectives=False)
+    assert not fs.exists("apart")
+    writer = ckpt_torch.CkptWriter(url)
+    dcp.save(state(), storage_writer=writer, use_collectives=False)
+    loaded = empty()
+    dcp.load(loaded, storage_reader=ckpt_torch.CkptReader(url))
+    assert same(loaded, state())

@@ -125,6 +125,18 @@ def test_the_manager_has_orbaxs_calls(cluster: str) -> None:
         assert bits(old) == bits({"w": np.arange(32.0, dtype="f4") + 2, "step": 2})
 
 
+def test_the_manager_refuses_nan_by_path_and_goes_on(cluster: str) -> None:
+    weight = np.arange(32.0)
+    run = f"{cluster}/jax/finite"
+    with ckpt_jax.CheckpointManager(run, check_finite=True) as manager:
+        bad = cut(np.where(weight == 20, np.nan, weight), "x", over=mesh(8))
+        with pytest.raises(ckpt.Refused, match=r"m/w: element \[0\] of \(4,\) is nan"):
+            manager.save(1, {"m": {"w": bad}})
+        assert manager.save(2, {"m": {"w": cut(weight, "x", over=mesh(8))}})
+        manager.wait_until_finished()
+        assert manager.all_steps() == [2]
+
+
 def test_a_donated_buffer_does_not_leak_into_the_save(cluster: str) -> None:
     step = jax.jit(lambda w: w * 2, donate_argnums=0)
     weight = cut(np.ones(100_000, "f4"), "x", over=mesh(8))

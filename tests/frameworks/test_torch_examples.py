@@ -49,6 +49,7 @@ def run_example(
     [
         ("jax_fit.py", 2, 6),
         ("lightning_fit.py", 3, 6),
+        ("torch_checkpointing_fit.py", 3, 6),
         ("transformers_trainer.py", 4, 8),
     ],
 )

@@ -303,9 +303,23 @@ def test_what_cannot_be_kept_is_refused_by_path_before_anything_is_staged(cluste
     refuse(cluster, {"a": [torch.zeros(2).to_sparse()]}, r"a/#0: .*sparse")
     refuse(cluster, {"m": torch.zeros(2, device="meta")}, r"m: a tensor on meta")
     refuse(cluster, {"#pickle": 1}, r"the key '#pickle' is taken")
-    refuse(cluster, {"w": torch.tensor([1.0, float("nan")])}, r"w: .*NaN", check_finite=True)
+    refuse(
+        cluster,
+        {"w": torch.tensor([1.0, float("nan")])},
+        r"w: element \[1\] of \(2,\) is nan",
+        check_finite=True,
+    )
+    bad = {"m": {"b": torch.full((2, 3), float("inf"), dtype=torch.bfloat16)}}
+    refuse(cluster, bad, r"m/b: element \[0, 0\] .* is inf", check_finite=True)
     with ckpt.open(cluster) as store:
         assert store.latest("refused") is None
+    ckpt_torch.save(
+        {**bad, "n/a": torch.ones(1)},
+        checkpoint_id=f"{cluster}/looked-at/1",
+        no_dist=True,
+        check_finite=("n/a",),
+    )
+    refuse(cluster, {"n/a": torch.tensor(float("nan"))}, "n~1a: element", check_finite=("n/a",))
 
 
 def test_a_pickle_is_named_in_the_checkpoint_and_must_be_allowed_again(cluster: str) -> None:

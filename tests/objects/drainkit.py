@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,37 @@ import ckpt
 from ckpt.base.ids import RunName, Step
 from ckpt.objects.reader import open_stored, stored_steps
 from ckpt.objects.sink import Sink
+from tests.e2e.cluster import Cluster
 from tests.objects.sources import same_bits
 from tests.waiting import wait_until
 
 DRAIN_TIMEOUT_S = 120.0
 ROWS = 3000
+
+
+FILLER_BYTES = 4 << 20
+"""Of each rank's own: damage there is met by this rank alone."""
+
+
+@contextmanager
+def draining(directory: Path, to: str, options: str = "targets=3&code=2+1") -> Iterator[Cluster]:
+    """A cluster that drains by itself to these places, and looks five times a second."""
+    (directory / "drain.toml").write_text(f'to = "{to}"\npoll_s = 0.2\n')
+    made = Cluster(directory, options)
+    ckpt.open(made.url).close()
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def rot(cluster: Cluster, run: str, step: int, *, rank: int | None = None, at: int = 100) -> None:
+    """One byte of more columns than parity mends, of one rank's payload or of all."""
+    for files in cluster.columns_of(run).values():
+        for file in files:
+            _, number, _, of_rank, column = file.name.split("-")
+            if int(number) == step and int(column) < 2 and rank in (None, int(of_rank)):
+                cluster.flip(file, at)
 
 
 def state_of(rank: int, step: int) -> dict[str, object]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -40,6 +42,22 @@ class SinkContract:
         assert sink.get_range("r", 10, 20) == bytes(range(10, 20))
         assert sink.get_range("r", 90, 200) == bytes(range(90, 100))
         assert sink.get_range("r", 5, 5) == b""
+
+    @pytest.mark.parametrize(
+        "size", [0, 1, 4095, 4096, 4097, 4 << 20, (4 << 20) + 1, (9 << 20) + 5]
+    )
+    def test_what_is_given_back_is_what_was_given(self, sink: Sink, size: int) -> None:
+        content = random.Random(size).randbytes(size)
+        turns: list[None] = []
+        with sink.upload("proved") as upload:
+            for at in range(0, size, 3 << 20):
+                upload.part(memoryview(content)[at : at + (3 << 20)])
+            upload.complete()
+        assert sink.checksum("proved", lambda: turns.append(None)) == (size, zlib.crc32(content))
+        assert len(turns) >= min(1, size), "it asks before it reads"
+        assert sink.get("proved") == content
+        with pytest.raises(NotFound):
+            sink.checksum("never")
 
     def test_an_object_is_created_once(self, sink: Sink) -> None:
         assert sink.conditional

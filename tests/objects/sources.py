@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +13,7 @@ from ckpt.format.index import Box, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node, Scalar, ScalarNode
 from ckpt.objects.documents import Header
+from ckpt.objects.sink import at_once
 from ckpt.objects.source import Array, Wish
 
 HEADER = Header(
@@ -52,9 +53,10 @@ class MemorySource:
             Rank(1): DictNode((*shared, *values, *mine)),
         }
 
-    def read(self, wishes: Sequence[Wish]) -> None:
+    def read(self, wishes: Sequence[Wish], go_on: Callable[[], None] = at_once) -> None:
         self.read_count += 1
         for wish in wishes:
+            go_on()
             own = wish.tensor.meaning is Meaning.OWN
             array = (self.own if own else self.whole)[wish.tensor.name]
             part = tuple(

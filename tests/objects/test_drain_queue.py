@@ -24,7 +24,13 @@ from ckpt.objects.documents import Receipt, decode
 from ckpt.objects.file_sink import FileSink
 from ckpt.objects.reader import open_stored
 from tests.e2e.cluster import Cluster, command
-from tests.objects.drainkit import DRAIN_TIMEOUT_S, Drain, assert_once_and_whole, wait_drained
+from tests.objects.drainkit import (
+    DRAIN_TIMEOUT_S,
+    Drain,
+    assert_once_and_whole,
+    draining,
+    wait_drained,
+)
 from tests.waiting import wait_until
 
 PARTS = 5
@@ -171,11 +177,8 @@ def full(mark: str, tmp_path: Path) -> Iterator[tuple[Cluster, FileSink]]:
     """Room for about six checkpoints of 8 MiB, and a place to drain to."""
     directory, sink = tmp_path / "burst", FileSink(tmp_path / "store")
     directory.mkdir()
-    (directory / "drain.toml").write_text(f'to = "{sink.url}"\npoll_s = 0.2\n')
-    made = Cluster(directory, "targets=3&code=2+1&capacity=90MiB")
-    ckpt.open(made.url).close()
-    yield made, sink
-    made.stop()
+    with draining(directory, sink.url, "targets=3&code=2+1&capacity=90MiB") as made:
+        yield made, sink
 
 
 def test_twelve_saves_go_through_room_for_six_and_every_step_can_be_loaded(

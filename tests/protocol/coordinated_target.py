@@ -47,6 +47,17 @@ class FakeTarget:
     """Of columns of COLUMN_BYTES each; None has room for all."""
     parts: dict[tuple[m.DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
 
+    part_bytes: int = 1 << 20
+    """A document is given in parts of at most so many bytes."""
+
+    def bulk(self, send: Send) -> bytes:
+        """What comes with the answer."""
+        match send.message:
+            case m.ReadDocument(kind, checkpoint, start, end):
+                data = self.documents.get((kind, checkpoint), b"")[start:end]
+                return data[: self.part_bytes]
+        return b""
+
     def answer(self, send: Send) -> m.Message | None:
         """Do the command; None when it has no answer."""
         message = send.message
@@ -63,6 +74,14 @@ class FakeTarget:
                 return m.ColumnsListed(tuple(self.columns.values()), self.summaries(), "")
             case m.PutDocument():
                 return self._put(message, bytes(send.bulk))
+            case m.ReadDocument(kind, checkpoint, start, end):
+                document = self.documents.get((kind, checkpoint))
+                if document is None:
+                    return m.Failed("not_found", "it is not here")
+                last = (end or len(document)) - start <= self.part_bytes
+                return m.DocumentData(len(document), start, last)
+            case m.Attest(_, columns):
+                return m.Attested(tuple(self.columns[c] for c in columns if c in self.columns))
             case m.VerifyColumn(column):
                 found = self.columns.get(column)
                 return m.ColumnVerified(column, found is None, 1, self.damaged.get(column, ()))

@@ -211,7 +211,8 @@ class Bench:
             return
         answer = target.answer(send)
         if answer is not None:
-            self._events.append(Received(self.now_us, send.session, send.request, answer))
+            bulk = target.bulk(send)
+            self._events.append(Received(self.now_us, send.session, send.request, answer, bulk))
 
     # ----------------------------------------------------------------------- reading
 
@@ -344,6 +345,11 @@ class RankFake:
         if join:
             self.join()
 
+    def leave(self, how: m.Departure = m.Departure.ENDED) -> None:
+        """It says how its trainer left."""
+        told = m.TrainerLeft(self.run, self.launch, self.rank, self.process, how)
+        self.bench.tell(self.session, told)
+
     def question(self, step: int) -> m.OpenPayload:
         """As for the newest save."""
         return m.OpenPayload(
@@ -439,3 +445,11 @@ def team(bench: Bench, world_size: int, *, key: str | None = "k") -> list[RankFa
 def every(ranks: Sequence[RankFake], act: Callable[[RankFake], object]) -> None:
     for rank in ranks:
         act(rank)
+
+
+def ready(bench: Bench, world_size: int = 1) -> list[RankFake]:
+    """All ranks of step 1 have sealed all columns."""
+    ranks = team(bench, world_size)
+    every(ranks, lambda rank: rank.open(1))
+    every(ranks, lambda rank: rank.seal_all())
+    return ranks

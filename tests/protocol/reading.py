@@ -28,9 +28,9 @@ from ckpt.protocol.reader.events import (
     FinishStripe,
     ManifestRead,
     ManifestWrong,
-    RangeBroken,
     RangeErased,
-    RangeStored,
+    RangesBroken,
+    RangesStored,
     ReadCompleted,
     ReaderAction,
     ReaderEvent,
@@ -159,7 +159,8 @@ class Reading:
     def arrive(self, event: ReaderEvent) -> ReaderEvent:
         """The event as of now; bytes land when they arrive."""
         match event:
-            case RangeStored(_, request, start, end):
+            case RangesStored(_, request, ranges):
+                ((start, end),) = ranges
                 j = self.column_of[request]
                 content = bytes(self.data.columns[j][start:end])
                 if self.behaviours[j].kind == "stale":
@@ -171,8 +172,8 @@ class Reading:
                 view = self.assembly.land(j, start, end - start)
                 view[:] = content
                 if not self.assembly.store(j, start, view, crc):
-                    return RangeBroken(self.now_us, request, start, end)
-                return RangeStored(self.now_us, request, start, end)
+                    return RangesBroken(self.now_us, request, ranges)
+                return RangesStored(self.now_us, request, ranges)
             case ManifestRead(_, request):
                 other = self.behaviours[self.column_of[request]].kind == "other"
                 document = self.data.manifest[:-1] + b"!" if other else self.data.manifest
@@ -251,7 +252,7 @@ class Reading:
                 if bad:
                     event: ReaderEvent = RangeErased(0, ask.request, at, end, "checksum")
                 else:
-                    event = RangeStored(0, ask.request, at, end)
+                    event = RangesStored(0, ask.request, ((at, end),))
                 self.later(delay, event, ask.column)
                 at = end
         self.later(delay + 1, AskAnswered(0, ask.request), ask.column)

@@ -36,6 +36,7 @@ from ckpt.format.messages import (
     Fragment,
     Message,
     PutDocument,
+    RangeData,
     Reserve,
     Role,
     SealColumn,
@@ -215,6 +216,17 @@ class Column:
     @property
     def seal(self) -> SealColumn:
         return SealColumn(len(self.manifest))
+
+
+def cut_up(message: RangeData, bulk: bytes) -> dict[int, bytes]:
+    """Start to bytes of each of its ranges, after a look at the checksum of all."""
+    assert crc32(bulk) == message.crc
+    found, at = {}, 0
+    for each in message.ranges:
+        found[each.start] = bulk[at : at + each.end - each.start]
+        at += each.end - each.start
+    assert at == len(bulk)
+    return found
 
 
 def reserve(world: TargetWorld, column: Column, reservation: int = 1) -> None:

@@ -1,4 +1,6 @@
-"""A rank whose host died says nothing more: its peers are told its name and do not wait on."""
+"""A rank whose host died says nothing more: its peers are told its name and do not wait on.
+One that closed its store may be training: its peers wait.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +71,20 @@ def test_a_trainer_that_is_still_connected_or_never_had_a_stager_is_waited_for()
     assert stays.aborts() == []
 
 
+def test_a_rank_that_only_loaded_and_left_is_waited_for_within_a_bound() -> None:
+    """Nobody ever watched its process: it may be training towards its first save."""
+    bench = Bench()
+    stays = RankFake(bench, 0, 2)
+    trainer = bench.session()
+    bench.tell(trainer, m.JoinLaunch(stays.run, "k", Rank(1), 2, "host/1/k"))
+    bench.close(trainer)
+    stays.open(1)
+    bench.tick(599)
+    assert stays.aborts() == []
+    bench.tick(2)
+    assert "rank 1 has no store open" in aborted(stays).message
+
+
 def test_a_rank_that_does_not_come_back_after_a_restart_is_named() -> None:
     for comes in (False, True):
         bench = Bench()
@@ -96,3 +112,138 @@ def test_a_refusal_for_space_says_when_to_come_again() -> None:
     (told,) = rank.open(1)
     assert isinstance(told, m.AttemptAborted)
     assert (told.code, told.retry_after_us) == ("no_space", 5_000_000)
+
+
+# --------------------------------------------------------------------------- closed stores
+
+
+def go_idle(bench: Bench, rank: RankFake) -> None:
+    """Its stager goes, and says so."""
+    rank.leave(m.Departure.UNWATCHED)
+    bench.close(rank.session)
+
+
+def test_a_rank_that_opens_its_store_for_each_save_is_waited_for_however_long_it_trains() -> None:
+    bench = Bench()
+    fast, slow = team(bench, 2)
+    for step in range(1, 4):
+        fast.open(step)
+        slow.leave(m.Departure.CLOSED)  # Of the step before: the fast rank is one ahead.
+        bench.tick(60)
+        go_idle(bench, slow)
+        bench.tick(500)
+        assert fast.aborts() == []
+        slow.reconnect()
+        slow.open(step)
+        every([fast, slow], lambda rank: rank.seal_all())
+        every([fast, slow], lambda rank: rank.certify())
+        assert len(fast.commits()) == step
+
+
+def test_a_process_that_ends_behind_its_closed_store_ends_the_wait_of_its_peers() -> None:
+    bench = Bench()
+    stays, ends = team(bench, 2)
+    stays.open(1)
+    ends.leave(m.Departure.CLOSED)
+    bench.tick(60)
+    assert stays.aborts() == []
+    ends.leave()
+    assert "the trainer of rank 1 ended" in aborted(stays).message
+
+
+def test_a_host_that_dies_while_its_store_is_closed_is_noticed_as_before() -> None:
+    bench = Bench()
+    stays, dies = team(bench, 2)
+    stays.open(1)
+    dies.leave(m.Departure.CLOSED)
+    bench.tick(60)
+    bench.close(dies.session)
+    bench.tick(16)
+    assert "without a word" in aborted(stays).message
+
+
+def test_a_rank_without_a_store_that_nobody_watches_is_waited_for_within_a_bound() -> None:
+    bench = Bench()
+    stays, other = team(bench, 2)
+    other.leave(m.Departure.CLOSED)
+    go_idle(bench, other)
+    bench.tick(3600)  # It trains; nobody waits for it yet.
+    stays.open(1)
+    bench.tick(599)
+    assert stays.aborts() == []
+    bench.tick(2)
+    assert "rank 1 has no store open" in aborted(stays).message
+
+
+def test_a_store_that_is_open_stands_above_one_of_its_process_that_was_closed() -> None:
+    bench = Bench()
+    stays, both = team(bench, 2)
+    stays.open(1)
+    second = RankFake(bench, 1, 2, process=both.process)
+    both.leave(m.Departure.CLOSED)
+    go_idle(bench, both)
+    bench.tick(700)
+    assert stays.aborts() == []
+    bench.close(second.session)
+    bench.tick(16)
+    assert "without a word" in aborted(stays).message
+
+
+def test_a_closed_store_makes_room_for_another_process_of_its_rank() -> None:
+    bench = Bench()
+    _, closes = team(bench, 2)
+    failed = RankFake(bench, 1, 2, process="another").heard
+    assert [type(one) for one in failed] == [m.Failed]
+    closes.leave(m.Departure.CLOSED)
+    assert RankFake(bench, 1, 2, process="another").launch == closes.launch
+    closes.leave()
+    assert RankFake(bench, 1, 2, process="a third").launch == 0, "the second one is there"
+
+
+def test_a_rank_whose_store_is_closed_came_back_to_a_restarted_coordinator_with_its_stager() -> (
+    None
+):
+    bench = Bench()
+    stays, other = team(bench, 2)
+    stays.open(1)
+    assert stays.plan is not None
+    checkpoint = stays.plan.payload.checkpoint
+    bench.restart(*bench.targets)
+    stays.reconnect()
+    stays.resume(1, checkpoint)
+    other.reconnect()
+    other.leave(m.Departure.CLOSED)
+    bench.tick(61)
+    assert stays.aborts() == []
+
+
+# --------------------------------------------------------------------------- several ranks in one
+
+
+def test_a_process_of_several_ranks_that_ends_between_them_ends_the_attempt() -> None:
+    bench = Bench()
+    first = RankFake(bench, 0, 2, process="both")
+    trainer = bench.session()
+    bench.tell(trainer, m.JoinLaunch(first.run, "k", Rank(1), 2, "both"))
+    first.open(1)
+    bench.close(trainer)
+    first.leave()
+    bench.tick(14)
+    assert first.aborts() == [], "its other payload may be on its way"
+    bench.tick(2)
+    assert "the trainer of rank 1 ended" in aborted(first).message
+
+
+def test_a_process_of_several_ranks_that_handed_all_over_and_ended_is_committed() -> None:
+    bench = Bench()
+    first = RankFake(bench, 0, 2, process="both")
+    bench.tell(bench.session(), m.JoinLaunch(first.run, "k", Rank(1), 2, "both"))
+    first.open(1)
+    first.leave()
+    second = RankFake(bench, 1, 2, process="both")  # Its stager comes to speak only now.
+    bench.tick(60)
+    second.open(1)
+    second.leave()
+    every([first, second], lambda rank: rank.seal_all())
+    every([first, second], lambda rank: rank.certify())
+    assert first.commits()

@@ -7,10 +7,9 @@ import hashlib
 import pytest
 from msgspec.structs import replace
 
-from ckpt.base.ids import BootId, ColumnId, ColumnNumber, PayloadId, Rank, Step, TargetId
+from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank, Step, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.format import messages as m
-from ckpt.format.index import decode_index
 from ckpt.format.record import decode_record
 from ckpt.format.table import Piece
 from ckpt.protocol.coordinator import catalog
@@ -19,20 +18,13 @@ from tests.protocol.coordinating import (
     RankFake,
     every,
     own_entry,
+    ready,
     replica_entry,
     shard_entry,
     team,
 )
 
 INDEX, RECORD = m.DocumentKind.INDEX, m.DocumentKind.RECORD
-
-
-def ready(bench: Bench, world_size: int = 1) -> list[RankFake]:
-    """All ranks of step 1 have sealed all columns."""
-    ranks = team(bench, world_size)
-    every(ranks, lambda rank: rank.open(1))
-    every(ranks, lambda rank: rank.seal_all())
-    return ranks
 
 
 def holders(bench: Bench, kind: m.DocumentKind) -> list[str]:
@@ -240,125 +232,6 @@ def test_one_rank_that_wants_no_difference_is_enough_to_abort() -> None:
     bench = Bench()
     ranks = replicated(bench, [m.ReplicaPolicy.KEEP, m.ReplicaPolicy.ABORT])
     assert len(ranks[0].aborts()) == 1
-
-
-# --------------------------------------------------------------------------- the second count
-
-
-def test_columns_that_no_longer_count_are_streamed_again_onto_other_targets() -> None:
-    bench = Bench(4)
-    first, second = ready(bench, 2)
-    first.certify()
-    lost = first.places()[ColumnNumber(0)].target
-    bench.stop(lost)
-    mark = bench.mark()
-    second.places()
-    second.certify()
-    (again,) = [x for x in bench.to(first.session, mark) if isinstance(x, m.ColumnsLost)]
-    assert (again.payload, again.columns) == (first.payload, (0,))
-    assert bench.states() == {"run@1#1.1": "open"}
-    first.seal(0, again.places[0])
-    others = [x for x in bench.to(second.session, mark) if isinstance(x, m.ColumnsLost)]
-    for more in others:
-        for column, place in zip(more.columns, more.places, strict=True):
-            second.seal(column, place)
-    first.certify()
-    second.certify()
-    assert bench.states() == {"run@1#1.1": "committed"}
-    index = decode_index(
-        next(d for t in bench.targets.values() for (k, _), d in t.documents.items() if k is INDEX)
-    )
-    assert lost not in {t for payload in index.payloads for t in payload.columns}
-
-
-def test_a_proof_of_an_earlier_boot_does_not_count() -> None:
-    bench = Bench(5)
-    first, second = ready(bench, 2)
-    first.certify()
-    lost = first.places()[ColumnNumber(0)].target
-    bench.stop(lost)
-    target = bench.targets[lost]
-    target.columns.clear()
-    target.boot = BootId(99)
-    bench.start(target)
-    second.certify()
-    columns = {c for each in first.heard if isinstance(each, m.ColumnsLost) for c in each.columns}
-    assert columns == {0}
-
-
-def test_a_target_that_attests_its_columns_after_a_reboot_counts_again() -> None:
-    bench = Bench(4)
-    (rank,) = ready(bench)
-    for id in bench.targets:
-        bench.stop(id)
-        bench.targets[id].reboot()
-        bench.start(id)
-    rank.certify()
-    assert bench.states() == {"run@1#1.1": "committed"}
-
-
-def test_a_save_waits_for_places_that_come_one_by_one_then_streams_to_all_of_them() -> None:
-    bench = Bench(5)
-    first, second = ready(bench, 2)
-    spare = next(iter(set(bench.targets) - {p.target for p in first.places().values()}))
-    gone = [first.places()[ColumnNumber(j)].target for j in (0, 1)]
-    first.certify()
-    idle = sorted(set(bench.targets) - {p.target for p in first.places().values()})
-    bench.stop(*gone, *idle)
-    second.certify()
-    mark = bench.mark()
-    bench.tick(1)
-    bench.start(idle[0])
-    bench.tick(1)
-    assert bench.sent(m.ColumnsLost, mark) == []
-    bench.start(idle[1])
-    bench.tick(1)
-    lost = [x for x in bench.to(first.session, mark) if isinstance(x, m.ColumnsLost)]
-    assert [each.columns for each in lost[:1]] == [(0, 1)]
-    assert sorted(place.target for place in lost[0].places) == idle
-    assert spare in idle
-
-
-def test_a_payload_that_stays_below_the_floor_ends_the_attempt_and_names_the_count() -> None:
-    bench = Bench(3)
-    first, second = ready(bench, 2)
-    first.certify()
-    bench.stop(first.places()[ColumnNumber(0)].target)
-    second.certify()
-    bench.tick(8)
-    assert first.aborts() == []
-    bench.tick(3)
-    assert "2 columns can count, 3 are needed for 2+1; 2 targets are live" in (
-        first.aborts()[0].message
-    )
-
-
-def test_a_domain_counts_only_as_many_columns_as_the_policy_allows() -> None:
-    bench = Bench(4)
-    (rank,) = ready(bench)
-    places = rank.places()
-    for place in places.values():
-        bench.stop(place.target)
-        bench.targets[place.target].domain = "p/r/same/d"
-        bench.start(place.target)
-    rank.certify()
-    bench.tick(10)
-    assert rank.commits() == []
-
-
-def test_a_missing_column_is_stated_and_becomes_a_repair() -> None:
-    bench = Bench(5, "3+2")
-    rank = RankFake(bench)
-    rank.open(1)
-    for column, place in list(rank.places().items())[:4]:
-        rank.seal(column, place)
-    mark = bench.mark()
-    rank.certify()
-    (commit,) = rank.commits()
-    info = commit.info
-    assert (info.columns_missing, info.targets_survivable, info.domains_survivable) == (1, 1, 1)
-    repairs = bench.story(mark, catalog.RepairNeeded)
-    assert repairs == [catalog.RepairNeeded(info.checkpoint, 0, (4,))]
 
 
 # --------------------------------------------------------------------------- facts in order

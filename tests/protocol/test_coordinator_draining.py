@@ -26,7 +26,9 @@ class WorkerFake:
         self.url = url
         self.session = bench.session(m.Role.DRAIN)
         opened = d.OpenStore(url, name, **policy)  # type: ignore[arg-type]
-        assert self.say(opened) == d.DrainNoted(LEASE_US)
+        noted = self.say(opened)
+        assert isinstance(noted, d.DrainNoted)
+        assert noted.lease_us == LEASE_US
 
     def say(self, message: m.Message, bulk: bytes = b"") -> m.Message:
         (answer,) = self.bench.tell(self.session, message, bulk)
@@ -366,3 +368,38 @@ def test_a_backlog_that_nobody_serves_is_a_named_fault() -> None:
     assert isinstance(status, dict)
     assert [check["name"] for check in status["checks"]] == ["DRAIN_STOPPED"]
     assert worker.store()["state"] == "waiting"
+
+
+def test_who_looked_at_a_store_before_another_told_of_it_looks_again() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    first, second = WorkerFake(bench), WorkerFake(bench, "b")
+    seen = [worker.renew() for worker in (first, second)]
+    assert all(isinstance(noted, d.DrainNoted) for noted in seen)
+    versions = [noted.version for noted in seen if isinstance(noted, d.DrainNoted)]
+    held = d.encode_stored([(id.step, id.generation)])
+    told = d.TellStored(URL, "a", RunName(RUN), versions[0])
+    assert isinstance(first.say(told, d.encode_stored([])), d.DrainNoted)
+    stale = second.say(d.TellStored(URL, "b", RunName(RUN), versions[1]), held)
+    assert isinstance(stale, m.Failed)
+    assert stale.code == "busy"
+    assert second.lease() == id, "it is not held"
+    noted = second.renew()
+    assert isinstance(noted, d.DrainNoted)
+    again = d.TellStored(URL, "b", RunName(RUN), noted.version)
+    assert isinstance(second.say(again, held), d.DrainNoted)
+    assert first.lease() is None
+
+
+def test_what_the_store_s_own_retention_takes_away_does_not_count_as_held() -> None:
+    bench = Bench()
+    old = bench.save(1)
+    late = WorkerFake(bench, keep=1)
+    assert late.lease() == old
+    newer = bench.save(2)
+    other = WorkerFake(bench, "b", keep=1)
+    assert other.lease() == newer
+    other.end(newer)
+    late.end(old)  # The other worker has deleted it by now.
+    assert bench.machine.drains.holding(newer) == (URL,)
+    assert bench.machine.drains.holding(old) == ()

@@ -387,6 +387,25 @@ def test_after_a_restart_writers_come_back_and_a_commit_waits_for_them() -> None
     committed(a.commit(mine.checkpoint, mine, other))
 
 
+def test_a_file_that_was_replaced_does_not_come_back_after_a_restart() -> None:
+    """Its proofs were true, its columns are gone, and so is the coordinator that dropped them."""
+    bench = Bench()
+    a, b = Writer(bench, "host/1/a"), Writer(bench, "host/2/b")
+    older = a.write("x", b"older")
+    b.write("x", b"newer")
+    b.open("y")  # With the next file what was replaced goes; then this writer dies.
+    bench.restart("t0", "t1", "t2", "t3")
+    a.reconnect()
+    older.resume()
+    (answer,) = older.certify()
+    assert isinstance(answer, m.Failed)
+    assert "was discarded: it was replaced" in answer.message
+    assert bench.states() == {str(older.checkpoint): "open"}
+    bench.tick(1)
+    (refused,) = a.commit(older.checkpoint, older)
+    assert isinstance(refused, m.Failed), "nothing of it may be committed"
+
+
 def test_a_recovered_list_to_which_nobody_comes_back_ends() -> None:
     bench = Bench()
     file = Writer(bench).write("x")

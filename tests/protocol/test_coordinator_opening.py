@@ -8,7 +8,7 @@ from ckpt.base.ids import PayloadId, Rank
 from ckpt.format import messages as m
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.events import Send
-from tests.protocol.coordinating import SECOND_US, Bench, RankFake, team
+from tests.protocol.coordinating import SECOND_US, Bench, RankFake, every, team
 
 
 def test_the_generation_is_durable_before_the_plan_leaves() -> None:
@@ -99,20 +99,59 @@ def test_a_trainer_that_left_before_it_staged_ends_what_lacks_it_and_is_named() 
     stranger = m.TrainerLeft(second.run, second.launch, second.rank, "another process")
     bench.tell(second.session, stranger)
     assert first.aborts() == []
-    bench.tell(
-        second.session, m.TrainerLeft(second.run, second.launch, second.rank, second.process)
-    )
+    second.leave()
     (aborted,) = first.aborts()
     assert "trainer of rank 1" in aborted.message
+
+
+def test_a_trainer_that_left_before_a_peer_opened_the_step_is_waited_for_a_little() -> None:
+    bench = Bench()
+    first, second = team(bench, 2)
+    second.join()
+    second.leave()
+    bench.tick(60)
+    first.open(1)
+    bench.tick(14)
+    assert first.aborts() == [], "it may be started again"
+    bench.tick(2)
+    (aborted,) = first.aborts()
+    assert "trainer of rank 1" in aborted.message
+    assert "none was started in its place" in aborted.message
+
+
+def test_a_trainer_that_left_and_was_started_again_is_there() -> None:
+    bench = Bench()
+    first, second = team(bench, 2)
+    second.join()
+    second.leave()
+    first.open(1)
+    again = RankFake(bench, 1, 2, process=f"{second.process}+")
+    again.join()
+    bench.tick(60)
+    assert first.aborts() == []
+    again.open(1)
+    every([first, again], lambda rank: rank.seal_all())
+    every([first, again], lambda rank: rank.certify())
+    assert first.commits()
+
+
+def test_a_process_that_opened_another_store_has_not_left() -> None:
+    """As stagers of the version before say it, for which a closed store is a trainer that left."""
+    bench = Bench()
+    first, second = team(bench, 2)
+    second.join()
+    second.leave()
+    RankFake(bench, 1, 2, process=second.process).join()
+    first.open(1)
+    bench.tick(60)
+    assert first.aborts() == []
 
 
 def test_a_trainer_that_left_after_it_staged_ends_nothing() -> None:
     bench = Bench()
     first, second = team(bench, 2)
     second.open(1)
-    bench.tell(
-        second.session, m.TrainerLeft(second.run, second.launch, second.rank, second.process)
-    )
+    second.leave()
     first.open(1)
     assert bench.states() == {"run@1#1.1": "open"}
 

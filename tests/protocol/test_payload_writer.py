@@ -322,6 +322,19 @@ def test_columns_lost_at_the_second_count_are_streamed_again_where_it_says() -> 
     assert writer.handle(reopened) == [w.CertifyPayload(proofs)], "it is there: certified again"
 
 
+def test_a_place_that_the_second_count_names_is_tried_also_where_the_column_failed_before() -> None:
+    writer = sealing("2+2", spares=0)
+    for column in range(3):
+        seal(writer, column)
+    failed = writer.columns[3]
+    writer.handle(w.StreamLost(2, failed.stream, "reset"))
+    writer.handle(w.SparesGiven(3, failed.number, ()))
+    again = place(3)
+    actions = writer.handle(w.ColumnsReopened(9, (failed.number,), (again,)))
+    assert actions == [w.OpenStream(failed.number, failed.stream, again)]
+    writer.check()
+
+
 def test_two_lost_columns_may_take_each_others_places() -> None:
     writer = sealing("2+2")
     for column in range(4):

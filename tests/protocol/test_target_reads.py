@@ -11,7 +11,6 @@ from ckpt.base.ids import ColumnNumber
 from ckpt.base.limits import BLOCK_BYTES
 from ckpt.base.units import KiB
 from ckpt.erasure.code import Code
-from ckpt.format.checksum import crc32
 from ckpt.format.layout import Layout
 from ckpt.format.messages import (
     ByteRange,
@@ -31,7 +30,16 @@ from ckpt.protocol.target.core import TargetLimits, column_name
 from ckpt.protocol.target.disk_events import ReadAt, SessionDrained
 from ckpt.protocol.target.pieces import cut_pieces
 from ckpt.testing.disk import FakeDisk, Fault
-from tests.protocol.target_world import READER, WRITER, Column, TargetWorld, reserve, store, write
+from tests.protocol.target_world import (
+    READER,
+    WRITER,
+    Column,
+    TargetWorld,
+    cut_up,
+    reserve,
+    store,
+    write,
+)
 
 OTHER = Session(4)
 
@@ -53,8 +61,7 @@ def _bytes(world: TargetWorld, session: Session = READER) -> dict[int, bytes]:
     found = {}
     for each in world.sent:
         if each.session == session and isinstance(each.message, RangeData):
-            assert crc32(each.bulk) == each.message.crc
-            found[each.message.start] = bytes(each.bulk)
+            found |= cut_up(each.message, bytes(each.bulk))
     return found
 
 
@@ -84,6 +91,8 @@ def test_many_ranges_share_disk_reads_and_are_all_answered() -> None:
     found = _bytes(world)
     assert found == {each.start: column.data[each.start : each.end] for each in ranges}
     assert len([a for a in world.performed if isinstance(a, ReadAt)]) == 2
+    # One read of the table, one of bytes; one frame with all of them, and the last word.
+    assert len([each for each in world.sent if each.session == READER]) == 2
 
 
 def test_overlapping_ranges_are_each_answered() -> None:

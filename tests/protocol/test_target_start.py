@@ -29,6 +29,7 @@ from tests.protocol.target_world import (
     Column,
     TargetWorld,
     put_document,
+    reserve,
     store,
 )
 
@@ -135,6 +136,25 @@ def test_the_lease_is_renewed_each_second_with_counters() -> None:
     assert last.counters["columns_sealed"] == 1
     assert last.counters["bytes_written"] == len(column.data)
     assert last.bytes_used == column.file_bytes
+
+
+def test_a_long_burst_is_told_when_it_begins_ever_more_rarely_and_when_it_ends() -> None:
+    world, column = _ready(), Column(payload_bytes=1 << 22)
+    assert column.layout.stripe_count >= 24
+    reserve(world, column)
+    world.tick(us=2_000_000)
+    world.tell(WRITER, column.begin())
+    world.messages(COORDINATOR)
+    told_at: list[int] = []
+    for tick in range(24):
+        world.tell(WRITER, *column.fragment(tick))
+        world.tick(us=100_000)
+        told_at += [tick for each in _answers(world) if isinstance(each, RenewLease)]
+    assert told_at == [0, 1, 3, 7, 15]
+    world.tick(us=100_000)
+    (last,) = _answers(world)
+    assert isinstance(last, RenewLease)
+    assert last.counters["fragments"] == 24
 
 
 def test_a_term_file_refuses_damage() -> None:

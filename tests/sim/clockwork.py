@@ -12,6 +12,8 @@ import random
 from collections.abc import Callable
 
 Action = Callable[..., object]
+STEPS_MAX = 100_000
+"""Fifty times what a history takes: nobody may answer another for ever."""
 
 
 class Clockwork:
@@ -54,6 +56,8 @@ class Clockwork:
                 self.changed = False
                 if until():
                     return True
+                if self.steps > STEPS_MAX:
+                    raise AssertionError(f"P4: no end after {STEPS_MAX} steps")
             if heap[0][0] > end_us:
                 self.now_us = end_us
                 return False

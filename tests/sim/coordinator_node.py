@@ -44,7 +44,7 @@ class CoordinatorNode:
         self._clock = clock
         self._network = network
         self._oracles = oracles
-        self._policy = CoordinatorPolicy(
+        self.machine_policy = CoordinatorPolicy(
             CLUSTER, code, cell_bytes=4096, level="target", orphan_grace_us=1_000_000
         )
         self._term = 0
@@ -61,7 +61,7 @@ class CoordinatorNode:
         image = apply_all(CatalogImage(self._term), self.durable)
         self._oracles.coordinator_started(image)
         self.machine = CoordinatorMachine(
-            self._policy, image, secret=SECRET, wall_s=lambda: self._clock.now_us / 1e6
+            self.machine_policy, image, secret=SECRET, wall_s=lambda: self._clock.now_us / 1e6
         )
         self.up, self.stopped = True, False
         self._tick(self._term)

@@ -99,12 +99,19 @@ class WriterNode(RankNode):
         self._passed: set[int] = set()
 
     @property
+    def brought(self) -> list[str]:
+        """The files that are on their targets, and not given up since."""
+        lost = {n for n, s in self.machine.saves.items() if isinstance(s.outcome, se.SaveFailed)}
+        return [one.name for number, one in self.certified.items() if number not in lost]
+
+    @property
     def writing(self) -> bool:
         """It has files to bring to their targets yet."""
-        return self.up and (bool(self._files) or len(self._passed) < len(self._saves))
+        alive = self.up and self.trainer_alive
+        return alive and (bool(self._files) or len(self._passed) < len(self._saves))
 
     def _next_save(self) -> None:
-        if self.up and self._files:
+        if self.up and self.trainer_alive and self._files:
             step, name = self._files.pop(0)
             number = len(self._saves) + 1
             self._saves[number] = step
@@ -153,6 +160,8 @@ class WriterNode(RankNode):
 
     def _tell(self, number: int, outcome: se.Outcome) -> None:
         super()._tell(number, outcome)
+        if isinstance(outcome, se.SaveFailed):
+            self.certified.pop(number, None)
         self._pass(number)
 
     def _pass(self, number: int) -> None:

@@ -48,7 +48,7 @@ class LoadingRank(ReaderNode):
         self._launch: LaunchNumber | None = None
         self._turn = 0
         self._since_us = 0
-        self._damaged: PayloadId | None = None
+        self._damaged: m.ReportDamage | None = None
         #: What a coordinator is to judge; asked again on every session until it has.
 
     def start(self) -> None:
@@ -78,7 +78,7 @@ class LoadingRank(ReaderNode):
             return
         job = self.job
         if self._damaged is not None:
-            self._tell(m.ReportDamage(self._damaged, "too few good columns"))
+            self._tell(self._damaged)
         elif self._record is None:
             self._tell(
                 m.Resolve(
@@ -153,13 +153,15 @@ class LoadingRank(ReaderNode):
         if self._record is None:
             return
         if not self._index_from:
-            self._later("unavailable")
+            anyone = PayloadId(self._record.info.checkpoint, self.rank)
+            self._damaged = m.ReportDamage(anyone, "no copy of the index is whole", index=True)
+            self._go_on()
             return
         super()._next_index_copy()
 
     def _failed(self, id: PayloadId, action: re.ReadFailed) -> None:
         if action.damaged:
-            self._damaged = id
+            self._damaged = m.ReportDamage(id, "too few good columns")
             self._go_on()
         else:
             self._later(action.code)

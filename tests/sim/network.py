@@ -143,20 +143,27 @@ class Network:
             bulk = bytes([bulk[0] ^ 1]) + bulk[1:]
         client = connection.client
         end = connection.server if client.session == action.session else client
-        self._deliver(connection, end, action, bulk)
+        self._deliver(weather, connection, end, action, bulk)
         if weather.stutter and self.clock.rng.random() < weather.stutter:
-            self._deliver(connection, end, action, bulk)
+            self._deliver(weather, connection, end, action, bulk)
 
-    def _deliver(self, connection: Connection, end: _End, action: Send, bulk: bytes) -> None:
-        at_us = self.clock.now_us + self._delay(end.node.name)
+    def _deliver(
+        self, weather: Weather, connection: Connection, end: _End, action: Send, bulk: bytes
+    ) -> None:
+        clock = self.clock
+        at_us = clock.now_us + weather.latency_us + int(clock.rng.random() * weather.jitter_us)
+        if self.slow:
+            at_us += self.slow.get(end.node.name, 0)
         if at_us <= end.ready_us:
             at_us = end.ready_us + 1
         end.ready_us = at_us
-        self.clock.at(at_us, self._arrive, connection, end, action, bulk)
+        clock.at(at_us, self._arrive, connection, end, action, bulk)
 
     def _arrive(self, connection: Connection, end: _End, action: Send, bulk: bytes) -> None:
         node = end.node
-        if not connection.open or end.swallowed or not self._alive(end):
+        if not (connection.open and node.up) or end.swallowed:
+            return
+        if self._incarnations.get(node.name, 0) != end.incarnation:
             return
         if node.stopped or end.unread:
             if not end.unread:

@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 
 
 Columns = tuple[TargetId | None, ...]
+WATCHED = frozenset(
+    {
+        messages.AttemptCommitted,
+        messages.Resolved,
+        messages.PayloadPlanned,
+        messages.AttemptAborted,
+    }
+)
+"""What the coordinator says that an oracle looks at."""
 
 
 class Violation(AssertionError):
@@ -140,6 +149,8 @@ class Oracles:
 
     def coordinator_says(self, message: messages.Message) -> None:
         """Every message of the coordinator, before it leaves."""
+        if type(message) not in WATCHED:
+            return
         match message:
             case messages.AttemptCommitted(info):
                 self._announce(info)

@@ -19,6 +19,8 @@ from ckpt.format.manifest import RankManifest, encode_manifest
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
 
 SHARD_BYTES = 64
+Cells = tuple[tuple[bytes, ...], ...]
+"""By stripe, by column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +56,30 @@ def table_of(job: Job, rank: int) -> bytes:
     return encode_table(RankTable(Rank(rank), job.world_size, (own, part)))
 
 
-def encode_cells(layout: Layout, memory: bytearray) -> list[list[bytes]]:
-    """All fragments of a payload, by stripe and column."""
-    cells: list[list[bytes]] = []
+@lru_cache(maxsize=64)
+def encode_cells(layout: Layout, memory: bytes) -> Cells:
+    """All fragments of a padded payload, by stripe and column."""
+    cells: list[tuple[bytes, ...]] = []
     codec = codec_for(layout.code)
     for stripe in range(layout.stripe_count):
-        size = layout.cell_bytes_of(stripe)
+        size, first = layout.cell_bytes_of(stripe), layout.cell_offset(stripe, 0)
         data = [
-            bytes(memory[layout.cell_offset(stripe, j) : layout.cell_offset(stripe, j) + size])
-            for j in range(layout.code.k)
+            memory[start : start + size]
+            for start in range(first, first + size * layout.code.k, size)
         ]
         parity = [bytearray(size) for _ in range(layout.code.m)]
         codec.encode([memoryview(d) for d in data], [memoryview(p) for p in parity])
-        cells.append(data + [bytes(p) for p in parity])
-    return cells
+        cells.append((*data, *map(bytes, parity)))
+    return tuple(cells)
 
 
 def manifest_of(
-    payload: PayloadId, launch: int, layout: Layout, cells: list[list[bytes]]
+    payload: PayloadId, launch: int, layout: Layout, cells: Cells
 ) -> tuple[bytes, tuple[int, ...]]:
     """The encoded manifest and the column checksums."""
     n = layout.code.n
     fragments = np.array([[crc32(c) for c in row] for row in cells], dtype=np.uint32)
-    columns = tuple(crc32(b"".join(row[j] for row in cells)) for j in range(n))
+    columns = tuple(crc32(b"".join([row[j] for row in cells])) for j in range(n))
     manifest = RankManifest(
         payload,
         m.LaunchNumber(launch),

@@ -19,7 +19,7 @@ from ckpt.protocol.writer.payload_writer import PayloadWriter
 from tests.sim.clockwork import Clockwork
 from tests.sim.network import Network, Node
 from tests.sim.oracles import Oracles
-from tests.sim.payloads import Job, content, encode_cells, manifest_of, table_of
+from tests.sim.payloads import Cells, Job, content, encode_cells, manifest_of, table_of
 
 TICK_US = 500_000
 HALF_BYTES = 1 << 17
@@ -43,8 +43,7 @@ class _Sending:
     layout: Layout
     half: int
     launch: int
-    cells: list[list[bytes]]
-    """By stripe, by column."""
+    cells: Cells
     manifest: bytes
 
 
@@ -160,11 +159,11 @@ class RankNode:
         if self.trainer_alive and self.up:
             self.trainer_alive = False
             self._clock.changed = True
-            self._clock.after(500, self._detached)
+            self._clock.after(500, self._ended)
 
-    def _detached(self) -> None:
+    def _ended(self) -> None:
         if self.up:
-            self._handle(se.TrainerDetached(self._clock.now_us))
+            self._handle(se.TrainerEnded(self._clock.now_us))
 
     def crash(self) -> None:
         """Both processes die, and the arena with them."""
@@ -295,7 +294,7 @@ class RankNode:
         half = self._halves[action.half]
         padding = bytes(layout.padded_bytes - action.payload_bytes)
         half[action.payload_bytes : layout.padded_bytes] = padding
-        cells = encode_cells(layout, half)
+        cells = encode_cells(layout, bytes(half[: layout.padded_bytes]))
         manifest, crcs = manifest_of(action.plan.payload, action.launch, layout, cells)
         sending = _Sending(writer, layout, action.half, action.launch, cells, manifest)
         self._sending[action.plan.payload] = sending

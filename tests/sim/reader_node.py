@@ -18,6 +18,7 @@ from ckpt.format.record import CommitRecord, decode_record
 from ckpt.protocol.events import Send, Session, Ticked
 from ckpt.protocol.reader import events as re
 from ckpt.protocol.reader.payload_reader import PayloadReader
+from ckpt.protocol.reader.spans import Spans
 from ckpt.transfer.assembly import Assembly
 from ckpt.transfer.landings import Landings
 from tests.sim.clockwork import Clockwork
@@ -226,12 +227,11 @@ class ReaderNode:
     ) -> None:
         reading, now_us = self._readings[id], self._clock.now_us
         match message:
-            case m.RangeData(start, crc):
-                view = reading.assembly.land(column, start, len(bulk))
-                view[:] = bulk
-                whole = reading.assembly.store(column, start, view, crc)
-                kind = re.RangeStored if whole else re.RangeBroken
-                self._feed(id, kind(now_us, request, start, start + len(bulk)))
+            case m.RangeData(wire, crc):
+                ranges = tuple((each.start, each.end) for each in wire)
+                whole = _store(reading.assembly, column, ranges, bulk, crc)
+                kind = re.RangesStored if whole else re.RangesBroken
+                self._feed(id, kind(now_us, request, ranges))
             case m.RangeDamaged(start, end, reason):
                 self._feed(id, re.RangeErased(now_us, request, start, end, reason))
             case m.RangesDone():
@@ -304,3 +304,11 @@ class ReaderNode:
         session = self._links.get(target) if target is not None else None
         if session is not None:
             self._network.cut(session)
+
+
+def _store(assembly: Assembly, column: int, ranges: Spans, bulk: bytes, crc: int) -> bool:
+    if len(ranges) > 1:
+        return assembly.store_apart(column, ranges, memoryview(bulk), crc)
+    view = assembly.land(column, ranges[0][0], len(bulk))
+    view[:] = bulk
+    return assembly.store(column, ranges[0][0], view, crc)

@@ -28,8 +28,11 @@ GENERATIONS_MIN = 3
 """Of every history; where faults left the first launch fewer, the second saves more."""
 LEAK_US = 1_700_000
 """Longer than an orphan's grace and the ticks around it."""
-COMMITTING = frozenset(
-    {AttemptState.INDEXING, AttemptState.DECIDING, AttemptState.RECORDING, AttemptState.CLOSING}
+COMMITTING = (
+    AttemptState.INDEXING,
+    AttemptState.DECIDING,
+    AttemptState.RECORDING,
+    AttemptState.CLOSING,
 )
 
 
@@ -201,6 +204,11 @@ def _settle(world: World, nodes: list[RankNode]) -> None:
     if not ended:
         states = [(str(a.checkpoint), a.state.value, len(a.payloads)) for a in world.attempts]
         raise Violation(f"P4: no end within {SETTLE_US // 1_000_000} s of healing: {states}")
+    _let_orphans_go(world)
+
+
+def _let_orphans_go(world: World) -> None:
+    """A coordinator that has just started lets streams use what an earlier one gave out."""
     world.clock.pass_time(100_000)
     end_us = world.clock.now_us + LEAK_US
     while _leak(world) and world.clock.now_us < end_us:
@@ -277,8 +285,7 @@ def _good_columns(
     """(columns with exactly the right bytes, columns that a fault of the scenario harmed)."""
     data = world.content_of(payload)
     layout = Layout.plan(world.coordinator.machine.policy.code, len(data), 4096)
-    memory = bytearray(data).ljust(max(layout.padded_bytes, 1), b"\0")
-    cells = encode_cells(layout, memory)
+    cells = encode_cells(layout, data.ljust(layout.padded_bytes, b"\0"))
     good = harmed = 0
     for j, target in enumerate(columns):
         if target is None:

@@ -79,7 +79,7 @@ class TargetNode:
         self.up, self.stopped = True, False
         self._coordinator_session = None
         self._handle(scan(self.disk, self._clock.now_us))
-        self._measure()
+        self.measure()
         self._tick(self._boots)
         self._dial(self._boots)
 
@@ -135,26 +135,30 @@ class TargetNode:
         if not self.up or self._boots != boots:
             return
         if not self.stopped:
-            self._measure()
+            self.measure()
             self._handle(Ticked(self._clock.now_us))
         self._clock.after(TICK_US, self._tick, boots)
 
-    def _measure(self) -> None:
+    def measure(self) -> None:
+        """See how much room there is now."""
+        if not self.up:
+            return
         space = self.disk.space()
         self._handle(SpaceMeasured(self._clock.now_us, space.bytes_total, space.bytes_free))
 
     def _handle(self, event: TargetEvent) -> None:
         """The event, and those of what the disk did at once, as in the daemon's loop."""
-        events = [event]
+        events, handle, send = [event], self.machine.handle, self._network.send
+        at_once = not self._all_waits and self.disk_slow == 1
         drained: dict[Session, None] = {}
         for each in events:
-            for action in self.machine.handle(each):
+            for action in handle(each):
                 kind = type(action)
                 if kind is Send:
-                    self._network.send(action)
+                    send(action)
                     if action.bulk:
                         drained[action.session] = None
-                elif kind in IN_MEMORY and not self._all_waits and self.disk_slow == 1:
+                elif at_once and kind in IN_MEMORY:
                     events.append(perform(self.disk, action, self._clock.now_us))
                 elif kind in DISK_ACTIONS:
                     delay_us = self._clock.between(30, 400) * self.disk_slow

@@ -17,6 +17,11 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(4711) == run_seed(4711)
 
 
+@pytest.mark.parametrize("seed", [5000, 10_276])
+def test_a_history_that_once_broke_a_promise_keeps_it(seed: int) -> None:
+    run_seed(seed)
+
+
 @pytest.mark.timeout(1100)
 def test_no_seed_breaks_a_promise_and_every_cell_of_the_matrix_is_hit(
     capsys: pytest.CaptureFixture[str],

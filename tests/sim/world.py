@@ -176,6 +176,7 @@ class World:
             target.disk.faults.clear()
             target.disk.bytes_total = DISK_BYTES
             target.start()
+            target.measure()  # Nobody may be refused for room that is there again.
 
 
 def _is_unknown_loss(coordinator: CoordinatorNode, target: TargetNode) -> bool:

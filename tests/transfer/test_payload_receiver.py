@@ -41,7 +41,7 @@ CODE = Code(4, 2)
 CELL = 64 * 1024
 SIZE = 24 * CELL * CODE.k + 12_345
 PATIENT = ReceiverOptions(SECRET, "reader")
-HASTY = replace(PATIENT, limits=ReadLimits(hedge_us=200_000, timeout_us=500_000))
+HASTY = replace(PATIENT, limits=ReadLimits(ask_bytes=1 << 20, hedge_us=200_000, timeout_us=500_000))
 
 
 class SmallHolder:
@@ -97,9 +97,9 @@ class SmallHolder:
                 # As if flipped behind the target's own check; the frame does not guard this bulk.
                 self._broken -= 1
                 crc ^= 1
-            self._send(heard, RangeData(each.start, crc), part)
+            self._send(heard, RangeData((each,), crc), part)
             if self.how == "greedy":
-                self._send(heard, RangeData(each.start, crc), part)
+                self._send(heard, RangeData((each,), crc), part)
         self._send(heard, RangesDone())
 
     def _send(self, heard: Heard, message: Message, bulk: bytes = b"") -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpt.base.errors import CkptError
 from ckpt.base.ids import (
     CheckpointId,
     ColumnId,
@@ -26,6 +27,7 @@ from ckpt.base.ids import (
     RunName,
     Step,
 )
+from ckpt.erasure import selftest
 from ckpt.erasure.code import Code
 from ckpt.erasure.codec import codec_for
 from ckpt.format.layout import Layout
@@ -311,6 +313,17 @@ def test_a_changed_arena_is_never_sealed() -> None:
     arena.map[0] ^= 1
     with pytest.raises(Exception, match="changed after it was checksummed"):
         encoder.step()
+
+
+def test_nothing_is_encoded_where_the_erasure_code_gives_wrong_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(selftest.PARITY_CRC32, "4+2", (0, 0))
+    monkeypatch.setattr(selftest, "_test_once", selftest.self_test)
+    arena = Arena("2+1", 8 * 2 * CELL)
+    rings = ParityRing(CELL, 16), ParityRing(CELL, 4)
+    with pytest.raises(CkptError, match="unsafe to start"):
+        PayloadEncoder(payload_of(1), LAUNCH, arena.layout, memoryview(arena.map), rings)
 
 
 def test_a_detached_parity_column_is_encoded_again_cell_by_cell() -> None:

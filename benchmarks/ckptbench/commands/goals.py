@@ -17,7 +17,7 @@ from ckptbench.job.grammar import Section, Setting
 from ckptbench.job.jobs import JobList, build_jobs
 from ckptbench.job.options import find_option
 
-COMMON: Final = "numjobs=4 size=256Mi code=4+2 targets=6 loops=5 roofline baseline"
+COMMON: Final = "numjobs=4 size=256Mi code=4+2 targets=6 loops=9 roofline baseline"
 PRESETS: Final = {
     "burst": (
         ("null", "rw=save sink=null warmups=2"),
@@ -33,7 +33,7 @@ def goal_jobs(program: str, argv: Sequence[str]) -> JobList:
     if line.files or line.sections:
         raise Refused(f"ckptbench {program} takes flags only", hint="name a job file without it")
     sections = [
-        Section(name, _settings(f"{COMMON} {text}", program), program)
+        Section(name, settings_of(f"{COMMON} {text}", program), program)
         for name, text in PRESETS[program]
     ]
     given = {find_option(one.key) for one in line.everywhere}
@@ -52,6 +52,7 @@ def run_preset(program: str, argv: Sequence[str]) -> int:
     return execute(goal_jobs(program, argv), parse_flags(argv, words))
 
 
-def _settings(text: str, where: str) -> tuple[Setting, ...]:
+def settings_of(text: str, where: str) -> tuple[Setting, ...]:
+    """Of words with blanks between: `rw=save loops=5 baseline`."""
     pairs = [one.partition("=") for one in text.split()]
     return tuple(Setting(key, value if mark else None, where) for key, mark, value in pairs)

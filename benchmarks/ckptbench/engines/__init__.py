@@ -66,6 +66,10 @@ def make_storage(options: JobOptions) -> Storage:
 def make_engine(plan: EnginePlan) -> Engine:
     """In a rank process; what the engine needs is imported here, before any clock runs."""
     match plan.engine:
+        case "ckpt" if plan.settings.get("durable"):
+            from ckptbench.engines.ckpt_stored import StoringCkptEngine
+
+            return StoringCkptEngine(plan)
         case "ckpt":
             from ckptbench.engines.ckpt import CkptEngine
 

@@ -86,6 +86,17 @@ class Resharding(Protocol):
         """These ranges of the global tensors."""
 
 
+@runtime_checkable
+class Storing(Protocol):
+    """An engine beside whose storage there is an object store: `settings["durable"]`."""
+
+    def fetch(self, step: int) -> None:
+        """What all ranks saved, from the object store into the storage, as durable as a save."""
+
+    def load_stored(self, step: int, rank: int) -> Loaded:
+        """What `rank` saved, from the object store alone."""
+
+
 class Storage(Protocol):
     """The run's side: entered before ranks start, left when they are gone."""
 

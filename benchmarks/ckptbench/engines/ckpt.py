@@ -26,7 +26,7 @@ from ckpt_client.processes import kill_processes
 from ckptbench.cluster import BenchCluster, ClusterPlan
 from ckptbench.engines.base import ONE_THREAD, Done, EnginePlan, Loaded
 from ckptbench.job.options import JobOptions
-from ckptbench.workload import Array, Box, State, empty_state, rank_boxes
+from ckptbench.workload import Array, Box, State, rank_boxes
 
 TIMEOUT_S: Final = 120.0
 STAGER_IDLE_S: Final = 2.0
@@ -37,8 +37,8 @@ class CkptEngine:
     """One rank's store."""
 
     def __init__(self, plan: EnginePlan) -> None:
-        self._plan = plan
-        self._store = ckpt.open(plan.url, launch=plan.launch, stager_idle_s=STAGER_IDLE_S)
+        self.plan = plan
+        self.store = ckpt.open(plan.url, launch=plan.launch, stager_idle_s=STAGER_IDLE_S)
         self._save: ckpt.Save | None = None
         assert ckpt_client.restore, "imported above: a process's start is no part of a load"
 
@@ -47,8 +47,8 @@ class CkptEngine:
             box.name: ckpt.Shard(state.arrays[box.name], (box.total,), (box.start,))
             for box in state.boxes
         }
-        plan, self._save = self._plan, None
-        self._save = self._store.save(
+        plan, self._save = self.plan, None
+        self._save = self.store.save(
             plan.run, step, tree, rank=plan.rank, world_size=plan.world_size
         )
 
@@ -63,7 +63,7 @@ class CkptEngine:
         )
 
     def load(self, step: int, rank: int) -> Loaded:
-        return self._load(step, rank_boxes(self._plan.state, rank))
+        return self._load(step, rank_boxes(self.plan.state, rank))
 
     def load_boxes(self, step: int, boxes: Sequence[Box]) -> Loaded:
         return self._load(step, boxes)
@@ -72,20 +72,15 @@ class CkptEngine:
         """The cluster keeps two steps by itself."""
 
     def close(self) -> None:
-        self._store.close()
+        self.store.close()
 
     def _load(self, step: int, boxes: Sequence[Box]) -> Loaded:
-        plan = self._plan
-        state = empty_state(plan.state, boxes)
-        like = {
-            box.name: ckpt.Shard(state.arrays[box.name], (box.total,), (box.start,))
-            for box in boxes
-        }
-        with self._store.resolve(
+        plan = self.plan
+        with self.store.resolve(
             plan.run, step, rank=plan.rank, world_size=plan.world_size, timeout_s=TIMEOUT_S
         ) as checkpoint:
-            tree = checkpoint.load(like=like)
-            found = _arrays(tree)
+            tree = checkpoint.load(like=wanted(boxes))
+            found = filled(tree)
             return Loaded(
                 found,
                 checkpoint.source,
@@ -213,8 +208,13 @@ class ExistingCluster:
         self._stack.close()
 
 
-def _arrays(tree: object) -> dict[str, Array]:
-    """What `load` filled, by name."""
+def wanted(boxes: Sequence[Box]) -> dict[str, ckpt.Box]:
+    """What a load is asked for: it makes the arrays itself, over memory that was never touched."""
+    return {box.name: ckpt.Box((box.start,), (box.count,)) for box in boxes}
+
+
+def filled(tree: object) -> dict[str, Array]:
+    """What a load filled, by name."""
     assert isinstance(tree, dict)
     found: dict[str, Array] = {}
     for name, leaf in tree.items():

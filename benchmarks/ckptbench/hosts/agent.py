@@ -29,6 +29,7 @@ from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.format.messages import Answer, Ask, Failed, Message, Role
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established, Identity
+from ckpt_client.processes import MARK_NAME, find_marked
 from ckptbench import proc
 from ckptbench.engines import check_packages
 from ckptbench.hosts.words import (
@@ -46,6 +47,7 @@ from ckptbench.hosts.words import (
     requests,
 )
 from ckptbench.ranks import Ranks
+from ckptbench.run.counters import HostCounters
 
 WORKERS: Final = 16
 """Requests that are worked on at once."""
@@ -57,9 +59,15 @@ class _Group:
 
     session: Session
     ranks: Ranks
+    mark: str
+    """In the environment of all that the ranks started."""
     told: int = 0
     last: Reply = field(default_factory=Reply)
     """Of the last Tell: it may be asked for again after a lost connection."""
+
+    def stagers(self) -> list[int]:
+        """Of the ranks, as they are now."""
+        return [one.pid for one in find_marked(self.mark) if one.is_stager]
 
 
 class Agent:
@@ -142,11 +150,13 @@ class Agent:
             check_packages(plan.engine.engine)
         directory = Path(tempfile.mkdtemp(dir=self._directory))
 
+        mark = secrets.token_hex(8)
+
         def start() -> Ranks:
-            return Ranks(asked.plans, dict(os.environ), directory)
+            return Ranks(asked.plans, {**os.environ, MARK_NAME: mark}, directory)
 
         ranks = await self._loop.run_in_executor(self._pool, start)
-        self._groups[asked.group] = _Group(session, ranks)
+        self._groups[asked.group] = _Group(session, ranks, mark)
 
     async def _tell(self, group: _Group, asked: Tell) -> Reply:
         if asked.number == group.told:
@@ -155,8 +165,10 @@ class Agent:
             raise Refused(f"{len(asked.lines)} lines: from 1 to {LINES_MAX}")
 
         def tell() -> Reply:
+            counters = HostCounters(group.ranks.pids, group.stagers())
             group.ranks.begin(*asked.lines)
-            return Reply(tuple(tuple(group.ranks.answers()) for _ in asked.lines))
+            answers = tuple(tuple(group.ranks.answers()) for _ in asked.lines)
+            return Reply(answers, counters.since(group.stagers()))
 
         group.last = await self._loop.run_in_executor(self._pool, tell)
         group.told = asked.number

@@ -36,6 +36,7 @@ from ckptbench.hosts.words import (
 )
 from ckptbench.rank import Answer, RankPlan
 from ckptbench.ranks import ANSWER_TIMEOUT_S, LEAD_NS, RankGroup
+from ckptbench.results import HostSpent
 
 _T = TypeVar("_T")
 CALL_TIMEOUT_S: Final = 2 * ANSWER_TIMEOUT_S
@@ -125,6 +126,7 @@ class RemoteRanks:
         self._hosts, self._name = hosts, secrets.token_hex(8)
         self._number = 0
         self._told: list[Future[Reply]] = []
+        self._spent: tuple[HostSpent, ...] = ()
         #: Answers that came with an earlier batch's reply, batch by batch.
         self._ready: list[list[Answer]] = []
         count = len(hosts.addresses)
@@ -148,6 +150,11 @@ class RemoteRanks:
         """None runs here."""
         return []
 
+    @property
+    def hosts_spent(self) -> tuple[HostSpent, ...]:
+        """See RankGroup."""
+        return self._spent
+
     def tell(self, lines: Sequence[str]) -> list[Answer]:
         """See RankGroup."""
         self.begin(lines)
@@ -170,6 +177,11 @@ class RemoteRanks:
         if not self._ready:
             replies = [one.result() for one in self._told]
             names = [self._hosts.addresses[host] for host in self._with_ranks]
+            self._spent = tuple(
+                dataclasses.replace(reply.spent, host=name)
+                for name, reply in zip(names, replies, strict=True)
+                if reply.spent is not None
+            )
             self._ready = [
                 [
                     dataclasses.replace(answer, host=name)

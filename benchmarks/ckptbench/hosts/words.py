@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from ckptbench.rank import Answer, RankPlan
+from ckptbench.results import HostSpent
 
 CLUSTER: Final = "ckptbench"
 """What agents prove to be, so that no target or coordinator is taken for one."""
@@ -56,6 +57,8 @@ class Reply(msgspec.Struct, frozen=True):
     """What it led to; an error says why, and the answers are empty."""
 
     answers: tuple[tuple[Answer, ...], ...] = ()
+    spent: HostSpent | None = None
+    """Of a Tell."""
     error: str = ""
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from ckpt.base.errors import Refused
 from ckptbench.job.grammar import Section, Setting, Words
-from ckptbench.job.options import NAMES, TABLE, VERBS, find_option
+from ckptbench.job.options import MISSING_VERBS, NAMES, TABLE, VERBS, find_option
 
 COMMAND_LINE: Final = "command line"
 TOOL_FLAGS: Final = {
@@ -54,7 +54,7 @@ def parse_flags(argv: Sequence[str], words: Words) -> CommandLine:
     """Raises Refused for a flag that nobody knows or that lacks its value."""
     found = CommandLine()
     left = list(argv)
-    if left and left[0] in VERBS:
+    if left and left[0] in {**VERBS, **MISSING_VERBS}:
         verb = left.pop(0)
         left[:0] = [f"--name={verb}", f"--rw={verb}"]
     while left:

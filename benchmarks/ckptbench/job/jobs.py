@@ -17,7 +17,7 @@ from ckpt.erasure.code import Code
 from ckptbench import models
 from ckptbench.faults import words as fault_words
 from ckptbench.job.grammar import Section, Setting
-from ckptbench.job.options import DEFAULTS, TABLE, JobOptions, find_option
+from ckptbench.job.options import DEFAULTS, STORE_VERBS, TABLE, JobOptions, find_option
 
 MLPERF_LOOPS: Final = 10
 MLPERF_THINK_S: Final = 5.0
@@ -36,11 +36,12 @@ class Job:
 
     @property
     def saves(self) -> bool:
-        return self.options.rw in ("save", "mixed")
+        return self.options.rw in ("save", "mixed", "drain")
 
     @property
     def loads(self) -> bool:
-        return self.options.rw != "save"
+        """Whether something must have been saved before it begins."""
+        return self.options.rw not in ("save", "drain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,9 @@ def _problems(job: Job) -> Iterable[tuple[str, str]]:
             yield f"code {code} needs {code.n} targets, not {options.targets}", ""
     if options.rw == "degraded" and options.ioengine != "ckpt":
         yield f"{options.ioengine} has no parity: rw=degraded needs ioengine=ckpt", ""
-    if options.sink == "null" and job.loads:
+    if options.rw in STORE_VERBS and (options.ioengine != "ckpt" or options.url):
+        yield f"rw={options.rw} needs the cluster of ioengine=ckpt that the run itself starts", ""
+    if options.sink == "null" and options.rw != "save":
         yield "sink=null keeps no bytes to load", "sink=disk"
     if options.fault:
         if options.ioengine != "ckpt" or options.url:

@@ -49,7 +49,16 @@ VERBS: Final = {
     "reshard": "another number of processes loads, each its box of every tensor",
     "degraded": "pairs of loads: healthy, then with targets dead",
     "mixed": "ranks save a step while other processes load the step before",
+    "drain": "ranks save a step, then `ckptd drain` copies it into an object store, see durable",
+    "fetch": "what only an object store holds is brought back into the tier, see durable",
 }
+STORE_VERBS: Final = ("drain", "fetch")
+"""Those that need an object store beside the run's own cluster."""
+MISSING_VERBS: Final = {
+    "rebuild": "lost columns are not rebuilt yet: a checkpoint keeps those that it has. "
+    "rw=degraded measures loads without them"
+}
+"""What one may look for, and why it is not there."""
 FIO_VERBS: Final = {"write": "save", "read": "load", "rw": "mixed", "readwrite": "mixed"}
 DTYPES: Final = {
     "bfloat16": "2 bytes", "float16": "2 bytes", "float32": "4 bytes", "uint8": "1 byte",
@@ -97,7 +106,9 @@ class JobOptions:
 
     # --- what is done
     description: str = option("", text_kind(), "why this job is worth running")
-    rw: str = option("save", choice_kind(VERBS, FIO_VERBS), "what the ranks do", "readwrite")
+    rw: str = option(
+        "save", choice_kind(VERBS, FIO_VERBS, MISSING_VERBS), "what the ranks do", "readwrite"
+    )
     ioengine: str = option("ckpt", choice_kind(ENGINES), "what they do it with")
     numjobs: int = option(
         0, count_kind(most=4096), "ranks on each host; 0: one, or as many as the model has"
@@ -172,6 +183,10 @@ class JobOptions:
     url: str = option(
         "", text_kind(),
         "ckpt: an existing cluster, ckpt://HOST:PORT; fsspec, s3: where to write",
+    )  # fmt: skip
+    durable: str = option(
+        "", text_kind(),
+        "drain, fetch: the object store, file:///DIR or s3://BUCKET/PREFIX; empty: beside targets",
     )  # fmt: skip
     run: str = option("bench", text_kind(), "the run's name; load finds there what save left")
     code: str = option("4+2", text_kind(), "ckpt: erasure code of the cluster that the run makes")

@@ -112,12 +112,18 @@ def flag_kind() -> Kind[bool]:
     return Kind("empty or boolean value ([0|1])", read, empty=True)
 
 
-def choice_kind(choices: Mapping[str, str], same: Mapping[str, str] | None = None) -> Kind[str]:
-    """One of the words; `same` maps other spellings to them."""
-    aliases = dict(same or {})
+def choice_kind(
+    choices: Mapping[str, str],
+    same: Mapping[str, str] | None = None,
+    missing: Mapping[str, str] | None = None,
+) -> Kind[str]:
+    """One of the words; `same` maps other spellings to them, `missing` says why there is none."""
+    aliases, reasons = dict(same or {}), dict(missing or {})
 
     def read(text: str) -> str:
         word = aliases.get(text, text)
+        if word in reasons:
+            raise ValueError(reasons[word])
         if word not in choices:
             raise ValueError(f"not one of {', '.join([*choices, *aliases])}")
         return word

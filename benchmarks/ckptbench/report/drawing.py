@@ -13,8 +13,19 @@ from ckptbench.results import Checkpoint, JobResult, Sample
 
 ROWS_MAX: Final = 64
 """Of ranks; with more, the slowest of them."""
-COLOURS: Final = {"stall": "#d1495b", "durable": "#8fb8de", "loaded": "#66a182"}
+COLOURS: Final = {
+    "stall": "#d1495b", "durable": "#8fb8de", "loaded": "#66a182", "drained": "#66a182",
+    "committed": "#66a182",
+}  # fmt: skip
 """Of a bar's kind, in every format."""
+LANE_COLOUR: Final = "#e8c07d"
+MEANINGS: Final = {
+    "stall": "training stands still",
+    "durable": "until durable, beside training",
+    "loaded": "until the state is there",
+    "drained": "until an object store holds it, verified",
+    "committed": "until the tier holds it again",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +33,7 @@ class Bar:
     """A stretch of time, milliseconds."""
 
     kind: str
-    """stall, durable or loaded."""
+    """stall, durable, loaded, drained or (a fetch) committed."""
     begin_ms: float
     end_ms: float
 
@@ -83,8 +94,8 @@ def draw_checkpoint(job: JobResult, one: Checkpoint) -> Drawing:
         begin, staged, done = (ns / 1e6 for ns in (rank.begun_ns, rank.staged_ns, rank.done_ns))
         bars = (
             (Bar("stall", begin, staged), Bar("durable", staged, done))
-            if one.direction == "write"
-            else (Bar("loaded", begin, done),)
+            if one.kind == "save"
+            else (Bar(one.end_word, begin, done),)
         )
         rows.append(Row(f"rank {rank.rank}", bars, done, rank.done_ns / middle))
     lanes = _lanes(one)

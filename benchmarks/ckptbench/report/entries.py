@@ -1,8 +1,8 @@
 """Which figures of fio does a job have? One entry for all its ranks, or one for each.
 
 One "I/O" is one checkpoint of one rank. Submission latency (slat) is its stall: until training goes
-on. Completion latency (clat) is what follows until it is durable, and lat is both. A load has no
-slat: training waits for all of it.
+on. Completion latency (clat) is what follows until it is durable, and lat is both. A load, a drain
+or a fetch has no slat: it is waited for whole.
 """
 
 from __future__ import annotations
@@ -128,8 +128,9 @@ def _pick(one: Checkpoint, ranks: Sequence[int] | None, host: str) -> list[RankT
 def _flow(direction: str, picked: Sequence[tuple[Checkpoint, list[RankTimes]]]) -> Flow:
     mine = [(one, found) for one, found in picked if one.direction == direction and found]
     times = [times for _, found in mine for times in found]
-    writes = direction == "write"
-    stalls = [one.staged_ns - one.begun_ns for one in times] if writes else []
+    # Only a save lets training go on before it is done.
+    saves = bool(mine) and all(one.kind == "save" for one, _ in mine)
+    stalls = [one.staged_ns - one.begun_ns for one in times] if saves else []
     lats = [one.done_ns - one.begun_ns for one in times]
     return Flow(
         io_bytes=sum(one.bytes for one in times),

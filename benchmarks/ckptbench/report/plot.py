@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.base.errors import Refused
-from ckptbench.report.drawing import COLOURS, Drawing, Lane, Row, draw
+from ckptbench.report.drawing import COLOURS, LANE_COLOUR, MEANINGS, Drawing, Lane, Row, draw
 from ckptbench.results import RunResult
 
 WIDTH: Final = 900
@@ -19,18 +19,13 @@ ROW: Final = 16
 LANE: Final = 30
 TOP: Final = 34
 TICKS: Final = 8
-MEANINGS: Final = {
-    "stall": "training stands still",
-    "durable": "until durable, beside training",
-    "loaded": "until the state is there",
-}
 SLOW_RATIO: Final = 1.2
 """From here on a rank's time is printed in the colour of a stall."""
 _STYLE: Final = """
 body{font:14px/1.4 system-ui,sans-serif;margin:24px;color:#222;background:#fff;max-width:960px}
 h2{font-size:15px;margin:28px 0 2px}p{margin:2px 0;color:#555}svg{display:block;margin-top:6px}
 text{font:11px system-ui,sans-serif;fill:#333}.slow{fill:#d1495b;font-weight:600}
-.grid{stroke:#ddd;stroke-width:1}.rate{fill:#e8c07d;stroke:#b5812f;stroke-width:1}
+.grid{stroke:#ddd;stroke-width:1}.rate{stroke:#b5812f;stroke-width:1}
 .seal{stroke:#222;stroke-width:1.5}
 .key{display:inline-block;width:12px;height:12px;margin:0 4px 0 14px}
 """
@@ -99,7 +94,7 @@ def _legend(drawing: Drawing) -> str:
     )
     if drawing.lanes:
         verb = "written" if drawing.direction == "write" else "read"
-        keys += '<span class="key" style="background:#e8c07d"></span>'
+        keys += f'<span class="key" style="background:{LANE_COLOUR}"></span>'
         keys += f"bytes {verb}, all lanes to {drawing.peak:.0f} MB/s"
     if any(lane.marks_ms for lane in drawing.lanes):
         keys += '<span class="key" style="background:#222;width:2px"></span>a column sealed'
@@ -144,7 +139,7 @@ def _lane(drawing: Drawing, lane: Lane, y: int) -> Iterator[str]:
             )
             before = inside
         points.append(f"{_x(drawing, before):.1f},{bottom}")
-        yield f'<polygon class="rate" points="{" ".join(points)}"/>'
+        yield f'<polygon class="rate" fill="{LANE_COLOUR}" points="{" ".join(points)}"/>'
     for mark in lane.marks_ms:
         x = _x(drawing, mark)
         yield f'<line class="seal" x1="{x:.1f}" x2="{x:.1f}" y1="{y + 2}" y2="{bottom}"/>'

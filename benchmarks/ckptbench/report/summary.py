@@ -60,6 +60,8 @@ class Phases:
     lost_rank_s: float
     """Rank-seconds that training stood still for one checkpoint."""
     wire_by_payload: float | None
+    hosts_by_payload: float | None
+    """Bytes that the networks of all hosts carried, others' too; None where ranks ran here."""
     device_by_payload: float | None
     cpu_s_per_gb: dict[str, float]
     """Median by stage."""
@@ -90,7 +92,7 @@ class Summary:
     rank_bytes_most: int
     phases: tuple[Phases, ...]
     drained: bool
-    """Always False: the tier's drain is not measured by this tool yet."""
+    """One of the phases is a drain."""
     first: First | None
     save_eta: Spread | None
     bound_by: str
@@ -127,7 +129,7 @@ def summarize(job: JobResult) -> Summary:
         rank_bytes_least=min(job.rank_bytes),
         rank_bytes_most=max(job.rank_bytes),
         phases=phases,
-        drained=False,
+        drained=any(one.kind == "drain" for one in phases),
         first=None if first is None else First(first.seconds, _fault_in(first)),
         save_eta=save_eta(job),
         bound_by="G*" if job.discards else "raw disk",
@@ -171,10 +173,8 @@ def _phases(kind: str, found: Sequence[Checkpoint]) -> Phases:
             sum((t.staged_ns - t.begun_ns) / 1e9 for t in one.ranks) for one in found
         ),
         wire_by_payload=_ratio(found, [one.spent.wire_bytes for one in found]),
-        device_by_payload=_ratio(
-            found,
-            [one.spent.device_written if saves else one.spent.device_read for one in found],
-        ),
+        hosts_by_payload=_ratio(found, [one.hosts_bytes for one in found]),
+        device_by_payload=_ratio(found, [one.device_bytes for one in found]),
         cpu_s_per_gb={
             stage: statistics.median(one.spent.cpu_s[stage] / one.bytes * 1e9 for one in found)
             for stage in found[0].spent.cpu_s

@@ -12,7 +12,7 @@ from ckptbench.report.entries import DIRECTIONS, Entry, Flow, entries, make_entr
 from ckptbench.report.mlperf import submission_lines, submissions
 from ckptbench.report.numbers import both_rates, both_sizes, msec, rate, scaled, size, time_unit
 from ckptbench.report.summary import Phases, Slowest, Summary, summarize
-from ckptbench.results import JobResult, Machine, RunResult
+from ckptbench.results import END_WORDS, JobResult, Machine, RunResult
 from ckptbench.stats import Histogram, Quarters
 
 PER_LINE: Final = 4
@@ -183,7 +183,8 @@ def _checkpoint(found: Summary) -> Iterator[str]:
     compared = {True: "every byte equal", False: "BYTES DIFFER", None: "not compared"}
     yield (
         f"    outside    : generator {format_seconds(found.generator_s)}; "
-        f"compared: {compared[found.verified]}; drain: not run"
+        f"compared: {compared[found.verified]}; "
+        f"drain: {'measured' if found.drained else 'not run'}"
         + (f"; {found.failed} checkpoints failed" if found.failed else "")
         + (f"; {found.thrown_away} thrown away for drift" if found.thrown_away else "")
     )
@@ -194,7 +195,7 @@ def _phases(phase: Phases) -> Iterator[str]:
     rows: Iterable[tuple[str, Quarters | None]] = (
         ("stall", phase.stall),
         ("sealed", phase.sealed),
-        ("committed" if phase.kind == "save" else "loaded", phase.done),
+        (END_WORDS.get(phase.kind, "loaded"), phase.done),
     )
     for name, row in rows:
         if row is not None:
@@ -214,7 +215,11 @@ def _phases(phase: Phases) -> Iterator[str]:
         yield f"     | lost     : {phase.lost_rank_s:.3g} rank-seconds for each save"
     ratios = [
         f"{name} {value:.3f} x payload"
-        for name, value in (("wire", phase.wire_by_payload), ("device", phase.device_by_payload))
+        for name, value in (
+            ("wire", phase.wire_by_payload),
+            ("all traffic of the hosts", phase.hosts_by_payload),
+            ("device", phase.device_by_payload),
+        )
         if value is not None
     ]
     if ratios:

@@ -68,13 +68,14 @@ class Bench:
         before = raw()
         watch = Watch(self.shelf, ranks, "write", faults, moment.number)
         moment.meet()
-        begun = watch.begin(sum(plan.rank_bytes), [f"save {step} {NOW}"] * world, ["wait"] * world)
+        lines = ([f"save {step} {NOW}"] * world, ["wait"] * world)
+        begun = watch.begin(sum(plan.rank_bytes), lambda: ranks.begin(*lines))
         staged, done = ranks.answers(), ranks.answers()
         failed = any(one.error for one in (*staged, *done))
         try:
             seals = () if failed else self._wait_sealed(begun, world, done)
         finally:
-            watch.stop(_cpu_s([*staged, *done]), counts_wire=self._counts_wire)
+            watch.stop(_cpu_s([*staged, *done]), counts_wire=self.counts_wire)
         after = raw()
         if not failed:
             self.shelf.put(self.options.run, Saved(step, plan, time.monotonic()))
@@ -113,9 +114,9 @@ class Bench:
         if self.options.baseline:
             warm_free_memory(sum(saved.plan.rank_bytes))
         moment.meet()
-        begun = watch.begin(sum(saved.plan.rank_bytes), lines)
+        begun = watch.begin(sum(saved.plan.rank_bytes), lambda: ranks.begin(lines))
         answers = ranks.answers()
-        watch.stop(_cpu_s(answers), counts_wire=self._counts_wire)
+        watch.stop(_cpu_s(answers), counts_wire=self.counts_wire)
         equal = None
         if not any(one.error for one in answers):
             if self.options.verify != "0":
@@ -128,7 +129,7 @@ class Bench:
             kind=kind,
             counts=moment.counts,
             begun_s=begun / 1e9 - moment.began_s,
-            ranks=tuple(_load_times(rank, one) for rank, one in enumerate(answers)),
+            ranks=tuple(load_times(rank, one) for rank, one in enumerate(answers)),
             spent=watch.spent,
             cache=cache,
             rebuilt_bytes=sum(one.rebuilt_bytes for one in answers),
@@ -143,12 +144,15 @@ class Bench:
         return self.options.readers or saved.plan.world_size
 
     @property
-    def _counts_wire(self) -> bool:
+    def counts_wire(self) -> bool:
         """The loopback carries the cluster's bytes and nothing else."""
         return self.context.isolated and self.shelf.cluster is not None
 
     def _load_lines(self, saved: Saved) -> list[str]:
         world, readers = saved.plan.world_size, self.readers(saved)
+        if self.options.rw == "drain":
+            # What is compared at its end is what the object store holds.
+            return [f"stored {saved.step} {NOW} {rank}" for rank in range(world)]
         if self.options.rw == "reshard" or readers != world:
             return [f"boxes {saved.step} {NOW} {readers}"] * readers
         shift = 0
@@ -199,7 +203,7 @@ def _save_times(rank: int, staged: Answer, done: Answer) -> RankTimes:
     )
 
 
-def _load_times(rank: int, found: Answer) -> RankTimes:
+def load_times(rank: int, found: Answer) -> RankTimes:
     return RankTimes(
         rank=rank,
         bytes=found.bytes,

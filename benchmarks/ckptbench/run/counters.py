@@ -4,10 +4,12 @@ bytes of the devices.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ckptbench import proc
-from ckptbench.results import Spent
+from ckptbench.results import HostSpent, Spent
 
 ARENA_NAME = "memfd:ckpt-arena"
 THREADS_SHOWN = 3
@@ -49,6 +51,45 @@ class Counters:
         return sum_threads(
             [_added(self._threads.get(pid, {}), proc.thread_cpu_s(pid)) for pid in pids]
         )
+
+
+class HostCounters:
+    """The same for one host's agent: its ranks and their stagers, and the host's network."""
+
+    def __init__(self, ranks: Sequence[int], stagers: Sequence[int]) -> None:
+        self._network = proc.network_bytes()
+        self._counters = Counters({"stager": stagers}, [*ranks, *stagers])
+
+    def since(self, stagers: Sequence[int]) -> HostSpent:
+        """What was added."""
+        spent = self._counters.since({"stager": stagers}, 0.0, counts_wire=False)
+        network = proc.network_bytes()
+        return HostSpent(
+            machine=proc.machine_id(),
+            cpu_s={stage: cost for stage, cost in spent.cpu_s.items() if stage != "trainer"},
+            device_read=spent.device_read or 0,
+            device_written=spent.device_written or 0,
+            received=network.read - self._network.read,
+            sent=network.written - self._network.written,
+            private_bytes=spent.private_bytes,
+        )
+
+
+def add_hosts(spent: Spent, hosts: Sequence[HostSpent]) -> Spent:
+    """With what agents counted; as it was without any."""
+    if not hosts:
+        return spent
+    cpu = Counter(spent.cpu_s)
+    for one in hosts:
+        cpu.update(one.cpu_s)
+    return replace(
+        spent,
+        cpu_s=dict(cpu),
+        device_read=(spent.device_read or 0) + sum(one.device_read for one in hosts),
+        device_written=(spent.device_written or 0) + sum(one.device_written for one in hosts),
+        private_bytes=max(spent.private_bytes, *(one.private_bytes for one in hosts)),
+        hosts=tuple(hosts),
+    )
 
 
 def sum_threads(stagers: Sequence[Sequence[float]]) -> tuple[float, ...]:

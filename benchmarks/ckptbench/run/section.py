@@ -15,12 +15,13 @@ from ckpt.erasure.code import Code
 from ckptbench import figures, proc
 from ckptbench.faults.words import Before, Fault, FaultKind, parse_faults
 from ckptbench.job.jobs import Job
-from ckptbench.job.options import JobOptions
+from ckptbench.job.options import STORE_VERBS, JobOptions
 from ckptbench.ranks import RankGroup
 from ckptbench.raw_disk import DiskRate, best_write, repeat_write
 from ckptbench.results import Checkpoint
 from ckptbench.roofline import measure_touch
 from ckptbench.run.checkpoints import Bench, Moment
+from ckptbench.run.object_store import ObjectStore
 from ckptbench.run.schedule import Loop, Schedule, pause_s
 from ckptbench.run.shelf import Context, Saved, Shelf, start_ranks, state_plan
 from ckptbench.workload import StatePlan
@@ -56,12 +57,25 @@ class Section:
         self._faults = wanted_faults(job.options)
         self._outcome = Outcome()
         self._began_s = time.monotonic()
+        self._durable: ObjectStore | None = None
+        """Of a job that drains or fetches, while it runs."""
 
     def run(self) -> Outcome:
         """All loops. A checkpoint that fails is an error of the outcome, not of the call."""
+        if self._options.rw not in STORE_VERBS:
+            return self._run()
+        assert self._shelf.cluster is not None, "checked before the run"
+        with ObjectStore(self._shelf.cluster, self._options) as self._durable:
+            return self._run()
+
+    # ----------------------------------------------------------------------- loops
+
+    def _run(self) -> Outcome:
         time.sleep(self._options.startdelay)
         if self._job.loads and self._options.run not in self._shelf.saved:
             self._lay_out()
+        if self._options.rw == "fetch" and self._durable is not None:
+            self._durable.put(self._shelf.saved[self._options.run])
         if self._options.baseline and self._job.saves and self._options.sink == "disk":
             directory = self._shelf.storage.log_directory
             self._outcome.raw = best_write(directory, self._stored_bytes(), self._writer_count())
@@ -72,13 +86,12 @@ class Section:
                 if not self._outcome.errors:
                     ranks.finish()
         else:
-            self._loop(self._loading)
+            self._loop(self._fetching if self._options.rw == "fetch" else self._loading)
         self._outcome.daemon_bytes = self._largest_daemon()
-        if self._job.saves and self._options.verify != "0" and not self._outcome.errors:
+        stores = self._job.saves or self._options.rw == "fetch"
+        if stores and self._options.verify != "0" and not self._outcome.errors:
             self._verify()
         return self._outcome
-
-    # ----------------------------------------------------------------------- loops
 
     def _loop(self, perform: Callable[[Moment], list[Checkpoint]]) -> None:
         schedule, number = Schedule(self._options), 0
@@ -119,7 +132,9 @@ class Section:
         return True
 
     def _saving(self, ranks: RankGroup, moment: Moment) -> list[Checkpoint]:
-        """One save; in mixed mode with a load of the step before, at the same moment."""
+        """One save; then its drain; or with a load of the step before at the same moment."""
+        if self._durable is not None:
+            return self._draining(self._durable, ranks, moment)
         previous = self._shelf.saved.get(self._options.run)
         if self._options.rw != "mixed" or previous is None:
             return [self._bench.save(ranks, self._plan, moment, self._faults, self._raw)]
@@ -129,6 +144,24 @@ class Section:
                 lambda: self._bench.save(ranks, self._plan, moment, self._faults, self._raw),
                 lambda: self._bench.load(fresh, previous, "load", moment),
             )
+
+    def _draining(self, durable: ObjectStore, ranks: RankGroup, moment: Moment) -> list[Checkpoint]:
+        """A fault strikes the drain: what it does to a save is rw=save's to measure."""
+        durable.hold()
+        save = self._bench.save(ranks, self._plan, moment, (), self._raw)
+        if save.error:
+            return [save]
+        saved = self._shelf.saved[self._options.run]
+        return [save, durable.drain(self._bench, saved, moment, self._faults)]
+
+    def _fetching(self, moment: Moment) -> list[Checkpoint]:
+        """By a process and stagers as fresh as after a restart."""
+        saved, durable = self._shelf.saved[self._options.run], self._durable
+        assert durable is not None, "this job fetches"
+        self._shelf.storage.forget_readers()
+        durable.withdraw(saved)
+        with self._start(saved.plan, readers=1) as ranks:
+            return [durable.fetch(self._bench, ranks, saved, moment, self._faults)]
 
     def _loading(self, moment: Moment) -> list[Checkpoint]:
         saved = self._shelf.saved[self._options.run]
@@ -155,7 +188,8 @@ class Section:
     # ----------------------------------------------------------------------- around them
 
     def _start(self, plan: StatePlan, readers: int = 0) -> RankGroup:
-        return start_ranks(self._context, self._shelf, self._options, plan, readers)
+        durable = "" if self._durable is None else self._durable.url
+        return start_ranks(self._context, self._shelf, self._options, plan, readers, durable)
 
     def _lay_out(self) -> None:
         """Save once, unmeasured, when no job before has left anything to load."""

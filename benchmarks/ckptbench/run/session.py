@@ -16,15 +16,17 @@ from typing import Final
 
 from ckpt.base.errors import CkptError, Refused
 from ckpt.erasure.code import Code
+from ckpt.objects.stores import open_sink
 from ckptbench.checks import find_errors
 from ckptbench.engines import RESHARDS, check_packages, make_storage
 from ckptbench.faults.inject import check_netem
 from ckptbench.job.jobs import Job, JobList
-from ckptbench.job.options import JobOptions
+from ckptbench.job.options import STORE_VERBS, JobOptions
 from ckptbench.rank import RankPlan
 from ckptbench.ranks import RankGroup
 from ckptbench.results import Bounds, JobResult, RunResult
 from ckptbench.roofline import RooflinePlan, describe_machine, measure_bounds
+from ckptbench.run.object_store import FILE
 from ckptbench.run.section import Outcome, Section, wanted_faults
 from ckptbench.run.shelf import Context, MakeRanks, Shelf, state_plan
 
@@ -39,9 +41,16 @@ Key = tuple[object, ...]
 def may_isolate(jobs: JobList) -> bool:
     """Whether nothing that the jobs need lies outside a network namespace of the run's own."""
     return not any(
-        job.options.ioengine in NETWORKED or (job.options.ioengine == "ckpt" and job.options.url)
+        job.options.ioengine in NETWORKED
+        or (job.options.ioengine == "ckpt" and job.options.url)
+        or (job.options.rw in STORE_VERBS and not _is_here(job.options.durable))
         for job in jobs.jobs
     )
+
+
+def _is_here(durable: str) -> bool:
+    """An object store that is a directory."""
+    return not durable or durable.startswith(FILE)
 
 
 def check_all(jobs: JobList, *, isolated: bool, hosts: int = 1) -> None:
@@ -54,6 +63,8 @@ def check_all(jobs: JobList, *, isolated: bool, hosts: int = 1) -> None:
                 hint="url= of a cluster or store, or directory= on a shared file system",
             )
         check_packages(options.ioengine)
+        if options.rw in STORE_VERBS and options.durable:
+            open_sink(options.durable)
         if options.directory and not Path(options.directory).is_dir():
             raise Refused(f"[{job.name}]: directory={options.directory} is no directory")
         check_netem(wanted_faults(options), isolated=isolated)

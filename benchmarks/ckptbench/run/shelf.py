@@ -96,9 +96,13 @@ def state_plan(options: JobOptions, hosts: int) -> StatePlan:
 
 
 def start_ranks(
-    context: Context, shelf: Shelf, options: JobOptions, plan: StatePlan, readers: int = 0
-) -> RankGroup:
-    """A new launch: of ranks that hold `plan`'s state, or of so many readers of it."""
+    context: Context, shelf: Shelf, options: JobOptions, plan: StatePlan, readers: int = 0,
+    durable: str = "",
+) -> RankGroup:  # fmt: skip
+    """A new launch: of ranks that hold `plan`'s state, or of so many readers of it.
+
+    durable: the object store beside the storage; empty without one.
+    """
     storage, launch = shelf.storage, os.urandom(4).hex()
     count = readers or plan.world_size
     plans = [
@@ -111,7 +115,7 @@ def start_ranks(
                 run=options.run,
                 launch=launch,
                 url=storage.url,
-                settings=engine_settings(options),
+                settings={**engine_settings(options), "durable": durable},
             ),
             holds_state=not readers,
         )

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ckptbench.cluster import BenchCluster
 from ckptbench.faults.inject import Injector
 from ckptbench.faults.words import Fault
 from ckptbench.ranks import RankGroup
 from ckptbench.results import Sample, Spent
-from ckptbench.run.counters import Counters
+from ckptbench.run.counters import Counters, add_hosts
 from ckptbench.run.sampler import Sampler
 from ckptbench.run.shelf import Shelf
 
 
 class Watch:
-    """I let the ranks begin, and tell what was seen once they are done.
+    """I let a checkpoint begin, and tell what was seen once they are done.
 
     Faults that are due before the checkpoint strike when I am made, and all are healed by `stop`,
     which must be called.
     """
 
     def __init__(
-        self, shelf: Shelf, ranks: RankGroup, direction: str, faults: Sequence[Fault], number: int
+        self,
+        shelf: Shelf,
+        ranks: RankGroup | None,
+        direction: str,
+        faults: Sequence[Fault],
+        number: int,
+        drain: int | None = None,
     ) -> None:
-        self._shelf, self._ranks, self._direction = shelf, ranks, direction
+        """ranks: those of the checkpoint; drain: the pid of what moves the bytes in their place."""
+        self._shelf, self._ranks, self._direction, self._drain = shelf, ranks, direction, drain
         self.spent = Spent()
         self.notes: tuple[str, ...] = ()
         self.samples: tuple[Sample, ...] = ()
@@ -33,11 +40,11 @@ class Watch:
         if self._injector is not None:
             self._injector.strike_before()
 
-    def begin(self, payload_bytes: int, *lines: Sequence[str]) -> int:
-        """Tell the ranks; returns the common beginning, from which I watch."""
+    def begin(self, payload_bytes: int, start: Callable[[], int]) -> int:
+        """`start` tells the ranks; returns what it does, the beginning, from which I watch."""
         movers = self._movers()
-        self._counters = Counters(self._shelf.storage.stages(), list(movers.values()))
-        begun = self._ranks.begin(*lines)
+        self._counters = Counters(self._stages(), list(movers.values()))
+        begun = start()
         self._sampler = Sampler(movers, self._direction, begun)
         injector, expected = self._injector, self._expected(payload_bytes)
         if injector is None:
@@ -50,21 +57,27 @@ class Watch:
     def stop(self, trainer_cpu_s: float, *, counts_wire: bool) -> None:
         """The checkpoint is over, or failed."""
         self.samples = self._sampler.stop()
-        self.spent = self._counters.since(
-            self._shelf.storage.stages(), trainer_cpu_s, counts_wire=counts_wire
-        )
+        spent = self._counters.since(self._stages(), trainer_cpu_s, counts_wire=counts_wire)
+        self.spent = add_hosts(spent, () if self._ranks is None else self._ranks.hosts_spent)
         if self._injector is not None:
             self.notes = self._injector.end()
 
+    def _stages(self) -> dict[str, list[int]]:
+        drains = {} if self._drain is None else {"drain": [self._drain]}
+        return {**drains, **self._shelf.storage.stages()}
+
     def _movers(self) -> dict[str, int]:
-        """Processes whose reads and writes are the storage's: targets, else the ranks."""
+        """Processes whose reads and writes are counted: the drain, else targets, else the ranks."""
+        if self._drain is not None:
+            return {"drain": self._drain}
         cluster: BenchCluster | None = self._shelf.cluster
         if cluster is not None:
             return cluster.living_targets()
-        return {f"rank {rank}": pid for rank, pid in enumerate(self._ranks.pids)}
+        pids = () if self._ranks is None else self._ranks.pids
+        return {f"rank {rank}": pid for rank, pid in enumerate(pids)}
 
     def _expected(self, payload_bytes: int) -> float:
         cluster = self._shelf.cluster
-        if cluster is None or self._direction == "read":
+        if cluster is None or self._direction == "read" or self._drain is not None:
             return payload_bytes
         return payload_bytes * cluster.plan.code.n / cluster.plan.code.k

@@ -64,15 +64,13 @@ class AttemptState(Enum):
 
 
 #: States in which an abort is still possible.
-ABORTABLE = frozenset(
-    {
-        AttemptState.OPENING,
-        AttemptState.OPEN,
-        AttemptState.COMPARING,
-        AttemptState.INDEXING,
-    }
+ABORTABLE = (
+    AttemptState.OPENING,
+    AttemptState.OPEN,
+    AttemptState.COMPARING,
+    AttemptState.INDEXING,
 )
-ENDED = frozenset({AttemptState.COMMITTED, AttemptState.ABORTING, AttemptState.ABORTED})
+ENDED = (AttemptState.COMMITTED, AttemptState.ABORTING, AttemptState.ABORTED)
 
 
 @dataclass(slots=True)
@@ -187,11 +185,18 @@ class AttemptBook:
         payload = attempt.payloads.get(id.rank) if attempt is not None else None
         return (attempt, payload) if attempt is not None and payload is not None else None
 
-    def trim(self, kept: int) -> None:
-        """Forget the oldest ended attempts beyond `kept`."""
-        ended = [id for id, a in self.attempts.items() if a.state in ENDED]
-        for id in ended[: max(0, len(ended) - kept)]:
-            del self.attempts[id]
+    def trim(self, kept: int, payloads_kept: int) -> None:
+        """Forget the oldest ended attempts: beyond `kept`, and until those that stay, or the newest
+        one alone, have no more than `payloads_kept` payloads.
+        """
+        ended = [a for a in self.attempts.values() if a.state in ENDED]
+        count, payloads = len(ended), sum(len(a.payloads) for a in ended)
+        for attempt in ended:
+            if count <= kept and (payloads <= payloads_kept or count == 1):
+                return
+            count -= 1
+            payloads -= len(attempt.payloads)
+            del self.attempts[attempt.checkpoint]
 
 
 def count_columns(payload: Payload, members: Membership, rule: SpreadRule) -> list[ColumnNumber]:

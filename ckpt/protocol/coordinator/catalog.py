@@ -5,7 +5,7 @@ Only numbering a launch, opening an attempt, deciding, committing, aborting and 
 durable; everything else is told again by stagers and targets. Most entries move a checkpoint along
 
     OPEN -> DECIDED -> COMMITTED -> TOMBSTONED -> DELETED
-      \\-> ABORTED        \\-> DAMAGED (stays listed, is never resolved)
+      \\-> ABORTED        \\-> DAMAGED (stays listed, is never read here)
 
 The shell stores entries in order and applies the same fold (`apply_entry`) when it loads them.
 """

@@ -6,6 +6,8 @@ commit.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ckpt.base.errors import Refused
 from ckpt.base.limits import TABLE_BYTES_MAX
 from ckpt.format.members import member_of_table
@@ -20,6 +22,7 @@ from ckpt.format.messages import (
 )
 from ckpt.format.table import RankTable, decode_table
 from ckpt.protocol.coordinator.attempts import ENDED, Attempt, AttemptBook, Payload
+from ckpt.protocol.coordinator.attesting import Attestation
 from ckpt.protocol.coordinator.committing import Committer
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.ending import Ending, discarded
@@ -86,13 +89,36 @@ class Certifying:
             return
         self._check_certify(attempt, payload, message)
         table = self._decoded(attempt, payload)
+        if not (attempt.recovered and attempt.of_members):
+            self._accept(request, attempt, payload, message, table, message.proofs)
+            return
+
+        def looked(standing: list[ColumnProof], gone: int) -> None:
+            if attempt.state in ENDED and attempt.has(payload):
+                self._certify_of_ended(session, request, message)
+            elif not attempt.has(payload):
+                self._desk.fail(session, request, discarded(payload.id))
+            elif len(message.proofs) - gone < payload.layout.code.floor:
+                del attempt.payloads[payload.id.rank]
+                self._desk.fail(session, request, discarded(payload.id))
+            else:
+                self._accept(request, attempt, payload, message, table, standing)
+
+        Attestation(self._desk, self._members, message.proofs, looked).begin()
+
+    def _accept(
+        self, request: int, attempt: Attempt, payload: Payload, message: Certify, table: RankTable,
+        standing: Iterable[ColumnProof],
+    ) -> None:  # fmt: skip
+        """From here on it is certified; of its proofs those count that stand."""
         payload.proofs = {proof.column.column: proof for proof in message.proofs}
-        for proof in message.proofs:
+        for proof in standing:
             self._note_proof(proof)
         payload.certify = message
         payload.table = table
         payload.certified_us = self._desk.now_us
-        self._desk.send(session, request, Certified(payload.id))
+        if payload.session is not None:
+            self._desk.send(payload.session, request, Certified(payload.id))
         self._committer.proceed(attempt)
 
     def _take_table(self, payload: Payload, message: Certify, bulk: Buffer) -> bool:

@@ -4,7 +4,8 @@
         |                                  |
         +--tombstone durable--> TOMBSTONED-+--no pins, every target dropped--> (forgotten)
 
-Invariants: a TOMBSTONED or DAMAGED checkpoint is never resolved; columns are dropped only when the
+Invariants: a TOMBSTONED checkpoint is never resolved, a DAMAGED one only to where an object store
+has it; columns are dropped only when the
 tombstone is durable and nobody holds a pin.
 """
 

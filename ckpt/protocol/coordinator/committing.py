@@ -35,6 +35,7 @@ from ckpt.format.messages import (
 from ckpt.format.record import CommitRecord, encode_record
 from ckpt.plan.coverage import Differing, Merged, Overlap, merge_tables
 from ckpt.plan.placement import Level, survivable
+from ckpt.plan.repeats import repeat_warning
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.attempts import Attempt, AttemptState, Payload, count_columns
 from ckpt.protocol.coordinator.desk import Desk
@@ -46,7 +47,7 @@ from ckpt.protocol.coordinator.reservations import Reservations, SpreadRule
 WARNINGS_MAX = 4
 WARNING_CHARS_MAX = 200
 RECOUNT_GRACE_US = 3 * LEASE_US
-"""How long a payload may stay below the floor with no place to stream to; then it aborts."""
+"""How long a payload may stay below the floor with no place that takes a column; then it aborts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,9 @@ class Committer:
         self._committed = committed
         self._abort = abort
         self._short_since: dict[CheckpointId, int] = {}
-        #: Attempts with a payload below the floor and no place to stream it to.
+        #: Attempts with a payload below the floor, and since when no more came to count.
+        self._reopened: dict[PayloadId, list[ColumnNumber]] = {}
+        #: What counted when a payload below the floor was last given places.
         self._reopening: set[PayloadId] = set()
         #: Payloads for which places are being asked.
         self._stalled: set[CheckpointId] = set()
@@ -172,11 +175,14 @@ class Committer:
             if len(counted) >= payload.layout.code.floor:
                 continue
             enough = False
-            if payload.member:
-                # Its writer let go of the bytes when it was certified.
+            # The writer of a member let go of its bytes when it was certified. What was streamed
+            # again in vain is tried once more with the next tick, while there is time.
+            if payload.member or self._reopened.get(payload.id) == counted:
                 self._wait_for_targets(attempt, payload, len(counted))
-            else:
-                self._reopen(attempt, payload, counted)
+                continue
+            if payload.id in self._reopened:
+                self._short_since.pop(attempt.checkpoint, None)
+            self._reopen(attempt, payload, counted)
         return enough
 
     def _reopen(self, attempt: Attempt, payload: Payload, counted: list[ColumnNumber]) -> None:
@@ -219,7 +225,8 @@ class Committer:
         if len(counted) + len(found) < code.floor:
             self._wait_for_targets(attempt, payload, len(counted) + len(found))
             return
-        self._short_since.pop(attempt.checkpoint, None)
+        self._short_since.setdefault(attempt.checkpoint, self._desk.now_us)
+        self._reopened[payload.id] = counted
         payload.certify, payload.table = None, None
         payload.table_bytes.clear()
         for column, _ in found:
@@ -247,11 +254,19 @@ class Committer:
     def forget(self, attempt: Attempt) -> None:
         """It ended otherwise."""
         self._overlaps.pop(attempt.checkpoint, None)
+        self._enough(attempt)
+
+    def _enough(self, attempt: Attempt) -> None:
         self._short_since.pop(attempt.checkpoint, None)
+        for payload in attempt.payloads.values():
+            self._reopened.pop(payload.id, None)
 
     def tick(self, attempt: Attempt) -> None:
         """Try again what waits for targets."""
         if attempt.state is AttemptState.OPEN and attempt.checkpoint in self._short_since:
+            if attempt.certified:
+                for payload in attempt.payloads.values():
+                    self._reopened.pop(payload.id, None)
             self.proceed(attempt)
         elif attempt.checkpoint in self._stalled:
             self._stalled.discard(attempt.checkpoint)
@@ -264,9 +279,7 @@ class Committer:
         attempt.placement = {
             rank: self._accepted(payload) for rank, payload in sorted(attempt.payloads.items())
         }
-        attempt.warnings = tuple(
-            kept.message[:WARNING_CHARS_MAX] for kept in merged.warnings[:WARNINGS_MAX]
-        )
+        attempt.warnings = _warnings(attempt, merged)
         payloads = tuple(
             _index_payload(p, attempt.placement[r]) for r, p in sorted(attempt.payloads.items())
         )
@@ -294,7 +307,7 @@ class Committer:
             attempt.state = AttemptState.OPEN
             self._wait_for_targets(attempt, next(iter(attempt.payloads.values())), len(index_on))
             return
-        self._short_since.pop(attempt.checkpoint, None)
+        self._enough(attempt)
         attempt.state = AttemptState.DECIDING
         attempt.info = self._info(attempt)
         attempt.record = CommitRecord(
@@ -413,6 +426,13 @@ def _merged(attempt: Attempt) -> Merged:
     tables = [p.table for _, p in sorted(attempt.payloads.items()) if p.table is not None]
     keep = all(p.replicas is ReplicaPolicy.KEEP for p in attempt.payloads.values())
     return merge_tables(tables, Differing.KEEP if keep else Differing.ABORT)
+
+
+def _warnings(attempt: Attempt, merged: Merged) -> tuple[str, ...]:
+    certificates = [payload.certify for payload in attempt.payloads.values()]
+    repeated = repeat_warning([one.repeats if one is not None else None for one in certificates])
+    texts = [*([repeated] if repeated else []), *(kept.message for kept in merged.warnings)]
+    return tuple(text[:WARNING_CHARS_MAX] for text in texts[:WARNINGS_MAX])
 
 
 def _index_payload(payload: Payload, columns: tuple[TargetId | None, ...]) -> IndexPayload:

@@ -134,13 +134,19 @@ class Deleter:
             self._tombstone(doomed, "deleted on request", one_done)
 
     def expire(self, run: RunName) -> None:
-        """After a commit, or a reader's end: what retention and newer generations leave."""
+        """After a commit, or a reader's end: what retention and newer generations leave over. What
+        is damaged goes only when its step was saved (or fetched) again."""
         held = self._checkpoints.of_run(run, RowState.COMMITTED)
         pinned = {(c.id.step, c.id.generation) for c in held if c.pins}
         pinned.update(self._needed(run))
         ids = [(c.id.step, c.id.generation) for c in held]
         doomed_ids = set(expired(ids, self._keep, pinned))
         doomed = [c for c in held if (c.id.step, c.id.generation) in doomed_ids]
+        newest = {c.id.step: c.id.generation for c in held}
+        for lost in self._checkpoints.of_run(run, RowState.DAMAGED):
+            again = newest.get(lost.id.step)
+            if again is not None and lost.id.generation < again and not lost.pins:
+                doomed.append(lost)
         if doomed:
             self._tombstone(doomed, "expired")
 
@@ -196,7 +202,7 @@ class Deleter:
             self.gone[checkpoint.id] = RowState.TOMBSTONED
             self.drop_everywhere(checkpoint.id)
             self._forget_when_dropped(checkpoint.id)
-        elif checkpoint.state is RowState.COMMITTED:
+        else:
             self.expire(checkpoint.id.run)
 
     def aborted(self, id: CheckpointId) -> None:

@@ -74,12 +74,13 @@ class _Spread:
         if self._done:
             return
         wanted = self._copies - len(self._stored) - len(self._asked - self._late)
-        untried = [c for c in self._members.candidates() if c.target not in self._tried]
-        chosen = document_targets(untried, wanted) if wanted > 0 else ()
-        self._tried.update(chosen)
-        self._asked.update(chosen)
-        for target in chosen:
-            self._put(target)
+        if wanted > 0:
+            untried = [c for c in self._members.candidates() if c.target not in self._tried]
+            chosen = document_targets(untried, wanted)
+            self._tried.update(chosen)
+            self._asked.update(chosen)
+            for target in chosen:
+                self._put(target)
         if not self._done and (len(self._stored) >= self._copies or not self._asked):
             self._done = True
             possible = max(1, len(self._members.live()))

@@ -40,7 +40,7 @@ from ckpt.format.drain_messages import (
     decode_parts,
     decode_stored,
 )
-from ckpt.plan.drains import Committed, StorePolicy, due
+from ckpt.plan.drains import Committed, StorePolicy, due, surplus
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState, StoreRow
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
@@ -81,6 +81,8 @@ class Store:
     """One object store and who is at work for it."""
 
     row: StoreRow
+    version: int
+    """Of what is known to lie there; also another one than before a restart."""
     conditional: bool = True
     workers: dict[str, Worker] = field(default_factory=dict)
     jobs: dict[CheckpointId, DrainJob] = field(default_factory=dict)
@@ -111,11 +113,15 @@ class DrainQueue:
         checkpoints: Checkpoints,
         known: dict[str, StoreRow],
         drained: Callable[[RunName], None],
+        term: int,
     ) -> None:
+        self._first_version = term << 32
         self._desk = desk
         self._checkpoints = checkpoints
         self._drained = drained
-        self.stores: dict[str, Store] = {url: Store(row) for url, row in sorted(known.items())}
+        self.stores: dict[str, Store] = {
+            url: Store(row, self._first_version + 1) for url, row in sorted(known.items())
+        }
 
     # ----------------------------------------------------------------------- questions
 
@@ -147,9 +153,9 @@ class DrainQueue:
             if any(step in (None, one) for one, _ in store.row.stored.get(run, ()))
         ]
 
-    def is_held(self, id: CheckpointId) -> bool:
-        """Whether some store has it."""
-        return any(store.holds(id) for store in self.stores.values())
+    def holding(self, id: CheckpointId) -> tuple[str, ...]:
+        """URLs of stores that have exactly this generation."""
+        return tuple(url for url, store in self.stores.items() if store.holds(id))
 
     # ----------------------------------------------------------------------- messages
 
@@ -169,17 +175,18 @@ class DrainQueue:
         self._heard(store, message.worker, session)
         match message:
             case TellStored():
+                if message.version not in (0, store.version):
+                    raise Busy(f"{message.url} changed meanwhile", hint="look at it again")
                 stored = tuple(sorted(decode_stored(bulk)))
-                self._note(
-                    session, request, catalog.StoreHolds(store.policy.url, message.run, stored)
-                )
+                entry = catalog.StoreHolds(store.policy.url, message.run, stored)
+                self._note_change(store, session, request, entry)
             case LeaseDrain():
                 leased = DrainLeased(self._lease(store, message.worker))
                 self._desk.send(session, request, leased)
             case BeginParts():
                 job = self._job(store, message.checkpoint)
                 job.begin(message.worker, message.part_count, decode_parts(bulk))
-                self._desk.send(session, request, DrainNoted(LEASE_US))
+                self._answer(store, session, request)
             case TakePart():
                 job = self._job(store, message.checkpoint)
                 self._desk.send(session, request, job.take(message))
@@ -214,12 +221,12 @@ class DrainQueue:
         store = self.stores.get(message.url)
         known = store is not None and store.policy == policy
         if store is None:
-            store = self.stores[message.url] = Store(StoreRow(policy))
+            store = self.stores[message.url] = Store(StoreRow(policy), self._first_version + 1)
             self.stores = dict(sorted(self.stores.items()))
         store.row.policy, store.conditional = policy, message.conditional
         self._heard(store, message.worker, session)
         if known:
-            self._desk.send(session, request, DrainNoted(LEASE_US))
+            self._answer(store, session, request)
         else:
             self._note(session, request, catalog.StoreOpened(policy))
 
@@ -234,6 +241,16 @@ class DrainQueue:
             raise Busy(f"{message.url} is served by {names}", hint="stop them first")
         del self.stores[message.url]
         self._note(session, request, catalog.StoreForgotten(message.url))
+
+    def _answer(self, store: Store, session: Session, request: int) -> None:
+        self._desk.send(session, request, DrainNoted(LEASE_US, store.version))
+
+    def _note_change(
+        self, store: Store, session: Session, request: int, entry: catalog.CatalogEntry
+    ) -> None:
+        """It holds something else: who looked before looks again."""
+        store.version += 1
+        self._note(session, request, entry)
 
     def _note(self, session: Session, request: int, entry: catalog.CatalogEntry) -> None:
         """Make it durable; only then does it count, and is it answered."""
@@ -295,14 +312,13 @@ class DrainQueue:
             if message.worker not in job.workers:
                 raise Fenced(f"{message.checkpoint} is not leased to {message.worker}")
             job.workers[message.worker] = message.written_bytes
-        self._desk.send(session, request, DrainNoted(LEASE_US))
+        self._answer(store, session, request)
 
     def _end(self, store: Store, session: Session, request: int, message: EndDrain) -> None:
         job = store.jobs.get(message.checkpoint)
         self._release(store, message.worker)
         if not message.error:
-            entry = catalog.CheckpointDrained(store.policy.url, message.checkpoint)
-            self._note(session, request, entry)
+            self._drained_now(store, session, request, message.checkpoint)
             return
         store.failed_count += 1
         store.error = f"{message.checkpoint.run}@{message.checkpoint.step}: {message.error}"
@@ -310,7 +326,15 @@ class DrainQueue:
             store.jobs[job.checkpoint] = DrainJob(
                 job.checkpoint, rest_until_us=self._desk.now_us + REST_US
             )
-        self._desk.send(session, request, DrainNoted(LEASE_US))
+        self._answer(store, session, request)
+
+    def _drained_now(self, store: Store, session: Session, request: int, id: CheckpointId) -> None:
+        key = id.step, id.generation
+        if key in surplus(store.policy, [*store.row.stored.get(id.run, ()), key]):
+            # Its own retention takes it away again, or another worker has by now.
+            self._answer(store, session, request)
+            return
+        self._note_change(store, session, request, catalog.CheckpointDrained(store.policy.url, id))
 
     def _heard(self, store: Store, name: str, session: Session) -> None:
         due_us = self._desk.now_us + LEASE_US

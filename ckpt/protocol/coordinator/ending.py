@@ -2,9 +2,10 @@
 and what each leaves behind.
 
 Who aborts an attempt: a newer launch that begins while a rank is missing; a later save of a rank
-that is missing; a trainer that left before it staged; a stager that stays away too long; a payload
-that can never be certified. Nobody aborts a decided one. Whoever is told of an end is told again
-whenever he asks, so a lost message costs nothing.
+that is missing; a trainer that ended before it staged, and did not come again; a stager that stays
+away too long; a rank without a store that nobody watches, for longer still; a payload that can
+never be certified. Nobody aborts a decided one. Whoever is told of an end is told again whenever he
+asks, so a lost message costs nothing.
 """
 
 from __future__ import annotations
@@ -41,10 +42,18 @@ from ckpt.protocol.events import Session
 
 STAGER_AWAY_US = 15_000_000
 """A stager that left an uncertified payload must come back within this."""
+UNWATCHED_US = 600_000_000
+"""A rank that closed its store, and whose stager went when idle, must save within this behind its
+peers: as long as collectives wait for a rank. A store that is opened anew for each save is away
+between two of them for as long as the training takes, which nobody can bound."""
 RETURN_US = 4 * STAGER_AWAY_US
 """After a restart of the coordinator ranks and their stagers must come back within this."""
+PEERS_WAIT_US = RETURN_US
+"""How long a rank waits for peers that had saved its step, or a later one, before it came."""
 ENDED_KEPT = 1024
-"""Ended attempts remembered for stagers that ask again; older ones are answered as unknown."""
+"""Ended attempts remembered for stagers that ask again; older ones are answered by their rows."""
+ENDED_PAYLOADS_KEPT = 16_384
+"""Of all of them, about 1.5 KiB each: a thousand ended saves of thousands of ranks would be GBs."""
 
 
 def discarded(payload: PayloadId) -> Aborted:
@@ -142,11 +151,11 @@ class Ending:
         elif attempt.state in ENDED:
             self.tell_end(attempt, payload)
 
-    def trainer_left(self, message: TrainerLeft) -> None:
-        """Attempts that still lack this rank's payload will never be whole."""
-        if not self._launches.trainer_left(
-            message.run, message.launch, message.rank, message.process
-        ):
+    def trainer_left(self, session: Session, message: TrainerLeft) -> None:
+        """Attempts that still lack the payload of a process that has ended will never be whole.
+        Those that its peers open later wait a little: it may be started again.
+        """
+        if not self._launches.trainer_left(session, message, self._desk.now_us):
             return
         for attempt in self._book.of_run(message.run):
             if attempt.launch == message.launch and message.rank not in attempt.payloads:
@@ -239,7 +248,7 @@ class Ending:
                 # Only that there was one counts now; its places are the bulk of what would stay.
                 payload.planned = replace(payload.planned, places=(), absent=())
         attempt.index, attempt.record, attempt.record_bytes, attempt.placement = b"", None, b"", {}
-        self._book.trim(ENDED_KEPT)
+        self._book.trim(ENDED_KEPT, ENDED_PAYLOADS_KEPT)
 
     # ----------------------------------------------------------------------- time and sessions
 
@@ -270,6 +279,7 @@ class Ending:
                 return
         if attempt.closed and not attempt.handed_over:
             self._abort_if_a_rank_is_gone(attempt)
+            self._abort_if_peers_are_past(attempt)
         unclaimed = attempt.recovered and not attempt.payloads
         if unclaimed and now - attempt.opened_us >= RETURN_US:
             reason = "no stager came back for it after the coordinator restarted"
@@ -277,26 +287,60 @@ class Ending:
 
     def _abort_if_a_rank_is_gone(self, attempt: Attempt) -> None:
         """A rank that has not handed over and whose host died says nothing more, not even that
-        its trainer left; one that never came is still starting.
+        its trainer left; one that ended before a peer opened the attempt is not there to save; one
+        without a store may be training, or gone; one that never came is still starting.
         """
         launch = self._launches.get(attempt.checkpoint.run, attempt.launch)
         if launch is None:
             return
-        now = self._desk.now_us
+        now, opened_us = self._desk.now_us, attempt.opened_us
         for rank in attempt.missing_ranks:
             away_us = launch.away_us(rank, now)
-            here = rank in launch.members and launch.members[rank].live
+            left_us = launch.left_us(rank)
+            unwatched_us = launch.unwatched_since_us(rank)
+            here = rank in launch.members and launch.members[rank].here
             if away_us is not None and away_us >= STAGER_AWAY_US:
                 reason = (
                     f"rank {rank} did not hand over; its stager has been away for "
                     f"{away_us // US_PER_S} s without a word"
                 )
-            elif attempt.recovered and not here and now - attempt.opened_us >= RETURN_US:
+            elif left_us is not None and now - max(left_us, opened_us) >= STAGER_AWAY_US:
+                reason = (
+                    f"the trainer of rank {rank} ended before it handed over its payload, and "
+                    f"none was started in its place within {STAGER_AWAY_US // US_PER_S} s"
+                )
+            elif unwatched_us is not None and now - max(unwatched_us, opened_us) >= UNWATCHED_US:
+                reason = (
+                    f"rank {rank} has no store open, and did not save this step within "
+                    f"{UNWATCHED_US // US_PER_S} s"
+                )
+            elif attempt.recovered and not here and now - opened_us >= RETURN_US:
                 reason = f"rank {rank} did not come back after the coordinator restarted"
             else:
                 continue
             self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
             return
+
+    def _abort_if_peers_are_past(self, attempt: Attempt) -> None:
+        """A rank that joined when its peers were past its step, in an attempt that ended without
+        it, may see them again: after an abort a step is saved again. But nobody said that they will
+        come, and they may live on without a word.
+        """
+        launch = self._launches.get(attempt.checkpoint.run, attempt.launch)
+        if launch is None or self._desk.now_us - attempt.opened_us < PEERS_WAIT_US:
+            return
+        late = max(attempt.payloads, key=launch.joined_us, default=None)
+        if late is None:
+            return
+        step, joined_us = attempt.checkpoint.step, launch.joined_us(late)
+        past = [r for r in attempt.missing_ranks if launch.is_past(r, step, joined_us)]
+        if past:
+            ranks = ", ".join(str(rank) for rank in past)
+            reason = (
+                f"rank {late} joined when ranks {ranks} had saved this step or a later one, and "
+                f"they did not save this one again within {PEERS_WAIT_US // US_PER_S} s"
+            )
+            self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
 
     # ----------------------------------------------------------------------- telling
 

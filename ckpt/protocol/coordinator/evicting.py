@@ -146,7 +146,7 @@ class Evictor:
             needed = self._queue.needed(run)
             for one in committed[:-1]:
                 key = one.id.step, one.id.generation
-                if not one.pins and key not in needed and self._queue.is_held(one.id):
+                if not one.pins and key not in needed and self._queue.holding(one.id):
                     found.append(one)
         yield from sorted(found, key=lambda one: (one.info.committed_at_s, one.id))
 

@@ -3,7 +3,8 @@
 Walking back to an older step is only allowed past proved damage (DESIGN 3.8). What one reader could
 not reach proves nothing; what all targets, read whole, cannot mend does. That is examined when a
 reader reports it, and when a checkpoint cannot be read although all its holders are here: then they
-came back without its columns.
+came back without its columns. An index of which no whole copy is left is judged likewise
+(index_inquiry.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ckpt.base.ids import BootId, ColumnId, ColumnNumber, PayloadId, TargetId
+from ckpt.base.ids import (
+    BootId,
+    CheckpointId,
+    ColumnId,
+    ColumnNumber,
+    PayloadId,
+    TargetId,
+)
 from ckpt.base.limits import PAYLOAD_BYTES_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.messages import (
@@ -27,9 +35,12 @@ from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.desk import Desk, Reply
+from ckpt.protocol.coordinator.index_inquiry import IndexInquiry
 from ckpt.protocol.coordinator.membership import Membership, TargetState
 from ckpt.protocol.events import Session
 
+Asker = tuple[Session, int]
+"""Where a report came from, and its number."""
 WHOLE = (ByteRange(0, PAYLOAD_BYTES_MAX),)
 """A column that is not there is damaged everywhere."""
 
@@ -40,7 +51,7 @@ class _Inquiry:
 
     payload: PayloadId
     code: Code
-    askers: list[tuple[Session, int]]
+    askers: list[Asker]
     open_questions: int = 0
     unproved: list[str] = field(default_factory=list)
     #: Why some columns could not be judged: then nothing is proved.
@@ -59,17 +70,23 @@ class Judge:
         self._open: dict[PayloadId, _Inquiry] = {}
         self._suspected: dict[PayloadId, tuple[BootId, ...]] = {}
         #: Payloads that were examined unasked, and the boots of the holders that were asked.
+        self._indexes: dict[CheckpointId, list[Asker]] = {}
+        #: Indexes under examination, and who reported them.
 
     def report(self, session: Session, request: int, message: ReportDamage) -> None:
         """A reader failed to decode; examine the payload once for all who report it."""
         payload = message.payload
         checkpoint = self._checkpoints.get(payload.checkpoint)
         gone = checkpoint is None or checkpoint.state is RowState.TOMBSTONED
-        if checkpoint is None or gone or payload.rank not in checkpoint.placement:
+        named = message.index or (checkpoint and payload.rank in checkpoint.placement)
+        if checkpoint is None or gone or not named:
             self._desk.send(session, request, DamageJudged(True, f"{payload} is no longer there"))
             return
         if checkpoint.state is RowState.DAMAGED:
             self._desk.send(session, request, DamageJudged(True, checkpoint.reason))
+            return
+        if message.index:
+            self._report_index((session, request), checkpoint)
             return
         inquiry = self._open.get(payload)
         if inquiry is not None:
@@ -77,6 +94,17 @@ class Judge:
             return
         inquiry = self._open[payload] = _Inquiry(payload, checkpoint.code, [(session, request)])
         self._examine(inquiry, checkpoint)
+
+    def _report_index(self, asker: Asker, checkpoint: Checkpoint) -> None:
+        if checkpoint.id in self._indexes:
+            self._indexes[checkpoint.id].append(asker)
+            return
+        self._indexes[checkpoint.id] = [asker]
+
+        def done(proved: bool, reason: str) -> None:
+            self._conclude(checkpoint.id, self._indexes.pop(checkpoint.id), proved, reason)
+
+        IndexInquiry(self._desk, self._members, checkpoint, done).begin()
 
     def suspect(self, checkpoint: Checkpoint) -> None:
         """It cannot be read now. If all who should hold a payload are here, have them looked at:
@@ -135,23 +163,29 @@ class Judge:
             return
         del self._open[inquiry.payload]
         self._forget_suspicions()
-        checkpoint = self._checkpoints.get(inquiry.payload.checkpoint)
-        if checkpoint is None or checkpoint.state is RowState.TOMBSTONED:
-            # What is missing was dropped; a deleted checkpoint never becomes a damaged one.
-            self._tell(inquiry, DamageJudged(True, f"{inquiry.payload} is no longer there"))
-            return
         worst = most_bad(inquiry.bad.values())
         proved = worst > inquiry.code.m and not inquiry.unproved
-        if not proved:
+        if proved:
+            reason = (
+                f"{inquiry.payload} has {worst} damaged columns at one place, {inquiry.code} mends "
+                f"{inquiry.code.m}"
+            )
+        else:
             reason = (
                 "; ".join(inquiry.unproved) or f"at most {worst} columns are damaged at one place"
             )
-            self._tell(inquiry, DamageJudged(False, reason))
+        self._conclude(inquiry.payload.checkpoint, inquiry.askers, proved, reason)
+
+    def _conclude(self, id: CheckpointId, askers: list[Asker], proved: bool, reason: str) -> None:
+        """Tell who asked; a loss is durable before."""
+        checkpoint = self._checkpoints.get(id)
+        if checkpoint is None or checkpoint.state is RowState.TOMBSTONED:
+            # What is missing was dropped; a deleted checkpoint never becomes a damaged one.
+            self._tell(askers, DamageJudged(True, f"{id} is no longer there"))
             return
-        reason = (
-            f"{inquiry.payload} has {worst} damaged columns at one place, {inquiry.code} mends "
-            f"{inquiry.code.m}"
-        )
+        if not proved:
+            self._tell(askers, DamageJudged(False, reason))
+            return
         self._desk.report(
             "error", "checkpoint is lost", checkpoint=str(checkpoint.id), reason=reason
         )
@@ -160,7 +194,7 @@ class Judge:
             # Nobody walks back past it before a restart would do the same.
             if checkpoint.state is RowState.COMMITTED:
                 checkpoint.state, checkpoint.reason = RowState.DAMAGED, reason
-            self._tell(inquiry, DamageJudged(True, reason))
+            self._tell(askers, DamageJudged(True, reason))
 
         self._desk.persist((catalog.CheckpointDamaged(checkpoint.id, reason),), durable)
 
@@ -169,8 +203,8 @@ class Judge:
         for payload in [p for p in self._suspected if self._checkpoints.get(p.checkpoint) is None]:
             del self._suspected[payload]
 
-    def _tell(self, inquiry: _Inquiry, judged: DamageJudged) -> None:
-        for session, request in inquiry.askers:
+    def _tell(self, askers: list[Asker], judged: DamageJudged) -> None:
+        for session, request in askers:
             self._desk.send(session, request, judged)
 
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ckpt.base.errors import Busy, Fenced, Refused
-from ckpt.base.ids import LaunchNumber, Rank, RunName, check_run_name
+from ckpt.base.ids import LaunchNumber, Rank, RunName, Step, check_run_name
 from ckpt.base.limits import WORLD_SIZE_MAX
-from ckpt.format.messages import JoinLaunch
+from ckpt.format.messages import Departure, JoinLaunch, TrainerLeft
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogRow, LaunchRow
 from ckpt.protocol.events import Session
@@ -32,18 +32,66 @@ class Member:
 
     process: str
     sessions: set[Session] = field(default_factory=set)
-    #: Connections that joined as this process: the trainer's own and its stager's.
+    #: Connections that joined as this process: the trainer's own and its stagers'.
+    stagers: set[Session] = field(default_factory=set)
+    #: Those of stagers, one for each store that saves or did so lately.
+    closed: set[Session] = field(default_factory=set)
+    #: Stagers whose store was closed.
     joined_us: int = 0
-    left: bool = False
-    """Its trainer is gone, as its stager reports; the stager may still finish saves."""
-    has_stager: bool = False
-    """A stager has joined for it: it is there as long as the trainer is, and says when it left."""
+    left_us: int | None = None
+    """When a stager said that its process has ended; the stager may still finish saves."""
+    watched: bool = False
+    """A stager has joined for it, and did not say that it goes: it says when the process ends."""
     away_since_us: int | None = None
     """When the last session ended; None while there is one."""
 
     @property
-    def live(self) -> bool:
+    def left(self) -> bool:
+        return self.left_us is not None
+
+    @property
+    def here(self) -> bool:
+        """It has not ended, as somebody can tell who speaks for it."""
         return bool(self.sessions) and not self.left
+
+    @property
+    def live(self) -> bool:
+        """It has a store open: no other process may come in its place."""
+        return bool(self.sessions - self.closed) and not self.left
+
+    def joined(self, session: Session, *, from_stager: bool) -> None:
+        """It speaks here, and has a store open as far as is known."""
+        if session not in self.sessions:
+            self.left_us = None  # A stager that had said it says it again.
+        self.sessions.add(session)
+        self.closed.discard(session)
+        self.away_since_us = None
+        if from_stager:
+            self.stagers.add(session)
+            self.watched = True
+
+    def store_closed(self, session: Session, *, unwatched: bool) -> None:
+        """The process lives; nobody watches it when the last of its stagers goes."""
+        self.closed.add(session)
+        if unwatched:
+            self.stagers.discard(session)
+            self.watched = bool(self.stagers)
+
+    def session_ended(self, session: Session, now_us: int) -> None:
+        """Nothing more is heard from there."""
+        for sessions in (self.sessions, self.stagers, self.closed):
+            sessions.discard(session)
+        if not self.sessions:
+            self.away_since_us = now_us
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a rank handed over last."""
+
+    process: str
+    step: Step
+    at_us: int
 
 
 @dataclass(slots=True)
@@ -59,8 +107,8 @@ class Launch:
     nobody new joins it without its key."""
     unwritten: int = 0
     """Entries about it that are on their way to the catalog."""
-    saved: set[Rank] = field(default_factory=set)
-    #: Ranks that have handed a payload over.
+    saved: dict[Rank, Saved] = field(default_factory=dict)
+    #: The last payload that each rank has handed over.
     all_saved: bool = False
     """It has committed a checkpoint."""
 
@@ -69,13 +117,40 @@ class Launch:
         return any(member.live for member in self.members.values())
 
     def away_us(self, rank: Rank, now_us: int) -> int | None:
-        """How long nobody has spoken for a rank whose stager never said that its trainer left;
-        None for others.
-        """
+        """How long a rank's stager has been away that never said that it goes; None for others."""
         member = self.members.get(rank)
-        if member is None or member.left or not member.has_stager or member.away_since_us is None:
+        if member is None or member.left or not member.watched or member.away_since_us is None:
             return None
         return now_us - member.away_since_us
+
+    def unwatched_since_us(self, rank: Rank) -> int | None:
+        """Since when a rank that came has neither an open store nor a stager: it trains, or it is
+        gone. None for others.
+        """
+        member = self.members.get(rank)
+        if member is None or member.left or member.watched:
+            return None
+        return member.away_since_us
+
+    def left_us(self, rank: Rank) -> int | None:
+        """When the rank's stager said that its trainer has ended; None while it has not, and once
+        another process holds the rank.
+        """
+        member = self.members.get(rank)
+        return member.left_us if member is not None else None
+
+    def joined_us(self, rank: Rank) -> int:
+        """When the rank's process came; 0 when that is not known."""
+        member = self.members.get(rank)
+        return member.joined_us if member is not None else 0
+
+    def is_past(self, rank: Rank, step: Step, before_us: int) -> bool:
+        """Whether the rank's process had handed over this step, or a later one, before that time,
+        and nothing since."""
+        saved, member = self.saved.get(rank), self.members.get(rank)
+        if saved is None or member is None or saved.process != member.process:
+            return False
+        return saved.step >= step and saved.at_us < before_us
 
     def has_saved(self, rank: Rank) -> bool:
         """Whether this rank is past what it loads first."""
@@ -170,20 +245,28 @@ class Launches:
         known = self.runs.get(run)
         return known.launches.get(number) if known is not None else None
 
-    def trainer_left(self, run: RunName, number: LaunchNumber, rank: Rank, process: str) -> bool:
-        """Mark a process as gone; True when it was the rank's current one."""
-        launch = self.get(run, number)
-        member = launch.members.get(rank) if launch is not None else None
-        if member is None or member.process != process:
+    def trainer_left(self, session: Session, message: TrainerLeft, now_us: int) -> bool:
+        """Note how a process left; True when the rank's current one has ended. So have other ranks
+        that it joined as; those with a stager are its to tell.
+        """
+        launch = self.get(message.run, message.launch)
+        if launch is None:
             return False
-        member.left = True
+        member = launch.members.get(message.rank)
+        if member is None or member.process != message.process or session not in member.sessions:
+            return False
+        if message.how is not Departure.ENDED:
+            member.store_closed(session, unwatched=message.how is Departure.UNWATCHED)
+            return False
+        for other in launch.members.values():
+            is_its = other is member or (other.process == member.process and not other.stagers)
+            if is_its and not other.left:
+                other.left_us = now_us
         return True
 
     def session_closed(self, session: Session, now_us: int) -> None:
         for member in self._by_session.pop(session, ()):
-            member.sessions.discard(session)
-            if not member.sessions:
-                member.away_since_us = now_us
+            member.session_ended(session, now_us)
 
     # ----------------------------------------------------------------------- inside
 
@@ -250,9 +333,7 @@ class Launches:
         entered = member is None
         if member is None:
             member = launch.members[message.rank] = Member(message.process, joined_us=now_us)
-        member.sessions.add(session)
-        member.away_since_us = None
-        member.has_stager = member.has_stager or from_stager
+        member.joined(session, from_stager=from_stager)
         self._by_session.setdefault(session, []).append(member)
         return entered
 

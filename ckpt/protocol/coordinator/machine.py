@@ -6,14 +6,15 @@
     AttemptBook     what ranks handed over                        (attempts.py)
     Opening         plans for staged payloads                     (opening.py)
     Members         attempts whose payloads are files             (members.py)
-    Certifying      spares and certificates                       (certifying.py)
+    Certifying      spares and certificates                       (certifying.py, attesting.py)
     Ending          aborts and announcements                      (ending.py)
     Committer       from certified to committed                   (committing.py)
     Checkpoints     what is committed, readable, pinned           (checkpoints.py)
     Resolver        which generation to read                      (resolving.py)
     LaunchRounds    what the ranks of a launch load together       (rounds.py)
     SharedReads     who of them reads what from the tier           (sharing.py)
-    Deleter, Judge  tombstones, retention; proved damage          (deletion.py, judging.py)
+    Deleter, Judge  tombstones, retention; proved damage          (deletion.py, judging.py,
+                    index_inquiry.py)
     DrainQueue      what goes to object stores, under leases      (draining.py)
     Evictor         room for saves from what was drained          (evicting.py)
 
@@ -38,6 +39,7 @@ from ckpt.format.messages import (
     CommitMembers,
     ConfirmLoad,
     DeleteStep,
+    DocumentData,
     DocumentStored,
     Failed,
     JoinLaunch,
@@ -85,7 +87,7 @@ from ckpt.protocol.events import Buffer, Received, Session, SessionClosed, Sessi
 Event = SessionOpened | SessionClosed | Received | Ticked | Persisted
 
 TARGET_MESSAGES = (RegisterTarget, RenewLease)
-LATE_ANSWERS = (Failed, DocumentStored)
+LATE_ANSWERS = (Failed, DocumentStored, DocumentData)
 """What a target may still say when nobody waits for it any more."""
 
 
@@ -158,6 +160,7 @@ class CoordinatorMachine:
             self.deleter.released,
             self.judge.suspect,
             self.drains.holders,
+            self.drains.holding,
         )
         self.sharing = SharedReads(self._desk)
         self.views = Views(
@@ -174,7 +177,11 @@ class CoordinatorMachine:
     def _make_keeping_parts(self, image: CatalogImage) -> None:
         policy = self.policy
         self.drains = DrainQueue(
-            self._desk, self.checkpoints, image.stores, lambda run: self.deleter.expire(run)
+            self._desk,
+            self.checkpoints,
+            image.stores,
+            lambda run: self.deleter.expire(run),
+            image.term,
         )
         self.deleter = Deleter(
             self._desk,
@@ -316,7 +323,7 @@ class CoordinatorMachine:
             case BoxesCompared():
                 self.certifying.compared(message)
             case TrainerLeft():
-                self.ending.trainer_left(message)
+                self.ending.trainer_left(session, message)
             case Resolve():
                 self.resolver.resolve(session, request, message)
             case LoadBegan():

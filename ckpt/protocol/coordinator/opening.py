@@ -32,7 +32,7 @@ from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
 from ckpt.protocol.coordinator.committing import Committer
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.ending import Ending
-from ckpt.protocol.coordinator.launches import Launches
+from ckpt.protocol.coordinator.launches import Launches, Saved
 from ckpt.protocol.coordinator.membership import Membership
 from ckpt.protocol.coordinator.placements import decode_placement
 from ckpt.protocol.coordinator.reservations import Allotment, Reservations
@@ -192,7 +192,7 @@ class Opening:
         attempt.payloads[message.rank] = payload
         launch = self._launches.get(message.run, message.launch)
         if launch is not None and not message.member:
-            launch.saved.add(message.rank)
+            launch.saved[message.rank] = Saved(message.process, message.step, self._desk.now_us)
         return payload
 
     def plan(self, attempt: Attempt, payload: Payload) -> None:

@@ -4,8 +4,10 @@ What the ranks of a launch share, and when it can change no longer, is in rounds
 given stays until each has come for it (for a bounded time), so that no retention puts two steps
 into one job.
 
-Walking back happens only past proved damage. What is merely out of reach makes the reader wait, and
-then fails with Unavailable; `fallback` accepts an older readable step.
+Walking back happens only past proved damage, and not past what an object store holds: a reader that
+can read stores is sent there, for the same generation. What is merely out of reach makes the reader
+wait; then who can read stores is sent there, too: the same generation is the same bytes, whichever
+rank reads them where. Others fail with Unavailable; `fallback` accepts an older readable step.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
-from ckpt.base.ids import RunName, Step
+from ckpt.base.ids import CheckpointId, RunName, Step
 from ckpt.base.limits import RESOLVE_WAIT_US, STAGER_AWAY_US
 from ckpt.format.messages import ConfirmLoad, Failed, LoadBegan, Resolve, Resolved
 from ckpt.protocol.coordinator.attempts import ENDED, Attempt
@@ -50,8 +52,10 @@ class Resolver:
         released: Callable[[Checkpoint], None],
         suspect: Callable[[Checkpoint], None],
         holders: Callable[[RunName, Step | None], list[str]],
+        holding: Callable[[CheckpointId], tuple[str, ...]],
     ) -> None:
-        """`holders`: object stores that have a step, or some step, of a run."""
+        """Object stores. `holders`: that have a step, or some step, of a run; `holding`: that have
+        exactly this generation."""
         self._desk = desk
         self._checkpoints = checkpoints
         self._launches = launches
@@ -59,6 +63,7 @@ class Resolver:
         self._released = released
         self._suspect = suspect
         self._holders = holders
+        self._holding = holding
         self._waiting: list[_Waiting] = []
         #: Questions without an answer yet, oldest first; all are tried again after every change.
         self._pins: dict[int, tuple[Session, Checkpoint]] = {}
@@ -99,7 +104,8 @@ class Resolver:
     def tick(self) -> None:
         """Something may have changed: try every open question."""
         self.rounds.tick()
-        self._waiting = [w for w in self._waiting if not self._try(w)]
+        if self._waiting:
+            self._waiting = [w for w in self._waiting if not self._try(w)]
 
     # ----------------------------------------------------------------------- inside
 
@@ -123,8 +129,10 @@ class Resolver:
         """The checkpoint to read, or None to wait longer; raises what to tell the reader."""
         message = waiting.message
         given = self._given(message)
-        if given is not None and given.chosen is not None and given.is_readable:
-            return self._reachable(waiting, [given.chosen], given.skipped)
+        if given is not None and given.chosen is not None:
+            if self._is_to_be_had(given.chosen, message):
+                return self._reachable(waiting, [given.chosen], given.skipped)
+            self._check_reads_stores(given, message)
         if given is not None:
             good, _ = self._candidates(message)
             raise given.mix(good[0].id if good else None)
@@ -145,11 +153,26 @@ class Resolver:
         good: list[Checkpoint] = []
         skipped: list[str] = []
         for checkpoint in reversed(known):
-            if checkpoint.state is RowState.COMMITTED:
+            if self._is_to_be_had(checkpoint, message):
                 good.append(checkpoint)
             elif not good:
                 skipped.append(f"{checkpoint.id}: {checkpoint.reason}")
         return good, tuple(skipped)
+
+    def _is_to_be_had(self, checkpoint: Checkpoint, message: Resolve) -> bool:
+        """From here as far as is known, or from a store that its reader can read."""
+        if checkpoint.state is RowState.DAMAGED:
+            return message.stored and bool(self._holding(checkpoint.id))
+        return checkpoint.state is RowState.COMMITTED
+
+    def _check_reads_stores(self, given: Round, message: Resolve) -> None:
+        """Raises Lost for a rank that can read no store, in a launch that loads from one."""
+        urls = self._holding(given.id)
+        if given.is_readable and urls and not message.stored:
+            raise Lost(
+                f"{given.why_not}; the other ranks load it from {urls[0]}",
+                hint=f"open with durable={urls[0]!r}",
+            )
 
     def _nothing(self, message: Resolve, skipped: tuple[str, ...]) -> CkptError:
         what = f"run {message.run!r}" if message.step is None else f"{message.run}@{message.step}"
@@ -163,13 +186,14 @@ class Resolver:
     def _reachable(
         self, waiting: _Waiting, good: list[Checkpoint], skipped: tuple[str, ...]
     ) -> tuple[Checkpoint | None, tuple[str, ...]]:
-        if self._checkpoints.readable(good[0]):
+        if good[0].state is RowState.DAMAGED or self._checkpoints.readable(good[0]):
             return good[0], skipped
         self._suspect(good[0])
         if self._desk.now_us < waiting.deadline_us:
             return None, skipped
-        away = ", ".join(self._checkpoints.unreachable(good[0]))
-        reason = f"{good[0].id} is out of reach: targets {away} do not answer"
+        if waiting.message.stored and self._holding(good[0].id):
+            return good[0], skipped
+        reason = f"{good[0].id} is out of reach: {self._away(good[0])}"
         if waiting.message.fallback:
             for older in good[1:]:
                 if self._checkpoints.readable(older):
@@ -228,8 +252,17 @@ class Resolver:
         self._pins[pin] = (waiting.session, chosen)
         chosen.pins.add(pin)
         info = self._checkpoints.info_now(chosen)
-        answer = Resolved(info, pin, self._checkpoints.addresses(chosen), skipped, sharing=True)
+        stored = self._stores_to_read(chosen, waiting.message)
+        is_away = stored and chosen.state is not RowState.DAMAGED
+        answer = Resolved(
+            info, pin, self._checkpoints.addresses(chosen), skipped,
+            sharing=True, stored=stored, away=self._away(chosen) if is_away else "",
+        )  # fmt: skip
         self._desk.send(waiting.session, waiting.request, answer, chosen.record_bytes)
+        if stored:
+            self._desk.report(
+                "warning", "read from an object store", chosen=str(chosen.id), store=stored[0]
+            )
         if skipped:
             self._desk.report(
                 "warning",
@@ -237,6 +270,17 @@ class Resolver:
                 chosen=str(chosen.id),
                 skipped="; ".join(skipped),
             )
+
+    def _stores_to_read(self, chosen: Checkpoint, message: Resolve) -> tuple[str, ...]:
+        """Object stores to read it from instead of the tier; none when the tier has it."""
+        if chosen.state is RowState.DAMAGED:
+            return self._holding(chosen.id)
+        is_here = self._checkpoints.readable(chosen) and not message.away
+        return self._holding(chosen.id) if message.stored and not is_here else ()
+
+    def _away(self, checkpoint: Checkpoint) -> str:
+        away = ", ".join(self._checkpoints.unreachable(checkpoint))
+        return f"targets {away} do not answer" if away else "the reader does not reach its targets"
 
     def _unpin(self, pin: int) -> None:
         _, checkpoint = self._pins.pop(pin)

@@ -14,6 +14,9 @@ earlier.
 Rounds of a launch are numbered by turns: what a rank loads before its own first save is turn 0;
 after it, the n-th resolution of each rank meets the n-th of every other.
 
+What is lost here and whole in an object store is read from there by all ranks of the launch: no
+reason to walk back.
+
 Invariants: nobody is told of a confirmation before the round is durable; a settled round keeps its
 checkpoint, also across a restart.
 """
@@ -69,6 +72,8 @@ class Round:
     confirming: list[_Confirming] = field(default_factory=list)
     confirmed: set[Rank] = field(default_factory=set)
     #: Who was told, as far as this coordinator knows.
+    from_store: bool = False
+    """The ranks read it from an object store: its damage here ends nothing."""
     settling: bool = False
     settled: bool = False
 
@@ -79,7 +84,10 @@ class Round:
 
     @property
     def is_readable(self) -> bool:
-        return self.chosen is not None and self.chosen.state is RowState.COMMITTED
+        if self.chosen is None:
+            return False
+        is_lost = self.chosen.state is RowState.DAMAGED
+        return self.chosen.state is RowState.COMMITTED or (is_lost and self.from_store)
 
     @property
     def is_complete(self) -> bool:
@@ -161,6 +169,8 @@ class LaunchRounds:
         one = self.get(run, launch, turn)
         if one is None or (one.chosen is not chosen and not one.settling):
             one = self._choose(launch, turn, chosen, skipped, one)
+        # What some have from the tier and others from a store is the same generation.
+        one.from_store = chosen.state is RowState.DAMAGED
         one.ranks.add(rank)
         key = (run, launch.number, rank)
         if turn:

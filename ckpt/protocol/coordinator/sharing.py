@@ -8,6 +8,9 @@ A rank that wants a span which is READY is sent to the peer that read it; one th
 it wait, and after PATIENCE_US it reads the span itself. So each byte is read from the tier once as
 long as nobody dies or hangs, and never more often than once by each rank.
 
+Ranks that load from an object store share its objects in the same way: what is said here of
+payloads and the tier holds for them, too (decision 0010).
+
 Only ranks that read at the same time share: who comes when all others have finished reads the tier.
 A rank that has all it wanted goes on serving until everybody in its group has, but for those that
 are silent for PATIENCE_US, and no longer than its own timeout.

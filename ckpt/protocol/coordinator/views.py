@@ -314,7 +314,9 @@ class Views:
             domains_survivable=now.domains,
             domain_level=info.domain_level,
             columns_missing=now.columns_missing,
-            readable=self._checkpoints.readable(checkpoint),
+            readable=(
+                checkpoint.state is RowState.COMMITTED and self._checkpoints.readable(checkpoint)
+            ),
             stall_s=info.stall_us / 1e6,
             commit_s=info.commit_us / 1e6,
             fault_in_s=info.fault_in_us / 1e6,
@@ -350,7 +352,7 @@ class Views:
         lost = [str(c.id) for c in self._checkpoints.all() if c.state is RowState.DAMAGED]
         if lost:
             text = f"damaged beyond repair: {', '.join(lost)}"
-            checks.append(Check("CHECKPOINT_LOST", "error", text, "ckpt rm RUN@STEP"))
+            checks.append(Check("CHECKPOINT_LOST", "error", text, "ckpt fetch or ckpt rm RUN@STEP"))
         checks.extend(self._redundancy_checks())
         return tuple(checks)
 

@@ -16,7 +16,7 @@ from typing import Final
 from ckpt.base.ids import ColumnNumber
 from ckpt.base.units import MiB
 from ckpt.protocol.reader.events import ReadLimits, Standing
-from ckpt.protocol.reader.spans import Owed
+from ckpt.protocol.reader.spans import Owed, Spans
 
 RETRY_US: Final = (100_000, 2_000_000)
 """First and longest rest before a column that is away is tried again."""
@@ -48,9 +48,9 @@ class Column:
     has_address: bool
     reason: str = ""
     """Why it is not reachable."""
-    queue: list[tuple[int, int, int]] = field(default_factory=list)
-    """Heap of (stripe, start, end) to ask for; entries that are no longer needed are dropped when
-    met."""
+    queue: list[tuple[int, Spans]] = field(default_factory=list)
+    """Heap of (stripe, parts of its cell) to ask for; entries that are no longer needed are dropped
+    when met."""
     asks: dict[int, Ask] = field(default_factory=dict)
     outstanding_bytes: int = 0
     received_bytes: int = 0
@@ -71,11 +71,11 @@ class Column:
     def usable(self) -> bool:
         return self.standing is Standing.REACHABLE
 
-    def push(self, stripe: int, start: int, end: int) -> None:
-        """Queue a part of a cell to be asked for."""
-        heapq.heappush(self.queue, (stripe, start, end))
+    def push(self, stripe: int, parts: Spans) -> None:
+        """Queue parts of a cell to be asked for."""
+        heapq.heappush(self.queue, (stripe, parts))
 
-    def pop(self) -> tuple[int, int, int]:
+    def pop(self) -> tuple[int, Spans]:
         return heapq.heappop(self.queue)
 
     def begin_ask(self, request: int, ask: Ask, size: int, now_us: int) -> None:

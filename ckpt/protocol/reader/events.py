@@ -17,6 +17,7 @@ from ckpt.base.units import MiB
 from ckpt.format.layout import Layout
 from ckpt.format.messages import ByteRange
 from ckpt.protocol.events import Report, Ticked
+from ckpt.protocol.reader.spans import Spans
 
 
 class Standing(Enum):
@@ -36,9 +37,9 @@ class Standing(Enum):
 class ReadLimits(Struct, frozen=True, gc=False):
     """Bounds and patience of one read."""
 
-    window_bytes: int = 4 * MiB
+    window_bytes: int = 8 * MiB
     """Asked of one column and not yet here."""
-    ask_bytes: int = 1 * MiB
+    ask_bytes: int = 4 * MiB
     """Of one ReadRanges; one cell at least."""
     scratch_bytes: int = 64 * MiB
     """Cells that have no place in the destination and are held until their stripe is done. The
@@ -72,22 +73,21 @@ class ReadWish(Struct, frozen=True, gc=False):
 # --------------------------------------------------------------------------- events
 
 
-class RangeStored(Struct, frozen=True, gc=False):
+class RangesStored(Struct, frozen=True, gc=False):
     """Bytes of an ask are here and match their fresh checksum."""
 
     now_us: int
     request: int
-    start: int
-    end: int
+    ranges: Spans
+    """Fragment bytes; ascending, each of one cell."""
 
 
-class RangeBroken(Struct, frozen=True, gc=False):
+class RangesBroken(Struct, frozen=True, gc=False):
     """Bytes of an ask came and do not match the checksum that came along: damaged on the way."""
 
     now_us: int
     request: int
-    start: int
-    end: int
+    ranges: Spans
 
 
 class RangeErased(Struct, frozen=True, gc=False):
@@ -150,7 +150,7 @@ class StripeFinished(Struct, frozen=True, gc=False):
 
 
 ReaderEvent = (
-    RangeStored | RangeBroken | RangeErased | AskAnswered | AskRefused | ColumnLost | ManifestRead
+    RangesStored | RangesBroken | RangeErased | AskAnswered | AskRefused | ColumnLost | ManifestRead
     | ManifestWrong | StripeFinished | Ticked
 )  # fmt: skip
 

@@ -44,9 +44,9 @@ from ckpt.protocol.reader.events import (
     FinishStripe,
     ManifestRead,
     ManifestWrong,
-    RangeBroken,
     RangeErased,
-    RangeStored,
+    RangesBroken,
+    RangesStored,
     ReadCompleted,
     ReaderAction,
     ReaderEvent,
@@ -57,17 +57,16 @@ from ckpt.protocol.reader.events import (
     StripeFinished,
 )
 from ckpt.protocol.reader.judgement import check_read, lost_place, statistics_of
-from ckpt.protocol.reader.spans import Owed, minus, union
-from ckpt.protocol.reader.stripes import Stripe, plan_stripe, wanted_stripes
+from ckpt.protocol.reader.spans import Owed, Spans, minus, split, total, union
+from ckpt.protocol.reader.stripes import Stripe, by_stripe, plan_stripe, wanted_stripes
 
 TICK_GAP_US_MAX = 500_000  # Shells tick every 100 ms; more is our own absence, not the targets'.
 RANGES_MAX = 512  # Of one ask.
 
 
 class PayloadReader:
-    """I decide what to ask of which column. I expect every action to be performed and every
-    answer fed
-    back with its request's number. Afterwards I say ReadCompleted or ReadFailed, once.
+    """I decide what to ask of which column. I expect every action to be performed and every answer
+    fed back with its request's number. Afterwards I say ReadCompleted or ReadFailed, once.
     """
 
     def __init__(
@@ -97,6 +96,8 @@ class PayloadReader:
         self._all_begun = False
         #: Begun and not done, ascending by number.
         self._stripes: dict[int, Stripe] = {}
+        #: Numbers of those for which there are too few columns.
+        self._stuck: set[int] = set()
         #: Numbers of complete stripes that wait for the manifest.
         self._ready: deque[int] = deque()
         self._manifest_here = manifest_here
@@ -113,16 +114,15 @@ class PayloadReader:
         return self._advance()
 
     def handle(self, event: ReaderEvent) -> list[ReaderAction]:
-        """What to do about it. Events of questions that are void are ignored, all of them when
-        done."""
+        """What to do about it. Events of void questions are ignored, all of them when done."""
         if self.done:
             return []
         self._now_us = max(self._now_us, event.now_us)
         match event:
-            case RangeStored(_, request, start, end):
-                self._stored(request, start, end)
-            case RangeBroken(_, request, start, end):
-                self._broken(request, start, end)
+            case RangesStored(_, request, ranges):
+                self._stored(request, ranges)
+            case RangesBroken(_, request, ranges):
+                self._broken(request, ranges)
             case RangeErased(_, request, start, end, reason):
                 self._erased(request, start, end, reason)
             case AskAnswered(_, request):
@@ -157,67 +157,67 @@ class PayloadReader:
 
     # ----------------------------------------------------------------------- bytes
 
-    def _stored(self, request: int, start: int, end: int) -> None:
-        found = self._take(request, start, end)
+    def _stored(self, request: int, ranges: Spans) -> None:
+        found = self._take(request, ranges)
         if found is None:
             return
-        column, stripe, part = found
-        column.received_bytes += end - start
+        column, stripes = found
+        j = column.number
+        column.received_bytes += total(ranges)
         column.note_progress(self._now_us)
         column.retry_count = 0
-        if stripe is None:
-            return
-        stripe.have[column.number] = union(stripe.have[column.number], (part,))
-        self._look(stripe)
+        for stripe, parts in stripes:
+            stripe.have[j] = union(stripe.have[j], parts)
+            self._look(stripe)
 
-    def _broken(self, request: int, start: int, end: int) -> None:
-        found = self._take(request, start, end)
+    def _broken(self, request: int, ranges: Spans) -> None:
+        found = self._take(request, ranges)
         if found is None:
             return
-        column, stripe, part = found
+        column, stripes = found
         column.note_progress(self._now_us)
         column.strike_count += 1
         if column.strike_count > STRIKES_MAX:
             self._drop(column, Standing.AWAY, "its bytes come damaged", cut=True)
-        elif stripe is not None:
-            column.push(stripe.number, *part)
+            return
+        for stripe, parts in stripes:
+            column.push(stripe.number, parts)
             self._look(stripe)
 
     def _erased(self, request: int, start: int, end: int, reason: str) -> None:
-        found = self._take(request, start, end)
+        found = self._take(request, ((start, end),))
         if found is None:
             return
-        column, stripe, part = found
+        column, stripes = found
+        j = column.number
         column.note_progress(self._now_us)
         column.damaged_bytes += end - start
-        self._report(
-            "damaged bytes are mended from parity",
-            column=int(column.number), start=start, end=end, why=reason,
-        )  # fmt: skip
-        if stripe is not None:
-            stripe.bad[column.number] = union(stripe.bad[column.number], (part,))
+        told = "damaged bytes are mended from parity"
+        self._report(told, column=int(j), start=start, end=end, why=reason)
+        for stripe, parts in stripes:
+            stripe.bad[j] = union(stripe.bad[j], parts)
             self._plan(stripe)
 
     def _take(
-        self, request: int, start: int, end: int
-    ) -> tuple[Column, Stripe | None, tuple[int, int]] | None:
-        """Cross the bytes out of their ask: (column, stripe, part of the cell), or None when
-        nobody asked."""
+        self, request: int, ranges: Spans
+    ) -> tuple[Column, list[tuple[Stripe, Spans]]] | None:
+        """Cross the bytes out of their ask: the column, and the parts of the cells of stripes that
+        are not done; None when nobody asked."""
         ask = find_ask(self.columns, request)
         if ask is None or ask.owed is None:
             return None
-        if not ask.owed.take(start, end):
-            self._drop(ask.column, Standing.AWAY, "it sends what nobody asked for", cut=True)
+        column, owed = ask.column, ask.owed
+        if not all(owed.take(start, end) for start, end in ranges):
+            self._drop(column, Standing.AWAY, "it sends what nobody asked for", cut=True)
             return None
-        column = ask.column
-        column.outstanding_bytes -= end - start
-        number = start // self.wish.layout.cell_bytes
-        base = self.wish.layout.fragment_offset(number)
-        part = start - base, end - base
-        stripe = self._stripes.get(number)
-        if stripe is not None:
-            stripe.asked[column.number] = minus(stripe.asked[column.number], (part,))
-        return column, stripe, part
+        column.outstanding_bytes -= total(ranges)
+        found = []
+        for number, parts in by_stripe(self.wish.layout, ranges):
+            stripe = self._stripes.get(number)
+            if stripe is not None:
+                stripe.asked[column.number] = minus(stripe.asked[column.number], parts)
+                found.append((stripe, parts))
+        return column, found
 
     def _answered(self, request: int) -> None:
         ask = find_ask(self.columns, request)
@@ -239,8 +239,7 @@ class PayloadReader:
         if ask is None or ask.owed is not None:
             return
         self._close_ask(request, ask)
-        self._manifest_asked = False
-        self._manifest_here = True
+        self._manifest_asked, self._manifest_here = False, True
         self._stuck_since_us = None
 
     def _manifest_wrong(self, request: int, reason: str) -> None:
@@ -312,12 +311,14 @@ class PayloadReader:
         load = [column.outstanding_bytes + len(column.queue) for column in self.columns]
         plan_stripe(stripe, self.wish.layout.code, usable, load)
         if stripe.stuck is not None:
+            self._stuck.add(stripe.number)
             return
+        self._stuck.discard(stripe.number)
         for column in self.columns:
             j = column.number
             rest = minus(minus(stripe.needed[j], stripe.have[j]), stripe.asked[j])
-            for start, end in rest:
-                column.push(stripe.number, start, end)
+            if rest:
+                column.push(stripe.number, rest)
         self._look(stripe)
 
     def _look(self, stripe: Stripe) -> None:
@@ -325,10 +326,6 @@ class PayloadReader:
         if stripe.complete and not stripe.finishing:
             stripe.finishing = True
             self._ready.append(stripe.number)
-
-    def _finish(self, stripe: Stripe) -> None:
-        checked = tuple(j for j in stripe.received_whole() if j not in stripe.rebuilt)
-        self._out.append(FinishStripe(stripe.number, stripe.parts, stripe.rebuilt, checked))
 
     def _finished(self, number: int, wrong: tuple[int, ...]) -> None:
         stripe = self._stripes.get(number)
@@ -391,15 +388,17 @@ class PayloadReader:
         for _ in range(len(self._ready)):
             stripe = self._stripes[self._ready.popleft()]
             assert stripe.complete
-            if self._manifest_here or not (stripe.parts or stripe.received_whole()):
-                self._finish(stripe)
+            whole = stripe.received_whole()
+            if self._manifest_here or not (stripe.parts or whole):
+                checked = tuple(j for j in whole if j not in stripe.rebuilt)
+                self._out.append(FinishStripe(stripe.number, stripe.parts, stripe.rebuilt, checked))
             else:
                 self._want_manifest()
                 self._ready.append(stripe.number)
 
     def _judge_stuck(self) -> None:
         """Too few columns for some place: proved lost, or wait for those that are away."""
-        stuck = [stripe for stripe in self._stripes.values() if stripe.stuck is not None]
+        stuck = [self._stripes[number] for number in sorted(self._stuck)]
         manifest_stuck = bool(self._ready) and not (self._manifest_here or self._manifest_asked)
         if not stuck and not manifest_stuck:
             if all(c.retry_count == 0 for c in self.columns if c.usable):
@@ -454,20 +453,24 @@ class PayloadReader:
         """Ranges of fragment bytes for one ask: the oldest stripes first."""
         parts: list[tuple[int, int]] = []
         size, j = 0, column.number
-        while column.queue and size < self.wish.limits.ask_bytes and len(parts) < RANGES_MAX:
-            number, start, end = column.queue[0]
+        limit = self.wish.limits.ask_bytes
+        while column.queue and size < limit and len(parts) < RANGES_MAX:
+            number, queued = column.queue[0]
             stripe = self._stripes.get(number)
-            rest = () if stripe is None else stripe.rest(j, (start, end))
-            if stripe is not None and rest and not self._has_room(stripe, j):
+            rest = () if stripe is None else stripe.rest(j, queued)
+            if stripe is None or not rest:
+                column.pop()
+                continue
+            if not self._has_room(stripe, j):
                 break
             column.pop()
-            if stripe is None:
-                continue
+            now, later = split(rest, limit - size, RANGES_MAX - len(parts))
+            if later:
+                column.push(number, later)
             base = self.wish.layout.fragment_offset(number)
-            for low, high in rest:
-                parts.append((base + low, base + high))
-                size += high - low
-            stripe.asked[j] = union(stripe.asked[j], rest)
+            parts += [(base + low, base + high) for low, high in now]
+            size += total(now)
+            stripe.asked[j] = union(stripe.asked[j], now)
         return parts
 
     def _has_room(self, stripe: Stripe, j: int) -> bool:
@@ -479,8 +482,6 @@ class PayloadReader:
         stripe.scratch.add(j)
         self._scratch_bytes += stripe.cell_bytes
         return True
-
-    # ----------------------------------------------------------------------- the end
 
     def _fail(self, code: str, message: str, *, damaged: bool) -> None:
         self._end(ReadFailed(code, message, damaged))

@@ -32,20 +32,31 @@ def minus(a: Spans, b: Spans) -> Spans:
     if a == b:
         return ()
     left: list[Span] = []
+    at = 0
     for start, end in a:
-        for low, high in b:
-            if high <= start:
-                continue
-            if low >= end:
-                break
+        while at < len(b) and b[at][1] <= start:
+            at += 1
+        # The last span that reaches into this one may reach into the next one, too.
+        while start < end and at < len(b) and b[at][0] < end:
+            low, high = b[at]
             if start < low:
                 left.append((start, low))
-            start = high
-            if start >= end:
-                break
+            start = max(start, high)
+            if start < end:
+                at += 1
         if start < end:
             left.append((start, end))
     return tuple(left)
+
+
+def split(a: Spans, size: int, count: int) -> tuple[Spans, Spans]:
+    """The first `count` spans at most, ended by the one that reaches `size` positions; the rest."""
+    taken = 0
+    for index, (start, end) in enumerate(a):
+        if index == count or taken >= size:
+            return a[:index], a[index:]
+        taken += end - start
+    return a, ()
 
 
 def covers(a: Spans, start: int, end: int) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from ckpt.erasure.code import Code
 from ckpt.format.layout import Layout
@@ -83,11 +84,11 @@ class Stripe:
         """Columns whose cell came whole."""
         return tuple(j for j, have in enumerate(self.have) if have == self.whole)
 
-    def rest(self, column: int, part: Span) -> Spans:
-        """What of a part is needed from the column, and neither here nor asked nor bad."""
+    def rest(self, column: int, parts: Spans) -> Spans:
+        """What of the parts is needed from the column, and neither here nor asked nor bad."""
         if self.finishing or self.stuck is not None:
             return ()
-        needed = minus((part,), minus((part,), self.needed[column]))
+        needed = minus(parts, minus(parts, self.needed[column]))
         known = union(union(self.have[column], self.asked[column]), self.bad[column])
         return minus(needed, known)
 
@@ -95,6 +96,13 @@ class Stripe:
         """The column's cell is not what it should be: nothing of it counts any more."""
         self.have[column] = ()
         self.bad[column] = self.whole
+
+
+def by_stripe(layout: Layout, ranges: Spans) -> Iterator[tuple[int, Spans]]:
+    """(stripe, parts of its cell) of fragment bytes of a column, each range of one cell."""
+    for number, mine in groupby(ranges, key=lambda each: each[0] // layout.cell_bytes):
+        base = layout.fragment_offset(number)
+        yield number, tuple((start - base, end - base) for start, end in mine)
 
 
 def wanted_stripes(

@@ -17,6 +17,7 @@ from ckpt.format.messages import (
     CommitInfo,
     PayloadPlanned,
     Place,
+    Repeats,
     ReplicaPolicy,
 )
 from ckpt.protocol.events import (
@@ -36,6 +37,13 @@ class FullPolicy(Enum):
     WAIT = "wait"
     ERROR = "error"
     SKIP = "skip"
+
+
+class Unchanged(Enum):
+    """What to do about a save that repeats the one before."""
+
+    WARN = "warn"
+    IGNORE = "ignore"
 
 
 class SaveCommitted(Struct, frozen=True, gc=False):
@@ -66,7 +74,13 @@ class TrainerAttached(Struct, frozen=True, gc=False):
 
 
 class TrainerDetached(Struct, frozen=True, gc=False):
-    """It is gone: exited, killed or closed."""
+    """It closed its store; its process lives, as far as is known."""
+
+    now_us: int
+
+
+class TrainerEnded(Struct, frozen=True, gc=False):
+    """Its process has ended, exited or killed, with its store open or behind TrainerDetached."""
 
     now_us: int
 
@@ -111,6 +125,7 @@ class TableReady(Struct, frozen=True, gc=False):
     now_us: int
     save: int
     table: Buffer
+    repeats: Repeats | None = None
 
 
 class BoxesFingerprinted(Struct, frozen=True, gc=False):
@@ -178,7 +193,7 @@ class PayloadStopped(Struct, frozen=True, gc=False):
 
 
 SaveEvent = StagingDropped | PayloadHandedOver | TableReady | OutcomeHeard
-TrainerEvent = TrainerAttached | TrainerDetached | HalfAsked | SaveEvent
+TrainerEvent = TrainerAttached | TrainerDetached | TrainerEnded | HalfAsked | SaveEvent
 SenderEvent = PayloadSealed | SparesWanted | PayloadFailed | PayloadStopped
 CoordinatorEvent = DialFailed | SessionOpened | SessionClosed | Received | Ticked
 StagerEvent = TrainerEvent | BoxesFingerprinted | SenderEvent | CoordinatorEvent

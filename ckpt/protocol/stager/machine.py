@@ -13,7 +13,7 @@ Invariants (`check`): a half belongs to one save from GrantHalf until that save 
 aborted *and* the sender has stopped reading it (`may_release`); a payload is opened only when
 handed over; it is certified only with its table and sealed columns (`may_certify`); only the
 planned generation's answers count (`plan_fits`); TrainerLeft never overtakes a payload that was
-handed over (`may_report_left`).
+handed over (`may_report_left`), and says that the trainer has ended only when its process has.
 """
 
 from __future__ import annotations
@@ -73,6 +73,9 @@ class StagerMachine(StagerState):
                         self._do(e.TellTrainer(told.number, told.outcome))
             case e.TrainerDetached():
                 self._trainer_detached()
+            case e.TrainerEnded():
+                self.trainer_ended = True
+                self._trainer_detached()
             case e.HalfAsked():
                 self._half_asked(event)
             case _:
@@ -88,7 +91,7 @@ class StagerMachine(StagerState):
                 save.state, save.handed = SaveState.OPENING, event
                 save.opening_since_us = now_us
             case e.TableReady() if save.pending and save.table is None:
-                save.table = event.table
+                save.table, save.repeats = event.table, event.repeats
             case e.OutcomeHeard() if save.outcome is not None:
                 save.outcome = None
                 self._forget(save)
@@ -388,8 +391,10 @@ class StagerMachine(StagerState):
 
     def _grant(self) -> None:
         for save in self.saves.values():
+            if save.state is not SaveState.ASKED:
+                continue
             half = self.free_half(save.taken)
-            if save.state is SaveState.ASKED and half is not None:
+            if half is not None:
                 save.half, save.state = half, SaveState.STAGING
                 self.halves[save.half], self.contents[save.half] = save.number, None
                 self._do(e.GrantHalf(save.number, save.half))
@@ -404,18 +409,20 @@ class StagerMachine(StagerState):
             elif save.pending:
                 self._ask_for(save, self.runs[save.run], session)
         for run in self.runs.values():
-            if run.number is not None and self.may_report_left(run):
-                run.left_told_on = session
-                self._do(
-                    Send(session, 0, requests.trainer_left(self.identity, run.run, run.number))
-                )
+            if self.departure is not None and self.may_report_left(run):
+                self._tell_left(run, session, self.departure)
+
+    def _tell_left(self, run: Launched, session: Session, how: m.Departure) -> None:
+        assert run.number is not None, "told on a session where the launch was joined"
+        run.left_told_on, run.left_told = session, how
+        self._do(Send(session, 0, requests.trainer_left(self.identity, run.run, run.number, how)))
 
     def _must_join(self, run: Launched) -> bool:
         if run.refused or run.joined_on == self.session:
             return False
         if any(self._is_of(save, run) for save in self._pending()):
             return True
-        return run.error is None and (self.trainer_attached or run.left_told_on is None)
+        return run.error is None and run.left_told is not m.Departure.ENDED
 
     def _ask_for(self, save: Save, run: Launched, session: Session) -> None:
         """The open questions of one handed-over save."""
@@ -465,4 +472,13 @@ class StagerMachine(StagerState):
         )  # fmt: skip
         if reason is not None:
             self.exiting = True
+            self._leave_unwatched()
             self._do(e.Exit(reason))
+
+    def _leave_unwatched(self) -> None:
+        """A trainer that only closed its store is not missed when its stager goes."""
+        if self.session is None or self.trainer_ended:
+            return
+        for run in self.runs.values():
+            if run.joined_on == self.session:
+                self._tell_left(run, self.session, m.Departure.UNWATCHED)

@@ -10,7 +10,7 @@ from typing import Final
 
 from ckpt.base.ids import CheckpointId, LaunchNumber, PayloadId, RunName, Step
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
-from ckpt.format.messages import PayloadPlanned
+from ckpt.format.messages import Departure, PayloadPlanned, Repeats
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.stager.events import (
     Outcome,
@@ -124,6 +124,8 @@ class Launched:
     """Nothing of it is asked any more, also not for earlier saves."""
     left_told_on: Session | None = None
     """Where TrainerLeft was said last."""
+    left_told: Departure | None = None
+    """What it said."""
 
 
 @dataclass(slots=True)
@@ -144,6 +146,7 @@ class Save:
     handed: PayloadHandedOver | None = None
     opening_since_us: int = 0
     table: Buffer | None = None
+    repeats: Repeats | None = None
     plan: PayloadPlanned | None = None
     planned_on: Session | None = None
     """The session on which the coordinator last answered OpenPayload."""

@@ -89,6 +89,7 @@ def certify(
                 table_offset=offset,
                 slowest_target=save.sealed.slowest_target,
                 slowest_us=save.sealed.slowest_us,
+                repeats=save.repeats,
             ),
             table[offset : offset + part_bytes],
         )
@@ -108,8 +109,10 @@ def failed_certify(save: Save, failure: SaveFailed, now_us: int) -> PayloadFaile
     return PayloadFailed(now_us, save.plan.payload, failure.code, failure.message, failure.hint)
 
 
-def trainer_left(who: Identity, run: RunName, launch: LaunchNumber) -> m.TrainerLeft:
-    return m.TrainerLeft(run, launch, who.rank, who.process)
+def trainer_left(
+    who: Identity, run: RunName, launch: LaunchNumber, how: m.Departure
+) -> m.TrainerLeft:
+    return m.TrainerLeft(run, launch, who.rank, who.process, how)
 
 
 def refusal_when_full(

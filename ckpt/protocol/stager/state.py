@@ -27,6 +27,7 @@ class StagerState:
         #: The committed generation that still lies in each half.
         self.session: Session | None = None
         self.trainer_attached = False
+        self.trainer_ended = False
         self.exiting = False
         self._numbers = count(1)
         self._dialing = False
@@ -42,6 +43,13 @@ class StagerState:
     def idle(self) -> bool:
         """No save is under way."""
         return all(save.state is SaveState.ENDED for save in self.saves.values())
+
+    @property
+    def departure(self) -> m.Departure | None:
+        """How the trainer left; None while it is attached."""
+        if self.trainer_attached:
+            return None
+        return m.Departure.ENDED if self.trainer_ended else m.Departure.CLOSED
 
     @property
     def hopeless(self) -> bool:
@@ -109,7 +117,7 @@ class StagerState:
         return (
             not self.trainer_attached
             and run.joined_on == self.session
-            and run.left_told_on != self.session
+            and (run.left_told_on != self.session or run.left_told is not self.departure)
             and all(s.planned_on == self.session for s in self._pending() if self._is_of(s, run))
         )
 

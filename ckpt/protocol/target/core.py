@@ -145,6 +145,7 @@ def _digest_of(run: RunName) -> str:
     return xxh3_128(run.encode()).hex()
 
 
+@lru_cache(maxsize=4096)
 def column_name(column: ColumnId) -> str:
     """The file's name: the run's name only as a digest, so that it is never used as a path."""
     payload = column.payload

@@ -141,7 +141,10 @@ class TargetMachine:
         self._offered_term = 0
         #: Of the present session's TargetRegistered; 0 before it came.
         self._renewed_us = 0
-        self._renewed_moved = (0, 0, 0)
+        self._told = self._seen = (0, 0, 0)
+        #: What had moved when the lease was renewed, and at the last tick.
+        self._still_us = 0
+        #: When nothing had moved since the tick before.
         self._request_count = 0
         self.epoch = Epoch(0)
 
@@ -389,15 +392,9 @@ class TargetMachine:
             self._received(each)
 
     def _tick(self) -> None:
-        # Within a burst at every tick, so that what people see of its progress is not a second old.
-        counters = self._core.counters
-        moved = counters.fragments, counters.bytes_given, counters.columns_verified
-        busy = moved != self._renewed_moved
-        due = busy or self._core.now_us - self._renewed_us >= RENEW_US
-        if self._coordinator is None or not self._registered or not due:
+        if self._coordinator is None or not self._registered or not self._renewal_is_due():
             return
-        self._renewed_us = self._core.now_us
-        self._renewed_moved = moved
+        self._renewed_us, self._told = self._core.now_us, self._seen
         renew = RenewLease(
             target=self._core.identity.target,
             boot=self._core.identity.boot,
@@ -407,6 +404,18 @@ class TargetMachine:
             device_bytes_free=max(0, self._space.device_available),
         )
         self._core.send(self._coordinator, self._next_request(), renew)
+
+    def _renewal_is_due(self) -> bool:
+        """Each second; and what people see of a burst is told when it begins, each time it has
+        lasted twice as long, and when it ends.
+        """
+        now, counters = self._core.now_us, self._core.counters
+        moved = counters.fragments, counters.bytes_given, counters.columns_verified
+        if moved == self._seen:
+            self._still_us = now
+        self._seen = moved
+        patience_us = RENEW_US if moved == self._told else (now - self._still_us) // 2
+        return now - self._renewed_us >= min(RENEW_US, patience_us)
 
     def _next_request(self) -> int:
         self._request_count += 1

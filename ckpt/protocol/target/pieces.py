@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,11 +100,10 @@ class TableCache:
 # --------------------------------------------------------------------------- pieces
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """One checksum block of a column, in fragment bytes."""
 
-    index: int
+    number: int
     start: int
     end: int
 
@@ -130,9 +130,15 @@ def block_at(layout: Layout, offset: int) -> Block:
 def blocks_between(layout: Layout, start: int, end: int) -> Iterator[Block]:
     """The blocks that cover [start, end), ascending; both ends lie on block borders."""
     while start < end:
-        block = block_at(layout, start)
-        yield block
-        start = block.end
+        first = block_at(layout, start)
+        yield first
+        # The rest of the cell without asking where each begins.
+        cell_end = min(end, (first.start // layout.cell_bytes + 1) * layout.cell_bytes)
+        number, start = first.number, first.end
+        while start + BLOCK_BYTES <= cell_end:
+            number += 1
+            yield Block(number, start, start + BLOCK_BYTES)
+            start += BLOCK_BYTES
 
 
 def cut_pieces(layout: Layout, ranges: Sequence[ByteRange], piece_bytes: int) -> list[Piece]:

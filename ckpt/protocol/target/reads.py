@@ -14,7 +14,7 @@ on: damage has the size of a block.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -27,13 +27,13 @@ from ckpt.format.messages import (
     ColumnVerified,
     ManifestData,
     RangeDamaged,
-    RangeData,
     RangesDone,
     ReadManifest,
     ReadRanges,
     VerifyColumn,
 )
 from ckpt.protocol.events import Buffer, Session
+from ckpt.protocol.range_frames import range_frames
 from ckpt.protocol.target.core import Completion, Core, SealedColumn
 from ckpt.protocol.target.disk_events import DiskFailed, ReadAt, ReleaseBulk
 from ckpt.protocol.target.pieces import (
@@ -333,55 +333,42 @@ class Reads:
         True when bytes were sent.
         """
         assert job.table is not None
-        view = memoryview(data)
-        layout = job.column.header.layout
-        blocks: list[tuple[Block, int | None]] = []
-        for block in blocks_between(layout, piece.start, piece.end):
-            part = view[block.start - piece.start : block.end - piece.start]
-            whole = len(part) == block.end - block.start
-            crc = crc32(part) if whole else None
-            good = crc is not None and crc == int(job.table[block.index])
-            if not good:
-                self._core.counters.blocks_damaged += 1
-            blocks.append((block, crc if good else None))
-        sent = False
-        for wanted in piece.wanted:
-            sent = self._send_good(job, wanted, piece.start, view, blocks) or sent
-        return sent
-
-    def _send_good(
-        self, job: ReadJob, wanted: ByteRange, base: int, view: memoryview,
-        blocks: list[tuple[Block, int | None]],
-    ) -> bool:  # fmt: skip
-        """The wanted bytes as runs of good blocks; checksums of whole blocks are combined, not
-        repeated.
-        """
-        run_start, run_crc, sent = wanted.start, 0, False
-        at = wanted.start
-        for block, crc in blocks:
-            start, end = max(wanted.start, block.start), min(wanted.end, block.end)
-            if start >= end:
-                continue
-            if crc is None:
-                sent = self._send_run(job, run_start, at, run_crc, base, view) or sent
-                self._damage(job, start, end, "checksum")
-                run_start, run_crc = end, 0
-            else:
-                whole = (start, end) == (block.start, block.end)
-                part_crc = crc if whole else crc32(view[start - base : end - base])
-                run_crc = crc32_combine(run_crc, part_crc, end - start)
-            at = end
-        return self._send_run(job, run_start, at, run_crc, base, view) or sent
-
-    def _send_run(
-        self, job: ReadJob, start: int, end: int, crc: int, base: int, view: memoryview
-    ) -> bool:
-        if start >= end or job.verify:
+        view, base = memoryview(data), piece.start
+        blocks = list(blocks_between(job.column.header.layout, piece.start, piece.end))
+        stored = job.table[blocks[0].number : blocks[-1].number + 1].tolist()
+        crcs: list[int] = []
+        bad: list[Block] = []
+        for block, known in zip(blocks, stored, strict=True):
+            part = view[block.start - base : block.end - base]
+            crcs.append(crc32(part))
+            if crcs[-1] != known or len(part) < block.end - block.start:
+                bad.append(block)
+        self._core.counters.blocks_damaged += len(bad)
+        good = self._without(job, piece.wanted, bad) if bad else piece.wanted
+        if job.verify or not good:
             return False
-        bulk = view[start - base : end - base]
-        self._core.counters.bytes_given += end - start
-        self._core.send(job.session, job.request, RangeData(start=start, crc=crc), bulk)
+        found = ((each, view[each.start - base : each.end - base]) for each in good)
+        known_crcs = dict(zip(blocks, crcs, strict=True))
+        for message, bulk in range_frames(found, partial(_checksum, known_crcs)):
+            self._core.counters.bytes_given += len(bulk)
+            self._core.send(job.session, job.request, message, bulk)
         return True
+
+    def _without(
+        self, job: ReadJob, wanted: Sequence[ByteRange], bad: Sequence[Block]
+    ) -> list[ByteRange]:
+        """What is wanted of good blocks; the rest is told as damaged."""
+        good: list[ByteRange] = []
+        for each in wanted:
+            at = each.start
+            for block in bad:
+                start, end = max(each.start, block.start), min(each.end, block.end)
+                if start < end:
+                    self._damage(job, start, end, "checksum")
+                    good += [ByteRange(at, start)] if at < start else []
+                    at = end
+            good += [ByteRange(at, each.end)] if at < each.end else []
+        return good
 
     def _damage(self, job: ReadJob, start: int, end: int, reason: str) -> None:
         if not job.verify:
@@ -449,6 +436,18 @@ class Reads:
             assert reader.reading_bytes >= 0
             mine = reader.reading_bytes + reader.sent_bytes
             assert mine <= limits.read_window_bytes + limits.read_piece_bytes
+
+
+def _checksum(blocks: Mapping[Block, int], wanted: ByteRange, view: memoryview) -> int:
+    """Of a long range: checksums of whole blocks are combined, not repeated."""
+    total = 0
+    for block, crc in blocks.items():
+        start, end = max(wanted.start, block.start), min(wanted.end, block.end)
+        if start < end:
+            whole = (start, end) == (block.start, block.end)
+            part_crc = crc if whole else crc32(view[start - wanted.start : end - wanted.start])
+            total = crc32_combine(total, part_crc, end - start)
+    return total
 
 
 def _merged(ranges: Sequence[ByteRange]) -> tuple[ByteRange, ...]:

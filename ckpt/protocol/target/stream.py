@@ -12,7 +12,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import ColumnId
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_MAX, PAGE_BYTES, PAYLOAD_BYTES_MAX
 from ckpt.erasure.code import Code
-from ckpt.format.checksum import crc32, crc32_combine
+from ckpt.format.checksum import crc32, crc32_concat
 from ckpt.format.layout import Layout
 from ckpt.format.messages import BeginColumn
 from ckpt.protocol.events import Buffer, Session
@@ -77,10 +77,7 @@ def check_blocks(bulk: Buffer, block_crcs: NDArray[np.uint32], first: int) -> in
     returned.
     """
     view = memoryview(bulk)
-    total = 0
-    for index, start in enumerate(range(0, len(view), BLOCK_BYTES)):
-        block = view[start : start + BLOCK_BYTES]
-        crc = crc32(block)
-        block_crcs[first + index] = crc
-        total = crc32_combine(total, crc, len(block))
-    return total
+    blocks = [view[start : start + BLOCK_BYTES] for start in range(0, len(view), BLOCK_BYTES)]
+    crcs = [crc32(block) for block in blocks]
+    block_crcs[first : first + len(crcs)] = crcs
+    return crc32_concat(zip(crcs, map(len, blocks), strict=True))

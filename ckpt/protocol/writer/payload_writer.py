@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, TargetId
+from ckpt.base.ids import ColumnNumber, PayloadId, TargetId
 from ckpt.base.limits import HEDGE_US
 from ckpt.erasure.code import Code
 from ckpt.format.layout import Layout
@@ -76,6 +76,7 @@ class PayloadWriter:
     ) -> None:
         code = Code.parse(plan.code)
         self.payload: PayloadId = plan.payload
+        self._code = str(code)
         self.layout = Layout(code, payload_bytes, plan.cell_bytes)
         self.columns: tuple[Column, ...] = tuple(Column(ColumnNumber(j)) for j in range(code.n))
         self.done = False
@@ -237,7 +238,11 @@ class PayloadWriter:
                     column.state = ColumnState.FAILED
 
     def _reopened(self, event: ColumnsReopened, actions: list[WriterAction]) -> None:
-        """Only a sealed column restarts: one that is on its way already does what is asked."""
+        """Only a column without a stream restarts: one that is on its way does what is asked.
+
+        A place that is named for it is tried also where it failed before: the payload is below its
+        floor and nothing better is left. The coordinator bounds how often.
+        """
         wanted: dict[ColumnNumber, Place | None] = dict.fromkeys(event.columns)
         wanted |= dict(zip(event.columns, event.places, strict=False))
         moving = [c for c in self.columns if c.number in wanted and c.must_move(wanted[c.number])]
@@ -246,7 +251,7 @@ class PayloadWriter:
             self._leave(column, AbandonReason.REOPENED, actions)
         for column in moving:
             place = wanted[column.number]
-            if place is not None and self.may_take(column, place):
+            if place is not None and self.is_free(column, place):
                 self._open(column, place, event.now_us, actions)
             else:
                 self._place_or_fail(column, event.now_us, actions)
@@ -288,8 +293,9 @@ class PayloadWriter:
             manifest is not None
             and place is not None
             and proof.target == place.target
-            and proof.column == ColumnId(self.payload, column.number)
-            and proof.code == str(self.layout.code)
+            and proof.column.column == column.number
+            and proof.column.payload == self.payload
+            and proof.code == self._code
             and proof.payload_bytes == self.layout.payload_bytes
             and proof.column_crc == manifest.column_crcs[column.number]
             and proof.manifest_digest == manifest.digest
@@ -323,8 +329,10 @@ class PayloadWriter:
         """One target never holds two columns of a payload; where a column failed it
         is not tried again.
         """
-        if (place.target, place.boot) in column.failed:
-            return False
+        return (place.target, place.boot) not in column.failed and self.is_free(column, place)
+
+    def is_free(self, column: Column, place: Place) -> bool:
+        """No other column of the payload is on its target."""
         return all(
             c.place is None or c.place.target != place.target or c is column for c in self.columns
         )
@@ -341,12 +349,12 @@ class PayloadWriter:
 
     def places_possible(self) -> int:
         """Columns that are sealed, have a place or may still get one."""
-        return len(self.columns) - [c.state for c in self.columns].count(ColumnState.FAILED)
+        return len(self.columns) - sum([c.state is ColumnState.FAILED for c in self.columns])
 
     # ----------------------------------------------------------------------- steps
 
     def _open(self, column: Column, place: Place, now_us: int, actions: list[WriterAction]) -> None:
-        assert self.may_take(column, place)
+        assert self.is_free(column, place)
         assert not column.stream
         column.state, column.place, column.stream = ColumnState.OPENING, place, next(self._numbers)
         column.credit_bytes = column.next_stripe = column.sent_bytes = 0
@@ -451,16 +459,24 @@ class PayloadWriter:
 
     def check(self) -> None:
         """Assert the invariants of the module's head."""
-        live = [c for c in self.columns if c.stream]
-        assert {c.stream: c for c in live} == self._streams, "a live stream has one column"
-        targets = [c.place.target for c in self.columns if c.place is not None]
-        assert len(targets) == len(set(targets)), "no two columns on one target"
+        live = 0
+        targets: list[TargetId] = []
         for c in self.columns:
+            state, proof = c.state, c.proof
             assert c.credit_bytes >= 0
-            assert (c.state is ColumnState.SEALED) == (c.proof is not None)
-            assert (c.place is None) == (c.state in (ColumnState.WAITING, ColumnState.FAILED))
-            assert c.proof is None or self.proof_is_valid(c, c.proof)
-            assert self.done or bool(c.stream) == (c.state in MOVING)
+            assert (state is ColumnState.SEALED) == (proof is not None)
+            assert (c.place is None) == (
+                state is ColumnState.WAITING or state is ColumnState.FAILED
+            )
+            assert proof is None or self.proof_is_valid(c, proof)
+            assert self.done or bool(c.stream) == (state in MOVING)
+            if c.stream:
+                live += 1
+                assert self._streams.get(c.stream) is c, "a live stream has one column"
+            if c.place is not None:
+                targets.append(c.place.target)
+        assert len(self._streams) == live, "a stream's column is known"
+        assert len(targets) == len(set(targets)), "no two columns on one target"
         assert not self._certified or len(self._certified) >= self.layout.code.floor
         assert self.done or self.places_possible() >= self.layout.code.floor
 

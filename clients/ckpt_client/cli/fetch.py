@@ -1,5 +1,8 @@
 """Bring a checkpoint back from an object store into the cluster, before the ranks start again.
 
+RUN@STEP is looked for in $CKPT_DURABLE and in the stores that this cluster drains to; a URL names
+the store. A step that is lost in the tier is replaced, one that can be read there stays.
+
 Every rank's tree is read from the store, verified, and saved as that rank of a new launch; when
 all are committed, RUN@STEP is in the tier as its ranks left it. One rank's tree is in memory at a
 time, and the staging memory holds all of them until the commit. A launch that is still saving this
@@ -9,27 +12,37 @@ run is fenced: fetch when it has ended.
 from __future__ import annotations
 
 import argparse
+import os
 import time
+from contextlib import suppress
 
-from ckpt.base.errors import Busy
+from ckpt.base.errors import Busy, NotFound
 from ckpt.base.units import format_seconds
-from ckpt_client.cli.cluster import conversation
+from ckpt.objects.reader import StoredCheckpoint, open_stored
+from ckpt.objects.stores import open_sink
+from ckpt_client.cli.cluster import Conversation, conversation, parse_checkpoint
 from ckpt_client.cli.exits import Exit
 from ckpt_client.cli.output import Output, counted
+from ckpt_client.fetching import save_again
 from ckpt_client.store import open as open_store
-from ckpt_client.stored import declared_tree, open_url
+from ckpt_client.stored import open_url
 
-EXAMPLE = "ckpt fetch s3://bucket/runs/llama@12500"
+EXAMPLE = "ckpt fetch llama/7b@12500"
 COMMIT_TIMEOUT_S = 3600.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="STORE/RUN@STEP; the newest without @STEP")
+    parser.add_argument(
+        "checkpoint",
+        metavar="RUN@STEP",
+        help="which one, or its URL STORE/RUN@STEP: there the newest without @STEP",
+    )
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     begun_s = time.monotonic()
-    stored = open_url(arguments.url)
+    with conversation(arguments, output) as talk:
+        stored = _opened(arguments.checkpoint, talk)
     try:
         header = stored.header
         name, step, _ = header.key
@@ -45,17 +58,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                 output.waiting(f"fetching {name}@{step}"),
                 open_store(arguments.store, launch=f"fetch {header} at {time.time_ns()}") as store,
             ):
-                saves = [
-                    store.save(
-                        name,
-                        step,
-                        declared_tree(stored, rank),
-                        rank=rank,
-                        world_size=header.world_size,
-                    )
-                    for rank in sorted(stored.trees())
-                ]
-                for save in saves:
+                for save in save_again(stored, store):
                     save.wait(COMMIT_TIMEOUT_S)
     finally:
         stored.close()
@@ -65,3 +68,16 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     ranks = counted(header.world_size, "rank")
     output.line(f"{name}@{step} of {ranks} is in the tier, after {format_seconds(seconds)}")
     return Exit.OK
+
+
+def _opened(text: str, talk: Conversation) -> StoredCheckpoint:
+    """Raises NotFound when no store has it, Refused, Corrupt, Unavailable."""
+    if "://" in text:
+        return open_url(text)
+    run_name, step = parse_checkpoint(text)
+    stores = [os.environ.get("CKPT_DURABLE", ""), *(store.url for store in talk.status().stores)]
+    for url in filter(None, dict.fromkeys(stores)):
+        with suppress(NotFound):
+            return open_stored(open_sink(url), run_name, step)
+    named = ", ".join(filter(None, stores)) or "no object store is known here"
+    raise NotFound(f"{text} is in no object store: {named}", hint="ckpt fetch URL/RUN@STEP")

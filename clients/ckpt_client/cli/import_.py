@@ -2,13 +2,14 @@
 
 safetensors  a directory as Hugging Face has them, or one file
 npz          numpy's archive
-dcp          a directory of torch.distributed.checkpoint; needs torch, and trust: torch reads its
-             metadata with pickle. Values that are no tensors are left out
+dcp          a directory of torch.distributed.checkpoint; needs torch, and --allow-pickle, since
+             its metadata is one. Values that are no tensors are left out
 zarr         a group that any Zarr writer made, by path or URL
 
 Without --to they are saved into the cluster as RUN@STEP, by one rank: the staging memory holds all
 of them for that time. With --to they go straight into an object store in the drained format, an
-array at a time; `ckpt.load("URL/RUN@STEP")` reads them there. The state is a flat dict of arrays.
+array at a time; `ckpt.load("URL/RUN@STEP")` reads them there. The state is a flat dict of arrays
+that are the same for all ranks: any number of ranks loads them, whole or in parts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import time
 from collections.abc import Sequence
 
+from ckpt.base.errors import Refused
 from ckpt.base.ids import RunName, Step
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt_client.cli.cluster import parse_checkpoint
@@ -34,6 +36,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("place", metavar="PLACE", help="a directory, a file or a Zarr URL")
     parser.add_argument("checkpoint", metavar="RUN@STEP", help="what it shall be")
     parser.add_argument("--format", choices=FORMATS, help="what it is [by what lies there]")
+    parser.add_argument(
+        "--allow-pickle",
+        action="store_true",
+        help="dcp: let torch unpickle the metadata, which may run whatever its writer put there",
+    )
     parser.add_argument("--to", metavar="URL", help="an object store instead of the cluster")
     parser.add_argument(
         "--portable-dtypes", action="store_true", help="--to: bfloat16 and float8 as integers"
@@ -43,6 +50,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     run_name, step = parse_checkpoint(arguments.checkpoint)
     kind = arguments.format or guess_format(arguments.place)
+    if kind == "dcp" and not arguments.allow_pickle:
+        raise Refused(
+            f"{arguments.place}: a DCP directory's metadata is a pickle, which may run any code",
+            hint="--allow-pickle, if you trust who wrote it",
+        )
     arrays = incoming(arguments.place, kind)
     begun_s = time.monotonic()
     with output.waiting(f"importing {arguments.place}"):
@@ -77,7 +89,8 @@ def _save(
 
     state = {array.name: array.mapped() for array in arrays}
     with open_store(arguments.store) as store:
-        store.save(run_name, step, state, rank=0, world_size=1).wait(COMMIT_TIMEOUT_S)
+        save = store.save(run_name, step, state, rank=0, world_size=1, replicated=True)
+        save.wait(COMMIT_TIMEOUT_S)
 
 
 def _write(arguments: argparse.Namespace, source: MappedSource) -> None:

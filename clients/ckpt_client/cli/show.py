@@ -54,6 +54,7 @@ def _print_generation(view: StepView, output: Output) -> None:
         ("committed", f"{age_text(view.committed_at_s)}, in {format_seconds(view.commit_s)}"),
         ("stall", f"{format_seconds(view.stall_s)}, first touch {format_seconds(view.fault_in_s)}"),
         ("slowest", f"rank {view.slowest_rank}, target {view.slowest_target or '-'}"),
+        *(("warning", text) for text in view.warnings),
     ]
     for name, text in rows:
         output.line(f"{name:<14}{text}")

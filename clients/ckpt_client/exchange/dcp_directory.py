@@ -23,6 +23,8 @@ from ckpt_client.exchange.tensors import NamedArray
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import WriteItem
 
 
@@ -59,7 +61,8 @@ def write_dcp(source: Source, arrays: Sequence[NamedArray], folder: Path) -> int
 def read_dcp(folder: Path) -> Sequence[HeldArray]:
     """Every tensor of a directory that `dcp.save` wrote; values that are none are left out.
 
-    torch unpickles the metadata, as its own `dcp.load` does. Raises NotFound, Corrupt, Refused.
+    torch unpickles the metadata, as its own `dcp.load` does: only for a folder that the user
+    trusts. Raises NotFound, Corrupt, Refused.
     """
     try:
         import torch
@@ -70,23 +73,38 @@ def read_dcp(folder: Path) -> Sequence[HeldArray]:
     if not (folder / ".metadata").exists():
         raise NotFound(f"{folder} has no .metadata: it is no DCP directory")
     try:
-        entries = FileSystemReader(folder).read_metadata().state_dict_metadata
+        metadata = FileSystemReader(folder).read_metadata()
+        entries = metadata.state_dict_metadata
     except Exception as error:  # Whatever pickle raises for bytes that are none.
         raise Corrupt(f"{folder / '.metadata'} cannot be read: {error!r:.200}") from None
+    reader = _reader_with(metadata, folder)
     found = []
     for name, entry in sorted(entries.items()):
         if isinstance(entry, TensorStorageMetadata):
             dtype = entry.properties.dtype
             ours = _our_dtype(folder, name, dtype)
             shape = tuple(int(n) for n in entry.size)
-            load = partial(_tensor, folder, name, torch.Size(shape), dtype, ours)
+            load = partial(_tensor, reader, name, torch.Size(shape), dtype, ours)
             found.append(HeldArray(name, ours, shape, load))
     if not found:
         raise NotFound(f"{folder} has no tensors")
     return found
 
 
-def _tensor(folder: Path, name: str, shape: torch.Size, dtype: torch.dtype, ours: str) -> Array:
+def _reader_with(metadata: Metadata, folder: Path) -> FileSystemReader:
+    """One that has its metadata: it is unpickled once, not again for each tensor."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    class KnowingReader(FileSystemReader):
+        def read_metadata(self, *_args: object, **_kwargs: object) -> Metadata:
+            return metadata
+
+    return KnowingReader(folder)
+
+
+def _tensor(
+    reader: FileSystemReader, name: str, shape: torch.Size, dtype: torch.dtype, ours: str
+) -> Array:
     import torch
     from torch.distributed import checkpoint as dcp
 
@@ -95,10 +113,9 @@ def _tensor(folder: Path, name: str, shape: torch.Size, dtype: torch.dtype, ours
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*torch.distributed.*single process.*")
             planner = dcp.DefaultLoadPlanner(flatten_state_dict=False)
-            reader = dcp.FileSystemReader(folder)
             dcp.load({name: tensor}, storage_reader=reader, planner=planner, no_dist=True)
     except (Exception, dcp.api.CheckpointException) as error:  # The latter is no Exception.
-        raise Corrupt(f"{folder}: {name}: {error!r:.200}") from None
+        raise Corrupt(f"{reader.path}: {name}: {error!r:.200}") from None
     if not tensor.numel():
         return np.empty(tuple(shape), dtype_of(ours))
     raw: Array = tensor.reshape(-1).view(torch.uint8).numpy()

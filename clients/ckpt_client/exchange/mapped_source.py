@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ckpt.base.ids import Rank
 from ckpt.format.index import Box, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node, path_text
 from ckpt.objects.documents import Header
+from ckpt.objects.sink import at_once
 from ckpt.objects.source import Array, Wish
 from ckpt_client.exchange.arrays import Incoming
 
@@ -42,8 +43,9 @@ class MappedSource:
         leaves = ((name, LeafNode(path_text((name,)))) for name in self._names)
         return {Rank(0): DictNode(tuple(leaves))}
 
-    def read(self, wishes: Sequence[Wish]) -> None:
+    def read(self, wishes: Sequence[Wish], go_on: Callable[[], None] = at_once) -> None:
         for wish in wishes:
+            go_on()
             part = tuple(
                 slice(o, o + n) for o, n in zip(wish.offset, wish.memory.shape, strict=True)
             )

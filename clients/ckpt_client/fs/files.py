@@ -15,9 +15,12 @@ from ckpt_client.fs.spool import Spool
 from ckpt_client.fs.steps import HeldStep
 
 if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
     from ckpt_client.fs.filesystem import CkptFileSystemBase
 
 READ_BLOCK_BYTES: Final = 16 << 20
+STREAM_BUFFER_BYTES: Final = 1 << 20
 READ_BLOCKS_MAX: Final = 8
 """Of one open file, in memory."""
 WRITE_BUFFER_BYTES: Final = 1 << 20
@@ -57,6 +60,47 @@ class ReadFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec ships no t
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         return self._step.read(self._name, start, min(end, self.size))
+
+    def close(self) -> None:
+        if not self.closed:
+            self._step.close()
+        super().close()
+
+
+class RangeStream(io.RawIOBase):
+    """I read one file of one generation, each range straight into the caller's memory."""
+
+    def __init__(self, step: HeldStep, name: str, size: int) -> None:
+        self._step = step
+        self._name = name
+        self._size = size
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        self._place = max(0, begin + offset)
+        return self._place
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        target = memoryview(buffer).cast("B")
+        count = max(0, min(target.nbytes, self._size - self._place))
+        self._step.read_into(self._name, self._place, target[:count])
+        self._place += count
+        return count
+
+    def readall(self) -> bytes:
+        content = self._step.read(self._name, min(self._place, self._size), self._size)
+        self._place += len(content)
+        return content
 
     def close(self) -> None:
         if not self.closed:

@@ -4,6 +4,7 @@
     steps.py        what is committed, and reading it
     publishing.py   when what was written is committed
     transaction.py  `with fs.transaction:`
+    sealing.py      a folder that many processes write and one commits
     files.py        open files
 
 Directories are what files have in common, as in an object store: an empty one does not exist.
@@ -11,6 +12,7 @@ Directories are what files have in common, as in an object store: an empty one d
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -24,7 +26,7 @@ from ckpt.format.messages import DeleteStep, StepDeleted
 from ckpt.protocol.coordinator.views import FilesView
 from ckpt_client.connection import Connection
 from ckpt_client.fs import paths
-from ckpt_client.fs.files import ReadFile, WriteFile
+from ckpt_client.fs.files import STREAM_BUFFER_BYTES, RangeStream, ReadFile, WriteFile
 from ckpt_client.fs.metadata_names import DATA_FILE, METADATA, METADATA_TMP, RANK_METADATA
 from ckpt_client.fs.paths import Spot, spot_of, step_of
 from ckpt_client.fs.publishing import Publisher
@@ -252,7 +254,20 @@ class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec sh
         finally:
             hold.close()
 
+    def open_stream(self, path: str) -> io.BufferedReader:
+        """For who reads a file from its begin to its end, or large ranges: nothing is kept, large
+        reads go straight into the caller's memory.
+        """
+        stream = RangeStream(*self._hold(self._strip_protocol(path)))
+        return io.BufferedReader(stream, buffer_size=STREAM_BUFFER_BYTES)
+
     # ----------------------------------------------------------------------- writing
+
+    def stage(self, path: str) -> WriteFile:
+        """A new file of a step that is on its targets when it is closed, and waits for whoever
+        commits (sealing.SealedFolder).
+        """
+        return self._create(self._strip_protocol(path), autocommit=False)
 
     def _create(self, path: str, autocommit: bool) -> WriteFile:
         spot = self._checked_spot(path, autocommit)

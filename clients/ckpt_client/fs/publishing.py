@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from ckpt.base.errors import Aborted, CkptError, Refused, Unavailable
-from ckpt.base.ids import CheckpointId, RunName, Step
+from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.format.members import Member, encode_members
 from ckpt.format.messages import AttemptCommitted, CommitMembers
 from ckpt.protocol.coordinator.views import MembersView
@@ -97,7 +97,23 @@ class Publisher:
 
     def others_wait(self, spot: Spot) -> list[str]:
         """Names of other files in the step's open list."""
-        return [m.name for m in self._listed(spot.run, spot.step).members if m.name != spot.name]
+        _, members = self.open_list(spot.run, spot.step)
+        return [member.name for member in members if member.name != spot.name]
+
+    def open_list(self, run: RunName, step: Step) -> tuple[CheckpointId | None, list[Member]]:
+        """The files that wait for the step's commit, of all processes; None without any."""
+        self._connection.ensure_cluster()
+        view = _members.decode(self._connection.control.ask("members", run, step))
+        if not view.generation:
+            return None, []
+        members = [Member(m.name, m.length, bytes.fromhex(m.fingerprint)) for m in view.members]
+        return CheckpointId(run, step, Generation.parse(view.generation)), members
+
+    def staged(self, path: str) -> list[Member]:
+        """This process's files below a path that are on their targets and wait for a commit."""
+        with self._lock:
+            pending = list(self._pending.items())
+        return [one.sent.member for name, one in pending if name.startswith(f"{path}/")]
 
     # ----------------------------------------------------------------------- commits
 
@@ -137,6 +153,12 @@ class Publisher:
             self._commit(checkpoint, members, alone=False)
             with self._lock:
                 self._drop_committed(checkpoint)
+
+    def commit_members(self, checkpoint: CheckpointId, members: list[Member]) -> None:
+        """Exactly those of an open list, whoever wrote them. Raises Refused when one has gone."""
+        self._commit(checkpoint, members, alone=False)
+        with self._lock:
+            self._drop_committed(checkpoint)
 
     def discard(self, path: str) -> bool:
         """Take back a file that is not committed; False when there is none."""
@@ -210,12 +232,8 @@ class Publisher:
         """Those files of the open list. Raises Refused by name when one does not come."""
         deadline = time.monotonic() + MEMBERS_WAIT_S
         while True:
-            listed = self._listed(checkpoint.run, checkpoint.step)
-            found = {
-                m.name: Member(m.name, m.length, bytes.fromhex(m.fingerprint))
-                for m in listed.members
-                if listed.generation == str(checkpoint.generation)
-            }
+            listed, members = self.open_list(checkpoint.run, checkpoint.step)
+            found = {member.name: member for member in members if listed == checkpoint}
             missing = sorted(names - found.keys())
             if not missing:
                 return [found[name] for name in sorted(names)]
@@ -226,9 +244,6 @@ class Publisher:
                     hint="save again",
                 )
             time.sleep(POLL_S)
-
-    def _listed(self, run: RunName, step: Step) -> MembersView:
-        return _members.decode(self._connection.control.ask("members", run, step))
 
     def _drop_committed(self, checkpoint: CheckpointId) -> None:
         self._pending = {

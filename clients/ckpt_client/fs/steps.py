@@ -57,18 +57,23 @@ class HeldStep:
 
     def read(self, name: str, start: int, end: int) -> bytes:
         """Bytes [start, end) of a file, verified. Raises NotFound, Unavailable, Lost."""
+        array = np.empty(end - start, np.uint8)
+        self.read_into(name, start, array.data)
+        return array.tobytes()
+
+    def read_into(self, name: str, start: int, target: memoryview) -> None:
+        """Fill writable bytes with those of a file from `start` on. Raises as `read`."""
         held = self._held
         assert held is not None, "not after close"
-        array = np.empty(end - start, np.uint8)
-        want = Want(entry_name(name), array, (start,))
+        if not target.nbytes:
+            return
+        want = Want(entry_name(name), np.frombuffer(target, np.uint8), (start,))
 
         def fill(contents: Contents) -> None:
             contents.fill([want])
 
-        if array.size:
-            with held.lock:
-                held.checkpoint.read(fill)
-        return array.tobytes()
+        with held.lock:
+            held.checkpoint.read(fill)
 
     def close(self) -> None:
         """Idempotent. Takes no lock: files are closed by finalizers too, in any thread."""

@@ -1,5 +1,5 @@
-"""The stager's end of the socket to its trainer: packets in order, never blocking,
-gone when either side is.
+"""The stager's end of the socket to its trainer: packets in order, never blocking; and an eye on
+the trainer's process, which may live on when it has closed its store.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ckpt_client.stager import wire
 class TrainerChannel:
     """I queue what the socket does not take at once.
 
-    I am `open` until the trainer's process or socket ends.
+    I am `open` until the trainer's process or socket ends. `process_ended` may come later.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -26,21 +26,23 @@ class TrainerChannel:
         self._queue: deque[tuple[bytes, int | None]] = deque()
         #: Packets not yet sent, each with a descriptor of its own, if any.
         self._process = -1
+        #: A descriptor of the trainer's process, readable when it has ended.
         self._deaf = False
         #: The trainer takes no more; what it said before may still lie in the socket.
         self.open = True
 
     def watch_process(self, pid: int) -> None:
-        """Note the trainer's death also when a forked child of it keeps the socket open."""
+        """Tell the trainer's death from a store that was closed, also when a forked child of it
+        keeps the socket open. Where the kernel has no such descriptors both are one.
+        """
         with suppress(OSError):
             self._process = os.pidfd_open(pid)
 
     @property
     def descriptors(self) -> list[int]:
-        """What becomes readable when there is something for `receive`."""
-        if not self.open:
-            return []
-        return [self._socket.fileno(), *([self._process] if self._process >= 0 else [])]
+        """What becomes readable when there is something for `receive` or `process_ended`."""
+        sockets = [self._socket.fileno()] if self.open else []
+        return sockets + ([self._process] if self._process >= 0 else [])
 
     @property
     def wants_write(self) -> bool:
@@ -49,6 +51,14 @@ class TrainerChannel:
     def ended(self) -> bool:
         """The trainer, or its socket, is gone."""
         return not self.open
+
+    def process_ended(self) -> bool:
+        """The trainer's process is gone, and everything that it said was received."""
+        if self.open:
+            return False
+        if self._died():
+            self.forget_process()
+        return self._process < 0
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -87,7 +97,7 @@ class TrainerChannel:
         """All packets that are here; closes the channel at the trainer's end. Raises PeerError."""
         # A dead trainer's last packets are still in the socket: read them before believing the
         # death.
-        died = self._process_ended()
+        died = self._died()
         while self.open:
             try:
                 packet, _ = wire.receive_packet(self._socket)
@@ -109,6 +119,9 @@ class TrainerChannel:
         self.open = False
         self._socket.close()
         self._drop_queue()
+
+    def forget_process(self) -> None:
+        """Watch it no more. Idempotent."""
         if self._process >= 0:
             os.close(self._process)
             self._process = -1
@@ -119,7 +132,7 @@ class TrainerChannel:
                 os.close(descriptor)
         self._queue.clear()
 
-    def _process_ended(self) -> bool:
+    def _died(self) -> bool:
         if self._process < 0:
             return False
         poll = select.poll()

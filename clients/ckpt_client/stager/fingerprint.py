@@ -1,4 +1,4 @@
-"""xxh3-128 of what a half holds: whole copies for the table,
+"""xxh3-128 of what a half holds: tensors for the table,
 boxes of shards when the coordinator asks.
 
 Runs on a worker thread after `save` has returned. The bytes are read where they lie; a box that is
@@ -7,13 +7,14 @@ not contiguous is gathered in bounded parts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from ckpt.base.errors import Corrupt
+from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import MiB
 from ckpt.format.checksum import Xxh3
 from ckpt.format.dtypes import dtype_of
@@ -23,15 +24,45 @@ from ckpt_client.packing import Declaration
 from ckpt_client.state import AnyArray
 
 GATHER_BYTES: Final = MiB
+SAMPLED_BYTES_MIN: Final = MiB
+"""Larger tensors are sampled first."""
+Samples = Mapping[tuple[str, tuple[int, ...]], bytes]
+"""(name, box offset) -> xxh3-128 of a few pages of a tensor."""
 
 
 def fingerprint_copies(half: memoryview, declaration: Declaration) -> RankTable:
     """The table with the fingerprint of every copy filled in: stored bytes and witness,
     in C order.
     """
+    return _fingerprinted(half, declaration, declaration.copies)
+
+
+def fingerprint_compared(
+    half: memoryview, declaration: Declaration, last: Samples | None
+) -> tuple[RankTable, Samples]:
+    """The table, with the fingerprint of every tensor that may be the same as in the save whose
+    samples are `last`, of copies and small ones always; and the samples of the others.
+
+    In a training that goes on nearly every large tensor changes, and a few pages of each show it.
+    """
+    staged = _Staged(half, declaration)
+    numbers, samples = set(declaration.copies), {}
+    for number, entry in enumerate(declaration.table.entries):
+        if staged.byte_count(number) > SAMPLED_BYTES_MIN:
+            key = entry.name, entry.offset
+            samples[key] = staged.sample(number)
+            if last is not None and last.get(key) != samples[key]:
+                continue
+        numbers.add(number)
+    return _fingerprinted(half, declaration, numbers), samples
+
+
+def _fingerprinted(
+    half: memoryview, declaration: Declaration, numbers: Container[int]
+) -> RankTable:
     staged = _Staged(half, declaration)
     entries = tuple(
-        replace(entry, fingerprint=staged.digest(number)) if number in declaration.copies else entry
+        replace(entry, fingerprint=staged.digest(number)) if number in numbers else entry
         for number, entry in enumerate(declaration.table.entries)
     )
     return replace(declaration.table, entries=entries)
@@ -63,6 +94,18 @@ class _Staged:
         digest = Xxh3()
         for part in self._parts(number):
             digest.update(part)
+        return digest.digest()
+
+    def byte_count(self, number: int) -> int:
+        """Of a whole entry."""
+        return sum(len(part) for part in self._parts(number))
+
+    def sample(self, number: int) -> bytes:
+        """Of the first, the middle and the last page of each of its parts."""
+        digest = Xxh3()
+        for part in self._parts(number):
+            for at in (0, len(part) // 2, max(0, len(part) - PAGE_BYTES)):
+                digest.update(part[at : at + PAGE_BYTES])
         return digest.digest()
 
     def box_digest(self, box: BoxQuery) -> bytes:

@@ -17,6 +17,7 @@ import os
 import select
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from ckpt.aio.link import Link, LinkClosed, LinkLoop, LinkOpened, LinkReceived
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, PeerError
 from ckpt.base.ids import CheckpointId, Rank
-from ckpt.format.messages import ReplicaPolicy, Role
+from ckpt.format.messages import Repeats, ReplicaPolicy, Role
 from ckpt.format.table import encode_table
 from ckpt.protocol.events import Received, Report, Send, SessionClosed, SessionOpened, Ticked
 from ckpt.protocol.stager.events import (
@@ -57,6 +58,8 @@ from ckpt.protocol.stager.events import (
     TellTrainer,
     TrainerAttached,
     TrainerDetached,
+    TrainerEnded,
+    Unchanged,
 )
 from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions
@@ -65,7 +68,12 @@ from ckpt_client.packing import Declaration, read_declaration
 from ckpt_client.stager import wire
 from ckpt_client.stager.channel import TrainerChannel
 from ckpt_client.stager.desk import HalfDesk
-from ckpt_client.stager.fingerprint import fingerprint_boxes, fingerprint_copies
+from ckpt_client.stager.fingerprint import (
+    fingerprint_boxes,
+    fingerprint_compared,
+    fingerprint_copies,
+)
+from ckpt_client.stager.history import History
 from ckpt_client.stager.jobs import Jobs
 from ckpt_client.stager.memory import Held, MemoryRequest
 from ckpt_client.stager.readers import Readers
@@ -132,6 +140,9 @@ class StagerShell:
         #: half -> what lies in it, from the hand-over until it is released.
         self._contents: dict[int, Content] = {}
         #: half -> the payload that was last sent from it.
+        self._history = History()
+        self._history_lock = threading.Lock()
+        #: Workers note saves there.
         self._readers = Readers(self._rank, self._look_up)
         self._cluster = ""
         self._complaint = ""
@@ -155,6 +166,7 @@ class StagerShell:
         """Everything that this process holds goes; sealed columns stay where they are."""
         self._trainer.flush()
         self._trainer.close()
+        self._trainer.forget_process()
         if self._sender is not None:
             self._sender.close()
         self._loop.shut()
@@ -221,8 +233,18 @@ class StagerShell:
     # ----------------------------------------------------------------------- trainer
 
     def _read_trainer(self) -> None:
-        if self._trainer.ended():
-            return
+        attached = not self._trainer.ended()
+        if attached:
+            self._hear_trainer()
+        if attached and self._trainer.ended():
+            self._desk.leave()
+        if self._trainer.process_ended():
+            if not self._machine.trainer_ended:
+                self._handle(TrainerEnded(now_us()))
+        elif attached and self._trainer.ended():
+            self._handle(TrainerDetached(now_us()))
+
+    def _hear_trainer(self) -> None:
         self._trainer.flush()
         try:
             for packet in self._trainer.receive():
@@ -230,9 +252,6 @@ class StagerShell:
         except PeerError as error:
             _log("error", str(error))
             self._trainer.close()
-        if self._trainer.ended():
-            self._desk.leave()
-            self._handle(TrainerDetached(now_us()))
 
     def _trainer_said(self, packet: wire.FromTrainer) -> None:
         match packet:
@@ -272,14 +291,33 @@ class StagerShell:
                 fault_in_us=packet.fault_in_us,
             )
         )
-        self._jobs.start(
-            lambda: encode_table(fingerprint_copies(memory.memory, declaration)),
-            lambda table: self._handle(TableReady(now_us(), packet.save, table)),
-            lambda error: _log("error", f"save {packet.save} has no table: {error}"),
-        )
+        self._fingerprint(packet, memory.memory, declaration)
         self._desk.make(
             1 - half, memory.size
         )  # Soon needed: pay its first touch beside the training.
+
+    def _fingerprint(
+        self, packet: wire.HandOver, memory: memoryview, declaration: Declaration
+    ) -> None:
+        """Beside the training and the sending; tensors that are no copies only to compare saves."""
+        saved = self._machine.saves[packet.save]
+        compared = packet.unchanged == Unchanged.WARN.value
+
+        def work() -> tuple[bytes, Repeats | None]:
+            if not compared:
+                return encode_table(fingerprint_copies(memory, declaration)), None
+            with self._history_lock:
+                last = self._history.samples(saved.run)
+            table, samples = fingerprint_compared(memory, declaration, last)
+            with self._history_lock:
+                repeats = self._history.note(saved.run, saved.step, table, samples)
+            return encode_table(table), repeats
+
+        self._jobs.start(
+            work,
+            lambda done: self._handle(TableReady(now_us(), packet.save, *done)),
+            lambda error: _log("error", f"save {packet.save} has no table: {error}"),
+        )
 
     def _tell(self, save: int, outcome: Outcome) -> None:
         match outcome:

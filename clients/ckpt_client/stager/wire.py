@@ -81,6 +81,9 @@ class HandOver(_Packet, frozen=True, tag=True, array_like=True):
     replicas: str
     stall_us: int
     fault_in_us: int
+    unchanged: str
+    """`warn`: fingerprint every tensor and compare it with the save before; `ignore`: copies only.
+    """
 
 
 class HeardOutcome(_Packet, frozen=True, tag=True, array_like=True):

@@ -1,4 +1,4 @@
-"""`ckptbench drain --to URL`: a drain and a load against a plain client with the same bytes; with
+"""`ckptbench offload --to URL`: a drain and a load against a plain client with the same bytes; with
 --aside, bursts during a drain against bursts alone."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ckptbench.drain_speed import DrainSpeed, measure
 
 def main(argv: Sequence[str]) -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(prog="ckptbench drain", description=__doc__)
+    parser = argparse.ArgumentParser(prog="ckptbench offload", description=__doc__)
     parser.add_argument("--to", metavar="URL", required=True, help="file:///DIR or s3://B/PREFIX")
     parser.add_argument("--size", default="512MiB", help="of the checkpoint [512MiB]")
     parser.add_argument("--loops", type=int, default=3, help="rounds [3]")
@@ -53,7 +53,8 @@ def _text(found: DrainSpeed) -> str:
             f"to {found.url}, {size:.2f} GB, {len(found.rounds)} rounds; plain: {found.plain_up}",
             f"drain {size / found.median(lambda r: r.drain_s):.2f} GB/s, plain upload"
             f" {size / found.median(lambda r: r.plain_up_s):.2f} GB/s, drain / plain"
-            f" {found.median(lambda r: r.plain_up_s / r.drain_s):.2f}",
+            f" {found.median(lambda r: r.plain_up_s / r.drain_s):.2f}, drain / bound"
+            f" {found.median(lambda r: r.bound_s / r.drain_s):.2f}",
             f"load {size / found.median(lambda r: r.load_s):.2f} GB/s, plain download"
             f" {size / found.median(lambda r: r.plain_down_s):.2f} GB/s, load / plain"
             f" {found.median(lambda r: r.plain_down_s / r.load_s):.2f}",

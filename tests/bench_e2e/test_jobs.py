@@ -85,6 +85,50 @@ def test_the_tier_is_saved_to_struck_loaded_resharded_and_degraded(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_step_is_drained_and_fetched_back_with_the_report_of_any_job(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    found = run(
+        f"""
+        [global]
+        directory={tmp_path}
+        numjobs=2
+        size=4Mi
+        tensor_size=1Mi
+        code=2+1
+        targets=4
+        [drain]
+        rw=drain
+        durable=file://{store}
+        loops=2
+        fault=kill:targets=1@before
+        [fetch]
+        stonewall
+        rw=fetch
+        loops=2
+        """
+    )
+    drain, fetch = found.jobs
+    sound(drain, "save", "drain", "save", "drain")
+    sound(fetch, "fetch", "fetch")
+    for one in drain.checkpoints[1::2]:
+        assert (one.bytes, one.direction, one.source) == (8 << 20, "read", "tier")
+        assert one.spent.cpu_s["drain"] > 0
+        assert one.spent.device_written is not None
+        assert one.spent.device_written >= one.bytes, "the store is on a device"
+        assert len(one.faults) == 1, "it struck the drain"
+    assert not any(one.faults for one in drain.checkpoints[0::2])
+    for one in fetch.checkpoints:
+        assert (one.step, one.bytes, one.source) == (2, 8 << 20, "object store")
+        assert one.spent.device_written is not None
+        assert one.spent.device_written >= 3 / 2 * one.bytes, "all columns were written again"
+    told = run_text(found)
+    assert told.count("| drained  :") == 1
+    assert told.count("drain: measured") == 1
+    assert told.count("READ:") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    assert list(store.iterdir()) == []
+
+
 def test_files_are_saved_loaded_and_resharded_with_their_durability_beside(tmp_path: Path) -> None:
     found = run(
         f"""

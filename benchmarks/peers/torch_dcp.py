@@ -1,6 +1,6 @@
 """ckpt beside torch.distributed.checkpoint, in one run: stall, background work, cold load, reshard.
 
-    python -m ckptbench.peers --ranks 4 --mib 512 --rounds 3
+    python benchmarks/peers/torch_dcp.py --ranks 4 --mib 512 --rounds 3
 
 Every rank holds a transformer block's weights (bf16) and Adam state (fp32) as DTensors. All figures
 are of the slowest rank, medians over rounds; the report gives them as ratios of this run. DCP runs
@@ -289,3 +289,7 @@ def main() -> int:
     if os.geteuid() != 0:
         print("not root: page caches were not dropped, loads were warm")
     return 0
+
+
+if __name__ == "__main__":  # Ranks that are spawned import this too.
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""`ckptbench drain` measures a real drain and says what it compared."""
+"""`ckptbench offload` measures a real drain and says what it compared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckptbench.cli import main
 def test_a_drain_into_a_directory_is_compared_with_plain_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = ["drain", "--to", f"file://{tmp_path}", "--size", "64MiB", "--loops", "1"]
+    line = ["offload", "--to", f"file://{tmp_path}", "--size", "64MiB", "--loops", "1"]
     assert main([*line, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["bytes"] == 64 * MiB
@@ -26,7 +26,7 @@ def test_a_drain_into_a_directory_is_compared_with_plain_files(
 def test_bursts_during_a_drain_are_compared_with_bursts_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = ["drain", "--aside", "--to", f"file://{tmp_path}", "--size", "64MiB", "--loops", "1"]
+    line = ["offload", "--aside", "--to", f"file://{tmp_path}", "--size", "64MiB", "--loops", "1"]
     assert main([*line, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (len(found["alone_s"]), len(found["draining_s"])) == (1, 1)
@@ -36,5 +36,5 @@ def test_bursts_during_a_drain_are_compared_with_bursts_alone(
 def test_a_place_without_a_known_plain_client_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["drain", "--to", "memory://x", "--size", "64MiB"]) == 2
+    assert main(["offload", "--to", "memory://x", "--size", "64MiB"]) == 2
     assert "no plain client is known for memory://x" in capsys.readouterr().err

@@ -1,0 +1,37 @@
+"""`ioengine=ckpt` with an object store beside the tier: `ckpt fetch`, and a load from there."""
+
+from __future__ import annotations
+
+from ckpt.base.ids import Rank, check_run_name, check_step
+from ckpt.objects.reader import StoredCheckpoint, open_stored
+from ckpt.objects.stores import open_sink
+from ckpt_client.fetching import save_again
+from ckpt_client.stored import load_from
+from ckptbench.engines.base import Loaded
+from ckptbench.engines.ckpt import TIMEOUT_S, CkptEngine, filled, wanted
+from ckptbench.workload import rank_boxes
+
+
+class StoringCkptEngine(CkptEngine):
+    """See Storing. My place in the object store is `settings["durable"]`."""
+
+    def fetch(self, step: int) -> None:
+        stored = self._open_stored(step)
+        try:
+            for save in save_again(stored, self.store):
+                save.wait(TIMEOUT_S)
+        finally:
+            stored.close()
+
+    def load_stored(self, step: int, rank: int) -> Loaded:
+        plan, stored = self.plan, self._open_stored(step)
+        like = wanted(rank_boxes(plan.state, rank))
+        try:
+            tree = load_from(stored, like, Rank(rank), plan.world_size, strict=True, whole=False)
+        finally:
+            stored.close()
+        return Loaded(filled(tree), "object store")
+
+    def _open_stored(self, step: int) -> StoredCheckpoint:
+        run = check_run_name(self.plan.run)
+        return open_stored(open_sink(self.plan.settings["durable"]), run, check_step(step))

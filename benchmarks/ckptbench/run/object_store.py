@@ -1,0 +1,237 @@
+"""The object store of a job that drains or fetches: one drain, one fetch, and a place of its own.
+
+A drain is a `ckptd drain` that lives as long as the job, is stopped (SIGSTOP) during a save, and
+looks every 50 ms: its clock runs from the moment when it may go on, behind the commit, until the
+coordinator knows the checkpoint verified in the store. A fetch is what `ckpt fetch` does, by a
+fresh process, of a step that was deleted from the tier: its clock ends with the commit. Both have
+one mover, told as rank 0.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import quote, unquote
+
+from ckpt.aio.secret import read_secret
+from ckpt.base.errors import Busy, NotFound, Unavailable
+from ckpt.base.ids import check_run_name, check_step
+from ckpt.base.units import MiB
+from ckpt.objects.planning import WriteOptions
+from ckpt.objects.stores import open_sink
+from ckpt.objects.tier_source import TierSource
+from ckpt.objects.writer import WriteLimits, write_checkpoint
+from ckpt.protocol.coordinator.drain_views import StoreStatus
+from ckptbench import proc
+from ckptbench.cluster import BenchCluster
+from ckptbench.faults.words import Fault
+from ckptbench.job.options import JobOptions
+from ckptbench.ranks import NOW, RankGroup
+from ckptbench.results import Checkpoint, RankTimes
+from ckptbench.run.checkpoints import Bench, Moment, load_times
+from ckptbench.run.shelf import Saved
+from ckptbench.run.watch import Watch
+
+TIMEOUT_S: Final = 600.0
+POLL_S: Final = 0.02
+SERVED_TIMEOUT_S: Final = 30.0
+FORGET_TIMEOUT_S: Final = 30.0
+LIMITS: Final = WriteLimits(threads=2, memory_bytes=256 * MiB)
+FILE: Final = "file://"
+
+
+class ObjectStore:
+    """I serve one job on the run's own cluster. I expect to be entered before its ranks start;
+    afterwards the store holds nothing of it, and the cluster knows nothing of the store.
+    """
+
+    def __init__(self, cluster: BenchCluster, options: JobOptions) -> None:
+        place = options.durable.rstrip("/") or f"{FILE}{quote(str(cluster.directory))}"
+        self.url = f"{place}/ckptbench-{secrets.token_hex(4)}"
+        self._cluster, self._options = cluster, options
+        self._run = check_run_name(options.run)
+        self._sink = open_sink(self.url)
+        self._drain = ""
+        """The worker's name in the cluster; empty without one."""
+
+    def __enter__(self) -> Self:
+        if self._options.rw == "drain":
+            self._drain = self._cluster.start_drain(f"{self.url}?runs={self._run}")
+            self._wait_served()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._drain:
+            self._go_on()
+            self._cluster.end(self._drain)
+            self._forget()
+        self._remove()
+
+    def hold(self) -> None:
+        """Until the next drain nothing is drained."""
+        os.kill(self._cluster.pid(self._drain), signal.SIGSTOP)
+
+    def drain(
+        self, bench: Bench, saved: Saved, moment: Moment, faults: Sequence[Fault]
+    ) -> Checkpoint:
+        """What was committed since `hold`."""
+        size = sum(saved.plan.rank_bytes)
+        watch = Watch(
+            bench.shelf, None, "write", faults, moment.number, self._cluster.pid(self._drain)
+        )
+        begun = watch.begin(size, self._go_on)
+        error = ""
+        try:
+            self._wait_drained(saved.step)
+        except Unavailable as failed:
+            error = str(failed)
+        finally:
+            done = time.monotonic_ns() - begun
+            watch.stop(0.0, counts_wire=bench.counts_wire)
+        return Checkpoint(
+            number=moment.number,
+            step=saved.step,
+            kind="drain",
+            counts=moment.counts,
+            begun_s=begun / 1e9 - moment.began_s,
+            ranks=(
+                RankTimes(
+                    0,
+                    size,
+                    0,
+                    done,
+                    done,
+                    error=error,
+                    exit_code=Unavailable.exit_code if error else 0,
+                ),
+            ),
+            spent=watch.spent,
+            source="tier",
+            faults=watch.notes,
+            samples=watch.samples,
+        )
+
+    def put(self, saved: Saved) -> None:
+        """Write a committed step, unmeasured, as `ckpt export --format zarr` does."""
+        source = TierSource.open(
+            self._cluster.url.removeprefix("ckpt://"),
+            self._run,
+            check_step(saved.step),
+            secret=read_secret(self._cluster.directory / "secret"),
+            name="ckptbench",
+        )
+        try:
+            write_checkpoint(self._sink, source, WriteOptions(), LIMITS)
+        finally:
+            source.close()
+
+    def withdraw(self, saved: Saved) -> None:
+        """From now on only I hold it."""
+        self._cluster.delete_step(self._run, check_step(saved.step))
+
+    def fetch(
+        self, bench: Bench, ranks: RankGroup, saved: Saved, moment: Moment, faults: Sequence[Fault]
+    ) -> Checkpoint:
+        """By the one process of `ranks`, that was started for it."""
+        cache = self._drop_cache()
+        watch = Watch(bench.shelf, ranks, "write", faults, moment.number)
+        lines = [f"fetch {saved.step} {NOW}"]
+        begun = watch.begin(sum(saved.plan.rank_bytes), lambda: ranks.begin(lines))
+        (answer,) = ranks.answers()
+        watch.stop(answer.usage.cpu_s, counts_wire=bench.counts_wire)
+        if not answer.error:
+            ranks.finish()
+        return Checkpoint(
+            number=moment.number,
+            step=saved.step,
+            kind="fetch",
+            counts=moment.counts,
+            begun_s=begun / 1e9 - moment.began_s,
+            ranks=(load_times(0, answer),),
+            spent=watch.spent,
+            cache=cache,
+            source=answer.source,
+            faults=watch.notes,
+            samples=watch.samples,
+        )
+
+    # ----------------------------------------------------------------------- inside
+
+    def _forget(self) -> None:
+        """The coordinator waits a moment for a worker that is gone. Raises Busy when it stays."""
+        deadline_s = time.monotonic() + FORGET_TIMEOUT_S
+        while True:
+            try:
+                self._cluster.forget_store(self.url)
+            except NotFound:
+                return  # It never came so far as to be known.
+            except Busy:
+                if time.monotonic() >= deadline_s:
+                    raise
+                time.sleep(POLL_S)
+            else:
+                return
+
+    def _go_on(self) -> int:
+        os.kill(self._cluster.pid(self._drain), signal.SIGCONT)
+        return time.monotonic_ns()
+
+    def _wait_served(self) -> None:
+        """Until the worker waits for commits. Raises Unavailable."""
+        deadline_s = time.monotonic() + SERVED_TIMEOUT_S
+        while (found := self._status()) is None or not found.workers:
+            if time.monotonic() >= deadline_s:
+                raise Unavailable(f"no drain serves {self.url} in time")
+            time.sleep(POLL_S)
+
+    def _wait_drained(self, step: int) -> None:
+        """Raises Unavailable when an attempt failed, or the time is over."""
+        name, failed = f"{self._run}@{step}", None
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            found = self._status()
+            if found is not None:
+                failed = found.failed if failed is None else failed
+                if found.last == name:
+                    return
+                if found.failed > failed:
+                    raise Unavailable(f"{name} cannot be drained: {found.error}")
+            if not self._cluster.is_running(self._drain):
+                raise Unavailable(f"{name} is not drained: the drain has ended")
+            time.sleep(POLL_S)
+        raise Unavailable(f"{name} is not drained after {TIMEOUT_S:g} s")
+
+    def _status(self) -> StoreStatus | None:
+        """None while the worker has not told the coordinator of the store."""
+        stores = self._cluster.status().stores
+        return next((one for one in stores if one.url == self.url), None)
+
+    def _drop_cache(self) -> str:
+        """Of the store's files, where they lie here."""
+        if not self._options.invalidate:
+            return "as it was"
+        if not self.url.startswith(FILE):
+            return "not ours to drop"
+        proc.drop_cached([one for one in self._folder().rglob("*") if one.is_file()])
+        return "dropped"
+
+    def _folder(self) -> Path:
+        return Path(unquote(self.url.removeprefix(FILE)))
+
+    def _remove(self) -> None:
+        if self.url.startswith(FILE):
+            shutil.rmtree(self._folder(), ignore_errors=True)
+        else:
+            self._sink.delete(list(self._sink.list("")))

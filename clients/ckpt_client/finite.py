@@ -1,0 +1,36 @@
+"""Does an array hold NaN or infinity? For savers who asked; looked at in parts, to save memory."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from ckpt.base.errors import Refused
+from ckpt_client.state import AnyArray
+
+PART_ELEMENTS: Final = 1 << 20
+_KINDS: Final = "fcV"
+"""Of floats and complex numbers; V is ml_dtypes', whose integers are all finite."""
+
+
+def check_finite(name: str, array: AnyArray) -> None:
+    """Raises Refused naming the tensor, and its first element that is NaN or infinite."""
+    place = _first_non_finite(array) if array.dtype.kind in _KINDS else None
+    if place is not None:
+        where = ", ".join(str(one) for one in place)
+        raise Refused(
+            f"{name}: element [{where}] of {array.shape} is {array[place]}",
+            hint="go back to an earlier step, or save without check_finite",
+        )
+
+
+def _first_non_finite(array: AnyArray) -> tuple[int, ...] | None:
+    """Its index, in C order."""
+    flat = array.reshape(-1) if array.flags.c_contiguous else array.flat
+    for begin in range(0, array.size, PART_ELEMENTS):
+        good = np.isfinite(flat[begin : begin + PART_ELEMENTS])
+        if not good.all():
+            found = np.unravel_index(begin + int(good.argmin()), array.shape)
+            return tuple(int(one) for one in found)
+    return None

@@ -1,0 +1,254 @@
+"""Is this state of a form that is known already? One walk that checks and collects at once.
+
+A training saves the same names, types and shapes at every step, so the second save need not take
+its state apart again (`state.flatten`), only see that nothing but values has changed. A form says
+yes or no and raises nothing: what it does not know goes the long way, which refuses by path.
+
+    save n       flatten, lay out                     form_of(state)
+    save n + 1   form.recognise(state) -> Found       what is found goes where save n's parts went
+
+The cheap checks run over all arrays at once, in C; a loop over leaves is as dear as their copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Final, Protocol, cast
+
+from ckpt.base.errors import CkptError
+from ckpt.format.tree import Scalar
+from ckpt_client.declare import Replicated, Shard, Shards
+from ckpt_client.state import ARRAYS, SCALARS, as_array, encoded_scalar
+
+_dtype_of: Final = attrgetter("dtype")
+_shape_of: Final = attrgetter("shape")
+
+
+@dataclass(slots=True)
+class Found:
+    """What a state of a known form holds, in the order of the walk."""
+
+    arrays: list[object] = field(default_factory=list)
+    """Of every tensor or box; what an element is, the form's own `arrays_fit` says."""
+    scalars: list[Scalar] = field(default_factory=list)
+
+
+class Form(Protocol):
+    """What one node of the tree was."""
+
+    def gather(self, value: object, found: Found) -> bool:
+        """Add what the value holds; False when it is another form."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateForm:
+    """A whole state's form."""
+
+    root: Form
+    dtypes: list[object]
+    shapes: list[tuple[int, ...]]
+    """Of the arrays, in the order of the walk."""
+    arrays_fit: Callable[[list[object]], bool]
+    """Whether they are all of kinds that have a dtype and a shape and that can be copied."""
+
+    def recognise(self, state: object) -> Found | None:
+        """What the state holds; None when it is of another form."""
+        found = Found()
+        try:
+            known = self.root.gather(state, found)
+        except CkptError:  # The long way names the path.
+            return None
+        if not known or not self.arrays_fit(found.arrays):
+            return None
+        same = list(map(_dtype_of, found.arrays)) == self.dtypes
+        return found if same and list(map(_shape_of, found.arrays)) == self.shapes else None
+
+
+def form_of(state: object, replicated: bool) -> StateForm | None:
+    """The form of a state that `flatten` took apart."""
+    return learn_form(_form_of(state, replicated), state, are_arrays)
+
+
+def learn_form(
+    root: Form, state: object, arrays_fit: Callable[[list[object]], bool]
+) -> StateForm | None:
+    """The form with this root; None when it would not know the very state that it was made of."""
+    found = Found()
+    if not root.gather(state, found) or not arrays_fit(found.arrays):
+        return None
+    dtypes, shapes = map(_dtype_of, found.arrays), map(_shape_of, found.arrays)
+    return StateForm(root, list(dtypes), list(map(tuple, shapes)), arrays_fit)
+
+
+def are_arrays(found: Iterable[object]) -> bool:
+    """Whether all are numpy arrays, of exact type."""
+    return ARRAYS.issuperset(map(type, found))
+
+
+def _form_of(value: object, replicated: bool) -> Form:
+    if type(value) is dict:
+        mapping = cast(Mapping[object, object], value)
+        return mapping_form(mapping, (_form_of(child, replicated) for child in mapping.values()))
+    if type(value) in (list, tuple):
+        items = cast(Sequence[object], value)
+        return SequenceForm(type(value), tuple(_form_of(item, replicated) for item in items))
+    if type(value) in SCALARS:
+        return CopiedScalarForm() if replicated else ScalarForm()
+    if isinstance(value, Replicated):
+        return ReplicatedForm(type(value), _form_of(value.tree, True))
+    if isinstance(value, Shard):
+        return _shard_form(value)
+    if isinstance(value, Shards):
+        return ShardsForm(type(value), tuple(_shard_form(box) for box in value.boxes))
+    return ArrayForm() if type(value) in ARRAYS else ForeignForm()
+
+
+# --------------------------------------------------------------------------- nodes
+
+
+@dataclass(frozen=True, slots=True)
+class MappingForm:
+    """A mapping of one type, with these keys in this order."""
+
+    kind: type
+    keys: list[object]
+    key_kinds: list[object]
+    """Since 1, True and a subclass of str equal what is stored as something else."""
+    children: tuple[Form, ...]
+
+    def gather(self, value: object, found: Found) -> bool:
+        if type(value) is not self.kind:
+            return False
+        mapping = cast(Mapping[object, object], value)
+        keys = list(mapping)
+        if keys != self.keys or _kinds_of(keys) != self.key_kinds:
+            return False
+        return _gather_all(self.children, mapping.values(), found)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceForm:
+    """A list or tuple of one length."""
+
+    kind: type
+    children: tuple[Form, ...]
+
+    def gather(self, value: object, found: Found) -> bool:
+        if type(value) is not self.kind:
+            return False
+        return _gather_all(self.children, cast(Sequence[object], value), found)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicatedForm:
+    """A subtree below Replicated."""
+
+    kind: type
+    tree: Form
+
+    def gather(self, value: object, found: Found) -> bool:
+        return type(value) is self.kind and self.tree.gather(cast(Replicated, value).tree, found)
+
+
+# --------------------------------------------------------------------------- leaves
+
+
+class ArrayForm:
+    """An array as it is; `StateForm` looks at all of them together."""
+
+    def gather(self, value: object, found: Found) -> bool:
+        found.arrays.append(value)
+        return True
+
+
+class ForeignForm:
+    """What becomes an array by a protocol of its own."""
+
+    def gather(self, value: object, found: Found) -> bool:
+        found.arrays.append(as_array(value, ()))
+        return True
+
+
+class ScalarForm:
+    """A plain value of any plain type."""
+
+    def gather(self, value: object, found: Found) -> bool:
+        found.scalars.append(cast(Scalar, value))
+        return type(value) in SCALARS
+
+
+class CopiedScalarForm:
+    """A plain value below Replicated: its encoded node is a small tensor besides."""
+
+    def gather(self, value: object, found: Found) -> bool:
+        if type(value) not in SCALARS:
+            return False
+        scalar = cast(Scalar, value)
+        found.scalars.append(scalar)
+        found.arrays.append(encoded_scalar(scalar))
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class ShardForm:
+    """One box of one tensor; its own shape is looked at with all others'."""
+
+    kind: type
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    holders: tuple[int, ...]
+
+    def gather(self, value: object, found: Found) -> bool:
+        if type(value) is not self.kind:
+            return False
+        shard = cast(Shard, value)
+        array = shard.array
+        found.arrays.append(array if type(array) in ARRAYS else as_array(array, ()))
+        return (
+            shard.offset == self.offset
+            and shard.global_shape == self.global_shape
+            and shard.holders == self.holders
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsForm:
+    """Several boxes of one tensor."""
+
+    kind: type
+    boxes: tuple[ShardForm, ...]
+
+    def gather(self, value: object, found: Found) -> bool:
+        if type(value) is not self.kind:
+            return False
+        return _gather_all(self.boxes, cast(Shards, value).boxes, found)
+
+
+# --------------------------------------------------------------------------- making them
+
+
+def mapping_form(value: Mapping[object, object], children: Iterable[Form]) -> MappingForm:
+    """The form of a mapping with these forms of its values."""
+    keys = list(value)
+    return MappingForm(type(value), keys, _kinds_of(keys), tuple(children))
+
+
+def _shard_form(shard: Shard) -> ShardForm:
+    return ShardForm(type(shard), shard.global_shape, shard.offset, shard.holders)
+
+
+def _kinds_of(keys: list[object]) -> list[object]:
+    kinds: list[object] = list(map(type, keys))
+    return [_kind_of(key) for key in keys] if tuple in kinds else kinds
+
+
+def _kind_of(key: object) -> object:
+    return tuple(map(_kind_of, key)) if isinstance(key, tuple) else type(key)
+
+
+def _gather_all(forms: Sequence[Form], values: Collection[object], found: Found) -> bool:
+    if len(values) != len(forms):
+        return False
+    return all(form.gather(value, found) for form, value in zip(forms, values, strict=True))

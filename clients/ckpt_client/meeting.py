@@ -1,0 +1,75 @@
+"""Where ranks that read the same at the same time find each other: a session with the coordinator.
+
+A load that pinned a generation has one already (Pinned.meeting); a load of what the tier knows
+nothing of opens one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ckpt.aio.rpc import RpcClient
+from ckpt.base.errors import PeerError
+from ckpt.format.messages import Message, ReadsShared, Role
+
+if TYPE_CHECKING:
+    from ckpt_client.pinned import ReaderContext
+
+ANSWER_SLACK_S: Final = 10.0
+"""Beyond what the coordinator itself may wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """I am asked from one thread."""
+
+    share: Callable[[Message, bytes], tuple[ReadsShared, memoryview]]
+    """ShareReads, NextReads or LeaveReads and its bulk, and what to read now. Raises Refused when
+    the session that shared was lost; Unavailable."""
+    address: str
+    """Of the coordinator, as this process reaches it."""
+    secret: bytes
+    cluster: str
+    name: str
+    """This process's, for people."""
+    timeout_s: float
+    """The load's."""
+
+
+def share_key(launch_key: str | None, world_size: int | None) -> str | None:
+    """What ranks that may read together have in common; None for one that is alone."""
+    return None if (world_size or 1) == 1 else f"{launch_key or ''}/{world_size}"
+
+
+@contextmanager
+def open_meeting(context: ReaderContext, timeout_s: float) -> Iterator[Meeting]:
+    """In a session of its own, which ends behind the block."""
+    address = context.address()
+    with RpcClient(
+        address,
+        secret=context.secret,
+        role=Role.READER,
+        name=context.name,
+        cluster=context.cluster,
+    ) as rpc:
+        yield Meeting(
+            share=lambda message, bulk: ask_shared(rpc, message, bulk, timeout_s),
+            address=address,
+            secret=context.secret,
+            cluster=context.cluster,
+            name=context.name,
+            timeout_s=timeout_s,
+        )
+
+
+def ask_shared(
+    rpc: RpcClient, message: Message, bulk: bytes, timeout_s: float
+) -> tuple[ReadsShared, memoryview]:
+    """One question of those that share reads, and its answer."""
+    reply, spans = rpc.call(message, bulk, timeout_s=timeout_s + ANSWER_SLACK_S)
+    if not isinstance(reply, ReadsShared):
+        raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
+    return reply, spans

@@ -1,0 +1,63 @@
+"""What a store was opened with, checked; unset options take the environment's word."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from ckpt.base.errors import Refused
+from ckpt.format.messages import ReplicaPolicy
+from ckpt.protocol.stager.events import FullPolicy, Unchanged
+from ckpt_client.environment import find_launch_key
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """`open`'s options, checked."""
+
+    launch: str | None
+    replicas: str
+    when_full: str
+    unchanged: str
+    arena_bytes_max: int
+    stager_idle_s: float
+    start_timeout_s: float
+    durable: str
+    """Empty for none."""
+
+
+def checked_settings(
+    *,
+    launch: str | None,
+    replicas: str,
+    when_full: str,
+    unchanged: str,
+    arena_bytes_max: int | None,
+    stager_idle_s: float,
+    start_timeout_s: float,
+    durable: str | None,
+) -> Settings:
+    """Raises Refused by option."""
+    return Settings(
+        launch=find_launch_key(launch),
+        replicas=_choice("replicas", replicas, ReplicaPolicy),
+        when_full=_choice("when_full", when_full, FullPolicy),
+        unchanged=_choice("unchanged", unchanged, Unchanged),
+        arena_bytes_max=arena_bytes_max if arena_bytes_max is not None else _half_of_memory(),
+        stager_idle_s=stager_idle_s,
+        start_timeout_s=start_timeout_s,
+        durable=durable or os.environ.get("CKPT_DURABLE", ""),
+    )
+
+
+def _choice(
+    name: str, value: str, kind: type[ReplicaPolicy] | type[FullPolicy] | type[Unchanged]
+) -> str:
+    known = [one.value for one in kind]
+    if value not in known:
+        raise Refused(f"{name}={value!r} is not one of {', '.join(known)}")
+    return value
+
+
+def _half_of_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,0 +1,72 @@
+"""Payloads of the tier as what ranks read together: peers are read as targets are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ckpt.base.errors import CkptError
+from ckpt.base.ids import Rank
+from ckpt.format.messages import TargetAddress
+from ckpt.protocol.reader.events import ReadLimits
+from ckpt.transfer.payload_receiver import PayloadReceiver, read_payloads
+from ckpt.transfer.peer_server import PeerServer
+from ckpt.transfer.read_job import Progress, ReadJob, ReceiverOptions, ReceiverStatistics
+from ckpt_client.sharing import Part, merged
+
+_log = logging.getLogger("ckpt.restore")
+
+
+class SharedPayloads:
+    """I fill the landings of these jobs; see ckpt_client.sharing.Shared."""
+
+    def __init__(
+        self,
+        jobs: Sequence[ReadJob],
+        options: ReceiverOptions,
+        receiver: PayloadReceiver,
+        tell: Progress,
+    ) -> None:
+        """tell: hears how many bytes are done."""
+        self.sources: set[str] = set()
+        self.statistics: list[ReceiverStatistics] = []
+        self.align_bytes = max(job.layout.cell_bytes for job in jobs)
+        self._options = options
+        self._receiver = receiver
+        self._tell = tell
+        self._jobs: dict[Rank, ReadJob] = {}
+        for job in jobs:
+            job.landings.close_gaps()
+            self._jobs[job.payload.rank] = job
+
+    def wanted(self) -> Part:
+        return {rank: job.landings.spans() for rank, job in self._jobs.items()}
+
+    def read(self, part: Part, done_bytes: int) -> None:
+        self.sources.add("tier")
+        progress = self._progress(done_bytes)
+        self.statistics.append(self._receiver.read(self._within(part), progress))
+
+    def offer(self, part: Part, server: PeerServer) -> None:
+        for rank, spans in part.items():
+            job = self._jobs[rank]
+            server.offer(job, spans, self._receiver.manifests.get(job.manifest_digest))
+
+    def read_from(self, peers: Mapping[TargetAddress, Part], done_bytes: int) -> Part:
+        """All that they have, or nothing."""
+        jobs = [job.from_peer(peer) for peer, part in peers.items() for job in self._within(part)]
+        hasty = replace(self._options, limits=ReadLimits(timeout_us=0))
+        try:
+            self.statistics.append(read_payloads(jobs, hasty, self._progress(done_bytes)))
+        except CkptError as error:
+            _log.warning("another rank gives nothing: %s", error.message)
+            return {}
+        self.sources.add("peers")
+        return merged(peers.values())
+
+    def _progress(self, before: int) -> Progress:
+        return lambda done_bytes: self._tell(before + done_bytes)
+
+    def _within(self, part: Part) -> list[ReadJob]:
+        return [self._jobs[rank].within(spans) for rank, spans in part.items() if spans]

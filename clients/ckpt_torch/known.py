@@ -1,0 +1,192 @@
+"""Is this state dict of the form that was saved last? Then its tensors are copied as they are.
+
+A training's second save has the names, types, shapes and placements of its first: one walk sees
+that and collects the local tensors (`ckpt_client.forms`); none becomes a numpy array on the way.
+What is no plain CPU tensor, one-box DTensor, numpy array or plain value goes the long way always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final, cast
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+
+from ckpt.base.errors import Refused
+from ckpt.format.tree import Index, Path, Scalar, path_text
+from ckpt_client.copying import NUMPY, Bytes
+from ckpt_client.forms import (
+    ArrayForm,
+    CopiedScalarForm,
+    Form,
+    Found,
+    ScalarForm,
+    SequenceForm,
+    StateForm,
+    learn_form,
+    mapping_form,
+)
+from ckpt_client.packing import Layout
+from ckpt_client.state import ARRAYS, AnyArray
+from ckpt_client.store import Store
+from ckpt_torch.boxes import held
+from ckpt_torch.exchange import Holders, Shape
+from ckpt_torch.place import Who
+from ckpt_torch.tensors import PLAIN_TENSORS, as_array, from_array
+from ckpt_torch.tree import is_plain
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """What the last save of a store came to; nothing of it holds a tensor."""
+
+    rank: int
+    world_size: int
+    form: StateForm
+    layout: Layout
+    shape: Shape
+    """What other ranks were told."""
+    plain: tuple[str, ...]
+    """Names of the plain values, in the order of the walk."""
+    holders: Holders
+    """What all ranks together came to."""
+
+    def values(self, found: Found) -> dict[str, Scalar]:
+        """The plain values by name."""
+        return dict(zip(self.plain, found.scalars, strict=True))
+
+
+_known: WeakKeyDictionary[Store, Known] = WeakKeyDictionary()
+
+
+def recall(store: Store, who: Who) -> Known | None:
+    """What is known of this rank's last save there."""
+    known = _known.get(store)
+    fits = known is not None and (known.rank, known.world_size) == (who.rank, who.world_size)
+    return known if fits else None
+
+
+def recognise(known: Known, state: Mapping[str, object]) -> Found | None:
+    """What the state holds, when it is of the known form."""
+    with torch.no_grad():  # Else a DTensor's local tensor is a view with a history.
+        return known.form.recognise(state)
+
+
+def remember(
+    store: Store, state: Mapping[str, object], layout: Layout, shape: Shape, holders: Holders
+) -> None:
+    """Keep the form of what was just laid out, or nothing when it is not one of ours."""
+    _known.pop(store, None)
+    walk = _Walk(holders)
+    root = walk.form(state, ())
+    if walk.strange:
+        return
+    with torch.no_grad():
+        form = learn_form(root, state, _all_fit)
+    if form is not None:
+        plain = tuple(walk.plain)
+        _known[store] = Known(layout.rank, layout.world_size, form, layout, shape, plain, holders)
+
+
+def _all_fit(found: list[object]) -> bool:
+    """Whether all are numpy arrays, or dense CPU tensors whose memory is what they say."""
+    tensors = [one for one in found if type(one) not in ARRAYS]
+    return (
+        PLAIN_TENSORS.issuperset(map(type, tensors))
+        and _CPU.issuperset(map(attrgetter("device"), tensors))
+        and _DENSE.issuperset(map(attrgetter("layout"), tensors))
+        and not any(map(torch.Tensor.is_conj, tensors))
+        and not any(map(torch.Tensor.is_neg, tensors))
+    )
+
+
+_CPU: Final = frozenset((torch.device("cpu"),))
+_DENSE: Final = frozenset((torch.strided,))
+
+
+class _Walk:
+    """I learn the form of a state; `strange` when it has a leaf that must go the long way."""
+
+    def __init__(self, holders: Holders) -> None:
+        self._holders = holders
+        self.plain: list[str] = []
+        self.strange = False
+
+    def form(self, value: object, path: Path) -> Form:
+        if isinstance(value, Mapping):
+            return mapping_form(
+                value, [self.form(child, (*path, key)) for key, child in value.items()]
+            )
+        if isinstance(value, list | tuple):
+            items = [self.form(child, (*path, Index(n))) for n, child in enumerate(value)]
+            return SequenceForm(type(value), tuple(items))
+        if is_plain(value):
+            name = path_text(path)
+            self.plain.append(name)
+            common = len(self._holders.plain[name]) == self._holders.world_size
+            return CopiedScalarForm() if common else ScalarForm()
+        if isinstance(value, DTensor):
+            return self._dtensor(value)
+        self.strange |= type(value) not in PLAIN_TENSORS and type(value) not in ARRAYS
+        return ArrayForm()
+
+    def _dtensor(self, value: DTensor) -> Form:
+        self.strange |= len(held(value).boxes) != 1
+        return DTensorForm(tuple(value.shape), value.device_mesh, tuple(value.placements))
+
+
+@dataclass(frozen=True, slots=True)
+class DTensorForm:
+    """A DTensor of which this rank holds one box: its whole local tensor."""
+
+    shape: tuple[int, ...]
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+
+    def gather(self, value: object, found: Found) -> bool:
+        if type(value) is not DTensor:
+            return False
+        cut = cast(DTensor, value)
+        found.arrays.append(cut.to_local())
+        same = cut.shape == self.shape and cut.placements == self.placements
+        return bool(same and cut.device_mesh == self.mesh)
+
+
+class TorchCopier:
+    """Of CPU tensors and numpy arrays."""
+
+    def place(self, memory: Bytes, dtype: str, shape: tuple[int, ...]) -> object:
+        array = NUMPY.place(memory, dtype, shape)
+        try:
+            return from_array(cast(AnyArray, array))
+        except Refused:  # Torch has no such type: its source is a numpy array.
+            return array
+
+    def copy(self, places: Sequence[object], arrays: Sequence[object]) -> None:
+        sources: list[torch.Tensor] = []
+        targets: list[torch.Tensor] = []
+        for place, array in zip(places, arrays, strict=True):
+            if isinstance(array, torch.Tensor):
+                targets.append(cast(torch.Tensor, place))
+                sources.append(array)
+            else:
+                np.copyto(_array_of(place), cast(AnyArray, array))
+        if targets:
+            with torch.no_grad():
+                torch._foreach_copy_(targets, sources)
+
+    def array(self, array: object) -> AnyArray:
+        return _array_of(array)
+
+
+def _array_of(value: object) -> AnyArray:
+    return as_array(value) if isinstance(value, torch.Tensor) else cast(AnyArray, value)
+
+
+TORCH: Final = TorchCopier()

@@ -1,0 +1,1 @@
+"""The benchmarks on real clusters and files: tiny runs; never a time."""

@@ -1,0 +1,58 @@
+"""NaN and infinity are found in any floating type and layout, and named; all else passes."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckpt
+from ckpt_client import finite
+from ckpt_client.finite import check_finite
+from ckpt_client.packing import Planner
+from tests.client import trees
+
+FLOATS = (
+    "f2", "<f4", ">f8", "c8", ">c16", ml_dtypes.bfloat16, ml_dtypes.float8_e5m2,
+    ml_dtypes.float8_e4m3fn,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("place", [(0, 0, 0), (3, 1, 4), (4, 2, 6)])
+def test_the_first_bad_element_is_named(
+    dtype: object, place: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finite, "PART_ELEMENTS", 10)  # So that parts have edges inside.
+    array = np.ones((5, 3, 7), dtype)  # type: ignore[call-overload]
+    array[place] = np.nan
+    array[4, 2, 6] = np.nan
+    text = rf"m/w: element \[{place[0]}, {place[1]}, {place[2]}\] of \(5, 3, 7\) is .*nan"
+    for one in (array, np.asfortranarray(array)):
+        with pytest.raises(ckpt.Refused, match=text):
+            check_finite("m/w", one)
+
+
+@given(trees.arrays())
+def test_what_has_no_nan_or_infinity_passes(array: np.ndarray) -> None:
+    good = array.dtype.kind not in "fcV" or bool(np.isfinite(array).all())
+    try:
+        check_finite("a", array)
+    except ckpt.Refused:
+        assert not good
+    else:
+        assert good
+
+
+@given(st.sampled_from(["nan", "inf", "-inf"]))
+def test_a_state_is_looked_at_also_when_its_form_is_known(text: str) -> None:
+    planner = Planner()
+    for value in (1.0, float(text)):
+        packing = planner.plan({"step": 1, "a": {"b": np.full(3, value)}}, 0, 1)
+        if value == 1.0:
+            packing.check_finite()
+        else:
+            with pytest.raises(ckpt.Refused, match=rf"a/b: element \[0\] of \(3,\) is {text}"):
+                packing.check_finite()

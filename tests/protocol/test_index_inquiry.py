@@ -1,0 +1,164 @@
+"""An index is lost when all that should hold a copy have answered and no whole one is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpt.base.ids import CheckpointId, PayloadId, Rank
+from ckpt.format import messages as m
+from ckpt.protocol.coordinator import catalog, index_inquiry
+from ckpt.protocol.events import Session
+from tests.protocol.coordinated_target import FakeTarget
+from tests.protocol.coordinating import RUN, Bench
+
+INDEX = m.DocumentKind.INDEX
+
+
+def report(bench: Bench, id: CheckpointId, session: Session | None = None) -> list[m.Message]:
+    message = m.ReportDamage(PayloadId(id, Rank(7)), "no copy is whole", index=True)
+    return bench.tell(session or bench.session(), message)
+
+
+def judged(answers: list[m.Message]) -> m.DamageJudged:
+    (answer,) = answers
+    assert isinstance(answer, m.DamageJudged)
+    return answer
+
+
+def holders(bench: Bench, id: CheckpointId) -> list[FakeTarget]:
+    found = [t for t in bench.targets.values() if (INDEX, id) in t.documents]
+    assert len(found) >= 2, "m + 1"
+    return found
+
+
+def flip(target: FakeTarget, id: CheckpointId, *places: int) -> None:
+    document = bytearray(target.documents[INDEX, id])
+    for place in places:
+        document[place] ^= 1
+    target.documents[INDEX, id] = bytes(document)
+
+
+def test_an_index_that_no_target_has_is_lost_durably_before_it_is_told() -> None:
+    bench = Bench()
+    bench.save(1)
+    id = bench.save(2)
+    for target in holders(bench, id):
+        del target.documents[INDEX, id]
+    mark = bench.mark()
+    answer = judged(report(bench, id))
+    assert answer.proved
+    assert "run@2#1.2 has no index any more: target t0 has no copy" in answer.reason
+    story = bench.story(mark, catalog.CheckpointDamaged, m.DamageJudged)
+    assert [type(told) for told in story] == [catalog.CheckpointDamaged, m.DamageJudged]
+    (newest,) = bench.tell(bench.session(), m.Resolve(RUN, None))
+    assert isinstance(newest, m.Resolved)
+    assert newest.info.checkpoint.step == 1
+    assert newest.skipped == (f"{id}: {answer.reason}",)
+    assert judged(report(bench, id)) == answer, "asked again, it is known"
+
+
+def test_one_whole_copy_is_enough() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    first, *others = holders(bench, id)
+    flip(first, id, 0, len(first.documents[INDEX, id]) // 2)
+    for target in others[:-1]:
+        del target.documents[INDEX, id]
+    answer = judged(report(bench, id))
+    assert not answer.proved
+    assert f"is whole on target {others[-1].id}" in answer.reason
+    assert bench.states() == {str(id): "committed"}
+
+
+def test_copies_that_mend_each_other_are_an_index() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    for target, place in zip(holders(bench, id), (20, 5000), strict=False):
+        size = len(target.documents[INDEX, id])
+        flip(target, id, min(place, size - 1))
+    answer = judged(report(bench, id))
+    assert not answer.proved
+    assert "mend each other" in answer.reason
+
+
+def test_copies_that_are_all_damaged_past_repair_are_none() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    for target in holders(bench, id):
+        target.documents[INDEX, id] = bytes(len(target.documents[INDEX, id]))
+    assert judged(report(bench, id)).proved
+    assert bench.states() == {str(id): "damaged"}
+
+
+@pytest.mark.parametrize("why", ["down", "silent", "refuses"])
+def test_a_target_that_does_not_answer_leaves_it_unproved(why: str) -> None:
+    bench = Bench()
+    id = bench.save(1)
+    first, *others = holders(bench, id)
+    for target in others:
+        del target.documents[INDEX, id]
+    session = bench.session()
+    if why == "down":
+        bench.stop(first.id)
+    elif why == "silent":
+        first.silent.add(m.ReadDocument)
+    else:
+        first.refuses[m.ReadDocument] = m.Failed("unavailable", "the disk is busy")
+    answers = report(bench, id, session)
+    if why == "silent":
+        assert answers == []
+        bench.stop(first.id)
+        answers = bench.to(session)
+    answer = judged(answers)
+    assert not answer.proved
+    assert first.id in answer.reason
+    assert bench.states() == {str(id): "committed"}
+
+
+def test_all_who_report_at_once_hear_one_verdict() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    first, *others = holders(bench, id)
+    for target in (first, *others):
+        del target.documents[INDEX, id]
+    first.silent.add(m.ReadDocument)
+    sessions = [bench.session(), bench.session()]
+    for session in sessions:
+        assert report(bench, id, session) == []
+    mark = bench.mark()
+    first.silent.clear()
+    bench.let_answer(first.id)
+    assert all(judged(bench.to(session)).proved for session in sessions)
+    asked = [t.id for t in bench.targets.values() if bench.asked(t.id, m.ReadDocument, mark)]
+    assert sorted(asked) == sorted(t.id for t in others)
+
+
+def test_a_copy_that_comes_in_parts_is_put_together() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    for target in bench.targets.values():
+        target.part_bytes = 1000
+    answer = judged(report(bench, id))
+    assert not answer.proved
+    assert "is whole on target" in answer.reason
+
+
+def test_copies_too_large_to_be_compared_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_inquiry, "HELD_BYTES_MAX", 100)
+    bench = Bench()
+    id = bench.save(1)
+    for target in holders(bench, id):
+        flip(target, id, 0)
+    answer = judged(report(bench, id))
+    assert not answer.proved
+    assert "are not compared" in answer.reason
+    for target in holders(bench, id):
+        del target.documents[INDEX, id]
+    assert judged(report(bench, id)).proved, "what is missing needs no comparison"
+
+
+def test_an_index_of_a_deleted_step_is_no_longer_there_and_never_damaged() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    bench.tell(bench.session(), m.DeleteStep(RUN, id.step))
+    assert judged(report(bench, id)).reason.endswith("is no longer there")

@@ -1,0 +1,410 @@
+"""A drain worker of the world: the store's real code (plan, items, marker, what is left over), and
+the queue's messages as `ckptd drain` says them.
+
+    OpenStore -> tidy, TellStored -> LeaseDrain -> (pin) BeginParts -> TakePart ... -> EndDrain
+
+Each stretch of work on the store is one step of the clock; a strike in it lets others go first, or
+kills the process there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from ckpt.base.errors import CkptError, Unavailable, error_from_wire
+from ckpt.base.ids import CheckpointId, Generation, Step
+from ckpt.base.units import US_PER_S
+from ckpt.format import drain_messages as d
+from ckpt.format import messages as m
+from ckpt.objects.leftovers import Leftovers, delete_unfinished, tidy_committed
+from ckpt.objects.planning import WriteOptions
+from ckpt.objects.reader import remains, stored_by, stored_steps
+from ckpt.objects.source import Source
+from ckpt.objects.writer import WriteJob, WriteLimits
+from ckpt.plan.drains import StorePolicy, surplus
+from ckpt.protocol.coordinator.views import StepView
+from ckpt.protocol.events import Send, Session
+from ckptd.drain_worker import delete_stored
+from tests.sim.clockwork import Clockwork
+from tests.sim.coordinator_node import CLUSTER
+from tests.sim.drain_store import Bucket, FakeSink, Killed
+from tests.sim.network import Network, Node
+from tests.sim.world import RUN
+
+SLOTS = 2
+POLL_US = 200_000
+RENEW_US = 3 * US_PER_S
+STOPPED_US = 100_000
+QUIET_S = 5.0
+OPTIONS = WriteOptions(compression="none")
+LIMITS = WriteLimits(threads=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """How often an operation of a store goes wrong."""
+
+    fail: float = 0.0
+    kill: float = 0.0
+    yields: float = 0.0
+
+
+class DrainNode:
+    """One process that serves one store, until it is killed."""
+
+    def __init__(
+        self,
+        clock: Clockwork,
+        network: Network,
+        coordinator: Node,
+        bucket: Bucket,
+        policy: StorePolicy,
+        name: str,
+        open_source: Callable[[CheckpointId], Source],
+        trouble: Callable[[], Trouble],
+        others: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self.up, self.stopped = False, False
+        self.policy = policy
+        self._clock, self._network, self._coordinator = clock, network, coordinator
+        self._open_source = open_source
+        self._trouble, self._others = trouble, others
+        self._sink = FakeSink(bucket, self._strike)
+        self._leftovers = Leftovers(self._sink, QUIET_S, lambda: clock.now_us / US_PER_S)
+        self._bulk = b""
+        self._session: Session | None = None
+        self._reader: _Pin | None = None
+        self._requests = 0
+        #: What was asked and not answered, repeated on every new session.
+        self._asked: dict[int, tuple[m.Message, bytes, Callable[[m.Message], None]]] = {}
+        self._is_nested = False
+        self._lease: CheckpointId | None = None
+        self._job: WriteJob | None = None
+        self._told = False
+
+    def start(self) -> None:
+        self.up = True
+        self._dial()
+        self._ask(self._opening(), lambda _: self._tell())
+        self._beat()
+
+    def crash(self) -> None:
+        """SIGKILL."""
+        if self.up:
+            self.up, self._clock.changed = False, True
+            self._network.died(self)
+            self._let_go()
+
+    # ----------------------------------------------------------------------- what strikes
+
+    def _strike(self) -> None:
+        if not self.up:
+            raise Killed
+        trouble, roll = self._trouble(), self._clock.rng.random()
+        if roll < trouble.kill:
+            self.crash()
+            raise Killed
+        if roll < trouble.kill + trouble.fail:
+            raise Unavailable("the store does not answer")
+        if roll < trouble.kill + trouble.fail + trouble.yields and not self._is_nested:
+            self._is_nested = True
+            self._others()
+            self._is_nested = False
+            if not self.up:
+                raise Killed
+
+    def _work(self, step: Callable[[], None]) -> None:
+        """A stretch of work, a moment from now; what fails ends the lease."""
+        self._clock.after(self._clock.between(500, 20_000), self._do, step, self._lease)
+
+    def _do(self, step: Callable[[], None], lease: CheckpointId | None) -> None:
+        if not self.up or lease != self._lease:
+            return
+        if self.stopped:
+            self._clock.after(STOPPED_US, self._do, step, lease)
+            return
+        try:
+            step()
+        except Killed:
+            return
+        except CkptError as error:
+            self._failed(error)
+        self._clock.changed = True
+
+    def _failed(self, error: CkptError) -> None:
+        lease, url = self._lease, self.policy.url
+        if lease is None:
+            self._again()
+            return
+        self._let_go()
+        end = d.EndDrain(url, self.name, lease, error.message)
+        self._ask(end, lambda _: self._again())
+
+    def _let_go(self) -> None:
+        self._lease = self._job = None
+        pin, self._reader = self._reader, None
+        if pin is not None:
+            pin.close()
+
+    # ----------------------------------------------------------------------- the queue
+
+    def _opening(self) -> d.OpenStore:
+        policy = self.policy
+        return d.OpenStore(
+            policy.url, self.name, policy.every, policy.keep, policy.runs, self._sink.conditional
+        )
+
+    def _tell(self) -> None:
+        def look() -> None:
+            tidy_committed(self._sink, RUN)
+            self._tell_stored(self._ask_lease)
+
+        self._work(look)
+
+    def _tell_stored(self, then: Callable[[], None]) -> None:
+        """What is there and stays; then what is surplus goes (the store's own retention)."""
+
+        def asked(answer: m.Message) -> None:
+            assert isinstance(answer, d.DrainNoted)
+            self._work(lambda: self._look(answer.version, then))
+
+        self._ask(d.RenewDrain(self.policy.url, self.name, None), asked)
+
+    def _look(self, version: int, then: Callable[[], None]) -> None:
+        doomed = surplus(self.policy, stored_steps(self._sink, RUN))
+        mine = stored_by(self._sink, RUN, CLUSTER)
+        stays = d.encode_stored(one for one in mine if one not in doomed)
+
+        def expire() -> None:
+            for step, generation in (*doomed, *remains(self._sink, RUN)):
+                delete_stored(self._sink, RUN, step, generation)
+            then()
+
+        told = d.TellStored(self.policy.url, self.name, RUN, version)
+        self._ask(told, lambda _: self._work(expire), stays)
+
+    def _again(self) -> None:
+        """What failed is tried again; what the store holds may be another thing by now."""
+        self._clock.after(POLL_US, lambda: self.up and self._tell())
+
+    def _ask_lease(self) -> None:
+        if not self.up:
+            return
+        self._ask(d.LeaseDrain(self.policy.url, self.name), self._leased)
+
+    def _leased(self, answer: m.Message) -> None:
+        assert isinstance(answer, d.DrainLeased)
+        if answer.checkpoint is None:
+            self._clock.after(POLL_US, self._abandon)
+            return
+        self._lease = answer.checkpoint
+        self._reader = _Pin(self, answer.checkpoint)
+        self._reader.start()
+
+    def _abandon(self) -> None:
+        """Before the next lease: what the tier deleted half drained goes, when it is time."""
+        if not self.up or not self._leftovers.is_due(RUN):
+            self._ask_lease()
+            return
+        # The answer is of the moment before the store is looked at.
+        self._ask(m.Ask("steps", RUN), self._clear)
+
+    def _clear(self, answer: m.Message) -> None:
+        views = msgspec.json.decode(self._bulk, type=list[StepView])
+        tier = {(Step(view.step), Generation.parse(view.generation)) for view in views}
+
+        def clear() -> None:
+            for step, generation in self._leftovers.found(RUN, CLUSTER, tier):
+                delete_unfinished(self._sink, RUN, step, generation)
+            self._ask_lease()
+
+        self._work(clear)
+
+    def pinned(self, id: CheckpointId) -> None:
+        """It is held against deletion."""
+
+        def begin() -> None:
+            self._job = WriteJob.begin(self._sink, self._open_source(id), OPTIONS, LIMITS)
+            if self._job is None:
+                self._end(id)  # It is committed there.
+                return
+            count, done = len(self._job.plan.items), self._job.receipts()
+            message = d.BeginParts(self.policy.url, self.name, id, count)
+            self._ask(message, lambda _: self._take_all(id), d.encode_parts(done))
+
+        self._work(begin)
+
+    def not_pinned(self, error: CkptError) -> None:
+        if self._lease is not None:
+            self._failed(error)
+
+    def _take_all(self, id: CheckpointId) -> None:
+        self._finishing = False
+        for slot in range(SLOTS):
+            self._take(id, slot, None)
+
+    def _take(self, id: CheckpointId, slot: int, done: int | None) -> None:
+        if self.up and self._lease == id:
+            message = d.TakePart(self.policy.url, self.name, id, slot, done)
+            self._ask(message, lambda answer: self._taken(id, slot, answer))
+
+    def _taken(self, id: CheckpointId, slot: int, answer: m.Message) -> None:
+        assert isinstance(answer, d.PartTaken)
+        job = self._job
+        if self._lease != id or job is None:
+            return
+
+        def write() -> None:
+            job.write_item(answer.part)
+            self._take(id, slot, answer.part)
+
+        def finish() -> None:
+            job.finish()
+            self._end(id)
+
+        match answer.turn:
+            case d.Turn.PART:
+                self._work(write)
+            case d.Turn.WAIT:
+                self._clock.after(POLL_US, self._take, id, slot, None)
+            case d.Turn.COMMIT if not self._finishing:
+                self._finishing = True  # Once, when all its slots have come to the end.
+                self._work(finish)
+
+    def _end(self, id: CheckpointId) -> None:
+        self._let_go()
+        end = d.EndDrain(self.policy.url, self.name, id)
+
+        def expire() -> None:
+            self._tell_stored(self._ask_lease) if self._has_surplus() else self._ask_lease()
+
+        self._ask(end, lambda _: self._work(expire))
+
+    def _has_surplus(self) -> bool:
+        return bool(surplus(self.policy, stored_steps(self._sink, RUN)))
+
+    def _beat(self) -> None:
+        if not self.up:
+            return
+        if not self.stopped:
+            lease = self._lease
+            renew = d.RenewDrain(self.policy.url, self.name, lease)
+            self._ask(renew, lambda _: None, failed=lambda error: self._lost(lease, error))
+        self._clock.after(RENEW_US, self._beat)
+
+    def _lost(self, lease: CheckpointId | None, error: CkptError) -> None:
+        """The lease is somebody else's: stop at once."""
+        if error.code == "fenced" and lease is not None and lease == self._lease:
+            self._let_go()
+            self._again()
+
+    # ----------------------------------------------------------------------- the session
+
+    def _dial(self) -> None:
+        if not self.up or self._session is not None:
+            return
+        self._network.dial(
+            self, self._coordinator, m.Role.DRAIN, m.Role.COORDINATOR,
+            failed=lambda: self._clock.after(POLL_US, self._dial), opened=self._opened,
+        )  # fmt: skip
+
+    def _opened(self, session: Session) -> None:
+        self._session = session
+
+    def session_opened(self, session: Session, role: m.Role, name: str) -> None:
+        for request, (message, bulk, _) in list(self._asked.items()):
+            self._network.send(Send(session, request, message, bulk))
+
+    def session_closed(self, session: Session) -> None:
+        if session == self._session:
+            self._session = None
+            self._clock.after(POLL_US, self._dial)
+
+    def _ask(
+        self,
+        message: m.Message,
+        then: Callable[[m.Message], None],
+        bulk: bytes = b"",
+        failed: Callable[[CkptError], None] | None = None,
+    ) -> None:
+        self._requests += 1
+
+        def heard(answer: m.Message) -> None:
+            if isinstance(answer, m.Failed):
+                self._refused(answer, failed)
+            else:
+                then(answer)
+
+        self._asked[self._requests] = message, bulk, heard
+        if self._session is not None:
+            self._network.send(Send(self._session, self._requests, message, bulk))
+
+    def _refused(self, answer: m.Failed, failed: Callable[[CkptError], None] | None) -> None:
+        error = error_from_wire(answer.code, answer.message)
+        if failed is not None:
+            failed(error)
+        elif answer.code == "not_found":  # The coordinator began anew.
+            self._let_go()
+            self._ask(self._opening(), lambda _: self._tell())
+        else:
+            self._failed(error)
+
+    def received(self, session: Session, request: int, message: m.Message, bulk: bytes) -> None:
+        if self.stopped:
+            self._clock.after(STOPPED_US, self.received, session, request, message, bulk)
+            return
+        asked = self._asked.pop(request, None)
+        if asked is not None and self.up:
+            self._bulk = bulk
+            asked[2](message)
+            self._clock.changed = True
+
+
+class _Pin:
+    """A reading session of a worker, which holds one checkpoint."""
+
+    def __init__(self, owner: DrainNode, id: CheckpointId) -> None:
+        self.name = f"{owner.name} reader"
+        self.up, self.stopped = True, False
+        self.id = id
+        self._owner = owner
+        self._session: Session | None = None
+
+    def start(self) -> None:
+        owner = self._owner
+        owner._network.dial(
+            self, owner._coordinator, m.Role.READER, m.Role.COORDINATOR,
+            failed=lambda: self._end(Unavailable("no coordinator")), opened=self._opened,
+        )  # fmt: skip
+
+    def _opened(self, session: Session) -> None:
+        self._session = session
+
+    def session_opened(self, session: Session, role: m.Role, name: str) -> None:
+        self._owner._network.send(Send(session, 1, m.Resolve(self.id.run, self.id.step)))
+
+    def session_closed(self, session: Session) -> None:
+        self._end(Unavailable("the pin is lost"))
+
+    def received(self, session: Session, request: int, message: m.Message, bulk: bytes) -> None:
+        if not self.up:
+            return
+        if isinstance(message, m.Resolved) and message.info.checkpoint == self.id:
+            self._owner.pinned(self.id)
+        else:
+            self._end(Unavailable(f"{self.id} cannot be read: {message}"))
+
+    def _end(self, error: CkptError) -> None:
+        if self.up:
+            self.up = False
+            self._owner.not_pinned(error)
+
+    def close(self) -> None:
+        if self.up:
+            self.up = False
+            if self._session is not None:
+                self._owner._network.cut(self._session)

@@ -1,0 +1,248 @@
+"""A world with object stores and drain workers, and what must be true of them (P9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from ckpt.base.errors import CkptError, Unavailable
+from ckpt.base.ids import CheckpointId, Generation, Rank, RunName, Step
+from ckpt.format.index import Box, IndexTensor
+from ckpt.format.table import Meaning
+from ckpt.format.tree import DictNode, LeafNode, Node
+from ckpt.objects import names, planning
+from ckpt.objects.documents import Header
+from ckpt.objects.reader import open_stored, stored_steps, unfinished
+from ckpt.objects.sink import at_once
+from ckpt.objects.source import Source, Wish
+from ckpt.plan.drains import Committed, StorePolicy, due
+from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.catalog import CatalogEntry
+from tests.sim.coordinator_node import CLUSTER
+from tests.sim.drain_node import DrainNode, Trouble
+from tests.sim.drain_store import Bucket, FakeSink, calm
+from tests.sim.oracles import Oracles, Violation
+from tests.sim.payloads import content
+from tests.sim.world import RANK_COUNT, RUN, World
+
+ITEM_BYTES = 4096
+
+
+def small_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank's payload is an array of its own, and each array an item."""
+    monkeypatch.setattr(planning, "ITEM_BYTES", ITEM_BYTES)
+    monkeypatch.setattr(planning, "PACK_BELOW_BYTES", 16)
+    # The small documents one after the other: the order of operations follows from the seed.
+    monkeypatch.setattr("ckpt.objects.writer.FILES_AT_ONCE", 1)
+
+
+def unfinished_in(
+    bucket: Bucket, tier: set[CheckpointId]
+) -> list[tuple[RunName, Step, Generation]]:
+    """What is half drained there, and still in the tier."""
+    found = [CheckpointId(RUN, *key) for key in unfinished(FakeSink(bucket, calm), RUN)]
+    return [(RUN, id.step, id.generation) for id in found if id in tier]
+
+
+class PayloadSource:
+    """A checkpoint of the world as a Source: each rank's payload is one array."""
+
+    def __init__(self, world: DrainWorld, id: CheckpointId) -> None:
+        self._world, self._id = world, id
+        launch = world.oracles.opened[id].launch
+        self.header = Header(
+            run=id.run, step=id.step, generation=str(id.generation), cluster=CLUSTER,
+            launch=launch, world_size=RANK_COUNT, committed_at_s=0.0, source="tier",
+        )  # fmt: skip
+
+    def tensors(self) -> Sequence[IndexTensor]:
+        size = len(self._world.bytes_of(self._id, 0))
+        return [
+            IndexTensor(
+                f"rank{rank}", Meaning.REPLICATED, "|u1", (size,),
+                (Box(Rank(0), (0,), (size,), ()),),
+            )
+            for rank in range(RANK_COUNT)
+        ]  # fmt: skip
+
+    def trees(self) -> Mapping[Rank, Node]:
+        leaves = tuple((t.name, LeafNode(t.name)) for t in self.tensors())
+        return {Rank(rank): DictNode(leaves) for rank in range(RANK_COUNT)}
+
+    def read(self, wishes: Sequence[Wish], go_on: Callable[[], None] = at_once) -> None:
+        """Only what lies on the disks can be read."""
+        if not self._world.is_on_disks(self._id):
+            raise Unavailable(f"{self._id} is out of reach")
+        for wish in wishes:
+            go_on()
+            whole = self._world.bytes_of(self._id, int(wish.tensor.name.removeprefix("rank")))
+            start = wish.offset[0]
+            part = np.frombuffer(whole, np.uint8)[start : start + wish.memory.size]
+            wish.memory.reshape(-1)[:] = part
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class DrainOracles(Oracles):
+    """What goes from the tier is in the stores; what a store has is whole."""
+
+    world: DrainWorld
+
+    def catalog_wrote(self, entries: tuple[CatalogEntry, ...]) -> None:
+        for entry in entries:
+            match entry:
+                case catalog.StoreOpened(policy):
+                    self.world.policies[policy.url] = policy
+                case catalog.CheckpointDrained(url, id):
+                    self.world.check_stored(url, id)
+                case catalog.StoreHolds(url, run, stored):
+                    for step, generation in stored:
+                        self.world.check_stored(url, CheckpointId(run, step, generation))
+                case catalog.AttemptCommitted(id):
+                    self.world.committed.add(id)
+                case catalog.CheckpointTombstoned(id, reason):
+                    self.world.check_tombstone(id, reason)
+                    self.world.committed.discard(id)
+        super().catalog_wrote(entries)
+
+
+@dataclass(slots=True)
+class DrainWorld(World):
+    """A world whose checkpoints are drained."""
+
+    oracles_type = DrainOracles
+
+    buckets: dict[str, Bucket] = field(default_factory=dict)
+    workers: list[DrainNode] = field(default_factory=list)
+    policies: dict[str, StorePolicy] = field(default_factory=dict)
+    #: What the catalog durably knows.
+    committed: set[CheckpointId] = field(default_factory=set)
+    #: In the tier.
+    markers: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    #: (store, key) -> the marker that was written there.
+    trouble: Trouble = field(default_factory=Trouble)
+    evicted: int = 0
+    names_given: int = 0
+
+    def add_store(self, policy: StorePolicy, *, conditional: bool) -> None:
+        bucket = self.buckets[policy.url] = Bucket(policy.url, conditional)
+        bucket.created = lambda key: self._created(bucket, key)
+
+    def start_worker(self, policy: StorePolicy) -> DrainNode:
+        """A new process for the store."""
+        self.names_given += 1
+        node = DrainNode(
+            self.clock, self.network, self.coordinator, self.buckets[policy.url], policy,
+            f"drain{self.names_given}", self._source, lambda: self.trouble, self._turn,
+        )  # fmt: skip
+        self.workers.append(node)
+        node.start()
+        return node
+
+    def _source(self, id: CheckpointId) -> Source:
+        return PayloadSource(self, id)
+
+    def _turn(self) -> None:
+        """In the middle of one worker's work others go on."""
+        self.clock.pass_time(self.clock.between(1_000, 60_000))
+
+    # ----------------------------------------------------------------------- what is there
+
+    def bytes_of(self, id: CheckpointId, rank: int) -> bytes:
+        job = self.job_of_launch(self.oracles.opened[id].launch)
+        return content(job, id.step, rank, self.seed)
+
+    def is_on_disks(self, id: CheckpointId) -> bool:
+        """Enough columns of each payload lie on disks of targets that run."""
+        checkpoint = self.coordinator.machine.checkpoints.get(id) if self.coordinator.up else None
+        return checkpoint is not None and self.coordinator.machine.checkpoints.readable(checkpoint)
+
+    def held(self, url: str) -> set[tuple[Step, Generation]]:
+        """What a store has committed, seen directly."""
+        return set(stored_steps(FakeSink(self.buckets[url], calm), RUN))
+
+    # ----------------------------------------------------------------------- oracles
+
+    def _created(self, bucket: Bucket, key: str) -> None:
+        """An object is there. A marker is the last of its checkpoint, and stays what it is."""
+        if not key.endswith(names.COMMITTED):
+            return
+        marker = bucket.objects[key]
+        known = self.markers.setdefault((bucket.url, key), marker)
+        if known != marker:
+            raise Violation(f"P9: {bucket.url}/{key} was written again, and differs")
+        self._check_whole(bucket, key.removesuffix(names.COMMITTED))
+
+    def _check_whole(self, bucket: Bucket, prefix: str) -> None:
+        found = [
+            (step, generation)
+            for step, generation in self.held(bucket.url)
+            if names.generation_prefix(RUN, step, generation) == prefix
+        ]
+        if not found:
+            raise Violation(f"P9: {bucket.url}/{prefix} has a marker that no reader finds")
+        step, generation = found[0]
+        id = CheckpointId(RUN, step, generation)
+        stored = open_stored(FakeSink(bucket, calm), RUN, step)
+        try:
+            if stored.header.generation != str(generation):
+                return  # A newer one is there as well; this one was checked when it came.
+            stored.verify()
+            for number, tensor in enumerate(stored.tensors()):
+                memory = np.empty(tensor.global_shape, np.uint8)
+                stored.read([Wish(tensor, None, (0,), memory)])
+                if memory.tobytes() != self.bytes_of(id, number):
+                    raise Violation(f"P9: {id} in {bucket.url} has other bytes than were saved")
+        except CkptError as error:
+            raise Violation(f"P9: {id} is committed in {bucket.url}: {error}") from None
+        finally:
+            stored.close()
+
+    def check_stored(self, url: str, id: CheckpointId) -> None:
+        """The catalog says that a store holds it."""
+        if (id.step, id.generation) not in self.held(url):
+            raise Violation(f"P9: {id} counts as drained to {url}, where it is not")
+
+    def check_tombstone(self, id: CheckpointId, reason: str) -> None:
+        """It goes from the tier: is that to be so?"""
+        newest = {one.step: one.generation for one in sorted(self.committed)}
+        if newest.get(id.step) != id.generation:
+            return  # A newer generation of its step is there.
+        rows = [Committed(RUN, s, g, 1, float(s)) for s, g in newest.items()]
+        for url, policy in self.policies.items():
+            lacks = {(one.step, one.generation) for one in due(policy, rows, self.held(url))}
+            if (id.step, id.generation) in lacks:
+                raise Violation(f"P9: {id} goes ({reason}), and {url} needs it")
+        if reason.startswith("evicted"):
+            self.evicted += 1
+            if not any((id.step, id.generation) in self.held(url) for url in self.policies):
+                raise Violation(f"P9: {id} is evicted, and no store has it")
+
+    def check_end(self) -> None:
+        """Healed: every store has what its policy needs, whole, and nothing else lies there."""
+        newest = {one.step: one.generation for one in sorted(self.committed)}
+        rows = [Committed(RUN, s, g, 1, float(s)) for s, g in newest.items()]
+        for url, bucket in self.buckets.items():
+            held = self.held(url)
+            lacks = due(self.policies[url], rows, held)
+            if lacks:
+                raise Violation(
+                    f"P9: {url} never got {[(o.step, str(o.generation)) for o in lacks]}"
+                )
+            prefixes = [names.generation_prefix(RUN, *one) for one in held]
+            for prefix in prefixes:
+                self._check_whole(bucket, prefix)
+            # What a store's own `keep` wants no more stays half drained while the tier has it.
+            begun = [names.generation_prefix(*key) for key in unfinished_in(bucket, self.committed)]
+            left = [
+                key
+                for key in (*bucket.objects, *bucket.uploads.values())
+                if not key.startswith((*prefixes, *begun))
+                or (key.startswith(tuple(prefixes)) and f"/{names.DRAIN}" in key)
+            ]
+            if left:
+                raise Violation(f"P9: left over in {url}: {left[:5]}")
