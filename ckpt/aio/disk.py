@@ -370,6 +370,16 @@ class RealDisk:
         return memoryview(own)[:size]
 
     @property
+    def pool_bytes(self) -> int:
+        """Of the pool, whether or not it is made already."""
+        return self._pool_bytes
+
+    @property
+    def pool_used_bytes(self) -> int:
+        """Of the pool, what readers hold."""
+        return 0 if self._pool is None else self._pool.total_bytes - self._pool.free_bytes
+
+    @property
     def buffers_lent(self) -> int:
         """Buffers of the pool that were not released."""
         return len(self._lent)

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast, get_args
+from typing import Final, cast, get_args
 
 from ckpt.aio.channel import Bulk
 from ckpt.aio.clock import now_us
@@ -58,11 +58,9 @@ from ckptd import config as options
 from ckptd import event_loop
 from ckptd.catalog import Catalog
 from ckptd.fail_stop import FailStop
+from ckptd.http_plane import served
 from ckptd.log import Reporter, configure, reporter
 from ckptd.metrics import CommitStatistics, render_metrics
-
-if TYPE_CHECKING:
-    from ckptd.http import HttpPlane
 
 TICK_S: Final = 0.05
 SLOT_BYTES: Final = 64 * MiB
@@ -178,29 +176,19 @@ async def _serve(
     server = serve(
         shell, listen=(host, port), unix=None, secret=secret, identity=identity, pool=pool
     )
-    plane: HttpPlane | None = None
+    plane = served(config.http, shell, answers=shell, secret=secret, directory=config.directory)
     try:
         catalog.start(shell.durable, shell.failed)
         shell.machine.views.coordinator = CoordinatorView(f"{host}:{server.port}", os.getpid())
         shell.begin(server)
         ready = {"ready": "coordinator", "address": f"{host}:{server.port}", "pid": os.getpid()}
         ready |= {"cluster": catalog.cluster, "boot": f"{boot:016x}", "term": catalog.image.term}
-        if config.http:
-            plane = _http_plane(shell, config, secret)
-            ready["http"] = await plane.start(*options.host_and_port(config.http))
-        os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
-        await shell.run()
+        async with plane as http:
+            ready |= {"http": http} if http else {}
+            os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
+            await shell.run()
     finally:
-        if plane is not None:
-            await plane.close()
         await server.close(linger_s=CLOSE_LINGER_S)
-
-
-def _http_plane(shell: CoordinatorShell, config: CoordinatorConfig, secret: bytes) -> HttpPlane:
-    # Half of the import time of the whole daemon, for those who want it.
-    from ckptd.http import HttpPlane, metrics_token
-
-    return HttpPlane(shell, secret=secret, token=metrics_token(config.directory))
 
 
 class CoordinatorShell:

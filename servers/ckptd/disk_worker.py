@@ -14,7 +14,16 @@ from collections.abc import Callable
 
 from ckpt.aio.clock import now_us
 from ckpt.aio.disk import Disk, perform
-from ckpt.protocol.target.disk_events import DiskAction, DiskDone, DiskFailed
+from ckpt.base.units import US_PER_S
+from ckpt.protocol.target.disk_events import (
+    DiskAction,
+    DiskDone,
+    DiskFailed,
+    SyncDirectory,
+    SyncFile,
+)
+from ckptd.exposition import Histogram
+from ckptd.target_metrics import SYNC_BOUNDS_S
 
 Done = Callable[[DiskDone | DiskFailed], None]
 
@@ -31,8 +40,10 @@ class DiskWorker:
         self._done = done
         self._loop = asyncio.get_running_loop()
         self._actions: queue.SimpleQueue[DiskAction | None] = queue.SimpleQueue()
-        self._finished: deque[DiskDone | DiskFailed | BaseException] = deque()
-        #: Filled by the thread, emptied by the loop.
+        self._finished: deque[tuple[DiskDone | DiskFailed | BaseException, float | None]] = deque()
+        #: Results, with the seconds of a sync. Filled by the thread, emptied by the loop.
+        self.sync_s = Histogram(SYNC_BOUNDS_S)
+        """How long syncs of files and directories took; the loop's."""
         self._open_count = 0
         #: Put and not told; the loop's.
         self._idle = asyncio.Event()
@@ -54,20 +65,25 @@ class DiskWorker:
 
     def _run(self) -> None:
         while (action := self._actions.get()) is not None:
+            began_us = now_us()
             try:
                 result: DiskDone | DiskFailed | BaseException
-                result = perform(self._disk, action, now_us())
+                result = perform(self._disk, action, began_us)
             except BaseException as error:
                 result = error
-            self._finished.append(result)
+            is_sync = isinstance(action, SyncFile | SyncDirectory)
+            took_s = (now_us() - began_us) / US_PER_S if is_sync else None
+            self._finished.append((result, took_s))
             if len(self._finished) == 1:  # Else the loop has not yet taken what lies before it.
                 self._loop.call_soon_threadsafe(self._tell)
 
     def _tell(self) -> None:
         try:
             while self._finished:
-                result = self._finished.popleft()
+                result, took_s = self._finished.popleft()
                 self._open_count -= 1
+                if took_s is not None:
+                    self.sync_s.observe(took_s)
                 if isinstance(result, BaseException):
                     raise result
                 self._done(result)

@@ -1,7 +1,10 @@
-"""How do people and tools look at a coordinator? A small HTTP plane that only reads.
+"""How do people and tools look at a daemon? A small HTTP plane that only reads.
 
     /livez /readyz    open; `ok`, or 503; they say nothing else
     /metrics          Prometheus text; the read-only token (Authorization: Bearer) or a signature
+
+and, of a coordinator, which has answers to questions:
+
     /                 a status page; the token, also as ?token=
     /v1/status /v1/runs /v1/steps?run= /v1/show?run=&step= /v1/sessions    JSON; signed (http_auth)
 
@@ -16,12 +19,13 @@ import json
 import os
 import secrets
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from aiohttp import web
 
-from ckpt.base.errors import CkptError, Refused
+from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import RunName, Step, check_run_name, check_step
 from ckpt.base.limits import UNAUTHENTICATED_LIFE_US
 from ckpt.base.units import US_PER_S
@@ -48,23 +52,30 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Reports(Protocol):
-    """What the plane shows; each answers at once, from memory."""
-
-    def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
-        """JSON. Raises NotFound, Refused."""
+    """What the plane shows of every daemon; each answers at once, from memory."""
 
     def metrics(self) -> str:
         """Prometheus text."""
 
     def is_ready(self) -> bool:
-        """Whether a save could be taken now: the catalog is open and there is a live target."""
+        """Whether it can do its part of a save now."""
+
+
+class Answers(Protocol):
+    """What a coordinator can be asked besides; at once, from memory, too."""
+
+    def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
+        """JSON. Raises NotFound, Refused."""
 
 
 class HttpPlane:
-    """I serve one coordinator's reports. `start` binds; after `close` nothing of me is left."""
+    """I serve one daemon's reports. `start` binds; after `close` nothing of me is left."""
 
-    def __init__(self, reports: Reports, *, secret: bytes, token: str) -> None:
+    def __init__(
+        self, reports: Reports, *, answers: Answers | None, secret: bytes, token: str
+    ) -> None:
         self._reports = reports
+        self._answers = answers
         self._key = http_key(secret)
         self._token = token
         self._verifier = Verifier(self._key, secrets.token_bytes)
@@ -82,10 +93,13 @@ class HttpPlane:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> str:
-        """Listen; returns the bound HOST:PORT. OSError when the address is taken."""
+        """Listen; returns the bound HOST:PORT. Raises Unavailable when it cannot be had."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._connection, host, port, backlog=128)
+        try:
+            self._server = await loop.create_server(self._connection, host, port, backlog=128)
+        except OSError as error:
+            raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from None
         bound = self._server.sockets[0].getsockname()
         return f"{bound[0]}:{bound[1]}"
 
@@ -103,8 +117,9 @@ class HttpPlane:
         application.router.add_get("/livez", self._livez)
         application.router.add_get("/readyz", self._readyz)
         application.router.add_get("/metrics", self._metrics)
-        application.router.add_get("/", self._page)
-        application.router.add_get("/v1/{what}", self._question)
+        if self._answers is not None:
+            application.router.add_get("/", partial(self._page, self._answers))
+            application.router.add_get("/v1/{what}", partial(self._question, self._answers))
         return application
 
     def _connection(self) -> asyncio.Protocol:
@@ -168,9 +183,9 @@ class HttpPlane:
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=self._reports.metrics().encode(), headers=headers)
 
-    async def _page(self, request: web.Request) -> web.Response:
-        status = json.loads(self._reports.answer("status", None, None))
-        runs = json.loads(self._reports.answer("runs", None, None))
+    async def _page(self, answers: Answers, request: web.Request) -> web.Response:
+        status = json.loads(answers.answer("status", None, None))
+        runs = json.loads(answers.answer("runs", None, None))
         headers = {
             "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
             "Referrer-Policy": "no-referrer",  # The token may stand in the address.
@@ -180,19 +195,19 @@ class HttpPlane:
             text=render_page(status, runs), content_type="text/html", headers=headers
         )
 
-    async def _question(self, request: web.Request) -> web.Response:
+    async def _question(self, answers: Answers, request: web.Request) -> web.Response:
         what = request.match_info["what"]
         try:
             if what not in QUESTIONS:
                 raise Refused(f"no question {what!r}", hint=f"ask one of {', '.join(QUESTIONS)}")
-            body = self._reports.answer(what, _run(request), _step(request))
+            body = answers.answer(what, _run(request), _step(request))
         except CkptError as error:
             return _failure(error)
         return web.Response(body=body, content_type="application/json")
 
 
 def metrics_token(directory: Path) -> str:
-    """The read-only token of a coordinator's directory; made at the first call, mode 0600."""
+    """The read-only token of a daemon's directory; made at the first call, mode 0600."""
     path = directory / TOKEN_NAME
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -19,6 +19,7 @@ from ckpt.protocol.coordinator.drain_views import StoreStatus
 from ckpt.protocol.coordinator.evicting import Evictor
 from ckpt.protocol.coordinator.membership import Membership, TargetState
 from ckptd.exposition import Family, Histogram, Kind, render
+from ckptd.target_metrics import build_info, family_of_counter
 
 STALL_BOUNDS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 COMMIT_BOUNDS_S: Final = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
@@ -26,9 +27,6 @@ RUNS_LABELED_MAX: Final = 64
 """Runs with a label of their own: the latest to commit. A label's values must stay few."""
 COUNTERS_LABELED_MAX: Final = 64
 """Of each target; a counter's name comes from a peer."""
-
-LEVELS_OF_TARGET: Final = frozenset({"reservations", "streams"})
-"""What a target reports among its counters, but which also falls."""
 
 _COUNTER_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,47}")
 
@@ -65,7 +63,7 @@ def render_metrics(
     """The whole text, from memory."""
     return render(
         [
-            Family("ckpt_build_info", Kind.GAUGE, "Version, always 1.").add(1, version=version),
+            build_info(version),
             *_cluster(members, sessions, tickets_waiting),
             *_commits(statistics),
             *_runs(checkpoints),
@@ -155,7 +153,7 @@ def _targets(members: Membership) -> Iterator[Family]:
             used, free = used + target.bytes_used, free + target.bytes_free
         for name, value in sorted(target.counters.items())[:COUNTERS_LABELED_MAX]:
             if _COUNTER_NAME.fullmatch(name):
-                family = _family_of(name)
+                family = family_of_counter(name)
                 counters.setdefault(family.name, family).add(value, target=target.id)
     capacity.add(used, state="used").add(free, state="free")
     yield from (up, capacity, columns)
@@ -198,10 +196,3 @@ def _evictions(evictor: Evictor) -> Iterator[Family]:
     yield Family("ckpt_evicted_bytes_total", Kind.COUNTER, "Payload bytes of those.").add(
         evictor.evicted_bytes
     )
-
-
-def _family_of(counter: str) -> Family:
-    if counter in LEVELS_OF_TARGET:
-        return Family(f"ckpt_target_{counter}", Kind.GAUGE, "Of one target, now.")
-    name = f"ckpt_target_{counter.removesuffix('_total')}_total"
-    return Family(name, Kind.COUNTER, "Of one target, since it began.")

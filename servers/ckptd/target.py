@@ -35,7 +35,7 @@ from ckpt.aio.secret import read_secret
 from ckpt.aio.server import Server, serve
 from ckpt.aio.slots import SlotPool
 from ckpt.aio.socketpath import socket_path
-from ckpt.base.errors import CkptError, Refused
+from ckpt.base.errors import Refused
 from ckpt.base.ids import BootId, Domain, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.base.units import US_PER_S, MiB
@@ -55,6 +55,7 @@ from ckpt.protocol.handshake import Established, Identity
 from ckpt.protocol.target.core import TargetIdentity, TargetLimits
 from ckpt.protocol.target.disk_events import (
     DiskDone,
+    DiskFailed,
     ReadAt,
     ReleaseBulk,
     SessionDrained,
@@ -64,10 +65,15 @@ from ckpt.protocol.target.disk_events import (
 from ckpt.protocol.target.machine import TargetEvent, TargetMachine
 from ckptd import config as options
 from ckptd import event_loop
+from ckptd.disk_probe import PROBE_OP, DiskProbe
 from ckptd.disk_worker import DiskWorker
+from ckptd.exposition import Histogram
 from ckptd.fail_stop import FailStop
+from ckptd.http_plane import served
 from ckptd.log import Reporter, configure, reporter
+from ckptd.target_handlers import CoordinatorHandler, Relay
 from ckptd.target_identity import TargetFile, adopt_identity
+from ckptd.target_reports import TargetReports
 
 TICK_S: Final = 0.1
 SPACE_US: Final = US_PER_S
@@ -104,6 +110,8 @@ class TargetConfig:
     """Write and read around the page cache where the file system can."""
     unix: bool = True
     """Listen on a Unix socket for stagers of this host, too."""
+    http: str = ""
+    """HOST:PORT of its health and metrics; port 0 takes a free one, empty for none."""
     loop: str = "asyncio"
     """The event loop: asyncio or uvloop."""
     log_level: str = "info"
@@ -112,6 +120,8 @@ class TargetConfig:
     def __post_init__(self) -> None:
         options.host_and_port(self.listen)
         options.host_and_port(self.coordinator)
+        if self.http:
+            options.host_and_port(self.http)
         if self.domain:
             Domain.parse(self.domain)
         event_loop.check_loop(self.loop)
@@ -140,7 +150,8 @@ class TargetShell:
         self._disk = disk
         self._report = report
         self._loop = asyncio.get_running_loop()
-        self._worker = DiskWorker(disk, self.feed)
+        self._worker = DiskWorker(disk, self._disk_answered)
+        self._probe: DiskProbe | None = None
         self._events: deque[tuple[TargetEvent, Bulk | None]] = deque()
         self._feeding = False
         self._bulks: dict[int, Bulk] = {}
@@ -162,6 +173,19 @@ class TargetShell:
         self.feed(scan(self._disk, now_us()))
         self._on_tick()
 
+    def begin_probe(self) -> None:
+        """From now on find out whether the device takes writes."""
+        self._probe = DiskProbe(self._worker.put)
+
+    def takes_writes(self, now: int) -> bool:
+        """Whether the device does; False while nobody has found out."""
+        return self._probe is not None and self._probe.takes_writes(now)
+
+    @property
+    def sync_s(self) -> Histogram:
+        """How long syncs took."""
+        return self._worker.sync_s
+
     async def close(self) -> None:
         """No event comes after this; what the disk was given is done."""
         self._closing = True
@@ -177,6 +201,8 @@ class TargetShell:
         if now - self._measured_us >= SPACE_US:
             self._measured_us = now
             self._measure_space()
+        if self._probe is not None:
+            self._probe.tick(now)
         self.feed(Ticked(now))
         for peer in (self.server, self.dialer):
             if peer is not None:
@@ -218,6 +244,13 @@ class TargetShell:
         self.feed(SessionOpened(now_us(), session, Role.COORDINATOR, peer.name))
 
     # ----------------------------------------------------------------------- events and actions
+
+    def _disk_answered(self, event: DiskDone | DiskFailed) -> None:
+        if event.op == PROBE_OP:
+            assert self._probe is not None
+            self._probe.answered(event)
+        else:
+            self.feed(event)
 
     def feed(self, event: TargetEvent, bulk: Bulk | None = None) -> None:
         """Handle the event, and all that follow from it at once, in order."""
@@ -313,43 +346,6 @@ class TargetShell:
             peer.close_session(action.session, action.reason)
 
 
-class _CoordinatorHandler:
-    """The dialer's view of the shell. I say once why the coordinator is out of reach, and stop the
-    daemon for what it refuses for good: another cluster, which no further dialing will change.
-    """
-
-    def __init__(self, shell: TargetShell, report: Reporter, stop: Callable[[], None]) -> None:
-        self._shell = shell
-        self._report = report
-        self._stop = stop
-        self._told = ""
-        self._refusal: Refused | None = None
-        self.received = shell.received
-        self.closed = shell.closed
-
-    def opened(self, session: Session, peer: Established) -> None:
-        self._told = ""
-        self._shell.coordinator_opened(session, peer)
-
-    def failed(self, error: CkptError) -> None:
-        """An attempt or a session ended so."""
-        if isinstance(error, Refused):
-            self._refusal = error
-            self._stop()
-        elif str(error) != self._told:
-            self._told = str(error)
-            level = "warning" if error.retryable else "error"
-            self._report(level, "coordinator out of reach", {"why": self._told})
-
-    def check(self) -> None:
-        """Raises Refused when that is what stopped the daemon."""
-        if self._refusal is not None:
-            raise Refused(
-                f"the coordinator refuses this target: {self._refusal.message}",
-                hint="give --coordinator of the cluster that this directory belongs to",
-            )
-
-
 # --------------------------------------------------------------------------- the process
 
 
@@ -381,12 +377,18 @@ async def run_target(config: TargetConfig, secret: bytes) -> None:
     defects = FailStop(loop, report, stop.set)
     lock = DirectoryLock(config.directory)
     disk = RealDisk(config.directory, direct=config.direct, pool_bytes=config.read_pool_bytes)
+    reports = TargetReports(disk, stop)
+    plane = served(config.http, reports, answers=None, secret=secret, directory=config.directory)
     try:
-        identity = await adopt_identity(
-            config.directory, config.id, config.cluster, config.coordinator, secret, stop
-        )
-        if identity is not None:
-            await _serve(config, identity, disk, secret, stop, report)
+        # Before it has a cluster: that it lives must depend on nobody else.
+        async with plane as http:
+            if http:
+                report("info", "http", {"http": http})
+            identity = await adopt_identity(
+                config.directory, config.id, config.cluster, config.coordinator, secret, stop
+            )
+            if identity is not None:
+                await _serve(config, identity, disk, secret, stop, report, reports, http)
     finally:
         disk.close()
         lock.close()
@@ -403,7 +405,7 @@ def _make_directory(directory: Path) -> None:
 
 async def _serve(
     config: TargetConfig, known: TargetFile, disk: RealDisk, secret: bytes, stop: asyncio.Event,
-    report: Reporter,
+    report: Reporter, reports: TargetReports, http: str,
 ) -> None:  # fmt: skip
     boot = BootId(secrets.randbits(64) | 1)
     pool = SlotPool(config.pool_bytes)
@@ -411,7 +413,7 @@ async def _serve(
     domain = config.domain or _domain_of(config.directory)
     host, port = options.host_and_port(config.listen)
     # The machine presents an address that is known only when the port is: listen first, then begin.
-    relay = _Relay()
+    relay = Relay()
     server = serve(
         relay, listen=(host, port), unix=unix, secret=secret, pool=pool,
         identity=Identity(known.cluster, Role.TARGET, known.target, boot),
@@ -427,18 +429,21 @@ async def _serve(
     )  # fmt: skip
     shell = relay.shell = TargetShell(machine, disk, report)
     shell.server = server
-    coordinator = _CoordinatorHandler(shell, report, stop.set)
+    coordinator = CoordinatorHandler(shell, report, stop.set)
     shell.dialer = dialer = Dialer(
         coordinator, address=config.coordinator, secret=secret, role=Role.TARGET,
         name=known.target, cluster=known.cluster, on_failure=coordinator.failed,
     )  # fmt: skip
     try:
         shell.start()
+        if http:
+            reports.begin(shell, server, pool)
         dialer.start()
         gc.freeze()
         ready: dict[str, object] = {"ready": "target", "target": known.target, "address": address}
         ready |= {"unix": unix or "", "pid": os.getpid(), "boot": f"{boot:016x}"}
         ready |= {"cluster": known.cluster, "directory": str(config.directory)}
+        ready |= {"http": http} if http else {}
         line = json.dumps(ready)
         os.write(sys.stdout.fileno(), line.encode() + b"\n")
         report("info", "ready", {"address": address, "columns": machine.column_count})
@@ -451,27 +456,6 @@ async def _serve(
         if unix is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(unix)
-
-
-class _Relay:
-    """A handler that exists before the shell it hands on to; nothing arrives before the loop
-    turns.
-    """
-
-    def __init__(self) -> None:
-        self.shell: TargetShell | None = None
-
-    def opened(self, session: Session, peer: Established) -> None:
-        assert self.shell is not None
-        self.shell.opened(session, peer)
-
-    def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
-        assert self.shell is not None
-        self.shell.received(session, request, message, bulk)
-
-    def closed(self, session: Session, reason: str) -> None:
-        assert self.shell is not None
-        self.shell.closed(session, reason)
 
 
 def _domain_of(directory: Path) -> str:

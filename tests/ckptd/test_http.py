@@ -64,7 +64,7 @@ class Plane:
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever)
         self._thread.start()
-        self.plane = HttpPlane(reports, secret=SECRET, token=TOKEN)
+        self.plane = HttpPlane(reports, answers=reports, secret=SECRET, token=TOKEN)
         self.host, _, port = self._run(self.plane.start("127.0.0.1", 0)).rpartition(":")
         self.port = int(port)
 

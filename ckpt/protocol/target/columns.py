@@ -400,15 +400,16 @@ class Columns:
         """Tell the sender and end the stream, unless it is past stopping."""
         if stream.state in (StreamState.SEALING, StreamState.ENDING):
             return
-        self._core.counters.columns_refused += 1
+        self._core.count_refusal(code)
         self._core.fail(stream.session, stream.request, code, message)
         self._end(stream)
 
     def _damage(self, stream: Stream, doing: str, event: DiskFailed) -> None:
         """The disk refused: this column is lost here, all others go on."""
         if not stream.damaged and stream.state is not StreamState.ENDING:
-            self._core.counters.columns_refused += 1
-            self._core.send(stream.session, stream.request, disk_failure(doing, event))
+            failure = disk_failure(doing, event)
+            self._core.count_refusal(failure.code)
+            self._core.send(stream.session, stream.request, failure)
         if not stream.damaged:
             self._core.report(
                 "error", "column refused", column=str(stream.column), error=event.errno_name

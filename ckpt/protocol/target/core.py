@@ -8,6 +8,7 @@ completion; a chain is several of them, one after another, that ends at the firs
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -85,7 +86,7 @@ class TargetLimits:
 
 @dataclass(slots=True)
 class Counters:
-    """Cumulative since boot; RenewLease carries them."""
+    """Cumulative since boot, but for those in LEVELS; RenewLease carries them."""
 
     sessions_opened: int = 0
     fragments: int = 0
@@ -101,7 +102,9 @@ class Counters:
     documents_stored: int = 0
     documents_read: int = 0
     reservations: int = 0
+    """Held now."""
     streams: int = 0
+    """Open now."""
     streams_begun: int = 0
     reads: int = 0
     disk_failures: int = 0
@@ -110,6 +113,10 @@ class Counters:
     def as_dict(self) -> dict[str, int]:
         """Field name to value."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+LEVELS = frozenset({"reservations", "streams"})
+"""Among the counters, what also falls."""
 
 
 @dataclass(slots=True)
@@ -172,6 +179,8 @@ class Core:
         self.now_us = 0
         self.out: list[TargetAction] = []
         self.counters = Counters()
+        self.refusals: Counter[str] = Counter()
+        #: Columns refused, by the code of the answer.
         self.columns: dict[ColumnId, SealedColumn] = {}
         self.documents: dict[DocumentKey, StoredDocument] = {}
         self.dropped: dict[CheckpointId, None] = {}
@@ -197,6 +206,11 @@ class Core:
 
     def report(self, level: str, text: str, **values: str | int | float) -> None:
         self.out.append(Report(level, text, tuple(values.items())))
+
+    def count_refusal(self, code: str) -> None:
+        """A column that had begun was refused with this code."""
+        self.counters.columns_refused += 1
+        self.refusals[code] += 1
 
     def proof(self, column: SealedColumn) -> ColumnProof:
         """What this incarnation vouches for."""
@@ -308,13 +322,18 @@ class Space:
         capacity = self.core.limits.capacity_bytes
         if capacity is None:
             return self.device_available
-        own = capacity - self.core.bytes_used - sum(self.held.values()) - self._reserve
+        own = capacity - self.core.bytes_used - self.held_bytes - self._reserve
         return min(self.device_available, own)
 
     @property
     def device_available(self) -> int:
         """What this target and the others of its device may still promise together."""
         return self.bytes_free - sum(self.promises.values()) - self._reserve
+
+    @property
+    def held_bytes(self) -> int:
+        """Of aside files, whose space is reserved."""
+        return sum(self.held.values())
 
     @property
     def _reserve(self) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from functools import partial
 
-from ckpt.base.ids import Epoch
+from ckpt.base.ids import Epoch, TargetId
 from ckpt.base.limits import RENEW_US
 from ckpt.format.checksum import crc32
 from ckpt.format.messages import (
@@ -165,6 +165,21 @@ class TargetMachine:
     def counters(self) -> dict[str, int]:
         """Cumulative since boot."""
         return self._core.counters.as_dict()
+
+    @property
+    def target(self) -> TargetId:
+        """Whose machine it is."""
+        return self._core.identity.target
+
+    @property
+    def refusals(self) -> dict[str, int]:
+        """Columns refused since boot, by the code of the answer."""
+        return dict(self._core.refusals)
+
+    @property
+    def space(self) -> Space:
+        """The device's budget; to be read only."""
+        return self._space
 
     @property
     def column_count(self) -> int:

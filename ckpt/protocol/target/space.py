@@ -25,6 +25,8 @@ from ckpt.protocol.target.core import STAGING, Completion, Core, Space
 from ckpt.protocol.target.disk_events import DiskFailed, Preallocate, RemoveFile
 
 NO_SPACE_RETRY_US = 5_000_000
+FULL_ERRNOS = frozenset({"ENOSPC", "EDQUOT", "EFBIG"})
+"""The device is in order, and has no more room."""
 
 
 class ReservationState(Enum):
@@ -98,6 +100,7 @@ class Reservations:
         reservation = Reservation(message.reservation, file, message.file_bytes)
         reservation.askers.append((session, request))
         self._held[reservation.id] = reservation
+        self._count()
         op = self._core.expect(lambda event: self._prepared(reservation, event))
         self._core.out.append(Preallocate(op, file, message.file_bytes))
 
@@ -127,11 +130,13 @@ class Reservations:
         """The file is a sealed column now and counts as such."""
         assert reservation.state is ReservationState.USED
         del self._held[reservation.id]
+        self._count()
         self._space.forget(reservation.file)
 
     def discard(self, reservation: Reservation) -> None:
         """Remove the file; its bytes count as held until it is gone."""
         self._held.pop(reservation.id, None)
+        self._count()
 
         def removed(event: Completion) -> None:
             if isinstance(event, DiskFailed):
@@ -149,6 +154,9 @@ class Reservations:
         return f"{STAGING}/{stem}-{self._file_count}"
 
     # ----------------------------------------------------------------------- inside
+
+    def _count(self) -> None:
+        self._core.counters.reservations = len(self._held)
 
     def _repeat(self, known: Reservation, session: Session, request: int, message: Reserve) -> None:
         if known.file_bytes != message.file_bytes:
@@ -170,7 +178,6 @@ class Reservations:
                 self._core.send(session, request, disk_failure("reserve space", event))
             self.on_lost(reservation)
             return
-        self._core.counters.reservations += 1
         self._space.settle(reservation.file)
         reservation.state = ReservationState.READY
         for session, request in askers:
@@ -186,8 +193,7 @@ def disk_failure(doing: str, event: DiskFailed) -> Failed:
     """The answer that a disk's refusal becomes: full is its own kind, all else may not be repeated
     here.
     """
-    full = event.errno_name in ("ENOSPC", "EDQUOT", "EFBIG")
     return Failed(
-        "no_space" if full else "failed",
+        "no_space" if event.errno_name in FULL_ERRNOS else "failed",
         f"cannot {doing}: {event.errno_name}: {event.message}".rstrip(": "),
     )

@@ -1,0 +1,36 @@
+"""When does a daemon have an HTTP plane? When its `http` option names an address; else not even the
+library for it is imported, which is half of the import time of a whole daemon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptd.config import host_and_port
+
+if TYPE_CHECKING:
+    from ckptd.http import Answers, Reports
+
+
+@asynccontextmanager
+async def served(
+    address: str, reports: Reports, *, answers: Answers | None, secret: bytes, directory: Path
+) -> AsyncIterator[str]:
+    """Serve the reports while the block runs; gives the bound HOST:PORT, "" when `address` is.
+
+    The read-only token lies in the daemon's directory. Raises Unavailable when the address cannot
+    be had, Refused when the token there cannot be one.
+    """
+    if not address:
+        yield ""
+        return
+    from ckptd.http import HttpPlane, metrics_token
+
+    plane = HttpPlane(reports, answers=answers, secret=secret, token=metrics_token(directory))
+    try:
+        yield await plane.start(*host_and_port(address))
+    finally:
+        await plane.close()

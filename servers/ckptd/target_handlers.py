@@ -1,0 +1,76 @@
+"""Who hears of a target's sessions before its shell does: of its own port, and of the coordinator
+that it dials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ckpt.aio.channel import Bulk
+from ckpt.base.errors import CkptError, Refused
+from ckpt.format.messages import Message
+from ckpt.protocol.events import Session
+from ckpt.protocol.handshake import Established
+from ckptd.log import Reporter
+
+if TYPE_CHECKING:
+    from ckptd.target import TargetShell
+
+
+class Relay:
+    """A handler that exists before the shell it hands on to; nothing arrives before the loop
+    turns.
+    """
+
+    def __init__(self) -> None:
+        self.shell: TargetShell | None = None
+
+    def opened(self, session: Session, peer: Established) -> None:
+        assert self.shell is not None
+        self.shell.opened(session, peer)
+
+    def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
+        assert self.shell is not None
+        self.shell.received(session, request, message, bulk)
+
+    def closed(self, session: Session, reason: str) -> None:
+        assert self.shell is not None
+        self.shell.closed(session, reason)
+
+
+class CoordinatorHandler:
+    """The dialer's view of the shell. I say once why the coordinator is out of reach, and stop the
+    daemon for what it refuses for good: another cluster, which no further dialing will change.
+    """
+
+    def __init__(self, shell: TargetShell, report: Reporter, stop: Callable[[], None]) -> None:
+        self._shell = shell
+        self._report = report
+        self._stop = stop
+        self._told = ""
+        self._refusal: Refused | None = None
+        self.received = shell.received
+        self.closed = shell.closed
+
+    def opened(self, session: Session, peer: Established) -> None:
+        self._told = ""
+        self._shell.coordinator_opened(session, peer)
+
+    def failed(self, error: CkptError) -> None:
+        """An attempt or a session ended so."""
+        if isinstance(error, Refused):
+            self._refusal = error
+            self._stop()
+        elif str(error) != self._told:
+            self._told = str(error)
+            level = "warning" if error.retryable else "error"
+            self._report(level, "coordinator out of reach", {"why": self._told})
+
+    def check(self) -> None:
+        """Raises Refused when that is what stopped the daemon."""
+        if self._refusal is not None:
+            raise Refused(
+                f"the coordinator refuses this target: {self._refusal.message}",
+                hint="give --coordinator of the cluster that this directory belongs to",
+            )

@@ -1,0 +1,113 @@
+"""What does a target tell Prometheus of itself? What the coordinator tells of it, by the same
+names, and what only its own node knows: its device, memory, syncs, and peers that it cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from ckpt.protocol.target.core import LEVELS
+from ckptd.exposition import Family, Histogram, Kind, render
+
+if TYPE_CHECKING:
+    from ckpt.aio.server_limits import ServerStatistics
+    from ckpt.protocol.target.core import Space
+    from ckpt.protocol.target.machine import TargetMachine
+
+SYNC_BOUNDS_S: Final = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+CUTS: Final = ("malformed", "unauthorized", "timeout", "silent", "unread")
+"""Why a peer is cut off; fields of ServerStatistics."""
+
+
+def family_of_counter(name: str) -> Family:
+    """The empty family of one of a target's counters, which its renewals carry, too."""
+    if name in LEVELS:
+        return Family(f"ckpt_target_{name}", Kind.GAUGE, "Of one target, now.")
+    total = f"ckpt_target_{name.removesuffix('_total')}_total"
+    return Family(total, Kind.COUNTER, "Of one target, since it began.")
+
+
+def build_info(version: str) -> Family:
+    """What runs here."""
+    return Family("ckpt_build_info", Kind.GAUGE, "Version, always 1.").add(1, version=version)
+
+
+def render_target_metrics(
+    *,
+    version: str,
+    machine: TargetMachine,
+    statistics: ServerStatistics,
+    sync_s: Histogram,
+    pools: Mapping[str, tuple[int, int]],
+) -> str:
+    """The whole text, from memory. `pools`: name to (bytes in use, bytes in all)."""
+    target = machine.target
+    return render(
+        [
+            build_info(version),
+            *_columns(machine, target),
+            *_space(machine.space, machine.bytes_used, target),
+            *_pools(pools, target),
+            *_peers(statistics, target),
+            Family(
+                "ckpt_target_fsync_seconds",
+                Kind.HISTOGRAM,
+                "Syncs of files and directories.",
+                histograms=[((("target", target),), sync_s)],
+            ),
+        ]
+    )
+
+
+def _columns(machine: TargetMachine, target: str) -> Iterator[Family]:
+    up = Family("ckpt_target_up", Kind.GAUGE, "1 when the coordinator has taken the target in.")
+    yield up.add(int(machine.registered), target=target)
+    columns = Family("ckpt_target_columns", Kind.GAUGE, "Columns sealed and here.")
+    yield columns.add(machine.column_count, target=target)
+    for name, value in sorted(machine.counters.items()):
+        yield family_of_counter(name).add(value, target=target)
+    by_reason = Family(
+        "ckpt_target_columns_refused_by_reason_total",
+        Kind.COUNTER,
+        "The refused columns, by the code of the answer.",
+    )
+    for reason, count in sorted(machine.refusals.items()):
+        by_reason.add(count, target=target, reason=reason)
+    yield by_reason
+
+
+def _space(space: Space, bytes_used: int, target: str) -> Iterator[Family]:
+    device = Family("ckpt_target_device_bytes", Kind.GAUGE, "Of the file system, as measured.")
+    device.add(space.bytes_total, target=target, state="total")
+    yield device.add(space.bytes_free, target=target, state="free")
+    own = Family(
+        "ckpt_target_capacity_bytes",
+        Kind.GAUGE,
+        "Of this target: sealed columns and documents, aside files, and what may be promised yet.",
+    )
+    own.add(bytes_used, target=target, state="used")
+    own.add(space.held_bytes, target=target, state="reserved")
+    yield own.add(max(0, space.available), target=target, state="free")
+
+
+def _pools(pools: Mapping[str, tuple[int, int]], target: str) -> Iterator[Family]:
+    used = Family("ckpt_target_pool_used_bytes", Kind.GAUGE, "Memory of slots that are in use.")
+    whole = Family("ckpt_target_pool_bytes", Kind.GAUGE, "Memory of all slots.")
+    for pool, (in_use, total) in pools.items():
+        used.add(in_use, target=target, pool=pool)
+        whole.add(total, target=target, pool=pool)
+    yield from (used, whole)
+
+
+def _peers(statistics: ServerStatistics, target: str) -> Iterator[Family]:
+    sessions = Family("ckpt_target_sessions", Kind.GAUGE, "Authenticated connections to its port.")
+    yield sessions.add(statistics.sessions, target=target)
+    waits = Family(
+        "ckpt_target_slot_waits_total", Kind.COUNTER, "Bulks that waited because no slot was free."
+    )
+    yield waits.add(statistics.slot_waits, target=target)
+    cuts = Family("ckpt_target_peers_cut_total", Kind.COUNTER, "Peers that were cut off, by why.")
+    for reason in CUTS:
+        cuts.add(getattr(statistics, reason), target=target, reason=reason)
+    yield cuts
