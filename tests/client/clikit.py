@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -72,6 +73,30 @@ def start(*arguments: str, environ: Mapping[str, str] | None = None) -> subproce
         text=True,
         env=dict(environ) if environ is not None else environment(),
     )
+
+
+def on_terminal(*arguments: str, answer: str = "", **changes: str) -> tuple[int, str]:
+    """`ckpt` with a terminal on all three streams: (exit code, what it showed)."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [COMMAND, *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(TERM="xterm", **changes),
+        start_new_session=True,
+    ) as process:
+        os.close(theirs)
+        os.write(ours, answer.encode())
+        shown = bytearray()
+        while True:
+            try:
+                shown += os.read(ours, 4096)
+            except OSError:  # The terminal's last user is gone.
+                break
+        code = process.wait(TIMEOUT_S)
+    os.close(ours)
+    return code, shown.decode()
 
 
 def fill(url: str, run_name: str, steps: tuple[int, ...], ranks: int = 2) -> None:

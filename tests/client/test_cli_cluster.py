@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from ckpt.base.units import format_bytes, format_seconds
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import FRAGMENTS_OFFSET
 from ckpt_client.cli.cluster import is_running
-from tests.client.clikit import COMMAND, TIMEOUT_S, environment, fill, run
+from tests.client.clikit import environment, fill, on_terminal, run
 from tests.waiting import wait_until
 
 TARGETS = ("t0", "t1", "t2", "t3")
@@ -63,30 +61,6 @@ def restart(directory: Path) -> None:
     """Stop the cluster, and start it as any reader does."""
     assert run("local", "stop", str(directory)).code == 0
     assert run("ls", "--store", f"ckpt+local://{directory}").code == 0
-
-
-def on_terminal(*arguments: str, answer: str = "", **changes: str) -> tuple[int, str]:
-    """`ckpt` with a terminal on all three streams: (exit code, what it showed)."""
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [COMMAND, *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment(TERM="xterm", **changes),
-        start_new_session=True,
-    ) as process:
-        os.close(theirs)
-        os.write(ours, answer.encode())
-        shown = bytearray()
-        while True:
-            try:
-                shown += os.read(ours, 4096)
-            except OSError:  # The terminal's last user is gone.
-                break
-        code = process.wait(TIMEOUT_S)
-    os.close(ours)
-    return code, shown.decode()
 
 
 # --------------------------------------------------------------------------- looking

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from ckpt.base.errors import Refused
 from ckpt.protocol.coordinator.views import StepView
-from ckpt_client.demo.course import Outcome, Strike, Told
+from ckpt_client.demo import director
+from ckpt_client.demo.course import Course, Outcome, Strike, Told
 from ckpt_client.demo.judge import judge
 from ckpt_client.demo.options import DemoOptions
 from ckpt_client.demo.strike import (
@@ -178,6 +180,43 @@ def test_each_claim_that_does_not_hold_fails_its_own_check() -> None:
     assert len(failed(outcome)) == 3
     short = replace(good_outcome(), committed=[view(2, 1), view(4, 1)])
     assert failed(short) == ["saves went on with the targets that were left"]
+
+
+def ended_with(outcome: Outcome, monkeypatch: pytest.MonkeyPatch, *, as_json: bool = False) -> int:
+    """The exit code of a demo that saw this."""
+
+    class Seen(Course):
+        """The course is over."""
+
+        def run(self) -> Outcome:
+            return outcome
+
+    monkeypatch.setattr(director, "Course", Seen)
+    return director.run(DemoOptions(json=as_json))
+
+
+def test_the_exit_code_is_0_only_if_every_check_held_and_bytes_were_rebuilt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert ended_with(good_outcome(), monkeypatch) == 0
+    nothing_rebuilt = good_outcome()
+    for rank in range(RANKS):
+        nothing_rebuilt.after.resumed[rank] = Resumed(4, 1000, 0, 0.1, "tier", "")
+    assert ended_with(nothing_rebuilt, monkeypatch) == 1
+    assert ended_with(replace(good_outcome(), strike=None), monkeypatch) == 1
+    assert ended_with(replace(good_outcome(), stopped=False), monkeypatch) == 1
+
+
+def test_the_last_line_of_json_is_the_whole_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended_with(good_outcome(), monkeypatch, as_json=True) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (summary["message_type"], summary["ok"], len(summary["checks"])) == ("summary", True, 9)
+    _, figures = judge(good_outcome(), 9.0)
+    assert figures is not None
+    told = summary["figures"]
+    assert told == {**asdict(figures), "total_s": told["total_s"]}
 
 
 def test_options_that_do_not_fit_are_refused() -> None:
