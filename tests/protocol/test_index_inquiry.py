@@ -6,6 +6,7 @@ import pytest
 
 from ckpt.base.ids import CheckpointId, PayloadId, Rank
 from ckpt.format import messages as m
+from ckpt.format.index_pages import HEADER_BYTES
 from ckpt.protocol.coordinator import catalog, index_inquiry
 from ckpt.protocol.events import Session
 from tests.protocol.coordinated_target import FakeTarget
@@ -36,6 +37,11 @@ def flip(target: FakeTarget, id: CheckpointId, *places: int) -> None:
     for place in places:
         document[place] ^= 1
     target.documents[INDEX, id] = bytes(document)
+
+
+def behead(target: FakeTarget, id: CheckpointId) -> None:
+    """Neither copy of the header is whole here."""
+    flip(target, id, 21, HEADER_BYTES + 21)
 
 
 def test_an_index_that_no_target_has_is_lost_durably_before_it_is_told() -> None:
@@ -143,18 +149,61 @@ def test_a_copy_that_comes_in_parts_is_put_together() -> None:
     assert "is whole on target" in answer.reason
 
 
-def test_copies_too_large_to_be_compared_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_inquiry, "HELD_BYTES_MAX", 100)
+@pytest.mark.parametrize("part_bytes", [100, 4096, 1 << 20])
+def test_copies_larger_than_a_question_are_judged_part_by_part(
+    monkeypatch: pytest.MonkeyPatch, part_bytes: int
+) -> None:
+    monkeypatch.setattr(index_inquiry, "PART_BYTES", part_bytes)
+    bench = Bench()
+    bench.save(1)
+    id = bench.save(2)
+    size = len(holders(bench, id)[0].documents[INDEX, id])
+    for number, target in enumerate(holders(bench, id)):
+        flip(target, id, (20, size - 1)[number % 2])
+    mark = bench.mark()
+    answer = judged(report(bench, id))
+    assert not answer.proved
+    assert "mend each other" in answer.reason
+    asked = [
+        question
+        for target in bench.targets
+        for question in bench.asked(target, m.ReadDocument, mark)
+    ]
+    assert asked
+    assert all((q.end or size) - q.start <= part_bytes for q in asked)
+    for target in holders(bench, id):
+        behead(target, id)
+    assert judged(report(bench, id)).proved, "no copy of either header is left"
+    assert bench.states()[str(id)] == "damaged"
+
+
+def test_a_target_that_goes_while_copies_are_compared_leaves_it_unproved() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    first, *_, last = holders(bench, id)
+    for target in holders(bench, id):
+        behead(target, id)
+    last.silent.add(m.ReadDocument)
+    session = bench.session()
+    assert report(bench, id, session) == []
+    first.silent.add(m.ReadDocument)
+    bench.let_answer(last.id)
+    assert bench.to(session) == [], "each was looked at, now they are compared"
+    bench.stop(first.id)
+    answer = judged(bench.to(session))
+    assert not answer.proved
+    assert first.id in answer.reason
+    assert bench.states() == {str(id): "committed"}
+
+
+def test_what_a_disk_cannot_read_damages_a_copy_and_nothing_more() -> None:
     bench = Bench()
     id = bench.save(1)
     for target in holders(bench, id):
-        flip(target, id, 0)
+        target.refuses[m.ReadDocument] = m.Failed("corrupt", "cannot be read at 0")
     answer = judged(report(bench, id))
-    assert not answer.proved
-    assert "are not compared" in answer.reason
-    for target in holders(bench, id):
-        del target.documents[INDEX, id]
-    assert judged(report(bench, id)).proved, "what is missing needs no comparison"
+    assert answer.proved
+    assert "is damaged" in answer.reason
 
 
 def test_an_index_of_a_deleted_step_is_no_longer_there_and_never_damaged() -> None:

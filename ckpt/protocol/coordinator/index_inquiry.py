@@ -7,18 +7,19 @@ they give together must not make one whole index.
     the next target ... --all were asked--> lost, when the copies do not mend each other
 
 A reader that meets no whole index reports it (ReportDamage); what it could not reach proves
-nothing.
+nothing. An index may have GiBs, so no copy is held: the first look at it keeps a digest, the second
+(`ckpt.format.index_mending`) one directory and a part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ckpt.base.errors import Corrupt, NotFound
 from ckpt.base.ids import TargetId
-from ckpt.base.units import MiB, format_bytes
-from ckpt.format.checksum import xxh3_128
-from ckpt.format.index import decode_index
+from ckpt.format.checksum import Xxh3
+from ckpt.format.index_mending import PART_BYTES, Mending, Wanted, mends
 from ckpt.format.messages import DocumentData, DocumentKind, Failed, Message, ReadDocument
 from ckpt.format.record import decode_record
 from ckpt.protocol.coordinator.checkpoints import Checkpoint
@@ -26,10 +27,17 @@ from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.membership import Membership
 from ckpt.protocol.events import Buffer
 
-PART_BYTES = 1 * MiB
-"""Of one question; a target may give less."""
-HELD_BYTES_MAX = 256 * MiB
-"""Of damaged copies at once; what is larger is not examined, so that its loss is never proved."""
+
+@dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """Why a target that answered gives no bytes."""
+
+    reason: str
+    gone: bool
+    """It has no copy at all."""
+
+
+_Found = Buffer | _Unreadable
 
 
 class IndexInquiry:
@@ -50,8 +58,8 @@ class IndexInquiry:
         self._size = record.index_bytes
         self._left = list(record.index_targets)
         self._done = done
-        self._damaged: list[bytearray] = []
-        #: Copies that could be read in part; what could not is zeros.
+        self._damaged: list[TargetId] = []
+        #: Who has a copy that is not whole, and may mend another's.
         self._bad: list[str] = []
         self._unproved: list[str] = []
 
@@ -59,86 +67,112 @@ class IndexInquiry:
         """Ask the first target."""
         self._next()
 
+    # ----------------------------------------------------------------------- is a copy whole?
+
     def _next(self) -> None:
-        if not self._left:
-            self._conclude()
-            return
-        target = self._left.pop(0)
-        self._ask(target, bytearray(self._size if self._may_hold else 0), 0, 0)
-
-    @property
-    def _may_hold(self) -> bool:
-        return (len(self._damaged) + 1) * self._size <= HELD_BYTES_MAX
-
-    def _ask(self, id: TargetId, copy: bytearray, start: int, read_bytes: int) -> None:
-        target = self._members.targets.get(id)
-        if target is None or target.session is None:
-            self._unproved.append(f"target {id} does not answer")
-            self._next()
-            return
-        question = ReadDocument(
-            DocumentKind.INDEX, self._id, start, min(start + PART_BYTES, self._size)
-        )
-        self._desk.ask(
-            target.session,
-            question,
-            lambda message, bulk: self._answered(id, copy, start, read_bytes, message, bulk),
-        )
-
-    def _answered(
-        self, id: TargetId, copy: bytearray, start: int, read_bytes: int, message: Message,
-        bulk: Buffer,
-    ) -> None:  # fmt: skip
-        match message:
-            case DocumentData(total, offset) if (total, offset) == (self._size, start) and bulk:
-                if not copy:
-                    held = format_bytes(HELD_BYTES_MAX)
-                    self._unproved.append(f"copies of more than {held} are not compared")
-                    self._next()
-                    return
-                end = min(start + len(bulk), self._size)
-                copy[start:end] = memoryview(bulk)[: end - start]
-                read_bytes += end - start
-            case DocumentData():
-                self._bad.append(f"target {id} holds another document")
-                self._next()
-                return
-            case Failed(NotFound.code):
-                self._bad.append(f"target {id} has no copy")
-                self._next()
-                return
-            case Failed(Corrupt.code):
-                end = min(start + PART_BYTES, self._size)
-            case _:
-                why = message.message if isinstance(message, Failed) else "an unexpected answer"
-                self._unproved.append(f"target {id}: {why}")
-                self._next()
-                return
-        if end < self._size:
-            self._ask(id, copy, end, read_bytes)
+        if self._left:
+            self._digest_on(self._left.pop(0), Xxh3(), 0)
         else:
-            self._read(id, copy, read_bytes)
+            self._conclude()
 
-    def _read(self, id: TargetId, copy: bytearray, read_bytes: int) -> None:
-        """All of a copy was asked for."""
-        if read_bytes == self._size and xxh3_128(copy) == self._digest:
+    def _digest_on(self, id: TargetId, state: Xxh3, start: int) -> None:
+        """The parts of one copy, from `start` on."""
+        if start == self._size:
+            self._judge(id, is_whole=state.digest() == self._digest)
+            return
+
+        def part(found: _Found) -> None:
+            if not isinstance(found, _Unreadable):
+                state.update(found)
+                self._digest_on(id, state, start + len(found))
+            elif found.gone:
+                self._bad.append(found.reason)
+                self._next()
+            else:
+                self._judge(id, is_whole=False)
+
+        self._ask(id, start, self._size, part, self._next)
+
+    def _judge(self, id: TargetId, *, is_whole: bool) -> None:
+        if is_whole:
             self._done(False, f"the index of {self._id} is whole on target {id}")
             return
         self._bad.append(f"the copy on target {id} is damaged")
-        if read_bytes:
-            self._damaged.append(copy)
+        self._damaged.append(id)
         self._next()
 
     def _conclude(self) -> None:
         if self._unproved:
-            self._done(False, "; ".join(self._unproved))
-        elif self._mends():
-            self._done(False, f"the copies of the index of {self._id} mend each other")
+            self._tell_unproved()
+        elif self._damaged:
+            self._mend(mends(len(self._damaged), self._id, self._size), None)
         else:
-            self._done(True, f"{self._id} has no index any more: {'; '.join(self._bad)}")
+            self._tell_lost()
 
-    def _mends(self) -> bool:
+    # ----------------------------------------------------------------------- do they mend?
+
+    def _mend(self, mending: Mending, data: Buffer | None) -> None:
+        """Give what was wanted, and fetch what is wanted next."""
         try:
-            return bool(self._damaged) and decode_index(*self._damaged).checkpoint == self._id
-        except Corrupt:
-            return False
+            wanted = next(mending) if data is None else mending.send(data)
+        except StopIteration as end:
+            if end.value:
+                self._done(False, f"the copies of the index of {self._id} mend each other")
+            else:
+                self._tell_lost()
+            return
+        self._fetch(mending, wanted, bytearray())
+
+    def _fetch(self, mending: Mending, wanted: Wanted, got: bytearray) -> None:
+        start = wanted.start + len(got)
+        if start == wanted.end:
+            self._mend(mending, got)
+            return
+
+        def part(found: _Found) -> None:
+            if isinstance(found, _Unreadable):
+                self._mend(mending, b"")
+            else:
+                got.extend(found)
+                self._fetch(mending, wanted, got)
+
+        self._ask(self._damaged[wanted.copy], start, wanted.end, part, self._tell_unproved)
+
+    # ----------------------------------------------------------------------- asking, telling
+
+    def _ask(
+        self, id: TargetId, start: int, end: int, then: Callable[[_Found], None],
+        unproved: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """For at most PART_BYTES from `start`; `unproved` when nobody can say what is there."""
+        target = self._members.targets.get(id)
+        if target is None or target.session is None:
+            self._unproved.append(f"target {id} does not answer")
+            unproved()
+            return
+
+        def answered(message: Message, bulk: Buffer) -> None:
+            match message:
+                case DocumentData(total, offset) if (total, offset) == (self._size, start) and bulk:
+                    then(memoryview(bulk)[: end - start])
+                case DocumentData():
+                    then(_Unreadable(f"target {id} holds another document", gone=True))
+                case Failed(NotFound.code):
+                    then(_Unreadable(f"target {id} has no copy", gone=True))
+                case Failed(Corrupt.code):
+                    then(_Unreadable(f"the copy on target {id} is damaged", gone=False))
+                case _:
+                    why = message.message if isinstance(message, Failed) else "an unexpected answer"
+                    self._unproved.append(f"target {id}: {why}")
+                    unproved()
+
+        upto = min(start + PART_BYTES, end)
+        self._desk.ask(
+            target.session, ReadDocument(DocumentKind.INDEX, self._id, start, upto), answered
+        )
+
+    def _tell_unproved(self) -> None:
+        self._done(False, "; ".join(self._unproved))
+
+    def _tell_lost(self) -> None:
+        self._done(True, f"{self._id} has no index any more: {'; '.join(self._bad)}")
