@@ -88,6 +88,10 @@ BANS = (
         lambda source: not source.is_test,
     ),
     Ban(r"/(home|root|tmp|work)/\w", "tmp_path, or a path from the configuration"),
+    Ban(
+        r"\b(ec|gf|crc\w*)_\w+_(base|sse|avx\w*|gfni|neon|sve|vsx)\b",
+        "the entry point that picks this CPU's instructions by itself",
+    ),
 )
 
 
@@ -205,6 +209,7 @@ OFFENDERS = [
     (banned_words, "# TODO: later"),
     (banned_words, "import pickle"),
     (banned_words, "time.sleep(1)"),
+    (banned_words, "library.ec_encode_data_avx2"),
     (stray_prints, "print(1)"),
     (long_lines, "x = 1  # " + "y" * 100),
     (long_functions, "def f():\n" + "    f()\n" * 61),

@@ -186,7 +186,7 @@ class Checkpoint:
 
     # ----------------------------------------------------------------------- loading
 
-    def load(self, like: object = None, *, strict: bool = True, whole: bool = False) -> object:
+    def load(self, like: object = None, strict: bool = True, whole: bool = False) -> object:
         """This rank's own tree; with `like`, what it asks for; with `whole`, the union of all
         ranks'.
 

@@ -101,8 +101,14 @@ def test_the_limits_are_those_that_must_hold_now() -> None:
     found = [*find_goals(made.job(made.save())), *find_goals(
         made.job(made.save(), discards=True, bounds=made.BOUNDS)
     )]  # fmt: skip
+    bounds = Bounds(made.COSTS, 2.0, 3.0, 2)
+    loads = made.load(), made.load(kind="degraded", rebuilt=1)
+    found += find_goals(made.job(*loads, verb="degraded", bounds=bounds, daemon_bytes=1 << 20))
     limits = {one.name: (one.limit, one.next_limit) for one in found}
     assert limits["eta_disk"] == (0.60, 0.80)
     assert limits["eta_cpu"] == (0.50, 0.80)
     assert limits["stall / warm copy"] == (1.25, 1.10)
     assert limits["stager private MiB"] == (64, None)
+    assert limits["daemon MiB"] == (256, None)
+    assert limits["healthy restore eta"] == (0.50, 0.80)
+    assert limits["degraded / healthy"] == (0.80, 0.90)

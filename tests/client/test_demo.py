@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,22 @@ def test_without_a_terminal_it_prints_plain_lines(shown: Shown) -> None:
     assert [line for line in lines if line in PHASES] == PHASES
     steps = [line for line in lines if re.fullmatch(r"  step \d+, loss \d\.\d{3}", line)]
     assert len(steps) > len(PHASES), "each of three runs tells how far it is"
+
+
+@pytest.mark.timeout(240)
+def test_the_readme_shows_what_it_prints(shown: Shown) -> None:
+    page = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    (block,) = re.findall(r"<!-- demo output -->\n```\n(.*?)```", page, re.DOTALL)
+    assert forms_of(block) == forms_of(shown.text)
+
+
+def forms_of(text: str) -> list[str]:
+    """The lines without what differs from run to run; of equal neighbours one."""
+    lines = [
+        re.sub(r"\d+(\.\d+)?( [KM]iB| m?s)?|sha256 \w+", "#", line) for line in text.splitlines()
+    ]
+    plain = [re.sub(r"[ ─]{2,}", " ", line).strip() for line in lines]
+    return [line for line, _ in groupby(plain)]
 
 
 @pytest.mark.timeout(240)

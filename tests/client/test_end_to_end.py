@@ -316,6 +316,28 @@ def test_the_module_saves_and_loads_in_the_store_that_the_environment_names(
     assert again[-1].fault_in_s == 0
 
 
+_FIRST = """
+import sys
+import numpy as np
+import ckpt
+state = {"w": np.zeros(2_000_000), "same": ckpt.Replicated({"p": np.ones(1_000_000)})}
+with ckpt.open(sys.argv[1]) as store:
+    if sys.argv[2] == "prepared":
+        store.prepare(state)
+    commit = store.save(sys.argv[2], 1, state).wait(60)
+print(commit.fault_in_s == 0, "ckpt_client.stager.fingerprint" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("run", "faulted_before"), [("prepared", True), ("unprepared", False)])
+def test_prepare_pays_for_the_arena_and_nobody_fingerprints_in_the_trainer(
+    url: str, run: str, faulted_before: bool
+) -> None:
+    command = [sys.executable, "-W", "error", "-c", _FIRST, url, run]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{faulted_before} False\n"
+
+
 def test_a_daemonic_trainer_saves_too(url: str) -> None:
     """A process that may have no children of multiprocessing's: the stager is none of them."""
     trainer = multiprocessing.get_context("spawn").Process(

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import reduce
+
+import pytest
 
 import ckpt
+
+PROMISED: dict[str, Callable[..., object]] = {
+    "open": lambda url=None, *, launch=None: 0,
+    "Store.prepare": lambda self, state: 0,
+    "Store.save": lambda self, run, step, state, *, rank=None, world_size=None, replicated=False: 0,
+    "Store.resolve": lambda self, run, step=None, *, rank=None, world_size=None: 0,
+    "Store.load": lambda self, run, step=None, like=None, *, rank=None, world_size=None, strict=True, whole=False: 0,
+    "Store.steps": lambda self, run: 0,
+    "Store.latest": lambda self, run: 0,
+    "Store.verify": lambda self, run, step: 0,
+    "Store.close": lambda self: 0,
+    "Save.wait": lambda self, timeout_s=None: 0,
+    "Checkpoint.load": lambda self, like=None, strict=True, whole=False: 0,
+    "Shard": lambda array, global_shape, offset: 0,
+    "Replicated": lambda tree: 0,
+    "Box": lambda offset, shape: 0,
+    "save": lambda run, step, state, *, rank=None, world_size=None, replicated=False: 0,
+    "load": lambda run, step=None, like=None, *, rank=None, world_size=None, strict=True, whole=False: 0,
+}  # fmt: skip
+"""What users' scripts rely on: parameters may be added behind these, none renamed or taken away."""
 
 _PROBE = """
 import json, sys
@@ -43,6 +68,30 @@ def test_the_fixed_names_are_public() -> None:
         "open save load Shard Replicated Box PerRank Commit Checkpoint Save CkptError Unavailable"
     )
     assert set(fixed.split()) <= set(dir(ckpt))
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_a_call_that_was_promised_is_taken(name: str) -> None:
+    given: Callable[..., object] = reduce(getattr, name.split("."), ckpt)  # type: ignore[arg-type]
+    parameters = inspect.signature(given).parameters
+    promised = inspect.signature(PROMISED[name]).parameters
+    for place, (word, wanted) in enumerate(promised.items()):
+        assert parameters[word].default == wanted.default
+        if wanted.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            assert [*parameters][place] == word
+            assert parameters[word].kind is wanted.kind
+    added = [one for word, one in parameters.items() if word not in promised]
+    assert all(one.default is not inspect.Parameter.empty for one in added)
+
+
+def test_what_a_commit_and_a_checkpoint_tell_has_its_promised_names() -> None:
+    told = (
+        "run step generation bytes stall_s commit_s targets_survivable domains_survivable "
+        "slowest_rank slowest_target fault_in_s"
+    )
+    assert set(told.split()) <= set(ckpt.Commit.__dataclass_fields__)
+    for name in ("step", "generation", "redundancy", "source"):
+        assert isinstance(getattr(ckpt.Checkpoint, name), property), name
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

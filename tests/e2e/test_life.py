@@ -120,6 +120,39 @@ def test_the_commands_show_what_the_api_tells(cluster: Cluster, store: ckpt.Stor
     assert [wanted - set(target) for target in status["targets"]] == [set()] * 3
 
 
+def test_the_secret_is_in_no_command_line_no_environment_and_no_other_file(
+    mark: str, cluster: Cluster, store: ckpt.Store
+) -> None:
+    store.save("hidden", 1, {"a": np.ones(1000)}).wait(WAIT_S)
+    command("status", "--store", cluster.url)
+    secret = (cluster.directory / "secret").read_text().strip()
+    forms = (secret.encode(), bytes.fromhex(secret))
+    others = [path for path in cluster.directory.rglob("*") if path.is_file()]
+    others.remove(cluster.directory / "secret")
+    for one in find_marked(mark):
+        others += [Path(f"/proc/{one.pid}/cmdline"), Path(f"/proc/{one.pid}/environ")]
+    found = {path: content_of(path) for path in others}
+    assert len(list(filter(None, found.values()))) > 20
+    assert not [path for path, content in found.items() if any(form in content for form in forms)]
+
+
+def content_of(path: Path) -> bytes:
+    """Of a file that may go at any moment; nothing when it has gone."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_daemons_log_one_json_object_a_line(cluster: Cluster, store: ckpt.Store) -> None:
+    store.save("logged", 1, {"a": np.ones(1000)}).wait(WAIT_S)
+    for name in ("coordinator", "t0"):
+        lines = (cluster.directory / "logs" / f"{name}.log").read_text().splitlines()
+        assert lines, name
+        for line in lines:
+            assert {"ts", "level", "logger", "msg"} <= set(json.loads(line)), name
+
+
 def test_after_close_stop_and_idle_no_process_and_no_file_is_left(
     mark: str, runtime: Path, tmp_path: Path
 ) -> None:

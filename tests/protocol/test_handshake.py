@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,6 +81,20 @@ def test_both_sides_end_with_the_same_keys_and_know_each_other() -> None:
     assert a.keys is not None
     assert a.keys == b.keys
     assert a.keys.client_to_server != a.keys.server_to_client
+
+
+def test_neither_the_secret_nor_a_key_is_in_any_message() -> None:
+    a, b = client(), server()
+    said: list[object] = [a.hello()]
+    for hear in (b.receive, a.receive, b.receive):
+        said.append(hear(said[-1]))  # type: ignore[arg-type]
+    assert isinstance(a.receive(said[-1]), Established)  # type: ignore[arg-type]
+    assert a.keys is not None
+    sent = b"".join(msgspec.msgpack.encode(message) for message in said)
+    for hidden in (SECRET, a.keys.client_to_server, a.keys.server_to_client):
+        assert len(hidden) >= 32
+        for form in (hidden, hidden.hex().encode(), b64encode(hidden)):
+            assert form not in sent
 
 
 @pytest.mark.parametrize("side", ["client", "server"])

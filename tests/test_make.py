@@ -1,0 +1,48 @@
+"""What `make` does on a fresh machine, and that no test is forgotten: read off make's own plan."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def plan(directory: Path, target: str) -> list[str]:
+    """The commands that `make TARGET` would run there, in order."""
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", target],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.replace("\\\n", " ").splitlines()
+
+
+@pytest.mark.parametrize(("target", "last"), [("demo", "ckpt demo"), ("test", "pytest")])
+def test_two_commands_make_their_own_environment_first(
+    tmp_path: Path, target: str, last: str
+) -> None:
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    commands = plan(tmp_path, target)
+    places = [
+        next(number for number, line in enumerate(commands) if wanted in line)
+        for wanted in ("-m venv --clear .venv", "--group dev --editable .", f".venv/bin/{last}")
+    ]
+    assert places == sorted(places)
+    assert not any(re.search(r"\b(sudo|apt-get|git)\b", line) for line in commands)
+
+
+def test_every_folder_that_make_test_leaves_out_has_a_target_of_its_own() -> None:
+    (core,) = (line for line in plan(ROOT, "test") if "/pytest" in line)
+    left_out = re.findall(r"--ignore=(\S+)", core)
+    targets = re.findall(r"^(test-[a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    run = " ".join(line for target in targets for line in plan(ROOT, target))
+    assert left_out
+    assert [folder for folder in left_out if not re.search(rf"{folder}(\s|$)", run)] == []
