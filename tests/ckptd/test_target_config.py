@@ -11,7 +11,10 @@ import pytest
 
 from ckpt.base.errors import Refused
 from ckpt.base.units import MiB
+from ckpt.erasure.code import Code
+from ckpt.protocol.coordinator.machine import CoordinatorPolicy
 from ckptd.config import Loaded, load
+from ckptd.coordinator import CoordinatorConfig
 from ckptd.target import TargetConfig
 
 
@@ -87,6 +90,19 @@ def test_every_option_has_a_help_text_and_is_printed() -> None:
         assert f"--{name.replace('_', '-')}" in text
         assert name in values
     assert "What it serves" in text
+
+
+def test_a_coordinator_spreads_and_keeps_as_promised_unless_it_is_told_otherwise() -> None:
+    def policy(*argv: str) -> CoordinatorPolicy:
+        loaded = load(
+            CoordinatorConfig, program="coordinator", description="d", example="e",
+            argv=("--directory", "/d", *argv), environ={},
+        )  # fmt: skip
+        return loaded.config.policy("c1")
+
+    assert (policy().code, policy().max_per_domain, policy().keep) == (Code(4, 2), 1, None)
+    told = policy("--code", "8+2", "--max-per-domain", "2", "--keep", "3")
+    assert (told.code, told.max_per_domain, told.keep) == (Code(8, 2), 2, 3)
 
 
 def test_an_unknown_program_is_a_usage_error() -> None:

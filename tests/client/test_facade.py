@@ -14,10 +14,10 @@ import pytest
 import ckpt
 
 PROMISED: dict[str, Callable[..., object]] = {
-    "open": lambda url=None, *, launch=None: 0,
+    "open": lambda url=None, *, launch=None, replicas="abort", when_full="wait": 0,
     "Store.prepare": lambda self, state: 0,
     "Store.save": lambda self, run, step, state, *, rank=None, world_size=None, replicated=False: 0,
-    "Store.resolve": lambda self, run, step=None, *, rank=None, world_size=None: 0,
+    "Store.resolve": lambda self, run, step=None, *, rank=None, world_size=None, fallback=False: 0,
     "Store.load": lambda self, run, step=None, like=None, *, rank=None, world_size=None, strict=True, whole=False: 0,
     "Store.steps": lambda self, run: 0,
     "Store.latest": lambda self, run: 0,
