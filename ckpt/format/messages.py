@@ -174,8 +174,7 @@ class CreditGranted(Struct, frozen=True, gc=False):
 
 
 class SealColumn(Struct, frozen=True, gc=False):
-    """Bulk: the rank's manifest (ckpt.format.manifest), when it fits one frame; else sent in parts
-    by offset."""
+    """Bulk: the rank's manifest (ckpt.format.manifest), or the part of it at this offset."""
 
     manifest_bytes: int
     manifest_offset: int = 0
@@ -254,8 +253,7 @@ class RangesDone(Struct, frozen=True, gc=False):
 
 
 class ReadManifest(Struct, frozen=True, gc=False):
-    """Ask for a column's manifest. Answered by ManifestData parts until `offset + len(bulk) ==
-    total_bytes`."""
+    """Ask for a column's manifest. Answered by ManifestData parts, up to `total_bytes`."""
 
     column: ColumnId
 
@@ -321,6 +319,11 @@ class JoinLaunch(Struct, frozen=True, gc=False):
     """The trainer's own incarnation: `HOST/PID/random`."""
     launch: LaunchNumber | None = None
     """What an earlier join answered; lets a restarted coordinator adopt it."""
+    came_ago_us: int | None = None
+    """Since the process joined this launch first; None when this is that time."""
+    saved_step: Step | None = None
+    saved_ago_us: int = 0
+    """What it handed over last in this launch, and since a coordinator has answered that."""
 
 
 class LaunchJoined(Struct, frozen=True, gc=False):
@@ -339,8 +342,7 @@ class ReplicaPolicy(Enum):
 
 
 class OpenPayload(Struct, frozen=True, gc=False):
-    """A rank has staged its payload and asks where it goes. The first one of (run, step) opens the
-    attempt.
+    """A rank has staged its payload and asks where it goes; the first opens the attempt.
 
     `resume` names the generation when the stager repeats itself to a restarted coordinator.
     """
@@ -699,8 +701,7 @@ class Answer(Struct, frozen=True, gc=False):
 
 
 class DeleteStep(Struct, frozen=True, gc=False):
-    """Delete every generation of (run, step): tombstone first, columns when no reader holds
-    them."""
+    """Delete every generation of (run, step): tombstone first, columns when nobody reads them."""
 
     run: RunName
     step: Step

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import TypeVar
 
+from ckpt.aio.clock import now_us
 from ckpt.aio.rpc import RpcClient
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import PeerError, Unavailable, error_from_wire
@@ -47,6 +48,8 @@ class Control:
         self._launches: dict[Seat, LaunchJoined] = {}
         #: What earlier joins answered; told again, so that a restarted coordinator adopts it. The
         #: turn is that of the next resolution, which a restarted coordinator may not know.
+        self._came_us: dict[Seat, int] = {}
+        #: When each of them was joined first.
 
     @property
     def cluster(self) -> str:
@@ -93,22 +96,32 @@ class Control:
     def _join_again(self, _peer: Established) -> None:
         """A new session: the ranks that joined over the old one are still here."""
         rpc = self._rpc
-        for (run, rank, world_size), known in list(self._launches.items()):
-            again = JoinLaunch(run, self.launch_key, rank, world_size, process_name(), known.launch)
+        for seat in list(self._launches):
             if rpc is not None:
-                rpc.tell(again)
+                rpc.tell(self._joining(seat))
 
     def join(self, run: RunName, rank: Rank, world_size: int) -> LaunchJoined:
         """The launch of this rank, and the turn of its next resolution. Joining begins nothing."""
         seat = (run, rank, world_size)
         known = self._launches.get(seat)
-        number = known.launch if known is not None else None
-        message = JoinLaunch(run, self.launch_key, rank, world_size, process_name(), number)
-        joined, _ = self.call(message, LaunchJoined)
+        joined, _ = self.call(self._joining(seat), LaunchJoined)
         if known is not None and known.launch == joined.launch:
             joined = LaunchJoined(joined.launch, max(joined.turn, known.turn))
+        else:
+            self._came_us[seat] = now_us()
         self._launches[seat] = joined
         return joined
+
+    def _joining(self, seat: Seat) -> JoinLaunch:
+        """As a rank of the launch that was joined before, and since when, or of a new one."""
+        run, rank, world_size = seat
+        known = self._launches.get(seat)
+        if known is None:
+            return JoinLaunch(run, self.launch_key, rank, world_size, process_name())
+        came_ago_us = now_us() - self._came_us[seat]
+        return JoinLaunch(
+            run, self.launch_key, rank, world_size, process_name(), known.launch, came_ago_us
+        )
 
     def resolved(self, run: RunName, rank: Rank, world_size: int, turn: int) -> None:
         """This turn's resolution was taken; before the rank's first save all are one."""

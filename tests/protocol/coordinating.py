@@ -311,6 +311,9 @@ class RankFake:
         self.process = process or f"host/{rank}/{key}"
         self.payload_bytes = payload_bytes
         self.launch = LaunchNumber(0)
+        self.came_us = 0
+        self.last: tuple[int, int] | None = None
+        #: The step that it handed over last, and when.
         self.saves = 0
         self.plan: m.PayloadPlanned | None = None
         self.proofs: dict[ColumnNumber, m.ColumnProof] = {}
@@ -330,14 +333,24 @@ class RankFake:
         return [message for message in self.heard if isinstance(message, m.AttemptAborted)]
 
     def join(self) -> list[m.Message]:
-        known = self.launch or None
-        answer = self.bench.tell(
-            self.session,
-            m.JoinLaunch(self.run, self.key, self.rank, self.world_size, self.process, known),
-        )
+        answer = self.bench.tell(self.session, self.joining())
         if answer and isinstance(answer[-1], m.LaunchJoined):
+            if self.launch != answer[-1].launch:
+                self.came_us = self.bench.now_us
             self.launch = answer[-1].launch
         return answer
+
+    def joining(self) -> m.JoinLaunch:
+        """With what a stager remembers of a launch that it has joined before."""
+        join = m.JoinLaunch(self.run, self.key, self.rank, self.world_size, self.process)
+        if not self.launch:
+            return join
+        now_us = self.bench.now_us
+        join = replace(join, launch=self.launch, came_ago_us=now_us - self.came_us)
+        if self.last is None:
+            return join
+        step, at_us = self.last
+        return replace(join, saved_step=Step(step), saved_ago_us=now_us - at_us)
 
     def reconnect(self, *, join: bool = True) -> None:
         """A new session of the same process."""
@@ -361,6 +374,7 @@ class RankFake:
         """The next save."""
         self.saves += 1
         self.plan, self.proofs = None, {}
+        self.last = step, self.bench.now_us
         return self.ask(self.question(step))
 
     def ask(self, question: m.OpenPayload) -> list[m.Message]:

@@ -308,7 +308,8 @@ def test_a_new_session_joins_resumes_and_certifies_again() -> None:
     assert rig.do(SessionClosed(0, S1)) == []
     assert rig.tick(RETRY_US) == [e.DialCoordinator()]
     actions = rig.open_session(S2)
-    assert sent(actions) == [m.JoinLaunch(RUN, "key", Rank(2), 4, "host/1/x", LAUNCH)]
+    again = m.JoinLaunch(RUN, "key", Rank(2), 4, "host/1/x", LAUNCH, RETRY_US, Step(10), RETRY_US)
+    assert sent(actions) == [again], "with what a restarted coordinator does not know"
     actions = rig.receive(m.LaunchJoined(LAUNCH), request_in(actions, m.JoinLaunch), S2)
     assert sent(actions) == [opened(10, 1, payload_of(10).checkpoint)]
     actions = rig.receive(planned(10), request_in(actions, m.OpenPayload), S2)

@@ -1,5 +1,5 @@
-"""Histories in which a rank dies and comes again in the same launch behind its peers' saves:
-nobody waits for ever, and the next launch commits.
+"""Histories in which a rank dies and comes again in the same launch behind its peers' saves, while
+the coordinator may crash: nobody waits for ever, and the next launch commits.
 """
 
 from __future__ import annotations
@@ -7,9 +7,14 @@ from __future__ import annotations
 import os
 
 import pytest
+from msgspec.structs import replace
 
+from ckpt.format.messages import JoinLaunch
 from ckpt.protocol.coordinator import ending
+from ckpt.protocol.stager import requests
 from ckpt.protocol.stager.events import Outcome, SaveCommitted, SaveFailed
+from ckpt.protocol.stager.records import Launched
+from ckpt.protocol.stager.requests import Identity
 from tests.sim import faults
 from tests.sim.histories import ends_of
 from tests.sim.oracles import Oracles, Violation
@@ -52,6 +57,10 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     world.heal()
     late = world.start_again(dead)
     nodes[nodes.index(dead)] = late
+    if rng.random() < 0.5:
+        world.clock.after(
+            rng.choice([0, 500_000, 70_000_000]), lambda: faults.coordinator_crashed(world)
+        )
     if not world.clock.run(lambda: all(_ended(node) for node in nodes), SETTLE_US):
         open_now = [(str(a.checkpoint), a.missing_ranks) for a in world.attempts]
         raise Violation(f"P4: {late.name} waits without an end: {open_now}")
@@ -89,3 +98,16 @@ def test_the_history_finds_a_coordinator_that_lets_it_wait(monkeypatch: pytest.M
     monkeypatch.setattr(ending, "PEERS_WAIT_US", 1 << 60)
     with pytest.raises(AssertionError, match="waits without an end"):
         ends_of(run_seed, 20)
+
+
+def test_the_history_finds_a_coordinator_that_forgets_who_had_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    join = requests.join
+
+    def forgetful(who: Identity, run: Launched, now_us: int) -> JoinLaunch:
+        return replace(join(who, run, now_us), saved_step=None)
+
+    monkeypatch.setattr(requests, "join", forgetful)
+    with pytest.raises(AssertionError, match="waits without an end"):
+        ends_of(run_seed, 10)

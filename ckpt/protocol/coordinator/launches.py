@@ -4,7 +4,7 @@ A launch is joined by reading or saving ranks and *begins* with its first save; 
 launches are fenced. Which number a key stands for, and which processes hold a launch without a key,
 is durable before a rank is told its number: a coordinator that restarts while ranks still join
 would split the launch in two otherwise. Which launch has begun is read from the attempts that it
-opened.
+opened; since when a process is here and what it saved last, it says itself when it joins again.
 
 Invariants: ranks of one launch share one world size; a rank has one live process; `begun` only
 grows.
@@ -22,6 +22,8 @@ from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogRow, LaunchRow
 from ckpt.protocol.events import Session
 
+LONG_AGO_US = -(1 << 62)
+"""Before every time that is known."""
 LAUNCHES_KEPT = 256
 """Of each run; older ones without a live process are forgotten."""
 
@@ -37,7 +39,8 @@ class Member:
     #: Those of stagers, one for each store that saves or did so lately.
     closed: set[Session] = field(default_factory=set)
     #: Stagers whose store was closed.
-    joined_us: int = 0
+    joined_us: int = LONG_AGO_US
+    """When it came; LONG_AGO_US when that is not known."""
     left_us: int | None = None
     """When a stager said that its process has ended; the stager may still finish saves."""
     watched: bool = False
@@ -69,6 +72,11 @@ class Member:
         if from_stager:
             self.stagers.add(session)
             self.watched = True
+
+    def came(self, at_us: int) -> None:
+        """It says when; the earliest word counts, from whichever of its connections."""
+        known = self.joined_us != LONG_AGO_US
+        self.joined_us = min(self.joined_us, at_us) if known else at_us
 
     def store_closed(self, session: Session, *, unwatched: bool) -> None:
         """The process lives; nobody watches it when the last of its stagers goes."""
@@ -125,10 +133,13 @@ class Launch:
 
     def unwatched_since_us(self, rank: Rank) -> int | None:
         """Since when a rank that came has neither an open store nor a stager: it trains, or it is
-        gone. None for others.
+        gone. None for others. All have come where a checkpoint was committed: one that is not known
+        had no stager left to join again when the coordinator restarted.
         """
         member = self.members.get(rank)
-        if member is None or member.left or member.watched:
+        if member is None:
+            return LONG_AGO_US if self.all_saved else None
+        if member.left or member.watched:
             return None
         return member.away_since_us
 
@@ -140,9 +151,29 @@ class Launch:
         return member.left_us if member is not None else None
 
     def joined_us(self, rank: Rank) -> int:
-        """When the rank's process came; 0 when that is not known."""
+        """When the rank's process came; LONG_AGO_US when that is not known."""
         member = self.members.get(rank)
-        return member.joined_us if member is not None else 0
+        return member.joined_us if member is not None else LONG_AGO_US
+
+    def handed_over(self, rank: Rank, saved: Saved, *, again: bool) -> None:
+        """A rank's payload is here; `again` when it is told to a restarted coordinator, for which
+        only what the process said when it joined has the right time.
+        """
+        known = self.saved.get(rank)
+        if not again or known is None or known.process != saved.process:
+            self.saved[rank] = saved
+
+    def told_saved(self, rank: Rank, saved: Saved) -> None:
+        """What a process says that it handed over last; it may be known here, or its other stager
+        may know better.
+        """
+        known = self.saved.get(rank)
+        if (
+            known is None
+            or known.process != saved.process
+            or (known.step != saved.step and known.at_us < saved.at_us)
+        ):
+            self.saved[rank] = saved
 
     def is_past(self, rank: Rank, step: Step, before_us: int) -> bool:
         """Whether the rank's process had handed over this step, or a later one, before that time,
@@ -332,7 +363,13 @@ class Launches:
             member = None
         entered = member is None
         if member is None:
-            member = launch.members[message.rank] = Member(message.process, joined_us=now_us)
+            member = launch.members[message.rank] = Member(message.process)
+        if entered or message.came_ago_us is not None:
+            member.came(now_us - max(0, message.came_ago_us or 0))
+        if message.saved_step is not None:
+            at_us = now_us - max(0, message.saved_ago_us)
+            saved = Saved(message.process, message.saved_step, at_us)
+            launch.told_saved(message.rank, saved)
         member.joined(session, from_stager=from_stager)
         self._by_session.setdefault(session, []).append(member)
         return entered

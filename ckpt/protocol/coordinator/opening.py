@@ -32,7 +32,7 @@ from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
 from ckpt.protocol.coordinator.committing import Committer
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.ending import Ending
-from ckpt.protocol.coordinator.launches import Launches, Saved
+from ckpt.protocol.coordinator.launches import LONG_AGO_US, Launches, Saved
 from ckpt.protocol.coordinator.membership import Membership
 from ckpt.protocol.coordinator.placements import decode_placement
 from ckpt.protocol.coordinator.reservations import Allotment, Reservations
@@ -136,8 +136,7 @@ class Opening:
         before this rank came ends its save too, unless this process joined only afterwards.
         """
         launch = self._launches.get(message.run, message.launch)
-        member = launch.members.get(message.rank) if launch is not None else None
-        joined_us = member.joined_us if member is not None else 0
+        joined_us = launch.joined_us(message.rank) if launch is not None else LONG_AGO_US
         for attempt in self._book.attempts.values():
             if (
                 attempt.checkpoint.run == message.run
@@ -192,7 +191,8 @@ class Opening:
         attempt.payloads[message.rank] = payload
         launch = self._launches.get(message.run, message.launch)
         if launch is not None and not message.member:
-            launch.saved[message.rank] = Saved(message.process, message.step, self._desk.now_us)
+            saved = Saved(message.process, message.step, self._desk.now_us)
+            launch.handed_over(message.rank, saved, again=message.resume is not None)
         return payload
 
     def plan(self, attempt: Attempt, payload: Payload) -> None:

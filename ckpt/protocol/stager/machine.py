@@ -213,6 +213,7 @@ class StagerMachine(StagerState):
             case m.AttemptAborted(checkpoint, code, text, hint, after_us):
                 failure = e.SaveFailed(code, text, hint, after_us)
                 for save in self._saves_at(checkpoint) or self._opening(request):
+                    self._note_answered(save)
                     self._finish(save, failure)
             case m.Failed():
                 self._refused(request, message)
@@ -232,6 +233,8 @@ class StagerMachine(StagerState):
                     ),
                 )
                 continue
+            if run.number != number:
+                run.came_us, run.last = self._now_us, None
             run.number, run.joined_on = number, self.session
 
     def _planned(self, request: int, plan: m.PayloadPlanned) -> None:
@@ -240,6 +243,7 @@ class StagerMachine(StagerState):
                 self._report("error", "a plan for another payload", str(plan.payload))
                 continue
             save.planned_on = self.session
+            self._note_answered(save)
             save.certify.renew()
             if save.plan is None:
                 self._start(save, plan)
@@ -402,7 +406,7 @@ class StagerMachine(StagerState):
     def _ask_everything(self, session: Session) -> None:
         for run in self.runs.values():
             if self._must_join(run) and run.errand.is_due(session, self._now_us):
-                self._ask(run.errand, requests.join(self.identity, run))
+                self._ask(run.errand, requests.join(self.identity, run, self._now_us))
         for save in list(self.saves.values()):
             if save.pending and save.member:
                 self._ask_for_member(save, session)

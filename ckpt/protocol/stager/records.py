@@ -110,6 +110,15 @@ class Errand:
         self.session, self.not_before_us, self.tries = None, not_before_us, 0
 
 
+@dataclass(frozen=True, slots=True)
+class LastSave:
+    """The newest save that a coordinator has answered."""
+
+    number: int
+    step: Step
+    at_us: int
+
+
 @dataclass(slots=True)
 class Launched:
     """One run's launch as this rank has joined it."""
@@ -118,6 +127,10 @@ class Launched:
     errand: Errand
     number: LaunchNumber | None = None
     joined_on: Session | None = None
+    came_us: int = 0
+    """When this launch was joined first."""
+    last: LastSave | None = None
+    """In this launch; a restarted coordinator learns it from here."""
     error: SaveFailed | None = None
     """This launch can save no more; every later save is refused with it."""
     refused: bool = False

@@ -32,9 +32,17 @@ class Identity:
     """The trainer's own incarnation, as in JoinLaunch."""
 
 
-def join(who: Identity, run: Launched) -> m.JoinLaunch:
-    """With the known number, so that a restarted coordinator adopts the launch."""
-    return m.JoinLaunch(run.run, who.key, who.rank, who.world_size, who.process, run.number)
+def join(who: Identity, run: Launched, now_us: int) -> m.JoinLaunch:
+    """With the known number, so that a restarted coordinator adopts the launch, and with what it
+    has forgotten: since when this process is here, and what it saved last.
+    """
+    fresh = m.JoinLaunch(run.run, who.key, who.rank, who.world_size, who.process, run.number)
+    if run.number is None:
+        return fresh
+    again = replace(fresh, came_ago_us=now_us - run.came_us)
+    if run.last is None:
+        return again
+    return replace(again, saved_step=run.last.step, saved_ago_us=now_us - run.last.at_us)
 
 
 def open_payload(who: Identity, launch: LaunchNumber, save: Save) -> m.OpenPayload:

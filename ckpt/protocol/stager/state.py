@@ -8,7 +8,14 @@ from ckpt.base.ids import CheckpointId, PayloadId, RunName
 from ckpt.format import messages as m
 from ckpt.protocol.events import Report, Session
 from ckpt.protocol.stager import events as e
-from ckpt.protocol.stager.records import Launched, Lifetime, Save, SaveState, StagerConfig
+from ckpt.protocol.stager.records import (
+    LastSave,
+    Launched,
+    Lifetime,
+    Save,
+    SaveState,
+    StagerConfig,
+)
 from ckpt.protocol.stager.requests import Identity
 
 
@@ -139,6 +146,13 @@ class StagerState:
 
     def _opening(self, request: int) -> list[Save]:
         return [save for save in self._pending() if save.open.request == request]
+
+    def _note_answered(self, save: Save) -> None:
+        """The coordinator has heard of this save."""
+        run = self.runs.get(save.run)
+        if run is None or save.member or (run.last is not None and run.last.number >= save.number):
+            return
+        run.last = LastSave(save.number, save.step, self._now_us)
 
     def _do(self, action: e.StagerAction) -> None:
         self._actions.append(action)
