@@ -84,7 +84,7 @@ class FsspecSink:
     def upload(self, key: str) -> Upload:
         if self._is_s3:
             return S3Upload(self.call_s3, *self._bucket_key(key))
-        return GatheredUpload(lambda data: self.put(key, data), self._gatherings)
+        return GatheredUpload(lambda pieces: self.put(key, b"".join(pieces)), self._gatherings)
 
     def get(self, key: str) -> bytes:
         return self._bytes(key, None, None)

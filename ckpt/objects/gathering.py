@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
 
+from ckpt.aio.slots import touched_memory
 from ckpt.base.units import MiB
 from ckpt.format.checksum import Buffer
 from ckpt.objects.chunks import Bytes
 
-FIRST_BYTES: Final = 16 * MiB
+BLOCK_BYTES: Final = 16 * MiB
+"""An object takes as many as it needs: no memory that grows by copying, less first touch."""
 
 
 class Gatherings:
-    """Memory for whole objects that is used again; any thread."""
+    """Blocks of memory that are used again; any thread."""
 
     def __init__(self) -> None:
         self._free: list[Bytes] = []
@@ -25,22 +27,23 @@ class Gatherings:
         try:
             return self._free.pop()
         except IndexError:
-            return np.empty(FIRST_BYTES, np.uint8)
+            return np.frombuffer(touched_memory(BLOCK_BYTES), np.uint8)
 
-    def give_back(self, memory: Bytes) -> None:
-        self._free.append(memory)
+    def give_back(self, blocks: Sequence[Bytes]) -> None:
+        self._free.extend(blocks)
 
 
 class GatheredUpload:
     """I hold the object in memory until it is complete; nothing is in the store before."""
 
-    def __init__(self, put: Callable[[Buffer], None], gatherings: Gatherings) -> None:
+    def __init__(self, put: Callable[[Sequence[memoryview]], None], gatherings: Gatherings) -> None:
+        """put: stores the pieces one behind the other as the object."""
         self._put = put
         self._gatherings = gatherings
+        self._blocks: list[Bytes] = []
         self._size = 0
 
     def __enter__(self) -> Self:
-        self._memory = self._gatherings.take()
         return self
 
     def __exit__(
@@ -49,20 +52,24 @@ class GatheredUpload:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # A put that failed may still hold a view of it.
+        # A put that failed may still hold views of them.
         if error is None:
-            self._gatherings.give_back(self._memory)
-        del self._memory
+            self._gatherings.give_back(self._blocks)
+        self._blocks = []
 
     def part(self, data: Buffer) -> None:
         source = np.frombuffer(data, np.uint8)
-        end = self._size + len(source)
-        if end > len(self._memory):
-            larger = np.empty(max(end, 2 * len(self._memory)), np.uint8)
-            larger[: self._size] = self._memory[: self._size]
-            self._memory = larger
-        self._memory[self._size : end] = source
-        self._size = end
+        while len(source):
+            at = self._size % BLOCK_BYTES
+            if not at:
+                self._blocks.append(self._gatherings.take())
+            count = min(len(source), BLOCK_BYTES - at)
+            self._blocks[-1][at : at + count] = source[:count]
+            self._size += count
+            source = source[count:]
 
     def complete(self) -> None:
-        self._put(self._memory.data[: self._size].toreadonly())
+        pieces = [block.data.toreadonly() for block in self._blocks]
+        if self._size % BLOCK_BYTES:
+            pieces[-1] = pieces[-1][: self._size % BLOCK_BYTES]
+        self._put(pieces)

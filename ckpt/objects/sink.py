@@ -111,7 +111,8 @@ class Sink(Protocol):
 
 
 CREATE_COUNT_MAX: Final = 8
-PIECE_BYTES: Final = 16 * MiB
+PIECE_BYTES: Final = 8 * MiB
+"""Read back at once; a library holds it twice for a moment."""
 
 
 def checksum_by_ranges(sink: Sink, key: str, wait_turn: Callable[[], None]) -> tuple[int, int]:

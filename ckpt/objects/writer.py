@@ -10,8 +10,13 @@ Invariants
   created after a commit had removed its own is taken back.
 - The marker comes after everything else was read back. Without it the checkpoint does not exist.
 
-Memory: of each thread an arena for a batch of chunks, and as much again for what a sink and a
-compression hold; what a sink gathers comes on top.
+    take an item: (wait, write a shard, wait, read it back) ... receipt
+                         `threads` at once    as many again
+
+So a store takes the next shards while it gives back the last ones.
+
+Memory: of each of `threads` an arena for a batch of chunks, and as much again for compression; a
+sink's parts, and reading back beside them (SINK_BYTES). What a sink gathers comes on top.
 
 Sketch, CPU s/GB beside the tier's own: receive and verify 0.5, CRC-32C and CRC-32 0.15 of what is
 sent, the sink's copy 0.1, O_DIRECT 0.03, reading back 0.1. All of it is warm: an arena, a sink's
@@ -54,13 +59,13 @@ from ckpt.objects.documents import (
 from ckpt.objects.pace import Pace
 from ckpt.objects.planning import WriteOptions, make_plan
 from ckpt.objects.sampling import sampled
-from ckpt.objects.sink import PendingUpload, Sink, Upload, create_once
+from ckpt.objects.sink import PIECE_BYTES, PendingUpload, Sink, Upload, create_once
 from ckpt.objects.source import Source
 from ckpt.objects.trees import encode_trees
 from ckpt.objects.zarr_layout import group_documents, shard_key
 
-SINK_BYTES: Final = 32 * MiB
-"""What a sink's parts and reading back take, of each thread."""
+SINK_BYTES: Final = 32 * MiB + 2 * PIECE_BYTES
+"""What a sink's parts take, and reading back beside them, of each thread."""
 ARENA_BYTES_MAX: Final = 32 * MiB
 """A few stripes: enough for all targets to be busy."""
 FILES_AT_ONCE: Final = 8
@@ -71,7 +76,7 @@ class WriteLimits:
     """What writing may use."""
 
     threads: int = 2
-    """Items under way at once."""
+    """Shards written at once; as many again are read back meanwhile."""
     memory_bytes: int = 256 * MiB
     """Of all threads together, what the sink gathers apart."""
     pace: Pace = field(default_factory=Pace)
@@ -82,8 +87,13 @@ class WriteLimits:
         if self.threads < 1 or self.arena_bytes < 8 * MiB:
             raise Refused(
                 f"{self.threads} threads with {self.memory_bytes} bytes of memory",
-                hint="48 MiB for each thread are the least",
+                hint="64 MiB for each thread are the least",
             )
+
+    @property
+    def slots(self) -> int:
+        """Items in hand at once, each in a thread of its own."""
+        return 2 * self.threads
 
     @property
     def arena_bytes(self) -> int:
@@ -155,9 +165,9 @@ def write_checkpoint(
         return marker
     shared = parts or OwnParts()
     shared.begin(len(job.plan.items), job.receipts())
-    with ThreadPoolExecutor(limits.threads, thread_name_prefix="ckpt-drain") as pool:
+    with ThreadPoolExecutor(limits.slots, thread_name_prefix="ckpt-drain") as pool:
         futures = [
-            pool.submit(job.write_items, shared, slot, progress) for slot in range(limits.threads)
+            pool.submit(job.write_items, shared, slot, progress) for slot in range(limits.slots)
         ]
         try:
             for future in as_completed(futures):
@@ -208,6 +218,9 @@ class WriteJob:
         self._prefix = names.generation_prefix(*plan.header.key)
         self._digest = digest_of(raw_plan)
         self._content = Content(plan, source.tensors())
+        #: Bounds of what is held in memory: see the module's words on it.
+        self._writing = threading.Semaphore(limits.threads)
+        self._proving = threading.Semaphore(limits.threads)
         self._reading = threading.Lock()
         self._stopped = False
         #: Uploads that were there before me: of workers that died.
@@ -281,7 +294,11 @@ class WriteJob:
         objects: list[tuple[int, int, StoredObject]] = []
         for array, first, count in self.plan.items[number]:
             for shard in range(first, first + count):
-                objects.append((array, shard, self._write_shard(array, shard)))
+                with self._writing:
+                    stored = self._write_shard(array, shard)
+                with self._proving:
+                    self._read_back(array, shard, stored)
+                objects.append((array, shard, stored))
                 if progress is not None:
                     progress(_raw_bytes(self.plan.arrays[array], shard))
         receipt, key = encode(Receipt(self._digest, tuple(objects))), names.receipt_key(number)
@@ -291,14 +308,13 @@ class WriteJob:
             self._sink.delete([self._prefix + key])
 
     def _write_shard(self, array: int, shard: int) -> StoredObject:
-        plan = self.plan.arrays[array]
-        key = self._prefix + shard_key(plan, shard)
+        self._go_on()
+        key = self._prefix + shard_key(self.plan.arrays[array], shard)
         self._abort_strays(key)
         limits = self._limits
         with limits.arenas.lent(limits.arena_bytes) as arena, self._sink.upload(key) as upload:
             stored = self._send_chunks(upload, array, shard, arena)
             upload.complete()
-        self._read_back(key, stored)
         return stored
 
     def _send_chunks(self, upload: Upload, array: int, shard: int, arena: Arena) -> StoredObject:
@@ -350,8 +366,10 @@ class WriteJob:
             raise Refused(f"writing {self.plan.header} was stopped")
         self._limits.pace.check_stopped()
 
-    def _read_back(self, key: str, stored: StoredObject) -> None:
+    def _read_back(self, array: int, shard: int, stored: StoredObject) -> None:
         """Does the store hold what it was given? Its own word (an ETag) is no proof."""
+        self._go_on()
+        key = self._prefix + shard_key(self.plan.arrays[array], shard)
         try:
             found = self._sink.checksum(key, lambda: self._limits.pace.wait_turn(0))
         except NotFound:

@@ -50,7 +50,7 @@ class DrainConfig:
     poll_s: float = 1.0
     """Between two looks at what is committed."""
     threads: int = 2
-    """Items that each store writes at once."""
+    """Shards that each store writes at once; as many again are read back meanwhile."""
     memory_bytes: int = 256 * MiB
     """Of each store's items together."""
     bandwidth_bytes: int = 0

@@ -20,7 +20,7 @@ def test_a_drain_into_a_directory_is_compared_with_plain_files(
     assert found["bytes"] == 64 * MiB
     (only,) = found["rounds"]
     assert all(seconds > 0 for seconds in only.values())
-    assert not (tmp_path / "round-0").exists() or not any((tmp_path / "round-0").rglob("*.json"))
+    assert not (tmp_path / "drained").exists() or not any((tmp_path / "drained").rglob("*.json"))
 
 
 def test_bursts_during_a_drain_are_compared_with_bursts_alone(

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from ckpt.objects import names
 from ckpt.objects.file_sink import FileSink
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import StoredCheckpoint, open_stored, remains, stored_steps
-from ckpt.objects.sink import Sink, Upload
+from ckpt.objects.sink import Sink, Upload, at_once
 from ckpt.objects.source import Array, Wish
 from ckpt.objects.writer import WriteJob, WriteLimits, write_checkpoint
 from tests.objects.sources import HEADER, MemorySource, many_kinds, same_bits
@@ -228,6 +229,47 @@ def test_anothers_place_is_left_alone(source: MemorySource, tmp_path: Path) -> N
     with pytest.raises(Refused, match=r"cluster c0ffee.*cluster other"):
         write_checkpoint(sink, foreign, SMALL, LIMITS)
     assert {key: sink.get(key) for key in before} == before
+
+
+class Watched(FileSink):
+    """How many shards are written and read back at once? Reading back waits for another upload."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.most_written = self.most_proved = 0
+        self._written = self._proved = 0
+        self._overlapped = threading.Event()
+
+    def upload(self, key: str) -> Upload:
+        begun = super().upload(key)
+        if "/c/" in key:
+            self._written += 1
+            self.most_written = max(self.most_written, self._written)
+            if self._proved:
+                self._overlapped.set()
+            begun.complete = lambda complete=begun.complete: self._complete(complete)
+        return begun
+
+    def _complete(self, complete: Callable[[], None]) -> None:
+        complete()
+        self._written -= 1
+
+    def checksum(self, key: str, wait_turn: Callable[[], None] = at_once) -> tuple[int, int]:
+        self._proved += 1
+        self.most_proved = max(self.most_proved, self._proved)
+        assert self._overlapped.wait(30.0), "nothing is written while this is read back"
+        found = super().checksum(key, wait_turn)
+        self._proved -= 1
+        return found
+
+
+def test_a_shard_is_read_back_while_another_is_written_and_never_more(tmp_path: Path) -> None:
+    sink = Watched(tmp_path)
+    zeros = np.broadcast_to(np.zeros(1, "u1"), (256 << 20,))
+    options = WriteOptions(shard_bytes=64 << 20, compression="always")
+    limits = WriteLimits(threads=1, memory_bytes=128 << 20)
+    write_checkpoint(sink, MemorySource({"w": zeros}), options, limits)
+    assert (sink.most_written, sink.most_proved) == (1, 1), "what one thread's memory is for"
 
 
 # --------------------------------------------------------------------------- harm

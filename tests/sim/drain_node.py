@@ -40,7 +40,7 @@ RENEW_US = 3 * US_PER_S
 STOPPED_US = 100_000
 QUIET_S = 5.0
 OPTIONS = WriteOptions(compression="none")
-LIMITS = WriteLimits(threads=1)
+LIMITS = WriteLimits(threads=SLOTS)
 
 
 @dataclass(frozen=True, slots=True)
