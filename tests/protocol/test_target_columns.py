@@ -17,7 +17,6 @@ from ckpt.format.messages import (
     ColumnAccepted,
     ColumnSealed,
     ColumnVerified,
-    CreditGranted,
     Failed,
     Fragment,
     LeaseRenewed,
@@ -287,50 +286,7 @@ def test_a_manifest_in_parts_seals_at_its_last_part() -> None:
     assert len(_proofs(world)) == 1
 
 
-# --------------------------------------------------------------------------- credit and buffers
-
-
-def test_credit_never_exceeds_the_window_and_returns_as_writes_end() -> None:
-    limits = TargetLimits(stream_credit_bytes=4 * 65536)
-    world, column = TargetWorld(limits=limits), Column(payload_bytes=2_000_000)
-    reserve(world, column)
-    world.tell(WRITER, column.begin(), request=20)
-    (accepted,) = world.messages(WRITER)
-    assert accepted == ColumnAccepted(4 * 65536)
-    credit = 4 * 65536
-    for stripe in range(column.layout.stripe_count):
-        message, cell = column.fragment(stripe)
-        credit -= len(cell)
-        assert credit >= 0
-        world.tell(WRITER, message, cell, request=20)
-        for answer in world.messages(WRITER):
-            assert isinstance(answer, CreditGranted)
-            credit += answer.credit_bytes
-            assert credit <= 4 * 65536
-    world.tell(WRITER, column.seal, column.manifest, request=20)
-    assert len(_proofs(world)) == 1
-
-
-def test_more_than_the_credit_cuts_the_peer_off() -> None:
-    limits = TargetLimits(stream_credit_bytes=65536)
-    world, column = TargetWorld(limits=limits), Column()
-    reserve(world, column)
-    world.held = deque()
-    write(world, column, stripes=[0, 1])
-    assert [each.reason for each in world.closed] == ["more bytes than its credit"]
-
-
-def test_streams_beyond_the_pool_wait_for_a_window_and_then_get_it() -> None:
-    limits = TargetLimits(stream_credit_bytes=65536, credit_pool_bytes=2 * 65536)
-    world = TargetWorld(limits=limits)
-    columns = [Column(rank=rank) for rank in range(3)]
-    for rank, column in enumerate(columns):
-        reserve(world, column, rank + 1)
-        world.tell(WRITER, column.begin(rank + 1), request=20 + rank)
-    answers = world.messages(WRITER)
-    assert answers == [ColumnAccepted(65536), ColumnAccepted(65536), ColumnAccepted(0)]
-    world.tell(WRITER, AbandonColumn(), request=20)
-    assert world.messages(WRITER) == [CreditGranted(65536)]
+# --------------------------------------------------------------------------- buffers
 
 
 def test_a_kept_bulk_is_released_once_and_only_after_its_write() -> None:

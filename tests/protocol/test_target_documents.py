@@ -33,9 +33,11 @@ from ckpt.format.messages import (
     ReadDocument,
 )
 from ckpt.protocol.events import SessionClosed
+from ckpt.protocol.target.core import TargetLimits
 from ckpt.protocol.target.disk_events import (
     DiskAction,
     RenameFile,
+    SessionDrained,
     SyncDirectory,
     SyncFile,
     WriteAt,
@@ -163,6 +165,26 @@ def test_another_index_of_the_same_generation_replaces_the_first() -> None:
     put_document(world, DocumentKind.INDEX, INDEX)
     put_document(world, DocumentKind.INDEX, INDEX[::-1])
     assert document(world, DocumentKind.INDEX) == INDEX[::-1]
+
+
+def test_questions_for_small_documents_are_read_within_the_window_of_their_session() -> None:
+    world = _ready()
+    put_document(world, DocumentKind.RECORD, RECORD)
+    limits = TargetLimits(
+        read_piece_bytes=len(RECORD), read_window_bytes=2 * len(RECORD), read_pool_bytes=1 << 20
+    )
+    world = TargetWorld(world.disk, boot=12, limits=limits)
+    world.held, world.auto_drain = deque(), False
+    for request in range(20, 25):
+        world.tell(READER, ReadDocument(DocumentKind.RECORD, CHECKPOINT), request=request)
+    answered: list[int] = []
+    while len(answered) < 5:
+        assert 0 < len(world.held) <= 2
+        world.step()
+        answered += [each.request for each in world.sent if each.session == READER]
+        world.messages(READER)
+        world.feed(SessionDrained(world.now_us, READER))
+    assert answered == list(range(20, 25))
 
 
 def test_the_second_copy_of_a_record_answers_for_a_damaged_first() -> None:

@@ -7,10 +7,12 @@ from collections import deque
 import pytest
 from msgspec import structs
 
+from ckpt.aio.disk import perform
 from ckpt.base.ids import ColumnNumber
 from ckpt.base.limits import BLOCK_BYTES
 from ckpt.base.units import KiB
 from ckpt.erasure.code import Code
+from ckpt.format.column import FRAGMENTS_OFFSET
 from ckpt.format.layout import Layout
 from ckpt.format.messages import (
     ByteRange,
@@ -27,7 +29,7 @@ from ckpt.format.messages import (
 )
 from ckpt.protocol.events import Session, SessionClosed
 from ckpt.protocol.target.core import TargetLimits, column_name
-from ckpt.protocol.target.disk_events import ReadAt, SessionDrained
+from ckpt.protocol.target.disk_events import ReadAt, ReleaseBulk, SessionDrained
 from ckpt.protocol.target.pieces import cut_pieces
 from ckpt.testing.disk import FakeDisk, Fault
 from tests.protocol.target_world import (
@@ -342,3 +344,31 @@ def test_a_misdirected_write_is_found_at_read() -> None:
     (verified,) = world.messages(READER)
     assert isinstance(verified, ColumnVerified)
     assert verified.damaged
+
+
+def test_many_questions_for_manifests_load_one_trailer_at_a_time() -> None:
+    column = _column()
+    world, _ = _stored(column)
+    world.held, world.auto_drain = deque(), False
+    for request in range(20, 25):
+        world.tell(READER, ReadManifest(column.id), request=request)
+    for request in range(20, 25):
+        (read,) = world.held
+        assert isinstance(read, ReadAt)
+        world.step()
+        (sent,) = [each for each in world.sent if each.session == READER]
+        assert (sent.request, bytes(sent.bulk)) == (request, column.manifest)
+        world.messages(READER)
+    assert not world.held
+
+
+def test_a_damaged_trailer_has_left_its_buffer_when_the_other_is_read() -> None:
+    column = _column()
+    world, file = _stored(column)
+    world.disk.rot(file, FRAGMENTS_OFFSET + column.layout.column_bytes)
+    world.held = deque()
+    world.tell(READER, ReadManifest(column.id))
+    (first,) = world.held
+    actions = world.machine.handle(perform(world.disk, first, world.now_us))
+    kinds = [type(action) for action in actions]
+    assert kinds.index(ReleaseBulk) < kinds.index(ReadAt)

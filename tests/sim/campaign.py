@@ -18,8 +18,27 @@ from tests.sim.faults import FAULTS
 from tests.sim.scenario import PHASES, Report, run_seed
 
 CHUNK = 50
-UNREACHABLE: frozenset[tuple[str, str]] = frozenset()
-"""Cells of the matrix that have no meaning; each would need its reason here."""
+UNREACHABLE = {
+    ("F14 reader", "J"): "a launch some of whose ranks have no number has committed nothing to load"
+}
+"""Cells of the matrix that no history can hit, each with its reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """What every seed that ended had at least."""
+
+    launches: int = 99
+    generations: int = 99
+    faults: int = 99
+    """Those that struck."""
+
+    def both(self, other: Least) -> Least:
+        return Least(
+            min(self.launches, other.launches),
+            min(self.generations, other.generations),
+            min(self.faults, other.faults),
+        )
 
 
 @dataclass(slots=True)
@@ -31,8 +50,7 @@ class Outcome:
     events: int = 0
     cells: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: list[tuple[int, str]] = field(default_factory=list)
-    least: tuple[int, int] = (99, 99)
-    """Fewest generations and fewest faults of any seed that ended."""
+    least: Least = field(default_factory=Least)
 
     def add(self, other: Outcome) -> None:
         self.seeds += other.seeds
@@ -40,16 +58,14 @@ class Outcome:
         self.events += other.events
         self.cells += other.cells
         self.failures += other.failures
-        self._note(*other.least)
+        self.least = self.least.both(other.least)
 
     def add_report(self, report: Report) -> None:
         self.cells += report.cells
         self.commits += report.committed
         self.events += report.steps
-        self._note(report.generations, report.cells.total())
-
-    def _note(self, generations: int, faults: int) -> None:
-        self.least = min(self.least[0], generations), min(self.least[1], faults)
+        mine = Least(report.launches, report.generations, report.cells.total())
+        self.least = self.least.both(mine)
 
     @property
     def missed(self) -> list[tuple[str, str]]:
@@ -106,6 +122,11 @@ def table(outcome: Outcome) -> Iterator[str]:
     yield (
         f"{outcome.seeds} seeds, {outcome.commits} commits, {outcome.events} events, "
         f"{len(outcome.failures)} failures"
+    )
+    least = outcome.least
+    yield (
+        f"every seed had at least {least.launches} launches, {least.generations} generations, "
+        f"{least.faults} faults that struck"
     )
 
 

@@ -19,10 +19,11 @@ STEPS_MAX = 100_000
 class Clockwork:
     """I run actions in time order; ties run in the order in which they were asked for."""
 
-    __slots__ = ("_count", "_heap", "changed", "now_us", "rng", "steps")
+    __slots__ = ("_count", "_heap", "changed", "now_us", "random", "rng", "steps")
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
+        self.random = self.rng.random
         self.now_us = 50_000_000_000
         self._heap: list[tuple[int, int, Action, tuple[object, ...]]] = []
         #: (when, order, action, its arguments); the order is unique, so no more is compared.
@@ -44,7 +45,7 @@ class Clockwork:
 
     def between(self, low: int, high: int) -> int:
         """A whole number of low .. high, both inclusive; cheaper than `rng.randint`."""
-        return low + int(self.rng.random() * (high - low + 1))
+        return low + int(self.random() * (high - low + 1))
 
     def run(self, until: Callable[[], bool], limit_us: int) -> bool:
         """Run until the condition holds (True) or virtual time passes the limit (False)."""

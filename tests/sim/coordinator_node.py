@@ -54,6 +54,7 @@ class CoordinatorNode:
         #: Reservations that earlier terms asked for, for a message that comes very late.
         self.crash_after: str | None = None
         """Crash just before an entry of this type is durable, once."""
+        self.crashes_at_write = 0
         self.machine: CoordinatorMachine
 
     def start(self) -> None:
@@ -120,6 +121,7 @@ class CoordinatorNode:
                 self._oracles.coordinator_decides(entry)
         if any(type(entry).__name__ == self.crash_after for entry in persist.entries):
             self.crash_after = None
+            self.crashes_at_write += 1
             self._clock.after(self._clock.between(0, 3000), self.crash)
         self._clock.after(self._clock.between(100, 2500), self._synced, self._term)
 

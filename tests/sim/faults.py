@@ -1,8 +1,10 @@
 """The faults of the matrix, each a few lines against the world;
 `docs/failure_model.md` says what each means.
 
-A fault returns the phase-independent name under which it is counted. Damage that the system cannot
-be asked to survive is bounded by the scenario, not here.
+A fault that finds nothing to strike (no rank alive, no column to rot) answers None, and the history
+takes another. Else it answers how to tell whether it struck: some strike at once, others wait for a
+write, a frame or a command, and may wait in vain. Damage that the system cannot be asked to survive
+is bounded by the scenario, not here.
 """
 
 from __future__ import annotations
@@ -13,13 +15,20 @@ from ckpt.testing.disk import Fault, Keep
 from tests.sim.target_node import TargetNode
 from tests.sim.world import World
 
+Strike = Callable[[], bool]
+"""Whether it has struck by now."""
 LONG_US = 12_000_000
+LATE_US = 500_000
 
 
-def _live(world: World) -> TargetNode:
+def _at_once() -> bool:
+    return True
+
+
+def _live(world: World) -> TargetNode | None:
     """A target that runs; any one."""
     up = [t for t in world.targets.values() if t.up and not t.stopped]
-    return world.clock.rng.choice(up or list(world.targets.values()))
+    return world.clock.rng.choice(up) if up else None
 
 
 def _down_for(world: World) -> int:
@@ -27,87 +36,109 @@ def _down_for(world: World) -> int:
     return world.clock.rng.choice([2_000, 50_000, 2_500_000, 4_000_000, LONG_US])
 
 
-def target_killed(world: World) -> None:
+def _crash(world: World, keep: Keep) -> Strike | None:
+    target = _live(world)
+    if target is None:
+        return None
+    target.crash(keep)
+    world.clock.after(_down_for(world), target.start)
+    return _at_once
+
+
+def target_killed(world: World) -> Strike | None:
     """F1: SIGKILL; what the kernel holds reaches the disk."""
-    target = _live(world)
-    target.crash(Keep.ALL)
-    world.clock.after(_down_for(world), target.start)
+    return _crash(world, Keep.ALL)
 
 
-def target_power_lost(world: World) -> None:
+def target_power_lost(world: World) -> Strike | None:
     """F10: everything unsynced is gone."""
-    target = _live(world)
-    target.crash(Keep.NOTHING)
-    world.clock.after(_down_for(world), target.start)
+    return _crash(world, Keep.NOTHING)
 
 
-def target_torn(world: World) -> None:
+def target_torn(world: World) -> Strike | None:
     """F9: any part of what was unsynced survives."""
-    target = _live(world)
-    target.crash(Keep.SOME)
-    world.clock.after(_down_for(world), target.start)
+    return _crash(world, Keep.SOME)
 
 
-def target_lost(world: World) -> None:
+def target_lost(world: World) -> Strike | None:
     """F21: for good, at most once in a history."""
-    if any(t.lost or t.wiped for t in world.targets.values()):
-        target_killed(world)
-        return
     target = _live(world)
+    if target is None or any(t.lost or t.wiped for t in world.targets.values()):
+        return None
     target.crash(Keep.SOME)
     target.lost = True
+    return _at_once
 
 
-def target_wiped(world: World) -> None:
+def target_wiped(world: World) -> Strike | None:
     """F21: its device was replaced; it comes back empty under its own id.
 
     At most once, instead of a loss.
     """
-    if any(t.lost or t.wiped for t in world.targets.values()) or world.rotted:
-        target_killed(world)
-        return
     target = _live(world)
+    harmed = world.rotted or any(t.lost or t.wiped for t in world.targets.values())
+    if target is None or harmed:
+        return None
     target.crash(Keep.SOME)
     target.wipe()
     world.clock.after(_down_for(world), target.start)
+    return _at_once
 
 
-def target_stopped(world: World) -> None:
+def target_stopped(world: World) -> Strike | None:
     """F2: SIGSTOP, and later SIGCONT."""
     target = _live(world)
+    if target is None:
+        return None
     target.stopped = True
 
     def go_on() -> None:
         target.stopped = False
 
     world.clock.after(_down_for(world), go_on)
+    return _at_once
 
 
-def target_slowed(world: World) -> None:
+def target_slowed(world: World) -> Strike | None:
     """F3: 100 times slower disk, never an error."""
     target = _live(world)
+    if target is None or target.disk_slow > 1:
+        return None
     target.disk_slow = 100
 
     def recover() -> None:
         target.disk_slow = 1
 
     world.clock.after(LONG_US, recover)
+    return _at_once
 
 
-def write_failed(world: World) -> None:
+def _fail_disk(world: World, operation: str, skip_max: int) -> Strike | None:
+    """One of the next such operations of one target."""
+    target = _live(world)
+    if target is None:
+        return None
+    fault = Fault(operation, skip=world.clock.rng.randint(0, skip_max))
+    target.disk.faults.append(fault)
+    return lambda: not fault.count
+
+
+def write_failed(world: World) -> Strike | None:
     """F4: EIO and a short write."""
-    _live(world).disk.faults.append(Fault("write", skip=world.clock.rng.randint(0, 3)))
+    return _fail_disk(world, "write", 3)
 
 
-def sync_failed(world: World) -> None:
+def sync_failed(world: World) -> Strike | None:
     """F11: EIO once from fsync; the bytes are lost though the next fsync succeeds."""
-    operation = world.clock.rng.choice(["sync", "sync_directory", "rename"])
-    _live(world).disk.faults.append(Fault(operation, skip=world.clock.rng.randint(0, 2)))
+    return _fail_disk(world, world.clock.rng.choice(["sync", "sync_directory", "rename"]), 2)
 
 
-def disk_filled(world: World) -> None:
+def disk_filled(world: World) -> Strike | None:
     """F5: no space for anything new, for a while."""
-    disk = _live(world).disk
+    target = _live(world)
+    if target is None or not target.disk.space().bytes_free:
+        return None
+    disk = target.disk
     whole = disk.bytes_total
     disk.bytes_total = whole - disk.space().bytes_free
 
@@ -115,9 +146,10 @@ def disk_filled(world: World) -> None:
         disk.bytes_total = whole
 
     world.clock.after(LONG_US, emptied)
+    return _at_once
 
 
-def bit_rotted(world: World) -> None:
+def bit_rotted(world: World) -> Strike | None:
     """F7: one bit of one sealed column, at most one column in a history, not with a lost target."""
     lost = any(t.lost or t.wiped for t in world.targets.values())
     columns = [
@@ -125,78 +157,118 @@ def bit_rotted(world: World) -> None:
         if file.startswith("columns/")
     ]  # fmt: skip
     if lost or world.rotted or not columns:
-        return
+        return None
     target, file = world.clock.rng.choice(columns)
     offset = world.clock.rng.randrange(target.disk.file_bytes(file))
     target.disk.rot(file, offset, world.clock.rng.randrange(8))
     world.rotted.append(f"{target.id}/{file}")
+    return _at_once
 
 
-def coordinator_crashed(world: World) -> None:
+def coordinator_crashed(world: World) -> Strike | None:
     """F12: at any moment."""
+    if not world.coordinator.up:
+        return None
     world.coordinator.crash()
     world.clock.after(
         world.clock.rng.choice([20_000, 1_000_000, 5_000_000]), world.restart_coordinator
     )
+    return _at_once
 
 
-def coordinator_crashed_at_write(world: World) -> None:
+def coordinator_crashed_at_write(world: World) -> Strike | None:
     """F12: just around the durable write of one kind of entry."""
-    world.coordinator.crash_after = world.clock.rng.choice(
+    coordinator = world.coordinator
+    if not coordinator.up or coordinator.crash_after is not None:
+        return None
+    coordinator.crash_after = world.clock.rng.choice(
         [
             "LaunchNumbered", "LaunchEntered",
             "AttemptOpened", "AttemptDecided", "AttemptCommitted", "AttemptAborted",
         ]
     )  # fmt: skip
     world.clock.after(5_000_000, world.restart_coordinator)
+    crashes = coordinator.crashes_at_write
+    return lambda: coordinator.crashes_at_write > crashes
 
 
-def trainer_killed(world: World) -> None:
+def trainer_killed(world: World) -> Strike | None:
     """F14: one trainer; its stager stays."""
     ranks = [r for r in world.ranks if r.trainer_alive]
-    if ranks:
-        world.clock.rng.choice(ranks).kill_trainer()
+    if not ranks:
+        return None
+    world.clock.rng.choice(ranks).kill_trainer()
+    return _at_once
 
 
-def stager_killed(world: World) -> None:
+def stager_killed(world: World) -> Strike | None:
     """F14: one trainer with its stager and arena."""
     ranks = [r for r in world.ranks if r.up]
-    if ranks:
-        world.clock.rng.choice(ranks).crash()
+    if not ranks:
+        return None
+    world.clock.rng.choice(ranks).crash()
+    return _at_once
 
 
-def connections_cut(world: World) -> None:
+def reader_killed(world: World) -> Strike | None:
+    """F14: a process in the middle of its load; another loads in its place."""
+    readers = [r for r in world.readers if r.reading]
+    if not readers:
+        return None
+    world.clock.rng.choice(readers).crash()
+    world.clock.after(world.clock.rng.randint(0, 300_000), world.read)
+    return _at_once
+
+
+def connections_cut(world: World) -> Strike | None:
     """F15: what was executed is not answered."""
-    rng = world.clock.rng
-    world.network.weather.cut = rng.choice([0.002, 0.01])
+    rng, network = world.clock.rng, world.network
+    network.weather.cut = rng.choice([0.002, 0.01])
     world.clock.after(rng.randint(10_000, 300_000), lambda: _calm(world))
+    cuts = network.cut_frames
+    return lambda: network.cut_frames > cuts
 
 
-def frames_stuttered(world: World) -> None:
+def frames_stuttered(world: World) -> Strike | None:
     """F16: frames arrive twice, late and after others."""
-    world.network.weather.stutter = 0.1
-    world.network.weather.jitter_us = 20_000
+    network = world.network
+    network.weather.stutter = 0.1
+    network.weather.jitter_us = 20_000
     world.clock.after(1_000_000, lambda: _calm(world))
+    repeated = network.repeated_frames
+    return lambda: network.repeated_frames > repeated
 
 
-def half_opened(world: World) -> None:
+def half_opened(world: World) -> Strike | None:
     """F17: one direction of a connection swallows everything, and the connection dies later."""
     rng = world.clock.rng
     nodes = [n for n in (world.coordinator, *world.targets.values(), *world.ranks) if n.up]
-    sessions = world.network.sessions_of(rng.choice(nodes))
-    if sessions:
-        world.network.half_open(rng.choice(sessions), rng.choice([500_000, 6_000_000]))
+    sessions = world.network.sessions_of(rng.choice(nodes)) if nodes else []
+    if not sessions:
+        return None
+    world.network.half_open(rng.choice(sessions), rng.choice([500_000, 6_000_000]))
+    return _at_once
 
 
-def command_came_late(world: World) -> None:
+def command_came_late(world: World) -> Strike | None:
     """F16: a command of an earlier coordinator arrives when a later one is in office."""
-    coordinator_crashed(world)
-    world.clock.after(8_000_000, world.replay_old_commands)
+    if coordinator_crashed(world) is None:
+        return None
+    replayed = world.replayed
+
+    def come() -> None:
+        if not world.replay_old_commands():  # Nobody to tell yet.
+            world.clock.after(LATE_US, come)
+
+    world.clock.after(LATE_US, come)
+    return lambda: world.replayed > replayed
 
 
-def bits_flipped_on_the_wire(world: World) -> None:
+def bits_flipped_on_the_wire(world: World) -> Strike | None:
     """F6: a fragment arrives with another content."""
-    world.network.corrupt_fragments += world.clock.rng.randint(1, 3)
+    network, flipped = world.network, world.network.flipped_frames
+    network.corrupt_fragments += world.clock.rng.randint(1, 3)
+    return lambda: network.flipped_frames > flipped
 
 
 def _calm(world: World) -> None:
@@ -205,7 +277,7 @@ def _calm(world: World) -> None:
     weather.jitter_us = 200
 
 
-FAULTS: dict[str, Callable[[World], None]] = {
+FAULTS: dict[str, Callable[[World], Strike | None]] = {
     "F1 killed": target_killed,
     "F2 stopped": target_stopped,
     "F3 slow": target_slowed,
@@ -220,6 +292,7 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "F12 at write": coordinator_crashed_at_write,
     "F14 trainer": trainer_killed,
     "F14 stager": stager_killed,
+    "F14 reader": reader_killed,
     "F15 cut": connections_cut,
     "F16 twice": frames_stuttered,
     "F16 late": command_came_late,

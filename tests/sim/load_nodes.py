@@ -55,11 +55,6 @@ class LoadingRank(ReaderNode):
         self.started, self._since_us = True, self._clock.now_us
         super().start()
 
-    def crash(self) -> None:
-        """The process dies. What it had returned is a fact none the less."""
-        if self.outcome is None:
-            self._end("crashed")
-
     # ----------------------------------------------------------------------- what it says
 
     def _ask_coordinator(self, session: Session) -> None:

@@ -91,6 +91,8 @@ class Network:
         self._next_session = 1
         self.corrupt_fragments = 0
         """So many of the next fragments arrive with one bit flipped."""
+        self.flipped_frames = self.repeated_frames = self.cut_frames = 0
+        """What bad weather has done so far."""
 
     def incarnation(self, node: Node) -> int:
         return self._incarnations.get(node.name, 0)
@@ -135,23 +137,26 @@ class Network:
             return
         weather = self.weather
         if weather.cut and self.clock.rng.random() < weather.cut:
+            self.cut_frames += 1
             self.cut(action.session)
             return
         bulk = bytes(action.bulk) if action.bulk else b""
         if self.corrupt_fragments and bulk and isinstance(action.message, Fragment | RangeData):
             self.corrupt_fragments -= 1
+            self.flipped_frames += 1
             bulk = bytes([bulk[0] ^ 1]) + bulk[1:]
         client = connection.client
         end = connection.server if client.session == action.session else client
         self._deliver(weather, connection, end, action, bulk)
         if weather.stutter and self.clock.rng.random() < weather.stutter:
+            self.repeated_frames += 1
             self._deliver(weather, connection, end, action, bulk)
 
     def _deliver(
         self, weather: Weather, connection: Connection, end: _End, action: Send, bulk: bytes
     ) -> None:
         clock = self.clock
-        at_us = clock.now_us + weather.latency_us + int(clock.rng.random() * weather.jitter_us)
+        at_us = clock.now_us + weather.latency_us + int(clock.random() * weather.jitter_us)
         if self.slow:
             at_us += self.slow.get(end.node.name, 0)
         if at_us <= end.ready_us:

@@ -37,9 +37,12 @@ WATCHED = frozenset(
         messages.Resolved,
         messages.PayloadPlanned,
         messages.AttemptAborted,
+        messages.Failed,
     }
 )
 """What the coordinator says that an oracle looks at."""
+HALVES = (0, 1)
+"""Of an arena."""
 
 
 class Violation(AssertionError):
@@ -143,7 +146,8 @@ class Oracles:
             t for t in named if self.is_harmed(t) and not self.is_unknown_loss(t)
         }
         for rank, columns in placement.items():
-            self._check_floor(info, PayloadId(entry.checkpoint, rank), columns)
+            payload = PayloadId(entry.checkpoint, rank)
+            self._check_floor(info, payload, columns, self._durable(info, payload, columns))
 
     # ----------------------------------------------------------------------- what is said
 
@@ -164,6 +168,8 @@ class Oracles:
             case messages.AttemptAborted(checkpoint):
                 if checkpoint in self.announced:
                     raise Violation(f"P2: {checkpoint} was announced, now it is said to be aborted")
+            case messages.Failed(code="no_space", retry_after_us=None):
+                raise Violation(f"P5: what does not fit is not told when to come again: {message}")
 
     def _announce(self, info: messages.CommitInfo) -> None:
         id = info.checkpoint
@@ -183,8 +189,10 @@ class Oracles:
             if (id, rank) in self.overwritten:
                 raise Violation(f"P2: {id} commits, but rank {rank}'s half was given on before")
             if id not in self.deleted:
-                self._check_floor(info, PayloadId(id, rank), columns)
-                self._check_promise(info, PayloadId(id, rank), columns)
+                payload = PayloadId(id, rank)
+                durable = self._durable(info, payload, columns)
+                self._check_floor(info, payload, columns, durable)
+                self._check_promise(info, payload, columns, durable)
             elif info.targets_survivable:
                 raise Violation(f"P1: {id} is deleted and promised to survive")
         self.announced[id] = Announced(info, placement)
@@ -194,22 +202,24 @@ class Oracles:
         if sorted(placement) != list(range(opened.world_size)):
             raise Violation(f"P2: {info.checkpoint} misses ranks: {sorted(placement)}")
 
-    def _check_floor(self, info: messages.CommitInfo, payload: PayloadId, columns: Columns) -> None:
+    def _check_floor(
+        self, info: messages.CommitInfo, payload: PayloadId, columns: Columns, durable: int
+    ) -> None:
         """Enough columns lay on stable storage when it was decided (P1, P13)."""
         named = [target for target in columns if target is not None]
         if len(set(named)) != len(named):
             raise Violation(f"P13: {payload} has two columns on one target: {columns}")
         counted = self.harm_counted[info.checkpoint]
         later = sum(self.is_harmed(target) and target not in counted for target in named)
-        durable, floor = self._durable(info, payload, columns), Code.parse(info.code).floor
+        floor = Code.parse(info.code).floor
         if durable + later < floor:
             raise Violation(f"P1: {payload} has {durable} durable columns, floor {floor}")
 
     def _check_promise(
-        self, info: messages.CommitInfo, payload: PayloadId, columns: Columns
+        self, info: messages.CommitInfo, payload: PayloadId, columns: Columns, durable: int
     ) -> None:
         """What the answer promises lies on stable storage now (P1)."""
-        durable, promised = self._durable(info, payload, columns), info.targets_survivable
+        promised = info.targets_survivable
         unknown = sum(self.is_unknown_loss(t) for t in columns if t is not None)
         if durable + unknown - Code.parse(info.code).k < promised:
             raise Violation(f"P1: {payload} promises to survive {promised}, has {durable} columns")
@@ -234,10 +244,14 @@ class Oracles:
 
     # ----------------------------------------------------------------------- ranks
 
-    def half_granted(self, node: RankNode, half: int, save: int) -> None:
-        """A half may be given on before its save's attempt ended only if that attempt
-        never commits.
+    def half_granted(self, node: RankNode, half: int, save: int, read: set[int]) -> None:
+        """There are two halves, and nobody writes into one that a sender may read (P5, P2). A half
+        may be given on before its save's attempt ended only if that attempt never commits.
         """
+        if half not in HALVES:
+            raise Violation(f"P5: {node.name} has a half {half}")
+        if half in read:
+            raise Violation(f"P5: {node.name} gives half {half} on while a sender reads it")
         key = (node.name, half)
         earlier = self.halves.get(key)
         if earlier is not None:

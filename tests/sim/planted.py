@@ -23,12 +23,17 @@ from ckpt.protocol.coordinator.launches import Launches
 from ckpt.protocol.coordinator.membership import Membership, Target
 from ckpt.protocol.coordinator.opening import Opening
 from ckpt.protocol.coordinator.reservations import Reservations, SpreadRule
-from ckpt.protocol.events import Session, SessionClosed
+from ckpt.protocol.coordinator.resolving import Resolver
+from ckpt.protocol.events import Buffer, Session, SessionClosed
 from ckpt.protocol.reader.events import DecodePart
-from ckpt.protocol.stager.events import CoordinatorEvent, SaveFailed
+from ckpt.protocol.stager.events import CoordinatorEvent, Outcome, SaveFailed
 from ckpt.protocol.stager.machine import StagerMachine
+from ckpt.protocol.stager.records import Save, SaveState
 from ckpt.protocol.stager.state import StagerState
+from ckpt.protocol.target.columns import Columns
 from ckpt.protocol.target.machine import TargetMachine
+from ckpt.protocol.target.reads import Reads
+from ckpt.protocol.target.stream import Stream
 from ckpt.testing.disk import FakeDisk
 from ckpt.transfer.assembly import Assembly, Checks
 
@@ -131,6 +136,11 @@ def _decided_is_open(self: Opening, row: catalog.CatalogRow) -> None:
 _recover = Opening.recover
 
 
+def _keep_pins(self: Resolver, session: Session) -> None:
+    """The reader may come again."""
+    self._waiting = [each for each in self._waiting if each.session != session]
+
+
 # --------------------------------------------------------------------------- stagers
 
 
@@ -143,6 +153,16 @@ def _give_up_when_cut(self: StagerMachine, event: CoordinatorEvent) -> None:
 
 
 _coordinator_event = StagerMachine._coordinator_event
+
+
+def _end_at_once(self: StagerMachine, save: Save, outcome: Outcome) -> None:
+    """Who would still read the half, now that the save has ended?"""
+    _finish(self, save, outcome)
+    if save.state is SaveState.STOPPING:
+        self._end(save)
+
+
+_finish = StagerMachine._finish
 
 
 # --------------------------------------------------------------------------- targets
@@ -168,6 +188,30 @@ def _no_space_held(self: FakeDisk, file: str, bytes_count: int) -> None:
 
 
 _preallocate = FakeDisk.preallocate
+
+
+def _window_of_nobody(self: Columns, stream: Stream) -> None:
+    """Credit is only a number."""
+    stream.window_bytes = self._core.limits.stream_credit_bytes
+
+
+def _credit_at_once(self: Columns, stream: Stream, offset: int, bulk: Buffer) -> None:
+    """It is here: the sender may send the next one."""
+    _write(self, stream, offset, bulk)
+    stream.writing_bytes -= len(bulk)
+    self._grant(stream)
+    stream.writing_bytes += len(bulk)
+
+
+_write = Columns._write
+
+
+def _pump_all(self: Reads) -> None:
+    """The disk is fast, ask it for everything."""
+    for reader in self._readers.values():
+        while self._turn(reader) is not None:
+            self._core.counters.reads += 1
+
 
 # --------------------------------------------------------------------------- readers
 
@@ -239,5 +283,10 @@ PLANTS: tuple[Plant, ...] = (
             (Checks, "fragment_is_right", lambda *_: True),
         ),
     ),
+    Plant("pins-of-the-dead", "P5", ((Resolver, "session_closed", _keep_pins),)),
+    Plant("credit-without-a-slot", "P5", ((Columns, "_allot", _window_of_nobody),)),
+    Plant("credit-before-the-write", "P5", ((Columns, "_write", _credit_at_once),)),
+    Plant("read-without-a-window", "P5", ((Reads, "pump", _pump_all),)),
+    Plant("half-back-while-it-is-read", "P5", ((StagerMachine, "_finish", _end_at_once),)),
     Plant("columns-without-reservation", "P6", ((FakeDisk, "preallocate", _no_space_held),)),
 )  # fmt: skip

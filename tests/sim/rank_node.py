@@ -18,12 +18,14 @@ from ckpt.protocol.writer.column import Column
 from ckpt.protocol.writer.payload_writer import PayloadWriter
 from tests.sim.clockwork import Clockwork
 from tests.sim.network import Network, Node
-from tests.sim.oracles import Oracles
+from tests.sim.oracles import Oracles, Violation
 from tests.sim.payloads import Cells, Job, content, encode_cells, manifest_of, table_of
 
 TICK_US = 500_000
 HALF_BYTES = 1 << 17
 """The most that a half of the arena ever holds."""
+STOP_US = 1_000
+"""The longest that a sender's thread reads a half after it was told to stop."""
 
 
 @dataclass(slots=True)
@@ -72,6 +74,10 @@ class RankNode:
         self._halves = [bytearray(), bytearray()]
         #: Each as long as the largest padded payload that it ever held.
         self._sending: dict[PayloadId, _Sending] = {}
+        self._stopping: dict[PayloadId, int] = {}
+        #: Halves of payloads whose sender has been stopped and may still read them.
+        self._credit: dict[int, int] = {}
+        #: Stream -> bytes that its target has granted and that were not sent.
         self._links: dict[tuple[TargetId, int], _Link] = {}
         self._by_session: dict[Session, _Link] = {}
         self._stream_numbers = itertools.count(1)
@@ -105,7 +111,8 @@ class RankNode:
     def _stage(self, number: int, half: int) -> None:
         step = self._saves[number]
         data = content(self.job, step, self.rank, self._seed)
-        self._oracles.half_granted(self, half, number)
+        read_halves = {*(s.half for s in self._sending.values()), *self._stopping.values()}
+        self._oracles.half_granted(self, half, number, read_halves)
 
         def copied() -> None:
             if not self.trainer_alive or not self.up:
@@ -209,8 +216,10 @@ class RankNode:
         now_us = self._clock.now_us
         match message:
             case m.ColumnAccepted(credit):
+                self._credit[request] = self._credit.get(request, 0) + credit
                 self._write(sending, pe.StreamAccepted(now_us, request, credit))
             case m.CreditGranted(credit):
+                self._credit[request] = self._credit.get(request, 0) + credit
                 self._write(sending, pe.StreamCredited(now_us, request, credit))
             case m.ColumnSealed(proof):
                 self._write(sending, pe.StreamSealed(now_us, request, proof))
@@ -305,8 +314,14 @@ class RankNode:
     def _stop(self, payload: PayloadId) -> None:
         sending = self._sending.pop(payload, None)
         if sending is not None:
+            self._stopping[payload] = sending.half
             self._do(sending, sending.writer.handle(pe.WriterStopped(self._clock.now_us)))
-        self._handle(se.PayloadStopped(self._clock.now_us, payload))
+        self._clock.after(self._clock.between(10, STOP_US), self._stopped, payload)
+
+    def _stopped(self, payload: PayloadId) -> None:
+        self._stopping.pop(payload, None)
+        if self.up:
+            self._handle(se.PayloadStopped(self._clock.now_us, payload))
 
     def _write(self, sending: _Sending, event: pe.WriterEvent) -> None:
         if not self.up:
@@ -416,6 +431,9 @@ class RankNode:
                 cell = sending.cells[stripe][column.number]
                 fragment = m.Fragment(stripe, crc32(cell))
                 self._send_to(sending, column.number, column.stream, fragment, cell)
+                self._credit[column.stream] -= len(cell)
+                if self._credit[column.stream] < 0:
+                    raise Violation(f"P5: {self.name} sends more than its credit to {column.place}")
                 sent = pe.FragmentSent(self._clock.now_us, column.stream, stripe)
                 self._do(sending, sending.writer.handle(sent))
                 moved = True

@@ -22,11 +22,14 @@ from ckpt.protocol.reader.spans import Spans
 from ckpt.transfer.assembly import Assembly
 from ckpt.transfer.landings import Landings
 from tests.sim.clockwork import Clockwork
+from tests.sim.memory import AskedBytes, ScratchCells
 from tests.sim.network import Network, Node
 from tests.sim.oracles import Oracles, Violation
 
 TICK_US = 500_000
-LIMITS = re.ReadLimits(window_bytes=16_384, ask_bytes=8192, scratch_bytes=65_536)
+CRASHED = "crashed"
+LIMITS = re.ReadLimits(window_bytes=4096, ask_bytes=4096, scratch_bytes=4096)
+"""One cell of each column at a time, and one that has no place in the destination."""
 
 
 @dataclass(slots=True)
@@ -37,6 +40,7 @@ class _Reading:
     assembly: Assembly
     memory: bytearray
     columns: tuple[TargetId | None, ...]
+    asked: AskedBytes
     documents: dict[int, bytearray] = field(default_factory=dict)
     #: Manifest parts by request.
 
@@ -76,6 +80,10 @@ class ReaderNode:
         self._tick()
         self._dial_coordinator()
 
+    def crash(self) -> None:
+        """The process dies."""
+        self._end(CRASHED)
+
     def _dial_coordinator(self) -> None:
         self._network.dial(
             self, self._coordinator, m.Role.READER, m.Role.COORDINATOR,
@@ -98,7 +106,7 @@ class ReaderNode:
     def _tick(self) -> None:
         if not self.up:
             return
-        for id in list(self._readings):
+        for id in list(self._readings) if not self.stopped else ():
             self._feed(id, Ticked(self._clock.now_us))
         self._clock.after(TICK_US, self._tick)
 
@@ -179,14 +187,17 @@ class ReaderNode:
         landings = Landings()
         if memory:
             landings.add_range(0, memoryview(memory))
-        assembly = Assembly(layout, landings, entry.manifest_digest)
+        name = f"{self.name} of {id}"
+        scratch = ScratchCells(name, layout, LIMITS)
+        assembly = Assembly(layout, landings, entry.manifest_digest, pool=scratch)
         standings = tuple(
             re.Standing.ABSENT if t is None else re.Standing.REACHABLE for t in entry.columns
         )
         spans = ((0, entry.payload_bytes),) if memory else ()
         wish = re.ReadWish(id, layout, spans, standings, LIMITS)
         machine = PayloadReader(wish, self._requests, self._clock.now_us, assembly.is_direct)
-        self._readings[id] = _Reading(machine, assembly, memory, entry.columns)
+        asked = AskedBytes(name, layout, LIMITS)
+        self._readings[id] = _Reading(machine, assembly, memory, entry.columns, asked)
         self._do(id, machine.begin())
 
     def _feed(self, id: PayloadId, event: re.ReaderEvent) -> None:
@@ -200,12 +211,15 @@ class ReaderNode:
         for action in actions:
             match action:
                 case re.AskRanges(request, column, ranges):
+                    reading.asked.asks(action)
                     self._ask(id, request, column, m.ReadRanges(ColumnId(id, column), ranges))
                 case re.AskManifest(request, column):
                     self._ask(id, request, column, m.ReadManifest(ColumnId(id, column)))
                 case re.CancelAsk(request, _):
                     self._asked.pop(request, None)
+                    reading.asked.ended(request)
                 case re.CutColumn(column, _):
+                    reading.asked.left(column)
                     self._cut(reading.columns[column])
                 case re.FinishStripe(stripe):
                     wrong = reading.assembly.finish(action)
@@ -229,12 +243,15 @@ class ReaderNode:
         match message:
             case m.RangeData(wire, crc):
                 ranges = tuple((each.start, each.end) for each in wire)
+                reading.asked.came(request, len(bulk))
                 whole = _store(reading.assembly, column, ranges, bulk, crc)
                 kind = re.RangesStored if whole else re.RangesBroken
                 self._feed(id, kind(now_us, request, ranges))
             case m.RangeDamaged(start, end, reason):
+                reading.asked.came(request, end - start)
                 self._feed(id, re.RangeErased(now_us, request, start, end, reason))
             case m.RangesDone():
+                reading.asked.ended(request)
                 self._feed(id, re.AskAnswered(now_us, request))
             case m.ManifestData(total, _):
                 document = reading.documents.setdefault(request, bytearray())
@@ -242,6 +259,7 @@ class ReaderNode:
                 if len(document) == total:
                     self._manifest(id, request, bytes(document))
             case m.Failed(code, text):
+                reading.asked.ended(request)
                 self._feed(id, re.AskRefused(now_us, request, code, text))
 
     def _manifest(self, id: PayloadId, request: int, document: bytes) -> None:
@@ -298,6 +316,7 @@ class ReaderNode:
             for column, holder in enumerate(reading.columns):
                 if holder == target:
                     now_us = self._clock.now_us
+                    reading.asked.left(ColumnNumber(column))
                     self._feed(id, re.ColumnLost(now_us, ColumnNumber(column), "gone"))
 
     def _cut(self, target: TargetId | None) -> None:

@@ -1,4 +1,4 @@
-"""The history of one seed: two launches, at least two faults at chosen phases,
+"""The history of one seed: two launches, at least two faults that struck, at chosen phases,
 then healing and the last checks.
 """
 
@@ -12,13 +12,14 @@ from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Targe
 from ckpt.erasure.code import Code
 from ckpt.format.layout import Layout
 from ckpt.protocol.coordinator.attempts import AttemptState
-from ckpt.protocol.coordinator.catalog import LaunchEntered
+from ckpt.protocol.coordinator.catalog import LaunchEntered, LaunchNumbered
 from ckpt.protocol.target.core import column_name
 from ckpt.protocol.writer.column import ColumnState
-from tests.sim.faults import FAULTS
+from tests.sim.faults import FAULTS, Strike
 from tests.sim.oracles import Announced, Violation
 from tests.sim.payloads import encode_cells
 from tests.sim.rank_node import HALF_BYTES, RankNode
+from tests.sim.reader_node import CRASHED
 from tests.sim.world import World
 
 SETTLE_US = 90_000_000
@@ -26,6 +27,10 @@ PHASE_WAIT_US = 600_000
 """Longer than the longest pause between two saves."""
 GENERATIONS_MIN = 3
 """Of every history; where faults left the first launch fewer, the second saves more."""
+FAULTS_MIN = 2
+"""Of every history; those that found nothing to strike, or waited in vain, are not counted."""
+LOAD_US = 3_000
+"""About what a load takes: where in it a fault strikes is left to chance."""
 LEAK_US = 1_700_000
 """Longer than an orphan's grace and the ticks around it."""
 COMMITTING = (
@@ -42,6 +47,9 @@ class Report:
 
     seed: int
     cells: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """How often each fault struck in each phase."""
+    launches: int = 0
+    """Starts of the run that were given a number."""
     generations: int = 0
     """Attempts that were opened durably."""
     committed: int = 0
@@ -94,6 +102,9 @@ PHASES: dict[str, Callable[[World], bool]] = {
 }
 
 
+OF_READERS = frozenset({"F14 reader"})
+"""Faults for which somebody must be in the middle of a load when the phase comes."""
+
 # --------------------------------------------------------------------------- the history
 
 
@@ -102,7 +113,7 @@ def run_seed(seed: int) -> Report:
     when a promise breaks.
     """
     world = World.build(seed)
-    report = Report(seed)
+    strikes: list[_Struck] = []
     rng = world.clock.rng
     world.start()
     sizes = [100, 4096, 5000 * world.coordinator.machine.policy.code.k]
@@ -112,9 +123,11 @@ def run_seed(seed: int) -> Report:
         rng.choice(sizes),
     )
     for _ in range(rng.choice([2, 2, 2, 3])):
-        _fault_at_phase(world, report)
+        strikes.append(_fault_at_phase(world))
     _end_launch(world, first)
-    _fault_at_phase(world, report)
+    strikes.append(_fault_at_phase(world))
+    while sum(one.strike() for one in strikes) < FAULTS_MIN:
+        strikes.append(_fault_at_phase(world))
     world.heal()
     world.clock.pass_time(200_000)
     world.clock.run(lambda: _may_launch(world, first), SETTLE_US)
@@ -124,27 +137,61 @@ def run_seed(seed: int) -> Report:
     _settle(world, second)
     _check_last_read(world)
     _check_end(world, second)
-    report.generations = len(world.oracles.opened)
-    report.committed = len(world.oracles.announced)
-    report.steps = world.clock.steps
-    return report
+    return _report(world, strikes)
 
 
-def _fault_at_phase(world: World, report: Report) -> None:
-    """Wait for a phase and strike; when the phase does not come,
-    strike anyway and count what is.
+def _report(world: World, strikes: list[_Struck]) -> Report:
+    return Report(
+        world.seed,
+        Counter((one.fault, one.phase) for one in strikes if one.strike()),
+        launches=sum(type(entry) is LaunchNumbered for entry in world.coordinator.durable),
+        generations=len(world.oracles.opened),
+        committed=len(world.oracles.announced),
+        steps=world.clock.steps,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Struck:
+    """A fault, in which phase, and whether it struck."""
+
+    fault: str
+    phase: str
+    strike: Strike
+
+
+def _fault_at_phase(world: World) -> _Struck:
+    """Wait for a phase and strike; when the phase does not come, strike anyway and count what is.
+    Where one fault finds nothing to strike, another does.
     """
     rng = world.clock.rng
-    name, phase = rng.choice(list(FAULTS)), rng.choice(list(PHASES))
+    names, phase = list(FAULTS), rng.choice(list(PHASES))
+    rng.shuffle(names)
     if phase == "X":
         world.clock.run(lambda: _at_rest(world), 1_000_000)
         world.read()
+    elif names[0] in OF_READERS:
+        _hang_inside_a_load(world)
     world.clock.run(lambda: PHASES[phase](world), PHASE_WAIT_US)
     reached = phase if PHASES[phase](world) else next(
         (p for p, holds in PHASES.items() if holds(world)), "-"
     )  # fmt: skip
-    FAULTS[name](world)
-    report.cells[(name, reached)] += 1
+    struck = ((name, FAULTS[name](world)) for name in names)
+    name, strike = next((name, strike) for name, strike in struck if strike is not None)
+    for reader in world.readers:
+        reader.stopped = False
+    return _Struck(name, reached, strike)
+
+
+def _hang_inside_a_load(world: World) -> None:
+    """Somebody loads, and stops anywhere between its resolution and its end."""
+    world.clock.run(lambda: bool(world.oracles.announced), 1_000_000)
+    if not _loading(world):
+        world.read()
+        world.clock.run(lambda: _loading(world), PHASE_WAIT_US)
+    world.clock.run(lambda: not _loading(world), world.clock.rng.randint(0, LOAD_US))
+    for reader in world.readers:
+        reader.stopped = reader.reading
 
 
 def _end_launch(world: World, nodes: list[RankNode]) -> None:
@@ -228,6 +275,7 @@ def _check_end(world: World, last: list[RankNode]) -> None:
             _check_readable(world, id, announced)
     _check_launches(world)
     _check_no_leak(world)
+    _check_nothing_held(world)
 
 
 def _check_launches(world: World) -> None:
@@ -253,7 +301,7 @@ def _check_last_read(world: World) -> None:
     if reader.checkpoint.checkpoint != newest:
         raise Violation(f"P2: {reader.checkpoint.checkpoint} was loaded, {newest} is the newest")
     for each in world.readers:
-        if each.outcome not in ("read", "unavailable", "not_found"):
+        if each.outcome not in ("read", "unavailable", "not_found", CRASHED):
             raise Violation(f"P3: {each.name} ended with {each.outcome}")
 
 
@@ -317,3 +365,14 @@ def _leak(world: World) -> int:
     """Aside files on running targets, less the coordinator's standing reservations."""
     staged = (len(t.disk.list_directory("staging")) for t in world.targets.values() if t.up)
     return max(0, sum(staged) - world.coordinator.machine.reservations.standing_places)
+
+
+def _check_nothing_held(world: World) -> None:
+    """P5: nobody saves or loads any more, so nothing is promised, buffered or pinned."""
+    world.clock.pass_time(LOAD_US)  # The last reader's sessions close.
+    for target in world.targets.values():
+        if target.up and target.memory.held_bytes:
+            raise Violation(f"P5: {target.name} still holds {target.memory.held_bytes} bytes")
+    pinned = [str(c.id) for c in world.coordinator.machine.checkpoints.all() if c.pins]
+    if pinned:
+        raise Violation(f"P5: all readers have ended, {pinned} are still pinned")

@@ -6,7 +6,7 @@ from typing import get_args
 
 from ckpt.aio.disk import perform, scan
 from ckpt.base.ids import BootId, TargetId
-from ckpt.format.messages import Message, Role
+from ckpt.format.messages import AbandonColumn, Fragment, Message, Role
 from ckpt.protocol.events import (
     CloseSession,
     Received,
@@ -20,6 +20,8 @@ from ckpt.protocol.target.core import TargetIdentity, TargetLimits
 from ckpt.protocol.target.disk_events import (
     DiskAction,
     Preallocate,
+    ReadAt,
+    ReleaseBulk,
     RemoveFile,
     RenameFile,
     SessionDrained,
@@ -31,10 +33,14 @@ from ckpt.protocol.target.machine import TargetEvent, TargetMachine
 from ckpt.testing.disk import FakeDisk, Keep
 from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CLUSTER, SECRET, TICK_US
+from tests.sim.memory import ABOUT_CREDIT, TargetMemory
 from tests.sim.network import STOPPED_US, Network, Node
 
 DISK_BYTES = 1 << 23
-LIMITS = TargetLimits(stream_credit_bytes=8192, credit_pool_bytes=65536)
+CREDIT_POOLS = (2 * 4096, 4 * 4096, 16 * 4096)
+"""Each seed has one of these: room for two, for three or for all of the cells that a burst of four
+ranks would have under way at a target.
+"""
 DISK_ACTIONS = frozenset(get_args(DiskAction))
 IN_MEMORY = frozenset({WriteAt, TruncateFile, RenameFile, RemoveFile, Preallocate})
 """Nothing of these is durable before a sync."""
@@ -65,8 +71,22 @@ class TargetNode:
         self._clock, self._network, self._coordinator = clock, network, coordinator
         self._number = number
         self._boots = 0
+        self._measured: tuple[int, int] | None = None
+        """The disk's operations and size when this process last saw its room."""
+        self._draining: set[Session] = set()
+        #: Sessions whose frames are about to have left.
+        self._limits = TargetLimits(
+            stream_credit_bytes=8192,
+            credit_pool_bytes=CREDIT_POOLS[seed // 2 % len(CREDIT_POOLS)],
+            read_piece_bytes=4096,
+            read_window_bytes=8192,
+            read_pool_bytes=12_288,
+        )
+        self._readers: dict[Session, None] = {}
+        #: Sessions that may ask for bytes.
         self._coordinator_session: Session | None = None
         self.machine: TargetMachine
+        self.memory: TargetMemory
 
     def start(self) -> None:
         if self.up or self.lost:
@@ -75,7 +95,11 @@ class TargetNode:
         boot = BootId(self._number * 1000 + self._boots)
         domain = f"power/rack/host/dev{self._number}"
         identity = TargetIdentity(CLUSTER, self.id, boot, domain, self.id)
-        self.machine = TargetMachine(identity, SECRET, LIMITS)
+        self.machine = TargetMachine(identity, SECRET, self._limits)
+        self.memory = TargetMemory(self.name, self._limits)
+        self._measured = None
+        self._readers.clear()
+        self._draining.clear()
         self.up, self.stopped = True, False
         self._coordinator_session = None
         self._handle(scan(self.disk, self._clock.now_us))
@@ -100,15 +124,24 @@ class TargetNode:
     # ----------------------------------------------------------------------- network
 
     def session_opened(self, session: Session, role: Role, name: str) -> None:
+        if role is Role.READER:
+            self._readers[session] = None
         self._handle(SessionOpened(self._clock.now_us, session, role, name))
 
     def session_closed(self, session: Session) -> None:
+        self._readers.pop(session, None)
+        self.memory.session_closed(session)
         if session == self._coordinator_session:
             self._coordinator_session = None
             self._clock.after(100_000, self._dial, self._boots)
         self._handle(SessionClosed(self._clock.now_us, session))
 
     def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
+        kind = type(message)
+        if kind is Fragment:
+            self.memory.fragment_came((session, request), len(bulk))
+        elif kind is AbandonColumn:
+            self.memory.stream_ended((session, request))
         self._handle(Received(self._clock.now_us, session, request, message, bulk))
 
     def _dial(self, boots: int) -> None:
@@ -140,36 +173,58 @@ class TargetNode:
         self._clock.after(TICK_US, self._tick, boots)
 
     def measure(self) -> None:
-        """See how much room there is now."""
-        if not self.up:
+        """See how much room there is now; a disk that nobody has touched is as it was."""
+        seen = self.disk.operation_count, self.disk.bytes_total
+        if not self.up or seen == self._measured:
             return
+        self._measured = seen
         space = self.disk.space()
         self._handle(SpaceMeasured(self._clock.now_us, space.bytes_total, space.bytes_free))
 
     def _handle(self, event: TargetEvent) -> None:
         """The event, and those of what the disk did at once, as in the daemon's loop."""
-        events, handle, send = [event], self.machine.handle, self._network.send
+        events, handle, send, memory = [event], self.machine.handle, self._network.send, self.memory
         at_once = not self._all_waits and self.disk_slow == 1
-        drained: dict[Session, None] = {}
         for each in events:
             for action in handle(each):
                 kind = type(action)
                 if kind is Send:
+                    if type(action.message) in ABOUT_CREDIT:
+                        memory.says(action)
                     send(action)
                     if action.bulk:
-                        drained[action.session] = None
-                elif at_once and kind in IN_MEMORY:
-                    events.append(perform(self.disk, action, self._clock.now_us))
+                        memory.sends(action.session, len(action.bulk))
+                        self._drain_soon(action.session)
+                elif kind is ReleaseBulk:
+                    memory.released(action.op)
                 elif kind in DISK_ACTIONS:
+                    if kind is WriteAt or kind is ReadAt:
+                        self._take_buffer(action, each)
+                    if at_once and kind in IN_MEMORY:
+                        events.append(perform(self.disk, action, self._clock.now_us))
+                        continue
                     delay_us = self._clock.between(30, 400) * self.disk_slow
                     self._clock.after(delay_us, self._happen, action, self._boots)
                 elif kind is CloseSession:
                     self._network.cut(action.session)
-        for session in drained:
+
+    def _drain_soon(self, session: Session) -> None:
+        if session not in self._draining:
+            self._draining.add(session)
             self._clock.after(100, self._drained, session, self._boots)
+
+    def _take_buffer(self, action: WriteAt | ReadAt, cause: TargetEvent) -> None:
+        """A fragment stays in its buffer until it is written, what is read until it is sent."""
+        if type(action) is ReadAt:
+            self.memory.reads(action)
+            self.memory.check_reads(1 + len(self._readers))  # And the coordinator.
+        elif action.keeps_bulk and type(cause.message) is Fragment:
+            self.memory.writes((cause.session, cause.request), action)
 
     def _drained(self, session: Session, boots: int) -> None:
         if self.up and self._boots == boots:
+            self._draining.discard(session)
+            self.memory.drained(session)
             self._handle(SessionDrained(self._clock.now_us, session))
 
     def _happen(self, action: DiskAction, boots: int) -> None:

@@ -44,6 +44,8 @@ class World:
     ranks: list[RankNode]
     readers: list[ReaderNode] = field(default_factory=list)
     launches: int = 0
+    replayed: int = 0
+    """Commands of an earlier term that were sent again."""
     rotted: list[str] = field(default_factory=list)
     #: `TARGET/FILE` of every column that a fault has harmed at rest.
 
@@ -150,17 +152,23 @@ class World:
         if not self.coordinator.up:
             self.coordinator.start()
 
-    def replay_old_commands(self) -> None:
-        """Send again what an earlier term asked of targets, on the sessions that stand now."""
+    def replay_old_commands(self) -> bool:
+        """Send again what an earlier term asked of targets, on the sessions that stand now; False
+        when there is nothing of the kind, or no session.
+        """
         if not self.coordinator.up:
-            return
+            return False
         term = self.coordinator.machine.members.term
-        live = self.coordinator.machine.members.live()
-        for command in self.coordinator.old_commands:
-            if isinstance(command.message, Reserve) and command.message.term < term and live:
-                session = self.clock.rng.choice(live).session
-                if session is not None:
-                    self.network.send(Send(session, 1 << 60, command.message))
+        sessions = [t.session for t in self.coordinator.machine.members.live() if t.session]
+        old = [
+            command for command in self.coordinator.old_commands
+            if isinstance(command.message, Reserve) and command.message.term < term
+        ]  # fmt: skip
+        for command in old if sessions else ():
+            self.replayed += 1
+            session = self.clock.rng.choice(sessions)
+            self.network.send(Send(session, 1 << 60, command.message))
+        return bool(old and sessions)
 
     def heal(self) -> None:
         """All faults end; everything that can come back does."""

@@ -379,6 +379,8 @@ class Columns:
             self._end(stream)
 
     def session_closed(self, session: Session) -> None:
+        # What one of them frees is for others, not for those that end with it.
+        self._thirsty = [stream for stream in self._thirsty if stream.session != session]
         for stream in [each for key, each in self._streams.items() if key[0] == session]:
             self._end(stream)
 

@@ -249,17 +249,19 @@ class Core:
 
     def chain(self, steps: Sequence[Step], then: Callable[[DiskFailed | None], None]) -> None:
         """Do the steps one after another; `then` gets None at the end or the first failure."""
-        if not steps:
-            then(None)
-            return
+        rest = iter(steps)
 
-        def next_step(event: Completion) -> None:
+        def next_step(event: Completion | None) -> None:
             if isinstance(event, DiskFailed):
                 then(event)
+                return
+            step = next(rest, None)
+            if step is None:
+                then(None)
             else:
-                self.chain(steps[1:], then)
+                self.out.append(step(self.expect(next_step)))
 
-        self.out.append(steps[0](self.expect(next_step)))
+        next_step(None)
 
     # ----------------------------------------------------------------------- content
 

@@ -10,6 +10,7 @@ removal is durable, and leaves the tombstone.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
 
@@ -47,7 +48,6 @@ from ckpt.protocol.target.core import (
 )
 from ckpt.protocol.target.disk_events import (
     DiskFailed,
-    ReadAt,
     ReleaseBulk,
     RemoveFile,
     RenameFile,
@@ -261,7 +261,7 @@ class Documents:
             return
         self._core.counters.documents_read += 1
         if document.header.copies > 1:
-            self._read_checked(session, request, document, start, end, copy=0)
+            self._read_checked(session, request, document, start, end)
             return
 
         def part(job: StreamJob, at: int, upto: int) -> None:
@@ -271,28 +271,30 @@ class Documents:
 
     def _read_checked(
         self, session: Session, request: int, document: StoredDocument, start: int, end: int,
-        copy: int,
+        copy: int = 0,
     ) -> None:  # fmt: skip
         """A small document is checked whole; the second copy answers for a bad first."""
         header = document.header
 
-        def done(event: Completion) -> None:
-            data = b"" if isinstance(event, DiskFailed) else bytes(event.data)
-            self._core.out.append(ReleaseBulk(event.op))
-            if xxh3_128(data) == header.digest and len(data) == header.total_bytes:
-                answer = DocumentData(total_bytes=len(data), offset=start, last=True)
-                self._core.send(session, request, answer, data[start:end])
-                return
+        def deliver(data: Buffer | DiskFailed) -> bool:
+            if not isinstance(data, DiskFailed) and xxh3_128(data) == header.digest:
+                answer = DocumentData(header.total_bytes, offset=start, last=True)
+                self._core.send(session, request, answer, memoryview(data)[start:end])
+                return end > start
             self._core.counters.blocks_damaged += 1
             if copy + 1 < header.copies:
                 self._read_checked(session, request, document, start, end, copy + 1)
             else:
                 text = f"{header.kind} of {header.checkpoint} is damaged here"
                 self._core.fail(session, request, "corrupt", text)
+            return False
 
-        op = self._core.expect(done)
-        offset = header.copy_offset(copy)
-        self._core.out.append(ReadAt(op, document.file, offset, header.total_bytes))
+        def fetch(job: StreamJob, at: int, upto: int) -> None:
+            offset = header.copy_offset(copy)
+            self._reads.read_part(job, document.file, offset, upto - at, deliver)
+
+        whole = deque([(0, header.total_bytes)])
+        self._reads.queue(StreamJob(session, request, whole, fetch))
 
     def _read_part(
         self, job: StreamJob, document: StoredDocument, start: int, end: int, last: int

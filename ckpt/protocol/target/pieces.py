@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import ColumnId
 from ckpt.base.limits import BLOCK_BYTES
-from ckpt.format.column import decode_trailer, trailer_offset
+from ckpt.format.column import ColumnHeader, decode_trailer, trailer_offset
 from ckpt.format.layout import Layout, blocks_of
 from ckpt.format.messages import ByteRange
 from ckpt.protocol.target.core import Completion, Core, SealedColumn
@@ -60,7 +60,6 @@ class TableCache:
         column: SealedColumn,
         then: Callable[[BlockTable | None, bytes], None],
         copy: int = 0,
-        earlier: tuple[bytes, ...] = (),
     ) -> None:
         """Call `then` with the table and the manifest, or with None when both copies are
         damaged.
@@ -68,33 +67,35 @@ class TableCache:
         header = column.header
 
         def loaded(event: Completion) -> None:
-            try:
-                if isinstance(event, DiskFailed):
-                    raise Corrupt(event.errno_name)
-                table, manifest = decode_trailer(header, event.data)
-                table = table.copy()
-            except Corrupt as error:
-                self._core.counters.blocks_damaged += 1
-                self._core.report(
-                    "warning",
-                    "trailer damaged",
-                    column=str(header.column),
-                    copy=copy,
-                    why=str(error),
-                )
-                if copy == 0:
-                    self.load(column, then, copy=1)
-                else:
-                    then(None, b"")
+            found = self._decoded(header, event, copy)
+            # Both are copies: the buffer is free before another one is asked for.
+            self._core.out.append(ReleaseBulk(event.op))
+            if found is not None:
+                self.put(column, found[0])
+                then(*found)
+            elif copy == 0:
+                self.load(column, then, copy=1)
             else:
-                self.put(column, table)
-                then(table, manifest)
-            finally:
-                self._core.out.append(ReleaseBulk(event.op))
+                then(None, b"")
 
         op = self._core.expect(loaded)
         offset = trailer_offset(header, copy)
         self._core.out.append(ReadAt(op, column.file, offset, header.trailer_bytes))
+
+    def _decoded(
+        self, header: ColumnHeader, event: Completion, copy: int
+    ) -> tuple[BlockTable, bytes] | None:
+        """Table and manifest of a trailer; None, and reported, when it is damaged."""
+        try:
+            if isinstance(event, DiskFailed):
+                raise Corrupt(event.errno_name)
+            return decode_trailer(header, event.data)
+        except Corrupt as error:
+            self._core.counters.blocks_damaged += 1
+            self._core.report(
+                "warning", "trailer damaged", column=str(header.column), copy=copy, why=str(error)
+            )
+            return None
 
 
 # --------------------------------------------------------------------------- pieces

@@ -6,7 +6,8 @@ piece by piece. A piece is one disk read of at most `read_piece_bytes`.
     question -> queued -> [block table loaded] -> pieces read, verified, sent -> answered
 
 Invariants: bytes read for a session and not yet drained stay within its window, those of all within
-the pool, except that each session may always have one piece. A byte is sent only when its block
+the pool, except that each session may always have one piece. A column's trailer (block table and
+manifest) counts as a piece. A byte is sent only when its block
 matched the table and the table matched its own checksum. A block that fails is named, the rest goes
 on: damage has the size of a block.
 """
@@ -80,11 +81,22 @@ class StreamJob:
     parts: deque[tuple[int, int]]
     """(start, end) of the parts to send, ascending."""
     fetch: Callable[[StreamJob, int, int], None]
-    """Send or read one part; calls `Reads.part_sent` when it is under way."""
+    """Send or read one part, and count it at its reader."""
     cancelled: bool = False
 
 
-Job = ReadJob | StreamJob
+@dataclass(slots=True, eq=False)
+class ManifestJob:
+    """One question for a manifest; a StreamJob takes its turn when the trailer is here."""
+
+    session: Session
+    request: int
+    column: SealedColumn
+    loading: bool = False
+    cancelled: bool = False
+
+
+Job = ReadJob | StreamJob | ManifestJob
 
 
 @dataclass(slots=True)
@@ -141,25 +153,8 @@ class Reads:
 
     def read_manifest(self, session: Session, request: int, message: ReadManifest) -> None:
         column = self._find(session, request, message.column)
-        if column is None:
-            return
-        header = column.header
-
-        def loaded(_table: BlockTable | None, manifest: bytes) -> None:
-            if not manifest:
-                text = f"both trailers of {header.column} are damaged"
-                self._core.fail(session, request, "corrupt", text)
-                return
-
-            def part(job: StreamJob, start: int, end: int) -> None:
-                answer = ManifestData(total_bytes=len(manifest), offset=start)
-                self._core.send(session, request, answer, memoryview(manifest)[start:end])
-                self.part_sent(job, end - start)
-
-            self.queue(StreamJob(session, request, self.parts(0, len(manifest)), part))
-            self.pump()
-
-        self._tables.load(column, loaded)
+        if column is not None:
+            self.queue(ManifestJob(session, request, column))
 
     def parts(self, start: int, end: int) -> deque[tuple[int, int]]:
         """[start, end) in pieces; one empty piece when there is nothing."""
@@ -245,13 +240,12 @@ class Reads:
                     reader.jobs.remove(job)
                 job.fetch(job, start, end)
                 return end - start
+            if isinstance(job, ManifestJob):
+                return self._load(reader, job, partial(self._manifest_loaded, reader, job))
             if job.table is None:
                 job.table = self._tables.get(job.column)
             if job.table is None:
-                if not job.loading:
-                    job.loading = True
-                    self._tables.load(job.column, partial(self._tabled, job))
-                return None
+                return self._load(reader, job, partial(self._tabled, job))
             if job.pieces:
                 return self._read(reader, job, job.pieces.popleft())
             if not job.reading_count:
@@ -259,6 +253,43 @@ class Reads:
                 return 0
             return None
         return None
+
+    def _load(
+        self, reader: Reader, job: ReadJob | ManifestJob,
+        then: Callable[[BlockTable | None, bytes], None],
+    ) -> int | None:  # fmt: skip
+        """Read the column's trailer; it counts like a piece while it is in a buffer."""
+        if job.loading:
+            return None
+        job.loading, size = True, job.column.header.trailer_bytes
+        reader.reading_bytes += size
+
+        def loaded(table: BlockTable | None, manifest: bytes) -> None:
+            reader.reading_bytes -= size
+            then(table, manifest)
+
+        self._tables.load(job.column, loaded)
+        return size
+
+    def _manifest_loaded(
+        self, reader: Reader, job: ManifestJob, _table: BlockTable | None, manifest: bytes
+    ) -> None:
+        if job.cancelled:
+            return
+        at = reader.jobs.index(job)
+        if not manifest:
+            del reader.jobs[at]
+            text = f"both trailers of {job.column.header.column} are damaged"
+            self._core.fail(job.session, job.request, "corrupt", text)
+            return
+
+        def part(_job: StreamJob, start: int, end: int) -> None:
+            answer = ManifestData(total_bytes=len(manifest), offset=start)
+            self._core.send(job.session, job.request, answer, memoryview(manifest)[start:end])
+            reader.sent_bytes += end - start
+
+        # In its place: no other one is loaded before this one has left.
+        reader.jobs[at] = StreamJob(job.session, job.request, self.parts(0, len(manifest)), part)
 
     def _tabled(self, job: ReadJob, table: BlockTable | None, _manifest: bytes) -> None:
         job.table, job.loading = table, False
@@ -400,12 +431,6 @@ class Reads:
             damaged=_merged(job.damaged),
         )
         self._core.send(job.session, job.request, answer)
-
-    def part_sent(self, job: StreamJob, bytes_count: int) -> None:
-        """A part that lay in memory went out."""
-        reader = self._readers.get(job.session)
-        if reader is not None:
-            reader.sent_bytes += bytes_count
 
     def read_part(
         self, job: StreamJob, file: str, offset: int, length: int,
