@@ -38,8 +38,8 @@ from tests.sim.network import STOPPED_US, Network, Node
 
 DISK_BYTES = 1 << 23
 CREDIT_POOLS = (2 * 4096, 4 * 4096, 16 * 4096)
-"""Each seed has one of these: room for two, for three or for all of the cells that a burst of four
-ranks would have under way at a target.
+"""Each seed has one of these: room for two, for three or for all of the columns that a burst of
+four ranks has under way at a target.
 """
 DISK_ACTIONS = frozenset(get_args(DiskAction))
 IN_MEMORY = frozenset({WriteAt, TruncateFile, RenameFile, RemoveFile, Preallocate})
