@@ -136,6 +136,17 @@ def test_a_reservation_is_idempotent_and_refused_without_space() -> None:
     assert [type(a) for a in world.performed].count(Preallocate) == 1
 
 
+def test_a_reserve_that_comes_again_behind_its_column_holds_no_space() -> None:
+    world, column = TargetWorld(), Column()
+    store(world, column)
+    world.messages(COORDINATOR)
+    reserve(world, column)
+    (answer,) = world.messages(COORDINATOR)
+    assert isinstance(answer, Failed)
+    assert answer.code == "refused"
+    assert world.disk.list_directory("staging") == []
+
+
 def test_the_reserve_of_five_percent_is_never_given() -> None:
     world = TargetWorld(FakeDisk(bytes_total=1000 * 4096))
     world.tick(us=1)

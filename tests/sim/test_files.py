@@ -145,7 +145,7 @@ def test_a_planted_bug_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_until_found() -> None:
-        for seed in range(20):
+        for seed in range(100):
             run_seed(seed)
 
     plant(monkeypatch)

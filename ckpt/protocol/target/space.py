@@ -25,6 +25,8 @@ from ckpt.protocol.target.core import STAGING, Completion, Core, Space
 from ckpt.protocol.target.disk_events import DiskFailed, Preallocate, RemoveFile
 
 NO_SPACE_RETRY_US = 5_000_000
+CONSUMED_MAX = 4096
+"""Reservations that are remembered when they have become columns."""
 FULL_ERRNOS = frozenset({"ENOSPC", "EDQUOT", "EFBIG"})
 """The device is in order, and has no more room."""
 
@@ -56,6 +58,8 @@ class Reservations:
         self._core = core
         self._space = space
         self._held: dict[ReservationId, Reservation] = {}
+        self._consumed: dict[ReservationId, None] = {}
+        #: The latest, since boot: a Reserve that comes again behind its column holds no space.
         self._file_count = 0
         self.on_ready: Callable[[Reservation], None] = lambda _reservation: None
         self.on_lost: Callable[[Reservation], None] = lambda _reservation: None
@@ -80,6 +84,9 @@ class Reservations:
         known = self._held.get(message.reservation)
         if known is not None and not known.released:
             self._repeat(known, session, request, message)
+            return
+        if message.reservation in self._consumed:
+            self._core.fail(session, request, "refused", "the reservation has become a column")
             return
         if message.file_bytes < PAGE_BYTES or message.file_bytes % PAGE_BYTES:
             text = f"a reservation of {message.file_bytes} bytes is not a number of pages"
@@ -129,6 +136,9 @@ class Reservations:
     def consume(self, reservation: Reservation) -> None:
         """The file is a sealed column now and counts as such."""
         assert reservation.state is ReservationState.USED
+        self._consumed[reservation.id] = None
+        if len(self._consumed) > CONSUMED_MAX:
+            del self._consumed[next(iter(self._consumed))]
         del self._held[reservation.id]
         self._count()
         self._space.forget(reservation.file)
