@@ -342,10 +342,7 @@ class ReplicaPolicy(Enum):
 
 
 class OpenPayload(Struct, frozen=True, gc=False):
-    """A rank has staged its payload and asks where it goes; the first opens the attempt.
-
-    `resume` names the generation when the stager repeats itself to a restarted coordinator.
-    """
+    """A rank has staged its payload and asks where it goes; the first opens the attempt."""
 
     run: RunName
     step: Step
@@ -356,11 +353,14 @@ class OpenPayload(Struct, frozen=True, gc=False):
     payload_bytes: int
     replicas: ReplicaPolicy = ReplicaPolicy.ABORT
     resume: CheckpointId | None = None
+    """The generation, when the stager repeats itself to a restarted coordinator."""
     save: int = 0
     """This process's own count of its saves, from 1: makes a repeated request recognizable."""
     member: str = ""
     """Of a file (ckpt.format.members): its name below the run; launch and world size are 0, and
     `rank` is the number that an earlier answer gave, 0 before."""
+    refused: str = ""
+    """Why the rank staged nothing, which ends the attempt for all. It has 0 bytes, and no plan."""
 
 
 class Place(Struct, frozen=True, gc=False):

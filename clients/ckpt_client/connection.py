@@ -32,6 +32,8 @@ class Connection:
         self.secret_file: Path
         self.locator: Locator
         self.control: Control
+        self.cluster: str
+        """The cluster's id."""
         match url:
             case RemoteUrl():
                 self.secret_file = find_secret_file()
@@ -64,6 +66,7 @@ class Connection:
         self.control = Control(locator, self.secret_file, self._launch_key)
         try:
             _greet(self.control)
+            self.cluster = self.control.cluster
         except BaseException:
             self.control.close()
             raise

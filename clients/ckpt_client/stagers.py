@@ -25,6 +25,8 @@ from ckpt_client.saving import Save
 from ckpt_client.stager import wire
 
 START_TIMEOUT_S = 60.0
+LINE_TIMEOUT_S = 2.0
+"""A stager that does not answer within this is not kept for another store, nor taken over."""
 _links: weakref.WeakSet[StagerLink] = weakref.WeakSet()
 
 
@@ -48,6 +50,7 @@ class StagerLink:
                 ours.close()
                 raise
         self._socket = ours
+        self.attach = attach
         self._log = log
         self._rank = attach.rank
         self._news = threading.Condition()
@@ -70,12 +73,13 @@ class StagerLink:
         self._prepared: list[wire.Prepared] = []
         #: Answers to Prepare since the last one was sent.
         self.pid = 0
+        self._attached = False
         self._made_s: dict[int, float] = {}
         #: half -> how long its memory took to make and map, since the last ask.
         _links.add(self)
         try:
             self._send(attach)
-            if not self.wait_until(lambda: self.pid != 0, START_TIMEOUT_S):
+            if not self.wait_until(lambda: self._attached, START_TIMEOUT_S):
                 raise Unavailable("the stager did not come up in time", hint=f"see {log}")
         except BaseException:
             self.close()
@@ -144,6 +148,13 @@ class StagerLink:
         with suppress(CkptError):
             self._send(wire.DropStaging(number))
 
+    def refuse(self, number: int, run: str, step: int, why: str) -> None:
+        """Nothing was staged, and nothing will be: the ranks that saved the step hear why."""
+        with self._news:
+            self._asking.discard(number)
+        with suppress(CkptError):
+            self._send(wire.RefuseStep(number, run, step, wire.cut_text(why)))
+
     def hand_over(
         self,
         number: int,
@@ -198,6 +209,35 @@ class StagerLink:
         with self._news:
             self._end(Aborted("the store was closed before the outcome was known"))
             self._halves.clear()
+
+    def park(self) -> bool:
+        """`close`, and keep the line for another store. False when it is closed after all: it does
+        not answer, or saves are under way, whose halves another store would have to wait for.
+        """
+        parked = False
+        with suppress(CkptError):
+            if not self._pending:
+                self._send(wire.Detach())
+                parked = self.wait_until(lambda: not self._attached, LINE_TIMEOUT_S)
+        if not parked:
+            self.close()
+            return False
+        with self._news:
+            self._failed.clear()
+            self._warned.clear()
+        return True
+
+    def attach_again(self) -> bool:
+        """Another store has this stager now. False when it has gone, or does not answer: then it
+        is closed.
+        """
+        attached = False
+        with suppress(CkptError):
+            self._send(self.attach)
+            attached = self.wait_until(lambda: self._attached, LINE_TIMEOUT_S)
+        if not attached:
+            self.close()
+        return attached
 
     def abandon(self) -> None:
         """In a forked child: the socket is the parent's."""
@@ -257,7 +297,11 @@ class StagerLink:
             return
         match wire.decode_from_stager(packet):
             case wire.Attached(pid):
-                self.pid = pid
+                self.pid, self._attached = pid, True
+            case wire.Detached():
+                # Mapped memory would outlive the stager here.
+                self._attached, self._open = False, None
+                self._halves.clear()
             case wire.HalfReady(half, half_bytes, fault_in_us):
                 begun = time.monotonic()
                 self._halves.pop(half, None)

@@ -9,16 +9,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
-from ckpt.base.ids import RunName, check_run_name, check_step
+from ckpt.base.ids import RunName, Step, check_run_name, check_step
 from ckpt.base.units import format_bytes
 from ckpt.format.messages import ReplicaPolicy
 from ckpt.protocol.coordinator.views import StepView
@@ -28,14 +27,13 @@ from ckpt_client.environment import (
     Place,
     find_place,
     next_save_number,
-    process_name,
 )
 from ckpt_client.packing import Packing, Planner
 from ckpt_client.saving import Commit, Save, commit_from_view
+from ckpt_client.seats import find_stager, park
 from ckpt_client.settings import Settings, checked_settings
-from ckpt_client.stager import wire
-from ckpt_client.stager.memory import runtime_directory
 from ckpt_client.stagers import StagerLink
+from ckpt_client.staging import Staging
 from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
 
 if TYPE_CHECKING:
@@ -184,12 +182,14 @@ class Store:
 
         The state may be changed as soon as this returns. Raises Refused naming the path of what
         cannot be stored (nothing was staged then), and the error of an earlier save that nobody has
-        heard of.
+        heard of. Whatever it raises refuses the step: the other ranks' saves of it are aborted,
+        naming this rank and why, and the next save of the step begins another attempt on all ranks.
         """
         begun_s = time.monotonic()
-        packing = self.pack(state, rank=rank, world_size=world_size, replicated=replicated)
-        if check_finite:
-            packing.check_finite()
+        with self.refusing(run, step, rank=rank, world_size=world_size):
+            packing = self.pack(state, rank=rank, world_size=world_size, replicated=replicated)
+            if check_finite:
+                packing.check_finite()
         return self.save_packed(run, step, packing, begun_s=begun_s)
 
     def pack(
@@ -235,10 +235,49 @@ class Store:
         """
         self._check_usable()
         name, number = check_run_name(run), check_step(step)
-        self._tell_of_earlier_saves()
+        layout = packing.layout
+        with self.refusing(run, step, rank=layout.rank, world_size=layout.world_size):
+            self._tell_of_earlier_saves()
         with self._lock:
             self._connection.ensure_cluster()
             return self._stage(name, number, packing, copier, begun_s)
+
+    @contextmanager
+    def refusing(
+        self, run: str, step: int, *, rank: int | None = None, world_size: int | None = None
+    ) -> Iterator[None]:
+        """What is raised inside refuses the step for this rank; see `refuse`."""
+        try:
+            yield
+        except Exception as error:
+            self.refuse(run, step, error, rank=rank, world_size=world_size)
+            raise
+
+    def refuse(
+        self,
+        run: str,
+        step: int,
+        why: Exception,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        """Tell the other ranks that this one does not save the step: their saves of it are aborted,
+        naming it and why. It counts as this rank's save: the n-th of a step meets the n-th of all
+        others. Never raises: `why` is on its way up.
+        """
+        with suppress(CkptError, OSError):
+            self._check_usable()
+            name, number, place = (
+                check_run_name(run),
+                check_step(step),
+                find_place(rank, world_size),
+            )
+            if place.world_size > 1:
+                with self._lock:
+                    self._connection.ensure_cluster()
+                    text = why.message if isinstance(why, CkptError) else repr(why)
+                    self._stager(place).refuse(next_save_number(), name, number, text)
 
     # ----------------------------------------------------------------------- loading
 
@@ -398,7 +437,7 @@ class Store:
     def _leave(self) -> None:
         self._closed = True
         for stager in self._stagers.values():
-            stager.close()
+            park(self._connection.cluster, stager)
         self._stagers.clear()
         self._connection.close()
 
@@ -414,72 +453,27 @@ class Store:
             raise Refused("this store is closed")
 
     def _stager(self, place: Place) -> StagerLink:
-        """The rank's stager; a new one when there is none, or when it was killed."""
+        """The rank's stager; when there is none, or when it was killed, that of the store which
+        this process closed last, else a new one.
+        """
         known = self._stagers.get(place)
         if known is not None and known.alive:
             return known
         if known is not None:
             known.close()
-        attach = wire.Attach(
-            pid=os.getpid(),
-            process=process_name(),
-            rank=place.rank,
-            world_size=place.world_size,
-            key=self._settings.launch,
-            directory=self._url.directory if isinstance(self._url, LocalUrl) else "",
-            address=self._url.address if isinstance(self._url, RemoteUrl) else "",
-            secret_file=str(self._connection.secret_file.absolute()),
-            arena_bytes_max=self._settings.arena_bytes_max,
-            idle_s=self._settings.stager_idle_s,
-        )
-        started = self._stagers[place] = StagerLink(attach, self._log_file(place))
-        return started
-
-    def _log_file(self, place: Place) -> Path:
-        if isinstance(self._url, LocalUrl):
-            directory = Path(self._url.directory) / "logs"
-            directory.mkdir(mode=0o700, exist_ok=True)
-        else:
-            directory = runtime_directory()
-        return directory / f"stager-{place.rank}.log"
+        stager = self._stagers[place] = find_stager(self._connection, self._settings, place)
+        return stager
 
     def _stage(
-        self, run: RunName, step: int, packing: Packing, copier: Copier, begun_s: float
+        self, run: RunName, step: Step, packing: Packing, copier: Copier, begun_s: float
     ) -> Save:
         asked = time.monotonic()
-        layout = packing.layout
-        place = Place(layout.rank, layout.world_size)
+        place = Place(packing.layout.rank, packing.layout.world_size)
         fresh = place not in self._stagers or not self._stagers[place].alive
         stager = self._stager(place)
         start_s = time.monotonic() - asked if fresh else 0.0
-        number = next_save_number()
-        early = stager.ask_half(number, run, step, layout.half_bytes, self._settings.when_full)
-        try:
-            if early is not None:
-                early.write(packing, copier)
-            granted = stager.wait_half(number)
-            if granted is None:
-                text = f"{run}@{step} was skipped: the arena is full"
-                warnings.warn(text, UserWarning, stacklevel=5)
-                return Save(run, step, place.rank, None)
-            half, touch_s = granted
-            if half is not early:
-                half.write(packing, copier)
-        except BaseException:
-            stager.drop(number)
-            raise
-        save = Save(run, step, place.rank, stager)
-        save.staged_bytes = layout.payload_bytes
-        save.fault_in_s = start_s + touch_s
-        save.stall_s = max(0.0, time.monotonic() - begun_s - save.fault_in_s)
-        stager.hand_over(
-            number,
-            save,
-            packing,
-            replicas=self._settings.replicas,
-            unchanged=self._settings.unchanged,
-        )
-        return save
+        staging = Staging(stager, run, step, place, next_save_number(), self._settings)
+        return staging.stage(packing, copier, begun_s, start_s)
 
     def _tell_of_earlier_saves(self) -> None:
         with self._lock:

@@ -23,7 +23,7 @@ from ckpt_torch.boxes import is_tensor
 from ckpt_torch.dcp_names import MARK_KEY, MARK_VERSION, Tree, pack_pickle, pack_value, put
 from ckpt_torch.dcp_writer import CkptWriter
 from ckpt_torch.place import find_who
-from ckpt_torch.saving import stage
+from ckpt_torch.saving import refusing_together, stage
 
 StateDict = dict[str, object]
 
@@ -56,10 +56,12 @@ class CkptStager:
         """
         begun_s = time.monotonic()
         who = find_who(self._group, no_dist=False)
-        nested = _nested(state_dict, self._writer.allow_pickle)
+        step = self._writer.step()
+        with refusing_together(step, who):
+            nested = _nested(state_dict, self._writer.allow_pickle)
         state = {str(key): child for key, child in nested.items()}
         staged_save = stage(
-            self._writer.step(), state, who, begun_s=begun_s, check_finite=self._writer.check_finite
+            step, state, who, begun_s=begun_s, check_finite=self._writer.check_finite
         )
         self._writer.adopt(staged_save)
         staged: Future[StateDict] = Future()

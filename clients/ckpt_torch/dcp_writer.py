@@ -112,13 +112,15 @@ class CkptWriter(StorageWriter):
         """Copy this rank's items into the arena; sending goes on after that."""
         self._save, self._adopted = self._adopted, None
         if self._save is None:
-            step, tree = self.step(), self._tree(plan, planner)
+            step, world_size = self.step(), self._world_size(plan)
+            with step.store.refusing(step.run, step.number, rank=self._rank, world_size=world_size):
+                tree = self._tree(plan, planner)
             self._save = step.store.save(
                 step.run,
                 step.number,
                 tree,
                 rank=self._rank,
-                world_size=self._world_size(plan),
+                world_size=world_size,
                 check_finite=self.check_finite,
             )
         self._save.told_by_others()  # DCP raises on all ranks what one of them raises.

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -128,7 +129,8 @@ def stage(
     known = None if check_finite else recall(step.store, who)
     found = recognise(known, state) if known is not None else None
     if known is None or found is None:
-        parts = _parts_of(state, who, allow_pickle, check_finite)
+        with refusing_together(step, who):
+            parts = _parts_of(state, allow_pickle, check_finite)
         holders = find_holders(who, parts.shape(), parts.plain)
     else:
         holders, again = _packed_again(known, found, who)
@@ -136,10 +138,12 @@ def stage(
             return step.store.save_packed(
                 step.run, step.number, again, begun_s=begun_s, copier=TORCH
             )
-        parts = _parts_of(state, who, allow_pickle, check_finite)
-    tree = replaced(state, lambda name, leaf: parts.declare(name, leaf, holders))
-    packing = step.store.pack(tree, rank=who.rank, world_size=who.world_size)
-    remember(step.store, state, packing.layout, parts.shape(), holders)
+        with step.store.refusing(step.run, step.number, rank=who.rank, world_size=who.world_size):
+            parts = _parts_of(state, allow_pickle, check_finite)
+    with step.store.refusing(step.run, step.number, rank=who.rank, world_size=who.world_size):
+        tree = replaced(state, lambda name, leaf: parts.declare(name, leaf, holders))
+        packing = step.store.pack(tree, rank=who.rank, world_size=who.world_size)
+        remember(step.store, state, packing.layout, parts.shape(), holders)
     return step.store.save_packed(step.run, step.number, packing, begun_s=begun_s)
 
 
@@ -151,20 +155,29 @@ def _packed_again(known: Known, found: Found, who: Who) -> tuple[Holders, Packin
     return holders, known.layout.packing(found) if holders is known.holders else None
 
 
-def _parts_of(
-    state: Mapping[str, object],
-    who: Who,
-    allow_pickle: bool,
-    check_finite: bool | tuple[str, ...],
-) -> _Parts:
-    """Every leaf looked at; raises Refused by path, which other ranks hear."""
+@contextmanager
+def refusing_together(step: Step, who: Who) -> Iterator[None]:
+    """A CkptError of one rank ahead of `find_holders` is heard by all: there, where ranks talk, and
+    no rank stages; else through the store.
+    """
     try:
-        parts = _Parts(allow_pickle, check_finite)
-        for name, leaf in leaves(state):
-            parts.add(name, leaf)
+        yield
     except CkptError as error:
-        tell_problem(who, error.message)
+        if who.speaking:
+            tell_problem(who, error.message)
+        else:
+            seat = {"rank": who.rank, "world_size": who.world_size}
+            step.store.refuse(step.run, step.number, error, **seat)
         raise
+
+
+def _parts_of(
+    state: Mapping[str, object], allow_pickle: bool, check_finite: bool | tuple[str, ...]
+) -> _Parts:
+    """Every leaf looked at; raises Refused by path."""
+    parts = _Parts(allow_pickle, check_finite)
+    for name, leaf in leaves(state):
+        parts.add(name, leaf)
     return parts
 
 

@@ -39,6 +39,11 @@ class Agent:
         )
         self.saves[run, step] = self.store.save(run, step, state)
 
+    def save_refused(self, run: str, step: int, nan: bool = False) -> None:
+        """A state that this rank may not save."""
+        state = {"bad": np.array([1.0, np.nan]) if nan else object()}
+        self.store.save(run, step, state, check_finite=nan)
+
     def wait(self, run: str, step: int) -> dict[str, object]:
         return dataclasses.asdict(self.saves[run, step].wait(WAIT_S))
 

@@ -43,8 +43,9 @@ from ckpt.format.messages import (
 from ckpt.format.record import CommitRecord
 from ckpt.format.table import RankTable
 from ckpt.plan.placement import DomainKey, domain_key
+from ckpt.protocol.coordinator.allotment import Allotment
 from ckpt.protocol.coordinator.membership import Membership
-from ckpt.protocol.coordinator.reservations import Allotment, SpreadRule
+from ckpt.protocol.coordinator.reservations import SpreadRule
 from ckpt.protocol.events import Session
 
 
@@ -131,6 +132,8 @@ class Attempt:
     info: CommitInfo | None = None
     failure: AttemptAborted | None = None
     """What all are told, once aborting."""
+    refused: bool = False
+    """A rank refused the step; whoever comes first to its launch afterwards hears it too."""
     closed: bool = True
     """No payload may be added: False for members until a commit names them."""
     next_number: int = 0

@@ -2,10 +2,10 @@
 and what each leaves behind.
 
 Who aborts an attempt: a newer launch that begins while a rank is missing; a later save of a rank
-that is missing; a trainer that ended before it staged, and did not come again; a stager that stays
-away too long; a rank without a store that nobody watches, for longer still; a payload that can
-never be certified. Nobody aborts a decided one. Whoever is told of an end is told again whenever he
-asks, so a lost message costs nothing.
+that is missing; a rank that refused the step; a trainer that ended before it staged, and did not
+come again; a stager that stays away too long; a rank without a store that nobody watches, for
+longer still; a payload that can never be certified. Nobody aborts a decided one. Whoever is told of
+an end is told again whenever he asks, so a lost message costs nothing.
 """
 
 from __future__ import annotations
@@ -136,6 +136,14 @@ class Ending:
             if attempt.launch < launch and not attempt.handed_over and not attempt.of_members:
                 reason = f"launch {launch} of the run has begun"
                 self.abort(attempt, Fenced(f"{attempt.checkpoint}: {reason}"))
+
+    def refuse(self, attempt: Attempt, message: OpenPayload) -> None:
+        """A rank staged nothing: its peers hear why, and the next save of the step is another
+        attempt for all of them.
+        """
+        attempt.refused = True
+        reason = f"rank {message.rank} refused step {message.step}: {message.refused}"
+        self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
 
     def given_up(self, session: Session, request: int, message: PayloadGivenUp) -> None:
         """A stager says that its payload can never be certified."""

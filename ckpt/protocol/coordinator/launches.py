@@ -41,6 +41,8 @@ class Member:
     #: Stagers whose store was closed.
     joined_us: int = LONG_AGO_US
     """When it came; LONG_AGO_US when that is not known."""
+    came_again: bool = False
+    """Another process held the rank before."""
     left_us: int | None = None
     """When a stager said that its process has ended; the stager may still finish saves."""
     watched: bool = False
@@ -363,7 +365,8 @@ class Launches:
             member = None
         entered = member is None
         if member is None:
-            member = launch.members[message.rank] = Member(message.process)
+            again = message.rank in launch.members
+            member = launch.members[message.rank] = Member(message.process, came_again=again)
         if entered or message.came_ago_us is not None:
             member.came(now_us - max(0, message.came_ago_us or 0))
         if message.saved_step is not None:

@@ -4,6 +4,9 @@
                  ^                                                                              |
                  +------------------------------- register (new boot id) -----------------------+
 
+A target whose session ended is dead. One whose lease ran out was silent on a session that stood:
+for one lease more it is *late*, since on a host that is out of breath it comes back.
+
 A target that registers is asked for everything it holds, page by page: only then do its columns
 count. A column counts when its target is LIVE, its checkpoint names that target, and the target has
 proved it in its current boot (P10, P13). Invariants: at most one boot id of a target is current; a
@@ -19,6 +22,7 @@ from enum import Enum
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import BootId, ColumnId, Domain, Epoch, TargetId
 from ckpt.base.limits import LEASE_US
+from ckpt.base.units import US_PER_S
 from ckpt.format.messages import (
     ColumnsListed,
     DocumentSummary,
@@ -70,6 +74,8 @@ class Target:
     """Of its device, for all targets there together."""
     bytes_used: int = 0
     lease_ends_us: int = 0
+    silent_since_us: int | None = None
+    """When it was last heard, of one that is away because its lease ran out."""
     counters: dict[str, int] = field(default_factory=dict)
     load_bytes: int = 0
     """Planned onto it by attempts that have not ended; the balance of a burst."""
@@ -130,6 +136,26 @@ class Membership:
         coming = any(t.state is TargetState.RECONCILING for t in self.targets.values())
         known_away = any(t.session is None for t in self.targets.values())
         return coming or (young and (known_away or not self.targets))
+
+    def is_late(self, target: Target) -> bool:
+        """Its lease ran out on an open session, less than another lease ago."""
+        since = target.silent_since_us
+        return since is not None and self._desk.now_us - since < 2 * LEASE_US
+
+    def coming(self) -> list[Target]:
+        """Targets that do not count now, and likely will within a lease."""
+        return [
+            t
+            for t in self.targets.values()
+            if t.state is TargetState.RECONCILING or self.is_late(t)
+        ]
+
+    def silence(self) -> str:
+        """Who is away without a word, and for how long; empty when nobody is."""
+        now = self._desk.now_us
+        away = [t for t in self.targets.values() if t.silent_since_us is not None]
+        told = [f"{t.id} for {(now - (t.silent_since_us or 0)) / US_PER_S:.0f} s" for t in away]
+        return f"; silent: {', '.join(told)}" if told else ""
 
     def live(self) -> list[Target]:
         """Targets that count now, by id."""
@@ -219,6 +245,7 @@ class Membership:
             if target.session is not None and self._desk.now_us >= target.lease_ends_us:
                 self._desk.close(target.session, f"lease of target {target.id} ran out")
                 self._take_down(target)
+                target.silent_since_us = target.lease_ends_us - LEASE_US
 
     # ----------------------------------------------------------------------- inside
 
@@ -226,6 +253,7 @@ class Membership:
         self, target: Target, session: Session, domain: Domain, message: RegisterTarget
     ) -> None:
         target.session, target.boot, target.state = session, message.boot, TargetState.RECONCILING
+        target.silent_since_us = None
         target.domain, target.directory = domain, message.directory
         target.address, target.unix, target.pid = message.address, message.unix, message.pid
         target.bytes_total, target.bytes_free = message.bytes_total, message.bytes_free

@@ -18,7 +18,7 @@ from ckpt.base.ids import (
     check_run_name,
     check_step,
 )
-from ckpt.base.limits import PAYLOAD_BYTES_MAX
+from ckpt.base.limits import LEASE_US, PAYLOAD_BYTES_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.layout import Layout
 from ckpt.format.messages import (
@@ -27,6 +27,7 @@ from ckpt.format.messages import (
 )
 from ckpt.format.record import decode_record
 from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.allotment import Allotment
 from ckpt.protocol.coordinator.attempts import ENDED, Attempt, AttemptBook, AttemptState, Payload
 from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
 from ckpt.protocol.coordinator.committing import Committer
@@ -35,8 +36,13 @@ from ckpt.protocol.coordinator.ending import Ending
 from ckpt.protocol.coordinator.launches import LONG_AGO_US, Launches, Saved
 from ckpt.protocol.coordinator.membership import Membership
 from ckpt.protocol.coordinator.placements import decode_placement
-from ckpt.protocol.coordinator.reservations import Allotment, Reservations
+from ckpt.protocol.coordinator.reservations import Reservations
 from ckpt.protocol.events import Session
+
+LATE_WAIT_US = 2 * LEASE_US
+"""A payload without a plan waits no longer for targets that are late: one may have been heard just
+before the payload came, be silent for its lease, and late for another.
+"""
 
 
 class Opening:
@@ -66,8 +72,8 @@ class Opening:
         self._cell_bytes = cell_bytes
         self._counter = 0
         self._postponed: list[tuple[Attempt, Payload]] = []
-        #: Payloads without a plan while the targets gather after a start; tried again on every
-        #: tick.
+        #: Payloads without a plan while targets gather after a start, or are late; tried again on
+        #: every tick.
 
     def tick(self) -> None:
         """Plan what waited for targets to come."""
@@ -96,6 +102,9 @@ class Opening:
         payload.request = request
         if attempt.state in ENDED:
             self._ending.tell_end(attempt, payload)
+            return
+        if message.refused:
+            self._ending.refuse(attempt, message)
             return
         self._ending.abort_passed_by(attempt)
         if attempt.state not in ENDED:
@@ -133,17 +142,25 @@ class Opening:
         """The oldest attempt of this launch at this step that lacks this rank.
 
         So the n-th save of a step by one rank meets the n-th of every other. One that was aborted
-        before this rank came ends its save too, unless this process joined only afterwards.
+        before this rank came ends its save too, unless this process joined only afterwards. One
+        that a rank refused does so as well when this is the rank's first process: it was on its
+        way to that very save.
         """
         launch = self._launches.get(message.run, message.launch)
         joined_us = launch.joined_us(message.rank) if launch is not None else LONG_AGO_US
+        member = launch.members.get(message.rank) if launch is not None else None
+        first = member is None or not member.came_again
         for attempt in self._book.attempts.values():
             if (
                 attempt.checkpoint.run == message.run
                 and attempt.checkpoint.step == message.step
                 and attempt.launch == message.launch
                 and message.rank not in attempt.payloads
-                and (attempt.state not in ENDED or attempt.opened_us >= joined_us)
+                and (
+                    attempt.state not in ENDED
+                    or attempt.opened_us >= joined_us
+                    or (attempt.refused and first)
+                )
             ):
                 return attempt
         return None
@@ -199,7 +216,7 @@ class Opening:
         """Hold space for the payload, then tell its places."""
 
         def done(result: Allotment | CkptError) -> None:
-            if isinstance(result, Unavailable) and self._members.gathering:
+            if isinstance(result, Unavailable) and self._may_wait(payload):
                 self._postponed.append((attempt, payload))
                 return
             if isinstance(result, CkptError):
@@ -212,6 +229,15 @@ class Opening:
             self._tell_plan(attempt, payload)
 
         self._reservations.allot(attempt.checkpoint.run, payload.id.rank, payload.layout, done)
+
+    def _may_wait(self, payload: Payload) -> bool:
+        """Whether enough targets are about to count; what was live a moment ago, not for ever."""
+        members = self._members
+        if members.gathering:
+            return True
+        possible = len(members.live()) + len(members.coming())
+        patient = self._desk.now_us - payload.opened_us < LATE_WAIT_US
+        return patient and possible >= payload.layout.code.floor and bool(members.coming())
 
     def _tell_plan(self, attempt: Attempt, payload: Payload) -> None:
         """Announce the generation: only when its row is durable and the space is held."""

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from ckpt.base.errors import CkptError, NoSpace, Unavailable
 from ckpt.base.ids import BootId, ColumnNumber, Rank, ReservationId, RunName, TargetId
+from ckpt.base.limits import LEASE_US
 from ckpt.base.units import format_bytes
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
@@ -34,6 +35,7 @@ from ckpt.format.messages import (
     Reserved,
 )
 from ckpt.plan.placement import Holder, Level, pick_replacement, place
+from ckpt.protocol.coordinator.allotment import PATIENCE_US, Allotment
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.evicting import NoRoom
 from ckpt.protocol.coordinator.membership import Membership, Target
@@ -41,8 +43,6 @@ from ckpt.protocol.events import Buffer, Session
 
 STANDING_LIFE_US = 600_000_000
 """An allotment that waits longer for its next save gives its space back."""
-PATIENCE_US = 1_000_000
-"""A target that has not reserved within this is passed over; what it reserves later goes back."""
 PATIENCE_LAST_US = 8_000_000
 """When too few are in time, a busy cluster is likelier than a dead one: all are asked again with
 twice the patience, up to this."""
@@ -57,36 +57,6 @@ class SpreadRule:
     spare_count: int = 1
     orphan_grace_us: int = 60_000_000
     """How long streams may still use reservations that an earlier coordinator gave out."""
-
-
-@dataclass(slots=True)
-class Allotment:
-    """Reserved places for one payload: columns by number, spares in order."""
-
-    layout: Layout
-    file_bytes: int
-    columns: dict[ColumnNumber, Place] = field(default_factory=dict)
-    spares: list[Place] = field(default_factory=list)
-    refused: dict[TargetId, Failed] = field(default_factory=dict)
-    #: Targets that did not give space, and what they said; not asked again for this allotment.
-    intended: dict[ColumnNumber, TargetId] = field(default_factory=dict)
-    #: Who was asked last for each column, answered or not: two columns never share a target.
-    asked_spares: set[TargetId] = field(default_factory=set)
-    #: Targets that hold a spare or are asked for one: no column goes there by another way.
-    open_questions: int = 0
-    patience_us: int = PATIENCE_US
-    idle_since_us: int = 0
-    released: bool = False
-    """Its save ended: a place that is still being asked for goes back when it comes."""
-
-    @property
-    def places(self) -> list[Place]:
-        return [*self.columns.values(), *self.spares]
-
-    @property
-    def absent(self) -> tuple[ColumnNumber, ...]:
-        wanted = range(self.layout.code.n)
-        return tuple(ColumnNumber(j) for j in wanted if j not in self.columns)
 
 
 Done = Callable[[Allotment | CkptError], None]
@@ -114,6 +84,8 @@ class Reservations:
         #: Asked for by me and not given back; whatever else a target holds is released.
         self._standing: dict[StandingKey, Allotment] = {}
         #: Allotments that wait for the rank's next save of the same shape; only mine.
+        self._waiting: list[Callable[[], None]] = []
+        #: Columns of short payloads without a place; tried again on every tick.
         self._orphans: list[tuple[int, TargetId, BootId, ReservationId]] = []
         #: Reservations of an earlier term, released when their streams had time to end.
 
@@ -157,16 +129,36 @@ class Reservations:
     def more_spares(
         self, allotment: Allotment, column: ColumnNumber, done: Callable[[tuple[Place, ...]], None]
     ) -> None:
-        """One more place for a column, outside the domains of the others; or none."""
+        """One more place for a column, outside the domains of the others; or none. Without it the
+        payload may be below its floor: then targets that were silent when they were asked are asked
+        again, for as long as a lease.
+        """
+        until_us = self._desk.now_us + LEASE_US
 
         def placed(place: Place | None) -> None:
-            if place is None:
+            if place is not None:
+                allotment.spares.append(place)
+                done((place,))
+            elif self._desk.now_us < until_us and self._may_ask_again(allotment):
+                self._waiting.append(again)
+            else:
                 done(())
-                return
-            allotment.spares.append(place)
-            done((place,))
+
+        def again() -> None:
+            allotment.forgive_silence()
+            self._replace(allotment, column, placed)
 
         self._replace(allotment, column, placed)
+
+    def _may_ask_again(self, allotment: Allotment) -> bool:
+        """Too few places are left for the payload, and with those that may come they are enough."""
+        if allotment.released:
+            return False
+        failed, holding = allotment.refused, {place.target for place in allotment.places}
+        left = sum(target not in failed for target in holding)
+        counting = [*self._members.live(), *self._members.coming()]
+        more = sum(target.id not in holding and allotment.may_ask(target.id) for target in counting)
+        return left < allotment.layout.code.floor <= left + more
 
     def reopen(self, allotment: Allotment, kept: Mapping[ColumnNumber, TargetId]) -> None:
         """Only these columns stay; every other place goes back and may be given out anew."""
@@ -206,8 +198,13 @@ class Reservations:
     # ----------------------------------------------------------------------- time and targets
 
     def tick(self) -> None:
-        """Standing space that nobody came for, and space of an earlier term, goes back."""
+        """Standing space that nobody came for, and space of an earlier term, goes back. Columns
+        that wait for a place try again.
+        """
         now = self._desk.now_us
+        waiting, self._waiting = self._waiting, []
+        for again in waiting:
+            again()
         for key, allotment in list(self._standing.items()):
             if now - allotment.idle_since_us >= STANDING_LIFE_US:
                 self.release(self._standing.pop(key))
@@ -401,7 +398,8 @@ class Reservations:
             return
         done(
             Unavailable(
-                f"{live} targets are live and {given} gave space, {needed} are needed for {code}",
+                f"{live} targets are live and {given} gave space, {needed} are needed for {code}"
+                f"{self._members.silence()}",
                 hint="start the missing targets (ckpt status shows them) and save again",
             )
         )

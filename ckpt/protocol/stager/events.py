@@ -106,6 +106,18 @@ class StagingDropped(Struct, frozen=True, gc=False):
     save: int
 
 
+class StepRefused(Struct, frozen=True, gc=False):
+    """The trainer will not save this step, whether it had asked for a half or not: the ranks that
+    do must hear of it. Numbers ascend with those of HalfAsked.
+    """
+
+    now_us: int
+    save: int
+    run: RunName
+    step: Step
+    why: str
+
+
 class PayloadHandedOver(Struct, frozen=True, gc=False):
     """The payload lies whole in its half; from here on the trainer is not needed."""
 
@@ -193,7 +205,9 @@ class PayloadStopped(Struct, frozen=True, gc=False):
 
 
 SaveEvent = StagingDropped | PayloadHandedOver | TableReady | OutcomeHeard
-TrainerEvent = TrainerAttached | TrainerDetached | TrainerEnded | HalfAsked | SaveEvent
+TrainerEvent = (
+    TrainerAttached | TrainerDetached | TrainerEnded | HalfAsked | StepRefused | SaveEvent
+)
 SenderEvent = PayloadSealed | SparesWanted | PayloadFailed | PayloadStopped
 CoordinatorEvent = DialFailed | SessionOpened | SessionClosed | Received | Ticked
 StagerEvent = TrainerEvent | BoxesFingerprinted | SenderEvent | CoordinatorEvent

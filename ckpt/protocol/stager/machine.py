@@ -78,6 +78,8 @@ class StagerMachine(StagerState):
                 self._trainer_detached()
             case e.HalfAsked():
                 self._half_asked(event)
+            case e.StepRefused():
+                self._step_refused(event)
             case _:
                 save = self.saves.get(event.save)
                 if save is not None:
@@ -142,24 +144,30 @@ class StagerMachine(StagerState):
             if known.state is SaveState.STAGING and known.half is not None:
                 self._do(e.GrantHalf(event.save, known.half))
             return
-        run = self.runs.get(event.run)
-        if run is None and not event.member:
-            run = self.runs[event.run] = Launched(event.run, Errand(next(self._numbers)))
+        run = None if event.member else self._run(event.run)
         waiting = sum(save.state is SaveState.ASKED for save in self.saves.values())
         full = waiting > 0 or self.free_half() is None
-        fenced = run.error if run is not None and not event.member else None
+        fenced = run.error if run is not None else None
         refusal = fenced or requests.refusal_when_full(event, full, waiting, self.config)
         if refusal is not None:
             self._do(e.RefuseSave(event.save, refusal.code, refusal.message, refusal.hint))
             return
-        new = [Errand(next(self._numbers)) for _ in range(4)]
-        self.saves[event.save] = Save(
-            event.save, event.run, event.step, new[0], new[1], new[2], new[3],
-            member=event.member, taken=event.taken,
-        )  # fmt: skip
+        save = self._new_save(event)
+        save.member, save.taken = event.member, event.taken
+
+    def _step_refused(self, event: e.StepRefused) -> None:
+        known = self.saves.get(event.save)
+        if known is not None and known.state in (SaveState.ASKED, SaveState.STAGING):
+            self._drop(known)
+        if event.save in self.saves or self._run(event.run).error is not None:
+            return
+        save = self._new_save(event)
+        save.state, save.refused, save.opening_since_us = SaveState.OPENING, event.why, event.now_us
 
     def _trainer_detached(self) -> None:
         self.trainer_attached = False
+        for run in self.runs.values():
+            run.closed = True
         for save in list(self.saves.values()):
             if save.state in (SaveState.ASKED, SaveState.STAGING):
                 self._drop(save)
@@ -251,6 +259,10 @@ class StagerMachine(StagerState):
                 self._do(e.AddSpares(plan.payload, None, plan.spares))
 
     def _start(self, save: Save, plan: m.PayloadPlanned) -> None:
+        if save.refused:  # By a coordinator that does not know the field.
+            save.plan, save.state = plan, SaveState.SENDING
+            save.failed = requests.refusal(save, plan, self._now_us)
+            return
         launch = NO_LAUNCH if save.member else self.runs[save.run].number
         assert save.handed is not None
         assert save.half is not None
@@ -347,9 +359,9 @@ class StagerMachine(StagerState):
         """The coordinator's last word on this save."""
         if not save.pending:
             return
-        if not (save.failed is not None and not save.ever_certified):  # Else it was told already.
-            self._tell(save, outcome)
-        if save.plan is None:
+        if not (save.refused or (save.failed is not None and not save.ever_certified)):
+            self._tell(save, outcome)  # Else it was told already.
+        if save.plan is None or save.refused:
             self._end(save)
             return
         if isinstance(outcome, e.SaveCommitted) and save.half is not None:
@@ -424,7 +436,7 @@ class StagerMachine(StagerState):
     def _must_join(self, run: Launched) -> bool:
         if run.refused or run.joined_on == self.session:
             return False
-        if any(self._is_of(save, run) for save in self._pending()):
+        if self._is_busy(run):
             return True
         return run.error is None and run.left_told is not m.Departure.ENDED
 

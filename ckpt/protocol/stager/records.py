@@ -139,6 +139,14 @@ class Launched:
     """Where TrainerLeft was said last."""
     left_told: Departure | None = None
     """What it said."""
+    closed: bool = False
+    """The store that joined it was closed."""
+
+    def open_again(self) -> None:
+        """Join it once more, under its number: another store saves, and earlier saves go on."""
+        self.closed, self.joined_on = False, None
+        self.left_told_on = self.left_told = None
+        self.errand.renew()
 
 
 @dataclass(slots=True)
@@ -174,6 +182,8 @@ class Save:
     comparing: tuple[Session, int] | None = None
     """Who asked CompareBoxes, and with which request number."""
     outcome: Outcome | None = None
+    refused: str = ""
+    """Why nothing was staged: it is opened for its peers' sake, so that they hear it."""
     member: str = ""
     """Of a file its name; it belongs to no launch, and its number comes with the plan."""
 
@@ -187,5 +197,5 @@ class Save:
 
     @property
     def pending(self) -> bool:
-        """Handed over, and neither committed nor aborted."""
+        """Handed over or refused, and neither committed nor aborted."""
         return self.state in (SaveState.OPENING, SaveState.SENDING)

@@ -46,8 +46,11 @@ def join(who: Identity, run: Launched, now_us: int) -> m.JoinLaunch:
 
 
 def open_payload(who: Identity, launch: LaunchNumber, save: Save) -> m.OpenPayload:
-    """Only for a payload that is handed over whole; with its generation when that is known."""
-    assert save.handed is not None
+    """Only for a payload that is handed over whole, with its generation when that is known; or for
+    none at all.
+    """
+    handed = save.handed
+    assert (handed is None) == bool(save.refused)
     return m.OpenPayload(
         run=save.run,
         step=save.step,
@@ -55,10 +58,11 @@ def open_payload(who: Identity, launch: LaunchNumber, save: Save) -> m.OpenPaylo
         rank=who.rank,
         world_size=who.world_size,
         process=who.process,
-        payload_bytes=save.handed.payload_bytes,
-        replicas=save.handed.replicas,
+        payload_bytes=handed.payload_bytes if handed is not None else 0,
+        replicas=handed.replicas if handed is not None else m.ReplicaPolicy.ABORT,
         resume=save.checkpoint,
         save=save.number,
+        refused=save.refused,
     )
 
 
@@ -109,6 +113,13 @@ def spares(wanted: SparesWanted) -> m.RequestSpares:
 
 def give_up(failed: PayloadFailed) -> m.PayloadGivenUp:
     return m.PayloadGivenUp(failed.payload, failed.code, failed.message, failed.hint)
+
+
+def refusal(save: Save, plan: m.PayloadPlanned, now_us: int) -> PayloadFailed:
+    """What a coordinator hears that has planned a refused step."""
+    return PayloadFailed(
+        now_us, plan.payload, "aborted", f"refused step {save.step}: {save.refused}"
+    )
 
 
 def failed_certify(save: Save, failure: SaveFailed, now_us: int) -> PayloadFailed:

@@ -9,6 +9,7 @@ from ckpt.format import messages as m
 from ckpt.protocol.events import Report, Session
 from ckpt.protocol.stager import events as e
 from ckpt.protocol.stager.records import (
+    Errand,
     LastSave,
     Launched,
     Lifetime,
@@ -64,6 +65,7 @@ class StagerState:
         certified."""
         return all(
             save.state in (SaveState.ENDED, SaveState.STOPPING)
+            or save.refused
             or (save.failed is not None and not save.ever_certified)
             for save in self.saves.values()
         )
@@ -130,6 +132,26 @@ class StagerState:
 
     # ----------------------------------------------------------------------- helpers
 
+    def _run(self, name: RunName) -> Launched:
+        """The launch that a new save of this run belongs to. The first one of another store joins
+        it anew, as a stager of its own would.
+        """
+        known = self.runs.get(name)
+        if known is not None and known.closed and self._is_busy(known):
+            known.open_again()
+        elif known is None or known.closed:
+            known = self.runs[name] = Launched(name, Errand(next(self._numbers)))
+        return known
+
+    def _is_busy(self, run: Launched) -> bool:
+        return any(self._is_of(save, run) for save in self._pending())
+
+    def _new_save(self, event: e.HalfAsked | e.StepRefused) -> Save:
+        new = [Errand(next(self._numbers)) for _ in range(4)]
+        save = Save(event.save, event.run, event.step, new[0], new[1], new[2], new[3])
+        self.saves[event.save] = save
+        return save
+
     @staticmethod
     def _is_of(save: Save, run: Launched) -> bool:
         """It is a save of the run's launch; a file is of none."""
@@ -168,9 +190,8 @@ class StagerState:
                 assert self.contents[half] is None or self.saves[holder].state is SaveState.STOPPING
         for save in self.saves.values():
             held = save.half is not None
-            assert held == (save.state not in (SaveState.ASKED, SaveState.ENDED)), (
-                "held until the end"
-            )
+            holds = not save.refused and save.state not in (SaveState.ASKED, SaveState.ENDED)
+            assert held == holds, "held until the end, and only what was staged"
             assert not held or self.halves[save.half or 0] == save.number
             assert (save.plan is None) or save.state not in (SaveState.ASKED, SaveState.STAGING)
             assert save.certified is None or save.ever_certified

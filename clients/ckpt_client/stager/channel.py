@@ -29,6 +29,8 @@ class TrainerChannel:
         #: A descriptor of the trainer's process, readable when it has ended.
         self._deaf = False
         #: The trainer takes no more; what it said before may still lie in the socket.
+        self._paused = False
+        #: The trainer's store was closed: what is sent would lie in the socket, and hold memory.
         self.open = True
 
     def watch_process(self, pid: int) -> None:
@@ -65,10 +67,18 @@ class TrainerChannel:
 
     def send(self, message: wire.FromStager, descriptor: int | None = None) -> None:
         """Queue a message; the descriptor is duplicated and stays the caller's."""
-        if self.open and not self._deaf:
+        if self.open and not self._deaf and not self._paused:
             copy = os.dup(descriptor) if descriptor is not None else None
             self._queue.append((wire.encode_packet(message), copy))
             self.flush()
+
+    def pause(self) -> None:
+        """Behind what is queued nothing is sent until `listen`."""
+        self._paused = True
+
+    def listen(self) -> None:
+        """Somebody reads what is sent."""
+        self._paused = False
 
     def flush(self) -> None:
         """Push as much as the socket takes.

@@ -86,6 +86,14 @@ class HalfDesk:
         self._asked_bytes.clear()
         self._preparing = 0
 
+    def announce_all(self) -> None:
+        """Another store of the trainer has nothing mapped yet."""
+        for half in (0, 1):
+            slot = self.slot(half)
+            if slot.memory is not None and not slot.lent:
+                self._send(wire.HalfReady(half, slot.size, 0), slot.memory.descriptor)
+        self._announce()
+
     def prepare(self, half_bytes: int) -> None:
         """Make what the cap allows of both halves; answered by Prepared."""
         if not self._halves.fits_ever(half_bytes):
@@ -98,7 +106,8 @@ class HalfDesk:
     # ----------------------------------------------------------------------- machine
 
     def grant(self, save: int, half: int) -> None:
-        """The half is this save's from now on."""
+        """The half is this save's from now on; memory that somebody reads is not written again."""
+        self._halves.take_back(half)
         self.slot(half).held = True
         self._half_of[save] = half
         self._granted[half] = save
@@ -185,7 +194,8 @@ class HalfDesk:
         if self._parked or self._asked_bytes or half is None or half == self._open:
             return
         slot = self.slot(half)
-        if slot.memory is not None and not slot.held and not slot.making_bytes:
+        free = not slot.held and not slot.making_bytes and not slot.lent
+        if slot.memory is not None and free:
             self._open = half
             self._send(wire.HalfOpen(half), None)
 

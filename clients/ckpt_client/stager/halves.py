@@ -21,6 +21,8 @@ class Slot:
     """Granted to a save that has not ended."""
     making_bytes: int = 0
     """Size of the memory that a worker is making; 0 when none is."""
+    lent: bool = False
+    """A reader has it mapped, who verified it once: it may never change again."""
     serial: int = 0
     """Grows with each new memory: what lay in an older one is not in this."""
 
@@ -83,12 +85,18 @@ class Halves:
     def installed(self, number: int, memory: Half) -> None:
         """The worker is done."""
         slot = self.slots[number]
-        slot.memory, slot.making_bytes = memory, 0
+        slot.memory, slot.making_bytes, slot.lent = memory, 0, False
         slot.serial += 1
 
     def failed(self, number: int) -> None:
         """The worker got no memory."""
         self.slots[number].making_bytes = 0
+
+    def take_back(self, number: int) -> None:
+        """A save gets this half: what was lent stays its readers' alone."""
+        slot = self.slots[number]
+        if slot.lent:
+            self._drop(slot)
 
     def close(self) -> None:
         for slot in self.slots:
@@ -97,4 +105,4 @@ class Halves:
     def _drop(self, slot: Slot) -> None:
         if slot.memory is not None:
             drop_half(slot.memory)
-            slot.memory = None
+            slot.memory, slot.lent = None, False

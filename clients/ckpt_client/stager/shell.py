@@ -28,7 +28,7 @@ from ckpt.aio.clock import now_us
 from ckpt.aio.link import Link, LinkClosed, LinkLoop, LinkOpened, LinkReceived
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, PeerError
-from ckpt.base.ids import CheckpointId, Rank
+from ckpt.base.ids import CheckpointId, Rank, RunName, Step
 from ckpt.format.messages import Repeats, ReplicaPolicy, Role
 from ckpt.format.table import encode_table
 from ckpt.protocol.events import Received, Report, Send, SessionClosed, SessionOpened, Ticked
@@ -53,6 +53,7 @@ from ckpt.protocol.stager.events import (
     StagerEvent,
     StagingDropped,
     StartPayload,
+    StepRefused,
     StopPayload,
     TableReady,
     TellTrainer,
@@ -117,6 +118,7 @@ class StagerShell:
 
     def __init__(self, trainer: TrainerChannel, attach: wire.Attach) -> None:
         self._trainer = trainer
+        self._attach = attach
         self._locator = Locator(attach.directory, attach.address)
         self._secret_file = Path(attach.secret_file)
         self._rank = Rank(attach.rank)
@@ -151,8 +153,7 @@ class StagerShell:
 
     def run(self) -> None:
         """The loop."""
-        self._trainer.send(wire.Attached(os.getpid()))
-        self._handle(TrainerAttached(now_us()))
+        self._attached()
         while self._running:
             self._wait()
             self._jobs.finish()
@@ -262,12 +263,34 @@ class StagerShell:
             case wire.DropStaging(save):
                 self._desk.forget(save)
                 self._handle(StagingDropped(now_us(), save))
+            case wire.RefuseStep(save, run, step, why):
+                self._desk.forget(save)
+                self._handle(StepRefused(now_us(), save, RunName(run), Step(step), why))
             case wire.HeardOutcome(save):
                 self._handle(OutcomeHeard(now_us(), save))
             case wire.Prepare(half_bytes):
                 self._desk.prepare(half_bytes)
+            case wire.Detach():
+                self._detached()
             case wire.Attach():
-                raise PeerError("the trainer attached twice")
+                if self._machine.trainer_attached or packet != self._attach:
+                    raise PeerError("the trainer attached twice, or as another")
+                self._attached()
+                self._desk.announce_all()
+
+    def _attached(self) -> None:
+        """A store is open: the first one, or another one of its process."""
+        with self._history_lock:
+            self._history = History()
+        self._trainer.listen()
+        self._trainer.send(wire.Attached(os.getpid()))
+        self._handle(TrainerAttached(now_us()))
+
+    def _detached(self) -> None:
+        self._desk.leave()
+        self._handle(TrainerDetached(now_us()))
+        self._trainer.send(wire.Detached())
+        self._trainer.pause()
 
     def _handed_over(self, packet: wire.HandOver) -> None:
         half = self._desk.half_of(packet.save)
@@ -438,6 +461,7 @@ class StagerShell:
         )
         if slot.memory is None or content != wanted:
             return None
+        slot.lent = True
         return Held(slot.memory.descriptor, content.payload_bytes)
 
 

@@ -3,12 +3,15 @@
 One packet is one message, so nothing needs a length. A HalfReady packet carries the half's
 descriptor.
 
-    trainer -> stager   Attach (first), Prepare, AskHalf, DropStaging, HandOver, HeardOutcome
+    trainer -> stager   Attach (first), Prepare, AskHalf, DropStaging, RefuseStep, HandOver,
+                        HeardOutcome, Detach
     stager  -> trainer  Attached, HalfReady (+ descriptor), HalfOpen, Prepared, HalfGranted,
-                        SaveRefused, Outcome
+                        SaveRefused, Outcome, Detached
 
 A save goes AskHalf -> HalfGranted -> HandOver (or DropStaging) -> Outcome -> HeardOutcome, or ends
-with SaveRefused. The end of either side is the end of the socket.
+with SaveRefused. RefuseStep may come in place of each that the trainer sends before HandOver. A
+store that closes says Detach, and hears nothing behind Detached; the same Attach as before goes on,
+and all memory is announced anew behind Attached. The end of either side is the end of the socket.
 """
 
 from __future__ import annotations
@@ -70,6 +73,17 @@ class DropStaging(_Packet, frozen=True, tag=True, array_like=True):
     save: int
 
 
+class RefuseStep(_Packet, frozen=True, tag=True, array_like=True):
+    """This rank saves nothing at this step, and its peers shall hear why; a half that the save was
+    granted holds nothing.
+    """
+
+    save: int
+    run: str
+    step: int
+    why: str
+
+
 class HandOver(_Packet, frozen=True, tag=True, array_like=True):
     """All is in the half: the save is the stager's from here on."""
 
@@ -92,10 +106,18 @@ class HeardOutcome(_Packet, frozen=True, tag=True, array_like=True):
     save: int
 
 
+class Detach(_Packet, frozen=True, tag=True, array_like=True):
+    """The store was closed; its process may open another one."""
+
+
 class Attached(_Packet, frozen=True, tag=True, array_like=True):
     """The stager is up."""
 
     pid: int
+
+
+class Detached(_Packet, frozen=True, tag=True, array_like=True):
+    """The last packet until the next Attach."""
 
 
 class HalfReady(_Packet, frozen=True, tag=True, array_like=True):
@@ -149,8 +171,12 @@ class Outcome(_Packet, frozen=True, tag=True, array_like=True):
     retry_after_us: int | None = None
 
 
-FromTrainer = Attach | Prepare | AskHalf | DropStaging | HandOver | HeardOutcome
-FromStager = Attached | HalfReady | HalfOpen | Prepared | HalfGranted | SaveRefused | Outcome
+FromTrainer = (
+    Attach | Prepare | AskHalf | DropStaging | RefuseStep | HandOver | HeardOutcome | Detach
+)
+FromStager = (
+    Attached | HalfReady | HalfOpen | Prepared | HalfGranted | SaveRefused | Outcome | Detached
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _from_trainer: msgspec.msgpack.Decoder[FromTrainer] = msgspec.msgpack.Decoder(FromTrainer)

@@ -1,0 +1,97 @@
+"""A rank's stager: that of the store which this process closed last, else a new one.
+
+    Store.close ──park──> on the line: a restart may read its memory, and it goes when idle
+    Store.save <──find_stager── the same process, its arena warm
+
+A loop that opens and closes a store for each step has one stager, not one for each step with an
+arena of its own. A stager serves the same rank of the same cluster again, when the store is opened
+alike.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from pathlib import Path
+from typing import Final
+
+from ckpt_client.connection import Connection
+from ckpt_client.environment import Place, process_name
+from ckpt_client.settings import Settings
+from ckpt_client.stager import wire
+from ckpt_client.stager.memory import runtime_directory
+from ckpt_client.stagers import StagerLink
+from ckpt_client.url import LocalUrl, RemoteUrl
+
+Seat = tuple[str, wire.Attach]
+"""Of whom a stager is: the cluster's id, and all that a stager is told at its start."""
+
+_parked: Final[dict[Seat, StagerLink]] = {}
+#: The newest of each seat; some may have gone meanwhile.
+_lock = threading.Lock()
+
+
+def find_stager(connection: Connection, settings: Settings, place: Place) -> StagerLink:
+    """A stager at work for this rank. Raises Unavailable."""
+    attach = _attach(connection, settings, place)
+    with _lock:
+        stager = _parked.pop((connection.cluster, attach), None)
+    if stager is not None and stager.attach_again():
+        return stager
+    return StagerLink(attach, _log_file(connection.url, place))
+
+
+def park(cluster: str, stager: StagerLink) -> None:
+    """Let go of it; whoever sits there next finds it."""
+    if not stager.park():
+        return
+    seat = cluster, stager.attach
+    with _lock:
+        gone = [one for one, known in _parked.items() if one == seat or not known.alive]
+        closing = [_parked.pop(one) for one in gone]
+        _parked[seat] = stager
+    for known in closing:
+        known.close()
+
+
+def _attach(connection: Connection, settings: Settings, place: Place) -> wire.Attach:
+    url = connection.url
+    return wire.Attach(
+        pid=os.getpid(),
+        process=process_name(),
+        rank=place.rank,
+        world_size=place.world_size,
+        key=settings.launch,
+        directory=url.directory if isinstance(url, LocalUrl) else "",
+        address=url.address if isinstance(url, RemoteUrl) else "",
+        secret_file=str(connection.secret_file.absolute()),
+        arena_bytes_max=settings.arena_bytes_max,
+        idle_s=settings.stager_idle_s,
+    )
+
+
+def _log_file(url: LocalUrl | RemoteUrl, place: Place) -> Path:
+    if isinstance(url, LocalUrl):
+        directory = Path(url.directory) / "logs"
+        directory.mkdir(mode=0o700, exist_ok=True)
+    else:
+        directory = runtime_directory()
+    return directory / f"stager-{place.rank}.log"
+
+
+def _close_parked() -> None:
+    """The interpreter ends: a line that nobody closed would be warned of."""
+    while _parked:
+        _parked.popitem()[1].close()
+
+
+def _forget_in_child() -> None:
+    """A forked child has no stagers; another thread of the parent may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+    _parked.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+atexit.register(_close_parked)

@@ -1,0 +1,127 @@
+"""A process that opens a store for each step has one stager, whose memory stays readable."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckpt
+from ckpt.base.ids import Rank
+from ckpt.base.units import MiB
+from ckpt_client.stager.memory import memory_source
+from tests.client.test_stager_process import runs
+from tests.waiting import wait_until
+
+WAIT_S = 60.0
+ROUNDS = 20
+LOADER = """
+import sys, ckpt
+with ckpt.open(sys.argv[1]) as store, store.resolve("loop", int(sys.argv[2])) as found:
+    state = found.load()
+    print(found.source, float(state["a"][0]))
+"""
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("seats")
+    made = f"ckpt+local://{directory}?targets=3&code=2+1"
+    ckpt.open(made).close()
+    yield made
+    subprocess.run(
+        [sys.executable, "-m", "ckpt_client.cli.main", "local", "stop", str(directory)],
+        check=True,
+        capture_output=True,
+    )
+
+
+def save(url: str, step: int, run: str = "loop", **options: object) -> int:
+    """One open, save, close; the stager's number."""
+    with ckpt.open(url, **options) as store:  # type: ignore[arg-type]
+        store.save(run, step, {"a": np.full(MiB // 8, float(step))}).wait(WAIT_S)
+        (link,) = store._stagers.values()
+        return link.pid
+
+
+def loaded_elsewhere(url: str, step: int) -> list[str]:
+    """Where another process found the step, and what."""
+    line = [sys.executable, "-c", LOADER, url, str(step)]
+    return subprocess.run(line, check=True, capture_output=True, text=True).stdout.split()
+
+
+def test_a_store_for_each_step_leaves_one_stager_and_every_step_is_there(url: str) -> None:
+    stagers = [save(url, step) for step in range(1, ROUNDS + 1)]
+    assert len({pid for pid in stagers if runs(pid)}) <= 2
+    with ckpt.open(url) as store:
+        for step in (1, ROUNDS // 2, ROUNDS):
+            state = store.load("loop", step)
+            assert isinstance(state, dict)
+            assert (state["a"] == float(step)).all()
+
+
+def test_another_process_reads_the_newest_step_from_the_memory_of_the_closed_store(
+    url: str,
+) -> None:
+    for step in (101, 102, 103):
+        save(url, step)
+        assert loaded_elsewhere(url, step) == ["stager", f"{step}.0"]
+
+
+def test_memory_that_a_reader_has_is_not_written_by_the_next_store(url: str) -> None:
+    """Once verified its reader copies from it for as long as the load lasts."""
+    save(url, 201)
+    with ckpt.open(url) as store, store.resolve("loop", 201) as found:
+        found.load()
+        pinned, checkpoint = found._pinned, found.info.checkpoint
+    digest = pinned.index.payload(Rank(0)).manifest_digest
+    view = memory_source(pinned.record.cluster, checkpoint.run, Rank(0), checkpoint, digest)
+    assert view is not None
+    before = bytes(view)
+    for step in (202, 203, 204):
+        save(url, step)
+    assert bytes(view) == before
+
+
+def test_a_store_opened_otherwise_has_a_stager_of_its_own(url: str) -> None:
+    first = save(url, 301)
+    assert save(url, 302, arena_bytes_max=64 * MiB) != first
+    assert save(url, 303) == first
+
+
+def test_a_stager_that_went_is_replaced(url: str) -> None:
+    first = save(url, 401, stager_idle_s=0.0)
+    wait_until(lambda: not runs(first), "it goes when idle")
+    assert save(url, 402, stager_idle_s=0.0) != first
+
+
+def test_the_next_store_does_not_wait_for_halves_that_a_closed_one_has_left_full(url: str) -> None:
+    store = ckpt.open(url)
+    for step in (1, 2):  # Rank 1 never comes.
+        store.save("alone", step, {"a": 1}, rank=0, world_size=2)
+    (first,) = store._stagers.values()
+    with pytest.raises(ckpt.CkptError):
+        store.close(timeout_s=0.0)
+    with ckpt.open(url, when_full="error") as other:
+        other.save("other", 1, {"a": 1}, rank=0, world_size=1).wait(WAIT_S)
+        (second,) = other._stagers.values()
+        assert second.pid != first.pid
+
+
+def test_a_forked_child_has_a_stager_of_its_own(url: str, tmp_path: Path) -> None:
+    parent = save(url, 501, run="forks")
+    note = tmp_path / "pid"
+    child = os.fork()
+    if not child:
+        try:
+            note.write_text(str(save(url, 502, run="forks")))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert int(note.read_text()) != parent
+    assert save(url, 503, run="forks") == parent

@@ -1,0 +1,100 @@
+"""One torch rank refuses a step, by any way of saving: all hear it, and the same step commits when
+all save it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+import ckpt
+import ckpt_torch
+from ckpt_torch import CkptReader, CkptStager, CkptWriter
+from tests.frameworks.gloo import Ranks
+
+REFUSING = 1
+TRIES = 3
+"""All but the last are refused."""
+
+
+class Strange:
+    """Not plain data."""
+
+
+def state_of(way: str, value: float) -> dict[str, Any]:
+    """What a rank saves; where ranks do not talk, all have the same names."""
+    name = "w" if "alone" in way else f"w{dist.get_rank()}"
+    return {name: torch.full((1000,), value), "n": 3}
+
+
+def spoilt(way: str, how: str) -> dict[str, Any]:
+    """What the refusing rank saves in vain."""
+    if how == "nan":
+        return state_of(way, float("nan"))
+    return {**state_of(way, 1.0), "strange": Strange()}
+
+
+def told(save: Callable[[], object]) -> str:
+    """What a save that does not commit says here."""
+    try:
+        save()
+    except (ckpt.CkptError, CheckpointException) as error:
+        return str(error)
+    raise AssertionError("it committed")
+
+
+def saver(way: str, path: str, nan: bool) -> Callable[[dict[str, Any]], object]:
+    """A save that returns when it is committed."""
+    writer = CkptWriter(path, check_finite=nan)
+
+    def through_stager(state: dict[str, Any]) -> object:
+        answer = dcp.async_save(state, storage_writer=writer, async_stager=CkptStager(writer))
+        return answer.upload_completion.result()  # type: ignore[union-attr]
+
+    ways: dict[str, Callable[[dict[str, Any]], object]] = {
+        "writer": lambda state: dcp.save(state, storage_writer=writer),
+        "alone": lambda state: dcp.save(state, storage_writer=writer, use_collectives=False),
+        "stager": through_stager,
+        "save": lambda state: ckpt_torch.save(state, checkpoint_id=path, check_finite=nan),
+        "save-alone": lambda state: ckpt_torch.save(
+            state, checkpoint_id=path, check_finite=nan, use_collectives=False
+        ),
+    }
+    return ways[way]
+
+
+def job(url: str, way: str, how: str) -> Any:
+    path = f"{url}/refused-{way}-{how}/7"
+    save = saver(way, path, how == "nan")
+    heard = []
+    for attempt in range(1, TRIES):
+        bad = dist.get_rank() == REFUSING
+        state = spoilt(way, how) if bad else state_of(way, float(attempt))
+        heard.append(told(lambda: save(state)))  # noqa: B023
+        dist.barrier()
+    save(state_of(way, float(TRIES)))
+    back = state_of(way, 0.0)
+    if way in ("writer", "alone", "stager"):
+        dcp.load(back, storage_reader=CkptReader(path))
+    else:
+        ckpt_torch.load(back, checkpoint_id=path)
+    (values,) = [value for value in back.values() if isinstance(value, torch.Tensor)]
+    return heard, values.unique().tolist()
+
+
+@pytest.mark.parametrize("how", ["strange", "nan"])
+@pytest.mark.parametrize("way", ["writer", "alone", "stager", "save", "save-alone"])
+def test_a_step_that_one_rank_refused_commits_when_all_save_it_again(
+    cluster: str, ranks: Ranks, way: str, how: str
+) -> None:
+    for rank, (heard, values) in enumerate(ranks.run(3, job, cluster, way, how)):
+        assert values == [float(TRIES)]
+        for text in heard:
+            assert how in text
+            assert rank == REFUSING or f"rank {REFUSING}" in text.lower()

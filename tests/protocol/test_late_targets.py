@@ -1,0 +1,145 @@
+"""A target that was live a moment ago is waited for, a dead one is not."""
+
+from __future__ import annotations
+
+from ckpt.base.ids import ColumnNumber, TargetId
+from ckpt.format import messages as m
+from tests.protocol.coordinating import Bench, RankFake
+
+LEASE_S = 3
+
+
+def gathered(count: int) -> Bench:
+    """Past the time in which a new coordinator waits for whom it knows."""
+    bench = Bench(count)
+    bench.tick(10)
+    return bench
+
+
+def fall_silent(bench: Bench, *ids: str) -> None:
+    """Their leases run out on sessions that stand."""
+    for id in ids:
+        bench.targets[TargetId(id)].session = None  # The bench renews no more for it.
+    bench.tick(LEASE_S + 1)
+
+
+def test_a_save_waits_for_targets_that_are_late_and_takes_them_when_they_come_back() -> None:
+    bench = gathered(4)
+    fall_silent(bench, "t0", "t1")
+    rank = RankFake(bench)
+    assert rank.open(1) == []
+    bench.tick(1)
+    bench.start("t0")
+    bench.tick()
+    rank.take_plan()
+    assert rank.plan is not None
+    assert len(rank.plan.places) == 3
+
+
+def test_late_targets_that_do_not_come_back_are_named_within_a_lease() -> None:
+    bench = gathered(4)
+    fall_silent(bench, "t0", "t1")
+    rank = RankFake(bench)
+    assert rank.open(1) == []
+    bench.tick(LEASE_S)
+    (abort,) = rank.aborts()
+    assert abort.code == "unavailable"
+    assert "2 targets are live" in abort.message
+    assert "3 are needed" in abort.message
+    assert "silent: t0 for 6 s, t1 for 6 s" in abort.message
+
+
+def test_dead_targets_are_not_waited_for() -> None:
+    bench = gathered(4)
+    bench.stop("t0", "t1")
+    (abort,) = RankFake(bench).open(1)
+    assert isinstance(abort, m.AttemptAborted)
+    assert "silent" not in abort.message
+
+
+def test_late_targets_that_would_not_be_enough_are_not_waited_for() -> None:
+    bench = gathered(4)
+    bench.stop("t0", "t1")
+    fall_silent(bench, "t2")
+    (abort,) = RankFake(bench).open(1)
+    assert isinstance(abort, m.AttemptAborted)
+    assert "1 targets are live" in abort.message
+    assert "silent: t2" in abort.message
+
+
+def test_a_target_that_was_silent_for_longer_than_two_leases_is_dead() -> None:
+    bench = gathered(4)
+    fall_silent(bench, "t0", "t1")
+    bench.tick(LEASE_S)
+    assert isinstance(RankFake(bench).open(1)[0], m.AttemptAborted)
+
+
+def test_targets_that_come_and_go_are_not_waited_for_without_a_bound() -> None:
+    bench = gathered(3)
+    fall_silent(bench, "t0")
+    rank = RankFake(bench)
+    rank.open(1)
+    for _ in range(3):
+        bench.tick(1)
+        target = bench.targets[TargetId("t0")]
+        target.silent.add(m.ListColumns)  # It is back, and never says what it holds.
+        bench.start(target)
+        fall_silent(bench, "t0")
+    assert rank.aborts()
+
+
+# --------------------------------------------------------------------------- more places
+
+
+def spares_for(rank: RankFake, column: int, *failed: str) -> list[m.Message]:
+    names = tuple(TargetId(id) for id in failed)
+    question = m.RequestSpares(rank.payload, ColumnNumber(column), names)
+    return rank.bench.tell(rank.session, question)
+
+
+def short_of(bench: Bench, absent: str) -> RankFake:
+    """A plan at the floor: one target was silent when it was asked for space."""
+    bench.targets[TargetId(absent)].silent.add(m.Reserve)
+    rank = RankFake(bench)
+    rank.open(1)
+    bench.tick(20)
+    rank.take_plan()
+    assert rank.plan is not None
+    return rank
+
+
+def test_a_column_that_puts_its_payload_below_the_floor_asks_silent_targets_again() -> None:
+    bench = gathered(4)
+    rank = short_of(bench, "t3")
+    assert rank.plan is not None
+    lost = rank.plan.places[0].target
+    assert spares_for(rank, 0, lost) == []
+    bench.tick(1)
+    mark = bench.mark()
+    bench.let_answer("t3")
+    bench.tick(2)
+    (named,) = bench.sent(m.SparesNamed, mark)
+    assert [place.target for place in named.spares] == ["t3"]
+
+
+def test_it_is_told_within_a_lease_and_a_question_that_there_is_no_place() -> None:
+    bench = gathered(4)
+    rank = short_of(bench, "t3")
+    assert rank.plan is not None
+    mark = bench.mark()
+    spares_for(rank, 0, rank.plan.places[0].target)
+    bench.tick(LEASE_S + 2)
+    assert bench.sent(m.SparesNamed, mark) == [m.SparesNamed(rank.payload, ())]
+
+
+def test_a_column_that_the_payload_can_do_without_is_answered_at_once() -> None:
+    """Nobody waits for a hung target while the others are enough (P4)."""
+    bench = Bench(6, "3+2")
+    bench.tick(10)
+    fall_silent(bench, "t5")
+    rank = RankFake(bench)
+    rank.open(1)
+    assert rank.plan is not None
+    assert len(rank.plan.places) == 5
+    failed = rank.plan.places[0].target
+    assert spares_for(rank, 0, failed) == [m.SparesNamed(rank.payload, ())]
