@@ -5,7 +5,7 @@
 #   make test     the tests without the slow campaigns; TESTS="tests/erasure -k pattern" picks some
 #   make test-bench    ckptbench's jobs on real clusters and files: tests/bench_e2e
 #   make test-stores   a real S3 server (Ceph, as root), its faults, other Zarr readers: tests/stores
-#   make test-sim      10,000 seeds of the simulator on two cores (make test runs 200)
+#   make test-sim      10,000 seeds of the simulator on two cores (make test runs 200), planted bugs
 #   make test-frameworks   torch, JAX, Lightning, Hugging Face: installs them, then tests/frameworks
 #   make check    format, lint, types, imports
 #   make bench    roofline, burst and restore as ratios of one run
@@ -36,7 +36,7 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/pytest -n $(WORKERS) -m "not slow" --ignore=tests/frameworks --ignore=tests/stores \
-		--ignore=tests/bench_e2e $(TESTS)
+		--ignore=tests/bench_e2e --ignore=tests/sim/test_planted_bugs.py $(TESTS)
 
 # As light as the core, but the benchmark's own: Python alone, no root.
 test-bench: $(READY)
@@ -52,8 +52,10 @@ test-frameworks: $(FRAMEWORKS_READY)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow" \
 		-o faulthandler_timeout=890 --durations=12 tests/frameworks
 
-# Both cores for one campaign: 10,000 histories, each cell of the fault matrix hit.
+# The simulator finds each planted bug; then both cores for one campaign: 10,000 histories, each cell
+# of the fault matrix hit.
 test-sim: $(READY)
+	$(BIN)/pytest -n $(WORKERS) tests/sim/test_planted_bugs.py
 	CKPT_SIM_SEEDS=10000 $(BIN)/pytest -n 0 -o faulthandler_timeout=1090 tests/sim/test_simulation.py
 
 check: $(READY)

@@ -103,14 +103,15 @@ def _interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def _wait_until_it_waits(process: subprocess.Popen[str]) -> None:
-    """Until its main thread was found asleep LOOKS times in a row: it may wake up to look around,
-    but has nothing to do."""
-    looks: list[str] = []
+    """Until its main thread is asleep and has computed nothing for LOOKS looks: it may wake up to
+    look around, but has nothing to do."""
+    looks: list[tuple[str, ...]] = []
 
     def sleeps() -> bool:
         task = Path(f"/proc/{process.pid}/task/{process.pid}/stat")
-        looks.append(task.read_text().rpartition(") ")[2][0])
-        return looks[-LOOKS:] == ["S"] * LOOKS
+        state, *fields = task.read_text().rpartition(") ")[2].split()
+        looks.append(tuple(fields[10:12]))  # Clock ticks in user and kernel mode.
+        return state == "S" and looks[-LOOKS:] == [looks[-1]] * LOOKS
 
     wait_until(sleeps, "it waits for somebody")
 

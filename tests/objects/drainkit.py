@@ -120,19 +120,25 @@ class Drain:
         self.process = subprocess.Popen(
             line,
             env={**os.environ, **(environment or {})},
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=self.log,
         )
 
     def kill(self) -> None:
         """SIGKILL, and gone on return."""
         self.process.kill()
-        self.process.wait()
-        self.log.close()
+        self._end()
 
     def stop(self) -> int:
-        """SIGTERM; its exit status."""
+        """SIGTERM, once it says that it is ready for it; its exit status."""
+        assert self.process.stdout is not None
+        self.process.stdout.readline()
         self.process.terminate()
+        return self._end()
+
+    def _end(self) -> int:
+        assert self.process.stdout is not None
         status = self.process.wait(60.0)
+        self.process.stdout.close()
         self.log.close()
         return status
