@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,6 +40,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         check=True,
         capture_output=True,
     )
+    # Stagers with saves that nobody finishes learn that nobody ever will.
+    shutil.rmtree(directory)
 
 
 def save(url: str, step: int, run: str = "loop", **options: object) -> int:
