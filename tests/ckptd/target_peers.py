@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -227,3 +227,21 @@ async def reserve(coordinator: Coordinator, columns: Sequence[Column]) -> None:
         message = Reserve(1, ReservationId(number), column.file_bytes)
         answer = await coordinator.command(message)
         assert not isinstance(answer, Failed), answer
+
+
+Story = Callable[[Coordinator], Awaitable[None]]
+
+
+def run(story: Story) -> None:
+    """The story, with a coordinator that listens."""
+
+    async def scene() -> None:
+        coordinator = Coordinator()
+        coordinator.listen()
+        assert coordinator.server is not None
+        try:
+            await story(coordinator)
+        finally:
+            await coordinator.server.close(linger_s=0)
+
+    asyncio.run(scene())

@@ -8,7 +8,6 @@ import asyncio
 import json
 import resource
 import signal
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -33,25 +32,17 @@ from ckpt.format.messages import (
 )
 from ckpt.protocol.proofs import check_proof
 from ckpt.protocol.target.core import column_name
-from tests.ckptd.target_peers import ANSWER_S, CLUSTER, SECRET, Coordinator, Daemon, Peer, reserve
+from tests.ckptd.target_peers import (
+    ANSWER_S,
+    CLUSTER,
+    SECRET,
+    Coordinator,
+    Daemon,
+    Peer,
+    reserve,
+    run,
+)
 from tests.protocol.target_world import Column, cut_up
-
-Story = Callable[[Coordinator], Awaitable[None]]
-
-
-def run(story: Story) -> None:
-    """The story, with a coordinator that listens."""
-
-    async def scene() -> None:
-        coordinator = Coordinator()
-        coordinator.listen()
-        assert coordinator.server is not None
-        try:
-            await story(coordinator)
-        finally:
-            await coordinator.server.close(linger_s=0)
-
-    asyncio.run(scene())
 
 
 def _column(rank: int = 0) -> Column:

@@ -9,7 +9,6 @@ import re
 import secrets
 import signal
 import socket
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -41,27 +40,20 @@ from ckptd.target import TargetShell
 from ckptd.target_handlers import CoordinatorHandler, Relay
 from ckptd.target_metrics import family_of_counter
 from ckptd.target_reports import TargetReports
-from tests.ckptd.target_peers import ANSWER_S, CLUSTER, SECRET, Coordinator, Daemon, Peer, reserve
+from tests.ckptd.target_peers import (
+    ANSWER_S,
+    CLUSTER,
+    SECRET,
+    Coordinator,
+    Daemon,
+    Peer,
+    reserve,
+    run,
+)
 from tests.protocol.target_world import Column
 from tests.waiting import wait_until, wait_until_async
 
-Story = Callable[[Coordinator], Awaitable[None]]
 ANY_PORT = ("--http", "127.0.0.1:0")
-
-
-def run(story: Story) -> None:
-    """The story, with a coordinator that listens."""
-
-    async def scene() -> None:
-        coordinator = Coordinator()
-        coordinator.listen()
-        assert coordinator.server is not None
-        try:
-            await story(coordinator)
-        finally:
-            await coordinator.server.close(linger_s=0)
-
-    asyncio.run(scene())
 
 
 def get(address: str, path: str, **headers: str) -> tuple[int, dict[str, str], str]:

@@ -32,6 +32,15 @@ def started_again(rank: RankFake) -> RankFake:
     return again
 
 
+def is_told_after_a_minute(late: RankFake) -> None:
+    late.bench.tick(59)
+    assert late.aborts() == [], "its peer may save the step again"
+    late.bench.tick(2)
+    assert "rank 1 joined when ranks 0 had saved this step or a later one" in (
+        late.aborts()[0].message
+    )
+
+
 def test_a_rank_that_joins_after_an_abort_is_told_when_its_idle_peers_do_not_save_again() -> None:
     bench = Bench()
     stays, dies = team(bench, 2)
@@ -41,12 +50,7 @@ def test_a_rank_that_joins_after_an_abort_is_told_when_its_idle_peers_do_not_sav
     assert "rank 1" in stays.aborts()[0].message
     again = started_again(dies)
     again.open(1)
-    bench.tick(59)
-    assert again.aborts() == [], "its peer may save the step again"
-    bench.tick(2)
-    assert "rank 1 joined when ranks 0 had saved this step or a later one" in (
-        again.aborts()[0].message
-    )
+    is_told_after_a_minute(again)
 
 
 def test_peers_that_save_the_step_again_meet_it() -> None:
@@ -70,9 +74,7 @@ def test_a_rank_whose_peers_have_committed_a_later_step_is_told_likewise() -> No
     bench = Bench()
     stays, dies = team(bench, 2)
     for step in (1, 2):
-        every([stays, dies], lambda rank, step=step: rank.open(step))  # type: ignore[misc]
-        every([stays, dies], lambda rank: rank.seal_all())
-        every([stays, dies], lambda rank: rank.certify())
+        commit([stays, dies], step)
     bench.tick(1)
     again = started_again(dies)
     again.open(1)
@@ -85,9 +87,7 @@ def test_ranks_that_rewind_together_wait_for_the_slowest_without_a_bound() -> No
     bench = Bench()
     fast, slow = team(bench, 2)
     for step in (1, 2):
-        every([fast, slow], lambda rank, step=step: rank.open(step))  # type: ignore[misc]
-        every([fast, slow], lambda rank: rank.seal_all())
-        every([fast, slow], lambda rank: rank.certify())
+        commit([fast, slow], step)
     fast.open(1)
     bench.tick(600)
     assert fast.aborts() == []
@@ -124,12 +124,7 @@ def test_a_restart_of_the_coordinator_leaves_the_answer_as_it_is(when: str) -> N
         checkpoint = again.payload.checkpoint
         restart(bench, stays, again)
         again.resume(1, checkpoint)
-    bench.tick(59)
-    assert again.aborts() == []
-    bench.tick(2)
-    assert "rank 1 joined when ranks 0 had saved this step or a later one" in (
-        again.aborts()[0].message
-    )
+    is_told_after_a_minute(again)
 
 
 def test_behind_a_restart_too_a_rank_that_was_there_all_along_is_waited_for_and_waits() -> None:
