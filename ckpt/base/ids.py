@@ -61,6 +61,25 @@ class CheckpointId(Struct, frozen=True, order=True, gc=False):
         return f"{self.run}@{self.step}#{self.generation}"
 
 
+class Home(Struct, frozen=True, order=True, gc=False):
+    """An earlier generation of the same run that holds bytes of a later one."""
+
+    step: Step
+    generation: Generation
+
+    @classmethod
+    def of(cls, checkpoint: CheckpointId) -> Home:
+        """The same generation, as those of its run name it."""
+        return cls(checkpoint.step, checkpoint.generation)
+
+    def id(self, run: RunName) -> CheckpointId:
+        """Which checkpoint it is."""
+        return CheckpointId(run, self.step, self.generation)
+
+    def __str__(self) -> str:
+        return f"{self.step}#{self.generation}"
+
+
 class PayloadId(Struct, frozen=True, order=True, gc=False):
     """The bytes that one rank hands over in one save."""
 

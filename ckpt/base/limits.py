@@ -11,6 +11,9 @@ CODE_COLUMNS_MAX = 32
 CODE_PARITY_MAX = 4
 TARGET_ID_BYTES_MAX = 64
 
+HOMES_MAX = 4
+"""Earlier generations that one checkpoint may refer to for bytes that did not change."""
+
 # Layout.
 PAGE_BYTES = 4 * KiB
 """O_DIRECT's unit here; every offset and length in a column file is a multiple of it."""

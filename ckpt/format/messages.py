@@ -15,8 +15,9 @@ never used again. Nothing here can carry code.
                                        DocumentData, ColumnVerified
     control plane  stager  -> coord.   JoinLaunch, OpenPayload, RequestSpares, Certify,
                                        BoxesCompared, TrainerLeft, PayloadGivenUp, CommitMembers
-                   coord.  -> stager   LaunchJoined, PayloadPlanned, SparesNamed, Certified,
-                                       ColumnsLost, CompareBoxes, AttemptCommitted, AttemptAborted
+                   coord.  -> stager   LaunchJoined, PayloadPlanned, HomesRefused, SparesNamed,
+                                       Certified, ColumnsLost, CompareBoxes, AttemptCommitted,
+                                       AttemptAborted
                    reader  -> coord.   JoinLaunch, Resolve, LoadBegan, ConfirmLoad, ReleasePin, Ask,
                                        ShareReads, NextReads, LeaveReads, ReportDamage, DeleteStep
                    coord.  -> reader   LaunchJoined, Resolved, LoadConfirmed, ReadsShared,
@@ -37,7 +38,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from ckpt.base.ids import (
     BootId,
@@ -45,6 +46,7 @@ from ckpt.base.ids import (
     ColumnId,
     ColumnNumber,
     Epoch,
+    Home,
     LaunchNumber,
     PayloadId,
     Rank,
@@ -65,6 +67,26 @@ from ckpt.format.drain_messages import (
     RenewDrain,
     TakePart,
     TellStored,
+)
+from ckpt.format.target_messages import (
+    Attest,
+    Attested,
+    ColumnProof,
+    ColumnsListed,
+    DocumentKind,
+    DocumentStored,
+    DropColumn,
+    DropGeneration,
+    Dropped,
+    LeaseRenewed,
+    ListColumns,
+    PutDocument,
+    RegisterTarget,
+    ReleaseReservation,
+    RenewLease,
+    Reserve,
+    Reserved,
+    TargetRegistered,
 )
 
 PROTOCOL_VERSION: Final = 1
@@ -180,22 +202,6 @@ class SealColumn(Struct, frozen=True, gc=False):
     manifest_offset: int = 0
 
 
-class ColumnProof(Struct, frozen=True, gc=False):
-    """What a target vouches for: this column is sealed here, under this boot."""
-
-    column: ColumnId
-    target: TargetId
-    boot: BootId
-    code: str
-    payload_bytes: int
-    column_crc: int
-    """CRC-32 over all fragment bytes of the column."""
-    manifest_digest: bytes
-    """xxh3-128 of the manifest."""
-    mac: bytes
-    """HMAC-SHA256 under the target's own key, over all other fields and the cluster id."""
-
-
 class ColumnSealed(Struct, frozen=True, gc=False):
     """The column and its metadata are on stable storage."""
 
@@ -265,14 +271,6 @@ class ManifestData(Struct, frozen=True, gc=False):
     offset: int = 0
 
 
-class DocumentKind(Enum):
-    """The small documents that targets keep beside columns."""
-
-    INDEX = "index"
-    RECORD = "record"
-    TOMBSTONE = "tombstone"
-
-
 class ReadDocument(Struct, frozen=True, gc=False):
     """Ask for [start, end) of a document; `end` None means to its end."""
 
@@ -332,6 +330,8 @@ class LaunchJoined(Struct, frozen=True, gc=False):
     launch: LaunchNumber
     turn: int = 0
     """Of this rank's next resolution of "newest"; see ckpt.protocol.coordinator.rounds."""
+    references: bool = False
+    """This coordinator understands OpenPayload's homes, and tables that refer to them."""
 
 
 class ReplicaPolicy(Enum):
@@ -361,6 +361,16 @@ class OpenPayload(Struct, frozen=True, gc=False):
     `rank` is the number that an earlier answer gave, 0 before."""
     refused: str = ""
     """Why the rank staged nothing, which ends the attempt for all. It has 0 bytes, and no plan."""
+    homes: tuple[Home, ...] = ()
+    """Committed generations that hold what did not change of this rank's tensors: `payload_bytes`
+    are the others. Said again with `resume`. Answered by HomesRefused when one cannot be used."""
+
+
+class HomesRefused(Struct, frozen=True, gc=False):
+    """Instead of a plan: these generations cannot be referred to; open with all bytes."""
+
+    homes: tuple[Home, ...]
+    reason: str
 
 
 class Place(Struct, frozen=True, gc=False):
@@ -500,6 +510,10 @@ class CommitInfo(Struct, frozen=True, gc=False):
     columns_missing: int = 0
     warnings: tuple[str, ...] = ()
     """What the saver should know, such as replicas that differ and were kept apart."""
+    homes: tuple[Home, ...] = ()
+    """Generations that hold bytes of this one, ascending; they stay as long as this one."""
+    referenced_bytes: int = 0
+    """So many, without parity: they are not among `payload_bytes`."""
 
 
 class AttemptCommitted(Struct, frozen=True, gc=False):
@@ -606,6 +620,8 @@ class Resolved(Struct, frozen=True, gc=False):
     """It is not to be had here: read it from one of these object stores, where it is verified."""
     away: str = ""
     """Why it is out of reach; empty for what is lost."""
+    homes: tuple[bytes, ...] = ()
+    """Commit records of the generations that hold bytes of it. `targets` has their holders too."""
 
 
 class ReleasePin(Struct, frozen=True, gc=False):
@@ -711,156 +727,8 @@ class StepDeleted(Struct, frozen=True, gc=False):
     """The tombstone is durable; nobody resolves this step any more."""
 
     bytes_freed: int
-
-
-# =========================================================================== control plane: targets
-
-
-class RegisterTarget(Struct, frozen=True, gc=False):
-    """A target process presents itself. It dials; the coordinator's commands come back on this
-    session."""
-
-    target: TargetId
-    boot: BootId
-    address: str
-    unix: str
-    domain: str
-    directory: str
-    pid: int
-    bytes_total: int
-    bytes_free: int
-    bytes_used: int
-    term_seen: int
-    """The highest coordinator term on this target's stable storage."""
-    reservations: tuple[ReservationId, ...] = ()
-    device_bytes_free: int | None = None
-    """What all targets of this device may take together; None: `bytes_free`. `bytes_free` is less
-    when this target has a capacity of its own."""
-
-
-class TargetRegistered(Struct, frozen=True, gc=False):
-    """The target refuses every command of a lower term from now on, also after a restart."""
-
-    term: int
-    epoch: Epoch
-    lease_us: int
-
-
-class RenewLease(Struct, frozen=True, gc=False):
-    """I live. Counters are cumulative since boot."""
-
-    target: TargetId
-    boot: BootId
-    bytes_free: int
-    bytes_used: int
-    counters: dict[str, int] = field(default_factory=dict)
-    device_bytes_free: int | None = None
-    """As in RegisterTarget."""
-
-
-class LeaseRenewed(Struct, frozen=True, gc=False):
-    """The current epoch of the cluster map."""
-
-    epoch: Epoch
-
-
-class Reserve(Struct, frozen=True, gc=False):
-    """Preallocate an aside file for one column. Idempotent by reservation."""
-
-    term: int
-    reservation: ReservationId
-    file_bytes: int
-
-
-class Reserved(Struct, frozen=True, gc=False):
-    """The space is held on disk until used or released."""
-
-    reservation: ReservationId
-
-
-class ReleaseReservation(Struct, frozen=True, gc=False):
-    """Give the space back. Idempotent; never answered."""
-
-    term: int
-    reservation: ReservationId
-
-
-class Attest(Struct, frozen=True, gc=False):
-    """Prove again, under the current boot, which of these columns are sealed here."""
-
-    term: int
-    columns: tuple[ColumnId, ...]
-
-
-class Attested(Struct, frozen=True, gc=False):
-    """One proof for each column that is here and whole; others are absent."""
-
-    proofs: tuple[ColumnProof, ...]
-
-
-class PutDocument(Struct, frozen=True, gc=False):
-    """Bulk: document bytes at `offset`. The part that completes it is answered when all is
-    durable."""
-
-    term: int
-    kind: DocumentKind
-    checkpoint: CheckpointId
-    total_bytes: int
-    offset: int
-    digest: bytes
-    """xxh3-128 of the whole document."""
-
-
-class DocumentStored(Struct, frozen=True, gc=False):
-    """On stable storage, whole, digest checked."""
-
-    kind: DocumentKind
-    checkpoint: CheckpointId
-
-
-class DropGeneration(Struct, frozen=True, gc=False):
-    """Remove all columns and documents of a generation but its tombstone. Idempotent."""
-
-    term: int
-    checkpoint: CheckpointId
-    tombstone: bool = False
-    """Its tombstone too: no target holds anything else of it any more."""
-
-
-class DropColumn(Struct, frozen=True, gc=False):
-    """Remove one column that the index does not name. Idempotent."""
-
-    term: int
-    column: ColumnId
-
-
-class Dropped(Struct, frozen=True, gc=False):
-    """Gone, durably."""
-
-    bytes_freed: int
-
-
-class ListColumns(Struct, frozen=True, gc=False):
-    """What is here, in name order, behind the cursor."""
-
-    cursor: str = ""
-    count_max: int = 512
-
-
-class DocumentSummary(Struct, frozen=True, gc=False):
-    """A document that a target holds."""
-
-    kind: DocumentKind
-    checkpoint: CheckpointId
-    total_bytes: int
-
-
-class ColumnsListed(Struct, frozen=True, gc=False):
-    """A page. `cursor` is empty at the end."""
-
-    columns: tuple[ColumnProof, ...]
-    documents: tuple[DocumentSummary, ...]
-    cursor: str
+    bytes_held: int = 0
+    """More, which go when no later checkpoint refers to them."""
 
 
 Message = (
@@ -868,7 +736,7 @@ Message = (
     | BeginColumn | ColumnAccepted | Fragment | CreditGranted | SealColumn | ColumnSealed | AbandonColumn
     | ReadRanges | RangeData | RangeDamaged | RangesDone | ReadManifest | ManifestData
     | ReadDocument | DocumentData | VerifyColumn | ColumnVerified
-    | JoinLaunch | LaunchJoined | OpenPayload | PayloadPlanned | RequestSpares | SparesNamed
+    | JoinLaunch | LaunchJoined | OpenPayload | PayloadPlanned | HomesRefused | RequestSpares | SparesNamed
     | Certify | Certified | ColumnsLost | CompareBoxes | BoxesCompared
     | AttemptCommitted | AttemptAborted | TrainerLeft | PayloadGivenUp | CommitMembers
     | Resolve | Resolved | ReleasePin | LoadBegan | ConfirmLoad | LoadConfirmed
@@ -895,6 +763,6 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     86: ReleaseReservation, 87: Attest, 88: Attested, 89: PutDocument, 90: DocumentStored,
     91: DropGeneration, 92: DropColumn, 93: Dropped, 94: ListColumns, 95: ColumnsListed,
     96: OpenStore, 97: TellStored, 98: LeaseDrain, 99: DrainLeased, 100: BeginParts, 101: TakePart,
-    102: PartTaken, 103: RenewDrain, 104: EndDrain, 105: ForgetStore, 106: DrainNoted,
+    102: PartTaken, 103: RenewDrain, 104: EndDrain, 105: ForgetStore, 106: DrainNoted, 107: HomesRefused,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""

@@ -7,7 +7,9 @@ An envelope (`CKPB`, version 1, lz4) around MessagePack arrays:
 
     table  [rank, world_size, [entry, ...]]
     entry  [name, meaning, dtype, [global dims], [box offset], [box dims],
-            [[start, payload_offset, length], ...], fingerprint]
+            [piece, ...], fingerprint]
+    piece  [start, payload_offset, length], and for bytes that an earlier generation holds (its
+           home) [start, payload_offset, length, term, counter]
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Final
 import msgspec
 
 from ckpt.base.errors import Corrupt, Refused
-from ckpt.base.ids import Rank
+from ckpt.base.ids import Generation, Rank
 from ckpt.base.limits import (
     PAYLOAD_BYTES_MAX,
     TABLE_BYTES_MAX,
@@ -49,13 +51,15 @@ class Meaning(Enum):
     """A box of one global tensor."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """C-order bytes [start, start + length) of a box lie at `payload_offset` of the payload."""
 
     start: int
     payload_offset: int
     length: int
+    home: Generation | None = None
+    """The same rank's payload of that generation holds them; None is the payload at hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ def encode_table(table: RankTable) -> bytes:
             global_shape=entry.global_shape,
             offset=entry.offset,
             shape=entry.shape,
-            pieces=tuple((p.start, p.payload_offset, p.length) for p in entry.pieces),
+            pieces=tuple(_wire_piece(piece) for piece in entry.pieces),
             fingerprint=entry.fingerprint,
         )
         for entry in table.entries
@@ -128,7 +132,7 @@ def decode_table(document: Buffer) -> RankTable:
             global_shape=entry.global_shape,
             offset=entry.offset,
             shape=entry.shape,
-            pieces=tuple(Piece(*piece) for piece in entry.pieces),
+            pieces=tuple(_piece_of(entry.name, piece) for piece in entry.pieces),
             fingerprint=entry.fingerprint,
         )
         for entry in wire.entries
@@ -172,7 +176,7 @@ class _Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     global_shape: tuple[int, ...]
     offset: tuple[int, ...]
     shape: tuple[int, ...]
-    pieces: tuple[tuple[int, int, int], ...]
+    pieces: tuple[tuple[int, ...], ...]
     fingerprint: bytes
 
 
@@ -183,6 +187,22 @@ class _Table(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(_Table)
+
+
+def _wire_piece(piece: Piece) -> tuple[int, ...]:
+    place = piece.start, piece.payload_offset, piece.length
+    return place if piece.home is None else (*place, piece.home.term, piece.home.counter)
+
+
+def _piece_of(name: str, wire: tuple[int, ...]) -> Piece:
+    """Raises Corrupt."""
+    match wire:
+        case (start, offset, length):
+            return Piece(start, offset, length)
+        case (start, offset, length, term, counter) if term >= 0 and counter >= 0:
+            return Piece(start, offset, length, Generation(term, counter))
+        case _:
+            raise Corrupt(f"{name}: a piece that cannot be: {wire[:8]}")
 
 
 def _table_problem(table: RankTable) -> str:

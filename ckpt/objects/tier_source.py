@@ -20,7 +20,13 @@ from ckpt.base.errors import CkptError, Corrupt, Lost, PeerError, Unavailable
 from ckpt.base.ids import CheckpointId, PayloadId, Rank, RunName, Step
 from ckpt.format.index import IndexReader, IndexTensor
 from ckpt.format.layout import Layout
-from ckpt.format.messages import DamageJudged, ReleasePin, Resolve, Resolved, Role
+from ckpt.format.messages import (
+    DamageJudged,
+    ReleasePin,
+    Resolve,
+    Resolved,
+    Role,
+)
 from ckpt.format.record import CommitRecord, decode_record
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node, decode_tree

@@ -434,7 +434,7 @@ def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> Box:
         start, end = max(piece.start, reach), piece.start + piece.length
         if start < end:
             payload_offset = piece.payload_offset + start - piece.start
-            locations.append(Location(None, writer, start, payload_offset, end - start))
+            locations.append(Location(piece.home, writer, start, payload_offset, end - start))
             reach = end
     return Box(rank, entry.offset, entry.shape, tuple(locations))
 

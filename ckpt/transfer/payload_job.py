@@ -17,6 +17,9 @@ from ckpt.aio.link import Link, LinkState
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import ColumnId, ColumnNumber, TargetId
 from ckpt.format import messages as m
+from ckpt.format.target_messages import (
+    ColumnProof,
+)
 from ckpt.protocol.events import Ticked
 from ckpt.protocol.stager.events import (
     PayloadFailed,
@@ -294,7 +297,7 @@ class PayloadJob:
         return True
 
     def _sealed(
-        self, stream: int, state: Stream, proof: m.ColumnProof, now_us: int
+        self, stream: int, state: Stream, proof: ColumnProof, now_us: int
     ) -> list[w.WriterAction]:
         actions = self.writer.handle(w.StreamSealed(now_us, stream, proof))
         if self.writer.column_of(stream) is None and self.writer.columns[state.column].proof:

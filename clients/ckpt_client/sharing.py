@@ -25,7 +25,13 @@ from ckpt.aio.address import TcpAddress, endpoint_by_resolver, parse_address
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import CheckpointId, Rank
 from ckpt.base.units import MiB
-from ckpt.format.messages import LeaveReads, Message, NextReads, ShareReads, TargetAddress
+from ckpt.format.messages import (
+    LeaveReads,
+    Message,
+    NextReads,
+    ShareReads,
+    TargetAddress,
+)
 from ckpt.format.spans import OURS, SPANS_MAX, PayloadSpan, decode_spans, encode_spans
 from ckpt.protocol.reader.spans import Spans, minus, total, union
 from ckpt.transfer.peer_server import PeerServer

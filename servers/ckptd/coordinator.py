@@ -34,7 +34,8 @@ from ckpt.base.ids import BootId, CheckpointId, RunName, Step
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX
 from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
-from ckpt.format.messages import Message, RegisterTarget, Role
+from ckpt.format.messages import Message, Role
+from ckpt.format.target_messages import RegisterTarget
 from ckpt.plan.placement import Level
 from ckpt.protocol.coordinator import catalog as entries
 from ckpt.protocol.coordinator.catalog import Persist, Persisted

@@ -34,15 +34,9 @@ from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader
 from ckpt.format.document import DocumentHeader
 from ckpt.format.index import decode_index
-from ckpt.format.messages import (
-    ColumnsListed,
-    DocumentData,
-    DocumentKind,
-    ListColumns,
-    ReadDocument,
-    Role,
-)
+from ckpt.format.messages import DocumentData, ReadDocument, Role
 from ckpt.format.record import CommitRecord, decode_record, decode_tombstone
+from ckpt.format.target_messages import ColumnsListed, DocumentKind, ListColumns
 from ckpt.protocol.coordinator.catalog import CatalogImage, CatalogRow, RowState, TargetSeen
 from ckpt.protocol.coordinator.placements import encode_placement
 from ckpt.protocol.target.directory import identify

@@ -24,12 +24,14 @@ from ckpt.format.messages import (
     ColumnSealed,
     CreditGranted,
     Failed,
-    LeaseRenewed,
     Message,
+    Role,
+)
+from ckpt.format.target_messages import (
+    LeaseRenewed,
     RegisterTarget,
     RenewLease,
     Reserve,
-    Role,
     TargetRegistered,
 )
 from ckpt.protocol.events import Session

@@ -17,7 +17,8 @@ import pytest
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import NotFound, Refused, Unauthorized
 from ckpt.base.ids import BootId, RunName, Step, TargetId
-from ckpt.format.messages import Answer, Ask, RegisterTarget, Role
+from ckpt.format.messages import Answer, Ask, Role
+from ckpt.format.target_messages import RegisterTarget
 from ckptd.http_client import HttpAsker
 
 SECRET = bytes(range(32))

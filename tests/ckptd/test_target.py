@@ -18,18 +18,16 @@ from ckpt.base.units import KiB, MiB
 from ckpt.format.messages import (
     ByteRange,
     ColumnSealed,
-    ColumnsListed,
     ColumnVerified,
     Failed,
-    ListColumns,
     RangeDamaged,
     RangeData,
     RangesDone,
     ReadRanges,
-    Reserve,
     Role,
     VerifyColumn,
 )
+from ckpt.format.target_messages import ColumnsListed, ListColumns, Reserve
 from ckpt.protocol.proofs import check_proof
 from ckpt.protocol.target.core import column_name
 from tests.ckptd.target_peers import (

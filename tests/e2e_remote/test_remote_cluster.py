@@ -17,7 +17,13 @@ import pytest
 import ckpt
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.ids import RunName, Step
-from ckpt.format.messages import Ask, DeleteStep, ListColumns, Role, StepDeleted
+from ckpt.format.messages import (
+    Ask,
+    DeleteStep,
+    Role,
+    StepDeleted,
+)
+from ckpt.format.target_messages import ListColumns
 from tests.client.trees import bits_of
 from tests.e2e_remote.cluster import RemoteCluster
 from tests.waiting import wait_until

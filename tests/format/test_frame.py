@@ -34,9 +34,9 @@ from ckpt.format.messages import (
     Fragment,
     Message,
     RangesDone,
-    RenewLease,
     Role,
 )
+from ckpt.format.target_messages import RenewLease
 from tests.format.strategies import flipped, masks, positions
 
 KEY = bytes(range(32))

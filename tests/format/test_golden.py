@@ -13,6 +13,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from ckpt.base.ids import (
     BootId,
@@ -20,6 +21,7 @@ from ckpt.base.ids import (
     ColumnId,
     ColumnNumber,
     Generation,
+    Home,
     LaunchNumber,
     PayloadId,
     Rank,
@@ -53,8 +55,7 @@ from ckpt.format.index import (
 )
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, decode_manifest, encode_manifest
-from ckpt.format.messages import CommitInfo, Fragment, Message, PutDocument, RenewLease
-from ckpt.format.messages import DocumentKind as Kind
+from ckpt.format.messages import CommitInfo, Fragment, Message
 from ckpt.format.record import (
     CommitRecord,
     Tombstone,
@@ -64,6 +65,8 @@ from ckpt.format.record import (
     encode_tombstone,
 )
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry
+from ckpt.format.target_messages import DocumentKind as Kind
+from ckpt.format.target_messages import PutDocument, RenewLease
 from ckpt.format.tree import DictNode, LeafNode, ListNode, ScalarNode, TupleNode
 
 DIRECTORY = Path(__file__).parent.parent / "golden"
@@ -237,7 +240,11 @@ def test_a_commit_record_is_as_ever() -> None:
     record = CommitRecord(
         "c0ffee", info, bytes(range(16)), 20_480, (TargetId("t0"), TargetId("t1")), 3
     )
-    frozen = golden("commit_record.bin", encode_record(record))
+    assert decode_record((DIRECTORY / "commit_record.bin").read_bytes()) == record
+    homes = (Home(Step(900), Generation(2, 7)), Home(Step(950), Generation(3, 1)))
+    info = replace(info, homes=homes, referenced_bytes=9_000_000)
+    record = replace(record, info=info)
+    frozen = golden("commit_record_2.bin", encode_record(record))
     assert frozen == encode_record(record)
     assert decode_record(frozen) == record
 
@@ -288,6 +295,17 @@ def test_a_rank_table_is_as_ever() -> None:
     raw = unwrap(table.MAGIC, table.VERSION, frozen, 1 << 20)
     assert raw == unwrap(table.MAGIC, table.VERSION, document, 1 << 20)
     assert table.decode_table(frozen) == TABLE
+
+
+def test_a_rank_table_that_refers_to_a_home_is_as_ever() -> None:
+    pieces = (Piece(0, 4096, 64), Piece(64, 8192, 64, Generation(3, 40)))
+    entry = TensorEntry("w", Meaning.OWN, "<f4", (32,), (0,), (32,), pieces, bytes(range(16)))
+    referring = RankTable(Rank(1), 2, (entry,))
+    document = table.encode_table(referring)
+    frozen = golden("rank_table_2.bin", document)
+    raw = unwrap(table.MAGIC, table.VERSION, frozen, 1 << 20)
+    assert raw == unwrap(table.MAGIC, table.VERSION, document, 1 << 20)
+    assert table.decode_table(frozen) == referring
 
 
 def test_the_documented_offsets_hold() -> None:

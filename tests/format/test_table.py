@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt.base.errors import Corrupt, Refused
-from ckpt.base.ids import Rank
+from ckpt.base.ids import Generation, Rank
 from ckpt.format.checksum import crc32
 from ckpt.format.envelope import ENVELOPE_BYTES, Packing, wrap
 from ckpt.format.table import (
@@ -44,7 +44,8 @@ def entries(draw: st.DrawFn, name: str) -> TensorEntry:
     shard = meaning is Meaning.SHARD
     pieces, start = [], 0
     for gap, at, length in draw(st.lists(st.tuples(*[st.integers(1, 1 << 30)] * 3), max_size=3)):
-        pieces.append(Piece(start + gap - 1, at, length))
+        home = draw(st.sampled_from([None, Generation(at, length)]))
+        pieces.append(Piece(start + gap - 1, at, length, home))
         start += gap + length
     return TensorEntry(
         name=name,
@@ -129,6 +130,14 @@ def test_an_entry_that_breaks_a_rule_is_refused_on_both_sides(bad: TensorEntry, 
         encode_table(table)
     with pytest.raises(Corrupt, match=word):
         decode_table(as_wire(table))
+
+
+@pytest.mark.parametrize("piece", [[0, 0], [0, 0, 9, 1], [0, 0, 9, -1, 2], [0, 0, 9, 1, 2, 3]])
+def test_a_piece_is_three_numbers_and_perhaps_a_generation(piece: list[int]) -> None:
+    entry = ["w", "shard", "<f4", [8, 4], [2, 0], [2, 4], [piece], b""]
+    raw = msgspec.msgpack.encode([0, 1, [entry]])
+    with pytest.raises(Corrupt, match="piece"):
+        decode_table(wrap(MAGIC, 1, raw, Packing.LZ4))
 
 
 def test_names_are_unique_and_ascending() -> None:

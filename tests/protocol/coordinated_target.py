@@ -11,6 +11,23 @@ from ckpt.format import messages as m
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
+from ckpt.format.target_messages import (
+    Attest,
+    Attested,
+    ColumnProof,
+    ColumnsListed,
+    DocumentKind,
+    DocumentStored,
+    DocumentSummary,
+    DropColumn,
+    DropGeneration,
+    Dropped,
+    ListColumns,
+    PutDocument,
+    ReleaseReservation,
+    Reserve,
+    Reserved,
+)
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.proofs import make_proof, proof_key
 
@@ -34,8 +51,8 @@ class FakeTarget:
     boot: BootId
     bytes_free: int = 1 << 40
     session: Session | None = None
-    columns: dict[ColumnId, m.ColumnProof] = field(default_factory=dict)
-    documents: dict[tuple[m.DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
+    columns: dict[ColumnId, ColumnProof] = field(default_factory=dict)
+    documents: dict[tuple[DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
     reservations: set[ReservationId] = field(default_factory=set)
     refuses: dict[type[m.Message], m.Failed] = field(default_factory=dict)
     silent: set[type[m.Message]] = field(default_factory=set)
@@ -45,7 +62,7 @@ class FakeTarget:
     on_release: Callable[[FakeTarget], None] = lambda _: None
     capacity_bytes: int | None = None
     """Of columns of COLUMN_BYTES each; None has room for all."""
-    parts: dict[tuple[m.DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
+    parts: dict[tuple[DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
 
     part_bytes: int = 1 << 20
     """A document is given in parts of at most so many bytes."""
@@ -64,15 +81,15 @@ class FakeTarget:
         if type(message) in self.refuses:
             return self.refuses[type(message)]
         match message:
-            case m.Reserve():
+            case Reserve():
                 self.reservations.add(message.reservation)
-                return m.Reserved(message.reservation)
-            case m.ReleaseReservation():
+                return Reserved(message.reservation)
+            case ReleaseReservation():
                 self.reservations.discard(message.reservation)
                 self.on_release(self)
-            case m.ListColumns():
-                return m.ColumnsListed(tuple(self.columns.values()), self.summaries(), "")
-            case m.PutDocument():
+            case ListColumns():
+                return ColumnsListed(tuple(self.columns.values()), self.summaries(), "")
+            case PutDocument():
                 return self._put(message, bytes(send.bulk))
             case m.ReadDocument(kind, checkpoint, start, end):
                 document = self.documents.get((kind, checkpoint))
@@ -80,19 +97,19 @@ class FakeTarget:
                     return m.Failed("not_found", "it is not here")
                 last = (end or len(document)) - start <= self.part_bytes
                 return m.DocumentData(len(document), start, last)
-            case m.Attest(_, columns):
-                return m.Attested(tuple(self.columns[c] for c in columns if c in self.columns))
+            case Attest(_, columns):
+                return Attested(tuple(self.columns[c] for c in columns if c in self.columns))
             case m.VerifyColumn(column):
                 found = self.columns.get(column)
                 return m.ColumnVerified(column, found is None, 1, self.damaged.get(column, ()))
-            case m.DropColumn(_, column):
+            case DropColumn(_, column):
                 self.columns.pop(column, None)
-                return m.Dropped(1)
-            case m.DropGeneration(_, checkpoint, tombstone):
+                return Dropped(1)
+            case DropGeneration(_, checkpoint, tombstone):
                 self._drop(checkpoint)
                 if tombstone:
-                    self.documents.pop((m.DocumentKind.TOMBSTONE, checkpoint), None)
-                return m.Dropped(1)
+                    self.documents.pop((DocumentKind.TOMBSTONE, checkpoint), None)
+                return Dropped(1)
         return None
 
     @property
@@ -103,22 +120,22 @@ class FakeTarget:
         used = COLUMN_BYTES * len(self.columns)
         return self.capacity_bytes - used, used
 
-    def summaries(self) -> tuple[m.DocumentSummary, ...]:
+    def summaries(self) -> tuple[DocumentSummary, ...]:
         held = sorted(self.documents.items(), key=lambda item: (item[0][0].value, item[0][1]))
-        return tuple(m.DocumentSummary(kind, id, len(data)) for (kind, id), data in held)
+        return tuple(DocumentSummary(kind, id, len(data)) for (kind, id), data in held)
 
     def holds(self, checkpoint: CheckpointId) -> bool:
         """Any column, index or record of it."""
         kinds = {kind for kind, id in self.documents if id == checkpoint}
         columns = any(c.payload.checkpoint == checkpoint for c in self.columns)
-        return columns or bool(kinds - {m.DocumentKind.TOMBSTONE})
+        return columns or bool(kinds - {DocumentKind.TOMBSTONE})
 
     def seal(self, column: ColumnId, place: m.Place, layout: m.PayloadPlanned, bytes_: int) -> None:
         """Become the holder of a column, out of its reservation."""
         self.reservations.discard(place.reservation)
         self.columns[column] = self.proof(column, layout.code, bytes_)
 
-    def proof(self, column: ColumnId, code: str, payload_bytes: int) -> m.ColumnProof:
+    def proof(self, column: ColumnId, code: str, payload_bytes: int) -> ColumnProof:
         return make_proof(
             proof_key(SECRET, self.id, self.boot), CLUSTER, column=column, target=self.id,
             boot=self.boot, code=code, payload_bytes=payload_bytes, column_crc=7,
@@ -132,18 +149,18 @@ class FakeTarget:
         for column, old in self.columns.items():
             self.columns[column] = self.proof(column, old.code, old.payload_bytes)
 
-    def _put(self, message: m.PutDocument, bulk: bytes) -> m.Message | None:
+    def _put(self, message: PutDocument, bulk: bytes) -> m.Message | None:
         key = (message.kind, message.checkpoint)
         self.parts[key] = self.parts.get(key, b"")[: message.offset] + bulk
         if len(self.parts[key]) < message.total_bytes:
             return None
         assert xxh3_128(self.parts[key]) == message.digest
         self.documents[key] = self.parts.pop(key)
-        return m.DocumentStored(message.kind, message.checkpoint)
+        return DocumentStored(message.kind, message.checkpoint)
 
     def _drop(self, checkpoint: CheckpointId) -> None:
         for column in [c for c in self.columns if c.payload.checkpoint == checkpoint]:
             del self.columns[column]
         for kind, id in list(self.documents):
-            if id == checkpoint and kind is not m.DocumentKind.TOMBSTONE:
+            if id == checkpoint and kind is not DocumentKind.TOMBSTONE:
                 del self.documents[kind, id]

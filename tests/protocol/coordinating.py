@@ -28,6 +28,11 @@ from ckpt.base.ids import (
 from ckpt.erasure.code import Code
 from ckpt.format import messages as m
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
+from ckpt.format.target_messages import (
+    ColumnProof,
+    RegisterTarget,
+    RenewLease,
+)
 from ckpt.protocol.coordinator.catalog import CatalogImage, Persist, Persisted, apply_all
 from ckpt.protocol.coordinator.desk import Action
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
@@ -101,7 +106,7 @@ class Bench:
             self.now_us = min(end_us, self.now_us + SECOND_US)
             for target in self.targets.values():
                 if target.session is not None:
-                    renew = m.RenewLease(target.id, target.boot, *target.space)
+                    renew = RenewLease(target.id, target.boot, *target.space)
                     self.tell(target.session, renew)
             self.feed(Ticked(self.now_us))
             if self.now_us >= end_us:
@@ -136,7 +141,7 @@ class Bench:
         target.session = self.session(m.Role.TARGET)
         self.tell(
             target.session,
-            m.RegisterTarget(
+            RegisterTarget(
                 target.id, target.boot, f"{target.id}:1", "", target.domain, f"d/{target.id}", 1,
                 1 << 40, target.bytes_free, 0, 0, tuple(sorted(target.reservations)),
             ),
@@ -316,7 +321,7 @@ class RankFake:
         #: The step that it handed over last, and when.
         self.saves = 0
         self.plan: m.PayloadPlanned | None = None
-        self.proofs: dict[ColumnNumber, m.ColumnProof] = {}
+        self.proofs: dict[ColumnNumber, ColumnProof] = {}
         self.entries: tuple[TensorEntry, ...] = (own_entry(payload_bytes - 100),)
         self.replicas = m.ReplicaPolicy.ABORT
         self.session = bench.session(m.Role.STAGER)

@@ -32,14 +32,16 @@ from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, encode_manifest
 from ckpt.format.messages import (
     BeginColumn,
-    DocumentKind,
     Fragment,
     Message,
-    PutDocument,
     RangeData,
-    Reserve,
     Role,
     SealColumn,
+)
+from ckpt.format.target_messages import (
+    DocumentKind,
+    PutDocument,
+    Reserve,
     TargetRegistered,
 )
 from ckpt.protocol.events import (

@@ -6,6 +6,9 @@ from __future__ import annotations
 
 from ckpt.base.ids import Rank
 from ckpt.format import messages as m
+from ckpt.format.target_messages import (
+    Reserve,
+)
 from tests.protocol.coordinating import Bench, RankFake, every, team
 
 
@@ -107,7 +110,7 @@ def test_a_rank_that_does_not_come_back_after_a_restart_is_named() -> None:
 def test_a_refusal_for_space_says_when_to_come_again() -> None:
     bench = Bench()
     for target in bench.targets.values():
-        target.refuses[m.Reserve] = m.Failed("no_space", "full")
+        target.refuses[Reserve] = m.Failed("no_space", "full")
     rank = RankFake(bench)
     (told,) = rank.open(1)
     assert isinstance(told, m.AttemptAborted)

@@ -12,6 +12,10 @@ from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.format import messages as m
 from ckpt.format.record import decode_record
 from ckpt.format.table import Piece
+from ckpt.format.target_messages import (
+    DocumentKind,
+    PutDocument,
+)
 from ckpt.protocol.coordinator import catalog
 from tests.protocol.coordinating import (
     Bench,
@@ -24,10 +28,10 @@ from tests.protocol.coordinating import (
     team,
 )
 
-INDEX, RECORD = m.DocumentKind.INDEX, m.DocumentKind.RECORD
+INDEX, RECORD = DocumentKind.INDEX, DocumentKind.RECORD
 
 
-def holders(bench: Bench, kind: m.DocumentKind) -> list[str]:
+def holders(bench: Bench, kind: DocumentKind) -> list[str]:
     return [t.id for t in bench.targets.values() if any(k is kind for k, _ in t.documents)]
 
 
@@ -244,9 +248,9 @@ def test_index_then_decision_then_record_then_commit_then_the_announcement() -> 
     rank.certify()
     id = rank.payload.checkpoint
     story = bench.story(
-        mark, m.PutDocument, catalog.AttemptDecided, catalog.AttemptCommitted, m.AttemptCommitted
+        mark, PutDocument, catalog.AttemptDecided, catalog.AttemptCommitted, m.AttemptCommitted
     )
-    kinds = [s.kind.value if isinstance(s, m.PutDocument) else type(s).__name__ for s in story]
+    kinds = [s.kind.value if isinstance(s, PutDocument) else type(s).__name__ for s in story]
     assert kinds == [
         "index", "index", "AttemptDecided", "record", "record", "AttemptCommitted",
         "AttemptCommitted",
@@ -261,7 +265,7 @@ def test_nothing_goes_on_before_the_step_before_it_is_durable() -> None:
     bench = Bench()
     (rank,) = ready(bench)
     for target in bench.targets.values():
-        target.silent.add(m.PutDocument)
+        target.silent.add(PutDocument)
     bench.persist_at_once = False
     rank.certify()
     assert bench.tickets == []
@@ -284,7 +288,7 @@ def test_a_decided_attempt_is_rolled_forward_after_a_restart_with_the_same_bytes
     bench = Bench()
     (rank,) = ready(bench)
     for target in bench.targets.values():
-        target.refuses[m.PutDocument] = m.Failed("unavailable", "its disk fails")
+        target.refuses[PutDocument] = m.Failed("unavailable", "its disk fails")
     bench.persist_at_once = False
     for id in ("t0", "t1", "t2", "t3"):
         bench.targets[TargetId(id)].refuses.clear()
@@ -367,7 +371,7 @@ def test_a_large_index_travels_in_parts_of_which_only_the_last_is_answered() -> 
     rank.entries = tuple(own_entry(1, name) for name in sorted(names))
     mark = bench.mark()
     rank.certify()
-    puts = [p for p in bench.asked("t0", m.PutDocument, mark) if p.kind is INDEX]
+    puts = [p for p in bench.asked("t0", PutDocument, mark) if p.kind is INDEX]
     assert [p.offset for p in puts] == [0, FRAME_BULK_BYTES_MAX]
     assert len({(p.digest, p.total_bytes) for p in puts}) == 1
     assert bench.states() == {"run@1#1.1": "committed"}

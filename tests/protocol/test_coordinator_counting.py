@@ -5,10 +5,13 @@ from __future__ import annotations
 from ckpt.base.ids import BootId, ColumnNumber
 from ckpt.format import messages as m
 from ckpt.format.index import decode_index
+from ckpt.format.target_messages import (
+    DocumentKind,
+)
 from ckpt.protocol.coordinator import catalog
 from tests.protocol.coordinating import Bench, RankFake, ready
 
-INDEX = m.DocumentKind.INDEX
+INDEX = DocumentKind.INDEX
 
 
 def test_columns_that_no_longer_count_are_streamed_again_onto_other_targets() -> None:

@@ -19,11 +19,17 @@ from ckpt.base.ids import (
 )
 from ckpt.format import messages as m
 from ckpt.format.record import decode_tombstone
+from ckpt.format.target_messages import (
+    DocumentKind,
+    DropGeneration,
+    ListColumns,
+    PutDocument,
+)
 from ckpt.protocol.coordinator import catalog, deletion
 from ckpt.protocol.events import Send, Session
 from tests.protocol.coordinating import RUN, Bench, RankFake
 
-TOMBSTONE = m.DocumentKind.TOMBSTONE
+TOMBSTONE = DocumentKind.TOMBSTONE
 
 
 def delete(step: int) -> m.DeleteStep:
@@ -53,18 +59,18 @@ def test_row_and_tombstones_are_durable_before_the_answer_and_columns_go_behind_
     (answer,) = bench.tell(bench.session(), delete(1))
     assert answer == m.StepDeleted(10_000)
     story = bench.story(
-        mark, catalog.CheckpointTombstoned, m.PutDocument, m.StepDeleted, m.DropGeneration,
+        mark, catalog.CheckpointTombstoned, PutDocument, m.StepDeleted, DropGeneration,
         catalog.CheckpointDeleted,
     )  # fmt: skip
     assert [type(told) for told in story] == [
-        catalog.CheckpointTombstoned, m.PutDocument, m.PutDocument, m.StepDeleted,
-        *[m.DropGeneration] * 4, catalog.CheckpointDeleted, *[m.DropGeneration] * 2,
+        catalog.CheckpointTombstoned, PutDocument, PutDocument, m.StepDeleted,
+        *[DropGeneration] * 4, catalog.CheckpointDeleted, *[DropGeneration] * 2,
     ]  # fmt: skip
-    drops = [told for told in story if isinstance(told, m.DropGeneration)]
+    drops = [told for told in story if isinstance(told, DropGeneration)]
     assert [drop.tombstone for drop in drops] == [False] * 4 + [True] * 2
     assert (holders(bench, id), buried_on(bench, id)) == ([], [])
     puts = [a for a in bench.log[mark:] if isinstance(a, Send)]
-    document = next(bytes(a.bulk) for a in puts if isinstance(a.message, m.PutDocument))
+    document = next(bytes(a.bulk) for a in puts if isinstance(a.message, PutDocument))
     assert decode_tombstone(document).reason == "deleted on request"
 
 
@@ -90,7 +96,7 @@ def test_a_target_that_did_not_confirm_its_drop_keeps_the_tombstones_in_place() 
     bench = Bench()
     id = bench.save(1)
     silent = next(t for t in bench.targets.values() if not t.holds(id))
-    silent.silent.add(m.DropGeneration)
+    silent.silent.add(DropGeneration)
     bench.tell(bench.session(), delete(1))
     assert bench.states() == {str(id): "deleted"}
     assert len(buried_on(bench, id)) == 2
@@ -106,7 +112,7 @@ def test_a_tombstone_that_could_not_be_removed_goes_when_its_target_comes_back()
     bench.sync()
     assert len(buried_on(bench, id)) == 2, "the row does not say yet that it is deleted"
     holder = bench.targets[TargetId(buried_on(bench, id)[0])]
-    holder.refuses[m.DropGeneration] = m.Failed("failed", "EIO")
+    holder.refuses[DropGeneration] = m.Failed("failed", "EIO")
     bench.sync()
     bench.persist_at_once = True
     assert buried_on(bench, id) == [holder.id]
@@ -204,7 +210,7 @@ def test_a_pin_that_is_released_before_the_tombstone_lies_on_targets_drops_nothi
     id = bench.save(1)
     session, number = pin(bench)
     for target in bench.targets.values():
-        target.silent.add(m.PutDocument)
+        target.silent.add(PutDocument)
     bench.tell(bench.session(), delete(1))
     bench.tell(session, m.ReleasePin(number))
     assert len(holders(bench, id)) == 3
@@ -233,7 +239,7 @@ def test_after_a_restart_tombstones_are_spread_again_before_anything_is_dropped(
     bench = Bench()
     id = bench.save(1)
     for target in bench.targets.values():
-        target.silent.add(m.PutDocument)
+        target.silent.add(PutDocument)
     bench.tell(bench.session(), delete(1))
     for target in bench.targets.values():
         target.silent.clear()
@@ -244,8 +250,8 @@ def test_after_a_restart_tombstones_are_spread_again_before_anything_is_dropped(
     for name in ("t1", "t2", "t3"):
         bench.start(name)
     bench.tick()
-    puts = bench.story(mark, m.PutDocument, m.DropGeneration)
-    assert isinstance(puts[0], m.PutDocument)
+    puts = bench.story(mark, PutDocument, DropGeneration)
+    assert isinstance(puts[0], PutDocument)
     assert (holders(bench, id), buried_on(bench, id)) == ([], [])
     assert bench.states() == {str(id): "deleted"}
 
@@ -283,9 +289,9 @@ def test_a_target_that_is_still_being_listed_has_not_confirmed_anything() -> Non
     id = bench.save(1)
     back = holders(bench, id)[0]
     bench.stop(back)
-    bench.targets[back].silent.add(m.ListColumns)
+    bench.targets[back].silent.add(ListColumns)
     bench.start(back)
-    bench.targets[back].silent.add(m.DropGeneration)
+    bench.targets[back].silent.add(DropGeneration)
     bench.tell(bench.session(), delete(1))
     assert bench.states() == {str(id): "tombstoned"}
     bench.let_answer(back)
@@ -298,7 +304,7 @@ def test_a_target_that_could_not_drop_is_told_again_when_it_comes_back() -> None
     id = bench.save(1)
     name = holders(bench, id)[0]
     target = bench.targets[name]
-    target.refuses[m.DropGeneration] = m.Failed("failed", "its disk fails")
+    target.refuses[DropGeneration] = m.Failed("failed", "its disk fails")
     bench.tell(bench.session(), delete(1))
     assert bench.states() == {str(id): "tombstoned"}
     target.refuses.clear()

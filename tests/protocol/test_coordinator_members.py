@@ -19,6 +19,12 @@ from ckpt.format.members import (
     plan_member,
 )
 from ckpt.format.table import encode_table
+from ckpt.format.target_messages import (
+    ColumnProof,
+    DropColumn,
+    PutDocument,
+    Reserve,
+)
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.members import NUMBERS_HELD
 from ckpt.protocol.events import Session
@@ -68,7 +74,7 @@ class File:
         self.step = Step(step)
         self.save = save
         self.plan: m.PayloadPlanned | None = None
-        self.proofs: list[m.ColumnProof] = []
+        self.proofs: list[ColumnProof] = []
 
     def question(self) -> m.OpenPayload:
         return m.OpenPayload(
@@ -162,7 +168,7 @@ def test_a_file_that_the_commit_does_not_name_is_discarded_with_its_columns() ->
     mark = bench.mark()
     info = committed(writer.commit(kept.checkpoint, kept))
     assert resolved_ranks(bench, info.checkpoint) == [kept.number]
-    dropped = {drop.column.payload.rank for drop in bench.sent(m.DropColumn, mark)}
+    dropped = {drop.column.payload.rank for drop in bench.sent(DropColumn, mark)}
     assert dropped == {other.number}
 
 
@@ -219,7 +225,7 @@ def test_a_replaced_file_makes_room_when_the_next_one_opens() -> None:
     writer.write("x", b"2")
     mark = bench.mark()
     writer.open("y")
-    assert {d.column.payload.rank for d in bench.sent(m.DropColumn, mark)} == {first.number}
+    assert {d.column.payload.rank for d in bench.sent(DropColumn, mark)} == {first.number}
 
 
 def test_a_commit_of_a_file_alone_is_refused_while_others_wait() -> None:
@@ -292,7 +298,7 @@ def test_files_of_a_writer_that_stays_away_go_and_with_the_last_the_attempt() ->
     bench.close(a.session)
     mark = bench.mark()
     bench.tick(16)
-    assert {d.column.payload.rank for d in bench.sent(m.DropColumn, mark)} == {lost.number}
+    assert {d.column.payload.rank for d in bench.sent(DropColumn, mark)} == {lost.number}
     assert "1/x missing" in refused(b.commit(kept.checkpoint, kept, lost))
     bench.close(b.session)
     bench.tick(16)
@@ -419,7 +425,7 @@ def test_a_decided_commit_is_rolled_forward_after_a_restart() -> None:
     writer = Writer(bench)
     file = writer.write("x")
     for target in bench.targets.values():
-        target.silent.add(m.PutDocument)
+        target.silent.add(PutDocument)
     writer.commit(file.checkpoint, file)
     for id in bench.targets:
         bench.let_answer(str(id))  # The index is stored; the decision follows.
@@ -447,7 +453,7 @@ def test_a_lack_of_space_refuses_the_file_alone() -> None:
     writer = Writer(bench)
     file = writer.write("x")
     for target in bench.targets.values():
-        target.refuses[m.Reserve] = m.Failed("no_space", "full")
+        target.refuses[Reserve] = m.Failed("no_space", "full")
     assert writer.open("y").plan is None
     committed(writer.commit(file.checkpoint, file))
 

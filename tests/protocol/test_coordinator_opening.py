@@ -6,6 +6,9 @@ import pytest
 
 from ckpt.base.ids import PayloadId, Rank
 from ckpt.format import messages as m
+from ckpt.format.target_messages import (
+    DropGeneration,
+)
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.events import Send
 from tests.protocol.coordinating import SECOND_US, Bench, RankFake, every, team
@@ -165,9 +168,9 @@ def test_an_abort_is_durable_before_it_is_told_and_told_before_columns_go() -> N
     second.open(2)
     assert bench.sent(m.AttemptAborted, mark) == []
     bench.sync()
-    kinds = (catalog.AttemptAborted, m.AttemptAborted, m.DropGeneration)
+    kinds = (catalog.AttemptAborted, m.AttemptAborted, DropGeneration)
     story = bench.story(mark, *kinds)
-    assert [type(told) for told in story] == [*kinds, *[m.DropGeneration] * 3]
+    assert [type(told) for told in story] == [*kinds, *[DropGeneration] * 3]
 
 
 def test_an_abort_while_the_generation_is_not_durable_yet_follows_it() -> None:

@@ -6,6 +6,11 @@ import pytest
 
 from ckpt.base.ids import ColumnNumber, ReservationId, TargetId
 from ckpt.format import messages as m
+from ckpt.format.target_messages import (
+    ReleaseReservation,
+    RenewLease,
+    Reserve,
+)
 from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import Bench, RankFake
 
@@ -23,19 +28,19 @@ def held(bench: Bench) -> list[str]:
 
 def test_a_target_that_refuses_is_replaced_and_not_asked_twice() -> None:
     bench = Bench(5)
-    target(bench, "t1").refuses[m.Reserve] = m.Failed("unavailable", "its disk fails")
+    target(bench, "t1").refuses[Reserve] = m.Failed("unavailable", "its disk fails")
     rank = RankFake(bench)
     rank.open(1)
     assert rank.plan is not None
     named = [place.target for place in (*rank.plan.places, *rank.plan.spares)]
     assert sorted(named) == ["t0", "t2", "t3", "t4"]
-    assert len(bench.asked("t1", m.Reserve)) == 1
+    assert len(bench.asked("t1", Reserve)) == 1
 
 
 def test_a_silent_target_is_passed_over_and_what_it_reserves_later_goes_back() -> None:
     bench = Bench(5)
     silent = target(bench, "t1")
-    silent.silent.add(m.Reserve)
+    silent.silent.add(Reserve)
     rank = RankFake(bench)
     assert rank.open(1) == []
     bench.tick(2)
@@ -43,7 +48,7 @@ def test_a_silent_target_is_passed_over_and_what_it_reserves_later_goes_back() -
     assert "t1" not in {place.target for place in rank.places().values()}
     mark = bench.mark()
     bench.let_answer("t1")
-    assert len(bench.asked("t1", m.ReleaseReservation, mark)) == 1
+    assert len(bench.asked("t1", ReleaseReservation, mark)) == 1
     assert silent.reservations == set()
 
 
@@ -51,11 +56,11 @@ def test_too_few_in_time_are_asked_again_with_more_patience() -> None:
     bench = Bench(4)
     slow = ("t0", "t1", "t2")
     for id in slow:
-        target(bench, id).silent.add(m.Reserve)
+        target(bench, id).silent.add(Reserve)
     rank = RankFake(bench)
     assert rank.open(1) == []
     bench.tick(1)
-    assert [len(bench.asked(id, m.Reserve)) for id in slow] == [2, 2, 2]
+    assert [len(bench.asked(id, Reserve)) for id in slow] == [2, 2, 2]
     bench.tick(1)
     for id in slow:
         bench.let_answer(id)
@@ -67,7 +72,7 @@ def test_too_few_in_time_are_asked_again_with_more_patience() -> None:
 def test_targets_that_stay_silent_end_the_save_after_a_bounded_time() -> None:
     bench = Bench(3)
     for one in bench.targets.values():
-        one.silent.add(m.Reserve)
+        one.silent.add(Reserve)
     rank = RankFake(bench)
     rank.open(1)
     for _ in range(14):
@@ -81,7 +86,7 @@ def test_targets_that_stay_silent_end_the_save_after_a_bounded_time() -> None:
 
 def test_a_spare_takes_the_place_of_a_column_that_nobody_else_can_take() -> None:
     bench = Bench(4)
-    target(bench, "t0").refuses[m.Reserve] = FULL
+    target(bench, "t0").refuses[Reserve] = FULL
     rank = RankFake(bench)
     rank.open(1)
     assert rank.plan is not None
@@ -91,7 +96,7 @@ def test_a_spare_takes_the_place_of_a_column_that_nobody_else_can_take() -> None
 
 def test_a_column_without_a_target_is_absent_as_long_as_the_floor_stands() -> None:
     bench = Bench(5, "3+2")
-    target(bench, "t0").refuses[m.Reserve] = FULL
+    target(bench, "t0").refuses[Reserve] = FULL
     rank = RankFake(bench)
     rank.open(1)
     assert rank.plan is not None
@@ -107,7 +112,7 @@ def test_without_space_standing_space_goes_first_then_the_save_fails_with_a_retr
     assert held(bench) == ["t0", "t1", "t2"], "it stands for the next save"
     for one in bench.targets.values():
         if said_by == "refusal":
-            one.refuses[m.Reserve] = FULL
+            one.refuses[Reserve] = FULL
         else:
             one.bytes_free = 0
     bench.tick(1)
@@ -124,7 +129,7 @@ def test_space_that_only_stood_by_serves_a_save_that_needs_it() -> None:
     bench = Bench(3)
     bench.save(1, run="other")
     for one in bench.targets.values():
-        one.refuses[m.Reserve] = FULL
+        one.refuses[Reserve] = FULL
     released: list[str] = []
     rank = RankFake(bench)
 
@@ -159,7 +164,7 @@ def test_the_next_save_of_the_same_shape_asks_nothing() -> None:
     assert len(standing) == 4
     mark = bench.mark()
     rank.open(2)
-    assert bench.sent(m.Reserve, mark) == []
+    assert bench.sent(Reserve, mark) == []
     assert held(bench) == standing
 
 
@@ -243,7 +248,7 @@ def test_a_spare_that_comes_when_its_save_has_ended_goes_back() -> None:
     named = {place.target for place in (*rank.plan.places, *rank.plan.spares)}
     others = [id for id in bench.targets if id not in named]
     for id in others:
-        target(bench, id).silent.add(m.Reserve)
+        target(bench, id).silent.add(Reserve)
     bench.tell(rank.session, m.RequestSpares(rank.payload, ColumnNumber(0), ()))
     bench.tell(rank.session, m.PayloadGivenUp(rank.payload, "failed", "its bytes broke"))
     for id in others:
@@ -257,7 +262,7 @@ def test_targets_with_capacities_of_their_own_on_one_device_are_full_each_by_its
         one.domain = "p/r/h0/d0"
         bench.start(one)
         assert one.session is not None
-        renew = m.RenewLease(one.id, one.boot, 30_000, 0, {}, 1 << 30)
+        renew = RenewLease(one.id, one.boot, 30_000, 0, {}, 1 << 30)
         one.bytes_free = 30_000  # Room for one column, and the device has plenty.
         bench.tell(one.session, renew)
     rank = RankFake(bench)

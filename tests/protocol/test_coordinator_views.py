@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from ckpt.base.ids import PayloadId, Rank, Step, TargetId
 from ckpt.format import messages as m
+from ckpt.format.target_messages import (
+    RenewLease,
+)
 from tests.protocol.coordinating import RUN, Bench, RankFake
 
 
@@ -125,4 +128,4 @@ def test_a_target_may_not_ask_and_a_reader_may_not_register() -> None:
     bench.tell(target, m.Ask("status"))
     assert bench.targets[TargetId("t0")].session is None
     reader = bench.session()
-    assert bench.tell(reader, m.RenewLease(TargetId("t1"), 2, 0, 0)) == []  # type: ignore[arg-type]
+    assert bench.tell(reader, RenewLease(TargetId("t1"), 2, 0, 0)) == []  # type: ignore[arg-type]

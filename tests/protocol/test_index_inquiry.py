@@ -7,12 +7,15 @@ import pytest
 from ckpt.base.ids import CheckpointId, PayloadId, Rank
 from ckpt.format import messages as m
 from ckpt.format.index_pages import HEADER_BYTES
+from ckpt.format.target_messages import (
+    DocumentKind,
+)
 from ckpt.protocol.coordinator import catalog, index_inquiry
 from ckpt.protocol.events import Session
 from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import RUN, Bench
 
-INDEX = m.DocumentKind.INDEX
+INDEX = DocumentKind.INDEX
 
 
 def report(bench: Bench, id: CheckpointId, session: Session | None = None) -> list[m.Message]:

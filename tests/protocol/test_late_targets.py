@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from ckpt.base.ids import ColumnNumber, TargetId
 from ckpt.format import messages as m
+from ckpt.format.target_messages import (
+    ListColumns,
+    Reserve,
+)
 from tests.protocol.coordinating import Bench, RankFake
 
 LEASE_S = 3
@@ -82,7 +86,7 @@ def test_targets_that_come_and_go_are_not_waited_for_without_a_bound() -> None:
     for _ in range(3):
         bench.tick(1)
         target = bench.targets[TargetId("t0")]
-        target.silent.add(m.ListColumns)  # It is back, and never says what it holds.
+        target.silent.add(ListColumns)  # It is back, and never says what it holds.
         bench.start(target)
         fall_silent(bench, "t0")
     assert rank.aborts()
@@ -99,7 +103,7 @@ def spares_for(rank: RankFake, column: int, *failed: str) -> list[m.Message]:
 
 def short_of(bench: Bench, absent: str) -> RankFake:
     """A plan at the floor: one target was silent when it was asked for space."""
-    bench.targets[TargetId(absent)].silent.add(m.Reserve)
+    bench.targets[TargetId(absent)].silent.add(Reserve)
     rank = RankFake(bench)
     rank.open(1)
     bench.tick(20)

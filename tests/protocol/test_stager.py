@@ -20,6 +20,9 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.format import messages as m
+from ckpt.format.target_messages import (
+    ColumnProof,
+)
 from ckpt.protocol.events import Received, Send, Session, SessionClosed, SessionOpened, Ticked
 from ckpt.protocol.stager import events as e
 from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
@@ -43,9 +46,9 @@ def planned(step: int, generation: int = 1) -> m.PayloadPlanned:
     )
 
 
-def proofs(step: int, columns: int = 3) -> tuple[m.ColumnProof, ...]:
+def proofs(step: int, columns: int = 3) -> tuple[ColumnProof, ...]:
     return tuple(
-        m.ColumnProof(
+        ColumnProof(
             ColumnId(payload_of(step), ColumnNumber(j)), TargetId(f"t{j}"), BootId(1), "2+1", 100, j, DIGEST, b""
         )
         for j in range(columns)

@@ -4,7 +4,9 @@ whatever the shapes of those before.
 
 from __future__ import annotations
 
-from ckpt.format import messages as m
+from ckpt.format.target_messages import (
+    ReleaseReservation,
+)
 from tests.protocol.coordinating import Bench, RankFake
 
 SPARES = 1
@@ -38,7 +40,7 @@ def test_a_save_gives_back_only_what_did_not_become_a_column() -> None:
     save(rank, 1, 10_000)
     plan = rank.plan
     assert plan is not None
-    given_back = [message.reservation for message in bench.sent(m.ReleaseReservation)]
+    given_back = [message.reservation for message in bench.sent(ReleaseReservation)]
     assert given_back == [spare.reservation for spare in plan.spares]
     assert held(bench) == bench.machine.reservations.standing_places
 

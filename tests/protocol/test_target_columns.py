@@ -19,18 +19,20 @@ from ckpt.format.messages import (
     ColumnVerified,
     Failed,
     Fragment,
-    LeaseRenewed,
     RangeData,
     RangesDone,
     ReadRanges,
+    Role,
+    SealColumn,
+    VerifyColumn,
+)
+from ckpt.format.target_messages import (
+    LeaseRenewed,
     RegisterTarget,
     ReleaseReservation,
     Reserve,
     Reserved,
-    Role,
-    SealColumn,
     TargetRegistered,
-    VerifyColumn,
 )
 from ckpt.protocol.events import SessionClosed, SessionOpened
 from ckpt.protocol.proofs import check_proof

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
-from ckpt.format.messages import AbandonColumn, ColumnAccepted, ColumnSealed, CreditGranted
+from ckpt.format.messages import (
+    AbandonColumn,
+    ColumnAccepted,
+    ColumnSealed,
+    CreditGranted,
+)
 from ckpt.protocol.events import Session, SessionClosed
 from ckpt.protocol.target.core import TargetLimits
 from tests.protocol.target_world import WRITER, Column, TargetWorld, reserve, write

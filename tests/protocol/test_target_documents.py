@@ -17,20 +17,22 @@ from ckpt.format.document import (
     encode_document_header,
 )
 from ckpt.format.messages import (
+    ColumnSealed,
+    DocumentData,
+    Failed,
+    ReadDocument,
+)
+from ckpt.format.target_messages import (
     Attest,
     Attested,
-    ColumnSealed,
     ColumnsListed,
-    DocumentData,
     DocumentKind,
     DocumentStored,
     DropColumn,
     DropGeneration,
     Dropped,
-    Failed,
     ListColumns,
     PutDocument,
-    ReadDocument,
 )
 from ckpt.protocol.events import SessionClosed
 from ckpt.protocol.target.core import TargetLimits

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import deque
 
 from ckpt.base.ids import CheckpointId, Epoch, Generation, ReservationId, RunName, Step
-from ckpt.format.messages import (
+from ckpt.format.messages import Failed, Role
+from ckpt.format.target_messages import (
     DocumentKind,
     DropGeneration,
-    Failed,
     ListColumns,
     RegisterTarget,
     RenewLease,
     Reserve,
     Reserved,
-    Role,
     TargetRegistered,
 )
 from ckpt.protocol.events import Send, SessionClosed, SessionOpened

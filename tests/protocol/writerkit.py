@@ -17,7 +17,8 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
-from ckpt.format.messages import ColumnProof, PayloadPlanned, Place
+from ckpt.format.messages import PayloadPlanned, Place
+from ckpt.format.target_messages import ColumnProof
 from ckpt.protocol.writer.payload_events import (
     FragmentSent,
     ManifestReady,

@@ -5,7 +5,8 @@ crashes honestly.
 from __future__ import annotations
 
 from ckpt.erasure.code import Code
-from ckpt.format.messages import Message, Reserve, Role
+from ckpt.format.messages import Message, Role
+from ckpt.format.target_messages import Reserve
 from ckpt.protocol.coordinator.catalog import (
     AttemptDecided,
     CatalogEntry,

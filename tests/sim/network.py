@@ -12,7 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ckpt.format.messages import Fragment, Message, RangeData, Role
+from ckpt.format.messages import (
+    Fragment,
+    Message,
+    RangeData,
+    Role,
+)
 from ckpt.protocol.events import Send, Session
 from tests.sim.clockwork import Clockwork
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from ckpt.base.ids import ColumnNumber, Domain, Generation
 from ckpt.erasure.codec import codec_for
-from ckpt.format.messages import OpenPayload, RegisterTarget
+from ckpt.format.messages import OpenPayload
+from ckpt.format.target_messages import RegisterTarget
 from ckpt.protocol.coordinator import attempts, catalog, committing, ending, launches, opening
 from ckpt.protocol.coordinator.attempts import Attempt, AttemptState, Payload
 from ckpt.protocol.coordinator.committing import Committer

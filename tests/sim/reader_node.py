@@ -15,6 +15,9 @@ from ckpt.format.checksum import xxh3_128
 from ckpt.format.index import IndexPayload, decode_index
 from ckpt.format.layout import Layout
 from ckpt.format.record import CommitRecord, decode_record
+from ckpt.format.target_messages import (
+    DocumentKind,
+)
 from ckpt.protocol.events import Send, Session, Ticked
 from ckpt.protocol.reader import events as re
 from ckpt.protocol.reader.payload_reader import PayloadReader
@@ -157,7 +160,7 @@ class ReaderNode:
             self._end("unavailable")
             return
         self._index.clear()
-        ask = m.ReadDocument(m.DocumentKind.INDEX, self._record.info.checkpoint)
+        ask = m.ReadDocument(DocumentKind.INDEX, self._record.info.checkpoint)
         self._send_to(self._index_from.pop(0), next(self._requests), ask)
 
     def _index_part(self, message: m.DocumentData, bulk: bytes) -> None:

@@ -6,7 +6,12 @@ from typing import get_args
 
 from ckpt.aio.disk import perform, scan
 from ckpt.base.ids import BootId, TargetId
-from ckpt.format.messages import AbandonColumn, Fragment, Message, Role
+from ckpt.format.messages import (
+    AbandonColumn,
+    Fragment,
+    Message,
+    Role,
+)
 from ckpt.protocol.events import (
     CloseSession,
     Received,

@@ -19,7 +19,6 @@ from ckpt.format.messages import (
     AbandonColumn,
     BeginColumn,
     ColumnAccepted,
-    ColumnProof,
     ColumnSealed,
     CreditGranted,
     Failed,
@@ -29,6 +28,7 @@ from ckpt.format.messages import (
     Role,
     SealColumn,
 )
+from ckpt.format.target_messages import ColumnProof
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Identity
 from ckpt.testing.network import Heard, RecordingHandler

@@ -35,13 +35,13 @@ from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages import (
     AttemptAborted,
     Certify,
-    ColumnProof,
     CommitInfo,
     PayloadPlanned,
     ReplicaPolicy,
 )
 from ckpt.format.record import CommitRecord
 from ckpt.format.table import RankTable
+from ckpt.format.target_messages import ColumnProof
 from ckpt.plan.placement import DomainKey, domain_key
 from ckpt.protocol.coordinator.allotment import Allotment
 from ckpt.protocol.coordinator.membership import Membership

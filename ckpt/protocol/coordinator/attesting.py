@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ckpt.base.ids import ColumnId, TargetId
-from ckpt.format.messages import Attest, Attested, ColumnProof, Message
+from ckpt.format.messages import Message
+from ckpt.format.target_messages import Attest, Attested, ColumnProof
 from ckpt.protocol.coordinator.desk import Desk, Reply
 from ckpt.protocol.coordinator.membership import Membership
 

@@ -15,12 +15,12 @@ from ckpt.format.messages import (
     BoxesCompared,
     Certified,
     Certify,
-    ColumnProof,
     Failed,
     RequestSpares,
     SparesNamed,
 )
 from ckpt.format.table import RankTable, decode_table
+from ckpt.format.target_messages import ColumnProof
 from ckpt.protocol.coordinator.attempts import ENDED, Attempt, AttemptBook, Payload
 from ckpt.protocol.coordinator.attesting import Attestation
 from ckpt.protocol.coordinator.committing import Committer

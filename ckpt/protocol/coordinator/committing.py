@@ -28,11 +28,11 @@ from ckpt.format.messages import (
     ColumnsLost,
     CommitInfo,
     CompareBoxes,
-    DocumentKind,
     Place,
     ReplicaPolicy,
 )
 from ckpt.format.record import CommitRecord, encode_record
+from ckpt.format.target_messages import DocumentKind
 from ckpt.plan.coverage import Differing, Merged, Overlap, merge_tables
 from ckpt.plan.placement import Level, survivable
 from ckpt.plan.repeats import repeat_warning

@@ -37,16 +37,18 @@ from ckpt.base.ids import (
 )
 from ckpt.format.messages import (
     DeleteStep,
-    DocumentKind,
-    DocumentSummary,
-    DropColumn,
-    DropGeneration,
-    Dropped,
     Failed,
     Message,
     StepDeleted,
 )
 from ckpt.format.record import Tombstone, encode_tombstone
+from ckpt.format.target_messages import (
+    DocumentKind,
+    DocumentSummary,
+    DropColumn,
+    DropGeneration,
+    Dropped,
+)
 from ckpt.plan.retention import expired
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.format.checksum import xxh3_128
-from ckpt.format.messages import DocumentKind, DocumentStored, Message, PutDocument
+from ckpt.format.messages import Message
+from ckpt.format.target_messages import DocumentKind, DocumentStored, PutDocument
 from ckpt.plan.placement import document_targets
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.membership import Membership

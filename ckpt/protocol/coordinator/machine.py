@@ -40,7 +40,6 @@ from ckpt.format.messages import (
     ConfirmLoad,
     DeleteStep,
     DocumentData,
-    DocumentStored,
     Failed,
     JoinLaunch,
     LaunchJoined,
@@ -50,16 +49,19 @@ from ckpt.format.messages import (
     NextReads,
     OpenPayload,
     PayloadGivenUp,
-    RegisterTarget,
     ReleasePin,
-    RenewLease,
     ReportDamage,
     RequestSpares,
-    Reserved,
     Resolve,
     Role,
     ShareReads,
     TrainerLeft,
+)
+from ckpt.format.target_messages import (
+    DocumentStored,
+    RegisterTarget,
+    RenewLease,
+    Reserved,
 )
 from ckpt.plan.placement import Level
 from ckpt.protocol.coordinator.attempts import Attempt, AttemptBook

@@ -23,16 +23,14 @@ from ckpt.base.errors import CkptError
 from ckpt.base.ids import BootId, ColumnId, Domain, Epoch, TargetId
 from ckpt.base.limits import LEASE_US
 from ckpt.base.units import US_PER_S
-from ckpt.format.messages import (
+from ckpt.format.messages import Failed, Message, TargetAddress
+from ckpt.format.target_messages import (
     ColumnsListed,
     DocumentSummary,
-    Failed,
     LeaseRenewed,
     ListColumns,
-    Message,
     RegisterTarget,
     RenewLease,
-    TargetAddress,
     TargetRegistered,
 )
 from ckpt.plan.placement import Candidate

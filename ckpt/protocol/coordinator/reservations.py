@@ -25,11 +25,9 @@ from ckpt.base.limits import LEASE_US
 from ckpt.base.units import format_bytes
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
-from ckpt.format.messages import (
+from ckpt.format.messages import Failed, Message, Place
+from ckpt.format.target_messages import (
     ColumnProof,
-    Failed,
-    Message,
-    Place,
     ReleaseReservation,
     Reserve,
     Reserved,

@@ -13,13 +13,13 @@ from msgspec import Struct
 from ckpt.base.ids import ColumnNumber, LaunchNumber, PayloadId, RunName, Step, TargetId
 from ckpt.format.messages import (
     BoxQuery,
-    ColumnProof,
     CommitInfo,
     PayloadPlanned,
     Place,
     Repeats,
     ReplicaPolicy,
 )
+from ckpt.format.target_messages import ColumnProof
 from ckpt.protocol.events import (
     Buffer,
     Received,

@@ -14,7 +14,7 @@ from ckpt.base.errors import Corrupt
 from ckpt.format.checksum import Buffer
 from ckpt.format.column import ColumnHeader, decode_header
 from ckpt.format.document import DocumentHeader, decode_document_header, document_name
-from ckpt.format.messages import DocumentKind
+from ckpt.format.target_messages import DocumentKind
 from ckpt.protocol.target.core import (
     ASIDE,
     Completion,

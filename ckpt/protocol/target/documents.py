@@ -18,9 +18,9 @@ from ckpt.base.ids import CheckpointId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, INDEX_BYTES_MAX
 from ckpt.format.checksum import Xxh3, xxh3_128
 from ckpt.format.document import DocumentHeader, document_name, encode_document_header
-from ckpt.format.messages import (
+from ckpt.format.messages import DocumentData, ReadDocument
+from ckpt.format.target_messages import (
     ColumnsListed,
-    DocumentData,
     DocumentKind,
     DocumentStored,
     DocumentSummary,
@@ -29,7 +29,6 @@ from ckpt.format.messages import (
     Dropped,
     ListColumns,
     PutDocument,
-    ReadDocument,
 )
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.target.columns import Columns

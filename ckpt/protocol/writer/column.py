@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ckpt.base.ids import BootId, ColumnNumber, TargetId
-from ckpt.format.messages import ColumnProof, Place
+from ckpt.format.messages import Place
+from ckpt.format.target_messages import ColumnProof
 
 
 class ColumnState(Enum):

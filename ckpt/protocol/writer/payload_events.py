@@ -10,7 +10,8 @@ from enum import Enum
 from msgspec import Struct
 
 from ckpt.base.ids import ColumnNumber, TargetId
-from ckpt.format.messages import ColumnProof, Place
+from ckpt.format.messages import Place
+from ckpt.format.target_messages import ColumnProof
 from ckpt.protocol.events import Ticked
 
 

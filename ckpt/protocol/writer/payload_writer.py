@@ -25,7 +25,8 @@ from ckpt.base.ids import ColumnNumber, PayloadId, TargetId
 from ckpt.base.limits import HEDGE_US
 from ckpt.erasure.code import Code
 from ckpt.format.layout import Layout
-from ckpt.format.messages import ColumnProof, PayloadPlanned, Place
+from ckpt.format.messages import PayloadPlanned, Place
+from ckpt.format.target_messages import ColumnProof
 from ckpt.protocol.events import Ticked
 from ckpt.protocol.writer.column import Column, ColumnState
 from ckpt.protocol.writer.payload_events import (

@@ -21,7 +21,12 @@ from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Busy, CkptError, Corrupt, NotFound, Refused
 from ckpt.base.ids import RunName, Step, check_run_name, check_step
 from ckpt.format.drain_messages import DrainNoted, ForgetStore
-from ckpt.format.messages import Answer, Ask, DeleteStep, StepDeleted
+from ckpt.format.messages import (
+    Answer,
+    Ask,
+    DeleteStep,
+    StepDeleted,
+)
 from ckpt.protocol.coordinator.views import RunView, ShowView, StatusView, StepView
 from ckpt_client.cli.output import Output
 from ckpt_client.control import Control

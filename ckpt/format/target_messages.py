@@ -1,0 +1,184 @@
+"""What targets and the coordinator say to each other, on the session that the target dials.
+
+The coordinator's commands carry its term: a target refuses those of a lower one than it has seen.
+Commands are idempotent. The first two types here are said on other planes, too.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from msgspec import Struct, field
+
+from ckpt.base.ids import BootId, CheckpointId, ColumnId, Epoch, ReservationId, TargetId
+
+
+class DocumentKind(Enum):
+    """The small documents that targets keep beside columns."""
+
+    INDEX = "index"
+    RECORD = "record"
+    TOMBSTONE = "tombstone"
+
+
+class ColumnProof(Struct, frozen=True, gc=False):
+    """What a target vouches for: this column is sealed here, under this boot."""
+
+    column: ColumnId
+    target: TargetId
+    boot: BootId
+    code: str
+    payload_bytes: int
+    column_crc: int
+    """CRC-32 over all fragment bytes of the column."""
+    manifest_digest: bytes
+    """xxh3-128 of the manifest."""
+    mac: bytes
+    """HMAC-SHA256 under the target's own key, over all other fields and the cluster id."""
+
+
+class RegisterTarget(Struct, frozen=True, gc=False):
+    """A target process presents itself. It dials; the coordinator's commands come back on this
+    session."""
+
+    target: TargetId
+    boot: BootId
+    address: str
+    unix: str
+    domain: str
+    directory: str
+    pid: int
+    bytes_total: int
+    bytes_free: int
+    bytes_used: int
+    term_seen: int
+    """The highest coordinator term on this target's stable storage."""
+    reservations: tuple[ReservationId, ...] = ()
+    device_bytes_free: int | None = None
+    """What all targets of this device may take together; None: `bytes_free`. `bytes_free` is less
+    when this target has a capacity of its own."""
+
+
+class TargetRegistered(Struct, frozen=True, gc=False):
+    """The target refuses every command of a lower term from now on, also after a restart."""
+
+    term: int
+    epoch: Epoch
+    lease_us: int
+
+
+class RenewLease(Struct, frozen=True, gc=False):
+    """I live. Counters are cumulative since boot."""
+
+    target: TargetId
+    boot: BootId
+    bytes_free: int
+    bytes_used: int
+    counters: dict[str, int] = field(default_factory=dict)
+    device_bytes_free: int | None = None
+    """As in RegisterTarget."""
+
+
+class LeaseRenewed(Struct, frozen=True, gc=False):
+    """The current epoch of the cluster map."""
+
+    epoch: Epoch
+
+
+class Reserve(Struct, frozen=True, gc=False):
+    """Preallocate an aside file for one column. Idempotent by reservation."""
+
+    term: int
+    reservation: ReservationId
+    file_bytes: int
+
+
+class Reserved(Struct, frozen=True, gc=False):
+    """The space is held on disk until used or released."""
+
+    reservation: ReservationId
+
+
+class ReleaseReservation(Struct, frozen=True, gc=False):
+    """Give the space back. Idempotent; never answered."""
+
+    term: int
+    reservation: ReservationId
+
+
+class Attest(Struct, frozen=True, gc=False):
+    """Prove again, under the current boot, which of these columns are sealed here."""
+
+    term: int
+    columns: tuple[ColumnId, ...]
+
+
+class Attested(Struct, frozen=True, gc=False):
+    """One proof for each column that is here and whole; others are absent."""
+
+    proofs: tuple[ColumnProof, ...]
+
+
+class PutDocument(Struct, frozen=True, gc=False):
+    """Bulk: document bytes at `offset`. The part that completes it is answered when all is
+    durable."""
+
+    term: int
+    kind: DocumentKind
+    checkpoint: CheckpointId
+    total_bytes: int
+    offset: int
+    digest: bytes
+    """xxh3-128 of the whole document."""
+
+
+class DocumentStored(Struct, frozen=True, gc=False):
+    """On stable storage, whole, digest checked."""
+
+    kind: DocumentKind
+    checkpoint: CheckpointId
+
+
+class DropGeneration(Struct, frozen=True, gc=False):
+    """Remove all columns and documents of a generation but its tombstone. Idempotent."""
+
+    term: int
+    checkpoint: CheckpointId
+    tombstone: bool = False
+    """Its tombstone too: no target holds anything else of it any more."""
+
+
+class DropColumn(Struct, frozen=True, gc=False):
+    """Remove one column that the index does not name. Idempotent."""
+
+    term: int
+    column: ColumnId
+
+
+class Dropped(Struct, frozen=True, gc=False):
+    """Gone, durably."""
+
+    bytes_freed: int
+
+
+class ListColumns(Struct, frozen=True, gc=False):
+    """What is here, in name order, behind the cursor."""
+
+    cursor: str = ""
+    count_max: int = 512
+
+
+class DocumentSummary(Struct, frozen=True, gc=False):
+    """A document that a target holds."""
+
+    kind: DocumentKind
+    checkpoint: CheckpointId
+    total_bytes: int
+
+
+class ColumnsListed(Struct, frozen=True, gc=False):
+    """A page. `cursor` is empty at the end."""
+
+    columns: tuple[ColumnProof, ...]
+    documents: tuple[DocumentSummary, ...]
+    cursor: str
