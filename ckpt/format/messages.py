@@ -694,6 +694,8 @@ class ReportDamage(Struct, frozen=True, gc=False):
     payload: PayloadId
     reason: str
     index: bool = False
+    reading: CheckpointId | None = None
+    """What is read, when the payload or the index is that of one of its homes."""
 
 
 class DamageJudged(Struct, frozen=True, gc=False):

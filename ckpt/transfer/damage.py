@@ -16,12 +16,14 @@ JUDGE_TIMEOUT_S: Final = 600.0
 def have_judged(
     rpc: RpcClient, checkpoint: CheckpointId, payload: PayloadId | None, reason: str
 ) -> DamageJudged:
-    """What became of damage in a payload, or in the index (None). Blocks while all of it is read.
+    """What became of damage in a payload, of what is read or of a home of it, or in the index
+    (None). Blocks while all of it is read.
 
     Raises Unavailable, PeerError.
     """
     subject = payload or PayloadId(checkpoint, Rank(0))
-    message = ReportDamage(subject, reason, index=payload is None)
+    reading = checkpoint if subject.checkpoint != checkpoint else None
+    message = ReportDamage(subject, reason, index=payload is None, reading=reading)
     judged, _ = rpc.call(message, timeout_s=JUDGE_TIMEOUT_S)
     if not isinstance(judged, DamageJudged):
         raise PeerError(f"the coordinator answered with a {type(judged).__name__}")

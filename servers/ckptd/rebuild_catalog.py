@@ -5,7 +5,9 @@ digest names; the index says which target's column counts. Everything else is re
 reason, and left untouched on the targets:
 
     no commit record          the attempt never committed, or its record's targets are not here
-    tombstoned                deleted; kept as deleted, so that late columns are dropped
+    tombstoned                deleted; kept as deleted, so that late columns are dropped; what later
+                              ones refer to is kept for them
+    a home is missing         it refers to bytes of an earlier one that does not come back: damaged
     undecodable, conflicting  a record that is damaged on every target, or of which two differ
     index missing             on none of the targets that answered: bring them and rebuild again
 
@@ -20,7 +22,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -132,6 +134,7 @@ def rebuild(cluster: str, sources: Sequence[Source]) -> Rebuilt:
             committed.append(checkpoint)
         else:
             refused.append(Refusal(checkpoint, row.reason))
+    refused += _settle_homes(cluster, image, held, committed)
     return Rebuilt(cluster, image, tuple(committed), tuple(refused), tuple(unreachable))
 
 
@@ -214,17 +217,54 @@ def _row(
     if any(here for _, here in tombstones):
         return _gone(checkpoint, [document for document, _ in tombstones if document is not None])
     record_bytes, record = _record(cluster, checkpoint, held)
-    placement = _placement(record, held)
-    row = CatalogRow(
-        checkpoint,
+    return _committed_row(record_bytes, record, _placement(record, held)), record.term
+
+
+def _committed_row(record_bytes: bytes, record: CommitRecord, placement: bytes) -> CatalogRow:
+    info = record.info
+    return CatalogRow(
+        info.checkpoint,
         RowState.COMMITTED,
-        record.info.launch,
-        _launch_key(record.info.launch),
-        record.info.world_size,
+        info.launch,
+        _launch_key(info.launch),
+        info.world_size,
         record_bytes,
         placement,
     )
-    return row, record.term
+
+
+def _settle_homes(
+    cluster: str,
+    image: CatalogImage,
+    held: list[tuple[Source, Holdings]],
+    committed: list[CheckpointId],
+) -> list[Refusal]:
+    """A deleted home stays as long as what refers to it; what lacks a home cannot be read."""
+    refused = []
+    for checkpoint in list(committed):
+        row = image.rows[checkpoint]
+        for home in decode_record(row.record).info.homes:
+            id = home.id(checkpoint.run)
+            try:
+                image.rows[id] = _row_of_home(cluster, image.rows.get(id), id, held)
+            except CkptError as error:
+                reason = f"it refers to {id}, which does not come back: {error.message}"
+                image.rows[checkpoint] = replace(row, state=RowState.DAMAGED, reason=reason)
+                committed.remove(checkpoint)
+                refused.append(Refusal(checkpoint, reason))
+                break
+    return refused
+
+
+def _row_of_home(
+    cluster: str, row: CatalogRow | None, id: CheckpointId, held: list[tuple[Source, Holdings]]
+) -> CatalogRow:
+    """Raises why there is none."""
+    if row is not None and row.record:
+        return row
+    record_bytes, record = _record(cluster, id, held)
+    deleted = _committed_row(record_bytes, record, _placement(record, held))
+    return replace(deleted, state=RowState.TOMBSTONED, reason=row.reason if row is not None else "")
 
 
 def _gone(checkpoint: CheckpointId, documents: list[bytes]) -> tuple[CatalogRow, int]:

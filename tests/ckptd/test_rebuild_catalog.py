@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from ckpt.base.errors import Unavailable
 from ckpt.base.ids import (
     CheckpointId,
     Generation,
+    Home,
     LaunchNumber,
     Rank,
     RunName,
@@ -28,6 +30,7 @@ from ckpt.format.messages import CommitInfo
 from ckpt.format.record import CommitRecord, Tombstone, encode_record, encode_tombstone
 from ckpt.format.target_messages import DocumentKind
 from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
 from ckpt.protocol.coordinator.placements import decode_placement
 from ckpt.protocol.target.machine import encode_term
 from ckptd.catalog import Catalog, read_image
@@ -47,11 +50,14 @@ def index_of(id: CheckpointId) -> bytes:
     return encode_index(Index(id, LaunchNumber(5), 1, (payload,), ()))
 
 
-def record_of(id: CheckpointId, index: bytes, term: int = 4) -> bytes:
+def record_of(
+    id: CheckpointId, index: bytes, term: int = 4, homes: Sequence[CheckpointId] = ()
+) -> bytes:
     info = CommitInfo(
         checkpoint=id, launch=LaunchNumber(5), world_size=1, code="2+1", payload_bytes=4096,
         targets_survivable=0, domains_survivable=0, domain_level="device", committed_at_s=1.0,
         commit_us=1, stall_us=1, slowest_rank=Rank(0), slowest_target=TargetId("t0"),
+        homes=tuple(map(Home.of, homes)),
     )  # fmt: skip
     targets = (TargetId("t0"), TargetId("t1"))
     return encode_record(CommitRecord(CLUSTER, info, xxh3_128(index), len(index), targets, term))
@@ -67,10 +73,10 @@ def store(target: Path, kind: DocumentKind, id: CheckpointId, document: bytes) -
     return path
 
 
-def commit(target: Path, id: CheckpointId) -> Path:
+def commit(target: Path, id: CheckpointId, *homes: CheckpointId) -> Path:
     index = index_of(id)
     store(target, DocumentKind.INDEX, id, index)
-    return store(target, DocumentKind.RECORD, id, record_of(id, index))
+    return store(target, DocumentKind.RECORD, id, record_of(id, index, homes=homes))
 
 
 def test_what_has_a_record_and_its_index_comes_back_all_else_is_named(tmp_path: Path) -> None:
@@ -116,6 +122,38 @@ def test_one_good_copy_of_a_damaged_document_is_enough(tmp_path: Path) -> None:
     path.write_bytes(content)
     found = rebuild(CLUSTER, [RestingTarget(tmp_path / "t0", CLUSTER)])
     assert found.committed == (checkpoint(1),)
+
+
+def test_a_deleted_home_comes_back_as_deleted_and_stays_for_what_refers_to_it(
+    tmp_path: Path,
+) -> None:
+    commit(tmp_path / "t0", checkpoint(1))
+    tombstone = encode_tombstone(Tombstone(CLUSTER, checkpoint(1), 9, "expired"))
+    store(tmp_path / "t0", DocumentKind.TOMBSTONE, checkpoint(1), tombstone)
+    commit(tmp_path / "t0", checkpoint(2), checkpoint(1))
+    found = rebuild(CLUSTER, [RestingTarget(tmp_path / "t0", CLUSTER)])
+    assert found.committed == (checkpoint(2),)
+    home = found.image.rows[checkpoint(1)]
+    assert (home.state, home.reason) == (RowState.TOMBSTONED, "tombstoned: expired")
+    assert decode_placement(home.placement) == {0: COLUMNS}
+
+    machine = CoordinatorMachine(
+        CoordinatorPolicy(CLUSTER, Code(2, 1)), found.image, secret=b"s" * 32, wall_s=lambda: 0.0
+    )
+    kept = machine.checkpoints.get(checkpoint(1))
+    assert kept is not None
+    assert kept.users == {checkpoint(2)}
+
+
+def test_what_refers_to_a_home_that_is_lost_comes_back_as_damaged(tmp_path: Path) -> None:
+    commit(tmp_path / "t0", checkpoint(2), checkpoint(1))
+    commit(tmp_path / "t0", checkpoint(3), checkpoint(2))
+    found = rebuild(CLUSTER, [RestingTarget(tmp_path / "t0", CLUSTER)])
+    assert found.committed == (checkpoint(3),), "the bytes of step 2 itself are there"
+    row = found.image.rows[checkpoint(2)]
+    assert row.state is RowState.DAMAGED
+    assert f"refers to {checkpoint(1)}, which does not come back: no commit record" in row.reason
+    assert [refusal.checkpoint for refusal in found.refused] == [checkpoint(2)]
 
 
 def test_documents_of_another_cluster_do_not_count(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from ckpt.base.ids import (
     CheckpointId,
     ColumnId,
     ColumnNumber,
+    Home,
     LaunchNumber,
     PayloadId,
     Rank,
@@ -324,6 +325,7 @@ class RankFake:
         self.proofs: dict[ColumnNumber, ColumnProof] = {}
         self.entries: tuple[TensorEntry, ...] = (own_entry(payload_bytes - 100),)
         self.replicas = m.ReplicaPolicy.ABORT
+        self.homes: tuple[Home, ...] = ()
         self.session = bench.session(m.Role.STAGER)
         self.join()
 
@@ -372,7 +374,7 @@ class RankFake:
         """As for the newest save."""
         return m.OpenPayload(
             self.run, Step(step), self.launch, self.rank, self.world_size, self.process,
-            self.payload_bytes, self.replicas, None, self.saves,
+            self.payload_bytes, self.replicas, None, self.saves, homes=self.homes,
         )  # fmt: skip
 
     def open(self, step: int) -> list[m.Message]:

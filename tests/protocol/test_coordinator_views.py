@@ -60,6 +60,7 @@ def test_a_step_is_shown_with_what_may_be_lost_now_and_where_its_columns_are() -
         "stall_s": 5e-06, "commit_s": 0.0, "fault_in_s": 0.0, "committed_at_s": 1.5,
         "slowest_rank": 0, "slowest_target": "t0", "pinned": False, "reason": "",
         "targets_survivable_at_commit": 1, "domains_survivable_at_commit": 1, "warnings": [],
+        "referenced_bytes": 0, "homes": [],
     }  # fmt: skip
     (columns,) = view["columns"]
     where = dict(zip(columns["targets"], columns["live"], strict=True))

@@ -24,6 +24,7 @@ from ckpt.base.ids import (
     CheckpointId,
     ColumnId,
     ColumnNumber,
+    Home,
     LaunchNumber,
     PayloadId,
     Rank,
@@ -102,6 +103,8 @@ class Payload:
     """The number of its stager's open question; the plan is the answer."""
     member: str = ""
     """The file's name below the run; empty for a rank's payload."""
+    homes: tuple[Home, ...] = ()
+    """What its tensors may refer to."""
 
     @property
     def certified(self) -> bool:
@@ -129,6 +132,8 @@ class Attempt:
     #: The accepted target of each column, fixed with the index.
     index: bytes = b""
     warnings: tuple[str, ...] = ()
+    homes: tuple[Home, ...] = ()
+    """What its tables refer to, ascending; fixed with the index."""
     info: CommitInfo | None = None
     failure: AttemptAborted | None = None
     """What all are told, once aborting."""

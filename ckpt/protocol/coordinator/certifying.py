@@ -154,13 +154,17 @@ class Certifying:
                 raise Refused(f"{payload.id}: the proof of {proof.column} is not its target's")
 
     def _decoded(self, attempt: Attempt, payload: Payload) -> RankTable:
-        """The rank's own table, all of whose bytes lie in its payload.
+        """The rank's own table, all of whose bytes lie in its payload or in homes that it named.
 
         Raises Corrupt or Refused.
         """
         table = decode_table(bytes(payload.table_bytes))
-        pieces = (piece for entry in table.entries for piece in entry.pieces)
-        end = max((piece.payload_offset + piece.length for piece in pieces), default=0)
+        pieces = [piece for entry in table.entries for piece in entry.pieces]
+        here = (piece for piece in pieces if piece.home is None)
+        end = max((piece.payload_offset + piece.length for piece in here), default=0)
+        homes = {home.generation for home in payload.homes}
+        if not homes.issuperset(piece.home for piece in pieces if piece.home is not None):
+            raise Refused(f"{payload.id}: the table refers to what its payload did not name")
         own = (table.rank, table.world_size) == (payload.id.rank, attempt.world_size)
         if payload.member:
             own = member_of_table(payload.member, payload.id.rank, table) is not None

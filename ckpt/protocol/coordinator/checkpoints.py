@@ -6,7 +6,7 @@
 
 Invariants: a TOMBSTONED checkpoint is never resolved, a DAMAGED one only to where an object store
 has it; columns are dropped only when the
-tombstone is durable and nobody holds a pin.
+tombstone is durable, nobody holds a pin and nobody refers to them (homes.py).
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Checkpoint:
     reason: str = ""
     pins: set[int] = field(default_factory=set)
     #: Readers that hold it; its columns stay while there is one.
+    users: set[CheckpointId] = field(default_factory=set)
+    """Attempts and later generations that refer to its bytes; its columns stay likewise."""
     dropping: bool = False
 
     @property
@@ -62,6 +64,11 @@ class Checkpoint:
         """Every target that its placement or its index names."""
         named = {t for columns in self.placement.values() for t in columns if t is not None}
         return named | set(self.index_targets)
+
+    @property
+    def homes(self) -> tuple[CheckpointId, ...]:
+        """Earlier generations that hold bytes of it."""
+        return tuple(home.id(self.id.run) for home in self.info.homes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +156,40 @@ class Checkpoints:
             and self._members.holds(target, ColumnId(payload, ColumnNumber(j)))
         ]
 
+    def homes_of(self, checkpoint: Checkpoint) -> list[Checkpoint]:
+        """Its homes that are here, deleted ones too, which stay for it."""
+        found = (self.get(home) for home in checkpoint.homes)
+        return [home for home in found if home is not None]
+
     def readable(self, checkpoint: Checkpoint) -> bool:
-        """Whether every payload has k columns, and the index a holder, on live targets."""
+        """Whether every payload, its homes' too, has k columns, and each index a holder, on live
+        targets.
+        """
+        homes = self.homes_of(checkpoint)
+        if len(homes) < len(checkpoint.homes):
+            return False
+        return all(map(self._has_all_bytes, (checkpoint, *homes)))
+
+    def _has_all_bytes(self, checkpoint: Checkpoint) -> bool:
+        """Whether what it holds itself can be read."""
         k = checkpoint.code.k
         return all(
             len(self.columns_now(checkpoint, rank)) >= k for rank in checkpoint.placement
         ) and any(self._is_live(target) for target in checkpoint.index_targets)
 
     def redundancy(self, checkpoint: Checkpoint) -> Redundancy:
-        """Redundancy now, not at write."""
+        """Redundancy now, not at write: the least of what it holds itself and its homes hold."""
+        found = [self.own_redundancy(one) for one in (checkpoint, *self.homes_of(checkpoint))]
+        if len(found) <= len(checkpoint.homes):
+            found.append(Redundancy(-1, 0, 0))
+        return Redundancy(
+            min(one.targets for one in found),
+            min(one.domains for one in found),
+            sum(one.columns_missing for one in found),
+        )
+
+    def own_redundancy(self, checkpoint: Checkpoint) -> Redundancy:
+        """Of what it holds itself, now."""
         chances = []
         missing = 0
         for rank, columns in checkpoint.placement.items():
@@ -199,13 +231,16 @@ class Checkpoints:
         return replace(decode_record(record).info, targets_survivable=0, domains_survivable=0)
 
     def unreachable(self, checkpoint: Checkpoint) -> list[TargetId]:
-        """Its targets that are not live now, for the error message."""
-        return sorted(t for t in checkpoint.targets if not self._is_live(t))
+        """Its targets and its homes' that are not live now, for the error message."""
+        return sorted(t for t in self._all_targets(checkpoint) if not self._is_live(t))
 
     def addresses(self, checkpoint: Checkpoint) -> tuple[TargetAddress, ...]:
-        """Where its live targets are read."""
-        members = self._members.targets
-        return tuple(members[id].where for id in sorted(checkpoint.targets) if self._is_live(id))
+        """Where its live targets, and its homes', are read."""
+        members, named = self._members.targets, sorted(self._all_targets(checkpoint))
+        return tuple(members[id].where for id in named if self._is_live(id))
+
+    def _all_targets(self, checkpoint: Checkpoint) -> set[TargetId]:
+        return checkpoint.targets.union(*(home.targets for home in self.homes_of(checkpoint)))
 
     def _is_live(self, id: TargetId) -> bool:
         return any(target.id == id for target in self._members.live())

@@ -13,11 +13,11 @@ Each step only begins when the one before it is on stable storage (DESIGN 3.6). 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ckpt.base.errors import Aborted, CkptError, Refused, Unavailable
-from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, Rank, TargetId
+from ckpt.base.ids import CheckpointId, ColumnNumber, Home, PayloadId, Rank, TargetId
 from ckpt.base.limits import LEASE_US
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
@@ -32,6 +32,7 @@ from ckpt.format.messages import (
     ReplicaPolicy,
 )
 from ckpt.format.record import CommitRecord, encode_record
+from ckpt.format.table import Piece
 from ckpt.format.target_messages import DocumentKind
 from ckpt.plan.coverage import Differing, Merged, Overlap, merge_tables
 from ckpt.plan.placement import Level, survivable
@@ -40,6 +41,7 @@ from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.attempts import Attempt, AttemptState, Payload, count_columns
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.documents import store_document
+from ckpt.protocol.coordinator.homes import Homes
 from ckpt.protocol.coordinator.membership import Membership
 from ckpt.protocol.coordinator.placements import encode_placement
 from ckpt.protocol.coordinator.reservations import Reservations, SpreadRule
@@ -69,6 +71,7 @@ class Committer:
         members: Membership,
         reservations: Reservations,
         policy: CommitPolicy,
+        homes: Homes,
         *,
         wall_s: Callable[[], float],
         committed: Callable[[Attempt], None],
@@ -78,6 +81,7 @@ class Committer:
         self._members = members
         self._reservations = reservations
         self._policy = policy
+        self._homes = homes
         self._wall_s = wall_s
         self._committed = committed
         self._abort = abort
@@ -106,7 +110,8 @@ class Committer:
             self._compare(attempt, list(merged.overlaps))
             return
         self._overlaps.pop(attempt.checkpoint, None)
-        if self._count(attempt):
+        attempt.homes = _homes(attempt)
+        if self._count(attempt) and self._homes_count(attempt):
             self._index(attempt, merged)
 
     def _compare(self, attempt: Attempt, overlaps: list[Overlap]) -> None:
@@ -185,6 +190,20 @@ class Committer:
             self._reopen(attempt, payload, counted)
         return enough
 
+    def _homes_count(self, attempt: Attempt) -> bool:
+        """What it refers to has its floor, too; while it has not, targets may come back."""
+        spare = _code_of(attempt).floor - _code_of(attempt).k
+        run = attempt.checkpoint.run
+        for home, now in zip(
+            attempt.homes, self._homes.redundancy(run, attempt.homes), strict=True
+        ):
+            if now.targets < spare:
+                self._wait(
+                    attempt, f"{home.id(run)}, which it refers to, can lose {now.targets} targets"
+                )
+                return False
+        return True
+
     def _reopen(self, attempt: Attempt, payload: Payload, counted: list[ColumnNumber]) -> None:
         """Stream the columns that do not count again; the arena half is still held for this."""
         if payload.id in self._reopening:
@@ -237,19 +256,20 @@ class Committer:
             self._desk.send(payload.session, 0, ColumnsLost(payload.id, columns, places))
 
     def _wait_for_targets(self, attempt: Attempt, payload: Payload, possible: int) -> None:
+        code = payload.layout.code
+        self._wait(
+            attempt,
+            f"{payload.id}: {possible} columns can count, {code.floor} are needed for {code}",
+        )
+
+    def _wait(self, attempt: Attempt, lack: str) -> None:
+        """For targets to come back, within bounds."""
         since = self._short_since.setdefault(attempt.checkpoint, self._desk.now_us)
         if self._desk.now_us - since < RECOUNT_GRACE_US:
             return
-        code = payload.layout.code
-        live = len(self._members.live())
-        self._abort(
-            attempt,
-            Unavailable(
-                f"{payload.id}: {possible} columns can count, {code.floor} are needed for {code}; "
-                f"{live} targets are live",
-                hint="start the missing targets (ckpt status shows them) and save again",
-            ),
-        )
+        text = f"{lack}; {len(self._members.live())} targets are live"
+        hint = "start the missing targets (ckpt status shows them) and save again"
+        self._abort(attempt, Unavailable(text, hint=hint))
 
     def forget(self, attempt: Attempt) -> None:
         """It ended otherwise."""
@@ -302,6 +322,9 @@ class Committer:
 
     def _decide(self, attempt: Attempt, index_on: tuple[TargetId, ...]) -> None:
         if attempt.state is not AttemptState.INDEXING:
+            return
+        if not self._homes_count(attempt):
+            attempt.state = AttemptState.OPEN
             return
         if not index_on or not self._still_counts(attempt):
             attempt.state = AttemptState.OPEN
@@ -359,14 +382,15 @@ class Committer:
             for p in payloads
         ]
         slow = max(certs, key=lambda c: c.slowest_us)
+        homes = self._homes.redundancy(attempt.checkpoint.run, attempt.homes)
         return CommitInfo(
             checkpoint=attempt.checkpoint,
             launch=attempt.launch,
             world_size=attempt.world_size,
             code=str(payloads[0].layout.code),
             payload_bytes=sum(p.layout.payload_bytes for p in payloads),
-            targets_survivable=min(c.targets for c in chances),
-            domains_survivable=min(c.domains for c in chances),
+            targets_survivable=min([c.targets for c in chances] + [h.targets for h in homes]),
+            domains_survivable=min([c.domains for c in chances] + [h.domains for h in homes]),
             domain_level=self._policy.report_level,
             committed_at_s=self._wall_s(),
             commit_us=self._desk.now_us - attempt.opened_us,
@@ -376,6 +400,8 @@ class Committer:
             fault_in_us=max(c.fault_in_us for c in certs),
             columns_missing=sum(c.count(None) for c in attempt.placement.values()),
             warnings=attempt.warnings,
+            homes=attempt.homes,
+            referenced_bytes=sum(piece.length for piece in _referring(attempt)),
         )
 
     # ----------------------------------------------------------------------- record, close
@@ -426,6 +452,20 @@ def _merged(attempt: Attempt) -> Merged:
     tables = [p.table for _, p in sorted(attempt.payloads.items()) if p.table is not None]
     keep = all(p.replicas is ReplicaPolicy.KEEP for p in attempt.payloads.values())
     return merge_tables(tables, Differing.KEEP if keep else Differing.ABORT)
+
+
+def _referring(attempt: Attempt) -> Iterator[Piece]:
+    """Pieces of its tables that lie in homes."""
+    for payload in attempt.payloads.values():
+        if payload.homes and payload.table is not None:
+            for entry in payload.table.entries:
+                yield from (piece for piece in entry.pieces if piece.home is not None)
+
+
+def _homes(attempt: Attempt) -> tuple[Home, ...]:
+    used = {piece.home for piece in _referring(attempt)}
+    named = {home for payload in attempt.payloads.values() for home in payload.homes}
+    return tuple(sorted(home for home in named if home.generation in used))
 
 
 def _warnings(attempt: Attempt, merged: Merged) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """How things go away: tombstone first, columns when nobody reads them.
 
-    asked --catalog row--> m+1 tombstones durable--> answered --no pins--> DropGeneration everywhere
+    asked --catalog row--> m+1 tombstones durable--> answered --no pins, no users--> DropGeneration
           --all named targets live and empty of it--> catalog DELETED
           --all targets that ever were here live and empty of it--> tombstones removed
 
@@ -75,14 +75,18 @@ class Deleter:
         *,
         cluster: str,
         keep: int | None,
+        let_go: Callable[[CheckpointId], None],
         needed: Callable[[RunName], Collection[tuple[Step, Generation]]] = lambda _run: (),
     ) -> None:
-        """`needed`: generations that are to be drained first (P9)."""
+        """`needed`: generations that are to be drained first (P9); `let_go`: what this one refers
+        to is not read for it any more.
+        """
         self._desk = desk
         self._members = members
         self._checkpoints = checkpoints
         self._cluster = cluster
         self._keep = keep
+        self._let_go = let_go
         self._needed = needed
         self.gone: dict[CheckpointId, RowState] = {}
         #: Generations whose columns nobody may keep: aborted, deleted, or tombstoned without pins.
@@ -121,14 +125,15 @@ class Deleter:
             missing = NotFound(f"{message.run}@{message.step} has no committed checkpoint")
             self._desk.send(session, request, Failed(missing.code, missing.message, "see ckpt ls"))
             return
-        freed = sum(c.info.payload_bytes for c in (*doomed, *under_way))
+        freed = sum(c.info.payload_bytes for c in (*doomed, *under_way) if not c.users)
+        held = sum(c.info.payload_bytes for c in (*doomed, *under_way) if c.users)
         waiting = len(doomed) + len(under_way)
 
         def one_done() -> None:
             nonlocal waiting
             waiting -= 1
             if waiting == 0:
-                self._desk.send(session, request, StepDeleted(freed))
+                self._desk.send(session, request, StepDeleted(freed, held))
 
         for checkpoint in under_way:
             self._unspread[checkpoint.id].append(one_done)
@@ -197,10 +202,15 @@ class Deleter:
     # ----------------------------------------------------------------------- dropping
 
     def released(self, checkpoint: Checkpoint) -> None:
-        """No reader holds it any more: when it is tombstoned, its columns go."""
-        if checkpoint.pins or checkpoint.id in self._unspread:
+        """No reader holds it any more: when it is tombstoned, its columns go, unless later
+        generations refer to them.
+        """
+        if checkpoint.pins or checkpoint.id in self._unspread or checkpoint.id in self.gone:
             return
         if checkpoint.state is RowState.TOMBSTONED:
+            self._let_go(checkpoint.id)
+            if checkpoint.users:
+                return
             self.gone[checkpoint.id] = RowState.TOMBSTONED
             self.drop_everywhere(checkpoint.id)
             self._forget_when_dropped(checkpoint.id)
@@ -209,6 +219,7 @@ class Deleter:
 
     def aborted(self, id: CheckpointId) -> None:
         """An attempt ended for good, durably: nobody may keep what it left."""
+        self._let_go(id)
         self.gone[id] = RowState.ABORTED
         self.drop_everywhere(id)
         self._forget_oldest()

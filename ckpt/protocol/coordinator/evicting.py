@@ -4,9 +4,9 @@
     0 ------------- low ===== evicting, once begun ===== high ---- full
                                                           ^ begins here, or for a save without room
 
-Only what an object store holds, verified, no store waits for and nobody reads may go; the newest
-step of each run stays, since a restart wants it at once. When nothing may go, saves are refused
-before a byte is sent (P6), and told why and when to come again.
+Only what an object store holds, verified, no store waits for and nobody reads or refers to may go;
+the newest step of each run stays, since a restart wants it at once. When nothing may go, saves are
+refused before a byte is sent (P6), and told why and when to come again.
 
 What goes is counted as freed until its targets have said what they have; then one looks again.
 """
@@ -146,7 +146,8 @@ class Evictor:
             needed = self._queue.needed(run)
             for one in committed[:-1]:
                 key = one.id.step, one.id.generation
-                if not one.pins and key not in needed and self._queue.holding(one.id):
+                used = one.pins or one.users  # Bytes that others refer to would not go.
+                if not used and key not in needed and self._queue.holding(one.id):
                     found.append(one)
         yield from sorted(found, key=lambda one: (one.info.committed_at_s, one.id))
 

@@ -5,6 +5,9 @@ not reach proves nothing; what all targets, read whole, cannot mend does. That i
 reader reports it, and when a checkpoint cannot be read although all its holders are here: then they
 came back without its columns. An index of which no whole copy is left is judged likewise
 (index_inquiry.py).
+
+What is lost of a home is lost for those who were read when it was met, too: the others that refer
+to it may not need that part, and are judged when their readers meet it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from ckpt.base.ids import (
     ColumnId,
     ColumnNumber,
     PayloadId,
+    Rank,
     TargetId,
 )
 from ckpt.base.limits import PAYLOAD_BYTES_MAX
@@ -39,8 +43,8 @@ from ckpt.protocol.coordinator.index_inquiry import IndexInquiry
 from ckpt.protocol.coordinator.membership import Membership, TargetState
 from ckpt.protocol.events import Session
 
-Asker = tuple[Session, int]
-"""Where a report came from, and its number."""
+Asker = tuple[Session, int, CheckpointId]
+"""Where a report came from, its number, and what was read there."""
 WHOLE = (ByteRange(0, PAYLOAD_BYTES_MAX),)
 """A column that is not there is damaged everywhere."""
 
@@ -52,6 +56,8 @@ class _Inquiry:
     payload: PayloadId
     code: Code
     askers: list[Asker]
+    suspects: set[CheckpointId] = field(default_factory=set)
+    """Checkpoints that cannot be read without it, of which nobody has asked yet."""
     open_questions: int = 0
     unproved: list[str] = field(default_factory=list)
     #: Why some columns could not be judged: then nothing is proved.
@@ -68,32 +74,45 @@ class Judge:
         self._members = members
         self._checkpoints = checkpoints
         self._open: dict[PayloadId, _Inquiry] = {}
-        self._suspected: dict[PayloadId, tuple[BootId, ...]] = {}
-        #: Payloads that were examined unasked, and the boots of the holders that were asked.
+        self._suspected: dict[tuple[CheckpointId, PayloadId], tuple[BootId, ...]] = {}
+        #: Payloads that were examined unasked, for whom, and the boots of holders that were asked.
         self._indexes: dict[CheckpointId, list[Asker]] = {}
         #: Indexes under examination, and who reported them.
 
     def report(self, session: Session, request: int, message: ReportDamage) -> None:
         """A reader failed to decode; examine the payload once for all who report it."""
         payload = message.payload
+        asker = session, request, message.reading or payload.checkpoint
+        answer = self._known(message)
+        if answer is not None:
+            self._desk.send(session, request, answer)
+            return
         checkpoint = self._checkpoints.get(payload.checkpoint)
-        gone = checkpoint is None or checkpoint.state is RowState.TOMBSTONED
-        named = message.index or (checkpoint and payload.rank in checkpoint.placement)
-        if checkpoint is None or gone or not named:
-            self._desk.send(session, request, DamageJudged(True, f"{payload} is no longer there"))
-            return
-        if checkpoint.state is RowState.DAMAGED:
-            self._desk.send(session, request, DamageJudged(True, checkpoint.reason))
-            return
+        assert checkpoint is not None, "it would be answered"
         if message.index:
-            self._report_index((session, request), checkpoint)
+            self._report_index(asker, checkpoint)
             return
         inquiry = self._open.get(payload)
         if inquiry is not None:
-            inquiry.askers.append((session, request))
+            inquiry.askers.append(asker)
             return
-        inquiry = self._open[payload] = _Inquiry(payload, checkpoint.code, [(session, request)])
+        inquiry = self._open[payload] = _Inquiry(payload, checkpoint.code, [asker])
         self._examine(inquiry, checkpoint)
+
+    def _known(self, message: ReportDamage) -> DamageJudged | None:
+        """What needs no examination."""
+        payload = message.payload
+        checkpoint = self._checkpoints.get(payload.checkpoint)
+        read = self._checkpoints.get(message.reading or payload.checkpoint)
+        if read is None or read.state is RowState.TOMBSTONED:
+            return DamageJudged(True, f"{message.reading or payload} is no longer there")
+        if read.state is RowState.DAMAGED:
+            return DamageJudged(True, read.reason)
+        if payload.checkpoint not in (read.id, *read.homes):
+            return DamageJudged(False, f"{read.id} holds nothing in {payload.checkpoint}")
+        if checkpoint is None or not (message.index or payload.rank in checkpoint.placement):
+            return DamageJudged(True, f"{payload} is no longer there")
+        return None
 
     def _report_index(self, asker: Asker, checkpoint: Checkpoint) -> None:
         if checkpoint.id in self._indexes:
@@ -102,23 +121,31 @@ class Judge:
         self._indexes[checkpoint.id] = [asker]
 
         def done(proved: bool, reason: str) -> None:
-            self._conclude(checkpoint.id, self._indexes.pop(checkpoint.id), proved, reason)
+            askers = self._indexes.pop(checkpoint.id)
+            self._conclude({checkpoint.id}, askers, proved, reason)
 
         IndexInquiry(self._desk, self._members, checkpoint, done).begin()
 
     def suspect(self, checkpoint: Checkpoint) -> None:
         """It cannot be read now. If all who should hold a payload are here, have them looked at:
-        once, until one of them starts again."""
-        for rank, columns in checkpoint.placement.items():
-            payload = PayloadId(checkpoint.id, rank)
-            enough = len(self._checkpoints.columns_now(checkpoint, rank)) >= checkpoint.code.k
-            boots = self._boots(columns)
-            if enough or boots is None or payload in self._open:
-                continue
-            if self._suspected.get(payload) != boots:
-                self._suspected[payload] = boots
-                inquiry = self._open[payload] = _Inquiry(payload, checkpoint.code, [])
-                self._examine(inquiry, checkpoint)
+        once, until one of them starts again.
+        """
+        for holder in (checkpoint, *self._checkpoints.homes_of(checkpoint)):
+            for rank in holder.placement:
+                self._suspect_payload(checkpoint, holder, rank)
+
+    def _suspect_payload(self, checkpoint: Checkpoint, holder: Checkpoint, rank: Rank) -> None:
+        payload = PayloadId(holder.id, rank)
+        enough = len(self._checkpoints.columns_now(holder, rank)) >= holder.code.k
+        boots = self._boots(holder.placement[rank])
+        if enough or boots is None:
+            return
+        if payload in self._open:
+            self._open[payload].suspects.add(checkpoint.id)
+        elif self._suspected.get((checkpoint.id, payload)) != boots:
+            self._suspected[checkpoint.id, payload] = boots
+            inquiry = self._open[payload] = _Inquiry(payload, holder.code, [], {checkpoint.id})
+            self._examine(inquiry, holder)
 
     def _boots(self, columns: Iterable[TargetId | None]) -> tuple[BootId, ...] | None:
         """None while a holder is not here, or has not listed what it holds."""
@@ -174,38 +201,51 @@ class Judge:
             reason = (
                 "; ".join(inquiry.unproved) or f"at most {worst} columns are damaged at one place"
             )
-        self._conclude(inquiry.payload.checkpoint, inquiry.askers, proved, reason)
+        without = {inquiry.payload.checkpoint} | inquiry.suspects
+        self._conclude(without, inquiry.askers, proved, reason)
 
-    def _conclude(self, id: CheckpointId, askers: list[Asker], proved: bool, reason: str) -> None:
-        """Tell who asked; a loss is durable before."""
-        checkpoint = self._checkpoints.get(id)
-        if checkpoint is None or checkpoint.state is RowState.TOMBSTONED:
-            # What is missing was dropped; a deleted checkpoint never becomes a damaged one.
-            self._tell(askers, DamageJudged(True, f"{id} is no longer there"))
-            return
+    def _conclude(
+        self, without: set[CheckpointId], askers: list[Asker], proved: bool, reason: str
+    ) -> None:
+        """Tell who asked; a loss is durable before. `without`: what cannot be read without it."""
         if not proved:
             self._tell(askers, DamageJudged(False, reason))
             return
-        self._desk.report(
-            "error", "checkpoint is lost", checkpoint=str(checkpoint.id), reason=reason
-        )
+        # What is missing of a deleted one was dropped; it never becomes a damaged one.
+        known = [
+            self._checkpoints.get(id) for id in sorted(without | {read for *_, read in askers})
+        ]
+        lost = [one for one in known if one is not None and one.state is RowState.COMMITTED]
+        for checkpoint in lost:
+            self._desk.report(
+                "error", "checkpoint is lost", checkpoint=str(checkpoint.id), reason=reason
+            )
 
         def durable() -> None:
-            # Nobody walks back past it before a restart would do the same.
-            if checkpoint.state is RowState.COMMITTED:
-                checkpoint.state, checkpoint.reason = RowState.DAMAGED, reason
+            for checkpoint in lost:
+                # Nobody walks back past it before a restart would do the same.
+                if checkpoint.state is RowState.COMMITTED:
+                    checkpoint.state, checkpoint.reason = RowState.DAMAGED, reason
             self._tell(askers, DamageJudged(True, reason))
 
-        self._desk.persist((catalog.CheckpointDamaged(checkpoint.id, reason),), durable)
+        if lost:
+            entries = tuple(catalog.CheckpointDamaged(one.id, reason) for one in lost)
+            self._desk.persist(entries, durable)
+        else:
+            self._tell(askers, DamageJudged(True, reason))
 
     def _forget_suspicions(self) -> None:
         """Of checkpoints that are gone."""
-        for payload in [p for p in self._suspected if self._checkpoints.get(p.checkpoint) is None]:
-            del self._suspected[payload]
+        for key in [key for key in self._suspected if self._checkpoints.get(key[0]) is None]:
+            del self._suspected[key]
 
     def _tell(self, askers: list[Asker], judged: DamageJudged) -> None:
-        for session, request in askers:
-            self._desk.send(session, request, judged)
+        """Of what was deleted meanwhile, that it is not there any more."""
+        for session, request, id in askers:
+            read = self._checkpoints.get(id)
+            gone = read is None or read.state is RowState.TOMBSTONED
+            answer = DamageJudged(True, f"{id} is no longer there") if gone else judged
+            self._desk.send(session, request, answer)
 
 
 def most_bad(columns: Iterable[tuple[ByteRange, ...]]) -> int:

@@ -10,6 +10,7 @@
     Ending          aborts and announcements                      (ending.py)
     Committer       from certified to committed                   (committing.py)
     Checkpoints     what is committed, readable, pinned           (checkpoints.py)
+    Homes           whose bytes later generations refer to        (homes.py)
     Resolver        which generation to read                      (resolving.py)
     LaunchRounds    what the ranks of a launch load together       (rounds.py)
     SharedReads     who of them reads what from the tier           (sharing.py)
@@ -75,6 +76,7 @@ from ckpt.protocol.coordinator.drain_views import StoreStatus, store_statuses
 from ckpt.protocol.coordinator.draining import DrainQueue, DrainRequest
 from ckpt.protocol.coordinator.ending import Ending
 from ckpt.protocol.coordinator.evicting import Evictor, Watermarks
+from ckpt.protocol.coordinator.homes import Homes
 from ckpt.protocol.coordinator.judging import Judge
 from ckpt.protocol.coordinator.launches import Launches
 from ckpt.protocol.coordinator.members import Members
@@ -178,6 +180,7 @@ class CoordinatorMachine:
 
     def _make_keeping_parts(self, image: CatalogImage) -> None:
         policy = self.policy
+        self.homes = Homes(self.checkpoints, lambda home: self.deleter.released(home))
         self.drains = DrainQueue(
             self._desk,
             self.checkpoints,
@@ -191,6 +194,7 @@ class CoordinatorMachine:
             self.checkpoints,
             cluster=policy.cluster,
             keep=policy.keep,
+            let_go=self.homes.let_go,
             needed=self.drains.needed,
         )
         self.evictor = Evictor(
@@ -221,6 +225,7 @@ class CoordinatorMachine:
             self.members,
             self.reservations,
             CommitPolicy(policy.cluster, policy.spread, policy.report_level),
+            self.homes,
             wall_s=wall_s,
             committed=self._committed,
             abort=self.ending.abort,
@@ -233,6 +238,7 @@ class CoordinatorMachine:
             self.reservations,
             self.committer,
             self.ending,
+            self.homes,
             code=policy.code,
             cell_bytes=policy.cell_bytes,
         )
@@ -359,7 +365,7 @@ class CoordinatorMachine:
             session, message, self._desk.now_us, from_stager=from_stager
         )
         turn = self.resolver.rounds.next_turn(message.run, launch, message.rank)
-        joined = LaunchJoined(launch.number, turn)
+        joined = LaunchJoined(launch.number, turn, references=True)
         if not entries and not launch.unwritten:
             self._desk.send(session, request, joined)
             return
@@ -415,6 +421,7 @@ class CoordinatorMachine:
         )
         attempt.info = self.checkpoints.info_now(checkpoint)
         self.checkpoints.add(checkpoint)
+        self.homes.keep_only(checkpoint.id, checkpoint.homes)
         self.ending.announce(attempt)
         self.deleter.drop_strays(checkpoint)
         self.deleter.expire(checkpoint.id.run)
@@ -445,5 +452,12 @@ class CoordinatorMachine:
                 case RowState.ABORTED | RowState.DELETED:
                     self.deleter.gone[row.checkpoint] = row.state
                     self.checkpoints.recover_deleted(row)
+        for checkpoint in self.checkpoints.all():
+            if checkpoint.state is not RowState.TOMBSTONED:
+                self.homes.hold(checkpoint.id, checkpoint.homes)
+        for attempt in self.book.open():
+            if attempt.info is not None:
+                homes = (home.id(attempt.checkpoint.run) for home in attempt.info.homes)
+                self.homes.hold(attempt.checkpoint, homes)
         for run, launch, resolved in joined:
             self.resolver.rounds.recover(run, launch, resolved)

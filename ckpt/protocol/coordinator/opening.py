@@ -7,7 +7,7 @@ learns it, and space is held before any byte is sent.
 
 from __future__ import annotations
 
-from ckpt.base.errors import CkptError, Refused, Unavailable
+from ckpt.base.errors import Aborted, CkptError, Refused, Unavailable
 from ckpt.base.ids import (
     CheckpointId,
     Generation,
@@ -21,7 +21,7 @@ from ckpt.base.ids import (
 from ckpt.base.limits import LEASE_US, PAYLOAD_BYTES_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.layout import Layout
-from ckpt.format.messages import OpenPayload, PayloadPlanned
+from ckpt.format.messages import HomesRefused, OpenPayload, PayloadPlanned
 from ckpt.format.record import decode_record
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.allotment import Allotment
@@ -30,6 +30,7 @@ from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
 from ckpt.protocol.coordinator.committing import Committer
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.ending import Ending
+from ckpt.protocol.coordinator.homes import Homes
 from ckpt.protocol.coordinator.launches import LONG_AGO_US, Launches, Saved
 from ckpt.protocol.coordinator.membership import Membership
 from ckpt.protocol.coordinator.placements import decode_placement
@@ -54,6 +55,7 @@ class Opening:
         reservations: Reservations,
         committer: Committer,
         ending: Ending,
+        homes: Homes,
         *,
         code: Code,
         cell_bytes: int,
@@ -65,6 +67,7 @@ class Opening:
         self._reservations = reservations
         self._committer = committer
         self._ending = ending
+        self._homes = homes
         self._code = code
         self._cell_bytes = cell_bytes
         self._counter = 0
@@ -90,6 +93,12 @@ class Opening:
         repeated = self._repeated(message)
         if repeated is not None:
             self.answer_again(session, request, *repeated)
+            return
+        joinable = self._joinable(message)
+        user = joinable.checkpoint if joinable is not None else None
+        problem = self._homes.problem(message.run, message.homes, user)
+        if problem:
+            self._desk.send(session, request, HomesRefused(message.homes, problem))
             return
         self._ending.abort_what_lacks(message)
         if self._launches.begin(message.run, message.launch):
@@ -201,8 +210,11 @@ class Opening:
             Layout.plan(self._code, message.payload_bytes, self._cell_bytes),
             opened_us=self._desk.now_us,
             member=message.member,
+            homes=message.homes,
         )
         attempt.payloads[message.rank] = payload
+        if attempt.state not in ENDED:
+            self._homes.hold(attempt.checkpoint, (home.id(message.run) for home in message.homes))
         launch = self._launches.get(message.run, message.launch)
         if launch is not None and not message.member:
             saved = Saved(message.process, message.step, self._desk.now_us)
@@ -283,11 +295,19 @@ class Opening:
                 raise Refused(f"{checkpoint} belongs to launch {attempt.launch}")
             payload = self.enter(attempt, session, message)
             self._ending.abort_passed_by(attempt)
+            self._abort_if_homeless(attempt, message)
         if payload.process != message.process:
             raise Refused(f"{payload.id} was handed over by another process")
         self.answer_again(session, request, attempt, payload)
         if payload.planned is None and attempt.state not in ENDED:
             self._desk.send(session, request, self.resumed_plan(payload))
+
+    def _abort_if_homeless(self, attempt: Attempt, message: OpenPayload) -> None:
+        """While no coordinator held them for it, what it refers to may have gone."""
+        gone = self._homes.gone(message.run, message.homes)
+        if gone:
+            text = f"{attempt.checkpoint} refers to {gone[0]}, which was deleted meanwhile"
+            self._ending.abort(attempt, Aborted(text, hint="save again"))
 
     def resumed_plan(self, payload: Payload) -> PayloadPlanned:
         """The stager has its plan; after a restart this one only says: go on with it."""

@@ -263,6 +263,7 @@ class Resolver:
         answer = Resolved(
             info, pin, self._checkpoints.addresses(chosen), skipped,
             sharing=True, stored=stored, away=self._away(chosen) if is_away else "",
+            homes=tuple(home.record_bytes for home in self._checkpoints.homes_of(chosen)),
         )  # fmt: skip
         self._desk.send(waiting.session, waiting.request, answer, chosen.record_bytes)
         if stored:

@@ -96,6 +96,10 @@ class StepView:
     targets_survivable_at_commit: int
     domains_survivable_at_commit: int
     warnings: tuple[str, ...] = ()
+    referenced_bytes: int = 0
+    """Of `bytes`, what earlier generations hold, its homes."""
+    homes: tuple[int, ...] = ()
+    """Their steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +311,7 @@ class Views:
             generation=str(info.checkpoint.generation),
             state=checkpoint.state.value,
             newest=newest,
-            bytes=info.payload_bytes,
+            bytes=info.payload_bytes + info.referenced_bytes,
             world_size=info.world_size,
             code=info.code,
             targets_survivable=now.targets,
@@ -328,6 +332,8 @@ class Views:
             targets_survivable_at_commit=info.targets_survivable,
             domains_survivable_at_commit=info.domains_survivable,
             warnings=info.warnings,
+            referenced_bytes=info.referenced_bytes,
+            homes=tuple(home.step for home in info.homes),
         )
 
     def _columns(self, checkpoint: Checkpoint) -> tuple[ColumnsView, ...]:

@@ -1,0 +1,97 @@
+"""Which generations hold bytes of later ones, and stay for them.
+
+A save refers to bytes that did not change since an earlier commit of its run: that is their home.
+
+    OpenPayload.homes --held by the attempt--> commit --held by the checkpoint--> gone --let go-->
+                              '--> abort --let go-->
+
+Invariants: a home was whole when it was referred to; its columns stay while anyone refers to it,
+also when it is deleted; what refers to it promises no more than it can keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from ckpt.base.ids import CheckpointId, Home, RunName
+from ckpt.base.limits import HOMES_MAX
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints, Redundancy
+
+
+class Homes:
+    """I keep who refers to whom, in both directions. `released`: a deleted home has nobody left."""
+
+    def __init__(self, checkpoints: Checkpoints, released: Callable[[Checkpoint], None]) -> None:
+        self._checkpoints = checkpoints
+        self._released = released
+        self._homes: dict[CheckpointId, set[CheckpointId]] = {}
+        #: By user: an attempt or a checkpoint.
+
+    def problem(
+        self, run: RunName, homes: Collection[Home], user: CheckpointId | None = None
+    ) -> str:
+        """Why an attempt (None: a new one) cannot refer to these; empty when it can."""
+        held = self._homes.get(user, set()) if user is not None else set()
+        if len(held | {home.id(run) for home in homes}) > HOMES_MAX:
+            return f"a checkpoint may refer to {HOMES_MAX} earlier ones"
+        for home in sorted(homes):
+            checkpoint = self._checkpoints.get(home.id(run))
+            if checkpoint is None or not _stays(checkpoint):
+                return f"{home.id(run)} is not there any more"
+            if self._checkpoints.own_redundancy(checkpoint).columns_missing:
+                return f"{checkpoint.id} has lost columns: what it holds is written again"
+        return ""
+
+    def gone(self, run: RunName, homes: Iterable[Home]) -> list[CheckpointId]:
+        """Which of them cannot be held any more: a restart has let go of them."""
+        ids = sorted(home.id(run) for home in homes)
+        known = [(id, self._checkpoints.get(id)) for id in ids]
+        return [id for id, one in known if one is None or not _stays(one)]
+
+    def hold(self, user: CheckpointId, homes: Iterable[CheckpointId]) -> None:
+        """They stay as long as this user."""
+        for id in homes:
+            home = self._checkpoints.get(id)
+            if home is not None:
+                home.users.add(user)
+                self._homes.setdefault(user, set()).add(id)
+
+    def keep_only(self, user: CheckpointId, homes: Collection[CheckpointId]) -> None:
+        """Of what this user holds, the others may go."""
+        for id in sorted(self._homes.get(user, set()) - set(homes)):
+            self._homes[user].discard(id)
+            self._release(user, id)
+        if not self._homes.get(user):
+            self._homes.pop(user, None)
+
+    def let_go(self, user: CheckpointId) -> None:
+        """Nobody will read it any more."""
+        self.keep_only(user, ())
+
+    def _release(self, user: CheckpointId, id: CheckpointId) -> None:
+        home = self._checkpoints.get(id)
+        if home is None:
+            return
+        home.users.discard(user)
+        if not home.users and home.state is RowState.TOMBSTONED:
+            self._released(home)
+
+    # ----------------------------------------------------------------------- what they promise
+
+    def redundancy(self, run: RunName, homes: Iterable[Home]) -> list[Redundancy]:
+        """Of each, of what it holds itself, now; one that is lost or gone has none."""
+        ids = [home.id(run) for home in sorted(homes)]
+        known = [self._checkpoints.get(id) for id in ids]
+        return [
+            Redundancy(-1, 0, 0)
+            if one is None or not _stays(one)
+            else self._checkpoints.own_redundancy(one)
+            for one in known
+        ]
+
+
+def _stays(checkpoint: Checkpoint) -> bool:
+    """Whether it has its bytes, and nothing takes them away at this moment."""
+    deleted_but_held = checkpoint.state is RowState.TOMBSTONED and bool(checkpoint.users)
+    return checkpoint.state is RowState.COMMITTED or deleted_but_held

@@ -1,0 +1,362 @@
+"""A save that refers to bytes of an earlier commit: that home stays for it, and is counted in."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, Generation, Home, PayloadId, Rank
+from ckpt.base.limits import HOMES_MAX
+from ckpt.format import messages as m
+from ckpt.format.index import Location, decode_index
+from ckpt.format.record import decode_record
+from ckpt.format.table import Meaning, Piece, TensorEntry
+from ckpt.format.target_messages import DocumentKind, DropGeneration
+from tests.protocol.coordinating import RUN, Bench, RankFake
+from tests.protocol.test_coordinator_deletion import delete, holders
+from tests.protocol.test_coordinator_draining import WorkerFake, steps
+from tests.protocol.test_coordinator_evicting import bench_with_room, drain_all
+from tests.protocol.test_coordinator_judging import harm, holder
+
+HELD_BYTES = 9_900
+"""Of the one tensor that `Bench.save` writes."""
+
+
+def referring_entry(home: CheckpointId) -> TensorEntry:
+    """The tensor of `Bench.save`, and where it was written."""
+    piece = Piece(0, 0, HELD_BYTES, home.generation)
+    return TensorEntry("a", Meaning.OWN, "|u1", (HELD_BYTES,), (0,), (HELD_BYTES,), (piece,))
+
+
+def referring(bench: Bench, *homes: CheckpointId) -> RankFake:
+    """A rank whose tensor lies in the first of these."""
+    rank = RankFake(bench, key="k", process=f"h/refers/{bench.mark()}", payload_bytes=4096)
+    rank.homes = tuple(sorted(map(Home.of, homes)))
+    rank.entries = (referring_entry(homes[0]),)
+    return rank
+
+
+def save_referring(bench: Bench, step: int, *homes: CheckpointId) -> CheckpointId:
+    rank = referring(bench, *homes)
+    rank.open(step)
+    rank.seal_all()
+    rank.certify()
+    assert rank.commits(), rank.heard
+    bench.close(rank.session)
+    return rank.commits()[-1].info.checkpoint
+
+
+def resolved(bench: Bench) -> m.Resolved:
+    session = bench.session()
+    (answer,) = bench.tell(session, m.Resolve(RUN, None))
+    assert isinstance(answer, m.Resolved), answer
+    bench.close(session)
+    return answer
+
+
+def only_there(bench: Bench, home: CheckpointId, other: CheckpointId) -> list[str]:
+    """Targets with a column of the home and none of the other."""
+    held = {
+        id: {t.id for t in bench.targets.values() for c in t.columns if c.payload.checkpoint == id}
+        for id in (home, other)
+    }
+    return sorted(held[home] - held[other])
+
+
+def test_a_coordinator_says_that_it_understands_references() -> None:
+    (joined,) = RankFake(Bench()).heard
+    assert isinstance(joined, m.LaunchJoined)
+    assert joined.references
+
+
+def test_record_index_and_readers_know_the_home() -> None:
+    bench = Bench(5)
+    first = bench.save(1)
+    id = save_referring(bench, 2, first)
+    found = resolved(bench)
+    assert found.info.checkpoint == id
+    assert found.info.homes == (Home.of(first),)
+    assert (found.info.payload_bytes, found.info.referenced_bytes) == (4096, HELD_BYTES)
+    (record,) = found.homes
+    assert decode_record(record).info.checkpoint == first
+    assert {where.target for where in found.targets} >= set(holders(bench, first))
+    documents = [t.documents.get((DocumentKind.INDEX, id)) for t in bench.targets.values()]
+    index = decode_index(next(one for one in documents if one))
+    (box,) = index.tensors[0].boxes
+    assert box.locations == (Location(first.generation, Rank(0), 0, 0, HELD_BYTES),)
+
+
+def test_a_home_that_is_named_but_not_used_is_let_go() -> None:
+    bench = Bench(keep=1)
+    used = bench.save(1)
+    unused = save_referring(bench, 2, used)
+    rank = referring(bench, used, unused)
+    rank.open(3)
+    rank.seal_all()
+    rank.certify()
+    assert rank.commits()[0].info.homes == (Home.of(used),)
+    assert holders(bench, used) != []
+    assert holders(bench, unused) == []
+
+
+def test_what_cannot_be_referred_to_is_refused_before_anything_is_opened() -> None:
+    bench = Bench(5)
+    first = bench.save(1)
+    never = replace(first, generation=Generation(1, 77))
+    other_run = bench.save(1, run="other")
+    deleted = bench.save(2)
+    bench.tell(bench.session(), delete(2))
+    for home in (never, other_run, deleted):
+        rank = referring(bench, home)
+        before = bench.states()
+        (answer,) = rank.open(3)
+        assert isinstance(answer, m.HomesRefused)
+        assert answer.homes == (Home.of(home),)
+        assert "is not there" in answer.reason
+        assert bench.states() == before
+        bench.close(rank.session)
+
+
+def test_a_home_that_lost_a_column_is_refused() -> None:
+    bench = Bench(5)
+    first = bench.save(1)
+    bench.stop(holder(bench, first, 0).id)
+    (answer,) = referring(bench, first).open(2)
+    assert isinstance(answer, m.HomesRefused)
+    assert "has lost columns" in answer.reason
+
+
+def test_all_ranks_together_may_refer_to_so_many_homes() -> None:
+    bench = Bench(5)
+    saved = [bench.save(step, world_size=2) for step in range(1, HOMES_MAX + 2)]
+    ranks = [RankFake(bench, r, 2, process=f"h/late/{r}", payload_bytes=4096) for r in (0, 1)]
+    ranks[0].homes = tuple(map(Home.of, saved[:-1]))
+    ranks[0].open(10)
+    assert ranks[0].plan is not None
+    ranks[1].homes = (Home.of(saved[-1]),)
+    (answer,) = ranks[1].open(10)
+    assert isinstance(answer, m.HomesRefused)
+    ranks[1].homes = (Home.of(saved[0]),)
+    ranks[1].open(10)
+    assert ranks[1].plan is not None
+    assert ranks[1].payload.checkpoint == ranks[0].payload.checkpoint
+
+
+def test_a_table_may_refer_only_to_what_its_payload_named() -> None:
+    bench = Bench(5)
+    first, second = bench.save(1), bench.save(2)
+    rank = referring(bench, first)
+    rank.entries = (referring_entry(second),)
+    rank.open(3)
+    rank.seal_all()
+    answer = rank.certify()[-1]
+    assert isinstance(answer, m.Failed)
+    assert "did not name" in answer.message
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_deleted_home_stays_on_its_targets_until_nobody_refers_to_it(restarted: bool) -> None:
+    bench = Bench()
+    first = bench.save(1)
+    second = save_referring(bench, 2, first)
+    (answer,) = bench.tell(bench.session(), delete(1))
+    assert answer == m.StepDeleted(0, 10_000)
+    assert bench.states() == {str(first): "tombstoned", str(second): "committed"}
+    if restarted:
+        bench.restart(*bench.targets)
+        bench.tick(5)
+    assert len(holders(bench, first)) >= 3
+    assert resolved(bench).info.checkpoint == second
+    assert steps(bench) == [2]
+    bench.tell(bench.session(), delete(2))
+    assert bench.states() == {str(first): "deleted", str(second): "deleted"}
+    assert holders(bench, first) == holders(bench, second) == []
+
+
+def test_retention_counts_steps_and_keeps_their_homes() -> None:
+    bench = Bench(keep=1)
+    first = bench.save(1)
+    for step in (2, 3, 4):
+        newest = save_referring(bench, step, first)
+        assert steps(bench) == [step]
+        assert holders(bench, first) != []
+    bench.save(5)
+    assert holders(bench, first) == holders(bench, newest) == []
+    assert steps(bench) == [5]
+
+
+def test_what_a_reader_holds_keeps_its_home() -> None:
+    bench = Bench()
+    first = bench.save(1)
+    second = save_referring(bench, 2, first)
+    session = bench.session()
+    (answer,) = bench.tell(session, m.Resolve(RUN, None))
+    assert isinstance(answer, m.Resolved)
+    for step in (1, 2):
+        bench.tell(bench.session(), delete(step))
+    assert holders(bench, first) != []
+    bench.tell(session, m.ReleasePin(answer.pin))
+    assert holders(bench, first) == holders(bench, second) == []
+
+
+def test_an_attempt_holds_its_homes_and_lets_go_when_it_is_aborted() -> None:
+    bench = Bench()
+    first = bench.save(1)
+    rank = referring(bench, first)
+    rank.open(2)
+    bench.tell(bench.session(), delete(1))
+    assert holders(bench, first) != []
+    rank.leave()
+    bench.tell(rank.session, m.PayloadGivenUp(rank.payload, "failed", "its disk broke"))
+    assert rank.aborts()
+    assert holders(bench, first) == []
+
+
+def test_an_attempt_whose_home_went_with_a_restart_is_aborted() -> None:
+    bench = Bench()
+    first = bench.save(1)
+    rank = referring(bench, first)
+    rank.open(2)
+    rank.seal_all()
+    bench.tell(bench.session(), delete(1))
+    bench.restart(*bench.targets)
+    bench.tick(1)
+    assert holders(bench, first) == [], "nobody had said that it is needed"
+    rank.reconnect()
+    rank.resume(2, rank.payload.checkpoint)
+    (aborted,) = rank.aborts()
+    assert "was deleted meanwhile" in aborted.message
+
+
+def test_an_attempt_goes_on_after_a_restart_when_its_home_is_there() -> None:
+    bench = Bench()
+    first = bench.save(1)
+    rank = referring(bench, first)
+    rank.open(2)
+    rank.seal_all()
+    bench.restart(*bench.targets)
+    bench.tick(1)
+    rank.reconnect()
+    rank.resume(2, rank.payload.checkpoint)
+    bench.tell(bench.session(), delete(1))
+    rank.certify()
+    assert rank.commits()[0].info.homes == (Home.of(first),)
+    assert holders(bench, first) != []
+
+
+def test_no_more_is_promised_than_the_home_can_keep() -> None:
+    bench = Bench(5, "1+2")
+    first = bench.save(1)
+    rank = referring(bench, first)
+    rank.open(2)
+    rank.seal_all()
+    only_home = only_there(bench, first, rank.payload.checkpoint)[0]
+    bench.stop(only_home)
+    rank.certify()
+    assert rank.commits()[0].info.targets_survivable == 1
+    bench.start(only_home)
+    view = bench.ask("show", RUN, 2)
+    assert isinstance(view, dict)
+    assert view["generations"][0]["targets_survivable"] == 2
+
+
+def test_a_home_below_its_floor_is_waited_for_and_then_ends_the_attempt() -> None:
+    bench = Bench(6)
+    first = bench.save(1)
+    rank = referring(bench, first)
+    rank.open(2)
+    rank.seal_all()
+    bench.stop(only_there(bench, first, rank.payload.checkpoint)[0])
+    rank.certify()
+    assert not rank.commits()
+    bench.tick(5)
+    assert not rank.aborts()
+    bench.tick(10)
+    assert "which it refers to, can lose 0 targets" in rank.aborts()[0].message
+
+
+def test_it_cannot_be_read_while_its_home_cannot() -> None:
+    bench = Bench(6)
+    first = bench.save(1)
+    second = save_referring(bench, 2, first)
+    lost = only_there(bench, first, second)
+    bench.stop(*lost[:2])
+    session = bench.session()
+    bench.tell(session, m.Resolve(RUN, delete(2).step, timeout_us=1_000_000))
+    bench.tick(2)
+    failed = bench.to(session)[-1]
+    assert isinstance(failed, m.Failed)
+    assert failed.code == "unavailable"
+    assert lost[0] in failed.message
+
+
+def test_damage_of_a_home_is_damage_of_what_is_read() -> None:
+    bench = Bench()
+    first = bench.save(1)
+    second, third = save_referring(bench, 2, first), save_referring(bench, 3, first)
+    for column in (0, 1):
+        harm(bench, first, column, (0, 100))
+    message = m.ReportDamage(PayloadId(first, Rank(0)), "rotten", reading=third)
+    (judged,) = bench.tell(bench.session(), message)
+    assert judged == m.DamageJudged(True, judged.reason)  # type: ignore[union-attr]
+    assert bench.states() == {
+        str(first): "damaged", str(second): "committed", str(third): "damaged",
+    }  # fmt: skip
+    (judged,) = bench.tell(bench.session(), replace(message, reading=second))
+    assert judged.proved  # type: ignore[union-attr]
+    assert bench.states()[str(second)] == "damaged"
+
+
+def test_damage_of_a_deleted_home_is_proved_all_the_same() -> None:
+    bench = Bench()
+    first = bench.save(1)
+    second = save_referring(bench, 2, first)
+    bench.tell(bench.session(), delete(1))
+    message = m.ReportDamage(PayloadId(first, Rank(0)), "rotten", reading=second)
+    (judged,) = bench.tell(bench.session(), message)
+    assert not judged.proved  # type: ignore[union-attr]
+    for column in (0, 1):
+        harm(bench, first, column, (0, 100))
+    (judged,) = bench.tell(bench.session(), message)
+    assert judged.proved  # type: ignore[union-attr]
+    assert bench.states() == {str(first): "tombstoned", str(second): "damaged"}
+
+
+def test_a_report_about_another_checkpoint_s_bytes_proves_nothing() -> None:
+    bench = Bench()
+    first, second = bench.save(1), bench.save(2)
+    for column in (0, 1):
+        harm(bench, first, column, (0, 100))
+    message = m.ReportDamage(PayloadId(first, Rank(0)), "rotten", reading=second)
+    (judged,) = bench.tell(bench.session(), message)
+    assert not judged.proved  # type: ignore[union-attr]
+    assert set(bench.states().values()) == {"committed"}
+
+
+def test_columns_of_a_home_that_came_back_empty_are_looked_for_unasked() -> None:
+    bench = Bench(6)
+    first = bench.save(1)
+    second = save_referring(bench, 2, first)
+    for column in (0, 1):
+        wanted = ColumnId(PayloadId(first, Rank(0)), ColumnNumber(column))
+        target = next(t for t in bench.targets.values() if wanted in t.columns)
+        bench.stop(target.id)
+        del target.columns[wanted]
+        bench.start(target)
+    bench.tell(bench.session(), m.Resolve(RUN, delete(2).step))
+    assert bench.states()[str(second)] == "damaged"
+
+
+def test_the_home_of_what_stays_is_not_evicted() -> None:
+    bench = bench_with_room()
+    worker = WorkerFake(bench)
+    first = bench.save(1)
+    for step in range(2, 8):
+        save_referring(bench, step, first)
+    drain_all(worker)
+    bench.tick(5)
+    assert 1 in steps(bench)
+    assert steps(bench) != [1, 2, 3, 4, 5, 6, 7]
+    assert bench.asked("t0", DropGeneration) == [
+        drop for drop in bench.asked("t0", DropGeneration) if drop.checkpoint != first
+    ]
