@@ -38,12 +38,12 @@ from ckpt.format.messages import Message, Role
 from ckpt.format.target_messages import RegisterTarget
 from ckpt.plan.placement import Level
 from ckpt.protocol.coordinator import catalog as entries
+from ckpt.protocol.coordinator.answers import CoordinatorView
 from ckpt.protocol.coordinator.catalog import Persist, Persisted
 from ckpt.protocol.coordinator.desk import Action
 from ckpt.protocol.coordinator.evicting import Watermarks
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
 from ckpt.protocol.coordinator.membership import TargetState
-from ckpt.protocol.coordinator.views import CoordinatorView
 from ckpt.protocol.events import (
     CloseSession,
     Received,

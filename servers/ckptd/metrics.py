@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ckpt.format.messages import CommitInfo, Role
+from ckpt.protocol.coordinator.answers import StoreStatus
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
-from ckpt.protocol.coordinator.drain_views import StoreStatus
 from ckpt.protocol.coordinator.evicting import Evictor
 from ckpt.protocol.coordinator.membership import Membership, TargetState
 from ckptd.exposition import Family, Histogram, Kind, render

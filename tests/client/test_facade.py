@@ -96,3 +96,16 @@ def test_what_a_commit_and_a_checkpoint_tell_has_its_promised_names() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(ckpt, "Checkpoints")
+
+
+def test_whoever_only_asks_the_coordinator_loads_none_of_its_machines() -> None:
+    """Nor numpy: a command of the shell is there at once."""
+    probe = (
+        "import json, sys, ckpt_client.cli.ls, ckpt_client.cli.status\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=True, text=True)
+    loaded = set(json.loads(done.stdout))
+    of_coordinator = {name for name in loaded if name.startswith("ckpt.protocol.coordinator.")}
+    assert of_coordinator == {"ckpt.protocol.coordinator.answers"}
+    assert "numpy" not in loaded

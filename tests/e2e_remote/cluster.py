@@ -15,7 +15,7 @@ import msgspec
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.ids import TargetId
 from ckpt.format.messages import Answer, Ask, Role
-from ckpt.protocol.coordinator.views import StatusView
+from ckpt.protocol.coordinator.answers import StatusView
 from tests.waiting import wait_until
 
 HOSTS = 4

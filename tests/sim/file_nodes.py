@@ -15,8 +15,8 @@ from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.members import Member, encode_members, member_table, plan_member
 from ckpt.format.table import encode_table
 from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.answers import MembersView
 from ckpt.protocol.coordinator.placements import Placement
-from ckpt.protocol.coordinator.views import MembersView
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.stager import events as se
 from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine

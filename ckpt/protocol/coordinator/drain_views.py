@@ -1,57 +1,12 @@
-"""What people and tools are told about the drain: one record for each object store.
-
-The fields are the interface; they are added to, never renamed.
-"""
+"""What people and tools are told about the drain: one record for each object store."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ckpt.protocol.coordinator.answers import StoreStatus
 from ckpt.protocol.coordinator.draining import DrainQueue, Store
 
 UNSERVED_US = 60_000_000
 """A store that has a backlog and no worker for so long is a fault."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStatus:
-    """One object store and how far behind it is."""
-
-    url: str
-    state: str
-    """`idle`, `draining`, `waiting` (for a worker, or behind a failure), `failing` with `error`."""
-    every: int
-    keep: int | None
-    runs: tuple[str, ...]
-    conditional: bool
-    """False: the store does not create an object only once, so one worker at a time is let."""
-    workers: tuple[str, ...]
-    backlog: int
-    """Checkpoints that it needs and has not."""
-    backlog_bytes: int
-    oldest_undrained: str
-    """RUN@STEP; empty without one."""
-    oldest_undrained_at_s: float
-    """Unix time of its commit; 0 without one."""
-    draining: tuple[str, ...]
-    parts_done: int
-    """Of those that are being drained, as far as their plans are known."""
-    parts: int
-    written_bytes: int
-    """Of those, by the workers that live."""
-    bytes_per_s: float
-    """All workers together, while they drain."""
-    end_in_s: float
-    """Until the backlog is done at that rate; 0 when it is unknown."""
-    last: str
-    """What was drained last."""
-    drained: int
-    """Checkpoints, since the coordinator began."""
-    failed: int
-    """Attempts to drain one, since then."""
-    unserved_s: float
-    """For how long there has been no worker."""
-    error: str = ""
 
 
 def store_statuses(queue: DrainQueue, now_us: int) -> tuple[StoreStatus, ...]:

@@ -65,6 +65,7 @@ from ckpt.format.target_messages import (
     Reserved,
 )
 from ckpt.plan.placement import Level
+from ckpt.protocol.coordinator.answers import StoreStatus
 from ckpt.protocol.coordinator.attempts import Attempt, AttemptBook
 from ckpt.protocol.coordinator.catalog import CatalogImage, Persisted, RowState
 from ckpt.protocol.coordinator.certifying import Certifying
@@ -72,7 +73,7 @@ from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.committing import CommitPolicy, Committer
 from ckpt.protocol.coordinator.deletion import Deleter
 from ckpt.protocol.coordinator.desk import Action, Desk
-from ckpt.protocol.coordinator.drain_views import StoreStatus, store_statuses
+from ckpt.protocol.coordinator.drain_views import store_statuses
 from ckpt.protocol.coordinator.draining import DrainQueue, DrainRequest
 from ckpt.protocol.coordinator.ending import Ending
 from ckpt.protocol.coordinator.evicting import Evictor, Watermarks

@@ -1,13 +1,10 @@
 """What people and tools may ask, and the JSON they get: one answer for Ask,
-HTTP `/v1/…` and the CLI.
-
-The fields of these records are the interface; they are added to, never renamed.
+HTTP `/v1/…` and the CLI. Its records are those of answers.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import msgspec
 
@@ -16,175 +13,27 @@ from ckpt.base.ids import RunName, Step
 from ckpt.erasure.code import Code
 from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages import CommitInfo
+from ckpt.protocol.coordinator.answers import (
+    AttemptView,
+    Check,
+    ColumnsView,
+    CoordinatorView,
+    FilesView,
+    MembersView,
+    MemberView,
+    RunView,
+    ShowView,
+    StatusView,
+    StepView,
+    StoreStatus,
+    TargetView,
+)
 from ckpt.protocol.coordinator.attempts import Attempt, AttemptBook
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
-from ckpt.protocol.coordinator.drain_views import UNSERVED_US, StoreStatus
+from ckpt.protocol.coordinator.drain_views import UNSERVED_US
 from ckpt.protocol.coordinator.members import Members
 from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
-
-
-@dataclass(frozen=True, slots=True)
-class TargetView:
-    """One target as `ckpt status` shows it."""
-
-    id: str
-    state: str
-    domain: str
-    address: str
-    pid: int | None
-    """None while it is not running."""
-    directory: str
-    bytes_total: int
-    bytes_used: int
-    bytes_free: int
-    columns: int
-    boot: str
-    counters: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A named health check: what is wrong and what to do."""
-
-    name: str
-    severity: str
-    """`warning` or `error`."""
-    message: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptView:
-    """A save that has not ended."""
-
-    run: str
-    step: int
-    generation: str
-    state: str
-    ranks_handed_over: int
-    ranks_certified: int
-    world_size: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepView:
-    """One generation as `ckpt ls` shows it. Redundancy is what it is now, not at the write."""
-
-    run: str
-    step: int
-    generation: str
-    state: str
-    newest: bool
-    bytes: int
-    world_size: int
-    code: str
-    targets_survivable: int
-    domains_survivable: int
-    domain_level: str
-    columns_missing: int
-    readable: bool
-    stall_s: float
-    commit_s: float
-    fault_in_s: float
-    committed_at_s: float
-    slowest_rank: int
-    slowest_target: str
-    pinned: bool
-    reason: str
-    targets_survivable_at_commit: int
-    domains_survivable_at_commit: int
-    warnings: tuple[str, ...] = ()
-    referenced_bytes: int = 0
-    """Of `bytes`, what earlier generations hold, its homes."""
-    homes: tuple[int, ...] = ()
-    """Their steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnsView:
-    """Where the columns of one rank's payload are; `live` says which of them can be read now."""
-
-    rank: int
-    targets: tuple[str | None, ...]
-    live: tuple[bool, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ShowView:
-    """Everything of one step."""
-
-    generations: tuple[StepView, ...]
-    columns: tuple[ColumnsView, ...]
-    """Of the newest generation."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunView:
-    """One run in a line."""
-
-    run: str
-    steps: int
-    latest: int | None
-    bytes: int
-    committed_at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class FilesView:
-    """A committed checkpoint of files, the newest generation of its step."""
-
-    run: str
-    step: int
-    generation: str
-    bytes: int
-    committed_at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class MemberView:
-    """A file that is on its targets and waits for the commit of its step."""
-
-    name: str
-    length: int
-    fingerprint: str
-    """Hexadecimal."""
-
-
-@dataclass(frozen=True, slots=True)
-class MembersView:
-    """The open list of a step; an empty generation when there is none."""
-
-    generation: str
-    members: tuple[MemberView, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorView:
-    """Who answers; its shell says so at start."""
-
-    address: str = ""
-    pid: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StatusView:
-    """The one-screen answer."""
-
-    cluster: str
-    coordinator: CoordinatorView
-    health: str
-    """HEALTH_OK, HEALTH_WARN or HEALTH_ERR."""
-    checks: tuple[Check, ...]
-    code: str
-    term: int
-    epoch: int
-    targets: tuple[TargetView, ...]
-    runs: tuple[RunView, ...]
-    attempts: tuple[AttemptView, ...]
-    stores: tuple[StoreStatus, ...] = ()
-    """Where checkpoints are drained to."""
 
 
 class Views:

@@ -27,7 +27,7 @@ from ckpt.format.messages import (
     DeleteStep,
     StepDeleted,
 )
-from ckpt.protocol.coordinator.views import RunView, ShowView, StatusView, StepView
+from ckpt.protocol.coordinator.answers import RunView, ShowView, StatusView, StepView
 from ckpt_client.cli.output import Output
 from ckpt_client.control import Control
 from ckpt_client.local import CLUSTER_NAME, is_supervised, opened_cluster
@@ -81,7 +81,7 @@ _ready_decoder = msgspec.json.Decoder(LocalReady)
 
 
 class Conversation:
-    """I ask one coordinator. Every answer is the JSON of `ckpt.protocol.coordinator.views`."""
+    """I ask one coordinator. Every answer is the JSON of `ckpt.protocol.coordinator.answers`."""
 
     def __init__(self, url: LocalUrl | RemoteUrl, control: Control, timeout_s: float) -> None:
         self.url = url

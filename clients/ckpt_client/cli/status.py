@@ -15,8 +15,14 @@ from typing import Final
 
 from ckpt.base.errors import Unavailable
 from ckpt.base.units import format_bytes, format_seconds
-from ckpt.protocol.coordinator.drain_views import StoreStatus
-from ckpt.protocol.coordinator.views import AttemptView, Check, RunView, StatusView, TargetView
+from ckpt.protocol.coordinator.answers import (
+    AttemptView,
+    Check,
+    RunView,
+    StatusView,
+    StoreStatus,
+    TargetView,
+)
 from ckpt_client.cli.cluster import (
     HOLD_NAME,
     TARGETS_FOLDER,

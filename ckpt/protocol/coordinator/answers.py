@@ -1,0 +1,213 @@
+"""The records that people and tools are answered with: `views.py` and `drain_views.py` fill them.
+
+Their fields are the interface; they are added to, never renamed. Nothing of the coordinator is
+imported here: whoever only asks need not load its machines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TargetView:
+    """One target as `ckpt status` shows it."""
+
+    id: str
+    state: str
+    domain: str
+    address: str
+    pid: int | None
+    """None while it is not running."""
+    directory: str
+    bytes_total: int
+    bytes_used: int
+    bytes_free: int
+    columns: int
+    boot: str
+    counters: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A named health check: what is wrong and what to do."""
+
+    name: str
+    severity: str
+    """`warning` or `error`."""
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptView:
+    """A save that has not ended."""
+
+    run: str
+    step: int
+    generation: str
+    state: str
+    ranks_handed_over: int
+    ranks_certified: int
+    world_size: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """One generation as `ckpt ls` shows it. Redundancy is what it is now, not at the write."""
+
+    run: str
+    step: int
+    generation: str
+    state: str
+    newest: bool
+    bytes: int
+    world_size: int
+    code: str
+    targets_survivable: int
+    domains_survivable: int
+    domain_level: str
+    columns_missing: int
+    readable: bool
+    stall_s: float
+    commit_s: float
+    fault_in_s: float
+    committed_at_s: float
+    slowest_rank: int
+    slowest_target: str
+    pinned: bool
+    reason: str
+    targets_survivable_at_commit: int
+    domains_survivable_at_commit: int
+    warnings: tuple[str, ...] = ()
+    referenced_bytes: int = 0
+    """Of `bytes`, what earlier generations hold, its homes."""
+    homes: tuple[int, ...] = ()
+    """Their steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsView:
+    """Where the columns of one rank's payload are; `live` says which of them can be read now."""
+
+    rank: int
+    targets: tuple[str | None, ...]
+    live: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShowView:
+    """Everything of one step."""
+
+    generations: tuple[StepView, ...]
+    columns: tuple[ColumnsView, ...]
+    """Of the newest generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One run in a line."""
+
+    run: str
+    steps: int
+    latest: int | None
+    bytes: int
+    committed_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FilesView:
+    """A committed checkpoint of files, the newest generation of its step."""
+
+    run: str
+    step: int
+    generation: str
+    bytes: int
+    committed_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """A file that is on its targets and waits for the commit of its step."""
+
+    name: str
+    length: int
+    fingerprint: str
+    """Hexadecimal."""
+
+
+@dataclass(frozen=True, slots=True)
+class MembersView:
+    """The open list of a step; an empty generation when there is none."""
+
+    generation: str
+    members: tuple[MemberView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorView:
+    """Who answers; its shell says so at start."""
+
+    address: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """One object store and how far behind it is."""
+
+    url: str
+    state: str
+    """`idle`, `draining`, `waiting` (for a worker, or behind a failure), `failing` with `error`."""
+    every: int
+    keep: int | None
+    runs: tuple[str, ...]
+    conditional: bool
+    """False: the store does not create an object only once, so one worker at a time is let."""
+    workers: tuple[str, ...]
+    backlog: int
+    """Checkpoints that it needs and has not."""
+    backlog_bytes: int
+    oldest_undrained: str
+    """RUN@STEP; empty without one."""
+    oldest_undrained_at_s: float
+    """Unix time of its commit; 0 without one."""
+    draining: tuple[str, ...]
+    parts_done: int
+    """Of those that are being drained, as far as their plans are known."""
+    parts: int
+    written_bytes: int
+    """Of those, by the workers that live."""
+    bytes_per_s: float
+    """All workers together, while they drain."""
+    end_in_s: float
+    """Until the backlog is done at that rate; 0 when it is unknown."""
+    last: str
+    """What was drained last."""
+    drained: int
+    """Checkpoints, since the coordinator began."""
+    failed: int
+    """Attempts to drain one, since then."""
+    unserved_s: float
+    """For how long there has been no worker."""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusView:
+    """The one-screen answer."""
+
+    cluster: str
+    coordinator: CoordinatorView
+    health: str
+    """HEALTH_OK, HEALTH_WARN or HEALTH_ERR."""
+    checks: tuple[Check, ...]
+    code: str
+    term: int
+    epoch: int
+    targets: tuple[TargetView, ...]
+    runs: tuple[RunView, ...]
+    attempts: tuple[AttemptView, ...]
+    stores: tuple[StoreStatus, ...] = ()
+    """Where checkpoints are drained to."""
