@@ -8,8 +8,9 @@ where.
 | 16 | 8 | i64 | start |
 | 24 | 8 | i64 | end, exclusive |
 
-repeated; little-endian. Of a load from an object store: the object's number among the manifest's
-in place of the rank, and bytes of the object.
+repeated; little-endian. In place of the rank stands, for a payload of the i-th home of the
+checkpoint (from 1, in the order of its commit record), i * 2^20 + the rank; and of a load from an
+object store, the object's number among the manifest's, with bytes of the object.
 """
 
 from __future__ import annotations

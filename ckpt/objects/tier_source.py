@@ -1,7 +1,8 @@
 """A committed checkpoint in the tier, as a Source: pinned, read from targets, repaired on the way.
 
 The same reader as a restore's (ckpt.transfer.payload_receiver): a slow target is hedged, a lost
-column decoded, everything verified. The pin is the session's: it holds as long as this is open.
+column decoded, everything verified. What its homes hold is read like its own bytes: a Source has
+no homes. The pin is the session's: it holds as long as this is open.
 
 Damage beyond repair, of columns or of the index, is told to the coordinator as a restore tells it:
 what it proves to be lost is not asked for again.
@@ -17,9 +18,8 @@ import numpy as np
 
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import CkptError, Corrupt, Lost, PeerError, Unavailable
-from ckpt.base.ids import CheckpointId, PayloadId, Rank, RunName, Step
-from ckpt.format.index import IndexReader, IndexTensor
-from ckpt.format.layout import Layout
+from ckpt.base.ids import CheckpointId, Rank, RunName, Step
+from ckpt.format.index import IndexTensor
 from ckpt.format.messages import (
     DamageJudged,
     ReleasePin,
@@ -34,9 +34,10 @@ from ckpt.objects.documents import Header
 from ckpt.objects.sink import at_once
 from ckpt.objects.source import Wish
 from ckpt.transfer.damage import have_judged
-from ckpt.transfer.index_source import IndexSource, IndexUnreadable
+from ckpt.transfer.index_source import IndexUnreadable
+from ckpt.transfer.payload_finder import PayloadFinder
 from ckpt.transfer.payload_receiver import PayloadReceiver
-from ckpt.transfer.read_job import PayloadDamaged, ReadJob, ReceiverOptions
+from ckpt.transfer.read_job import PayloadDamaged, ReceiverOptions
 from ckpt.transfer.read_set import ReadSet
 
 INDEX_TIMEOUT_S: Final = 30.0
@@ -49,9 +50,8 @@ class TierSource:
 
     def __init__(
         self,
-        resolved: Resolved,
         record: CommitRecord,
-        index: IndexReader,
+        finder: PayloadFinder,
         tensors: Sequence[IndexTensor],
         options: ReceiverOptions,
         rpc: RpcClient,
@@ -69,8 +69,7 @@ class TierSource:
             source="tier",
         )
         self._checkpoint = info.checkpoint
-        self._addresses = {where.target: where for where in resolved.targets}
-        self._index = index
+        self._finder = finder
         self._options = options
         self._rpc = rpc
         self._held = held
@@ -102,13 +101,13 @@ class TierSource:
                 raise PeerError(f"the coordinator answered with a {type(resolved).__name__}")
             held.callback(rpc.tell, ReleasePin(resolved.pin))
             record = decode_record(bulk)
-            addresses = {where.target: where for where in resolved.targets}
-            source = held.enter_context(IndexSource(record, addresses, secret, name))
+            finder = held.enter_context(
+                PayloadFinder(resolved, record, secret=secret, name=name, timeout_s=timeout_s)
+            )
             options = ReceiverOptions(secret=secret, name=name, cluster=record.cluster)
             with _judging(rpc, record.info.checkpoint):
-                index = source.reader(timeout_s)
-                tensors = tuple(index.tensors())
-            return cls(resolved, record, index, tensors, options, rpc, held.pop_all())
+                tensors = tuple(finder.index.tensors())
+            return cls(record, finder, tensors, options, rpc, held.pop_all())
 
     def tensors(self) -> Sequence[IndexTensor]:
         return self._tensors
@@ -117,7 +116,7 @@ class TierSource:
         with _judging(self._rpc, self._checkpoint):
             reads = ReadSet()
             documents = {}
-            for payload in self._index.payloads():
+            for payload in self._finder.index.payloads():
                 document = documents[payload.rank] = np.empty(payload.document_bytes, np.uint8)
                 reads.add_range(payload.rank, payload.document_offset, document)
             self._read(reads)
@@ -145,19 +144,8 @@ class TierSource:
             receiver.close()
 
     def _read(self, reads: ReadSet, go_on: Callable[[], None] = at_once) -> None:
-        jobs = []
-        for rank, landings in sorted(reads.landings.items()):
-            payload = self._index.payload(rank)
-            jobs.append(
-                ReadJob(
-                    payload=PayloadId(self._checkpoint, rank),
-                    layout=Layout(payload.code, payload.payload_bytes, payload.cell_bytes),
-                    manifest_digest=payload.manifest_digest,
-                    columns=payload.columns,
-                    addresses=self._addresses,
-                    landings=landings,
-                )
-            )
+        wanted = sorted(reads.landings.items(), key=lambda one: one[0].order)
+        jobs = [self._finder.job(self._finder.find(key), landings) for key, landings in wanted]
         if self._receiver is None:
             self._receiver = PayloadReceiver(self._options)
         try:
@@ -174,8 +162,7 @@ def _judging(rpc: RpcClient, checkpoint: CheckpointId) -> Iterator[None]:
     try:
         yield
     except (PayloadDamaged, IndexUnreadable, Corrupt) as error:
-        payload = error.payload if isinstance(error, PayloadDamaged) else None
-        judged = have_judged(rpc, checkpoint, payload, error.message)
+        judged = have_judged(rpc, checkpoint, error)
         raise _verdict(judged, checkpoint, error) from error
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,19 @@ from ckpt.format.index import Box, Location
 from ckpt.plan.boxes import Extent, bounds_of, crossing_pairs, intersect, subtract, volume_of
 
 Offsets = npt.NDArray[np.int64]
+
+
+class PayloadKey(NamedTuple):
+    """Which payload of a checkpoint that is read."""
+
+    home: Generation | None
+    """The earlier generation that holds it; None is the one that is read."""
+    rank: Rank
+
+    @property
+    def order(self) -> tuple[bool, Generation, Rank]:
+        """Sorts the own generation first, then homes as they ascend."""
+        return self.home is not None, self.home or Generation(0, 0), self.rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +58,7 @@ class Copy:
 class SourceRuns:
     """All copies from one payload, ascending by start. The arrays are int64 of equal length."""
 
-    generation: Generation | None
-    """None is the index's own."""
-    rank: Rank
+    payload: PayloadKey
     starts: Offsets
     lengths: Offsets
     destinations: Offsets
@@ -93,16 +105,13 @@ def plan_read(
     """
     assert len(offset) == len(shape)
     assert item_bytes >= 0
-    runs: defaultdict[tuple[Generation | None, Rank], list[tuple[Offsets, Offsets, Offsets]]] = (
-        defaultdict(list)
-    )
+    runs: defaultdict[PayloadKey, list[tuple[Offsets, Offsets, Offsets]]] = defaultdict(list)
     if volume_of(shape) * item_bytes:
         for box, part in _choose(boxes, offset, shape, prefer):
             sources, destinations, length = _box_runs(box, item_bytes, offset, shape, part)
             for key, found in _locate(box.locations, sources, destinations, length):
                 runs[key].append(found)
-    order = sorted(runs, key=lambda key: (key[0] is not None, key[0] or Generation(0, 0), key[1]))
-    plans = tuple(_coalesce(*key, runs[key]) for key in order)
+    plans = tuple(_coalesce(key, runs[key]) for key in sorted(runs, key=lambda key: key.order))
     wanted_bytes = volume_of(shape) * item_bytes
     return ReadPlan(wanted_bytes, wanted_bytes - sum(int(s.lengths.sum()) for s in plans), plans)
 
@@ -181,7 +190,7 @@ def _strides(shape: Extent, item_bytes: int) -> list[int]:
 
 def _locate(
     locations: Sequence[Location], sources: Offsets, destinations: Offsets, length: int
-) -> Iterator[tuple[tuple[Generation | None, Rank], tuple[Offsets, Offsets, Offsets]]]:
+) -> Iterator[tuple[PayloadKey, tuple[Offsets, Offsets, Offsets]]]:
     """Cut runs of box bytes at the borders of locations: (payload, (payload starts, lengths,
     destinations)).
     """
@@ -204,7 +213,7 @@ def _locate(
     for number, key in enumerate(payloads):
         mine = owners[part] == number
         if mine.any():
-            yield key, ((begins + shifts[part])[mine], lengths[mine], targets[mine])
+            yield PayloadKey(*key), ((begins + shifts[part])[mine], lengths[mine], targets[mine])
 
 
 def _disjoint(locations: Sequence[Location]) -> list[tuple[int, int, Location]]:
@@ -221,9 +230,7 @@ def _disjoint(locations: Sequence[Location]) -> list[tuple[int, int, Location]]:
     return parts
 
 
-def _coalesce(
-    generation: Generation | None, rank: Rank, runs: Sequence[tuple[Offsets, Offsets, Offsets]]
-) -> SourceRuns:
+def _coalesce(payload: PayloadKey, runs: Sequence[tuple[Offsets, Offsets, Offsets]]) -> SourceRuns:
     """One payload's runs in payload order, with those joined that touch on both sides."""
     starts, lengths, destinations = (np.concatenate(arrays) for arrays in zip(*runs, strict=True))
     order = np.lexsort((destinations, starts))
@@ -233,5 +240,5 @@ def _coalesce(
     )
     firsts = np.concatenate(([0], np.flatnonzero(apart) + 1))
     return SourceRuns(
-        generation, rank, starts[firsts], np.add.reduceat(lengths, firsts), destinations[firsts]
+        payload, starts[firsts], np.add.reduceat(lengths, firsts), destinations[firsts]
     )

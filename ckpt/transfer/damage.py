@@ -5,25 +5,31 @@ from __future__ import annotations
 from typing import Final
 
 from ckpt.aio.rpc import RpcClient
-from ckpt.base.errors import PeerError
+from ckpt.base.errors import CkptError, PeerError
 from ckpt.base.ids import CheckpointId, PayloadId, Rank
 from ckpt.format.messages import DamageJudged, ReportDamage
+from ckpt.transfer.payload_finder import HomeUnreadable
+from ckpt.transfer.read_job import PayloadDamaged
 
 JUDGE_TIMEOUT_S: Final = 600.0
 """To have every column of a payload, or every copy of an index, read whole."""
 
 
-def have_judged(
-    rpc: RpcClient, checkpoint: CheckpointId, payload: PayloadId | None, reason: str
-) -> DamageJudged:
-    """What became of damage in a payload, of what is read or of a home of it, or in the index
-    (None). Blocks while all of it is read.
+def have_judged(rpc: RpcClient, checkpoint: CheckpointId, error: CkptError) -> DamageJudged:
+    """What became of damage that was met while this checkpoint was read: in a payload, else in an
+    index, its own or a home's. Blocks while all of it is read.
 
-    Raises Unavailable, PeerError.
+    Proved of a home, it is proved of this checkpoint, too. Raises Unavailable, PeerError.
     """
-    subject = payload or PayloadId(checkpoint, Rank(0))
+    match error:
+        case PayloadDamaged():
+            subject, index = error.payload, False
+        case HomeUnreadable():
+            subject, index = PayloadId(error.home, Rank(0)), True
+        case _:
+            subject, index = PayloadId(checkpoint, Rank(0)), True
     reading = checkpoint if subject.checkpoint != checkpoint else None
-    message = ReportDamage(subject, reason, index=payload is None, reading=reading)
+    message = ReportDamage(subject, error.message, index=index, reading=reading)
     judged, _ = rpc.call(message, timeout_s=JUDGE_TIMEOUT_S)
     if not isinstance(judged, DamageJudged):
         raise PeerError(f"the coordinator answered with a {type(judged).__name__}")

@@ -1,4 +1,4 @@
-"""What must be read for the arrays of a load: byte ranges of payloads, by rank.
+"""What must be read for the arrays of a load: byte ranges of payloads, its own and its homes'.
 
 Memory: each destination is allocated once; bytes land in it directly. Only an array that the
 caller gave and that is not C-contiguous is read aside and copied over when all is here.
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ckpt.base.errors import Corrupt, Refused
+from ckpt.base.errors import Corrupt
 from ckpt.base.ids import Rank
 from ckpt.format.index import Box, IndexTensor
 from ckpt.format.table import Meaning
-from ckpt.plan.reads import plan_read
+from ckpt.plan.reads import PayloadKey, plan_read
 from ckpt.transfer.landings import Bytes, Landings
 
 AnyArray = npt.NDArray[np.generic]
@@ -24,19 +24,20 @@ AnyArray = npt.NDArray[np.generic]
 
 @dataclass(slots=True)
 class ReadSet:
-    """All that one load reads, by rank whose payload holds it."""
+    """All that one load reads, by the payload that holds it."""
 
     sharing: bool = False
     """Other ranks read at the same time: what they read too is kept apart, in `shared`."""
-    landings: dict[Rank, Landings] = field(default_factory=dict)
-    shared: dict[Rank, Landings] = field(default_factory=dict)
+    landings: dict[PayloadKey, Landings] = field(default_factory=dict)
+    shared: dict[PayloadKey, Landings] = field(default_factory=dict)
     """Of whole global tensors, which every rank that has them wants, and of boxes said to be so."""
     copies: list[tuple[AnyArray, AnyArray]] = field(default_factory=list)
     """(destination, what was read aside for it)."""
 
     def add_range(self, rank: Rank, start: int, memory: Bytes) -> None:
-        """Payload bytes from `start` fill the memory."""
-        self.landings.setdefault(rank, Landings()).add_range(start, memory)
+        """Bytes of the rank's payload in the generation that is read, from `start`, fill the
+        memory."""
+        self.landings.setdefault(PayloadKey(None, rank), Landings()).add_range(start, memory)
 
     def add_box(
         self, tensor: IndexTensor, boxes: Sequence[Box], offset: tuple[int, ...], array: AnyArray,
@@ -59,12 +60,7 @@ class ReadSet:
         into = self.shared if self.sharing and (replica or whole) else self.landings
         flat = memory.reshape(-1).view(np.uint8)
         for source in plan.sources:
-            if source.generation is not None:
-                raise Refused(
-                    f"{tensor.name}: its bytes lie in generation {source.generation}",
-                    hint="this version reads checkpoints that hold all their bytes",
-                )
-            landings = into.setdefault(source.rank, Landings())
+            landings = into.setdefault(source.payload, Landings())
             landings.add(flat, source.starts, source.lengths, source.destinations)
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""A resolved generation that is held against deletion, and its index.
+"""A resolved generation that is held against deletion, its homes with it, and its index.
 
 The coordinator's session keeps the pin; when the session is lost, so may be the generation.
 """
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from ckpt.aio.rpc import RpcClient
-from ckpt.base.errors import CkptError, Lost, PeerError
-from ckpt.base.ids import PayloadId, Step
+from ckpt.base.errors import CkptError, PeerError
+from ckpt.base.ids import Step
 from ckpt.base.units import US_PER_S
 from ckpt.format.index import IndexReader
 from ckpt.format.messages import (
@@ -31,7 +31,7 @@ from ckpt.format.messages import (
 )
 from ckpt.format.record import CommitRecord, decode_record
 from ckpt.transfer.damage import have_judged
-from ckpt.transfer.index_source import IndexSource
+from ckpt.transfer.payload_finder import PayloadFinder
 from ckpt_client.meeting import ANSWER_SLACK_S, Meeting, ask_shared
 
 _log = logging.getLogger("ckpt.restore")
@@ -64,8 +64,7 @@ class Pinned:
         self.session_count = 0
         self._rpc: RpcClient | None = None
         self._pin_session = 0
-        self._source: IndexSource | None = None
-        self._index: IndexReader | None = None
+        self._finder: PayloadFinder | None = None
         try:
             self.resolve()
         except BaseException:
@@ -94,7 +93,7 @@ class Pinned:
         reply, bulk = rpc.call(question, timeout_s=patience_s)
         if not isinstance(reply, Resolved):
             raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
-        self._close_source()
+        self._close_finder()
         self.resolved, self.record = reply, decode_record(bulk)
         self._pin_session = self.session_count
         if reply.skipped:
@@ -106,12 +105,12 @@ class Pinned:
         """The session that held the pin ended: the generation may be deleted meanwhile."""
         return self._pin_session != self.session_count
 
-    def resolve_past(self, payload: PayloadId | None, reason: str) -> DamageJudged:
-        """Have damage examined that was met, of a payload or of the index (None): once it is
-        proved, the coordinator names another generation, or another place of this one."""
+    def resolve_past(self, error: CkptError) -> DamageJudged:
+        """Have damage examined that was met, of a payload or of an index: once it is proved, the
+        coordinator names another generation, or another place of this one."""
         before = self.resolved.info.checkpoint
-        _log.warning("damage: %s; asking the coordinator to judge", reason)
-        judged = have_judged(self._connection(), before, payload, reason)
+        _log.warning("damage: %s; asking the coordinator to judge", error.message)
+        judged = have_judged(self._connection(), before, error)
         if judged.proved:
             self.resolve()
             found = self.resolved.info.checkpoint
@@ -159,20 +158,24 @@ class Pinned:
     @property
     def index(self) -> IndexReader:
         """The generation's index, fetched once."""
-        if self._index is None:
-            addresses = {where.target: where for where in self.resolved.targets}
-            self._close_source()
-            self._source = IndexSource(
-                self.record, addresses, self.context.secret, self.context.name
+        return self.finder.index
+
+    @property
+    def finder(self) -> PayloadFinder:
+        """Finds its payloads, and those of its homes, until it is resolved again."""
+        if self._finder is None:
+            self._finder = PayloadFinder(
+                self.resolved,
+                self.record,
+                secret=self.context.secret,
+                name=self.context.name,
+                timeout_s=self.timeout_s,
             )
-            self._index = self._source.reader(self.timeout_s)
-            if self._index.checkpoint != self.record.info.checkpoint:
-                raise Lost(f"the index of {self.record.info.checkpoint} is another's")
-        return self._index
+        return self._finder
 
     def close(self) -> None:
         """Let the generation go. Idempotent; also called by the finalizer."""
-        self._close_source()
+        self._close_finder()
         rpc, self._rpc = self._rpc, None
         if rpc is not None:
             if hasattr(self, "resolved"):
@@ -180,10 +183,10 @@ class Pinned:
                     rpc.tell(ReleasePin(self.resolved.pin))
             rpc.close()
 
-    def _close_source(self) -> None:
-        source, self._source, self._index = self._source, None, None
-        if source is not None:
-            source.close()
+    def _close_finder(self) -> None:
+        finder, self._finder = self._finder, None
+        if finder is not None:
+            finder.close()
 
     def _connection(self) -> RpcClient:
         address = self.context.address()

@@ -27,14 +27,14 @@ import numpy as np
 from ckpt.base.errors import CkptError, Corrupt, Lost, Refused, Unavailable
 from ckpt.base.ids import Generation, PayloadId, Rank, RunName, Step
 from ckpt.base.units import MiB
-from ckpt.format.index import IndexPayload
-from ckpt.format.layout import Layout
 from ckpt.format.messages import CommitInfo, LaunchJoined, Resolve
 from ckpt.format.tree import Node, decode_tree
+from ckpt.plan.reads import PayloadKey
 from ckpt.protocol.events import Report
 from ckpt.protocol.reader.events import ReadLimits
 from ckpt.transfer.index_source import IndexUnreadable
 from ckpt.transfer.landings import Landings
+from ckpt.transfer.payload_finder import FoundPayload
 from ckpt.transfer.payload_receiver import PayloadReceiver
 from ckpt.transfer.read_job import PayloadDamaged, ReadJob, ReceiverOptions, ReceiverStatistics
 from ckpt.transfer.read_set import ReadSet
@@ -117,7 +117,7 @@ class Checkpoint:
         self._progress = ProgressTeller(progress)
         self._closer = weakref.finalize(self, pinned.close)
         self._sources: set[str] = set()
-        self._memories: dict[Rank, memoryview] = {}
+        self._memories: dict[PayloadId, memoryview] = {}
         #: Of one attempt to load: stagers' memory that was compared with the index.
         #: Of one attempt to load: its connections and whom it gave up.
         self._receiver: PayloadReceiver | None = None
@@ -324,9 +324,11 @@ class Checkpoint:
         if sum(job.landings.wanted_bytes for job in jobs) < SHARED_BYTES_MIN:
             return jobs
         options = self._options()
+        number = self._pinned.finder.number
         shared = SharedPayloads(
-            jobs, options, receiver, lambda done: self._progress.tell(done, total)
-        )
+            {number(job.payload): job for job in jobs}, options, receiver,
+            lambda done: self._progress.tell(done, total),
+        )  # fmt: skip
         checkpoint = self.info.checkpoint
         try:
             SharedReading(self._pinned.meeting(), checkpoint, self._share_key, shared).read()
@@ -335,24 +337,14 @@ class Checkpoint:
             self.statistics = (*self.statistics, *shared.statistics)
         return []
 
-    def _jobs(self, wanted: Mapping[Rank, Landings]) -> list[ReadJob]:
+    def _jobs(self, wanted: Mapping[PayloadKey, Landings]) -> list[ReadJob]:
         """What no stager's memory on this host gives."""
-        addresses = {where.target: where for where in self._pinned.resolved.targets}
         jobs = []
-        for rank, landings in sorted(wanted.items()):
-            payload = self._pinned.index.payload(rank)
-            if not landings or self._from_memory(payload, landings):
-                continue
-            jobs.append(
-                ReadJob(
-                    payload=PayloadId(self.info.checkpoint, rank),
-                    layout=Layout(payload.code, payload.payload_bytes, payload.cell_bytes),
-                    manifest_digest=payload.manifest_digest,
-                    columns=payload.columns,
-                    addresses=addresses,
-                    landings=landings,
-                )
-            )
+        for key, landings in sorted(wanted.items(), key=lambda one: one[0].order):
+            if landings:
+                found = self._pinned.finder.find(key)
+                if not self._from_memory(found, landings):
+                    jobs.append(self._pinned.finder.job(found, landings))
         return jobs
 
     def _options(self) -> ReceiverOptions:
@@ -365,18 +357,18 @@ class Checkpoint:
             report=_log_report,
         )
 
-    def _from_memory(self, payload: IndexPayload, landings: Landings) -> bool:
-        checkpoint, rank = self.info.checkpoint, payload.rank
-        cluster, digest = self._pinned.record.cluster, payload.manifest_digest
-        view = self._memories.get(rank)
+    def _from_memory(self, found: FoundPayload, landings: Landings) -> bool:
+        checkpoint, rank = found.id.checkpoint, found.id.rank
+        cluster, digest = self._pinned.record.cluster, found.entry.manifest_digest
+        view = self._memories.get(found.id)
         if view is None:
             view = memory_source(cluster, checkpoint.run, rank, checkpoint, digest)
             if view is None:
                 return False
-            if not is_committed(view, payload):
+            if not is_committed(view, found.entry):
                 _log.warning("%s: a stager's memory does not hold it any more", checkpoint)
                 return False
-            self._memories[rank] = view
+            self._memories[found.id] = view
         content = np.frombuffer(view, np.uint8)
         for start, end in landings.spans():
             for at in range(start, end, COPY_BYTES):
@@ -405,7 +397,7 @@ class Checkpoint:
                     return value
                 self._resolve_anew(superseded)
             except PayloadDamaged as error:
-                judged = self._pinned.resolve_past(error.payload, error.message)
+                judged = self._pinned.resolve_past(error)
                 if not judged.proved and not self._goes_to_store(judged.reason):
                     text = f"{error.payload} cannot be read ({error.message}), which is not proved"
                     hint = "load again when all its targets answer, or with fallback=True"
@@ -451,7 +443,7 @@ class Checkpoint:
     def _walked_back(self, error: CkptError) -> bool:
         """Whether it was the tier's index that could not be read, and its loss is proved."""
         in_tier = isinstance(error, IndexUnreadable | Corrupt) and self._stored is None
-        return in_tier and self._pinned.resolve_past(None, error.message).proved
+        return in_tier and self._pinned.resolve_past(error).proved
 
     def _goes_to_store(self, reason: str) -> bool:
         """Whether what the tier does not give now is whole in a store: the same generation."""

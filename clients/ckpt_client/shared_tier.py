@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ckpt.base.errors import CkptError
@@ -23,22 +23,22 @@ class SharedPayloads:
 
     def __init__(
         self,
-        jobs: Sequence[ReadJob],
+        jobs: Mapping[Rank, ReadJob],
         options: ReceiverOptions,
         receiver: PayloadReceiver,
         tell: Progress,
     ) -> None:
-        """tell: hears how many bytes are done."""
+        """jobs: by what all ranks call their payloads (PayloadFinder.number).
+        tell: hears how many bytes are done."""
         self.sources: set[str] = set()
         self.statistics: list[ReceiverStatistics] = []
-        self.align_bytes = max(job.layout.cell_bytes for job in jobs)
+        self.align_bytes = max(job.layout.cell_bytes for job in jobs.values())
         self._options = options
         self._receiver = receiver
         self._tell = tell
-        self._jobs: dict[Rank, ReadJob] = {}
-        for job in jobs:
+        self._jobs = jobs
+        for job in jobs.values():
             job.landings.close_gaps()
-            self._jobs[job.payload.rank] = job
 
     def wanted(self) -> Part:
         return {rank: job.landings.spans() for rank, job in self._jobs.items()}

@@ -438,7 +438,7 @@ def test_a_merged_index_gives_every_box_back_after_its_way_through_the_formats()
     out = bytearray(plan.wanted_bytes)
     for source in plan.sources:
         for copy in source.copies():
-            part = payloads[source.rank][copy.start : copy.end]
+            part = payloads[source.payload.rank][copy.start : copy.end]
             out[copy.destination : copy.destination + len(part)] = part
     assert bytes(out) == array[5:19, 3:15].tobytes()
     assert plan.missing_bytes == 0

@@ -45,7 +45,7 @@ class Payloads:
         out = bytearray(plan.wanted_bytes)
         times = np.zeros(plan.wanted_bytes, dtype=np.int64)
         for source in plan.sources:
-            payload = self.bytes[source.generation, source.rank]
+            payload = self.bytes[source.payload]
             for copy in source.copies():
                 assert 0 <= copy.start < copy.end <= len(payload)
                 out[copy.destination : copy.destination + copy.end - copy.start] = payload[
@@ -189,7 +189,7 @@ def test_a_whole_tensor_in_pieces_is_one_run_for_each_piece_and_touching_pieces_
         Location(None, Rank(0), 16, 500, 4),
     )
     plan = plan_read([Box(Rank(0), (0,), (5,), locations)], 4, (0,), (5,))
-    assert [(s.rank, list(s.copies())) for s in plan.sources] == [
+    assert [(s.payload.rank, list(s.copies())) for s in plan.sources] == [
         (0, [Copy(100, 112, 0), Copy(500, 504, 16)]),
         (1, [Copy(0, 4, 12)]),
     ]
@@ -210,14 +210,14 @@ def test_rows_of_a_wider_tensor_are_fetched_as_one_span() -> None:
 
 def test_of_equal_copies_one_is_read_and_the_preferred_one_first() -> None:
     boxes = [one_box((8,), 1, rank=rank) for rank in range(4)]
-    assert [s.rank for s in plan_read(boxes, 1, (0,), (8,)).sources] == [0]
-    assert [s.rank for s in plan_read(boxes, 1, (2,), (3,), prefer=Rank(2)).sources] == [2]
+    assert [s.payload.rank for s in plan_read(boxes, 1, (0,), (8,)).sources] == [0]
+    assert [s.payload.rank for s in plan_read(boxes, 1, (2,), (3,), prefer=Rank(2)).sources] == [2]
 
 
 def test_a_box_that_has_all_is_preferred_to_many_that_have_parts() -> None:
     parts = [Box(Rank(r), (r,), (1,), (Location(None, Rank(r), 0, 0, 1),)) for r in range(8)]
     assert [
-        s.rank for s in plan_read([*parts, one_box((8,), 1, rank=9)], 1, (0,), (8,)).sources
+        s.payload.rank for s in plan_read([*parts, one_box((8,), 1, rank=9)], 1, (0,), (8,)).sources
     ] == [9]
 
 
@@ -232,7 +232,7 @@ def test_missing_pieces_of_a_box_are_missing_bytes() -> None:
 def test_a_byte_with_two_places_is_read_from_one() -> None:
     locations = (Location(None, Rank(0), 0, 0, 6), Location(None, Rank(1), 4, 50, 6))
     plan = plan_read([Box(Rank(0), (0,), (10,), locations)], 1, (0,), (10,))
-    assert [(s.rank, list(s.copies())) for s in plan.sources] == [
+    assert [(s.payload.rank, list(s.copies())) for s in plan.sources] == [
         (0, [Copy(0, 6, 0)]),
         (1, [Copy(52, 56, 6)]),
     ]

@@ -48,8 +48,8 @@ class SmallHolder:
     """One target that holds one column. `how` names its fault: silent, cut, damaged, broken,
     greedy, absent."""
 
-    def __init__(self, column: int, data: Columns, how: str) -> None:
-        self.id = TargetId(f"t{column}")
+    def __init__(self, column: int, data: Columns, how: str, prefix: str = "t") -> None:
+        self.id = TargetId(f"{prefix}{column}")
         self.how = how
         self.content = memoryview(bytes(data.columns[column]))
         self.manifest = data.manifest
@@ -107,9 +107,11 @@ class SmallHolder:
 
 
 @contextmanager
-def holders(data: Columns, faults: dict[int, str], unix: str = "") -> Iterator[list[SmallHolder]]:
+def holders(
+    data: Columns, faults: dict[int, str], unix: str = "", prefix: str = "t"
+) -> Iterator[list[SmallHolder]]:
     with ExitStack() as stack:
-        made = [SmallHolder(j, data, faults.get(j, "")) for j in range(CODE.n)]
+        made = [SmallHolder(j, data, faults.get(j, ""), prefix) for j in range(CODE.n)]
         for holder in made:
             identity = Identity("cluster-a", Role.TARGET, holder.id, BootId(9))
             holder.unix = f"{unix}/{holder.id}" if unix else ""

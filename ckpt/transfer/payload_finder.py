@@ -1,0 +1,147 @@
+"""Where the payloads of a load lie: in the generation that is read, or in one of its homes.
+
+    key (home or None, rank) --commit record of that generation--> its index --> payload, columns
+
+Bytes that did not change since an earlier step are not written again: a location names the
+generation that holds them, its home. How a payload was cut, its columns and the digest of its
+manifest are then in the home's own index. References never chain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from ckpt.base.errors import Corrupt, Lost, NotFound
+from ckpt.base.ids import CheckpointId, Generation, Home, PayloadId, Rank
+from ckpt.base.limits import WORLD_SIZE_MAX
+from ckpt.format.index import IndexPayload, IndexReader
+from ckpt.format.layout import Layout
+from ckpt.format.messages import Resolved
+from ckpt.format.record import CommitRecord, decode_record
+from ckpt.plan.reads import PayloadKey
+from ckpt.transfer.index_source import IndexSource, IndexUnreadable
+from ckpt.transfer.landings import Landings
+from ckpt.transfer.read_job import ReadJob
+
+OWN: Final = 0
+"""Homes are numbered from 1, in the order in which the commit record names them."""
+
+
+class HomeUnreadable(IndexUnreadable):
+    """A home's index was not to be had whole: damaged, or out of reach."""
+
+    def __init__(self, home: CheckpointId, of: CheckpointId, message: str) -> None:
+        super().__init__(f"the index of {home}, which holds bytes of {of}: {message}")
+        self.home = home
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPayload:
+    """A payload, and what the index of its generation says of it."""
+
+    id: PayloadId
+    entry: IndexPayload
+
+
+class PayloadFinder:
+    """I find payloads of a resolved generation and of its homes. Each index is fetched once, when
+    it is first asked for. Close me."""
+
+    def __init__(
+        self, resolved: Resolved, record: CommitRecord, *, secret: bytes, name: str,
+        timeout_s: float,
+    ) -> None:  # fmt: skip
+        """`record` is of the generation that was resolved. Raises Corrupt for a home's that is
+        damaged."""
+        self._addresses = {where.target: where for where in resolved.targets}
+        self._secret = secret
+        self._name = name
+        self._timeout_s = timeout_s
+        self._record = record
+        homes = map(decode_record, resolved.homes)
+        self._homes = {home.info.checkpoint.generation: home for home in homes}
+        self._open: dict[Generation, tuple[IndexSource, IndexReader]] = {}
+        #: Indexes that are being read, with their connections.
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all connections; no index is read any more. Idempotent."""
+        while self._open:
+            _, (source, _) = self._open.popitem()
+            source.close()
+
+    @property
+    def index(self) -> IndexReader:
+        """Of the generation that is read. Raises as IndexSource.reader, Lost for another's."""
+        return self._reader(self._record)
+
+    def find(self, key: PayloadKey) -> FoundPayload:
+        """Raises Corrupt for a home that the generation does not have, HomeUnreadable, and as
+        `index` for its own."""
+        if key.home is None:
+            return self._found(self._record, key.rank)
+        record = self._homes.get(key.home)
+        own = self._record.info
+        if record is None or Home.of(record.info.checkpoint) not in own.homes:
+            known = ", ".join(map(str, own.homes)) or "none"
+            text = f"{own.checkpoint} has bytes in generation {key.home}, which is not given as"
+            raise Corrupt(f"{text} one of its homes ({known})")
+        try:
+            return self._found(record, key.rank)
+        except NotFound as error:
+            raise Corrupt(f"{own.checkpoint} has bytes in a home: {error.message}") from error
+        except (IndexUnreadable, Corrupt) as error:
+            home = record.info.checkpoint
+            raise HomeUnreadable(home, own.checkpoint, error.message) from error
+
+    def job(self, found: FoundPayload, landings: Landings) -> ReadJob:
+        """Reads these bytes of it."""
+        entry = found.entry
+        return ReadJob(
+            payload=found.id,
+            layout=Layout(entry.code, entry.payload_bytes, entry.cell_bytes),
+            manifest_digest=entry.manifest_digest,
+            columns=entry.columns,
+            addresses=self._addresses,
+            landings=landings,
+        )
+
+    def number(self, payload: PayloadId) -> Rank:
+        """What ranks that read together call it: its rank, and behind all ranks those of the
+        homes. The same for all, who have the same record."""
+        home = Home.of(payload.checkpoint)
+        homes = self._record.info.homes
+        place = homes.index(home) + 1 if home in homes else OWN
+        return Rank(place * WORLD_SIZE_MAX + payload.rank)
+
+    def _found(self, record: CommitRecord, rank: Rank) -> FoundPayload:
+        entry = self._reader(record).payload(rank)
+        return FoundPayload(PayloadId(record.info.checkpoint, rank), entry)
+
+    def _reader(self, record: CommitRecord) -> IndexReader:
+        checkpoint = record.info.checkpoint
+        known = self._open.get(checkpoint.generation)
+        if known is not None:
+            return known[1]
+        source = IndexSource(record, self._addresses, self._secret, self._name)
+        try:
+            reader = source.reader(self._timeout_s)
+            if reader.checkpoint != checkpoint:
+                raise Lost(f"the index of {checkpoint} is another's")
+        except BaseException:
+            source.close()
+            raise
+        self._open[checkpoint.generation] = source, reader
+        return reader
