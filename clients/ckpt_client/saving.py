@@ -44,6 +44,10 @@ class Commit:
     slowest_target: str
     warnings: tuple[str, ...] = ()
     """What the saver should know, such as replicas that differ and were kept apart."""
+    bytes_referenced: int = 0
+    """Of `bytes`: did not change, were not written again, and lie in earlier steps."""
+    homes: tuple[int, ...] = ()
+    """Those steps. What they hold stays for this one when they are deleted."""
 
 
 def commit_from_info(info: CommitInfo) -> Commit:
@@ -52,7 +56,7 @@ def commit_from_info(info: CommitInfo) -> Commit:
         run=info.checkpoint.run,
         step=info.checkpoint.step,
         generation=info.checkpoint.generation,
-        bytes=info.payload_bytes,
+        bytes=info.payload_bytes + info.referenced_bytes,
         world_size=info.world_size,
         code=info.code,
         targets_survivable=info.targets_survivable,
@@ -66,6 +70,8 @@ def commit_from_info(info: CommitInfo) -> Commit:
         slowest_rank=info.slowest_rank,
         slowest_target=info.slowest_target,
         warnings=info.warnings,
+        bytes_referenced=info.referenced_bytes,
+        homes=tuple(home.step for home in info.homes),
     )
 
 
@@ -89,6 +95,8 @@ def commit_from_view(view: StepView) -> Commit:
         slowest_rank=view.slowest_rank,
         slowest_target=view.slowest_target,
         warnings=view.warnings,
+        bytes_referenced=view.referenced_bytes,
+        homes=view.homes,
     )
 
 

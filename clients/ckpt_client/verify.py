@@ -1,9 +1,10 @@
 """Is every byte of a checkpoint still what was written? Each target reads its own columns and
-compares."""
+compares; those of earlier generations that hold bytes of it, too."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,9 +13,17 @@ from typing import Final
 
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import CkptError
-from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, RunName, Step, TargetId
+from ckpt.base.ids import (
+    CheckpointId,
+    ColumnId,
+    ColumnNumber,
+    Home,
+    PayloadId,
+    RunName,
+    Step,
+    TargetId,
+)
 from ckpt.base.limits import PAYLOAD_BYTES_MAX
-from ckpt.format.index import IndexPayload
 from ckpt.format.messages import (
     ByteRange,
     ColumnVerified,
@@ -23,7 +32,9 @@ from ckpt.format.messages import (
     TargetAddress,
     VerifyColumn,
 )
+from ckpt.plan.reads import PayloadKey
 from ckpt.protocol.coordinator.judging import most_bad
+from ckpt.transfer.payload_finder import FoundPayload, PayloadFinder
 from ckpt.transfer.target_links import nearest_address
 from ckpt_client.pinned import Pinned, ReaderContext
 
@@ -45,6 +56,8 @@ class ColumnHealth:
     state: str
     """`whole`, `damaged`, `missing`, or `away` when its target did not answer."""
     damaged: tuple[ByteRange, ...] = ()
+    home: str = ""
+    """`STEP#GENERATION` of the earlier checkpoint whose column it is; empty for this one's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,8 @@ class PayloadHealth:
 
     rank: int
     state: str
+    home: str = ""
+    """As of its columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +81,7 @@ class VerifyReport:
     `unknown`: not readable from what was reached, and nothing is proved."""
     payloads: tuple[PayloadHealth, ...]
     columns: tuple[ColumnHealth, ...]
-    """All of them, by rank and column."""
+    """All of them, by rank and column; those of homes behind its own."""
     bytes_read: int
     """Fragment bytes that targets compared."""
     seconds: float
@@ -78,21 +93,25 @@ _ORDER: Final = ("healthy", "degraded", "unknown", "lost")
 def verify(
     context: ReaderContext, run: RunName, step: Step, *, timeout_s: float = 10.0
 ) -> VerifyReport:
-    """Verify the newest generation of a step, all targets at once. Raises NotFound, Unavailable,
-    Lost."""
+    """Verify the newest generation of a step and the payloads of its homes that it refers to, all
+    targets at once. Raises NotFound, Unavailable, Lost."""
     begun_s = time.monotonic()
     pinned = Pinned(context, Resolve(run, step, timeout_us=int(timeout_s * 1e6)), timeout_s)
     try:
         checkpoint = pinned.record.info.checkpoint
-        payloads = pinned.index.payloads()
+        payloads = _payloads(checkpoint, pinned.finder, refers=bool(pinned.record.info.homes))
         addresses = {where.target: where for where in pinned.resolved.targets}
         found = _ask_all(context, checkpoint, payloads, addresses)
     finally:
         pinned.close()
     columns = tuple(health for health, _ in found)
+    of_payload: defaultdict[tuple[str, int], list[ColumnHealth]] = defaultdict(list)
+    for column in columns:
+        of_payload[column.home, column.rank].append(column)
+    parity = [payload.entry.code.m for payload in payloads]
     healths = tuple(
-        PayloadHealth(payload.rank, _judge(payload, [c for c in columns if c.rank == payload.rank]))
-        for payload in payloads
+        PayloadHealth(rank, _judge(m, of_payload[home, rank]), home)
+        for m, (home, rank) in zip(parity, of_payload, strict=True)
     )
     worst = max((_ORDER.index(health.state) for health in healths), default=0)
     bytes_read = sum(count for _, count in found)
@@ -101,10 +120,31 @@ def verify(
     )
 
 
+def _payloads(
+    checkpoint: CheckpointId, finder: PayloadFinder, *, refers: bool
+) -> list[FoundPayload]:
+    """Its own, and each payload of a home that holds bytes of it, once."""
+    own = [FoundPayload(PayloadId(checkpoint, one.rank), one) for one in finder.index.payloads()]
+    if not refers:
+        return own
+    keys = {
+        PayloadKey(location.generation, location.rank)
+        for tensor in finder.index.tensors()
+        for box in tensor.boxes
+        for location in box.locations
+        if location.generation is not None
+    }
+    return own + [finder.find(key) for key in sorted(keys, key=lambda key: key.order)]
+
+
+def _home(payload: FoundPayload, checkpoint: CheckpointId) -> str:
+    return "" if payload.id.checkpoint == checkpoint else str(Home.of(payload.id.checkpoint))
+
+
 def _ask_all(
     context: ReaderContext,
     checkpoint: CheckpointId,
-    payloads: Sequence[IndexPayload],
+    payloads: Sequence[FoundPayload],
     addresses: Mapping[TargetId, TargetAddress],
 ) -> list[tuple[ColumnHealth, int]]:
     with ExitStack() as stack:
@@ -113,45 +153,51 @@ def _ask_all(
             for target, where in addresses.items()
         }
         questions = [
-            (ColumnId(PayloadId(checkpoint, payload.rank), ColumnNumber(j)), target)
+            (ColumnId(payload.id, ColumnNumber(j)), target, _home(payload, checkpoint))
             for payload in payloads
-            for j, target in enumerate(payload.columns)
+            for j, target in enumerate(payload.entry.columns)
         ]
         with ThreadPoolExecutor(AT_ONCE_MAX, thread_name_prefix="ckpt-verify") as pool:
-            return list(pool.map(lambda each: _ask(each[0], each[1], peers), questions))
+            return list(pool.map(lambda each: _ask(each[0], each[1], each[2], peers), questions))
 
 
 def _ask(
-    id: ColumnId, target: TargetId | None, peers: Mapping[TargetId, RpcClient]
+    id: ColumnId, target: TargetId | None, home: str, peers: Mapping[TargetId, RpcClient]
 ) -> tuple[ColumnHealth, int]:
     """The column's health, and how many bytes of it were compared."""
+    state, damaged, column_bytes = _state(id, target, peers)
     rank, column = int(id.payload.rank), int(id.column)
+    return ColumnHealth(rank, column, target, state, damaged, home), column_bytes
+
+
+def _state(
+    id: ColumnId, target: TargetId | None, peers: Mapping[TargetId, RpcClient]
+) -> tuple[str, tuple[ByteRange, ...], int]:
     if target is None:
-        return ColumnHealth(rank, column, None, "missing"), 0
+        return "missing", (), 0
     peer = peers.get(target)
     if peer is None:
-        return ColumnHealth(rank, column, target, "away"), 0
+        return "away", (), 0
     try:
         answer, _ = peer.call(VerifyColumn(id), timeout_s=COLUMN_TIMEOUT_S)
     except CkptError:
-        return ColumnHealth(rank, column, target, "away"), 0
+        return "away", (), 0
     match answer:
         case ColumnVerified(missing=True):
-            return ColumnHealth(rank, column, target, "missing"), 0
+            return "missing", (), 0
         case ColumnVerified(_, _, column_bytes, damaged):
-            state = "damaged" if damaged else "whole"
-            return ColumnHealth(rank, column, target, state, damaged), column_bytes
+            return "damaged" if damaged else "whole", damaged, column_bytes
         case _:
-            return ColumnHealth(rank, column, target, "away"), 0
+            return "away", (), 0
 
 
-def _judge(payload: IndexPayload, columns: Sequence[ColumnHealth]) -> str:
+def _judge(m: int, columns: Sequence[ColumnHealth]) -> str:
     """Lost is only what is proved: a column out of reach may be whole."""
     proved = [_EVERYWHERE if c.state == "missing" else c.damaged for c in columns]
     away = [_EVERYWHERE for c in columns if c.state == "away"]
-    if most_bad(proved) > payload.code.m:
+    if most_bad(proved) > m:
         return "lost"
-    if most_bad([*proved, *away]) > payload.code.m:
+    if most_bad([*proved, *away]) > m:
         return "unknown"
     return "healthy" if all(c.state == "whole" for c in columns) else "degraded"
 

@@ -106,11 +106,11 @@ class Conversation:
     def show(self, run: RunName, step: Step) -> ShowView:
         return self._ask(ShowView, "show", run, step)
 
-    def delete(self, run: RunName, step: Step) -> int:
-        """Bytes that are freed. Raises NotFound."""
+    def delete(self, run: RunName, step: Step) -> StepDeleted:
+        """Bytes that are freed, and that stay for later steps. Raises NotFound."""
         message = DeleteStep(run, step)
         answer, _ = self.control.call(message, StepDeleted, timeout_s=self.timeout_s)
-        return answer.bytes_freed
+        return answer
 
     def forget_store(self, url: str) -> None:
         """Nothing is drained there any more. Raises NotFound, Busy while a worker serves it."""

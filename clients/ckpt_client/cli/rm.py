@@ -1,8 +1,9 @@
 """Delete a checkpoint: every generation of one step of a run.
 
-Readers that hold it keep it until they close. On a terminal you are asked first.
-The only committed step of a run is deleted with --force alone: without it there
-is nothing to resume from.
+Readers that hold it keep it until they close. What later steps refer to, because it
+did not change, stays on the targets as long as they do. On a terminal you are asked
+first. The only committed step of a run is deleted with --force alone: without it
+there is nothing to resume from.
 """
 
 from __future__ import annotations
@@ -39,13 +40,30 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                 output.note("nothing was deleted")
                 return Exit.FAILED
         with output.waiting(f"deleting {run_name}@{step}"):
-            freed = talk.delete(run_name, step)
-        left = [view.step for view in held if view.step != step and view.state == "committed"]
-    latest = max(left, default=None)
-    output.document({"run": run_name, "step": step, "bytes_freed": freed, "latest": latest})
+            done = talk.delete(run_name, step)
+        left = [view for view in held if view.step != step and view.state == "committed"]
+    latest = max((view.step for view in left), default=None)
+    output.document(
+        {
+            "run": run_name, "step": step, "bytes_freed": done.bytes_freed,
+            "bytes_held": done.bytes_held, "latest": latest,
+        }
+    )  # fmt: skip
     newest = "no checkpoint is left" if latest is None else f"the newest is now step {latest}"
-    output.line(f"deleted {run_name}@{step}, {format_bytes(freed)}; {newest}")
+    output.line(f"deleted {run_name}@{step}, {format_bytes(done.bytes_freed)}; {newest}")
+    if done.bytes_held:
+        users = sorted({view.step for view in held if step in view.homes} - {step})
+        output.line(f"{format_bytes(done.bytes_held)} stay until {_users_text(users)}")
     return Exit.OK
+
+
+def _users_text(steps: list[int]) -> str:
+    """Who refers to what stays, and has to go first."""
+    if not steps:
+        return "the save that refers to them has ended"
+    if len(steps) == 1:
+        return f"step {steps[0]}, which refers to them, goes"
+    return f"steps {', '.join(map(str, steps))}, which refer to them, go"
 
 
 def _check(

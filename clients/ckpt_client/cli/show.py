@@ -45,6 +45,7 @@ def _print_generation(view: StepView, output: Output) -> None:
         ("generation", view.generation),
         ("state", state_text(view) + (f": {view.reason}" if view.reason else "")),
         ("size", f"{format_bytes(view.bytes)} from {counted(view.world_size, 'rank')}"),
+        *_references(view),
         ("code", view.code),
         (
             "survives now",
@@ -58,6 +59,15 @@ def _print_generation(view: StepView, output: Output) -> None:
     ]
     for name, text in rows:
         output.line(f"{name:<14}{text}")
+
+
+def _references(view: StepView) -> list[tuple[str, str]]:
+    """Empty for a checkpoint that holds all its bytes itself."""
+    if not view.homes:
+        return []
+    steps = ", ".join(map(str, view.homes))
+    kind = "step" if len(view.homes) == 1 else "steps"
+    return [("unchanged", f"{format_bytes(view.referenced_bytes)} of it lie in {kind} {steps}")]
 
 
 def _print_columns(columns: tuple[ColumnsView, ...], output: Output) -> None:

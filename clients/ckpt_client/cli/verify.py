@@ -2,7 +2,8 @@
 
 Exit code 0: all columns are whole. 3: some are missing or damaged, the checkpoint
 is readable from the others. 4: it is lost. 75: targets that hold it are out of
-reach, so nothing is proved.
+reach, so nothing is proved. Columns of earlier steps that hold what did not change
+are read, too.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def _column(health: ColumnHealth) -> dict[str, object]:
         "target": health.target,
         "state": health.state,
         "damaged": health.damaged,
+        "home": health.home,
     }
 
 
@@ -92,10 +94,13 @@ def _print(report: VerifyReport, tone: Tone, output: Output) -> None:
     wrong = [each for each in report.columns if each.state != "whole"]
     if wrong:
         rows = [
-            (str(each.rank), str(each.column), each.target or "-", each.state, _damage(each))
+            (
+                str(each.rank), str(each.column), each.target or "-", each.state, _damage(each),
+                f"of step {each.home}" if each.home else "",
+            )
             for each in wrong
-        ]
-        output.table((">rank", ">column", "target", "state", "damage"), rows, indent="  ")
+        ]  # fmt: skip
+        output.table((">rank", ">column", "target", "state", "damage", ""), rows, indent="  ")
 
 
 def _damage(health: ColumnHealth) -> str:
