@@ -32,7 +32,7 @@ from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import BootId, CheckpointId, RunName, Step
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX
-from ckpt.base.units import MiB
+from ckpt.base.units import US_PER_S, MiB
 from ckpt.erasure.code import Code
 from ckpt.format.messages import Message, Role
 from ckpt.format.target_messages import RegisterTarget
@@ -92,6 +92,8 @@ class CoordinatorConfig:
     """Columns of a payload in one domain of that level."""
     spare_count: int = 1
     """Spares that a plan names for each payload."""
+    orphan_grace_s: int = 60
+    """So long after a restart, streams may still use space that the coordinator before gave out."""
     keep: int = 0
     """Newest committed steps of a run to keep; 0 keeps all."""
     evict_above_percent: int = 85
@@ -114,8 +116,10 @@ class CoordinatorConfig:
             raise Refused(f"level {self.level!r}: one of {', '.join(get_args(Level))}")
         if self.cell_bytes % BLOCK_BYTES or not BLOCK_BYTES <= self.cell_bytes <= CELL_BYTES_MAX:
             raise Refused(f"cell_bytes {self.cell_bytes}: a multiple of {BLOCK_BYTES}")
-        if self.max_per_domain < 1 or self.spare_count < 0 or self.keep < 0:
-            raise Refused("max_per_domain is at least 1, spare_count and keep at least 0")
+        if self.max_per_domain < 1:
+            raise Refused("max_per_domain is at least 1")
+        if min(self.spare_count, self.orphan_grace_s, self.keep) < 0:
+            raise Refused("spare_count, orphan_grace_s and keep are at least 0")
         if not 0 <= self.evict_below_percent <= self.evict_above_percent <= 100:
             raise Refused("0 <= evict_below_percent <= evict_above_percent <= 100")
 
@@ -128,6 +132,7 @@ class CoordinatorConfig:
             level=cast(Level, self.level),
             max_per_domain=self.max_per_domain,
             spare_count=self.spare_count,
+            orphan_grace_us=self.orphan_grace_s * US_PER_S,
             keep=self.keep or None,
             watermarks=Watermarks(self.evict_below_percent / 100, self.evict_above_percent / 100),
         )

@@ -149,10 +149,21 @@ def test_a_target_that_obeyed_a_higher_term_makes_it_start_again_above_that(
     assert again.ready["term"] == 42
 
 
-def test_a_wrong_address_is_refused() -> None:
+def test_options_that_cannot_be_are_refused() -> None:
     from ckptd.coordinator import CoordinatorConfig
 
     with pytest.raises(Refused):
         CoordinatorConfig(Path("d"), listen="nowhere")
     with pytest.raises(Refused):
         CoordinatorConfig(Path("d"), level="galaxy")
+    with pytest.raises(Refused):
+        CoordinatorConfig(Path("d"), orphan_grace_s=-1)
+
+
+def test_its_options_are_what_the_machine_goes_by() -> None:
+    from ckptd.coordinator import CoordinatorConfig
+
+    policy = CoordinatorConfig(Path("d"), orphan_grace_s=5, spare_count=2, keep=3).policy("c")
+    assert (policy.orphan_grace_us, policy.spare_count, policy.keep) == (5_000_000, 2, 3)
+    policy = CoordinatorConfig(Path("d")).policy("c")
+    assert (policy.orphan_grace_us, policy.spare_count, policy.keep) == (60_000_000, 1, None)

@@ -35,6 +35,8 @@ from tests.waiting import wait_until
 KEEP = 25
 FAST_S = 12.0
 FAST_SEED = 7
+FAST_GRACE_S = 5
+"""What nobody claims behind a restart of the coordinator is given up sooner than after a minute."""
 LOOK_EVERY_S = 5.0
 QUIET_TIMEOUT_S = 120.0
 DESCRIPTOR_SLACK = 4
@@ -52,7 +54,10 @@ class Quiet:
 
 
 @pytest.mark.timeout(300)
-def test_a_short_campaign_loses_nothing(tmp_path: Path, mark: str, runtime: Path) -> None:
+def test_a_short_campaign_loses_nothing(
+    tmp_path: Path, mark: str, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKPT_COORDINATOR__ORPHAN_GRACE_S", str(FAST_GRACE_S))
     run_campaign(tmp_path, mark, runtime, FAST_SEED, FAST_S)
 
 
