@@ -27,6 +27,7 @@ FRAMEWORKS_READY := $(VENV)/.frameworks
 STORES_READY := $(VENV)/.stores
 CEPH := ceph-mon ceph-mgr ceph-osd ceph-common radosgw
 WORKERS ?= 2
+CORE_WORKERS ?= 3
 
 .PHONY: demo test test-bench test-frameworks test-stores test-sim check bench soak clean
 .DEFAULT_GOAL := demo
@@ -34,9 +35,12 @@ WORKERS ?= 2
 demo: $(READY)
 	$(BIN)/ckpt demo
 
+# A file's tests share one cluster, so they stay together; the longest files go first
+# (tests/conftest.py). Many wait more than they work: one worker more than cores.
 test: $(READY)
-	$(BIN)/pytest -n $(WORKERS) -m "not slow" --ignore=tests/frameworks --ignore=tests/stores \
-		--ignore=tests/bench_e2e --ignore=tests/sim/test_planted_bugs.py $(TESTS)
+	$(BIN)/pytest -n $(CORE_WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" \
+		--ignore=tests/frameworks --ignore=tests/stores --ignore=tests/bench_e2e \
+		--ignore=tests/sim/test_planted_bugs.py $(TESTS)
 
 # As light as the core, but the benchmark's own: Python alone, no root.
 test-bench: $(READY)

@@ -1,8 +1,46 @@
-"""Properties state facts, never times: a busy machine must not fail them."""
+"""Properties state facts, never times: a busy machine must not fail them. And long files run
+first, so that no worker is left alone with one of them at the end.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Final
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+TESTS: Final = Path(__file__).parent
+LONGEST: Final = (
+    "soak/test_kill_at_random.py",
+    "client/test_demo.py",
+    "client/test_cli_cluster.py",
+    "client/test_end_to_end.py",
+    "e2e/test_launches.py",
+    "objects/test_store_fan_out.py",
+    "e2e_remote/test_remote_cluster.py",
+    "objects/test_drain_queue.py",
+    "client/test_restore.py",
+    "client/test_operations.py",
+    "ckptd/test_local.py",
+)
+"""Each lasts from half a minute to a minute."""
+OF_PROCESSES: Final = ("e2e", "objects", "bench", "client", "ckptd", "fs", "sim")
+"""Folders of tests with clusters and histories; those of the others take milliseconds."""
 
 settings.register_profile("facts", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("facts")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Workers take files in this order. Within a file nothing moves."""
+    items.sort(key=lambda item: _turn(item.path.relative_to(TESTS)))
+
+
+def _turn(file: Path) -> int:
+    """The lower, the sooner."""
+    if file.as_posix() in LONGEST:
+        return LONGEST.index(file.as_posix())
+    folder = file.parts[0]
+    later = OF_PROCESSES.index(folder) if folder in OF_PROCESSES else len(OF_PROCESSES)
+    return len(LONGEST) + later

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+import ckpt
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import FRAGMENTS_OFFSET
 from ckpt_client.cli.cluster import is_running
+from ckpt_client.store import Store
 from tests.client.clikit import environment, fill, on_terminal, run
 from tests.waiting import wait_until
 
@@ -39,8 +41,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def store(directory: Path) -> str:
     """Its URL, with all targets live."""
     url = f"ckpt+local://{directory}"
-    assert run("ls", "--store", url).code == 0
-    wait_until(lambda: live(url) == set(TARGETS), "all targets live")
+    with ckpt.open(url) as opened:
+        wait_until(lambda: live(opened) == set(TARGETS), "all targets live")
     return url
 
 
@@ -53,8 +55,10 @@ def targets_of(url: str) -> dict[str, dict[str, Any]]:
     return {target["id"]: target for target in targets}
 
 
-def live(url: str) -> set[str]:
-    return {id for id, target in targets_of(url).items() if target["state"] == "live"}
+def live(store: Store) -> set[str]:
+    """Asked without a process of its own, for as long as it takes."""
+    targets = json.loads(store._control.ask("status"))["targets"]
+    return {target["id"] for target in targets if target["state"] == "live"}
 
 
 def restart(directory: Path) -> None:
@@ -247,7 +251,8 @@ def test_a_held_target_is_not_started_until_it_is_released(directory: Path, stor
 
     released = run("target", "release", "t2", "--json", "--store", store).document()
     assert released["changed"] is True
-    wait_until(lambda: "t2" in live(store), "t2 is started again")
+    with ckpt.open(store) as opened:
+        wait_until(lambda: "t2" in live(opened), "t2 is started again")
     assert run("target", "release", "t2", "--store", store).out == "t2 was not held\n"
 
 
