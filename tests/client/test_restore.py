@@ -18,6 +18,7 @@ import pytest
 
 import ckpt
 from ckpt.base.limits import PAGE_BYTES
+from ckpt.format.checksum import xxh3_128
 from ckpt_client.store import Store
 from tests.client.test_stager_process import runs
 from tests.waiting import wait_until
@@ -77,7 +78,7 @@ def whole_matrix() -> np.ndarray:
 
 @dataclass
 class Cluster:
-    """An open store with one saved checkpoint, whose stagers are gone."""
+    """An open store with a saved checkpoint of each run, whose stagers are gone."""
 
     directory: Path
     store: Store
@@ -92,23 +93,24 @@ class Cluster:
         os.kill(pid, what)
         return pid
 
-    def own(self, rank: int) -> ckpt.Checkpoint:
+    def own(self, rank: int, run: str = "run") -> ckpt.Checkpoint:
         """This rank's tree was loaded and is right."""
-        checkpoint = self.store.resolve("run", rank=rank, world_size=RANKS)
+        checkpoint = self.store.resolve(run, rank=rank, world_size=RANKS)
         with checkpoint:
             assert equal(state_of(rank), checkpoint.load())
         return checkpoint
 
 
 @contextmanager
-def saved(directory: Path) -> Iterator[Cluster]:
+def saved(directory: Path, *names: str) -> Iterator[Cluster]:
     try:
         with ckpt.open(URL.format(directory)) as store:
-            saves = [
-                store.save("run", 1, state_of(r), rank=r, world_size=RANKS) for r in range(RANKS)
-            ]
-            for save in saves:
-                save.wait(TIMEOUT_S)
+            for run in names:
+                saves = [
+                    store.save(run, 1, state_of(r), rank=r, world_size=RANKS) for r in range(RANKS)
+                ]
+                for save in saves:
+                    save.wait(TIMEOUT_S)
             for stager in store._stagers.values():
                 os.kill(stager.pid, signal.SIGKILL)
             yield Cluster(directory, store)
@@ -121,7 +123,7 @@ def saved(directory: Path) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Shared by tests that break nothing."""
-    with saved(tmp_path_factory.mktemp("burst")) as cluster:
+    with saved(tmp_path_factory.mktemp("burst"), "run") as cluster:
         yield cluster
 
 
@@ -236,47 +238,38 @@ def test_a_healthy_checkpoint_verifies_whole(cluster: Cluster) -> None:
 # --------------------------------------------------------------------------- with losses
 
 
-def test_two_targets_lost_one_killed_one_stopped_cost_no_byte(tmp_path: Path) -> None:
-    with saved(tmp_path) as cluster:
-        stopped = cluster.signal(0, signal.SIGSTOP)
-        cluster.signal(1, signal.SIGKILL)
-        try:
-            rebuilt = 0
-            for rank in range(RANKS):
-                checkpoint = cluster.own(rank)
-                rebuilt += sum(read.rebuilt_bytes for read in checkpoint.statistics)
-            assert rebuilt > 0
-        finally:
-            os.kill(stopped, signal.SIGCONT)
+@pytest.fixture(scope="module")
+def harmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Each of its tests harms a run of its own; the last one kills targets, too."""
+    with saved(tmp_path_factory.mktemp("harmed"), "run", "flipped", "lost") as cluster:
+        yield cluster
 
 
-def test_flipped_bytes_are_mended_counted_and_found_by_verify(tmp_path: Path) -> None:
-    with saved(tmp_path) as cluster:
-        flipped = flip(cluster, targets=2, offset=PAGE_BYTES + 100)
-        assert flipped
-        damaged = rebuilt = 0
-        for rank in range(RANKS):
-            checkpoint = cluster.own(rank)
-            damaged += sum(read.damaged_bytes for read in checkpoint.statistics)
-            rebuilt += sum(read.rebuilt_bytes for read in checkpoint.statistics)
-        assert damaged > 0
-        assert rebuilt > 0
-        report = cluster.store.verify("run", 1)
-        assert report.state == "degraded"
-        assert sum(column.state == "damaged" for column in report.columns) == flipped
+def test_flipped_bytes_are_mended_counted_and_found_by_verify(harmed: Cluster) -> None:
+    flipped = flip(harmed, "flipped", targets=2, offset=PAGE_BYTES + 100)
+    assert flipped
+    damaged = rebuilt = 0
+    for rank in range(RANKS):
+        checkpoint = harmed.own(rank, "flipped")
+        damaged += sum(read.damaged_bytes for read in checkpoint.statistics)
+        rebuilt += sum(read.rebuilt_bytes for read in checkpoint.statistics)
+    assert damaged > 0
+    assert rebuilt > 0
+    report = harmed.store.verify("flipped", 1)
+    assert report.state == "degraded"
+    assert sum(column.state == "damaged" for column in report.columns) == flipped
 
 
-def test_damage_beyond_parity_is_lost_and_never_wrong_bytes(tmp_path: Path) -> None:
-    with saved(tmp_path) as cluster:
-        flip(cluster, targets=7, offset=PAGE_BYTES + 100)
-        assert cluster.store.verify("run", 1).state == "lost"
-        with pytest.raises(ckpt.CkptError) as caught:
-            cluster.store.load("run", rank=0, world_size=RANKS)
-        assert isinstance(caught.value, ckpt.Lost | ckpt.NotFound)
+def test_damage_beyond_parity_is_lost_and_never_wrong_bytes(harmed: Cluster) -> None:
+    flip(harmed, "lost", targets=7, offset=PAGE_BYTES + 100)
+    assert harmed.store.verify("lost", 1).state == "lost"
+    with pytest.raises(ckpt.CkptError) as caught:
+        harmed.store.load("lost", rank=0, world_size=RANKS)
+    assert isinstance(caught.value, ckpt.Lost | ckpt.NotFound)
 
 
 def test_three_targets_killed_is_unavailable_not_lost(tmp_path: Path) -> None:
-    with saved(tmp_path) as cluster:
+    with saved(tmp_path, "run") as cluster:
         checkpoint = cluster.store.resolve("run", rank=0, world_size=RANKS, timeout_s=2)
         for number in (0, 1, 2, 3):
             cluster.signal(number, signal.SIGKILL)
@@ -284,11 +277,24 @@ def test_three_targets_killed_is_unavailable_not_lost(tmp_path: Path) -> None:
             checkpoint.load()
 
 
-def flip(cluster: Cluster, *, targets: int, offset: int) -> int:
-    """One byte of every column file of so many targets; how many files there were."""
-    count = 0
+def test_two_targets_lost_one_killed_one_stopped_cost_no_byte(harmed: Cluster) -> None:
+    stopped = harmed.signal(0, signal.SIGSTOP)
+    harmed.signal(1, signal.SIGKILL)
+    try:
+        rebuilt = 0
+        for rank in range(RANKS):
+            checkpoint = harmed.own(rank)
+            rebuilt += sum(read.rebuilt_bytes for read in checkpoint.statistics)
+        assert rebuilt > 0
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+
+
+def flip(cluster: Cluster, run: str, *, targets: int, offset: int) -> int:
+    """One byte of every column file of the run on so many targets; how many files there were."""
+    count, prefix = 0, xxh3_128(run.encode()).hex()
     for target in cluster.targets()[:targets]:
-        for file in sorted((Path(str(target["directory"])) / "columns").iterdir()):
+        for file in sorted((Path(str(target["directory"])) / "columns").glob(f"{prefix}-*")):
             with file.open("r+b") as column:
                 column.seek(offset)
                 byte = column.read(1)[0]
