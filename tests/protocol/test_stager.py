@@ -90,8 +90,9 @@ class Rig:
     ) -> list[e.StagerAction]:
         return self.do(e.HalfAsked(self.now_us, save, RUN, Step(step), full))
 
-    def hand_over(self, save: int) -> list[e.StagerAction]:
-        handed = e.PayloadHandedOver(self.now_us, save, 100, 90, 10, m.ReplicaPolicy.ABORT, 5, 6)
+    def hand_over(self, save: int, comparing: bool = False) -> list[e.StagerAction]:
+        replicas = m.ReplicaPolicy.ABORT
+        handed = e.PayloadHandedOver(self.now_us, save, 100, 90, 10, replicas, 5, 6, comparing)
         return self.do(handed)
 
     def sealed(self, step: int, columns: int = 3) -> list[e.StagerAction]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId
+from ckpt.base.ids import CheckpointId, ColumnNumber, Generation, Home, PayloadId, Step
 from ckpt.format import messages as m
 from ckpt.protocol.events import Send, Session, SessionClosed
 from ckpt.protocol.stager import events as e
@@ -24,21 +24,29 @@ class Coordinator:
 
     def __init__(self, random: Random) -> None:
         self.random = random
+        self.references = random.random() < 0.8
         self.ended: dict[CheckpointId, m.Message] = {}
         self.given: dict[int, PayloadId] = {}
+        self.opened: dict[PayloadId, tuple[int, tuple[Home, ...]]] = {}
+        #: Bytes and homes of each payload that was planned.
 
     def answer(self, message: m.Message) -> m.Message | None:
         match message:
             case m.JoinLaunch():
-                return m.LaunchJoined(LAUNCH)
+                return m.LaunchJoined(LAUNCH, references=self.references)
             case m.OpenPayload(step=step, save=save, resume=resume):
+                if message.homes and save not in self.given and self.random.random() < 0.3:
+                    return m.HomesRefused(message.homes, "by chance")
                 payload = self.given.setdefault(save, payload_of(step, 10 + save))
                 assert resume in (None, payload.checkpoint)
+                said = message.payload_bytes, message.homes
+                assert self.opened.setdefault(payload, said) == said, "fixed once it is planned"
                 ended = self.ended.get(payload.checkpoint)
                 return ended or m.PayloadPlanned(
                     payload, "2+1", 4096, tuple(place(j) for j in range(3)), ()
                 )
             case m.Certify(payload=payload):
+                assert self.opened[payload][0] == message.payload_bytes
                 if self.random.random() < 0.3:
                     return m.ColumnsLost(payload, (ColumnNumber(0),), (place(30),))
                 return self.end(payload.checkpoint)
@@ -65,6 +73,7 @@ def test_every_save_comes_to_one_end_through_loss_and_restarts(seed: int) -> Non
     todo = rig.do(e.TrainerAttached(0))
     sessions = iter(range(1, 1 << 30))
     granted: set[int] = set()
+    comparing: list[int] = []
     asked = 0
     for step in range(4000):
         rig.now_us += 50_000
@@ -74,9 +83,13 @@ def test_every_save_comes_to_one_end_through_loss_and_restarts(seed: int) -> Non
             todo += rig.ask(asked, asked)
         if lossy and random.random() < 0.01 and rig.machine.session is not None:
             todo += rig.do(SessionClosed(rig.now_us, rig.machine.session))
+        if comparing and random.random() < 0.1:
+            todo += rig.do(found(rig.now_us, comparing.pop(0), random))
         if todo and random.random() < 0.9:
             action = todo.pop(random.randrange(len(todo)) if random.random() < 0.3 else 0)
-            todo += react(rig, action, coordinator, outcomes, granted, sessions, lossy, random)
+            todo += react(
+                rig, action, coordinator, outcomes, granted, comparing, sessions, lossy, random
+            )
         else:
             todo += rig.tick()
         if asked == 6 and len(outcomes) == 6 and not todo and rig.machine.idle:
@@ -85,12 +98,20 @@ def test_every_save_comes_to_one_end_through_loss_and_restarts(seed: int) -> Non
     assert rig.machine.halves == [None, None]
 
 
+def found(now_us: int, save: int, random: Random) -> e.ReferencesFound:
+    if random.random() < 0.3:
+        return e.ReferencesFound(now_us, save)
+    homes = (Home(Step(0), Generation(1, 1)),)
+    return e.ReferencesFound(now_us, save, homes, 7, b"small")
+
+
 def react(
     rig: Rig,
     action: e.StagerAction,
     coordinator: Coordinator,
     outcomes: dict[int, e.Outcome],
     granted: set[int],
+    comparing: list[int],
     sessions: Iterator[int],
     lossy: bool,
     random: Random,
@@ -109,7 +130,10 @@ def react(
             if save in granted:
                 return []
             granted.add(save)
-            return [*rig.hand_over(save), *rig.do(e.TableReady(now_us, save, b"table"))]
+            if random.random() < 0.5:
+                comparing.append(save)
+            handed = rig.hand_over(save, comparing=save in comparing)
+            return [*handed, *rig.do(e.TableReady(now_us, save, b"table"))]
         case e.StartPayload(plan=plan):
             return rig.do(e.PayloadSealed(now_us, plan.payload, (), DIGEST))
         case e.ReopenColumns(payload):

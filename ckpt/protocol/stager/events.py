@@ -10,7 +10,15 @@ from enum import Enum
 
 from msgspec import Struct
 
-from ckpt.base.ids import ColumnNumber, LaunchNumber, PayloadId, RunName, Step, TargetId
+from ckpt.base.ids import (
+    ColumnNumber,
+    Home,
+    LaunchNumber,
+    PayloadId,
+    RunName,
+    Step,
+    TargetId,
+)
 from ckpt.format.messages import (
     BoxQuery,
     CommitInfo,
@@ -129,6 +137,20 @@ class PayloadHandedOver(Struct, frozen=True, gc=False):
     replicas: ReplicaPolicy
     stall_us: int
     fault_in_us: int = 0
+    comparing: bool = False
+    """It is opened only behind ReferencesFound: its bytes are compared with those of a base."""
+
+
+class ReferencesFound(Struct, frozen=True, gc=False):
+    """How much of the payload need not be written; without homes, nothing."""
+
+    now_us: int
+    save: int
+    homes: tuple[Home, ...] = ()
+    payload_bytes: int = 0
+    """What is left of it."""
+    table: Buffer = b""
+    """Instead of TableReady's, while the homes are referred to."""
 
 
 class TableReady(Struct, frozen=True, gc=False):
@@ -204,7 +226,7 @@ class PayloadStopped(Struct, frozen=True, gc=False):
     payload: PayloadId
 
 
-SaveEvent = StagingDropped | PayloadHandedOver | TableReady | OutcomeHeard
+SaveEvent = StagingDropped | PayloadHandedOver | ReferencesFound | TableReady | OutcomeHeard
 TrainerEvent = (
     TrainerAttached | TrainerDetached | TrainerEnded | HalfAsked | StepRefused | SaveEvent
 )
@@ -244,6 +266,9 @@ class StartPayload(Struct, frozen=True, gc=False):
     payload_bytes: int
     launch: LaunchNumber
     plan: PayloadPlanned
+    refers: bool = False
+    """To homes: what was found to be there goes, and the rest moves together, before a byte is
+    sent."""
 
 
 class AddSpares(Struct, frozen=True, gc=False):

@@ -11,9 +11,11 @@ certified again.
 
 Invariants (`check`): a half belongs to one save from GrantHalf until that save is committed or
 aborted *and* the sender has stopped reading it (`may_release`); a payload is opened only when
-handed over; it is certified only with its table and sealed columns (`may_certify`); only the
-planned generation's answers count (`plan_fits`); TrainerLeft never overtakes a payload that was
-handed over (`may_report_left`), and says that the trainer has ended only when its process has.
+handed over, and compared with its base where there is one (`may_open`); what it refers to is open
+until it is planned, and fixed from there on; it is certified only with its table and sealed columns
+(`may_certify`); only the planned generation's answers count (`plan_fits`); TrainerLeft never
+overtakes a payload that was handed over (`may_report_left`), and says that the trainer has ended
+only when its process has.
 """
 
 from __future__ import annotations
@@ -33,14 +35,14 @@ from ckpt.protocol.events import (
 )
 from ckpt.protocol.stager import events as e
 from ckpt.protocol.stager import requests as requests
+from ckpt.protocol.stager.endings import StagerEndings
 from ckpt.protocol.stager.records import RETRY_US, Errand, Launched, Save, SaveState, StagerConfig
 from ckpt.protocol.stager.requests import Identity
-from ckpt.protocol.stager.state import StagerState
 
 __all__ = ["Identity", "StagerConfig", "StagerMachine"]
 
 
-class StagerMachine(StagerState):
+class StagerMachine(StagerEndings):
     """I bring handed-over payloads to their end.
 
     I expect every action to be performed; time arrives in events.
@@ -91,7 +93,10 @@ class StagerMachine(StagerState):
                 self._drop(save)
             case e.PayloadHandedOver(now_us) if save.state is SaveState.STAGING:
                 save.state, save.handed = SaveState.OPENING, event
-                save.opening_since_us = now_us
+                save.opening_since_us, save.undecided = now_us, event.comparing
+            case e.ReferencesFound(now_us) if save.pending and save.undecided:
+                save.opening_since_us, save.undecided = now_us, False
+                save.refers = event if event.homes else None
             case e.TableReady() if save.pending and save.table is None:
                 save.table, save.repeats = event.table, event.repeats
             case e.OutcomeHeard() if save.outcome is not None:
@@ -172,20 +177,16 @@ class StagerMachine(StagerState):
             if save.state in (SaveState.ASKED, SaveState.STAGING):
                 self._drop(save)
 
-    def _drop(self, save: Save) -> None:
-        """Nobody but the trainer has heard of this save."""
-        save.state = SaveState.ENDED
-        self._release(save)
-        self._forget(save)
-
     # ----------------------------------------------------------------------- coordinator
 
     def _received(self, request: int, message: m.Message) -> None:
         match message:
-            case m.LaunchJoined(number):
-                self._launch_joined(request, number)
+            case m.LaunchJoined():
+                self._launch_joined(request, message)
             case m.PayloadPlanned():
                 self._planned(request, message)
+            case m.HomesRefused():
+                self._homes_refused(request, message)
             case m.SparesNamed(payload, spares):
                 save = self._save_of(payload)
                 if save is not None and save.wanted and request == save.spares.request:
@@ -228,7 +229,8 @@ class StagerMachine(StagerState):
             case _:
                 self._report("warning", "unexpected message", type(message).__name__)
 
-    def _launch_joined(self, request: int, number: LaunchNumber) -> None:
+    def _launch_joined(self, request: int, joined: m.LaunchJoined) -> None:
+        number = joined.launch
         for run in self.runs.values():
             if run.errand.request != request:
                 continue
@@ -244,6 +246,7 @@ class StagerMachine(StagerState):
             if run.number != number:
                 run.came_us, run.last = self._now_us, None
             run.number, run.joined_on = number, self.session
+            run.references = joined.references
 
     def _planned(self, request: int, plan: m.PayloadPlanned) -> None:
         for save in self._opening(request):
@@ -258,6 +261,15 @@ class StagerMachine(StagerState):
             elif plan.spares:
                 self._do(e.AddSpares(plan.payload, None, plan.spares))
 
+    def _homes_refused(self, request: int, message: m.HomesRefused) -> None:
+        """Nothing was moved yet: all of it is opened, under a new number, since an answer to what
+        was asked before does not answer this.
+        """
+        for save in self._opening(request):
+            if save.refers is not None and save.plan is None:
+                self._report("info", "stored whole", message.reason)
+                save.refers, save.open = None, Errand(next(self._numbers))
+
     def _start(self, save: Save, plan: m.PayloadPlanned) -> None:
         if save.refused:  # By a coordinator that does not know the field.
             save.plan, save.state = plan, SaveState.SENDING
@@ -268,7 +280,8 @@ class StagerMachine(StagerState):
         assert save.half is not None
         assert launch is not None
         save.plan, save.state = plan, SaveState.SENDING
-        self._do(e.StartPayload(save.number, save.half, save.handed.payload_bytes, launch, plan))
+        sent_bytes, refers = save.payload_bytes, save.refers is not None
+        self._do(e.StartPayload(save.number, save.half, sent_bytes, launch, plan, refers))
 
     def _spares_named(self, save: Save, spares: tuple[m.Place, ...]) -> None:
         wanted = save.wanted.pop(0)
@@ -369,28 +382,6 @@ class StagerMachine(StagerState):
         save.state = SaveState.STOPPING
         self._do(e.StopPayload(save.plan.payload))
 
-    def _end(self, save: Save) -> None:
-        save.state = SaveState.ENDED
-        self._release(save)
-        self._forget(save)
-
-    def _release(self, save: Save) -> None:
-        assert self.may_release(save)
-        if save.half is not None:
-            self.halves[save.half] = None
-            self._do(e.ReleaseHalf(save.half))
-            save.half = None
-        save.table = None
-
-    def _forget(self, save: Save) -> None:
-        if save.state is SaveState.ENDED and save.outcome is None:
-            self.saves.pop(save.number, None)
-
-    def _tell(self, save: Save, outcome: e.Outcome) -> None:
-        save.outcome = outcome
-        if self.trainer_attached:
-            self._do(e.TellTrainer(save.number, outcome))
-
     # ----------------------------------------------------------------------- every step
 
     def _advance(self) -> None:
@@ -445,8 +436,10 @@ class StagerMachine(StagerState):
         if run.refused and run.error is not None:
             self._finish(save, run.error)
             return
-        if run.joined_on != session or run.number is None:
+        if run.joined_on != session or run.number is None or not self.may_open(save):
             return
+        if save.plan is None and not run.references:
+            save.refers = None
         if save.planned_on != session:
             if save.open.is_due(session, self._now_us):
                 self._ask(save.open, requests.open_payload(self.identity, run.number, save))

@@ -17,6 +17,7 @@ from ckpt.protocol.stager.events import (
     PayloadFailed,
     PayloadHandedOver,
     PayloadSealed,
+    ReferencesFound,
     SaveFailed,
     SparesWanted,
 )
@@ -131,6 +132,8 @@ class Launched:
     """When this launch was joined first."""
     last: LastSave | None = None
     """In this launch; a restarted coordinator learns it from here."""
+    references: bool = False
+    """Its coordinator understands a payload's homes."""
     error: SaveFailed | None = None
     """This launch can save no more; every later save is refused with it."""
     refused: bool = False
@@ -166,7 +169,12 @@ class Save:
     """The half that the trainer wrote into before it asked."""
     handed: PayloadHandedOver | None = None
     opening_since_us: int = 0
+    undecided: bool = False
+    """Whether it refers to anything is not known yet."""
+    refers: ReferencesFound | None = None
+    """To homes, for good once it is planned."""
     table: Buffer | None = None
+    """Of the whole payload."""
     repeats: Repeats | None = None
     plan: PayloadPlanned | None = None
     planned_on: Session | None = None
@@ -186,6 +194,12 @@ class Save:
     """Why nothing was staged: it is opened for its peers' sake, so that they hear it."""
     member: str = ""
     """Of a file its name; it belongs to no launch, and its number comes with the plan."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """What is sent and stored of it."""
+        assert self.handed is not None
+        return self.refers.payload_bytes if self.refers is not None else self.handed.payload_bytes
 
     @property
     def payload(self) -> PayloadId | None:

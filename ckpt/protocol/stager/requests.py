@@ -58,11 +58,12 @@ def open_payload(who: Identity, launch: LaunchNumber, save: Save) -> m.OpenPaylo
         rank=who.rank,
         world_size=who.world_size,
         process=who.process,
-        payload_bytes=handed.payload_bytes if handed is not None else 0,
+        payload_bytes=save.payload_bytes if handed is not None else 0,
         replicas=handed.replicas if handed is not None else m.ReplicaPolicy.ABORT,
         resume=save.checkpoint,
         save=save.number,
         refused=save.refused,
+        homes=save.refers.homes if save.refers is not None else (),
     )
 
 
@@ -81,7 +82,7 @@ def certify(
     assert save.plan is not None
     assert save.sealed is not None
     assert save.table is not None
-    table = memoryview(save.table)
+    table = memoryview(save.table if save.refers is None else save.refers.table)
     for offset in range(0, max(1, align_up(table.nbytes, part_bytes)), part_bytes):
         yield (
             m.Certify(
@@ -90,7 +91,7 @@ def certify(
                 world_size=who.world_size,
                 proofs=save.sealed.proofs,
                 code=save.plan.code,
-                payload_bytes=save.handed.payload_bytes,
+                payload_bytes=save.payload_bytes,
                 cell_bytes=save.plan.cell_bytes,
                 manifest_digest=save.sealed.manifest_digest,
                 document_offset=save.handed.document_offset,

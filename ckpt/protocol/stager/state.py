@@ -98,6 +98,10 @@ class StagerState:
         free = [half for half in range(len(self.halves)) if self.half_is_free(half)]
         return taken if taken in free else next(iter(free), None)
 
+    def may_open(self, save: Save) -> bool:
+        """It is handed over or refused, and known to refer to homes or not."""
+        return save.pending and not save.undecided
+
     def may_certify(self, save: Save) -> bool:
         """Sealed columns and the table are there, and the coordinator knows the
         payload on this session.
@@ -129,6 +133,11 @@ class StagerState:
             and (run.left_told_on != self.session or run.left_told is not self.departure)
             and all(s.planned_on == self.session for s in self._pending() if self._is_of(s, run))
         )
+
+    def may_refer(self, run: RunName) -> bool:
+        """Whether saves of this run may refer to homes; not joined yet, they may."""
+        known = self.runs.get(run)
+        return known is None or known.number is None or known.references
 
     # ----------------------------------------------------------------------- helpers
 
@@ -195,5 +204,10 @@ class StagerState:
             assert not held or self.halves[save.half or 0] == save.number
             assert (save.plan is None) or save.state not in (SaveState.ASKED, SaveState.STAGING)
             assert save.certified is None or save.ever_certified
+            assert not save.undecided or save.plan is None, "compared before it is opened"
+            if save.refers is not None:
+                assert save.handed is not None
+                assert save.refers.homes
+                assert save.payload_bytes < save.handed.payload_bytes, "something is not sent"
             if save.plan is not None:
                 assert self.plan_fits(save, save.plan)

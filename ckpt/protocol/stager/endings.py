@@ -1,0 +1,39 @@
+"""How a save leaves the stager: its half goes back, the trainer hears, and it is forgotten."""
+
+from __future__ import annotations
+
+from ckpt.protocol.stager import events as e
+from ckpt.protocol.stager.records import Save, SaveState
+from ckpt.protocol.stager.state import StagerState
+
+
+class StagerEndings(StagerState):
+    """Steps that all ends of a save have in common. StagerMachine decides which one it is."""
+
+    def _drop(self, save: Save) -> None:
+        """Nobody but the trainer has heard of this save."""
+        save.state = SaveState.ENDED
+        self._release(save)
+        self._forget(save)
+
+    def _end(self, save: Save) -> None:
+        save.state = SaveState.ENDED
+        self._release(save)
+        self._forget(save)
+
+    def _release(self, save: Save) -> None:
+        assert self.may_release(save)
+        if save.half is not None:
+            self.halves[save.half] = None
+            self._do(e.ReleaseHalf(save.half))
+            save.half = None
+        save.table = None
+
+    def _forget(self, save: Save) -> None:
+        if save.state is SaveState.ENDED and save.outcome is None:
+            self.saves.pop(save.number, None)
+
+    def _tell(self, save: Save, outcome: e.Outcome) -> None:
+        save.outcome = outcome
+        if self.trainer_attached:
+            self._do(e.TellTrainer(save.number, outcome))
