@@ -47,7 +47,7 @@ def measure_aside(url: str, byte_count: int, rounds: int) -> DrainAside:
     """Raises what a save raises; Unavailable when a drain never begins."""
     state = random_state(byte_count)
     alone, draining = [], []
-    with local_tier(state) as tier, ckpt.open(tier.url) as store:
+    with local_tier(state) as tier, ckpt.open(tier.url, references=False) as store:
         for step in range(WARM_COUNT):
             _burst(store, step, state)
         for number in range(rounds):

@@ -270,6 +270,7 @@ def main() -> int:
         place = Path(name)
         url = f"ckpt+local://{place}/burst"
         ckpt.open(f"{url}?{CODE}").close()
+        os.environ["CKPT_REFERENCES"] = "off"  # The states repeat; what is measured is writing.
         context = multiprocessing.get_context("spawn")
         ranks = [
             context.Process(target=serve, args=(rank, options, place, url))

@@ -163,6 +163,7 @@ class StagerLink:
         *,
         replicas: str,
         unchanged: str,
+        references: bool,
     ) -> None:
         """From here on the save is the stager's; `save` hears of its end."""
         with self._news:
@@ -179,6 +180,7 @@ class StagerLink:
                     stall_us=int(save.stall_s * 1e6),
                     fault_in_us=int(save.fault_in_s * 1e6),
                     unchanged=unchanged,
+                    references=references,
                 )
             )
         except CkptError:

@@ -55,6 +55,7 @@ class Staging:
             packing,
             replicas=self.settings.replicas,
             unchanged=self.settings.unchanged,
+            references=self.settings.references,
         )
         return save
 

@@ -54,6 +54,7 @@ def open(
     replicas: str = "abort",
     when_full: str = "wait",
     unchanged: str = "warn",
+    references: bool | None = None,
     arena_bytes_max: int | None = None,
     stager_idle_s: float = 60.0,
     start_timeout_s: float = START_TIMEOUT_S,
@@ -69,6 +70,9 @@ def open(
     when_full: what a save does while earlier ones hold the whole arena: `wait`, `error` or `skip`.
     unchanged: `warn` of a save in which no tensor, or no optimizer state, has changed since the
         run's last save through this store, or `ignore` it.
+    references: do not write again what has not changed since the run's last committed save through
+        this store (tensors of 64 KiB and more), refer to it; False writes everything. Default
+        True, unless $CKPT_REFERENCES is `off`.
     arena_bytes_max: cap of this rank's staging memory, both halves; default half of the host's
     memory.
     stager_idle_s: how long a stager without an open store stays, for a restart to read from its
@@ -84,6 +88,7 @@ def open(
         replicas=replicas,
         when_full=when_full,
         unchanged=unchanged,
+        references=references,
         arena_bytes_max=arena_bytes_max,
         stager_idle_s=stager_idle_s,
         start_timeout_s=start_timeout_s,

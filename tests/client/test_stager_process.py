@@ -83,7 +83,7 @@ def stage(link: StagerLink, number: int, size: int = MiB, when_full: str = "wait
         return None
     granted[0].write(packing)
     save = Save("run", number, 0, link)
-    link.hand_over(number, save, packing, replicas="abort", unchanged="ignore")
+    link.hand_over(number, save, packing, replicas="abort", unchanged="ignore", references=True)
     return save
 
 

@@ -38,7 +38,10 @@ class CkptEngine:
 
     def __init__(self, plan: EnginePlan) -> None:
         self.plan = plan
-        self.store = ckpt.open(plan.url, launch=plan.launch, stager_idle_s=STAGER_IDLE_S)
+        # The states repeat from save to save, and what is measured is writing them.
+        self.store = ckpt.open(
+            plan.url, launch=plan.launch, stager_idle_s=STAGER_IDLE_S, references=False
+        )
         self._save: ckpt.Save | None = None
         assert ckpt_client.restore, "imported above: a process's start is no part of a load"
 

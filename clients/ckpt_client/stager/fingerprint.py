@@ -7,65 +7,100 @@ not contiguous is gathered in bounded parts.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from ckpt.base.errors import Corrupt
+from ckpt.base.errors import Aborted, Corrupt
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import MiB
 from ckpt.format.checksum import Xxh3
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.messages import BoxQuery
 from ckpt.format.table import RankTable, TensorEntry
+from ckpt.plan.references import (
+    REFERRED_BYTES_MIN,
+    Base,
+    Key,
+    bytes_of,
+    key_of,
+    may_refer,
+)
 from ckpt_client.packing import Declaration
 from ckpt_client.state import AnyArray
 
 GATHER_BYTES: Final = MiB
 SAMPLED_BYTES_MIN: Final = MiB
 """Larger tensors are sampled first."""
-Samples = Mapping[tuple[str, tuple[int, ...]], bytes]
-"""(name, box offset) -> xxh3-128 of a few pages of a tensor."""
+Samples = Mapping[Key, bytes]
+"""Of an entry: xxh3-128 of a few pages of a tensor."""
 
 
 def fingerprint_copies(half: memoryview, declaration: Declaration) -> RankTable:
     """The table with the fingerprint of every copy filled in: stored bytes and witness,
     in C order.
     """
-    return _fingerprinted(half, declaration, declaration.copies)
+    return Fingerprinter(half, declaration).table(None, warn=False, refer=False)
 
 
-def fingerprint_compared(
-    half: memoryview, declaration: Declaration, last: Samples | None
-) -> tuple[RankTable, Samples]:
-    """The table, with the fingerprint of every tensor that may be the same as in the save whose
-    samples are `last`, of copies and small ones always; and the samples of the others.
+class Fingerprinter:
+    """I fingerprint the tensors of one half, each at most once. Used by one thread at a time."""
 
-    In a training that goes on nearly every large tensor changes, and a few pages of each show it.
-    """
-    staged = _Staged(half, declaration)
-    numbers, samples = set(declaration.copies), {}
-    for number, entry in enumerate(declaration.table.entries):
-        if staged.byte_count(number) > SAMPLED_BYTES_MIN:
-            key = entry.name, entry.offset
-            samples[key] = staged.sample(number)
-            if last is not None and last.get(key) != samples[key]:
-                continue
-        numbers.add(number)
-    return _fingerprinted(half, declaration, numbers), samples
+    def __init__(self, half: memoryview, declaration: Declaration) -> None:
+        self._staged = _Staged(half, declaration)
+        self._declaration = declaration
+        self._digests: dict[int, bytes] = {}
+        self.samples: dict[Key, bytes] = {}
+        #: Of what was sampled until now.
+
+    def compare(self, base: Base, samples: Samples, stored: Collection[str]) -> bool:
+        """Fingerprint what a save may refer to and whose samples are those of the base; whether
+        any of it is the same. In a training that goes on, nearly all costs a few pages.
+        """
+        found = False
+        for number, entry in enumerate(self._declaration.table.entries):
+            key = key_of(entry)
+            if may_refer(base, entry, stored) and self._sample(number) == samples.get(key):
+                found |= self._digest(number) == base.entries[key].fingerprint
+        return found
+
+    def table(self, last: Samples | None, *, warn: bool, refer: bool) -> RankTable:
+        """The table, with the fingerprint of every copy, and of what may be the same as in the save
+        whose samples are `last`.
+
+        warn: of small tensors always, and of large ones. refer: of what a save may refer to.
+        """
+        for number, entry in enumerate(self._declaration.table.entries):
+            large = self._staged.byte_count(number) > SAMPLED_BYTES_MIN
+            if (warn and large) or (refer and bytes_of(entry) >= REFERRED_BYTES_MIN):
+                sample = self._sample(number)
+                wanted = last is None or last.get(key_of(entry)) == sample
+            else:
+                wanted = False
+            if wanted or (warn and not large) or number in self._declaration.copies:
+                self._digest(number)
+        return _with_fingerprints(self._declaration.table, self._digests)
+
+    def _sample(self, number: int) -> bytes:
+        key = key_of(self._declaration.table.entries[number])
+        if key not in self.samples:
+            self.samples[key] = self._staged.sample(number)
+        return self.samples[key]
+
+    def _digest(self, number: int) -> bytes:
+        if number not in self._digests:
+            self._digests[number] = self._staged.digest(number)
+        return self._digests[number]
 
 
-def _fingerprinted(
-    half: memoryview, declaration: Declaration, numbers: Container[int]
-) -> RankTable:
-    staged = _Staged(half, declaration)
+def _with_fingerprints(table: RankTable, digests: Mapping[int, bytes]) -> RankTable:
     entries = tuple(
-        replace(entry, fingerprint=staged.digest(number)) if number in numbers else entry
-        for number, entry in enumerate(declaration.table.entries)
+        replace(entry, fingerprint=digests[number]) if number in digests else entry
+        for number, entry in enumerate(table.entries)
     )
-    return replace(declaration.table, entries=entries)
+    return replace(table, entries=entries)
 
 
 def fingerprint_boxes(
@@ -73,7 +108,7 @@ def fingerprint_boxes(
 ) -> tuple[bytes, ...]:
     """One digest for each box, whose offset is the global tensor's.
 
-    Raises Corrupt when the rank lacks it.
+    Raises Corrupt when the rank lacks it, Aborted when it was moved out of the half.
     """
     staged = _Staged(half, declaration)
     return tuple(staged.box_digest(box) for box in boxes)
@@ -129,6 +164,11 @@ class _Staged:
     def _parts(self, number: int) -> list[memoryview]:
         """The entry's bytes in C order: stored ones and witness."""
         entry = self._entries[number]
+        if any(piece.home is not None for piece in entry.pieces):
+            raise Aborted(
+                f"{entry.name} is to be compared with another rank's, and was not stored again",
+                hint="save again: the next save stores it",
+            )
         stored = [(piece.start, piece.payload_offset, piece.length) for piece in entry.pieces]
         parts: list[memoryview] = []
         at = 0

@@ -12,13 +12,9 @@ fingerprints are computed by workers, bytes are sent by the sender's threads.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
-import sys
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,8 +25,8 @@ from ckpt.aio.link import Link, LinkClosed, LinkLoop, LinkOpened, LinkReceived
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, PeerError
 from ckpt.base.ids import CheckpointId, Rank, RunName, Step
-from ckpt.format.messages import Repeats, ReplicaPolicy, Role
-from ckpt.format.table import encode_table
+from ckpt.format.messages import ReplicaPolicy, Role
+from ckpt.plan.references import Move
 from ckpt.protocol.events import Received, Report, Send, SessionClosed, SessionOpened, Ticked
 from ckpt.protocol.stager.events import (
     AddSpares,
@@ -42,6 +38,7 @@ from ckpt.protocol.stager.events import (
     GrantHalf,
     Outcome,
     OutcomeHeard,
+    PayloadFailed,
     PayloadHandedOver,
     PayloadSealed,
     RefuseSave,
@@ -55,7 +52,6 @@ from ckpt.protocol.stager.events import (
     StartPayload,
     StepRefused,
     StopPayload,
-    TableReady,
     TellTrainer,
     TrainerAttached,
     TrainerDetached,
@@ -70,14 +66,15 @@ from ckpt_client.stager import wire
 from ckpt_client.stager.channel import TrainerChannel
 from ckpt_client.stager.desk import HalfDesk
 from ckpt_client.stager.fingerprint import (
+    Fingerprinter,
     fingerprint_boxes,
-    fingerprint_compared,
-    fingerprint_copies,
 )
-from ckpt_client.stager.history import History
 from ckpt_client.stager.jobs import Jobs
+from ckpt_client.stager.log import log
 from ckpt_client.stager.memory import Held, MemoryRequest
 from ckpt_client.stager.readers import Readers
+from ckpt_client.stager.sending import Sending
+from ckpt_client.stager.tables import TableOrder, Tables
 
 TICK_MS: Final = 50
 TICK_IDLE_MS: Final = 500
@@ -136,15 +133,12 @@ class StagerShell:
         self._link: Link | None = None
         #: The connection to the coordinator, from DialCoordinator until it is closed.
         self._session_open = False
-        self._sender: PayloadSender | None = None
-        #: Made with the first payload, when the secret must be there.
+        self._sending = Sending(self._jobs, self._make_sender, self._handle)
+        self._tables = Tables(self._jobs, self._handle)
         self._declared: dict[int, Declaration] = {}
         #: half -> what lies in it, from the hand-over until it is released.
         self._contents: dict[int, Content] = {}
         #: half -> the payload that was last sent from it.
-        self._history = History()
-        self._history_lock = threading.Lock()
-        #: Workers note saves there.
         self._readers = Readers(self._rank, self._look_up)
         self._cluster = ""
         self._complaint = ""
@@ -168,8 +162,7 @@ class StagerShell:
         self._trainer.flush()
         self._trainer.close()
         self._trainer.forget_process()
-        if self._sender is not None:
-            self._sender.close()
+        self._sending.close()
         self._loop.shut()
         self._jobs.close()
         self._readers.close()
@@ -185,9 +178,7 @@ class StagerShell:
             poll.register(self._trainer.fileno(), select.POLLIN | select.POLLOUT)
         poll.register(self._jobs.descriptor, select.POLLIN)
         poll.register(self._loop.fileno(), select.POLLIN)
-        if self._sender is not None:
-            poll.register(self._sender.wakeup_fd, select.POLLIN)
-        for descriptor in self._readers.descriptors:
+        for descriptor in (*self._sending.descriptors, *self._readers.descriptors):
             poll.register(descriptor, select.POLLIN)
         quiet = self._machine.idle and not self._jobs.pending and self._link is None
         poll.poll(TICK_IDLE_MS if quiet else TICK_MS)
@@ -223,12 +214,14 @@ class StagerShell:
             case TellTrainer(save, outcome):
                 self._tell(save, outcome)
             case Exit(reason):
-                _log("info", "exit", reason=reason)
+                log("info", "exit", reason=reason)
                 self._running = False
             case Report(level, text, fields):
-                _log(level, text, **dict(fields))
-            case StartPayload() | AddSpares() | ReopenColumns() | StopPayload():
-                self._command_sender(action)
+                log(level, text, **dict(fields))
+            case StartPayload():
+                self._start_payload(action)
+            case AddSpares() | ReopenColumns() | StopPayload():
+                self._sending.command(action)
         return None
 
     # ----------------------------------------------------------------------- trainer
@@ -251,7 +244,7 @@ class StagerShell:
             for packet in self._trainer.receive():
                 self._trainer_said(packet)
         except PeerError as error:
-            _log("error", str(error))
+            log("error", str(error))
             self._trainer.close()
 
     def _trainer_said(self, packet: wire.FromTrainer) -> None:
@@ -280,8 +273,7 @@ class StagerShell:
 
     def _attached(self) -> None:
         """A store is open: the first one, or another one of its process."""
-        with self._history_lock:
-            self._history = History()
+        self._tables.forget()
         self._trainer.listen()
         self._trainer.send(wire.Attached(os.getpid()))
         self._handle(TrainerAttached(now_us()))
@@ -302,6 +294,16 @@ class StagerShell:
             raise PeerError(f"save {packet.save} does not fit its half")
         declaration = read_declaration(memory.memory[packet.declaration_offset : end])
         self._declared[half] = declaration
+        saved = self._machine.saves[packet.save]
+        order = TableOrder(
+            save=packet.save,
+            run=saved.run,
+            step=saved.step,
+            payload_bytes=packet.payload_bytes,
+            document_bytes=packet.document_bytes,
+            warn=packet.unchanged == Unchanged.WARN.value,
+            refer=packet.references and self._machine.may_refer(saved.run),
+        )
         self._handle(
             PayloadHandedOver(
                 now_us=now_us(),
@@ -312,41 +314,21 @@ class StagerShell:
                 replicas=ReplicaPolicy(packet.replicas),
                 stall_us=packet.stall_us,
                 fault_in_us=packet.fault_in_us,
+                comparing=self._tables.has_base(order),
             )
         )
-        self._fingerprint(packet, memory.memory, declaration)
+        self._tables.make(order, Fingerprinter(memory.memory, declaration))
         self._desk.make(
             1 - half, memory.size
         )  # Soon needed: pay its first touch beside the training.
 
-    def _fingerprint(
-        self, packet: wire.HandOver, memory: memoryview, declaration: Declaration
-    ) -> None:
-        """Beside the training and the sending; tensors that are no copies only to compare saves."""
-        saved = self._machine.saves[packet.save]
-        compared = packet.unchanged == Unchanged.WARN.value
-
-        def work() -> tuple[bytes, Repeats | None]:
-            if not compared:
-                return encode_table(fingerprint_copies(memory, declaration)), None
-            with self._history_lock:
-                last = self._history.samples(saved.run)
-            table, samples = fingerprint_compared(memory, declaration, last)
-            with self._history_lock:
-                repeats = self._history.note(saved.run, saved.step, table, samples)
-            return encode_table(table), repeats
-
-        self._jobs.start(
-            work,
-            lambda done: self._handle(TableReady(now_us(), packet.save, *done)),
-            lambda error: _log("error", f"save {packet.save} has no table: {error}"),
-        )
-
     def _tell(self, save: int, outcome: Outcome) -> None:
         match outcome:
             case SaveCommitted(info):
+                self._tables.committed(save, info.checkpoint)
                 self._trainer.send(wire.Outcome(save, info))
             case SaveFailed(code, message, hint, after_us):
+                self._tables.failed(save)
                 text, advice = wire.cut_text(message), wire.cut_text(hint)
                 self._trainer.send(wire.Outcome(save, None, code, text, advice, after_us))
 
@@ -395,37 +377,32 @@ class StagerShell:
         """Log why there is no session; not again at every attempt to dial."""
         if str(error) != self._complaint:
             self._complaint = str(error)
-            _log("warning", "no session with the coordinator", why=self._complaint)
+            log("warning", "no session with the coordinator", why=self._complaint)
 
     # ----------------------------------------------------------------------- sender, workers
 
-    def _command_sender(
-        self, action: StartPayload | AddSpares | ReopenColumns | StopPayload
-    ) -> None:
-        if self._sender is None:
-            options = SenderOptions.from_environment(
-                os.environ, secret=read_secret(self._secret_file), name=client_name()
-            )
-            self._sender = PayloadSender(options)
-        match action:
-            case StartPayload(_, half, payload_bytes, _, plan):
-                slot = self._desk.slot(half)
-                assert slot.memory is not None, "a granted half has memory"
-                checkpoint = plan.payload.checkpoint
-                self._contents[half] = Content(checkpoint, payload_bytes, slot.serial, b"")
-                self._readers.serve_run(self._cluster, checkpoint.run)
-                self._sender.start(action, slot.memory.memory)
-            case AddSpares(payload, column, spares):
-                self._sender.add_spares(payload, column, spares)
-            case ReopenColumns(payload, columns, places):
-                self._sender.reopen(payload, columns, places)
-            case StopPayload(payload):
-                self._sender.stop(payload)
+    def _make_sender(self) -> PayloadSender:
+        options = SenderOptions.from_environment(
+            os.environ, secret=read_secret(self._secret_file), name=client_name()
+        )
+        return PayloadSender(options)
+
+    def _start_payload(self, action: StartPayload) -> None:
+        slot = self._desk.slot(action.half)
+        assert slot.memory is not None, "a granted half has memory"
+        checkpoint = action.plan.payload.checkpoint
+        self._contents[action.half] = Content(checkpoint, action.payload_bytes, slot.serial, b"")
+        self._readers.serve_run(self._cluster, checkpoint.run)
+        moves: tuple[Move, ...] = ()
+        if action.refers:
+            found = self._tables.sent(action.save)
+            declared = self._declared[action.half]
+            self._declared[action.half] = replace(declared, table=found.table)
+            moves = found.moves
+        self._sending.start(action, slot.memory.memory, moves)
 
     def _read_sender(self) -> None:
-        if self._sender is None:
-            return
-        for result in self._sender.results():
+        for result in self._sending.results():
             if isinstance(result, PayloadSealed):
                 self._note_digest(result)
             self._handle(result)
@@ -443,10 +420,14 @@ class StagerShell:
         answer: Callable[[tuple[bytes, ...]], None] = lambda prints: self._handle(  # noqa: E731
             BoxesFingerprinted(now_us(), action.payload, prints)
         )
+        names = [box.name for box in action.boxes]
+        self._tables.compared_with_others(action.payload.checkpoint.run, names)
         self._jobs.start(
             lambda: fingerprint_boxes(memory.memory, declaration, action.boxes),
             answer,
-            lambda error: _log("error", f"{action.payload}: {error}"),
+            lambda error: self._handle(
+                PayloadFailed(now_us(), action.payload, error.code, error.message, error.hint)
+            ),
         )
 
     def _look_up(self, request: MemoryRequest) -> Held | None:
@@ -463,10 +444,3 @@ class StagerShell:
             return None
         slot.lent = True
         return Held(slot.memory.descriptor, content.payload_bytes)
-
-
-def _log(level: str, text: str, **fields: str | int | float) -> None:
-    """One JSON line on stderr, which is the stager's log file."""
-    line = {"at": time.time(), "level": level, "pid": os.getpid(), "text": text, **fields}
-    sys.stderr.write(json.dumps(line) + "\n")
-    sys.stderr.flush()

@@ -98,6 +98,8 @@ class HandOver(_Packet, frozen=True, tag=True, array_like=True):
     unchanged: str
     """`warn`: fingerprint every tensor and compare it with the save before; `ignore`: copies only.
     """
+    references: bool
+    """Refer to an earlier generation's bytes where they are the same."""
 
 
 class HeardOutcome(_Packet, frozen=True, tag=True, array_like=True):

@@ -1,0 +1,120 @@
+"""The way to the sender: commands in their order, and those of a payload that refers to homes
+behind the move of its bytes.
+
+    StartPayload(refers) ── worker: what is stored moves together ──> sender.start, and what came
+                            meanwhile for this payload: AddSpares, ReopenColumns, StopPayload
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from ckpt.aio.clock import now_us
+from ckpt.base.errors import CkptError
+from ckpt.base.ids import PayloadId
+from ckpt.base.units import MiB
+from ckpt.plan.references import Move
+from ckpt.protocol.stager.events import (
+    AddSpares,
+    PayloadFailed,
+    ReopenColumns,
+    StagerEvent,
+    StartPayload,
+    StopPayload,
+)
+from ckpt.transfer.payload_sender import PayloadSender, SenderResult
+from ckpt_client.stager.jobs import Jobs
+
+MOVED_BYTES_MAX: Final = 4 * MiB
+"""At once: no other thread of Python runs meanwhile."""
+
+LaterCommand = AddSpares | ReopenColumns | StopPayload
+
+
+class Sending:
+    """I own the sender. I expect a payload's memory to stand unchanged until PayloadStopped."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        make_sender: Callable[[], PayloadSender],
+        handle: Callable[[StagerEvent], None],
+    ) -> None:
+        """`make_sender` is called with the first payload, when the secret must be there."""
+        self._jobs = jobs
+        self._make_sender = make_sender
+        self._handle = handle
+        self._sender: PayloadSender | None = None
+        self._moving: dict[PayloadId, list[LaterCommand]] = {}
+        #: What came for a payload while its bytes are moved, in order.
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Readable when there are results."""
+        return () if self._sender is None else (self._sender.wakeup_fd,)
+
+    def start(self, action: StartPayload, half: memoryview, moves: Iterable[Move]) -> None:
+        """Encode and send it, once these moves have made it of the whole payload."""
+        sender = self._started()
+        if not action.refers:
+            sender.start(action, half)
+            return
+        payload = action.plan.payload
+        self._moving[payload] = []
+        self._jobs.start(
+            lambda: move_together(half, moves),
+            lambda _: self._moved(action, half),
+            lambda error: self._not_moved(payload, error),
+        )
+
+    def command(self, action: LaterCommand) -> None:
+        """For a payload that was started."""
+        if action.payload in self._moving:
+            self._moving[action.payload].append(action)
+        else:
+            self._perform(action)
+
+    def results(self) -> list[SenderResult]:
+        """What happened since the last call, in order."""
+        return [] if self._sender is None else self._sender.results()
+
+    def close(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+
+    def _moved(self, action: StartPayload, half: memoryview) -> None:
+        self._started().start(action, half)
+        self._catch_up(action.plan.payload)
+
+    def _not_moved(self, payload: PayloadId, error: CkptError) -> None:
+        self._handle(PayloadFailed(now_us(), payload, error.code, error.message, error.hint))
+        self._catch_up(payload)
+
+    def _catch_up(self, payload: PayloadId) -> None:
+        for later in self._moving.pop(payload):
+            self._perform(later)
+
+    def _perform(self, action: LaterCommand) -> None:
+        sender = self._started()
+        match action:
+            case AddSpares(payload, column, spares):
+                sender.add_spares(payload, column, spares)
+            case ReopenColumns(payload, columns, places):
+                sender.reopen(payload, columns, places)
+            case StopPayload(payload):
+                sender.stop(payload)
+
+    def _started(self) -> PayloadSender:
+        if self._sender is None:
+            self._sender = self._make_sender()
+        return self._sender
+
+
+def move_together(half: memoryview, moves: Iterable[Move]) -> None:
+    """Perform them one after the other, in place; ascending, each towards lower offsets."""
+    for move in moves:
+        for done in range(0, move.length, MOVED_BYTES_MAX):
+            size = min(MOVED_BYTES_MAX, move.length - done)
+            source, destination = move.source + done, move.destination + done
+            half[destination : destination + size] = half[source : source + size]
