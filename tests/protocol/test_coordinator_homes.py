@@ -12,7 +12,7 @@ from ckpt.format.index import Location, decode_index
 from ckpt.format.record import decode_record
 from ckpt.format.table import Meaning, Piece, TensorEntry
 from ckpt.format.target_messages import DocumentKind, DropGeneration
-from tests.protocol.coordinating import RUN, Bench, RankFake
+from tests.protocol.coordinating import RUN, Bench, RankFake, own_entry
 from tests.protocol.test_coordinator_deletion import delete, holders
 from tests.protocol.test_coordinator_draining import WorkerFake, steps
 from tests.protocol.test_coordinator_evicting import bench_with_room, drain_all
@@ -226,6 +226,27 @@ def test_an_attempt_whose_home_went_with_a_restart_is_aborted() -> None:
     rank.resume(2, rank.payload.checkpoint)
     (aborted,) = rank.aborts()
     assert "was deleted meanwhile" in aborted.message
+
+
+def test_a_late_repetition_that_opens_other_bytes_ends_the_attempt() -> None:
+    bench = Bench(5)
+    first = bench.save(1)
+    away = holder(bench, first, 0).id
+    bench.stop(away)
+    rank = referring(bench, first)
+    (refused,) = rank.open(2)
+    assert isinstance(refused, m.HomesRefused)
+    bench.start(away)
+    bench.tell(rank.session, rank.question(2))  # The same question, which was long on its way.
+    rank.homes, rank.payload_bytes = (), 10_000
+    rank.ask(rank.question(2))
+    (aborted,) = rank.aborts()
+    assert "opened twice" in aborted.message
+    rank.open(2)
+    rank.entries = (own_entry(HELD_BYTES),)
+    rank.seal_all()
+    rank.certify()
+    assert rank.commits()[0].info.homes == ()
 
 
 def test_an_attempt_goes_on_after_a_restart_when_its_home_is_there() -> None:

@@ -110,7 +110,7 @@ class RankNode:
 
     def _stage(self, number: int, half: int) -> None:
         step = self._saves[number]
-        data = content(self.job, step, self.rank, self._seed)
+        data = self._content(step)
         read_halves = {*(s.half for s in self._sending.values()), *self._stopping.values()}
         self._oracles.half_granted(self, half, number, read_halves)
 
@@ -119,16 +119,21 @@ class RankNode:
                 return
             assert len(data) <= HALF_BYTES
             self._halves[half][: len(data)] = data
-            handed = se.PayloadHandedOver(
-                self._clock.now_us, number, len(data), 0, 0, m.ReplicaPolicy.ABORT, 100
-            )
             self._oracles.handed_over(self.job, step, self.rank)
-            self._handle(handed)
-            table = table_of(self.job, self.rank)
-            self._clock.after(300, self._tell_table, number, table)
+            self._hand_over(number, len(data))
             self._clock.after(self.job.gap_us, self._next_save)
 
         self._clock.after(self._clock.between(50, 2000), copied)
+
+    def _content(self, step: int) -> bytes:
+        return content(self.job, step, self.rank, self._seed)
+
+    def _hand_over(self, number: int, payload_bytes: int) -> None:
+        now_us = self._clock.now_us
+        self._handle(
+            se.PayloadHandedOver(now_us, number, payload_bytes, 0, 0, m.ReplicaPolicy.ABORT, 100)
+        )
+        self._clock.after(300, self._tell_table, number, table_of(self.job, self.rank))
 
     def _tell_table(self, number: int, table: bytes) -> None:
         if self.up:

@@ -92,6 +92,7 @@ class Opening:
             return
         repeated = self._repeated(message)
         if repeated is not None:
+            self._abort_if_it_differs(*repeated, message)
             self.answer_again(session, request, *repeated)
             return
         joinable = self._joinable(message)
@@ -301,6 +302,16 @@ class Opening:
         self.answer_again(session, request, attempt, payload)
         if payload.planned is None and attempt.state not in ENDED:
             self._desk.send(session, request, self.resumed_plan(payload))
+
+    def _abort_if_it_differs(
+        self, attempt: Attempt, payload: Payload, message: OpenPayload
+    ) -> None:
+        """A question that was answered by HomesRefused came once more, and found its homes whole
+        again: the rank has chosen other bytes meanwhile.
+        """
+        if payload.homes != message.homes:
+            text = f"{payload.id} was opened twice, with other homes"
+            self._ending.abort(attempt, Aborted(text, hint="save again"))
 
     def _abort_if_homeless(self, attempt: Attempt, message: OpenPayload) -> None:
         """While no coordinator held them for it, what it refers to may have gone."""

@@ -1,0 +1,155 @@
+"""Histories of saves that refer to earlier ones, while those are deleted, expire and lose columns:
+whatever is listed can be read whole, and what nobody needs goes (P1, P2, P3).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+
+from ckpt.base.ids import CheckpointId
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.checkpoints import Checkpoint
+from ckpt.protocol.coordinator.homes import Homes
+from tests.sim import faults
+from tests.sim.histories import ends_of
+from tests.sim.oracles import Violation
+from tests.sim.reader_node import CRASHED
+from tests.sim.reference_nodes import ReferenceWorld, built
+from tests.sim.scenario import SETTLE_US
+
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 10
+SEEDS_SOAK = 1000
+PLANTED_SEEDS = 50
+STEPS = (10, 20, 30, 40, 50)
+FAULTS = (
+    faults.coordinator_crashed, faults.coordinator_crashed, faults.coordinator_crashed_at_write,
+    faults.target_killed, faults.target_power_lost, faults.target_stopped, faults.write_failed,
+    faults.connections_cut, faults.frames_stuttered, faults.half_opened, faults.target_lost,
+    faults.trainer_killed, faults.stager_killed,
+)  # fmt: skip
+
+
+def run_seed(seed: int) -> tuple[int, list[str]]:
+    """(clock steps, `whole` or `referring` for each committed payload); raises Violation when a
+    promise breaks.
+    """
+    world = built(seed)
+    rng = world.clock.rng
+    policy = world.coordinator.machine_policy
+    world.coordinator.machine_policy = replace(policy, keep=rng.choice([None, 1, 2]))
+    world.start()
+    gap_us = rng.choice([30_000, 300_000])
+    nodes = world.launch(STEPS, gap_us, rng.choice([200, 8192, 20_000]))
+    for _ in range(rng.choice([0, 1, 2])):
+        fault = rng.choice(FAULTS)
+        world.clock.after(rng.randint(0, 6 * gap_us), lambda fault=fault: fault(world))
+    for _ in range(rng.choice([0, 1, 2])):
+        world.clock.after(rng.randint(0, 6 * gap_us), world.delete_one)
+        world.clock.after(rng.randint(0, 6 * gap_us), world.read)
+    world.clock.pass_time(7 * gap_us)
+    for node in nodes:
+        node.crash()
+    world.heal()
+    world.clock.run(lambda: world.live_targets >= 6 and not world.attempts, SETTLE_US)
+    last = world.launch((60, 70), 50_000, 8192)
+    if not world.clock.run(lambda: all(len(n.outcomes) == 2 for n in last), SETTLE_US):
+        raise Violation(f"P4: saves have no end: {[(n.name, n.outcomes) for n in last]}")
+    for node in last:
+        node.crash()
+    _read_everything(world)
+    _check_nothing_is_left(world)
+    committed = [id for id in world.oracles.announced if id not in world.oracles.deleted]
+    refer = [bool(world.oracles.announced[id].info.homes) for id in committed]
+    return world.clock.steps, ["referring" if one else "whole" for one in refer]
+
+
+def _read_everything(world: ReferenceWorld) -> None:
+    machine = world.coordinator.machine
+    listed = [c for c in machine.checkpoints.all() if c.state is RowState.COMMITTED]
+    newest = {c.id.step: c for c in listed}
+    for checkpoint in newest.values():
+        world.read(checkpoint.id.step)
+    world.clock.run(lambda: all(r.outcome is not None for r in world.readers), SETTLE_US)
+    for checkpoint, reader in zip(newest.values(), world.readers[-len(newest) :], strict=True):
+        harmed = sum(t.lost or t.wiped for t in world.targets.values())
+        survives = harmed <= checkpoint.info.targets_survivable
+        if reader.outcome != "read" and survives:
+            raise Violation(f"P1: after healing {checkpoint.id} ends with {reader.outcome}")
+    for reader in world.readers:
+        if reader.outcome not in ("read", "unavailable", "not_found", CRASHED):
+            raise Violation(f"P3: {reader.name} ended with {reader.outcome}")
+
+
+def _check_nothing_is_left(world: ReferenceWorld) -> None:
+    """What is deleted and no home of anything is on no target that runs."""
+    world.clock.pass_time(5_000_000)
+    checkpoints = list(world.coordinator.machine.checkpoints.all())
+    stay = {c.id for c in checkpoints if c.state is not RowState.TOMBSTONED}
+    stay |= {home for c in checkpoints if c.id in stay for home in c.homes}
+    away = any(not t.up for t in world.targets.values())
+    for checkpoint in checkpoints:
+        if checkpoint.id not in stay and not away:
+            raise Violation(f"P5: {checkpoint.id} is deleted and needed by nobody, and still here")
+
+
+def test_an_equal_seed_gives_an_equal_run() -> None:
+    assert run_seed(5) == run_seed(5)
+
+
+@pytest.mark.timeout(1500)
+def test_what_refers_to_other_checkpoints_can_always_be_read() -> None:
+    ends = ends_of(run_seed, SEEDS)
+    assert ends.count("referring") > SEEDS, ends
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_many_more_of_them() -> None:
+    ends_of(run_seed, SEEDS_SOAK)
+
+
+# ----------------------------------------------------------------------- bugs that must be found
+
+
+def _nobody_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is referred to goes when it is deleted."""
+    monkeypatch.setattr(Homes, "hold", lambda *_: None)
+
+
+def _a_restart_forgets_who_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only attempts hold; a new coordinator does not look at what is committed."""
+    monkeypatch.setattr(Checkpoint, "homes", ())
+
+
+def _nobody_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home stays for what is gone."""
+
+    def keep_only(self: Homes, user: CheckpointId, homes: Iterable[CheckpointId]) -> None:
+        """Nothing goes."""
+
+    monkeypatch.setattr(Homes, "keep_only", keep_only)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _nobody_is_held,
+        _a_restart_forgets_who_is_held,
+        _nobody_lets_go,
+    ],
+)
+def test_a_planted_bug_is_found(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match=r"P1|P3|P5"):
+        _run_seeds()
+
+
+def _run_seeds() -> None:
+    for seed in range(PLANTED_SEEDS):
+        run_seed(seed)
