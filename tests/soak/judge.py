@@ -79,6 +79,11 @@ class Judge:
         self.counts["listed"] += 1
         return sorted(listed)
 
+    def list_kept(self) -> set[int]:
+        """The committed steps, and deleted ones whose bytes they refer to."""
+        commits = self._store.steps(RUN)
+        return {c.step for c in commits} | {home for c in commits for home in c.homes}
+
     def compare(self, said: Iterable[Said]) -> Counter[str]:
         """What ranks were told agrees: with each other, and with what is listed. Counts it."""
         counts: Counter[str] = Counter()
@@ -107,6 +112,7 @@ class Judge:
             with self._store.resolve(RUN, step, timeout_s=LOOK_TIMEOUT_S) as checkpoint:
                 union = checkpoint.load(whole=True)
                 generation = str(checkpoint.generation)
+                self.counts["with homes"] += bool(checkpoint.info.homes)
         launch = check_whole(union, self._seed, step)
         assert self._launches.setdefault((step, generation), launch) == launch
         self.counts["loaded"] += 1

@@ -176,7 +176,7 @@ def check_quiet(cluster: Cluster, judge: Judge, mark: str, before: Quiet) -> Non
     for row in cluster.status().attempts:
         raise AssertionError(f"an attempt stays open: {row}")
     wait_until(
-        lambda: len(column_counts(cluster.directory)) == len(judge.list_steps()),
+        lambda: len(column_counts(cluster.directory)) == len(judge.list_kept()),
         "columns of deleted and aborted generations go",
         QUIET_TIMEOUT_S,
     )
