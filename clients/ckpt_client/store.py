@@ -186,9 +186,11 @@ class Store:
             staged; it is read once more for this.
 
         The state may be changed as soon as this returns. Raises Refused naming the path of what
-        cannot be stored (nothing was staged then), and the error of an earlier save that nobody has
-        heard of. Whatever it raises refuses the step: the other ranks' saves of it are aborted,
-        naming this rank and why, and the next save of the step begins another attempt on all ranks.
+        cannot be stored. That refuses the step: the other ranks' saves of it are aborted, naming
+        this rank and why, and the next save of the step begins another attempt on all ranks.
+
+        Raises the error of an earlier save that nobody has heard of, once. Nothing was staged then,
+        and the other ranks' saves of this step wait: call it again.
         """
         begun_s = time.monotonic()
         with self.refusing(run, step, rank=rank, world_size=world_size):
@@ -240,9 +242,7 @@ class Store:
         """
         self._check_usable()
         name, number = check_run_name(run), check_step(step)
-        layout = packing.layout
-        with self.refusing(run, step, rank=layout.rank, world_size=layout.world_size):
-            self._tell_of_earlier_saves()
+        self._tell_of_earlier_saves()
         with self._lock:
             self._connection.ensure_cluster()
             return self._stage(name, number, packing, copier, begun_s)

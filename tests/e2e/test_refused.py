@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from time import sleep
 
 import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.ranks import RankProcess, done, every, launched, save_and_wait
+from tests.waiting import wait_until
 
 RANKS = 4
 REFUSING = 2
@@ -72,3 +74,20 @@ def test_every_try_that_a_rank_refuses_ends_that_try_of_all(
         for answer in every(peers_of(team), "wait", run=run, step=7):
             assert answer.error == "aborted"
     save_and_wait(team, run, 7)
+
+
+def test_a_save_that_only_tells_of_an_earlier_one_is_made_when_it_is_called_again(
+    cluster: Cluster, request: pytest.FixtureRequest
+) -> None:
+    run = request.node.name
+    with launched(cluster.url, 2, launch=run) as (ahead, behind):
+        save_and_wait((ahead, behind), run, 1)
+        done([behind.ask("save", run=run, step=2, version=1)])
+        done([ahead.ask("save", run=run, step=3, version=1)])  # Step 2 can never be whole now.
+        wait_until(lambda: [a.step for a in cluster.status().attempts] == [3], "step 2 is aborted")
+        sleep(0.5)  # So that its trainer has heard of it, on all but the slowest machines.
+        answer = behind.ask("save", run=run, step=3, version=1)
+        while answer.error:
+            assert f"rank {ahead.rank} went on to step 3" in answer.text
+            answer = behind.ask("save", run=run, step=3, version=1)
+        done(every((ahead, behind), "wait", run=run, step=3))

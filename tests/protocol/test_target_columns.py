@@ -444,6 +444,24 @@ def test_registering_names_the_standing_reservations() -> None:
     assert world.machine.registered
 
 
+def test_registering_names_what_is_still_being_allocated_and_a_release_ends_it() -> None:
+    """A target that was stopped finds commands of a session that has ended in its socket."""
+    world, column = TargetWorld(), Column()
+    world.held = deque()
+    reserve(world, column, 4)
+    world.messages(COORDINATOR)
+    world.feed(SessionClosed(world.now_us, COORDINATOR))
+    world.feed(SessionOpened(world.now_us, COORDINATOR, Role.COORDINATOR, ""))
+    (register,) = world.messages(COORDINATOR)
+    assert isinstance(register, RegisterTarget)
+    assert register.reservations == (ReservationId(4),)
+    world.tell(COORDINATOR, TargetRegistered(1, Epoch(1), 3_000_000))
+    world.tell(COORDINATOR, ReleaseReservation(1, ReservationId(4)))
+    while world.held:
+        world.step()
+    assert world.disk.list_directory("staging") == []
+
+
 def test_a_release_takes_effect_when_the_stream_that_uses_it_ends() -> None:
     world, column, other = TargetWorld(), Column(), Column(column=2)
     reserve(world, column, 1)

@@ -71,9 +71,10 @@ class Reservations:
 
     @property
     def standing(self) -> tuple[ReservationId, ...]:
-        """What the coordinator may count on, ascending."""
-        preparing = ReservationState.PREPARING
-        return tuple(sorted(id for id, each in self._held.items() if each.state is not preparing))
+        """What is held or will be, ascending: the coordinator gives back what it does not know, also
+        what it asked for on a session that ended before the space was there.
+        """
+        return tuple(sorted(id for id, each in self._held.items() if not each.released))
 
     def get(self, id: ReservationId) -> Reservation | None:
         return self._held.get(id)
