@@ -71,7 +71,7 @@ class Reservations:
 
     @property
     def standing(self) -> tuple[ReservationId, ...]:
-        """What is held or will be, ascending: the coordinator gives back what it does not know, also
+        """What is held or will be, ascending. The coordinator gives back what it knows not: also
         what it asked for on a session that ended before the space was there.
         """
         return tuple(sorted(id for id, each in self._held.items() if not each.released))
