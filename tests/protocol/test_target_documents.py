@@ -357,3 +357,14 @@ def test_only_what_is_sealed_is_attested() -> None:
     (attested,) = _answers(world)
     assert isinstance(attested, Attested)
     assert [each.column for each in attested.proofs] == [column.id]
+
+
+def test_a_tombstone_in_another_coordinators_words_is_there_already() -> None:
+    world = TargetWorld()
+    put_document(world, DocumentKind.TOMBSTONE, b"deleted under term 1")
+    put_document(world, DocumentKind.TOMBSTONE, b"deleted, says term 2", term=2)
+    stored = DocumentStored(DocumentKind.TOMBSTONE, CHECKPOINT)
+    assert world.messages(COORDINATOR)[-2:] == [stored, stored]
+    world.tell(READER, ReadDocument(DocumentKind.TOMBSTONE, CHECKPOINT))
+    (read,) = [each for each in world.sent if each.session == READER]
+    assert bytes(read.bulk) == b"deleted under term 1"

@@ -25,6 +25,8 @@ SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 10
 SEEDS_SOAK = 400
 PLANTED_SEEDS = 50
 STEPS = (10, 20, 30, 40, 50)
+RESTARTS = 4
+"""Enough that every target has a tombstone of some of them."""
 FAULTS = (
     faults.coordinator_crashed, faults.coordinator_crashed, faults.coordinator_crashed_at_write,
     faults.target_killed, faults.target_power_lost, faults.target_stopped, faults.write_failed,
@@ -54,6 +56,11 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     for node in nodes:
         node.crash()
     world.heal()
+    for _ in range(rng.choice([0, 0, RESTARTS])):
+        world.clock.run(lambda: world.live_targets >= 6, SETTLE_US)
+        world.clock.pass_time(1_000_000)
+        world.coordinator.crash()
+        world.restart_coordinator()
     world.clock.run(lambda: world.live_targets >= 6 and not world.attempts, SETTLE_US)
     last = world.launch((60, 70), 50_000, 8192)
     if not world.clock.run(lambda: all(len(n.outcomes) == 2 for n in last), SETTLE_US):

@@ -4,7 +4,7 @@
     answered
 
 Invariants: a document is visible only after its file, its name and its directory are durable; a
-record or tombstone that stands is never replaced by other content; a drop is answered only when the
+record or tombstone that stands is never replaced; a drop is answered only when the
 removal is durable, and leaves the tombstone.
 """
 
@@ -106,7 +106,10 @@ class Documents:
             core.fail(session, request, "refused", f"document bytes {message.offset} to {end}")
             return
         standing = core.documents.get(key)
-        if standing is not None and standing.header.digest == message.digest:
+        # Each coordinator words a tombstone anew: any says that the generation is deleted.
+        if standing is not None and (
+            standing.header.digest == message.digest or message.kind is DocumentKind.TOMBSTONE
+        ):
             if end == message.total_bytes:
                 stored = DocumentStored(message.kind, message.checkpoint)
                 core.send(session, request, stored)
