@@ -76,8 +76,11 @@ class CkptReader(StorageReader):
             self.checkpoint_id = checkpoint_id
         self._close()
 
-    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
+    def read_metadata(self, *args: object, **_: object) -> Metadata:
         """What the checkpoint holds; it is pinned against deletion until `read_data` is done.
+
+        No parameter may be called kwargs: a rank whose first call failed would be asked for
+        metadata of its own, and from then on take no part in DCP's collectives.
 
         Raises NotFound, Unavailable, Lost; Refused for one that DCP's planner did not lay out.
         """

@@ -56,7 +56,8 @@ class CkptStager:
         """
         begun_s = time.monotonic()
         who = find_who(self._group, no_dist=False)
-        step = self._writer.step()
+        with refusing_together(None, who):
+            step = self._writer.step()
         with refusing_together(step, who):
             nested = _nested(state_dict, self._writer.allow_pickle)
         state = {str(key): child for key, child in nested.items()}

@@ -12,6 +12,7 @@ import dataclasses
 import io
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import cast
 
 import torch
@@ -40,6 +41,7 @@ from ckpt_torch.dcp_names import (
     path_of,
     put,
 )
+from ckpt_torch.dcp_tries import WatchedPlanner, begin_try, end_tries
 from ckpt_torch.place import CheckpointName, Step, find_step
 from ckpt_torch.tensors import as_array
 
@@ -113,6 +115,7 @@ class CkptWriter(StorageWriter):
         self._save, self._adopted = self._adopted, None
         if self._save is None:
             step, world_size = self.step(), self._world_size(plan)
+            self._make_up(step, world_size)
             with step.store.refusing(step.run, step.number, rank=self._rank, world_size=world_size):
                 tree = self._tree(plan, planner)
             self._save = step.store.save(
@@ -139,7 +142,7 @@ class CkptWriter(StorageWriter):
         if self._save is None:
             raise Refused("finish without a save")
         self.commit = self._save.wait()
-        metadata.storage_meta = self.storage_meta()
+        metadata.storage_meta = self._meta()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointName) -> bool:
@@ -150,7 +153,17 @@ class CkptWriter(StorageWriter):
             return False
 
     def storage_meta(self) -> StorageMeta | None:
-        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
+        """What DCP asks for first, on every rank, before its planner does anything."""
+        if self._adopted is None:  # What a stager has staged counts by itself.
+            begin_try(self._name())
+        return self._meta()
+
+    def watch(self, planner: SavePlanner) -> SavePlanner:
+        """The planner, to be given to dcp.save: what it raises is heard by ranks that have staged.
+
+        For use_collectives=False, where DCP itself tells the others nothing.
+        """
+        return WatchedPlanner(planner, self._tell_planner_error)
 
     # ----------------------------------------------------------------------- for a stager
 
@@ -163,6 +176,32 @@ class CkptWriter(StorageWriter):
         self._adopted = save
 
     # ----------------------------------------------------------------------- inside
+
+    def _meta(self) -> StorageMeta:
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
+
+    def _name(self) -> str:
+        store = self._store if isinstance(self._store, str | None) else id(self._store)
+        return f"{self.checkpoint_id!s} in {store}"
+
+    def _make_up(self, step: Step, world_size: int) -> None:
+        """Tries of the step that DCP gave up here count, as they may have staged elsewhere."""
+        why = Refused("an earlier try ended in DCP before it was staged")
+        for _ in range(end_tries(self._name())):
+            step.store.refuse(step.run, step.number, why, rank=self._rank, world_size=world_size)
+
+    def _tell_planner_error(self, error: Exception, plan: SavePlan | None) -> None:
+        if self._adopted is not None:
+            return  # Staged whole, whatever the planner makes of it.
+        with suppress(CkptError):
+            step = self.step()
+            if plan is None:
+                rank = dist.get_rank() if dist.is_initialized() else 0
+                world_size = dist.get_world_size() if dist.is_initialized() else 1
+            else:
+                rank, world_size = self._rank, self._world_size(plan)
+            self._make_up(step, world_size)
+            step.store.refuse(step.run, step.number, error, rank=rank, world_size=world_size)
 
     def _world_size(self, plan: SavePlan) -> int:
         if self._collective and isinstance(plan.storage_data, int):

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from ckpt.base.errors import CkptError, Refused
 from ckpt.format.dtypes import dtype_name
 from ckpt.format.tree import Scalar, path_text
+from ckpt_client.copying import NUMPY, Copier
 from ckpt_client.declare import Replicated, Shard, Shards
 from ckpt_client.finite import check_finite
 from ckpt_client.forms import Found
@@ -98,10 +99,11 @@ def async_save(
     one refuses.
     """
     begun_s = time.monotonic()
-    step = find_step(checkpoint_id, store)
     who = find_who(process_group, no_dist)
     if not use_collectives:
         who = Who(who.rank, who.world_size, None, False)
+    with refusing_together(None, who):
+        step = find_step(checkpoint_id, store)
     staged = stage(
         step,
         state_dict,
@@ -125,47 +127,59 @@ def stage(
     """`async_save` where place and seat are known. A state of the form that this rank saved last is
     only compared and copied; `begun_s` is `time.monotonic()` when the training stopped.
     """
-    state = asked(state_dict)
-    known = None if check_finite else recall(step.store, who)
-    found = recognise(known, state) if known is not None else None
-    if known is None or found is None:
-        with refusing_together(step, who):
-            parts = _parts_of(state, allow_pickle, check_finite)
-        holders = find_holders(who, parts.shape(), parts.plain)
+    with refusing_together(step, who):
+        state = asked(state_dict)
+        known = None if check_finite else recall(step.store, who)
+        found = recognise(known, state) if known is not None else None
+        parts = _parts_of(state, allow_pickle, check_finite) if found is None else None
+        shape, plain = _told(known, found, parts)
+    if parts is None and known is not None and not who.speaking:
+        holders = known.holders
     else:
-        holders, again = _packed_again(known, found, who)
-        if again is not None:
-            return step.store.save_packed(
-                step.run, step.number, again, begun_s=begun_s, copier=TORCH
-            )
-        with step.store.refusing(step.run, step.number, rank=who.rank, world_size=who.world_size):
-            parts = _parts_of(state, allow_pickle, check_finite)
+        holders = find_holders(who, shape, plain)
     with step.store.refusing(step.run, step.number, rank=who.rank, world_size=who.world_size):
-        tree = replaced(state, lambda name, leaf: parts.declare(name, leaf, holders))
-        packing = step.store.pack(tree, rank=who.rank, world_size=who.world_size)
-        remember(step.store, state, packing.layout, parts.shape(), holders)
-    return step.store.save_packed(step.run, step.number, packing, begun_s=begun_s)
+        packing: Packing | None = None
+        copier: Copier = TORCH
+        if known is not None and found is not None and holders is known.holders:
+            packing = known.layout.packing(found)
+        if packing is None:
+            parts = parts or _parts_of(state, allow_pickle, check_finite)
+            packing, copier = _packed(step, state, parts, holders, who), NUMPY
+    return step.store.save_packed(step.run, step.number, packing, begun_s=begun_s, copier=copier)
 
 
-def _packed_again(known: Known, found: Found, who: Who) -> tuple[Holders, Packing | None]:
-    """Who holds what now; and the plan, when that is as it was."""
-    holders = known.holders
-    if who.speaking:
-        holders = find_holders(who, known.shape, known.values(found))
-    return holders, known.layout.packing(found) if holders is known.holders else None
+def _told(
+    known: Known | None, found: Found | None, parts: _Parts | None
+) -> tuple[Shape, Mapping[str, Scalar]]:
+    """What other ranks hear of this one's state."""
+    if parts is not None:
+        return parts.shape(), parts.plain
+    assert known is not None
+    assert found is not None
+    return known.shape, known.values(found)
+
+
+def _packed(
+    step: Step, state: Mapping[str, object], parts: _Parts, holders: Holders, who: Who
+) -> Packing:
+    """A state of unknown form; the next one of its form is known."""
+    tree = replaced(state, lambda name, leaf: parts.declare(name, leaf, holders))
+    packing = step.store.pack(tree, rank=who.rank, world_size=who.world_size)
+    remember(step.store, state, packing.layout, parts.shape(), holders)
+    return packing
 
 
 @contextmanager
-def refusing_together(step: Step, who: Who) -> Iterator[None]:
-    """A CkptError of one rank ahead of `find_holders` is heard by all: there, where ranks talk, and
-    no rank stages; else through the store.
+def refusing_together(step: Step | None, who: Who) -> Iterator[None]:
+    """What one rank raises ahead of `find_holders` is heard by all: there, where ranks talk, and no
+    rank stages; else through the store, when the step is known.
     """
     try:
         yield
-    except CkptError as error:
+    except Exception as error:
         if who.speaking:
-            tell_problem(who, error.message)
-        else:
+            tell_problem(who, error.message if isinstance(error, CkptError) else repr(error))
+        elif step is not None:
             seat = {"rank": who.rank, "world_size": who.world_size}
             step.store.refuse(step.run, step.number, error, **seat)
         raise
