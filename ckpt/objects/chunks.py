@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ckpt.base.errors import Corrupt
 from ckpt.format.checksum import Buffer
+from ckpt.objects.grid import Extent, Grid
 from ckpt.objects.zarr_layout import BLOSC_LEVEL
 
 ABSENT: Final = (1 << 64) - 1
@@ -58,6 +59,19 @@ def decode_index(raw: Buffer, where: str) -> list[tuple[int, int] | None]:
     flat = struct.unpack(f"<{len(body) // 8}Q", body)
     pairs = zip(flat[::2], flat[1::2], strict=True)
     return [None if offset == ABSENT else (offset, length) for offset, length in pairs]
+
+
+def plain_entries(
+    grid: Grid, shard: Extent, object_bytes: int
+) -> list[tuple[int, int] | None] | None:
+    """What the index of an uncompressed shard says, without reading it: its chunks have one length,
+    and lie one behind the other. None when an object of that many bytes is not laid out so."""
+    length, at = grid.chunk_bytes + CRC_BYTES, 0
+    entries: list[tuple[int, int] | None] = []
+    for region in grid.chunks(shard):
+        entries.append(None if region is None else (at, length))
+        at += 0 if region is None else length
+    return entries if at + index_bytes(len(entries)) == object_bytes else None
 
 
 def encode_chunk(memory: Bytes, item_bytes: int, compressed: bool) -> list[Buffer]:

@@ -1,10 +1,12 @@
 """Reading a stored checkpoint: only the chunks that are asked for, each once, each verified.
 
-    COMMITTED.json -> manifest.json (length, CRC-32, xxh3-128) -> a shard's index -> chunks
+    COMMITTED.json -> manifest.json (length, CRC-32, xxh3-128) -> [a shard's index] -> chunks
 
-A chunk is compared with the manifest's CRC-32 of it, and its own CRC-32C, whether it comes from the
-store or from another rank (`Together`). What has no marker is no checkpoint; what is damaged,
-partial or another's is refused by its name.
+Only of what is compressed are indexes read: where other chunks lie follows from the manifest, and
+whether they are the right ones their CRC-32 there says. A chunk is compared with the manifest's
+CRC-32 of it, and its own CRC-32C, whether it comes from the store or from another rank
+(`Together`). What has no marker is no checkpoint; what is damaged, partial or another's is refused
+by its name.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from ckpt.format.index import Box, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node
 from ckpt.objects import names
-from ckpt.objects.chunks import decode_chunk, decode_index, index_bytes
+from ckpt.objects.chunks import decode_chunk, decode_index, index_bytes, plain_entries
 from ckpt.objects.documents import (
     MANIFEST_BYTES_MAX,
     Header,
@@ -60,7 +62,7 @@ class StoreStatistics:
     wanted_bytes: int
     """Of all chunks that hold something of what was asked for, each once."""
     fetched_bytes: int
-    """From the store: chunks, and the indexes of their shards."""
+    """From the store: chunks, and the indexes of compressed shards."""
     peer_bytes: int
     """Of chunks that came from ranks that read the same at the same time."""
 
@@ -316,7 +318,8 @@ class StoredCheckpoint:
         return self._first_objects[chunk.number] + chunk.shard
 
     def locate(self, chunk: StoredChunk) -> tuple[int, int]:
-        """The bytes [start, end) of its object that are the chunk; asks for the shard's index once.
+        """The bytes [start, end) of its object that are the chunk; a compressed shard's index is
+        asked for once.
 
         Raises Corrupt naming the object.
         """
@@ -360,16 +363,21 @@ class StoredCheckpoint:
             if known is not None:
                 self._indexes.move_to_end((number, shard))
                 return known
-        array = self.manifest.arrays[number]
-        key = shard_key(array, shard)
-        size = index_bytes(array.grid.chunks_in_shard)
-        end = self.manifest.objects[number][shard].bytes
-        found = decode_index(self._get(key, end - size, end), f"{self.url}/{key}")
+        found = self._entries(number, shard)
         with self._lock:
             self._indexes[number, shard] = found
             while len(self._indexes) > INDEXES_CACHED:
                 self._indexes.popitem(last=False)
         return found
+
+    def _entries(self, number: int, shard: int) -> Entries:
+        array, end = self.manifest.arrays[number], self.manifest.objects[number][shard].bytes
+        if not array.compressed:
+            plain = plain_entries(array.grid, array.grid.shard_at(shard), end)
+            if plain is not None:
+                return plain
+        key, size = shard_key(array, shard), index_bytes(array.grid.chunks_in_shard)
+        return decode_index(self._get(key, end - size, end), f"{self.url}/{key}")
 
     def _get(self, key: str, start: int, end: int) -> Buffer:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -23,6 +24,8 @@ class HttpStore:
         self.directory = directory
         self.given_bytes = 0
         """Of all bodies so far."""
+        self.asked: Counter[str] = Counter()
+        """GETs so far: of chunks, indexes, listings, and documents by their names."""
         self._turn = threading.Condition()
         #: Guards all that counts.
         self._indexes_missing = 0
@@ -86,10 +89,14 @@ class HttpStore:
             file.seek(start)
             return HTTPStatus.PARTIAL_CONTENT, file.read(last + 1 - start)
 
-    def count(self, size: int) -> None:
-        """So many more bytes were given."""
+    def count(self, path: str, wanted: str | None, size: int) -> None:
+        """A GET is answered with so many bytes."""
+        kind = unquote(path).rpartition("/")[2] or "listing"
+        if wanted is not None:
+            kind = "index" if size <= INDEX_BYTES_MAX else "chunk"
         with self._turn:
             self.given_bytes += size
+            self.asked[kind] += 1
 
     def _note_index(self) -> None:
         with self._turn:
@@ -124,7 +131,7 @@ class HttpStore:
                     self.wfile.write(body)
                 except OSError:
                     return  # Who asked is dead.
-                store.count(len(body))
+                store.count(self.path, self.headers.get("Range"), len(body))
 
             def do_HEAD(self) -> None:
                 status, body = store.body(self.path, None)

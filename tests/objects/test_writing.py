@@ -291,17 +291,35 @@ def a_shard(sink: FileSink, array: str) -> str:
     return next(key for key in sink.list(PREFIX + array) if "/c/" in key)
 
 
-@pytest.mark.parametrize("at", [1000, -1, -20])
+ZEROS, PLAIN = "tensors/model/zeros", "tensors/model/bf16"
+"""Compressed, and not."""
+
+
+@pytest.mark.parametrize(("array", "at"), [(PLAIN, 1000), (ZEROS, 10), (ZEROS, -1), (ZEROS, -20)])
 def test_a_flipped_bit_is_told_by_the_objects_name(
-    written: FileSink, tmp_path: Path, at: int
+    written: FileSink, tmp_path: Path, array: str, at: int
 ) -> None:
     sink = harmed(written, tmp_path)
-    key = a_shard(sink, "tensors/model/bf16")
+    key = a_shard(sink, array)
     flip(sink, key, at)
     stored = open_stored(sink, RUN)
-    with pytest.raises(Corrupt, match="tensors/model/bf16/c/0/0"):
+    with pytest.raises(Corrupt, match=f"{array}/c/0"):
         read_all(stored)
-    with pytest.raises(Corrupt, match="tensors/model/bf16/c/0/0"):
+    with pytest.raises(Corrupt, match=f"{array}/c/0"):
+        stored.verify()
+    stored.close()
+
+
+@pytest.mark.parametrize("at", [-1, -20])
+def test_an_index_that_is_not_needed_harms_no_load_and_is_found_by_verify(
+    source: MemorySource, written: FileSink, tmp_path: Path, at: int
+) -> None:
+    sink = harmed(written, tmp_path)
+    flip(sink, a_shard(sink, PLAIN), at)
+    stored = open_stored(sink, RUN)
+    found = read_all(stored)
+    assert all(same_bits(found[name, None], array) for name, array in source.whole.items())
+    with pytest.raises(Corrupt, match=f"{PLAIN}/c/0/0 is not what was committed"):
         stored.verify()
     stored.close()
 
@@ -310,7 +328,8 @@ def test_a_flipped_bit_is_told_by_the_objects_name(
 def test_a_missing_or_cut_object_is_told(written: FileSink, tmp_path: Path, array: str) -> None:
     sink = harmed(written, tmp_path)
     key = a_shard(sink, array)
-    sink.put(key, sink.get(key)[:-1])
+    content = sink.get(key)
+    sink.put(key, content[: len(content) // 2])
     stored = open_stored(sink, RUN)
     with pytest.raises(Corrupt, match=array):
         read_all(stored)
