@@ -21,7 +21,14 @@ from ckpt.objects.gathering import GatheredUpload, Gatherings
 from ckpt.objects.probe import probe_conditional
 from ckpt.objects.retry import Patience, retried
 from ckpt.objects.s3_upload import S3Upload, abort_upload, pending_uploads, s3_crc32
-from ckpt.objects.sink import PendingUpload, Upload, at_once, checksum_by_ranges
+from ckpt.objects.sink import (
+    NO_BUCKET,
+    PendingUpload,
+    Upload,
+    at_once,
+    checksum_by_ranges,
+    no_bucket,
+)
 
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 30.0
@@ -145,9 +152,9 @@ class FsspecSink:
 
     def call_s3(self, method: str, **arguments: object) -> Mapping[str, object]:
         """One request of the S3 API, tried again while the store asks for it."""
-        what = f"{method} {arguments.get('Key', '')}"
-        answer: Mapping[str, object] = self._retried(
-            what, lambda: self._fs.call_s3(method, **arguments)
+        where = f"{self.url}: {method} {arguments.get('Key', '')}".rstrip()
+        answer: Mapping[str, object] = self._asked(
+            where, lambda: self._fs.call_s3(method, **arguments)
         )
         return answer
 
@@ -181,7 +188,10 @@ class FsspecSink:
         return bucket, path
 
     def _retried(self, what: str, once: Callable[[], Value]) -> Value:
-        return retried(f"{self.url}/{what}", lambda: _told(what, once), self._patience)
+        return self._asked(f"{self.url}/{what}", once)
+
+    def _asked(self, where: str, once: Callable[[], Value]) -> Value:
+        return retried(f"asking {self.url}", lambda: _told(where, once), self._patience)
 
 
 class _Exists(CkptError):
@@ -214,12 +224,15 @@ def _told(what: str, once: Callable[[], Value]) -> Value:
         return once()
     except CkptError:
         raise
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        if _answer_of(error)[1] == NO_BUCKET:
+            raise no_bucket(what) from None
         raise NotFound(f"there is no object {what}") from None
     except FileExistsError:
         raise _Exists(f"{what} exists") from None
     except PermissionError as error:
-        raise Unauthorized(f"{what}: {error}", hint="see the store's credentials") from None
+        reason = _answer_of(error)[1] or error
+        raise Unauthorized(f"{what}: {reason}", hint="see the store's credentials") from None
     except (NotImplementedError, TypeError) as error:
         raise Refused(f"{what}: the store cannot do this: {error}") from None
     except Exception as error:  # Each library has its own tree of errors for a bad connection.

@@ -7,6 +7,7 @@ killed, and a worker holds one object (a shard) in memory for each upload.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -18,7 +19,14 @@ from ckpt.format.checksum import Buffer
 from ckpt.objects.gathering import GatheredUpload, Gatherings
 from ckpt.objects.probe import probe_conditional
 from ckpt.objects.retry import Patience, retried
-from ckpt.objects.sink import PendingUpload, Upload, at_once, checksum_by_ranges
+from ckpt.objects.sink import (
+    NO_BUCKET,
+    PendingUpload,
+    Upload,
+    at_once,
+    checksum_by_ranges,
+    no_bucket,
+)
 
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 120.0
@@ -165,7 +173,8 @@ class ObstoreSink:
         self._retried(key, lambda: obstore.put(self._store, key, content, use_multipart=False))
 
     def _retried(self, what: str, once: Callable[[], Value]) -> Value:
-        return retried(f"{self.url}/{what}", lambda: _told(what, once), self._patience)
+        where = f"{self.url}/{what}"
+        return retried(f"asking {self.url}", lambda: _told(where, once), self._patience)
 
 
 def _endpoint(options: Mapping[str, object]) -> str:
@@ -185,13 +194,33 @@ def _told(what: str, once: Callable[[], Value]) -> Value:
 
     try:
         return once()
-    except (FileNotFoundError, exceptions.NotFoundError):
+    except (FileNotFoundError, exceptions.NotFoundError) as error:
+        if NO_BUCKET in str(error):
+            raise no_bucket(what) from None
         raise NotFound(f"there is no object {what}") from None
     except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
         raise _Exists(f"{what} exists") from None
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-        raise Unauthorized(f"{what}: {error}", hint="see the store's credentials") from None
+        raise _unauthorized(what, error) from None
     except (exceptions.NotSupportedError, exceptions.UnknownConfigurationKeyError) as error:
         raise Refused(f"{what}: the store cannot do this: {error}") from None
     except (exceptions.BaseError, OSError) as error:
-        raise Unavailable(f"{what}: {error}") from error
+        status = _STATUS.search(str(error))
+        if status and status[1] in ("401", "403"):
+            raise _unauthorized(what, error) from None
+        if NO_BUCKET in str(error):
+            raise no_bucket(what) from None
+        raise Unavailable(f"{what}: {_brief(error)}") from error
+
+
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+"""A listing's errors are of no kind; their text has the answer's status."""
+
+
+def _unauthorized(what: str, error: BaseException) -> Unauthorized:
+    return Unauthorized(f"{what}: {_brief(error)}", hint="see the store's credentials")
+
+
+def _brief(error: BaseException) -> str:
+    """Without the library's own innards, which it appends."""
+    return str(error).partition("\n\nDebug source")[0].strip()

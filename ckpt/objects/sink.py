@@ -110,9 +110,16 @@ class Sink(Protocol):
         """Let connections go. Idempotent."""
 
 
+NO_BUCKET: Final = "NoSuchBucket"
+"""As S3 calls it."""
 CREATE_COUNT_MAX: Final = 8
 PIECE_BYTES: Final = 8 * MiB
 """Read back at once; a library holds it twice for a moment."""
+
+
+def no_bucket(where: str) -> NotFound:
+    """What a store says that has not even the place."""
+    return NotFound(f"{where}: there is no such bucket", hint="create it, or see the store's URL")
 
 
 def checksum_by_ranges(sink: Sink, key: str, wait_turn: Callable[[], None]) -> tuple[int, int]:

@@ -31,6 +31,8 @@ from ckptd.drain_watch import Watch
 from ckptd.log import Reporter
 
 TELL_COUNT_MAX: Final = 16
+REST_S_MAX: Final = 10.0
+"""Between two tries of a store that fails, which are told one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +88,19 @@ class StoreWorker:
         """Until stopped; what is under way then is left to the next process."""
         heartbeat = Heartbeat(self._queue)
         self._limits.pace.is_stopped = lambda: self._stopped.is_set() or heartbeat.lost.is_set()
+        rest_s = poll_s
         try:
             while not self._stopped.is_set():
                 try:
                     if not self._drain_next(heartbeat):
                         self._stopped.wait(poll_s)
-                except NotFound:
-                    self._is_open = False  # The coordinator began anew.
+                    rest_s = poll_s
                 except CkptError as error:
+                    if isinstance(error, NotFound):
+                        self._is_open = False  # The coordinator began anew, or the bucket is gone.
                     self._report("warning", "cannot drain", {"url": self.url, "reason": str(error)})
-                    self._stopped.wait(poll_s)
+                    self._stopped.wait(rest_s)
+                    rest_s = max(poll_s, min(2 * rest_s, REST_S_MAX))
         finally:
             heartbeat.close()
 

@@ -25,6 +25,7 @@ class Fault(Enum):
     SLOW_DOWN = "503 SlowDown"
     INTERNAL = "500 InternalError"
     CONFLICT = "409 ConditionalRequestConflict"
+    FORBIDDEN = "403 AccessDenied"
     CUT_BEFORE = "the connection is cut, nothing was done"
     CUT_AFTER = "it is done, and the connection is cut before the answer"
     CUT_ANSWER = "half of the answer comes"
@@ -37,6 +38,7 @@ REFUSALS = {
     Fault.SLOW_DOWN: (503, "SlowDown"),
     Fault.INTERNAL: (500, "InternalError"),
     Fault.CONFLICT: (409, "ConditionalRequestConflict"),
+    Fault.FORBIDDEN: (403, "AccessDenied"),
 }
 
 
