@@ -25,6 +25,8 @@ from ckpt.base.errors import Busy, NotFound, Unavailable
 from ckpt.base.ids import check_run_name, check_step
 from ckpt.base.units import MiB
 from ckpt.objects.planning import WriteOptions
+from ckpt.objects.probe import probe_conditional
+from ckpt.objects.retry import Patience
 from ckpt.objects.stores import open_sink
 from ckpt.objects.tier_source import TierSource
 from ckpt.objects.writer import WriteLimits, write_checkpoint
@@ -44,7 +46,20 @@ POLL_S: Final = 0.02
 SERVED_TIMEOUT_S: Final = 30.0
 FORGET_TIMEOUT_S: Final = 30.0
 LIMITS: Final = WriteLimits(threads=2, memory_bytes=256 * MiB)
+PATIENCE: Final = Patience(20.0)
+"""Of ours with the store; the drain has its own."""
+CHECK_PATIENCE: Final = Patience(5.0)
+"""Of the questions before anything is started."""
 FILE: Final = "file://"
+
+
+def check_store(url: str) -> None:
+    """A store beyond this machine answers, and takes and gives back an object, before anything is
+    started for it. Raises NotFound, Unauthorized, Unavailable, Refused.
+    """
+    sink = open_sink(url, patience=CHECK_PATIENCE)
+    if not url.startswith(FILE):
+        probe_conditional(sink)
 
 
 class ObjectStore:
@@ -57,7 +72,7 @@ class ObjectStore:
         self.url = f"{place}/ckptbench-{secrets.token_hex(4)}"
         self._cluster, self._options = cluster, options
         self._run = check_run_name(options.run)
-        self._sink = open_sink(self.url)
+        self._sink = open_sink(self.url, patience=PATIENCE)
         self._drain = ""
         """The worker's name in the cluster; empty without one."""
 
@@ -234,4 +249,6 @@ class ObjectStore:
         if self.url.startswith(FILE):
             shutil.rmtree(self._folder(), ignore_errors=True)
         else:
+            for upload in self._sink.pending_uploads(""):
+                self._sink.abort_upload(upload)
             self._sink.delete(list(self._sink.list("")))

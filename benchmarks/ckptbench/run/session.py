@@ -16,7 +16,6 @@ from typing import Final
 
 from ckpt.base.errors import CkptError, Refused
 from ckpt.erasure.code import Code
-from ckpt.objects.stores import open_sink
 from ckptbench.checks import find_errors
 from ckptbench.engines import RESHARDS, check_packages, make_storage
 from ckptbench.faults.inject import check_netem
@@ -26,7 +25,7 @@ from ckptbench.rank import RankPlan
 from ckptbench.ranks import RankGroup
 from ckptbench.results import Bounds, JobResult, RunResult
 from ckptbench.roofline import RooflinePlan, describe_machine, measure_bounds
-from ckptbench.run.object_store import FILE
+from ckptbench.run.object_store import FILE, check_store
 from ckptbench.run.section import Outcome, Section, wanted_faults
 from ckptbench.run.shelf import Context, MakeRanks, Shelf, state_plan
 
@@ -54,7 +53,9 @@ def _is_here(durable: str) -> bool:
 
 
 def check_all(jobs: JobList, *, isolated: bool, hosts: int = 1) -> None:
-    """Everything that can be known to fail before anything is started. Raises Refused."""
+    """Everything that can be known to fail before anything is started. Raises Refused, and what
+    an object store that cannot be used says.
+    """
     for job in jobs.jobs:
         options = job.options
         if hosts > 1 and not (options.url if options.ioengine in URLS else options.directory):
@@ -64,7 +65,7 @@ def check_all(jobs: JobList, *, isolated: bool, hosts: int = 1) -> None:
             )
         check_packages(options.ioengine)
         if options.rw in STORE_VERBS and options.durable:
-            open_sink(options.durable)
+            check_store(options.durable)
         if options.directory and not Path(options.directory).is_dir():
             raise Refused(f"[{job.name}]: directory={options.directory} is no directory")
         check_netem(wanted_faults(options), isolated=isolated)
