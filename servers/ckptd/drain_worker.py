@@ -156,7 +156,7 @@ class StoreWorker:
         except Aborted:
             return  # Finished by another worker, another's by now, or this process ends.
         except CkptError as error:
-            self._queue.end(id, error.message)
+            self._queue.end(id, str(error))
             self._report("error", "draining failed", {"checkpoint": name, "reason": str(error)})
             return
         self._queue.end(id)
