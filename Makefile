@@ -51,9 +51,10 @@ test-bench: $(READY)
 test-stores: $(STORES_READY)
 	$(BIN)/pytest -n 0 -m "not slow" --timeout=600 -o faulthandler_timeout=590 tests/stores
 
-# Every adapter against the real package. A file's tests share one cluster and its gloo ranks.
+# Every adapter against the real package. A file's tests share one cluster and its gloo ranks; the
+# longest files go first (tests/frameworks/conftest.py).
 test-frameworks: $(FRAMEWORKS_READY)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow" \
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" \
 		-o faulthandler_timeout=890 --durations=12 tests/frameworks
 
 # The simulator finds each planted bug; then both cores for one campaign: 10,000 histories, each cell

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,17 +10,35 @@ import pytest
 
 from tests.frameworks.clusters import local_cluster
 from tests.frameworks.gloo import Ranks
+from tests.frameworks.warm import Warm, warm_servers
 
 TIMEOUT_S = 900
 """Of a test without one of its own: processes import torch anew, on shared machines."""
+LONGEST = (
+    "test_torch_restarts.py",
+    "test_torch_examples.py",
+    "test_bench_engines.py",
+    "test_torch_save.py",
+    "test_reshard_bytes.py",
+    "test_dcp.py",
+)
+"""They go first, so that no worker is left alone with one of them at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give this folder's tests time."""
+    """Give this folder's tests time, and the long files their turn. Within a file nothing moves."""
+    folder = Path(__file__).parent
+    if all(item.path.is_relative_to(folder) for item in items):
+        items.sort(key=lambda item: _turn(item.path.name))
     for item in items:
-        ours = item.path.is_relative_to(Path(__file__).parent)
+        ours = item.path.is_relative_to(folder)
         if ours and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
+
+def _turn(name: str) -> int:
+    """The lower, the sooner."""
+    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +48,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    """Processes start from these. Not below tmp_path: a Unix socket's path has 107 bytes."""
+    with tempfile.TemporaryDirectory() as directory, warm_servers(Path(directory)) as servers:
+        yield servers
+
+
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+def ranks(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Four processes for gloo groups."""
-    pool = Ranks(4, Path(tmp_path_factory.mktemp("gloo")))
+    pool = Ranks(warm, 4, Path(tmp_path_factory.mktemp("gloo")))
     yield pool
     pool.close()

@@ -1,4 +1,4 @@
-"""Real gloo ranks for tests: processes that stay, so that torch is imported once by each.
+"""Real gloo ranks for tests: processes that stay, forked warm for each module of tests.
 
 `Ranks.run(function, ...)` runs a module's function on the first N of them, in a process group of
 their own, and returns what each returned.
@@ -9,15 +9,20 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import socket
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
+from tests.frameworks.warm import Warm
+
+RANK = "tests.frameworks.rank"
+END_TIMEOUT_S = 60.0
 RUN_TIMEOUT_S = 600.0
 
 
@@ -41,17 +46,18 @@ class Job:
 class Ranks:
     """I own the processes. Close me."""
 
-    def __init__(self, count: int, directory: Path) -> None:
+    def __init__(self, warm: Warm, count: int, directory: Path) -> None:
         self._directory = directory
         self._runs = 0
-        self._seats: list[tuple[SpawnProcess, Connection]] = []
-        context = multiprocessing.get_context("spawn")
-        for _ in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs,))  # May have children.
-            process.start()
+        self._seats: list[tuple[int, socket.socket, Connection]] = []
+        """Each rank's pid, what keeps it alive, and its jobs."""
+        script = Path(__file__).with_name(RANK.rpartition(".")[2] + ".py")
+        for number in range(count):
+            ours, theirs = multiprocessing.Pipe()
+            pid, life = warm.start(number, script, theirs.fileno())
             theirs.close()
-            self._seats.append((process, ours))
+            ours.send_bytes(multiprocessing.current_process().authkey)
+            self._seats.append((pid, life, ours))
 
     def run(
         self,
@@ -65,7 +71,7 @@ class Ranks:
         rendezvous = f"file://{self._directory}/rendezvous-{self._runs}"
         seats = self._seats[:world_size]
         assert len(seats) == world_size
-        for rank, (_, pipe) in enumerate(seats):
+        for rank, (_, _, pipe) in enumerate(seats):
             pipe.send(
                 Job(
                     function.__module__,
@@ -78,9 +84,9 @@ class Ranks:
                 )
             )
         answers = []
-        for rank, (process, pipe) in enumerate(seats):
+        for rank, (pid, _, pipe) in enumerate(seats):
             if not pipe.poll(RUN_TIMEOUT_S):
-                raise RankFailed(f"rank {rank} (pid {process.pid}) did not answer")
+                raise RankFailed(f"rank {rank} (pid {pid}) did not answer")
             answers.append(pipe.recv())
         for rank, (good, answer) in enumerate(answers):
             if not good:
@@ -88,14 +94,12 @@ class Ranks:
         return [answer for _, answer in answers]
 
     def close(self) -> None:
-        for _, pipe in self._seats:
+        for _, _, pipe in self._seats:
             pipe.close()
-        for process, _ in self._seats:
-            process.join(60)
-            if process.is_alive():
-                process.kill()
-                process.join()
-            process.close()
+        for _, life, _ in self._seats:
+            life.settimeout(END_TIMEOUT_S)
+            with life, suppress(TimeoutError):  # Its end kills a rank that has not ended.
+                life.recv(64)
 
 
 def serve(pipe: Connection) -> None:
@@ -103,6 +107,8 @@ def serve(pipe: Connection) -> None:
     import torch
 
     torch.set_num_threads(1)
+    # Tensors in an answer go by shared memory, and its owner asks for this.
+    multiprocessing.current_process().authkey = pipe.recv_bytes()
     while True:
         try:
             job = pipe.recv()

@@ -15,6 +15,7 @@ import ckpt_torch
 from tests.frameworks.clusters import local_cluster
 from tests.frameworks.counters import given_bytes
 from tests.frameworks.gloo import Ranks
+from tests.frameworks.warm import Warm
 
 SHAPES = ((3001, 1000), (1000, 3001), (517, 800, 9))
 """None of their extents is a multiple of 8."""
@@ -33,9 +34,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+def ranks(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Eight processes."""
-    pool = Ranks(8, Path(tmp_path_factory.mktemp("gloo")))
+    pool = Ranks(warm, 8, Path(tmp_path_factory.mktemp("gloo")))
     yield pool
     pool.close()
 

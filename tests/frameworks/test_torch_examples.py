@@ -1,4 +1,8 @@
-"""Every script of docs/examples, run as its first lines say: without a break and with one."""
+"""Every script of docs/examples, run as its first lines say: without a break and with one.
+
+The run without a break is the command as a user types it. The other two of a torch script start
+warm: the same script in a process of its own, without seconds of imports.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.test_torch_restarts import TORCHRUN
+from tests.frameworks.test_torch_restarts import TORCHRUN, under_torchrun
+from tests.frameworks.warm import Warm
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 RUN_TIMEOUT_S = 280.0
@@ -18,15 +23,23 @@ REPORT = re.compile(r"from (\S+) to (\d+): (\S+)$", re.MULTILINE)
 
 
 def run_example(
-    script: str, cluster: str, name: str, steps: int, *more: str, ranks: int = 0
+    script: str,
+    cluster: str,
+    name: str,
+    steps: int,
+    *more: str,
+    ranks: int = 0,
+    warm: Warm | None = None,
 ) -> tuple[str, ...]:
     """(step it went on from, last step, what was learnt)."""
-    agent = [str(TORCHRUN), "--standalone", "--nproc-per-node", str(ranks)]
-    command = [
-        *(agent if ranks else [sys.executable]),
-        str(EXAMPLES / script),
-        *["--store", cluster, "--name", name, "--steps", str(steps), *more],
-    ]
+    line = [*["--store", cluster, "--name", name, "--steps", str(steps)], *more]
+    path = EXAMPLES / script
+    if warm is not None:
+        agent = ["--standalone", "--nproc-per-node", str(ranks)]
+        command = under_torchrun(warm, agent, path, line) if ranks else warm.command(path, *line)
+    else:
+        torchrun = [str(TORCHRUN), "--standalone", "--nproc-per-node", str(ranks)]
+        command = [*(torchrun if ranks else [sys.executable]), str(path), *line]
     done = subprocess.run(
         command,
         capture_output=True,
@@ -54,12 +67,13 @@ def run_example(
     ],
 )
 def test_an_interrupted_run_learns_the_same_bits(
-    cluster: str, script: str, stop: int, end: int
+    cluster: str, warm: Warm, script: str, stop: int, end: int
 ) -> None:
     name = script.removesuffix(".py")
+    forked = None if script == "jax_fit.py" else warm  # JAX is not to be forked.
     calm = run_example(script, cluster, f"{name}/calm", end)
-    first = run_example(script, cluster, f"{name}/broken", stop)
-    second = run_example(script, cluster, f"{name}/broken", end)
+    first = run_example(script, cluster, f"{name}/broken", stop, warm=forked)
+    second = run_example(script, cluster, f"{name}/broken", end, warm=forked)
     assert (calm[:2], first[:2]) == (("None", str(end)), ("None", str(stop)))
     assert second == (str(stop), str(end), calm[2])
 
@@ -69,22 +83,24 @@ def test_an_interrupted_run_learns_the_same_bits(
     [("torch_dcp.py", ()), ("lightning_fit.py", ("--sharded", "--devices", "2"))],
 )
 def test_a_sharded_run_goes_on_where_it_was_interrupted(
-    cluster: str, script: str, more: tuple[str, ...]
+    cluster: str, warm: Warm, script: str, more: tuple[str, ...]
 ) -> None:
     name = f"{script.removesuffix('.py')}/sharded"
     calm = run_example(script, cluster, f"{name}/calm", 6, *more, ranks=2)
-    first = run_example(script, cluster, f"{name}/broken", 3, *more, ranks=2)
-    second = run_example(script, cluster, f"{name}/broken", 6, *more, ranks=2)
+    first = run_example(script, cluster, f"{name}/broken", 3, *more, ranks=2, warm=warm)
+    second = run_example(script, cluster, f"{name}/broken", 6, *more, ranks=2, warm=warm)
     assert (calm[:2], first[:2]) == (("None", "6"), ("None", "3"))
     assert second == ("3", "6", calm[2])
 
 
-def test_accelerate_goes_on_with_its_weights_from_the_store(cluster: str, tmp_path: Path) -> None:
+def test_accelerate_goes_on_with_its_weights_from_the_store(
+    cluster: str, warm: Warm, tmp_path: Path
+) -> None:
     script, folder = "accelerate_fit.py", "--folder"
     calm = run_example(script, cluster, "accelerate/calm", 6, folder, str(tmp_path / "calm"))
     broken = folder, str(tmp_path / "broken")
-    first = run_example(script, cluster, "accelerate/broken", 3, *broken)
-    second = run_example(script, cluster, "accelerate/broken", 6, *broken)
+    first = run_example(script, cluster, "accelerate/broken", 3, *broken, warm=warm)
+    second = run_example(script, cluster, "accelerate/broken", 6, *broken, warm=warm)
     assert (calm[:2], first[:2]) == (("None", "6"), ("None", "3"))
     assert second == ("3", "6", calm[2])
 

@@ -1,4 +1,7 @@
-"""Killed trainers: what was staged commits without them, and a run goes on with the same bits."""
+"""Killed trainers: what was staged commits without them, and a run goes on with the same bits.
+
+Agents and ranks start warm (tests/frameworks/warm.py); test_torch_examples.py has cold ones.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ import ckpt_torch
 from ckpt_client.demo.corpus import read_corpus
 from tests.client.trees import bits_of
 from tests.frameworks.clusters import local_cluster
+from tests.frameworks.warm import Warm
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,12 +53,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+def under_torchrun(warm: Warm, agent: list[str], script: Path, line: list[str]) -> list[str]:
+    """`torchrun AGENT SCRIPT LINE`, where the agent and each rank start warm."""
+    return warm.command(TORCHRUN, *agent, "--no-python", *warm.command(script, *line))
+
+
 def test_trainers_killed_between_save_and_commit_leave_a_committed_checkpoint(
-    cluster: str,
+    cluster: str, warm: Warm, tmp_path: Path
 ) -> None:
+    script = tmp_path / "leave.py"
+    script.write_text(LEAVE)
     trainers = [
         subprocess.Popen(
-            [sys.executable, "-c", LEAVE, f"{cluster}/left/5"],
+            warm.command(script, f"{cluster}/left/5"),
             env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"},
             stdout=subprocess.PIPE,
             text=True,
@@ -76,6 +87,7 @@ def test_trainers_killed_between_save_and_commit_leave_a_committed_checkpoint(
 class Training:
     """A run of the example under the torchrun agent, followed by its log."""
 
+    warm: Warm
     url: str
     run: str
     directory: Path
@@ -88,15 +100,17 @@ class Training:
         self.directory.mkdir(exist_ok=True)
         text = self.directory / "corpus.txt"
         text.write_bytes(read_corpus().tobytes())
-        command = [
-            *[str(TORCHRUN), "--standalone", "--nproc-per-node", str(self.ranks)],
-            *["--max-restarts", str(self.restarts), "--monitor-interval", "0.2", str(EXAMPLE)],
+        agent = [
+            *["--standalone", "--nproc-per-node", str(self.ranks)],
+            *["--max-restarts", str(self.restarts), "--monitor-interval", "0.2"],
+        ]
+        line = [
             *["--store", self.url, "--name", self.run, "--steps", str(self.steps)],
             *["--text", str(text), "--losses", str(self.log), "--pause", "0.05"],
         ]
         with open(self.directory / "output", "ab") as output:
             self.process = subprocess.Popen(
-                command,
+                under_torchrun(self.warm, agent, EXAMPLE, line),
                 stdout=output,
                 stderr=output,
                 env={
@@ -182,18 +196,18 @@ def kill_a_target(url: str, chance: random.Random) -> None:
 )
 @pytest.mark.timeout(3000)
 def test_a_gpt_that_is_killed_at_random_steps_learns_the_same_bits(
-    cluster: str, tmp_path: Path, kills: int
+    cluster: str, warm: Warm, tmp_path: Path, kills: int
 ) -> None:
     seed = int(os.environ.get("CKPT_SOAK_SEED", "11"))
     chance = random.Random(seed)
     steps = kills * STEPS_PER_KILL + STEPS_LEFT  # So the last kill meets a run that goes on.
-    calm = Training(cluster, f"calm-{kills}", tmp_path / "calm", 4, steps)
+    calm = Training(warm, cluster, f"calm-{kills}", tmp_path / "calm", 4, steps)
     calm.finish()
     reference = calm.losses()
     assert sorted(reference) == list(range(1, steps + 1))
     assert all(len(values) == 1 for values in reference.values())
 
-    wild = Training(cluster, f"wild-{kills}", tmp_path / "wild", 4, steps, kills + 2)
+    wild = Training(warm, cluster, f"wild-{kills}", tmp_path / "wild", 4, steps, kills + 2)
     try:
         for number in range(kills):
             window = number * STEPS_PER_KILL
@@ -212,7 +226,7 @@ def test_a_gpt_that_is_killed_at_random_steps_learns_the_same_bits(
         ]
         assert bits_of(states[0]) == bits_of(states[1]), f"seed {seed}"
 
-    fewer = Training(cluster, f"wild-{kills}", tmp_path / "fewer", 2, steps + 2)
+    fewer = Training(warm, cluster, f"wild-{kills}", tmp_path / "fewer", 2, steps + 2)
     fewer.finish()
     assert [line["start"] for line in fewer.starts()] == [steps] * 2
     (last,) = fewer.losses()[steps + 2]

@@ -1,0 +1,211 @@
+"""Processes that start warm: forked by one that has imported what their scripts import.
+
+    python warm.py serve LISTENER                      imports and forks, until its stdin closes
+    python warm.py run SOCKET... -- SCRIPT ARGUMENT... runs the script so, and ends as it ends
+
+Importing torch and its friends costs 3 to 9 s of CPU, and a test of restarts starts dozens of
+processes. A child is a process as any other: it has its own pid, environment, files, signals and
+interpreter's end, and its script runs from the first line. What it shares with its siblings is a
+hash seed, so there are two servers, and ranks alternate between them: the order of a set must not
+be the same for all.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+ORDER_BYTES_MAX = 128 << 10
+LAZY = ("torch._dynamo",)
+"""What torch imports at the first optimizer."""
+
+
+@dataclass(frozen=True)
+class Warm:
+    """Servers that run."""
+
+    sockets: tuple[str, ...]
+
+    def command(self, script: Path, *arguments: str) -> list[str]:
+        """A command line that does what `python SCRIPT ARGUMENT...` does."""
+        return [sys.executable, __file__, "run", *self.sockets, "--", str(script), *arguments]
+
+    def start(self, number: int, script: Path, stdin: int) -> tuple[int, socket.socket]:
+        """Its pid, and what must stay open: the child is killed when it closes."""
+        path = self.sockets[number % len(self.sockets)]
+        return _order(path, [str(script)], (stdin, 1, 2))
+
+
+@contextmanager
+def warm_servers(directory: Path, count: int = 2) -> Iterator[Warm]:
+    """Their sockets lie in the directory; they end here, or when this process does."""
+    import subprocess
+
+    sockets = tuple(str(directory / str(number)) for number in range(count))
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    servers = []
+    for path in sockets:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(path)
+            listener.listen()
+            number = listener.fileno()
+            line = [sys.executable, __file__, "serve", str(number)]
+            servers.append(
+                subprocess.Popen(line, stdin=subprocess.PIPE, env=environ, pass_fds=[number])
+            )
+    try:
+        yield Warm(sockets)
+    finally:
+        for server in servers:
+            server.communicate(timeout=60)
+
+
+# ------------------------------------------------------------------------------- the client's side
+
+
+def run(sockets: Sequence[str], line: list[str]) -> int:
+    """The script's exit status; a signal that ended it ends this process too."""
+    path = sockets[int(os.environ.get("LOCAL_RANK", "0")) % len(sockets)]
+    pid, connection = _order(path, line, (0, 1, 2))
+
+    def forward(number: int, _frame: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, forward)
+    status = os.waitstatus_to_exitcode(int(connection.recv(64)))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    if status < 0:
+        os.kill(os.getpid(), -status)
+    return status
+
+
+def _order(path: str, line: list[str], files: tuple[int, int, int]) -> tuple[int, socket.socket]:
+    order = {"line": line, "environ": dict(os.environ), "directory": os.getcwd()}
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(path)
+    socket.send_fds(connection, [json.dumps(order).encode()], list(files))
+    return int(connection.recv(64)), connection
+
+
+# ------------------------------------------------------------------------------- the server's side
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a child is told to do."""
+
+    line: list[str]
+    environ: dict[str, str]
+    directory: str
+
+    def carry_out(self) -> None:
+        os.environ.clear()
+        os.environ.update(self.environ)
+        os.chdir(self.directory)
+        sys.argv[:] = self.line
+        sys.path.insert(0, str(Path(self.line[0]).parent))
+        runpy.run_path(self.line[0], run_name="__main__")
+
+
+class Server:
+    """I fork. `serve` returns in each child, with its order, and in the server at its end."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._children: dict[int, tuple[int, socket.socket]] = {}
+        """pid and client, by pidfd."""
+        self._gone: set[socket.socket] = set()
+        """Clients that ended before their child."""
+
+    def serve(self) -> Order | None:
+        while True:
+            clients = {client: pid for pid, client in self._children.values()}
+            watched = [client for client in clients if client not in self._gone]
+            ready, _, _ = select.select([0, self._listener, *self._children, *watched], [], [])
+            if 0 in ready:
+                for pid in clients.values():
+                    os.kill(pid, signal.SIGKILL)
+                return None
+            for one in ready:
+                if isinstance(one, int):
+                    self._tell(one)
+                elif one is self._listener:
+                    order = self._fork()
+                    if order is not None:
+                        return order
+                elif one in watched and one.fileno() >= 0:
+                    self._gone.add(one)
+                    os.kill(clients[one], signal.SIGKILL)
+
+    def _fork(self) -> Order | None:
+        client, _ = self._listener.accept()
+        message, files, _, _ = socket.recv_fds(client, ORDER_BYTES_MAX, 3)
+        order = Order(**json.loads(message))
+        import_for(Path(order.line[0]))
+        threads = os.listdir("/proc/self/task")
+        assert len(threads) == 1, f"a fork takes one thread along, not {threads}"
+        pid = os.fork()
+        if pid == 0:
+            for number, file in enumerate(files):
+                os.dup2(file, number)
+            for pidfd, (_, other) in self._children.items():
+                os.close(pidfd)
+                other.close()
+            client.close()
+            self._listener.close()
+        else:
+            with suppress(OSError):
+                client.send(str(pid).encode())
+            self._children[os.pidfd_open(pid)] = (pid, client)
+        for file in files:
+            os.close(file)
+        return order if pid == 0 else None
+
+    def _tell(self, pidfd: int) -> None:
+        pid, client = self._children.pop(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        with suppress(OSError):
+            client.send(str(status).encode())
+        client.close()
+        self._gone.discard(client)
+
+
+def import_for(script: Path) -> None:
+    """What the script imports first of all; what cannot be imported is the child's to report."""
+    for node in ast.parse(script.read_text()).body:
+        with suppress(Exception):
+            match node:
+                case ast.Import(names=names):
+                    for one in names:
+                        import_module(one.name)
+                case ast.ImportFrom(module=str(module), names=names):
+                    __import__(module, fromlist=[one.name for one in names])
+    if "torch" in sys.modules:
+        for name in LAZY:
+            import_module(name)
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+    if sys.argv[1] == "serve":
+        told = Server(socket.socket(fileno=int(sys.argv[2]))).serve()
+        if told is not None:
+            told.carry_out()
+    else:
+        border = sys.argv.index("--")
+        sys.exit(run(sys.argv[2:border], sys.argv[border + 1 :]))
