@@ -46,10 +46,11 @@ test: $(READY)
 test-bench: $(READY)
 	$(BIN)/pytest -n $(WORKERS) -m "not slow" tests/bench_e2e
 
-# One gateway for all of them, so one process. Without root or Debian those that need it are skipped.
+# A gateway for each worker. Without root or Debian those that need it are skipped.
 # CKPT_DRAIN_KILLS=N: so many seeds of a drain killed with SIGKILL, not 20; make soak runs 200.
 test-stores: $(STORES_READY)
-	$(BIN)/pytest -n 0 -m "not slow" --timeout=600 -o faulthandler_timeout=590 tests/stores
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" \
+		--timeout=600 -o faulthandler_timeout=590 tests/stores
 
 # Every adapter against the real package. A file's tests share one cluster and its gloo ranks; the
 # longest files go first (tests/frameworks/conftest.py).
