@@ -228,6 +228,32 @@ def test_an_attempt_whose_home_went_with_a_restart_is_aborted() -> None:
     assert "was deleted meanwhile" in aborted.message
 
 
+@pytest.mark.parametrize("away", [False, True])
+def test_what_is_being_dropped_cannot_be_held_any_more(away: bool) -> None:
+    """Behind a restart: a target has not dropped it yet, or is away and keeps its row."""
+    bench = Bench()
+    first = bench.save(1)
+    rank = referring(bench, first)
+    rank.open(2)
+    rank.seal_all()
+    bench.tell(bench.session(), delete(1))
+    last = holders(bench, first)[0]
+    for target in bench.targets.values():
+        target.silent.add(DropGeneration)
+    bench.restart(*(id for id in bench.targets if not (away and id == last)))
+    bench.tick(30)
+    rank.reconnect()
+    rank.resume(2, rank.payload.checkpoint)
+    rank.certify()
+    assert not rank.commits()
+    assert "was deleted meanwhile" in rank.aborts()[0].message
+    if away:
+        bench.start(last)
+    for id in bench.targets:
+        bench.let_answer(id)
+    assert holders(bench, first) == holders(bench, rank.payload.checkpoint) == []
+
+
 def test_a_late_repetition_that_opens_other_bytes_ends_the_attempt() -> None:
     bench = Bench(5)
     first = bench.save(1)

@@ -50,6 +50,7 @@ class Checkpoint:
     users: set[CheckpointId] = field(default_factory=set)
     """Attempts and later generations that refer to its bytes; its columns stay likewise."""
     dropping: bool = False
+    """Its columns go: nobody can hold it any more."""
 
     @property
     def id(self) -> CheckpointId:

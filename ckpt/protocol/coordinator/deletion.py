@@ -211,6 +211,7 @@ class Deleter:
             self._let_go(checkpoint.id)
             if checkpoint.users:
                 return
+            checkpoint.dropping = True
             self.gone[checkpoint.id] = RowState.TOMBSTONED
             self.drop_everywhere(checkpoint.id)
             self._forget_when_dropped(checkpoint.id)

@@ -50,10 +50,10 @@ class Homes:
         return [id for id, one in known if one is None or not _stays(one)]
 
     def hold(self, user: CheckpointId, homes: Iterable[CheckpointId]) -> None:
-        """They stay as long as this user."""
+        """They stay as long as this user; not those whose columns are being dropped already."""
         for id in homes:
             home = self._checkpoints.get(id)
-            if home is not None:
+            if home is not None and not home.dropping:
                 home.users.add(user)
                 self._homes.setdefault(user, set()).add(id)
 
