@@ -126,6 +126,45 @@ def test_a_home_that_lost_a_column_is_refused() -> None:
     assert "has lost columns" in answer.reason
 
 
+def lose_a_copy_of_its_index(bench: Bench, id: CheckpointId) -> None:
+    """A target that has no column of it gets an empty disk."""
+    columns = {
+        t.id for t in bench.targets.values() for c in t.columns if c.payload.checkpoint == id
+    }
+    index = (DocumentKind.INDEX, id)
+    found = (t for t in bench.targets.values() if index in t.documents and t.id not in columns)
+    target = next(found)
+    bench.stop(target.id)
+    target.documents.clear()
+    target.reboot()
+    bench.start(target)
+
+
+def test_a_home_that_lost_a_copy_of_its_index_is_refused() -> None:
+    bench = Bench(12, "2+2")
+    first = bench.save(1)
+    bench.restart(*bench.targets)
+    rank = referring(bench, first)
+    assert isinstance(rank.open(2)[0], m.PayloadPlanned)
+    bench.close(rank.session)
+    lose_a_copy_of_its_index(bench, first)
+    (answer,) = referring(bench, first).open(3)
+    assert isinstance(answer, m.HomesRefused)
+    assert "has lost copies of its index" in answer.reason
+
+
+def test_no_more_is_promised_than_the_home_s_index_outlives() -> None:
+    bench = Bench(12, "2+2")
+    first = bench.save(1)
+    rank = referring(bench, first)
+    rank.open(2)
+    rank.seal_all()
+    lose_a_copy_of_its_index(bench, first)
+    rank.certify()
+    info = rank.commits()[0].info
+    assert (info.targets_survivable, info.domains_survivable) == (1, 1)
+
+
 def test_all_ranks_together_may_refer_to_so_many_homes() -> None:
     bench = Bench(5)
     saved = [bench.save(step, world_size=2) for step in range(1, HOMES_MAX + 2)]

@@ -29,9 +29,10 @@ from ckpt.base.ids import (
 from ckpt.erasure.code import Code
 from ckpt.format.messages import CommitInfo, TargetAddress
 from ckpt.format.record import decode_record
-from ckpt.plan.placement import Level, survivable
+from ckpt.format.target_messages import DocumentKind, DocumentSummary
+from ckpt.plan.placement import Level, domain_key, survivable
 from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
-from ckpt.protocol.coordinator.membership import Membership
+from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
 from ckpt.protocol.coordinator.placements import Placement, decode_placement
 
 
@@ -42,6 +43,7 @@ class Checkpoint:
     info: CommitInfo
     record_bytes: bytes
     index_targets: tuple[TargetId, ...]
+    index_bytes: int
     placement: Placement
     state: RowState = RowState.COMMITTED
     reason: str = ""
@@ -107,6 +109,7 @@ class Checkpoints:
             record.info,
             row.record,
             record.index_targets,
+            record.index_bytes,
             decode_placement(row.placement),
             row.state,
             row.reason,
@@ -190,7 +193,7 @@ class Checkpoints:
         )
 
     def own_redundancy(self, checkpoint: Checkpoint) -> Redundancy:
-        """Of what it holds itself, now."""
+        """Of what it holds itself, now: columns, and copies of its index, one of which stays."""
         chances = []
         missing = 0
         for rank, columns in checkpoint.placement.items():
@@ -203,9 +206,20 @@ class Checkpoints:
             chances.append(
                 (len(now) - checkpoint.code.k, survivable(checkpoint.code, domains, self._level))
             )
+        copies = self.index_copies(checkpoint)
+        spread = {domain_key(one.id, one.domain, self._level) for one in copies}
         targets = min((spare for spare, _ in chances), default=0)
+        targets = min(targets, len(copies) - 1)
         domains_left = min((chance.domains for _, chance in chances), default=0)
+        domains_left = min(domains_left, len(spread) - 1)
         return Redundancy(targets, max(0, domains_left), missing)
+
+    def index_copies(self, checkpoint: Checkpoint) -> list[Target]:
+        """Live targets that have its index."""
+        index = DocumentSummary(DocumentKind.INDEX, checkpoint.id, checkpoint.index_bytes)
+        named = [self._members.targets.get(id) for id in checkpoint.index_targets]
+        live = [one for one in named if one is not None and one.state is TargetState.LIVE]
+        return [target for target in live if index in target.documents]
 
     def info_now(self, checkpoint: Checkpoint) -> CommitInfo:
         """What may be said of it at this moment: what was lost since the decision is

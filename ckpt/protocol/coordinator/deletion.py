@@ -183,8 +183,6 @@ class Deleter:
             if not on:
                 self._stalled.add(checkpoint.id)
                 return
-            for id in on:
-                self._members.targets[id].documents.add(_tombstone_of(checkpoint.id, document))
             for tell in self._unspread.pop(checkpoint.id):
                 tell()
             self.released(checkpoint)
@@ -371,10 +369,6 @@ class Deleter:
             return False
         columns = checkpoint.placement.get(column.payload.rank)
         return columns is None or columns[column.column] != holder
-
-
-def _tombstone_of(id: CheckpointId, document: bytes) -> DocumentSummary:
-    return DocumentSummary(DocumentKind.TOMBSTONE, id, len(document))
 
 
 def _is_tombstone(document: DocumentSummary, id: CheckpointId) -> bool:

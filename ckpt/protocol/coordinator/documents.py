@@ -15,7 +15,12 @@ from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.messages import Message
-from ckpt.format.target_messages import DocumentKind, DocumentStored, PutDocument
+from ckpt.format.target_messages import (
+    DocumentKind,
+    DocumentStored,
+    DocumentSummary,
+    PutDocument,
+)
 from ckpt.plan.placement import document_targets
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.membership import Membership
@@ -93,6 +98,8 @@ class _Spread:
         self._late.discard(target)
         if stored:
             self._stored.add(target)
+            summary = DocumentSummary(self._kind, self._checkpoint, len(self._document))
+            self._members.targets[target].documents.add(summary)
         self.fill()
 
     def _is_late(self, target: TargetId) -> None:

@@ -41,6 +41,8 @@ class Homes:
                 return f"{home.id(run)} is not there any more"
             if self._checkpoints.own_redundancy(checkpoint).columns_missing:
                 return f"{checkpoint.id} has lost columns: what it holds is written again"
+            if len(self._checkpoints.index_copies(checkpoint)) < len(checkpoint.index_targets):
+                return f"{checkpoint.id} has lost copies of its index: it is written again"
         return ""
 
     def gone(self, run: RunName, homes: Iterable[Home]) -> list[CheckpointId]:

@@ -417,9 +417,11 @@ class CoordinatorMachine:
     def _committed(self, attempt: Attempt) -> None:
         assert attempt.info is not None
         assert attempt.record is not None
+        record = attempt.record
         checkpoint = Checkpoint(
-            attempt.info, attempt.record_bytes, attempt.record.index_targets, attempt.placement
-        )
+            attempt.info, attempt.record_bytes, record.index_targets, record.index_bytes,
+            attempt.placement,
+        )  # fmt: skip
         attempt.info = self.checkpoints.info_now(checkpoint)
         self.checkpoints.add(checkpoint)
         self.homes.keep_only(checkpoint.id, checkpoint.homes)
