@@ -64,6 +64,11 @@ class Landings:
         """All landings together."""
         return sum(int((ends - starts).sum()) for starts, ends, _, _ in self._parts)
 
+    @property
+    def end(self) -> int:
+        """Behind the last payload byte that is wanted."""
+        return max((int(ends.max()) for _, ends, _, _ in self._parts if len(ends)), default=0)
+
     def spans(self) -> tuple[tuple[int, int], ...]:
         """Payload byte ranges to read, ascending and disjoint; small gaps are read along."""
         starts, ends, _, _, reach = self._table()

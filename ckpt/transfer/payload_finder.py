@@ -107,8 +107,12 @@ class PayloadFinder:
             raise HomeUnreadable(home, own.checkpoint, error.message) from error
 
     def job(self, found: FoundPayload, landings: Landings) -> ReadJob:
-        """Reads these bytes of it."""
+        """Reads these bytes of it. Raises Corrupt when it does not have them."""
         entry = found.entry
+        if landings.end > entry.payload_bytes:
+            own = self._record.info.checkpoint
+            text = f"{own} has bytes up to {landings.end} in {found.id}, which has"
+            raise Corrupt(f"{text} {entry.payload_bytes}")
         return ReadJob(
             payload=found.id,
             layout=Layout(entry.code, entry.payload_bytes, entry.cell_bytes),

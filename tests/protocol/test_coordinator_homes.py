@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, Generation, Home, PayloadId, Rank
+from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, Home, PayloadId, Rank
 from ckpt.base.limits import HOMES_MAX
 from ckpt.format import messages as m
 from ckpt.format.index import Location, decode_index
@@ -99,24 +99,6 @@ def test_a_home_that_is_named_but_not_used_is_let_go() -> None:
     assert holders(bench, unused) == []
 
 
-def test_what_cannot_be_referred_to_is_refused_before_anything_is_opened() -> None:
-    bench = Bench(5)
-    first = bench.save(1)
-    never = replace(first, generation=Generation(1, 77))
-    other_run = bench.save(1, run="other")
-    deleted = bench.save(2)
-    bench.tell(bench.session(), delete(2))
-    for home in (never, other_run, deleted):
-        rank = referring(bench, home)
-        before = bench.states()
-        (answer,) = rank.open(3)
-        assert isinstance(answer, m.HomesRefused)
-        assert answer.homes == (Home.of(home),)
-        assert "is not there" in answer.reason
-        assert bench.states() == before
-        bench.close(rank.session)
-
-
 def test_a_home_that_lost_a_column_is_refused() -> None:
     bench = Bench(5)
     first = bench.save(1)
@@ -179,18 +161,6 @@ def test_all_ranks_together_may_refer_to_so_many_homes() -> None:
     ranks[1].open(10)
     assert ranks[1].plan is not None
     assert ranks[1].payload.checkpoint == ranks[0].payload.checkpoint
-
-
-def test_a_table_may_refer_only_to_what_its_payload_named() -> None:
-    bench = Bench(5)
-    first, second = bench.save(1), bench.save(2)
-    rank = referring(bench, first)
-    rank.entries = (referring_entry(second),)
-    rank.open(3)
-    rank.seal_all()
-    answer = rank.certify()[-1]
-    assert isinstance(answer, m.Failed)
-    assert "did not name" in answer.message
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -25,7 +25,7 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
-from ckpt.base.limits import WORLD_SIZE_MAX
+from ckpt.base.limits import PAYLOAD_BYTES_MAX, WORLD_SIZE_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.index import Box, Index, IndexPayload, IndexTensor, Location, encode_index
@@ -233,6 +233,19 @@ def test_a_home_that_the_coordinator_does_not_list_is_named(here: Scene) -> None
 def test_a_rank_that_a_home_does_not_have_is_corrupt(here: Scene) -> None:
     with here.finder(OLD) as finder, pytest.raises(Corrupt, match="rank 9"):
         finder.find(PayloadKey(OLD.generation, Rank(9)))
+
+
+@pytest.mark.parametrize("start", [399_999, 400_000, PAYLOAD_BYTES_MAX - 2])
+def test_bytes_behind_the_end_of_a_home_are_corrupt(here: Scene, start: int) -> None:
+    place = Location(OLD.generation, Rank(0), 0, start, 2)
+    tensor = IndexTensor("w", Meaning.OWN, "|u1", (2,), (Box(Rank(0), (0,), (2,), (place,)),))
+    reads = ReadSet()
+    reads.add_box(tensor, tensor.boxes, (0,), np.zeros(2, np.uint8))
+    ((key, landings),) = reads.landings.items()
+    with here.finder(OLD) as finder:
+        found = finder.find(key)
+        with pytest.raises(Corrupt, match=r"run@1#1\.1 rank 0, which has 400000"):
+            finder.job(found, landings)
 
 
 @pytest.mark.parametrize("harm", ["damaged", "gone"])

@@ -26,6 +26,7 @@ from ckpt.protocol.coordinator.attesting import Attestation
 from ckpt.protocol.coordinator.committing import Committer
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.ending import Ending, discarded
+from ckpt.protocol.coordinator.homes import Homes
 from ckpt.protocol.coordinator.membership import Membership
 from ckpt.protocol.coordinator.reservations import Reservations
 from ckpt.protocol.events import Buffer, Session
@@ -43,6 +44,7 @@ class Certifying:
         reservations: Reservations,
         committer: Committer,
         ending: Ending,
+        homes: Homes,
         *,
         cluster: str,
         secret: bytes,
@@ -53,6 +55,7 @@ class Certifying:
         self._reservations = reservations
         self._committer = committer
         self._ending = ending
+        self._homes = homes
         self._cluster = cluster
         self._secret = secret
 
@@ -165,6 +168,9 @@ class Certifying:
         homes = {home.generation for home in payload.homes}
         if not homes.issuperset(piece.home for piece in pieces if piece.home is not None):
             raise Refused(f"{payload.id}: the table refers to what its payload did not name")
+        misfit = self._homes.misfit(payload.id, pieces)
+        if misfit:
+            raise Refused(f"{payload.id}: the table does not fit its homes: {misfit}")
         own = (table.rank, table.world_size) == (payload.id.rank, attempt.world_size)
         if payload.member:
             own = member_of_table(payload.member, payload.id.rank, table) is not None

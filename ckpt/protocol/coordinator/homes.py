@@ -12,11 +12,15 @@ also when it is deleted; what refers to it promises no more than it can keep.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from typing import Final
 
-from ckpt.base.ids import CheckpointId, Home, RunName
+from ckpt.base.ids import CheckpointId, Home, PayloadId, RunName
 from ckpt.base.limits import HOMES_MAX
+from ckpt.format.table import Piece
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints, Redundancy
+
+TOO_MANY: Final = f"a checkpoint may refer to {HOMES_MAX} earlier ones"
 
 
 class Homes:
@@ -32,9 +36,8 @@ class Homes:
         self, run: RunName, homes: Collection[Home], user: CheckpointId | None = None
     ) -> str:
         """Why an attempt (None: a new one) cannot refer to these; empty when it can."""
-        held = self._homes.get(user, set()) if user is not None else set()
-        if len(held | {home.id(run) for home in homes}) > HOMES_MAX:
-            return f"a checkpoint may refer to {HOMES_MAX} earlier ones"
+        if self.too_many(run, homes, user):
+            return TOO_MANY
         for home in sorted(homes):
             checkpoint = self._checkpoints.get(home.id(run))
             if checkpoint is None or not _stays(checkpoint):
@@ -43,6 +46,28 @@ class Homes:
                 return f"{checkpoint.id} has lost columns: what it holds is written again"
             if len(self._checkpoints.index_copies(checkpoint)) < len(checkpoint.index_targets):
                 return f"{checkpoint.id} has lost copies of its index: it is written again"
+        return ""
+
+    def too_many(
+        self, run: RunName, homes: Iterable[Home], user: CheckpointId | None = None
+    ) -> bool:
+        """Whether an attempt that held these as well would pass HOMES_MAX."""
+        held = self._homes.get(user, set()) if user is not None else set()
+        return len(held | {home.id(run) for home in homes}) > HOMES_MAX
+
+    def misfit(self, payload: PayloadId, pieces: Iterable[Piece]) -> str:
+        """Why pieces of its table cannot lie in the homes that its attempt holds; empty when they
+        can. What of a home is of which rank only its index says: all of it is a bound.
+        """
+        ids = self._homes.get(payload.checkpoint, set())
+        held = {id.generation: self._checkpoints.get(id) for id in ids}
+        for piece in pieces:
+            home = held.get(piece.home) if piece.home is not None else None
+            if home is None:
+                continue
+            end = piece.payload_offset + piece.length
+            if payload.rank not in home.placement or end > home.info.payload_bytes:
+                return f"{home.id} has no byte {end - 1} of rank {payload.rank}"
         return ""
 
     def gone(self, run: RunName, homes: Iterable[Home]) -> list[CheckpointId]:

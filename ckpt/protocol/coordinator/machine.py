@@ -259,6 +259,7 @@ class CoordinatorMachine:
             self.reservations,
             self.committer,
             self.ending,
+            self.homes,
             cluster=policy.cluster,
             secret=secret,
         )

@@ -280,6 +280,8 @@ def _check(message: OpenPayload) -> None:
         raise Refused(f"payload of {message.payload_bytes} bytes is out of bounds")
     if message.launch != NO_LAUNCH:
         raise Refused(f"{message.member}: a file belongs to no launch")
+    if message.homes:
+        raise Refused(f"{message.member}: a file refers to no earlier bytes")
 
 
 def _check_alone(attempt: Attempt, wanted: tuple[Member, ...]) -> None:

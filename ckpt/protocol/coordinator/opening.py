@@ -30,7 +30,7 @@ from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
 from ckpt.protocol.coordinator.committing import Committer
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.ending import Ending
-from ckpt.protocol.coordinator.homes import Homes
+from ckpt.protocol.coordinator.homes import TOO_MANY, Homes
 from ckpt.protocol.coordinator.launches import LONG_AGO_US, Launches, Saved
 from ckpt.protocol.coordinator.membership import Membership
 from ckpt.protocol.coordinator.placements import decode_placement
@@ -294,6 +294,8 @@ class Opening:
         if payload is None:
             if attempt.launch != message.launch:
                 raise Refused(f"{checkpoint} belongs to launch {attempt.launch}")
+            if self._homes.too_many(message.run, message.homes, checkpoint):
+                raise Refused(f"{checkpoint}: {TOO_MANY}")
             payload = self.enter(attempt, session, message)
             self._ending.abort_passed_by(attempt)
             self._abort_if_homeless(attempt, message)
