@@ -7,7 +7,8 @@ reason, and left untouched on the targets:
     no commit record          the attempt never committed, or its record's targets are not here
     tombstoned                deleted; kept as deleted, so that late columns are dropped; what later
                               ones refer to is kept for them
-    a home is missing         it refers to bytes of an earlier one that does not come back: damaged
+    a home is missing         it refers to bytes of an earlier one that does not come back: damaged;
+                              what is there of that one, deleted or not, stays for the next rebuild
     undecodable, conflicting  a record that is damaged on every target, or of which two differ
     index missing             on none of the targets that answered: bring them and rebuild again
 
@@ -135,6 +136,7 @@ def rebuild(cluster: str, sources: Sequence[Source]) -> Rebuilt:
         else:
             refused.append(Refusal(checkpoint, row.reason))
     refused += _settle_homes(cluster, image, held, committed)
+    _spare_homes(cluster, image, held, refused)
     return Rebuilt(cluster, image, tuple(committed), tuple(refused), tuple(unreachable))
 
 
@@ -254,6 +256,29 @@ def _settle_homes(
                 refused.append(Refusal(checkpoint, reason))
                 break
     return refused
+
+
+def _spare_homes(
+    cluster: str,
+    image: CatalogImage,
+    held: list[tuple[Source, Holdings]],
+    refused: list[Refusal],
+) -> None:
+    """What is refused may come back with targets that are away now, and is left untouched until
+    then. So is a deleted home of it: what has no row is never dropped.
+    """
+    for refusal in refused:
+        row = image.rows.get(refusal.checkpoint)
+        if row is not None and row.state is RowState.DELETED:
+            continue
+        try:
+            _, record = _record(cluster, refusal.checkpoint, held)
+        except CkptError:
+            continue
+        for home in record.info.homes:
+            id = home.id(refusal.checkpoint.run)
+            if id in image.rows and image.rows[id].state is RowState.DELETED:
+                del image.rows[id]
 
 
 def _row_of_home(

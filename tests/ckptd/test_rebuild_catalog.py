@@ -156,6 +156,25 @@ def test_what_refers_to_a_home_that_is_lost_comes_back_as_damaged(tmp_path: Path
     assert [refusal.checkpoint for refusal in found.refused] == [checkpoint(2)]
 
 
+@pytest.mark.parametrize("away", [1, 2])
+def test_a_deleted_home_is_left_untouched_while_an_index_is_away(tmp_path: Path, away: int) -> None:
+    """Of the home, or of what refers to it: both come back with the target that has it."""
+    here, later = tmp_path / "t0", tmp_path / "t1"
+    commit(here, checkpoint(1))
+    tombstone = encode_tombstone(Tombstone(CLUSTER, checkpoint(1), 9, "expired"))
+    store(here, DocumentKind.TOMBSTONE, checkpoint(1), tombstone)
+    commit(here, checkpoint(2), checkpoint(1))
+    index = here / "documents" / document_name(DocumentKind.INDEX.value, checkpoint(away))
+    store(later, DocumentKind.INDEX, checkpoint(away), index_of(checkpoint(away)))
+    index.unlink()
+    found = rebuild(CLUSTER, [RestingTarget(here, CLUSTER)])
+    assert found.committed == ()
+    assert checkpoint(1) not in found.image.rows, "nothing of it is dropped"
+    found = rebuild(CLUSTER, [RestingTarget(folder, CLUSTER) for folder in (here, later)])
+    assert found.committed == (checkpoint(2),)
+    assert found.image.rows[checkpoint(1)].state is RowState.TOMBSTONED
+
+
 def test_documents_of_another_cluster_do_not_count(tmp_path: Path) -> None:
     commit(tmp_path / "t0", checkpoint(1))
     found = rebuild("c2", [RestingTarget(tmp_path / "t0", "c2")])
