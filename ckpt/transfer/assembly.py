@@ -26,7 +26,8 @@ from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, decode_manifest
 from ckpt.protocol.reader.events import DecodePart, FinishStripe
 from ckpt.protocol.reader.spans import Spans
-from ckpt.transfer.landings import Bytes, Landings
+from ckpt.transfer.landings import Landings
+from ckpt.transfer.runs import Bytes, copy_runs
 
 CELLS_KEPT_MAX: Final = 64
 """Free scratch cells that are kept for the next stripe."""
@@ -83,19 +84,20 @@ class LandingPool:
     used, whose cache is warm, is used again. One thread uses me."""
 
     def __init__(self) -> None:
-        self._free: list[bytearray] = []
+        self._free: list[Bytes] = []
 
     def take(self, size: int) -> memoryview:
         """At most CELL_BYTES_MAX, with whatever was there before; larger ones are nobody's."""
         if size > CELL_BYTES_MAX:
-            return memoryview(bytearray(size))
-        buffer = self._free.pop() if self._free else bytearray(CELL_BYTES_MAX)
-        return memoryview(buffer)[:size]
+            return np.empty(size, np.uint8).data
+        # Pages that no frame reaches are never touched.
+        buffer = self._free.pop() if self._free else np.empty(CELL_BYTES_MAX, np.uint8)
+        return buffer.data[:size]
 
     def give_back(self, view: memoryview) -> None:
         """Nobody may touch it afterwards."""
         buffer = view.obj
-        if isinstance(buffer, bytearray) and len(buffer) == CELL_BYTES_MAX:
+        if isinstance(buffer, np.ndarray) and len(buffer) == CELL_BYTES_MAX:
             self._free.append(buffer)
 
 
@@ -154,10 +156,15 @@ class Assembly:
         belong."""
         if not self._checks.range_is_whole(view, crc):
             return False
-        at = 0
-        for start, end in ranges:
-            self.land(column, start, end - start)[:] = view[at : at + end - start]
-            at += end - start
+        starts, ends = np.array(ranges, np.int64).T
+        lengths = ends - starts
+        at, stripes = np.cumsum(lengths) - lengths, starts // self.layout.cell_bytes
+        source = np.frombuffer(view, np.uint8)
+        for stripe in np.unique(stripes).tolist():
+            mine = stripes == stripe
+            home = np.frombuffer(self._home(stripe, column), np.uint8)
+            to = starts[mine] - self.layout.fragment_offset(stripe)
+            copy_runs(home, to, source, at[mine], lengths[mine])
         return True
 
     def take_manifest(self, document: bytes | bytearray | memoryview) -> None:

@@ -12,12 +12,9 @@ from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ckpt.base.units import KiB
-
-Offsets = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
+from ckpt.transfer.runs import Bytes, Offsets, copy_runs
 
 GAP_BYTES: Final = 512
 """Wanted runs that are closer to each other are read as one: a frame of its own costs more than
@@ -158,16 +155,11 @@ class Landings:
         lows = np.maximum(starts[near], start)
         highs = np.minimum(ends[near], end)
         places = destinations[near] + lows - starts[near]
-        copied = 0
-        # Plain numbers and views: a run may have a few KiB, and there are very many of them.
-        views, source_view = [memory.data for memory in self._memories], source.data
-        for low, high, at, owner in zip(
-            lows.tolist(), highs.tolist(), places.tolist(), owners[near].tolist(), strict=True
-        ):
-            if low < high:
-                views[owner][at : at + high - low] = source_view[low - start : high - start]
-                copied += high - low
-        return copied
+        sizes, whose = highs - lows, owners[near]
+        for owner in np.unique(whose).tolist():
+            mine = (whose == owner) & (sizes > 0)
+            copy_runs(self._memories[owner], places[mine], source, lows[mine] - start, sizes[mine])
+        return int(sizes[sizes > 0].sum())
 
     def _hits(self, start: int, end: int) -> list[int]:
         starts, ends, _, _, reach = self._table()

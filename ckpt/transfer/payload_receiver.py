@@ -338,7 +338,7 @@ class PayloadReceiver:
             return None
         ranges = message.ranges
         fits = ranges and sum(each.end - each.start for each in ranges) == head.bulk_bytes
-        if not fits or not all(asked.owed.take(each.start, each.end) for each in ranges):
+        if not fits or not asked.owed.take_all((each.start, each.end) for each in ranges):
             return None
         asked.landed.add(_first(ranges))
         if len(ranges) > 1:

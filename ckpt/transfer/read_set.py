@@ -17,7 +17,8 @@ from ckpt.base.ids import Rank
 from ckpt.format.index import Box, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.plan.reads import PayloadKey, plan_read
-from ckpt.transfer.landings import Bytes, Landings
+from ckpt.transfer.landings import Landings
+from ckpt.transfer.runs import Bytes
 
 AnyArray = npt.NDArray[np.generic]
 

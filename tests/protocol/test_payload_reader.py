@@ -159,6 +159,22 @@ def test_a_slow_column_is_left_although_it_is_never_silent() -> None:
     assert reading.reader.statistics().extra_bytes <= (64 << 20) // 10
 
 
+@pytest.mark.parametrize(("wanted_bytes", "left"), [(256 << 10, [1]), (64 << 10, [])])
+def test_a_column_that_is_some_times_slower_is_waited_for_where_parity_takes_as_many_times_more(
+    wanted_bytes: int, left: list[int]
+) -> None:
+    columns = Columns.make(CODE, 64 << 20, 1 << 19, seed=2)
+    behaviours = [Behaviour(delay_us=30_000) for _ in range(CODE.n)]
+    behaviours[1].delay_us *= 8
+    spans = [(at, at + wanted_bytes) for at in range(0, 64 << 20, 256 << 10)]
+    limits = ReadLimits(window_bytes=1 << 19, ask_bytes=1 << 19, slow_after_us=200_000)
+    reading = Reading(columns, behaviours, spans, limits=limits)
+    reading.run()
+    assert reading.right()
+    assert [column for column, _ in reading.cut] == left
+    assert left or reading.reader.statistics().extra_bytes == 0
+
+
 def test_bytes_damaged_on_their_way_are_asked_again() -> None:
     behaviours = good()
     behaviours[0].wire_errors = 2

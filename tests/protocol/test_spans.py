@@ -5,7 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt.protocol.reader.spans import Spans, minus, split, total, union
+from ckpt.base.limits import PAGE_BYTES
+from ckpt.erasure.code import Code
+from ckpt.format.layout import Layout
+from ckpt.protocol.reader.spans import Owed, Spans, minus, split, total, union
+from ckpt.protocol.reader.stripes import wanted_stripes
 
 positions = st.sets(st.integers(0, 40))
 
@@ -40,3 +44,30 @@ def test_a_split_ends_with_the_span_that_reaches_the_size(
     assert len(now) <= count
     assert total(now[:-1]) < size
     assert not later or len(now) == count or total(now) >= size
+
+
+@given(st.sets(st.integers(0, 79)), st.integers(1, 80), st.booleans())
+def test_wanted_parts_of_cells_are_the_wanted_pages_wherever_cells_end(
+    wanted: set[int], page_count: int, touching: bool
+) -> None:
+    pages = {page for page in wanted if page < page_count}
+    whole = [(page, page + 1) for page in sorted(pages)] if touching else _spans(pages)
+    spans = [(start * PAGE_BYTES, end * PAGE_BYTES) for start, end in whole]
+    layout = Layout(Code(2, 1), page_count * PAGE_BYTES, 4 * PAGE_BYTES)
+    found: set[int] = set()
+    for stripe, cells in wanted_stripes(layout, spans):
+        for column, parts in cells.items():
+            in_pages = tuple((start // PAGE_BYTES, end // PAGE_BYTES) for start, end in parts)
+            assert in_pages == _spans(_numbers(in_pages)), "ascending, joined where they touch"
+            assert parts[-1][1] <= layout.cell_bytes_of(stripe)
+            base = layout.cell_offset(stripe, column) // PAGE_BYTES
+            found |= {base + page for page in _numbers(in_pages)}
+    assert found == pages
+
+
+def test_ranges_are_owed_until_each_was_taken_once() -> None:
+    owed = Owed([(0, 4), (8, 12), (16, 20)])
+    assert owed.take_all([(0, 4), (9, 11)])
+    assert owed.ranges == ((8, 9), (11, 12), (16, 20))
+    assert not owed.take_all([(16, 20), (16, 20)])
+    assert not owed.take_all([(8, 12)])

@@ -26,6 +26,8 @@ WRONG_CELLS_MAX: Final = 3
 """A column with so many cells that are not the manifest's is another payload's."""
 RATE_BYTES_MIN: Final = 2 * MiB
 """A peer that gave less says nothing about rates."""
+EFFORT_MAX: Final = 16
+"""However little is wanted: a column that is slower by this and ReadLimits.slow_fraction is ill."""
 SILENT_LAST: Final = 5
 """Times hedge_us: silence after which a column is given up although no peer does better."""
 
@@ -112,6 +114,25 @@ class Column:
         return self.received_bytes / max(1, self.owing_us)
 
 
+@dataclass(slots=True)
+class Effort:
+    """I know how many bytes parity takes to replace one that is wanted."""
+
+    wanted_bytes: int = 0
+    cells_bytes: int = 0
+    """Of the cells in which they lie."""
+
+    def add(self, wanted_bytes: int, cells_bytes: int) -> None:
+        """A stripe begins."""
+        self.wanted_bytes += wanted_bytes
+        self.cells_bytes += cells_bytes
+
+    @property
+    def factor(self) -> int:
+        """1 where whole cells are wanted."""
+        return min(EFFORT_MAX, max(1, self.cells_bytes // max(1, self.wanted_bytes)))
+
+
 def new_column(number: ColumnNumber, standing: Standing) -> Column:
     """A column as the read finds it."""
     match standing:
@@ -131,9 +152,13 @@ def find_ask(columns: Sequence[Column], request: int) -> Ask | None:
 
 
 def laggard(
-    columns: Sequence[Column], limits: ReadLimits, now_us: int, k: int
+    columns: Sequence[Column], limits: ReadLimits, now_us: int, k: int, effort: int
 ) -> tuple[Column, str] | None:
-    """A column that should not be waited for any longer, and why; the slowest judgement first."""
+    """A column that should not be waited for any longer, and why; the slowest judgement first.
+
+    effort: as `Effort.factor`. Where little of each cell is wanted, a slow column is done long
+    before whole cells of others are here.
+    """
     replaceable = sum(c.usable for c in columns) > k
     owing = [c for c in columns if c.usable and c.asks]
     for column in owing:
@@ -149,8 +174,8 @@ def laggard(
         return None
     for column in owing:
         peers = [c.rate for c in columns if c is not column and c.received_bytes >= RATE_BYTES_MIN]
-        if column.owing_us < limits.slow_after_us or not peers:
+        if column.owing_us < limits.slow_after_us * effort or not peers:
             continue
-        if column.rate * limits.slow_fraction < median(peers):
-            return column, f"slower than its peers by a factor over {limits.slow_fraction}"
+        if column.rate * limits.slow_fraction * effort < median(peers):
+            return column, f"slower than its peers by a factor over {limits.slow_fraction * effort}"
     return None

@@ -50,9 +50,9 @@ class ReadLimits(Struct, frozen=True, gc=False):
     hedge_us: int = HEDGE_US
     """A column that is silent for so long, while others deliver, is replaced by parity."""
     slow_after_us: int = 500_000
-    """Before a column has owed bytes for so long, its rate says little."""
+    """Before a column has owed bytes for so long, its rate says little; times Effort.factor."""
     slow_fraction: int = 4
-    """A column is slow below the median rate of its peers divided by this."""
+    """A column is slow below the median rate of its peers divided by this and Effort.factor."""
     timeout_us: int = RESOLVE_WAIT_US
     """With too few columns in reach: how long to try them again."""
 

@@ -29,6 +29,7 @@ from ckpt.protocol.reader.columns import (
     WRONG_CELLS_MAX,
     Ask,
     Column,
+    Effort,
     find_ask,
     laggard,
     new_column,
@@ -82,15 +83,13 @@ class PayloadReader:
         destination. `manifest_here`: an earlier read brought it."""
         layout = wish.layout
         assert len(wish.standings) == layout.code.n
-        self.wish = wish
-        self.done = False
+        self.wish, self.done = wish, False
         self.columns = tuple(
             new_column(ColumnNumber(j), standing) for j, standing in enumerate(wish.standings)
         )
         self._requests = requests
         self._is_direct = is_direct
-        self._now_us = now_us
-        self._tick_us = now_us
+        self._now_us = self._tick_us = now_us
         self._out: list[ReaderAction] = []
         self._coming = wanted_stripes(layout, wish.spans)
         self._all_begun = False
@@ -100,12 +99,11 @@ class PayloadReader:
         self._stuck: set[int] = set()
         #: Numbers of complete stripes that wait for the manifest.
         self._ready: deque[int] = deque()
-        self._manifest_here = manifest_here
-        self._manifest_asked = False
+        self._manifest_here, self._manifest_asked = manifest_here, False
         self._scratch_bytes = 0
         self._stuck_since_us: int | None = None
-        self._done_bytes = 0
-        self._rebuilt_bytes = 0
+        self._effort = Effort()
+        self._done_bytes = self._rebuilt_bytes = 0
 
     # ----------------------------------------------------------------------- outside
 
@@ -207,7 +205,7 @@ class PayloadReader:
         if ask is None or ask.owed is None:
             return None
         column, owed = ask.column, ask.owed
-        if not all(owed.take(start, end) for start, end in ranges):
+        if not owed.take_all(ranges):
             self._drop(column, Standing.AWAY, "it sends what nobody asked for", cut=True)
             return None
         column.outstanding_bytes -= total(ranges)
@@ -299,7 +297,8 @@ class PayloadReader:
                 column.owing_until_us = self._now_us
             else:
                 column.charge(self._now_us)
-        late = laggard(self.columns, self.wish.limits, self._now_us, self.wish.layout.code.k)
+        k, effort = self.wish.layout.code.k, self._effort.factor
+        late = laggard(self.columns, self.wish.limits, self._now_us, k, effort)
         if late is not None:
             self._drop(late[0], Standing.AWAY, late[1], cut=True)
 
@@ -380,6 +379,7 @@ class PayloadReader:
                 return
             number, wanted = coming
             stripe = self._stripes[number] = Stripe.of(self.wish.layout, number, wanted)
+            self._effort.add(stripe.wanted_bytes, len(wanted) * stripe.cell_bytes)
             self._plan(stripe)
             if any(stripe.whole == spans for spans in stripe.needed) or stripe.parts:
                 self._want_manifest()

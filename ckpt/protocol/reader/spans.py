@@ -97,6 +97,16 @@ class Owed:
         """What is left, ascending."""
         return tuple(sorted(self._parts.items()))
 
+    def take_all(self, ranges: Iterable[Span]) -> bool:
+        """Cross them all out; False, and some may be, when one of them is not owed."""
+        parts = self._parts
+        for start, end in ranges:
+            if parts.get(start) == end:
+                del parts[start]
+            elif not self.take(start, end):
+                return False
+        return True
+
     def take(self, start: int, end: int) -> bool:
         """Cross [start, end) out; False, and nothing changed, when it is not a part of one owed
         range."""

@@ -111,15 +111,25 @@ def wanted_stripes(
     """(stripe, wanted parts of its data cells), ascending."""
     current = -1
     wanted: dict[int, Spans] = {}
+    parts: list[Span] = []
+    #: Of the cell [low, high) that was met last; a tuple in `wanted` once the next cell is met.
+    column = low = high = 0
     for start, end in spans:
+        if low <= start and end <= high and parts[-1][1] < start - low:
+            parts.append((start - low, end - low))  # Most of many short ones.
+            continue
         for cell in layout.cells(start, end):
+            if parts:
+                wanted[column] = union(wanted.get(column, ()), tuple(parts))
             if cell.stripe != current:
                 if wanted:
                     yield current, wanted
                 current, wanted = cell.stripe, {}
-            part = ((cell.offset, cell.offset + cell.length),)
-            wanted[cell.column] = union(wanted.get(cell.column, ()), part)
-    if wanted:
+            column, low = cell.column, cell.payload_offset - cell.offset
+            high = min(low + layout.cell_bytes_of(current), layout.payload_bytes)
+            parts = [(cell.offset, cell.offset + cell.length)]
+    if parts:
+        wanted[column] = union(wanted.get(column, ()), tuple(parts))
         yield current, wanted
 
 

@@ -148,6 +148,9 @@ def cut_pieces(layout: Layout, ranges: Sequence[ByteRange], piece_bytes: int) ->
     start = end = 0
     wanted: list[ByteRange] = []
     for each in sorted(ranges, key=lambda r: (r.start, r.end)):
+        if wanted and each.end <= end:
+            wanted.append(each)  # Short ones: most lie in blocks that are read anyway.
+            continue
         at = each.start
         while at < each.end:
             block = block_at(layout, at)
