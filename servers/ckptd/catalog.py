@@ -17,7 +17,6 @@ Invariants
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 import sqlite3
@@ -29,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from ckpt.base.errors import Busy, CkptError, Corrupt, Refused, Unavailable
+from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, RunName, Step, TargetId
 from ckpt.protocol.coordinator.catalog import (
     AttemptOpened,
@@ -51,9 +50,9 @@ from ckpt.protocol.coordinator.catalog import (
     TargetSeen,
 )
 from ckptd import drain_tables, launch_tables
+from ckptd.catalog_file import connect, lock_directory, sync_directory, unusable
 
 CATALOG_NAME: Final = "catalog.sqlite"
-LOCK_NAME: Final = "coordinator.lock"
 SCHEMA_VERSION: Final = 1
 APPLICATION_ID: Final = 0x636B7074  # "ckpt"
 TICKETS_WAITING_MAX: Final = 1 << 20
@@ -104,12 +103,13 @@ class Catalog:
 
         `cluster` is the id that the caller insists on, `new_cluster` the one for a new catalog.
         Raises Busy (another coordinator lives here), Refused (another cluster's, or a newer
-        version's catalog), Corrupt (unreadable; `ckpt catalog rebuild` makes a new one).
+        version's catalog), NoSpace, Unavailable (the disk does not let it), Corrupt (unreadable;
+        `ckpt catalog rebuild` makes a new one).
         """
         directory.mkdir(parents=True, exist_ok=True)
-        lock = _lock(directory)
+        lock = lock_directory(directory)
         try:
-            connection = _connect(directory / CATALOG_NAME)
+            connection = connect(directory / CATALOG_NAME)
             try:
                 _create(connection, directory, cluster or new_cluster)
                 found = _meta(connection, "cluster")
@@ -119,10 +119,10 @@ class Catalog:
                     )
                 image = _load(connection)
                 image.term = _begin_term(connection, image)
-            except sqlite3.DatabaseError as error:
-                raise _unreadable(directory, error) from error
-            except BaseException:
+            except BaseException as error:
                 connection.close()
+                if isinstance(error, sqlite3.DatabaseError):
+                    raise unusable(directory, error) from error
                 raise
         except BaseException:
             os.close(lock)
@@ -211,13 +211,13 @@ def create_catalog(
     """
     path = directory / CATALOG_NAME
     directory.mkdir(parents=True, exist_ok=True)
-    lock = _lock(directory)
+    lock = lock_directory(directory)
     aside = directory / f"{CATALOG_NAME}.new"
     try:
         if path.exists() and not keep_old:
             raise Refused(f"{path} exists", hint="move it away first")
         aside.unlink(missing_ok=True)
-        connection = _connect(aside)
+        connection = connect(aside)
         try:
             _create(connection, directory, cluster)
             with connection:
@@ -234,7 +234,7 @@ def create_catalog(
             connection.close()  # The last close folds the log into the file and removes the log.
         _move_old_away(path)
         aside.rename(path)
-        _sync_directory(directory)
+        sync_directory(directory)
     finally:
         os.close(lock)
     return path
@@ -255,49 +255,17 @@ def _move_old_away(path: Path) -> None:
 
 def read_image(directory: Path) -> tuple[str, CatalogImage]:
     """(cluster id, image) of a catalog at rest; begins no term. Raises as `Catalog.open`."""
-    lock = _lock(directory)
+    lock = lock_directory(directory)
     try:
-        connection = _connect(directory / CATALOG_NAME)
+        connection = connect(directory / CATALOG_NAME)
         try:
             return str(_meta(connection, "cluster")), _load(connection)
         except sqlite3.DatabaseError as error:
-            raise _unreadable(directory, error) from error
+            raise unusable(directory, error) from error
         finally:
             connection.close()
     finally:
         os.close(lock)
-
-
-def _lock(directory: Path) -> int:
-    descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise Busy(f"another coordinator works on {directory}") from None
-    return descriptor
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    # The writer's thread takes the connection over from the one that opened it: never both at once.
-    connection = sqlite3.connect(
-        path, check_same_thread=False, isolation_level="IMMEDIATE", timeout=5.0
-    )
-    try:
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-    except sqlite3.DatabaseError as error:
-        connection.close()
-        raise _unreadable(path.parent, error) from error
-    return connection
-
-
-def _unreadable(directory: Path, error: sqlite3.Error) -> Corrupt:
-    return Corrupt(
-        f"the catalog in {directory} is unreadable: {error}",
-        hint="move it away and run `ckpt catalog rebuild`",
-    )
 
 
 def _create(connection: sqlite3.Connection, directory: Path, cluster: str) -> None:
@@ -318,20 +286,12 @@ def _create(connection: sqlite3.Connection, directory: Path, cluster: str) -> No
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         _set_meta(connection, "cluster", cluster)
         _set_meta(connection, "term", 0)
-    _sync_directory(directory)
+    sync_directory(directory)
 
 
 def _run_all(connection: sqlite3.Connection, script: str) -> None:
     for statement in script.split(";")[:-1]:
         connection.execute(statement)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _meta(connection: sqlite3.Connection, key: str) -> str | int:

@@ -36,15 +36,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _explain(given)
     # numpy's thread pool would be started with the daemon, and never used.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    run = cast(
-        Callable[[Sequence[str]], int | None],
-        importlib.import_module(PROGRAMS[program][0]).main,
-    )
     try:
-        return run(given[1:]) or 0
+        return load(program)(given[1:]) or 0
     except CkptError as error:
         print(_told(program, error, as_json="--json" in given), file=sys.stderr)
         return error.exit_code
+
+
+def load(program: str) -> Callable[[Sequence[str]], int | None]:
+    """Import what a program needs; returns its `main`."""
+    main = importlib.import_module(PROGRAMS[program][0]).main
+    return cast(Callable[[Sequence[str]], int | None], main)
 
 
 def _told(program: str, error: CkptError, *, as_json: bool) -> str:

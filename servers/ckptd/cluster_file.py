@@ -164,11 +164,15 @@ def write_aside(path: Path, content: bytes, mode: int) -> None:
     """Replace a file atomically and durably: aside, sync, rename, sync the directory."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)

@@ -35,6 +35,7 @@ from typing import Final
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
 from ckpt.base.errors import Busy, CkptError, Refused, Unavailable
 from ckpt.erasure.code import Code
+from ckptd import cli
 from ckptd import config as options
 from ckptd.cluster_file import (
     ClusterFile,
@@ -65,8 +66,7 @@ JOIN_POLL_S: Final = 0.05
 IDLE_POLL_S: Final = 1.0
 LOCK_POLL_S: Final = 0.02
 
-PROGRAM: Final = (sys.executable, "-m", "ckptd.cli")
-"""What the children are started with; the command and its flags follow."""
+TARGET: Final = "target"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +186,14 @@ class LocalCluster:
         self._report = report
         self._boot = secrets.token_hex(8)
         self._device = device_of(directory)
-        self._supervisor = Supervisor(self._changed, report, inherited=(lock,))
+        self._supervisor = Supervisor(cli.main, self._changed, report, inherited=(lock,))
         self._coordinator: Child | None = None
         self._targets: dict[str, Child] = {}
         self._drain: Child | None = None
         self._asker: HttpAsker | None = None
         self._ready = False
+        self._unwritten = False
+        """What ready.json says is not what is."""
         self._ready_s = 0.0
         self._join_until_s = 0.0
         self._next_poll_s = 0.0
@@ -199,6 +201,8 @@ class LocalCluster:
 
     def run(self) -> None:
         """Serve until stopped or idle. Raises Unavailable when the coordinator cannot start."""
+        for program in (COORDINATOR, TARGET):
+            cli.load(program)  # Imported once, before they are forked.
         with _Signals(self._supervisor, self._stop):
             (self._directory / READY_NAME).unlink(missing_ok=True)
             try:
@@ -219,7 +223,6 @@ class LocalCluster:
     def _coordinator_plan(self) -> ChildPlan:
         cluster = self._cluster
         fixed = [
-            *PROGRAM,
             COORDINATOR,
             *("--directory", str(self._directory), "--secret-file", str(self._secret_file)),
             *("--cluster", cluster.cluster, "--code", cluster.code),
@@ -243,8 +246,7 @@ class LocalCluster:
         directory = self._directory / "targets" / id
         directory.mkdir(parents=True, exist_ok=True)
         argv = [
-            *PROGRAM,
-            "target",
+            TARGET,
             *("--id", id, "--directory", str(directory), "--coordinator", address),
             *("--listen", "127.0.0.1:0", "--secret-file", str(self._secret_file)),
             *("--cluster", cluster.cluster, "--domain", cluster.domain(id, self._device)),
@@ -256,7 +258,6 @@ class LocalCluster:
 
     def _drain_plan(self, coordinator: Child) -> ChildPlan:
         argv = [
-            *PROGRAM,
             DRAIN,
             *("--config", str(self._directory / f"{DRAIN}.toml")),
             *("--coordinator", str(coordinator.ready["address"])),
@@ -299,6 +300,8 @@ class LocalCluster:
             self._wait_for_targets(now_s)
         else:
             self._next_poll_s = now_s + IDLE_POLL_S
+            if self._unwritten:
+                self._write_ready()
             if self._is_idle():
                 self._stop_when_idle()
 
@@ -328,8 +331,16 @@ class LocalCluster:
         self._report("info", "ready", {"directory": str(self._directory), "pid": os.getpid()})
 
     def _write_ready(self) -> None:
+        """A full disk does not end what serves: the file is tried again."""
         content = json.dumps(self._ready_document(), indent=1).encode()
-        write_aside(self._directory / READY_NAME, content, 0o644)
+        try:
+            write_aside(self._directory / READY_NAME, content, 0o644)
+        except OSError as error:
+            if not self._unwritten:
+                self._report("warning", "ready.json not written", {"error": str(error)})
+            self._unwritten = True
+        else:
+            self._unwritten = False
 
     def _ready_document(self) -> dict[str, object]:
         assert self._coordinator is not None

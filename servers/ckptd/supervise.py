@@ -7,30 +7,28 @@ A child's first line on stdout is its ready line (one JSON object); stderr goes 
 
 Invariants
 - Nothing outlives the supervisor: the kernel kills each child when the supervisor dies
-  (PR_SET_PDEATHSIG with SIGKILL, so that a stopped child goes as well).
+  (`ckptd.forked`: with SIGKILL, so that a stopped child goes as well).
 - A child that is stopped (SIGSTOP) has not exited and is left alone.
 - A held child is not started; when its hold goes, it is.
 
-Warning: the code between fork and exec is safe because this process has one thread, and the death
-signal follows that thread. Do not start threads here.
+Warning: forking is safe because this process has one thread, and the death signal follows that
+thread. Do not start threads here.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import selectors
 import signal
-import subprocess
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from ckptd.forked import Process, Program, fork
 from ckptd.log import Reporter
 
 BACKOFF_FIRST_S: Final = 0.1
@@ -42,9 +40,6 @@ STOP_GRACE_S: Final = 10.0
 READY_BYTES_MAX: Final = 64 << 10
 LOG_BYTES_MAX: Final = 16 << 20
 """A log that has grown above it is put aside (one older one is kept) before the next start."""
-
-_PR_SET_PDEATHSIG: Final = 1
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 JsonObject = dict[str, object]
 
@@ -91,8 +86,7 @@ class Child:
         self.start_at_s = 0.0
         self.backoff_s = BACKOFF_FIRST_S
         self.started_s = 0.0
-        self.process: subprocess.Popen[bytes] | None = None
-        self.pidfd = -1
+        self.process: Process | None = None
         self.line = bytearray()
 
     @property
@@ -104,24 +98,23 @@ class Child:
 class Supervisor:
     """I own child processes. My owner calls `run_once` in a loop and `stop` at the end.
 
-    `on_change` is called after a child became ready or exited; `report(level, text, fields)` takes
-    log lines.
+    Each child is `program` with the arguments of its plan. `on_change` is called after one became
+    ready or exited; `report(level, text, fields)` takes log lines.
     """
 
     def __init__(
         self,
+        program: Program,
         on_change: Callable[[Child], None],
         report: Reporter,
         *,
         inherited: Sequence[int] = (),
-        environment: Mapping[str, str] | None = None,
     ) -> None:
-        assert threading.active_count() == 1, "fork with preexec_fn is safe with one thread only"
         self.children: dict[str, Child] = {}
+        self._program = program
         self._on_change = on_change
         self._report = report
         self._inherited = tuple(inherited)
-        self._environment = None if environment is None else dict(environment)
         self._selector = selectors.DefaultSelector()
 
     def add(self, plan: ChildPlan) -> Child:
@@ -147,19 +140,16 @@ class Supervisor:
         """SIGTERM to all, last added first; SIGKILL behind the grace; all are gone on return."""
         for child in reversed(self.children.values()):
             if child.process is not None:
-                child.process.terminate()
+                child.process.signal(signal.SIGTERM)
                 # A stopped child takes its SIGTERM only when it goes on.
-                child.process.send_signal(signal.SIGCONT)
+                child.process.signal(signal.SIGCONT)
         deadline_s = time.monotonic() + grace_s
         for child in reversed(self.children.values()):
             if child.process is not None:
-                try:
-                    child.process.wait(max(0.0, deadline_s - time.monotonic()))
-                except subprocess.TimeoutExpired:
+                if not child.process.ends_within(max(0.0, deadline_s - time.monotonic())):
                     self._report("warning", "killed after its grace", {"child": child.plan.name})
-                    child.process.kill()
-                    child.process.wait()
-                self._forget_process(child)
+                    child.process.signal(signal.SIGKILL)
+                self._reap(child)
             child.state = ChildState.DOWN
         self._selector.close()
 
@@ -178,43 +168,24 @@ class Supervisor:
         plan.log.parent.mkdir(parents=True, exist_ok=True)
         if plan.log.exists() and plan.log.stat().st_size > LOG_BYTES_MAX:
             plan.log.replace(plan.log.with_suffix(".old.log"))
-        supervisor = os.getpid()
-
-        def die_with_supervisor() -> None:
-            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != supervisor:  # It died before the line above.
-                os._exit(1)
-
-        with plan.log.open("ab") as log:
-            process = subprocess.Popen(
-                list(plan.argv()),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                pass_fds=self._inherited,
-                env=self._environment,
-                process_group=0,  # A Ctrl-C is the supervisor's; it stops the children in order.
-                preexec_fn=die_with_supervisor,
-            )
-        assert process.stdout is not None
-        os.set_blocking(process.stdout.fileno(), False)
-        child.process = process
-        child.pidfd = os.pidfd_open(process.pid)
+        child.process = process = fork(self._program, plan.argv(), plan.log, self._inherited)
         child.state = ChildState.STARTING
         child.started_s = time.monotonic()
         child.start_count += 1
         child.line.clear()
-        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._exited(child))
+        self._selector.register(process.pidfd, selectors.EVENT_READ, lambda: self._exited(child))
         self._selector.register(process.stdout, selectors.EVENT_READ, lambda: self._printed(child))
         self._report("info", "started", {"child": plan.name, "pid": process.pid})
 
     def _printed(self, child: Child) -> None:
         if child.process is None:
             return
-        assert child.process.stdout is not None
-        part = child.process.stdout.read(READY_BYTES_MAX)
+        try:
+            part = os.read(child.process.stdout, READY_BYTES_MAX)
+        except BlockingIOError:
+            return
         if not part:
-            self._unwatch(child.process.stdout.fileno())
+            self._unwatch(child.process.stdout)
             return
         if child.state is not ChildState.STARTING:
             return
@@ -222,7 +193,7 @@ class Supervisor:
         line, newline, _ = child.line.partition(b"\n")
         if not newline:
             if len(child.line) > READY_BYTES_MAX:
-                child.process.kill()
+                child.process.signal(signal.SIGKILL)
             return
         try:
             ready = json.loads(line)
@@ -230,7 +201,7 @@ class Supervisor:
             ready = None
         if not isinstance(ready, dict):
             self._report("error", "its first line is no ready line", {"child": child.plan.name})
-            child.process.kill()
+            child.process.signal(signal.SIGKILL)
             return
         child.ready = ready
         child.state = ChildState.READY
@@ -239,10 +210,9 @@ class Supervisor:
     def _exited(self, child: Child) -> None:
         assert child.process is not None
         pid, ran_s = child.process.pid, time.monotonic() - child.started_s
-        child.exit_status = child.process.wait()
         if child.state is ChildState.STARTING:
             self._printed(child)  # A ready line may still lie in the pipe.
-        self._forget_process(child)
+        status = self._reap(child)
         child.backoff_s = (
             BACKOFF_FIRST_S if ran_s >= STEADY_S else min(child.backoff_s * 2, BACKOFF_LAST_S)
         )
@@ -251,20 +221,16 @@ class Supervisor:
         else:
             child.state = ChildState.WAITING
             child.start_at_s = time.monotonic() + child.backoff_s
-        self._report(
-            "warning", "exited", {"child": child.plan.name, "pid": pid, "status": child.exit_status}
-        )
+        self._report("warning", "exited", {"child": child.plan.name, "pid": pid, "status": status})
         self._on_change(child)
 
-    def _forget_process(self, child: Child) -> None:
+    def _reap(self, child: Child) -> int:
         assert child.process is not None
-        assert child.process.stdout is not None
-        self._unwatch(child.pidfd)
-        self._unwatch(child.process.stdout.fileno())
-        os.close(child.pidfd)
-        child.process.stdout.close()
-        child.pidfd = -1
+        self._unwatch(child.process.pidfd)
+        self._unwatch(child.process.stdout)
+        child.exit_status = status = child.process.reap()
         child.process = None
+        return status
 
     def _unwatch(self, descriptor: int) -> None:
         if descriptor in self._selector.get_map():

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from ckpt.base.errors import Busy, CkptError, Corrupt, Refused
+from ckpt.base.errors import Busy, CkptError, Corrupt, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step, TargetId
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import (
@@ -43,6 +43,7 @@ from ckpt.protocol.coordinator.catalog import (
 )
 from ckptd import catalog as catalog_module
 from ckptd.catalog import CATALOG_NAME, Catalog, create_catalog, read_image
+from ckptd.catalog_file import connect
 
 WRITER = """
 import os, sys, threading
@@ -212,6 +213,35 @@ def test_a_damaged_catalog_is_said_to_be_corrupt_and_never_started_over(tmp_path
     assert path.read_bytes() == content
 
 
+def test_a_catalog_that_its_disk_keeps_from_use_is_not_called_damaged(tmp_path: Path) -> None:
+    """Whoever is told of damage moves it away."""
+    with Catalog.open(tmp_path, None, "c1") as catalog:
+        write(catalog, [every_entry()])
+    path = tmp_path / CATALOG_NAME
+    content = path.read_bytes()
+    path.rename(tmp_path / "away")
+    path.mkdir()
+    with pytest.raises(Unavailable, match="cannot be used: unable to open"):
+        Catalog.open(tmp_path, None, "c1")
+    path.rmdir()
+    (tmp_path / "away").rename(path)
+    script = LIMITED.format(directory=str(tmp_path))
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "Unavailable: the catalog in" in ended.stderr, ended.stderr
+    assert path.read_bytes() == content
+    Catalog.open(tmp_path, "c1", "c1").close()
+
+
+LIMITED = """
+import resource
+from pathlib import Path
+from ckptd.catalog import Catalog
+resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))
+Catalog.open(Path("{directory}"), None, "c1")
+"""
+"""It can write no more than the first bytes of any file."""
+
+
 def test_tickets_that_wait_share_one_transaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,7 +334,7 @@ def test_acknowledged_tickets_survive_sigkill(tmp_path: Path) -> None:
 
 
 def test_what_is_told_durable_has_been_synced_by_the_database(tmp_path: Path) -> None:
-    connection = catalog_module._connect(tmp_path / CATALOG_NAME)
+    connection = connect(tmp_path / CATALOG_NAME)
     try:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,), "FULL"

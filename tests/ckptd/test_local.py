@@ -116,6 +116,26 @@ def test_a_killed_coordinator_comes_back_at_its_address_and_the_targets_find_it(
     wait_until(lambda: local.live() == ["t0", "t1"], "both targets are live again")
 
 
+def test_a_disk_that_takes_no_ready_file_ends_nothing_and_is_tried_again(
+    locals_: list[Local], tmp_path: Path
+) -> None:
+    local = start(locals_, tmp_path, "--targets", "1", "--code", "1+0", "--unprotected")
+    before = local.ready()
+    target = local.target_pids()["t0"]
+    in_its_way = local.directory / f".ready.json.{before['pid']}"
+    in_its_way.mkdir()
+    os.kill(int(str(before["coordinator_pid"])), signal.SIGKILL)
+    log = local.directory.with_suffix(".errors")
+    wait_until(lambda: "ready.json not written" in log.read_text(), "it was tried")
+    assert local.ready() == before
+    in_its_way.rmdir()
+    old = (None, before["coordinator_pid"])
+    wait_until(lambda: local.ready()["coordinator_pid"] not in old, "the file says what is")
+    assert local.target_pids()["t0"] == target
+    wait_until(lambda: local.live() == ["t0"], "the target is live again")
+    assert local.stop() == 0
+
+
 def test_a_killed_target_comes_back_a_held_one_not_until_it_is_released(
     tmp_path: Path, locals_: list[Local]
 ) -> None:

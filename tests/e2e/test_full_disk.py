@@ -23,6 +23,7 @@ import contextlib, json, os, sys, threading, time
 from pathlib import Path
 import numpy as np
 import ckpt
+from ckptd.catalog import Catalog
 
 folder = Path(sys.argv[1])
 filler = folder / "somebody else's"
@@ -53,17 +54,29 @@ def eventually(store, step):
         threading.Event().wait(0.5)
     return end
 
+def catalog():
+    """How a coordinator's catalog is opened that exists."""
+    try:
+        Catalog.open(folder / "catalog", None, "c").close()
+    except ckpt.CkptError as error:
+        return error.code
+    return "open"
+
+ends["catalog before"] = catalog()
 with ckpt.open(f"ckpt+local://{folder}/store?targets=3&code=2+1") as store:
     ends["before"] = saved(store, 1, wait_s=60.0)
     fill()
     ends["free"] = os.statvfs(folder).f_bavail
+    ends["catalog"] = catalog()
     ends["same shape"] = saved(store, 2)
     try:
         store.save("wide", 1, {"b": np.ones(9 << 20, "u1")}).wait(2.0)
         ends["new shape"] = "committed"
     except ckpt.CkptError as error:
         ends["new shape"] = error.code
+        ends["said"] = str(error)
     filler.unlink()
+    ends["catalog after"] = catalog()
     ends["after"] = eventually(store, 3)
     ends["steps"] = [commit.step for commit in store.steps("run")]
     ends["equal"] = [
@@ -104,7 +117,12 @@ def test_a_full_disk_ends_saves_honestly_and_loses_nothing(mark: str, tmp_path: 
     ends = json.loads(ended.stdout.splitlines()[-1])
     assert ends["free"] == 0, "nothing at all was left"
     assert ends["before"] == ends["after"] == "committed"
-    assert ends["new shape"] in ("no_space", "unavailable", "timeout"), ends
+    assert [ends[f"catalog{when}"] for when in (" before", "", " after")] == [
+        "open",
+        "no_space",
+        "open",
+    ]
+    assert ends["new shape"] in ("no_space", "unavailable", "timeout"), ends["said"]
     committed = [1, 3] if ends["same shape"] != "committed" else [1, 2, 3]
     assert set(committed) <= set(ends["steps"]), "what was announced stays"
     assert ends["equal"] == [True] * len(ends["steps"])

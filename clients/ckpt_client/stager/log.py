@@ -6,10 +6,11 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 
 
 def log(level: str, text: str, **fields: str | int | float) -> None:
-    """Write it, and at once."""
+    """Write it, and at once; a disk that is full loses the line, not the saves that are held."""
     line = {"at": time.time(), "level": level, "pid": os.getpid(), "text": text, **fields}
-    sys.stderr.write(json.dumps(line) + "\n")
-    sys.stderr.flush()
+    with suppress(OSError):
+        os.write(sys.stderr.fileno(), f"{json.dumps(line)}\n".encode())
