@@ -94,19 +94,25 @@ def _rebuild(directory: Path, targets: str | None) -> RebuiltCatalog:
     arguments = ["--directory", str(directory)]
     if targets:
         arguments += ["--targets", targets]
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, *PROGRAM, *arguments],
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env=child_environment(),
-        check=False,
     )
-    if done.returncode not in (Exit.OK, Exit.DEGRADED):
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        said = lines[-1] if lines else f"ended with status {done.returncode}"
-        kind = _ERROR_OF_CODE.get(done.returncode, CkptError)
+    try:
+        told, errors = process.communicate()
+    except BaseException:
+        process.terminate()  # It may have heard no Ctrl-C; it leaves no half a catalog.
+        process.communicate()
+        raise
+    if process.returncode not in (Exit.OK, Exit.DEGRADED):
+        lines = errors.decode(errors="replace").strip().splitlines()
+        said = lines[-1] if lines else f"ended with status {process.returncode}"
+        kind = _ERROR_OF_CODE.get(process.returncode, CkptError)
         raise kind(said.removeprefix("ckptd rebuild-catalog: "))
-    return msgspec.json.decode(done.stdout, type=RebuiltCatalog)
+    return msgspec.json.decode(told, type=RebuiltCatalog)
 
 
 def _print(found: RebuiltCatalog, output: Output) -> None:
