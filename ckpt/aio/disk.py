@@ -26,6 +26,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from ckpt.aio.durable import sync_directory
 from ckpt.aio.slots import Slot, SlotPool
 from ckpt.base.errors import Busy
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, PAGE_BYTES
@@ -289,12 +290,7 @@ class RealDisk:
         os.rename(self._path(old), self._path(new))
 
     def sync_directory(self, directory: str) -> None:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        descriptor = os.open(self._path(directory) if directory else str(self.directory), flags)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_directory(self._path(directory) if directory else self.directory)
 
     def remove_file(self, file: str) -> None:
         self._forget(file)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.durable import sync_directory
 from ckpt.base.errors import Refused, Unauthorized
 
 SECRET_BYTES: Final = 32
@@ -79,8 +80,4 @@ def make_secret(path: Path) -> None:
             return
     finally:
         os.unlink(aside)
-    parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(parent)
-    finally:
-        os.close(parent)
+    sync_directory(path.parent)

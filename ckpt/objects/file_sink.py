@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from ckpt.aio.durable import sync_directory
 from ckpt.base.errors import NotFound, Refused, Unauthorized, Unavailable
 from ckpt.format.checksum import Buffer
 from ckpt.objects.direct_file import Blocks, DirectWriter, checksum, read_range
@@ -161,7 +162,7 @@ class _FileUpload:
             self._writer.finish()
             os.fsync(self._descriptor)
             self._aside.rename(self._path)
-            _sync(self._path.parent)
+            sync_directory(self._path.parent)
 
         _told(str(self._path), finish)
 
@@ -175,18 +176,10 @@ class _FileUpload:
                 self._path.hardlink_to(self._aside)
             except FileExistsError:
                 return False
-            _sync(self._path.parent)
+            sync_directory(self._path.parent)
             return True
 
         return _told(str(self._path), finish)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _raise_unless_gone(error: OSError) -> None:

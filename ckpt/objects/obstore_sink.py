@@ -31,6 +31,8 @@ from ckpt.objects.sink import (
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 120.0
 """Of a whole request: a shard's body included."""
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+"""A listing's errors are of no kind; their text has the answer's status."""
 Value = TypeVar("Value")
 
 
@@ -211,10 +213,6 @@ def _told(what: str, once: Callable[[], Value]) -> Value:
         if NO_BUCKET in str(error):
             raise no_bucket(what) from None
         raise Unavailable(f"{what}: {_brief(error)}") from error
-
-
-_STATUS: Final = re.compile(r"status code: (\d{3})")
-"""A listing's errors are of no kind; their text has the answer's status."""
 
 
 def _unauthorized(what: str, error: BaseException) -> Unauthorized:

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from ckpt.aio.durable import sync_directory
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, RunName, Step, TargetId
 from ckpt.protocol.coordinator.catalog import (
@@ -50,7 +51,7 @@ from ckpt.protocol.coordinator.catalog import (
     TargetSeen,
 )
 from ckptd import drain_tables, launch_tables
-from ckptd.catalog_file import connect, lock_directory, sync_directory, unusable
+from ckptd.catalog_file import connect, lock_directory, unusable
 
 CATALOG_NAME: Final = "catalog.sqlite"
 SCHEMA_VERSION: Final = 1
@@ -119,10 +120,11 @@ class Catalog:
                     )
                 image = _load(connection)
                 image.term = _begin_term(connection, image)
-            except BaseException as error:
+            except sqlite3.DatabaseError as error:
                 connection.close()
-                if isinstance(error, sqlite3.DatabaseError):
-                    raise unusable(directory, error) from error
+                raise unusable(directory, error) from error
+            except BaseException:
+                connection.close()
                 raise
         except BaseException:
             os.close(lock)

@@ -68,12 +68,3 @@ def unusable(directory: Path, error: sqlite3.Error) -> CkptError:
         f"the catalog in {directory} is unreadable: {error}",
         hint="move it away and run `ckpt catalog rebuild`",
     )
-
-
-def sync_directory(directory: Path) -> None:
-    """What was made or renamed in it is there after a power loss."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.durable import write_aside
 from ckpt.base.errors import CkptError, Corrupt, Refused
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX
 from ckpt.erasure.code import Code
@@ -139,7 +140,7 @@ def load_or_create(
                 )
         return found
     made = _made(directory, options, host, created_by)
-    write_aside(path, _to_toml(made).encode(), 0o644)
+    write_aside(path, _to_toml(made).encode())
     return made
 
 
@@ -158,26 +159,6 @@ def read_cluster(path: Path) -> ClusterFile:
         return ClusterFile(**values)
     except (ValueError, KeyError, TypeError, CkptError) as error:
         raise Corrupt(f"{path} does not parse: {error}") from error
-
-
-def write_aside(path: Path, content: bytes, mode: int) -> None:
-    """Replace a file atomically and durably: aside, sync, rename, sync the directory."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _made(directory: Path, options: ClusterOptions, host: str, created_by: str) -> ClusterFile:

@@ -32,6 +32,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.durable import write_aside
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
 from ckpt.base.errors import Busy, CkptError, Refused, Unavailable
 from ckpt.erasure.code import Code
@@ -42,7 +43,6 @@ from ckptd.cluster_file import (
     ClusterOptions,
     device_of,
     load_or_create,
-    write_aside,
 )
 from ckptd.http_client import HttpAsker
 from ckptd.log import Reporter, configure, reporter
@@ -334,7 +334,7 @@ class LocalCluster:
         """A full disk does not end what serves: the file is tried again."""
         content = json.dumps(self._ready_document(), indent=1).encode()
         try:
-            write_aside(self._directory / READY_NAME, content, 0o644)
+            write_aside(self._directory / READY_NAME, content)
         except OSError as error:
             if not self._unwritten:
                 self._report("warning", "ready.json not written", {"error": str(error)})

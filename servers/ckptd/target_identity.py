@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
 import tomllib
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from ckpt.aio.channel import Bulk
 from ckpt.aio.dial import Dialer
+from ckpt.aio.durable import write_aside
 from ckpt.base.errors import Refused
 from ckpt.base.limits import TARGET_ID_BYTES_MAX
 from ckpt.format.messages import Message, Role
@@ -71,20 +71,9 @@ def read_target_file(directory: Path) -> TargetFile | None:
 
 
 def _write_target_file(directory: Path, made: TargetFile) -> None:
-    """Aside, sync, rename, sync the directory."""
-    aside = directory / f"{FILE_NAME}.{os.getpid()}"
     # JSON strings are TOML basic strings.
     text = f"target = {json.dumps(made.target)}\ncluster = {json.dumps(made.cluster)}\n"
-    with aside.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(directory / FILE_NAME)
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    write_aside(directory / FILE_NAME, text.encode())
 
 
 class _Learner:

@@ -50,6 +50,12 @@ class Agent:
     def wait_once(self, run: str, step: int, timeout_s: float) -> None:
         self.saves[run, step].wait(timeout_s)
 
+    def hear(self, run: str, step: int) -> bool:
+        """Wait until the end of that save is known here; it is told to nobody yet."""
+        save = self.saves[run, step]
+        assert save._stager is not None
+        return save._stager.wait_until(lambda: save.ended, WAIT_S)
+
     def load(
         self, run: str, step: int | None = None, version: int = 1, filler_bytes: int = 0,
         **options: object,

@@ -39,12 +39,7 @@ PART_BYTES = 65 * MiB
 SAVE_TIMEOUT_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def cluster(mark: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("burst"), "targets=3&code=2+1")
-    ckpt.open(made.url).close()
-    yield made
-    made.stop()
+CLUSTER_OPTIONS = "targets=3&code=2+1"
 
 
 @pytest.fixture(scope="module")

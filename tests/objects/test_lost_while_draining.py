@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,8 @@ from tests.e2e.cluster import Cluster, command
 from tests.objects.drainkit import DRAIN_TIMEOUT_S, Drain, rot, save, wait_drained
 from tests.waiting import wait_until
 
-
-@pytest.fixture(scope="module")
-def cluster(mark: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """It drains nothing by itself."""
-    made = Cluster(tmp_path_factory.mktemp("burst"), "targets=3&code=2+1")
-    ckpt.open(made.url).close()
-    yield made
-    made.stop()
+CLUSTER_OPTIONS = "targets=3&code=2+1"
+"""It drains nothing by itself."""
 
 
 def lose_index(cluster: Cluster, run: str, step: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,12 +28,7 @@ END_TIMEOUT_S = 120.0
 """Its python has to start first, on a busy machine."""
 
 
-@pytest.fixture(scope="module")
-def cluster(mark: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("burst"), "targets=3&code=2+1")
-    ckpt.open(made.url).close()
-    yield made
-    made.stop()
+CLUSTER_OPTIONS = "targets=3&code=2+1"
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,12 +24,7 @@ REQUESTS_OF_A_TRY_MAX = 8
 START_TIMEOUT_S = 120.0
 
 
-@pytest.fixture(scope="module")
-def cluster(mark: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("burst"), "targets=3&code=2+1")
-    ckpt.open(made.url).close()
-    yield made
-    made.stop()
+CLUSTER_OPTIONS = "targets=3&code=2+1"
 
 
 def opened(kind: str, s3: S3, bucket: str) -> Sink:
