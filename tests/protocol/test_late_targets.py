@@ -147,3 +147,19 @@ def test_a_column_that_the_payload_can_do_without_is_answered_at_once() -> None:
     assert len(rank.plan.places) == 5
     failed = rank.plan.places[0].target
     assert spares_for(rank, 0, failed) == [m.SparesNamed(rank.payload, ())]
+
+
+def test_targets_that_come_while_others_are_asked_for_space_are_asked_too() -> None:
+    """As behind a coordinator's restart: too few were listed when places were chosen."""
+    bench = gathered(4)
+    bench.stop("t0", "t1")
+    for id in ("t2", "t3"):
+        bench.targets[TargetId(id)].silent.add(Reserve)
+    rank = RankFake(bench)
+    assert rank.open(1) == []
+    bench.start("t0")
+    for id in ("t2", "t3"):
+        bench.let_answer(id)
+    rank.take_plan()
+    assert rank.plan is not None
+    assert {place.target for place in rank.plan.places} == {"t0", "t2", "t3"}

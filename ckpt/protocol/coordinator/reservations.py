@@ -263,6 +263,7 @@ class Reservations:
         size = allotment.file_bytes
         self._turn += 1
         rule = self._rule
+        live = {target.id for target in self._members.live()}
         placement = place(
             layout.code,
             size,
@@ -280,7 +281,7 @@ class Reservations:
             elif held is not None:
                 allotment.spares.append(held)
             if allotment.open_questions == 0:
-                self._conclude(allotment, done)
+                self._conclude(allotment, live, done)
 
         asked = [(ColumnNumber(j), t) for j, t in enumerate(placement.columns) if t is not None]
         allotment.open_questions = len(asked) + len(placement.spares) + 1
@@ -369,7 +370,8 @@ class Reservations:
         question = Reserve(self._members.term, reservation, allotment.file_bytes)
         self._desk.ask(target.session, question, answered, patience_us=allotment.patience_us)
 
-    def _conclude(self, allotment: Allotment, done: Done) -> None:
+    def _conclude(self, allotment: Allotment, known: set[TargetId], done: Done) -> None:
+        """All that were asked have answered; known: who was live when places were chosen."""
         code = allotment.layout.code
         for column in allotment.absent:
             if allotment.spares:
@@ -390,6 +392,9 @@ class Reservations:
             done(self._no_space(allotment, full))
             return
         live = len(self._members.live())
+        if live >= needed and any(target.id not in known for target in self._members.live()):
+            self._request(allotment.layout, done, allotment.patience_us)
+            return
         silent = any(failed.code == Unavailable.code for failed in allotment.refused.values())
         if silent and live >= needed and allotment.patience_us < PATIENCE_LAST_US:
             self._request(allotment.layout, done, 2 * allotment.patience_us)
