@@ -56,7 +56,7 @@ test-stores: $(STORES_READY)
 # longest files go first (tests/frameworks/conftest.py).
 test-frameworks: $(FRAMEWORKS_READY)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" \
-		-o faulthandler_timeout=890 --durations=12 tests/frameworks
+		-o faulthandler_timeout=390 --durations=12 tests/frameworks
 
 # The simulator finds each planted bug; then both cores for one campaign: 10,000 histories, each cell
 # of the fault matrix hit.

@@ -1,5 +1,6 @@
-"""Properties state facts, never times: a busy machine must not fail them. And long files run
-first, so that no worker is left alone with one of them at the end.
+"""Properties state facts, never times: a busy machine must not fail them. Long files run first, so
+that no worker is left alone with one of them at the end. And what fails is told at once: a run that
+hangs later and is cut off has no summary.
 """
 
 from __future__ import annotations
@@ -28,8 +29,32 @@ LONGEST: Final = (
 OF_PROCESSES: Final = ("e2e", "objects", "bench", "client", "ckptd", "fs", "sim")
 """Folders of tests with clusters and histories; those of the others take milliseconds."""
 
+TOLD_LINES: Final = 40
+"""Of a failure, at once; all of it follows at the end."""
+
 settings.register_profile("facts", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("facts")
+
+
+class Herald:
+    """I tell of a failure where people look, not in a worker."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            text = "\n".join([report.longreprtext, report.capstderr]).splitlines()
+            terminal.write_line("")
+            terminal.write_line(f"{report.nodeid} failed ({report.when}), its last lines:")
+            for line in text[-TOLD_LINES:]:
+                terminal.write_line(f"    {line}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Herald(config), "herald")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

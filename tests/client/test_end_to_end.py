@@ -249,6 +249,26 @@ def test_a_full_arena_skips_or_refuses_as_asked(url: str) -> None:
                 store.close(timeout_s=0.0)
 
 
+def arena_bytes() -> int:
+    """Of all stagers' memory that is mapped here."""
+    total = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "ckpt-arena" in line:
+            begin, end = line.split()[0].split("-")
+            total += int(end, 16) - int(begin, 16)
+    return total
+
+
+def test_a_state_that_grew_once_lets_the_arena_grow_once(url: str) -> None:
+    with ckpt.open(url) as store:
+        before = arena_bytes()
+        sizes = []
+        for step, size in enumerate([1 << 20] * 2 + [5 << 20] * 8):
+            store.save("arena-growth", step, {"a": np.full(size, step, "u1")}).wait(TIMEOUT_S)
+            sizes.append(arena_bytes() - before)
+    assert 2 * (5 << 20) <= sizes[3] == sizes[-1] <= 3 * (5 << 20)
+
+
 def test_a_forked_child_must_open_a_store_of_its_own(url: str) -> None:
     with ckpt.open(url) as store:
         child = os.fork()

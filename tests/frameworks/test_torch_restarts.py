@@ -192,9 +192,12 @@ def kill_a_target(url: str, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize(
-    "kills", [pytest.param(4, id="4"), pytest.param(20, id="20", marks=pytest.mark.slow)]
+    "kills",
+    [
+        pytest.param(4, id="4", marks=pytest.mark.timeout(700)),
+        pytest.param(20, id="20", marks=[pytest.mark.slow, pytest.mark.timeout(3000)]),
+    ],
 )
-@pytest.mark.timeout(3000)
 def test_a_gpt_that_is_killed_at_random_steps_learns_the_same_bits(
     cluster: str, warm: Warm, tmp_path: Path, kills: int
 ) -> None:

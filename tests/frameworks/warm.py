@@ -154,6 +154,9 @@ class Server:
     def _fork(self) -> Order | None:
         client, _ = self._listener.accept()
         message, files, _, _ = socket.recv_fds(client, ORDER_BYTES_MAX, 3)
+        if not message:  # It was killed before it could ask.
+            client.close()
+            return None
         order = Order(**json.loads(message))
         import_for(Path(order.line[0]))
         threads = os.listdir("/proc/self/task")

@@ -318,9 +318,9 @@ class StagerShell:
             )
         )
         self._tables.make(order, Fingerprinter(memory.memory, declaration))
-        self._desk.make(
-            1 - half, memory.size
-        )  # Soon needed: pay its first touch beside the training.
+        # Soon needed: pay its first touch beside the training. As much as this save needed, not as
+        # its half has, or the two would grow past each other with every save.
+        self._desk.make(1 - half, end)
 
     def _tell(self, save: int, outcome: Outcome) -> None:
         match outcome:
