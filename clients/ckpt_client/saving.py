@@ -198,4 +198,7 @@ class Save:
         if self._error is None or self._error_told:
             return None
         self._error_told = True
+        self._error.add_note(
+            f"It ended the save of {self.run}@{self.step}, which nobody waited for."
+        )
         return self._error

@@ -186,7 +186,7 @@ class StagerLink:
         except CkptError:
             with self._news:
                 self._pending.pop(number, None)
-            save.take_error()  # Told here.
+            save.told_by_others()  # Told here.
             raise
 
     def take_error(self) -> CkptError | None:

@@ -193,6 +193,7 @@ class Store:
         and the other ranks' saves of this step wait: call it again.
         """
         begun_s = time.monotonic()
+        self.raise_untold()
         with self.refusing(run, step, rank=rank, world_size=world_size):
             packing = self.pack(state, rank=rank, world_size=world_size, replicated=replicated)
             if check_finite:
@@ -235,17 +236,29 @@ class Store:
         begun_s: float,
         copier: Copier = NUMPY,
     ) -> Save:
-        """What `save` does then: copy, and hand over.
+        """What `save` does then: copy, and hand over. What the staging raises refuses the step.
 
         begun_s: `time.monotonic()` when the training stopped for this save.
         copier: knows what the packing's arrays are.
         """
         self._check_usable()
         name, number = check_run_name(run), check_step(step)
-        self._tell_of_earlier_saves()
         with self._lock:
             self._connection.ensure_cluster()
             return self._stage(name, number, packing, copier, begun_s)
+
+    def raise_untold(self) -> None:
+        """What `save` does first of all: raise the error of an earlier save that nobody has heard
+        of, once, and warn of what commits have said. It refuses nothing: where ranks save together,
+        call it where the others hear what one of them raises.
+        """
+        with self._lock:
+            for stager in self._stagers.values():
+                error = stager.take_error()
+                if error is not None:
+                    raise error
+                for save in stager.take_warned():
+                    save.tell_warnings(stacklevel=4)
 
     @contextmanager
     def refusing(
@@ -430,7 +443,7 @@ class Store:
                     if not _wait_idle(stager, left):
                         late += stager.pending_count
             try:
-                self._tell_of_earlier_saves()
+                self.raise_untold()
             finally:
                 self._leave()
         if late:
@@ -479,15 +492,6 @@ class Store:
         start_s = time.monotonic() - asked if fresh else 0.0
         staging = Staging(stager, run, step, place, next_save_number(), self._settings)
         return staging.stage(packing, copier, begun_s, start_s)
-
-    def _tell_of_earlier_saves(self) -> None:
-        with self._lock:
-            for stager in self._stagers.values():
-                error = stager.take_error()
-                if error is not None:
-                    raise error
-                for save in stager.take_warned():
-                    save.tell_warnings(stacklevel=5)
 
 
 def _wait_idle(stager: StagerLink, timeout_s: float | None) -> bool:

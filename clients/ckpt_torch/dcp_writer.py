@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -116,17 +117,16 @@ class CkptWriter(StorageWriter):
         if self._save is None:
             step, world_size = self.step(), self._world_size(plan)
             self._make_up(step, world_size)
+            begun_s = time.monotonic()
             with step.store.refusing(step.run, step.number, rank=self._rank, world_size=world_size):
-                tree = self._tree(plan, planner)
-            self._save = step.store.save(
-                step.run,
-                step.number,
-                tree,
-                rank=self._rank,
-                world_size=world_size,
-                check_finite=self.check_finite,
-            )
-        self._save.told_by_others()  # DCP raises on all ranks what one of them raises.
+                step.store.raise_untold()
+                packing = step.store.pack(
+                    self._tree(plan, planner), rank=self._rank, world_size=world_size
+                )
+                if self.check_finite:
+                    packing.check_finite()
+            self._save = step.store.save_packed(step.run, step.number, packing, begun_s=begun_s)
+            self._save.told_by_others()  # DCP raises on all ranks what one of them raises.
         future: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         future.set_result([_result(item) for item in plan.items])
         return future
@@ -172,7 +172,11 @@ class CkptWriter(StorageWriter):
         return find_step(self.checkpoint_id, self._store)
 
     def adopt(self, save: Save) -> None:
-        """The next `write_data` finds this staged already, and copies nothing."""
+        """The next `write_data` finds this staged already, and copies nothing.
+
+        When DCP never comes that far, it has told all ranks why.
+        """
+        save.told_by_others()
         self._adopted = save
 
     # ----------------------------------------------------------------------- inside

@@ -84,7 +84,7 @@ def find_holders(who: Who, shape: Shape, values: Mapping[str, Scalar]) -> Holder
     """Who holds what. Every rank of the group calls this, or `tell_problem`, at the same time.
 
     Where ranks cannot talk, every rank is taken to hold the same names. Raises Refused by path for
-    a plain value that differs between ranks, Aborted when another rank refuses its state.
+    a plain value that differs between ranks, Aborted when another rank does not save.
     """
     if not who.speaking:
         everyone = tuple(range(who.world_size))
@@ -113,7 +113,7 @@ def tell_problem(who: Who, problem: str) -> None:
 def _raise_others(told: list[_Told]) -> None:
     for rank, one in enumerate(told):
         if one.problem:
-            raise Aborted(f"rank {rank} refuses its state: {one.problem}")
+            raise Aborted(f"rank {rank} does not save: {one.problem}")
 
 
 def _remember(key: tuple[bytes, ...], holders: Holders) -> None:

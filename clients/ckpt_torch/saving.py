@@ -128,6 +128,7 @@ def stage(
     only compared and copied; `begun_s` is `time.monotonic()` when the training stopped.
     """
     with refusing_together(step, who):
+        step.store.raise_untold()  # Raised later, it would leave the others to wait for this rank.
         state = asked(state_dict)
         known = None if check_finite else recall(step.store, who)
         found = recognise(known, state) if known is not None else None
@@ -197,6 +198,7 @@ def _parts_of(
 
 def commit_future(staged: Save) -> Future[Commit]:
     """A future of what becomes of a save; a thread of its own waits for it."""
+    staged.told_by_others()  # By the future: it need not come up in the next save as well.
     future: Future[Commit] = Future()
     future.set_running_or_notify_cancel()
 

@@ -6,9 +6,11 @@ their own, and returns what each returned.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import multiprocessing
 import os
+import signal
 import socket
 import traceback
 import warnings
@@ -17,17 +19,36 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 from tests.frameworks.warm import Warm
 
 RANK = "tests.frameworks.rank"
 END_TIMEOUT_S = 60.0
-RUN_TIMEOUT_S = 600.0
+RUN_TIMEOUT_S = 240.0
+SHOW_STACKS = signal.SIGUSR1
+STACKS_S = 2.0
+"""For a rank that hangs to write them."""
 
 
 class RankFailed(AssertionError):
     """A rank raised; the text is its traceback."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A rank's process, what keeps it alive, and its jobs."""
+
+    pid: int
+    life: socket.socket
+    pipe: Connection
+
+    def end(self) -> None:
+        self.pipe.close()
+        self.life.settimeout(END_TIMEOUT_S)
+        with self.life, suppress(TimeoutError):  # Its end kills a rank that has not ended.
+            self.life.recv(64)
 
 
 @dataclass(frozen=True)
@@ -47,17 +68,18 @@ class Ranks:
     """I own the processes. Close me."""
 
     def __init__(self, warm: Warm, count: int, directory: Path) -> None:
+        self._warm = warm
         self._directory = directory
         self._runs = 0
-        self._seats: list[tuple[int, socket.socket, Connection]] = []
-        """Each rank's pid, what keeps it alive, and its jobs."""
+        self._seats = [self._seat(number) for number in range(count)]
+
+    def _seat(self, number: int) -> Seat:
         script = Path(__file__).with_name(RANK.rpartition(".")[2] + ".py")
-        for number in range(count):
-            ours, theirs = multiprocessing.Pipe()
-            pid, life = warm.start(number, script, theirs.fileno())
-            theirs.close()
-            ours.send_bytes(multiprocessing.current_process().authkey)
-            self._seats.append((pid, life, ours))
+        ours, theirs = multiprocessing.Pipe()
+        pid, life = self._warm.start(number, script, theirs.fileno())
+        theirs.close()
+        ours.send_bytes(multiprocessing.current_process().authkey)
+        return Seat(pid, life, ours)
 
     def run(
         self,
@@ -66,13 +88,16 @@ class Ranks:
         *arguments: Any,
         environ: dict[str, str] | None = None,
     ) -> list[Any]:
-        """The results by rank. Raises RankFailed with the first rank's traceback."""
+        """The results by rank. Raises RankFailed with the first rank's traceback.
+
+        Ranks that do not answer show their stacks and are replaced.
+        """
         self._runs += 1
         rendezvous = f"file://{self._directory}/rendezvous-{self._runs}"
         seats = self._seats[:world_size]
         assert len(seats) == world_size
-        for rank, (_, _, pipe) in enumerate(seats):
-            pipe.send(
+        for rank, seat in enumerate(seats):
+            seat.pipe.send(
                 Job(
                     function.__module__,
                     function.__qualname__,
@@ -83,23 +108,33 @@ class Ranks:
                     environ or {},
                 )
             )
-        answers = []
-        for rank, (pid, _, pipe) in enumerate(seats):
-            if not pipe.poll(RUN_TIMEOUT_S):
-                raise RankFailed(f"rank {rank} (pid {pid}) did not answer")
-            answers.append(pipe.recv())
+        deadline = monotonic() + RUN_TIMEOUT_S
+        late = [seat for seat in seats if not seat.pipe.poll(max(0.0, deadline - monotonic()))]
+        answers = [seat.pipe.recv() for seat in seats if seat not in late]
+        if late:
+            self._replace(late)
+            pids = [seat.pid for seat in late]
+            raise RankFailed(f"no answer from {pids}, only {answers}; their stacks are on stderr")
         for rank, (good, answer) in enumerate(answers):
             if not good:
                 raise RankFailed(f"rank {rank}: {answer}")
         return [answer for _, answer in answers]
 
+    def _replace(self, late: list[Seat]) -> None:
+        for seat in late:
+            os.kill(seat.pid, SHOW_STACKS)
+        sleep(STACKS_S)
+        for seat in late:
+            os.kill(seat.pid, signal.SIGKILL)
+            number = self._seats.index(seat)
+            seat.end()
+            self._seats[number] = self._seat(number)
+
     def close(self) -> None:
-        for _, _, pipe in self._seats:
-            pipe.close()
-        for _, life, _ in self._seats:
-            life.settimeout(END_TIMEOUT_S)
-            with life, suppress(TimeoutError):  # Its end kills a rank that has not ended.
-                life.recv(64)
+        for seat in self._seats:
+            seat.pipe.close()
+        for seat in self._seats:
+            seat.end()
 
 
 def serve(pipe: Connection) -> None:
@@ -107,6 +142,7 @@ def serve(pipe: Connection) -> None:
     import torch
 
     torch.set_num_threads(1)
+    faulthandler.register(SHOW_STACKS)
     # Tensors in an answer go by shared memory, and its owner asks for this.
     multiprocessing.current_process().authkey = pipe.recv_bytes()
     while True:

@@ -177,7 +177,7 @@ def test_a_rank_that_changes_alone_is_heard_by_those_that_did_not(
     expected = {"w": torch.full((5,), 7.0), "more": torch.ones(2), "lr": 0.125}
     for rank, (told, back) in enumerate(ranks.run(3, uneven_job, cluster)):
         assert "lr: the value differs between ranks 0 and 1" in told[0]
-        assert ("not plain data" if rank == 1 else "rank 1 refuses its state: lr") in told[1]
+        assert ("not plain data" if rank == 1 else "rank 1 does not save: lr") in told[1]
         assert back == whole(expected)
 
 

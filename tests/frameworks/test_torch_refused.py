@@ -1,5 +1,5 @@
-"""One torch rank refuses a step, by any way of saving: all hear it, and the same step commits when
-all save it again.
+"""One torch rank refuses a step, or is told of an earlier save that failed, by any way of saving: all
+hear it, and the same step commits when all save it again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 import ckpt
 import ckpt_torch
 from ckpt_torch import CkptReader, CkptStager, CkptWriter
+from ckpt_torch.place import find_step
 from tests.frameworks.gloo import Ranks
+from tests.waiting import wait_until
 
 REFUSING = 1
 TRIES = 3
@@ -37,7 +39,25 @@ def spoilt(way: str, how: str) -> dict[str, Any]:
     """What the refusing rank saves in vain."""
     if how == "nan":
         return state_of(way, float("nan"))
-    return {**state_of(way, 1.0), "strange": Strange()}
+    return {**state_of(way, 1.0), **({"strange": Strange()} if how == "strange" else {})}
+
+
+def fail_untold(path: str, way: str) -> None:
+    """Two saves of this process come to nothing, and nobody asks what became of them."""
+    store = find_step(path, None).store
+    saves = [
+        store.save(
+            f"failing-{way}", 1, {"untold": ckpt.Replicated(r)}, rank=r, world_size=TRIES - 1
+        )
+        for r in range(TRIES - 1)
+    ]
+
+    def ended() -> bool:
+        for save in saves:
+            save._stager.take_news()  # type: ignore[union-attr]
+        return all(save.ended for save in saves)
+
+    wait_until(ended, "the abort")
 
 
 def told(save: Callable[[], object]) -> str:
@@ -73,8 +93,10 @@ def job(url: str, way: str, how: str) -> Any:
     path = f"{url}/refused-{way}-{how}/7"
     save = saver(way, path, how == "nan")
     heard = []
+    bad = dist.get_rank() == REFUSING
+    if bad and how == "untold":
+        fail_untold(path, way)
     for attempt in range(1, TRIES):
-        bad = dist.get_rank() == REFUSING
         state = spoilt(way, how) if bad else state_of(way, float(attempt))
         heard.append(told(lambda: save(state)))  # noqa: B023
         dist.barrier()
@@ -88,7 +110,7 @@ def job(url: str, way: str, how: str) -> Any:
     return heard, values.unique().tolist()
 
 
-@pytest.mark.parametrize("how", ["strange", "nan"])
+@pytest.mark.parametrize("how", ["strange", "nan", "untold"])
 @pytest.mark.parametrize("way", ["writer", "alone", "stager", "save", "save-alone"])
 def test_a_step_that_one_rank_refused_commits_when_all_save_it_again(
     cluster: str, ranks: Ranks, way: str, how: str

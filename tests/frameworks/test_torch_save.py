@@ -391,7 +391,7 @@ def differing_job(url: str, what: str) -> str:
     [
         ("value", "lr: the value differs between ranks 0 and 1", None),
         ("tensor", "replicas differ", None),
-        ("refusal", "bad: a datetime.date is not plain data", "rank 1 refuses its state: bad"),
+        ("refusal", "bad: a datetime.date is not plain data", "rank 1 does not save: bad"),
     ],
 )
 def test_replicas_that_differ_are_refused_on_all_ranks_and_none_hangs(
