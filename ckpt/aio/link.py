@@ -116,6 +116,7 @@ class Link:
         self.mask = 0
         """What is watched; the loop's business."""
         self.sink = sink
+        """None also when it is closed."""
         self._loop = loop
 
     @property
@@ -234,8 +235,12 @@ class LinkLoop:
         return link
 
     def close(self, link: Link) -> None:
-        """Close a link; no event follows. Idempotent."""
-        link.state = LinkState.CLOSED
+        """Close a link; no event follows. Idempotent.
+
+        It lets go of its sink: the memory behind it must not wait for the cyclic collector, which
+        a trainer may have switched off.
+        """
+        link.state, link.sink = LinkState.CLOSED, None
         self._events = [event for event in self._events if not _is_of(event, link)]
         channel = link.channel
         if channel is None or self._links.pop(link.session, None) is None:

@@ -115,6 +115,7 @@ class PeerServer:
         finally:
             if self._server is not None:
                 self._server.abandon()
+                self._answers.forget()
             self._loop.close()
 
     def _start(self) -> None:
@@ -157,6 +158,17 @@ class _Answers:
     def give(self, payload: PayloadId, view: View) -> None:
         with self._lock:
             self._views[payload] = view
+
+    def forget(self) -> None:
+        """Nobody asks any more: what was offered is its owner's alone, and is freed when it is
+        dropped. A circle with the server would keep it until the cyclic collector comes.
+        """
+        with self._lock:
+            self._spans.clear()
+            self._views.clear()
+            self._manifests.clear()
+        self._waiting.clear()
+        del self.server
 
     def opened(self, session: Session, peer: Established) -> None:
         """A peer; it asks next."""

@@ -3,9 +3,11 @@ dead, stopped, damaged."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -133,6 +135,22 @@ def test_every_rank_gets_its_own_tree_back(cluster: Cluster) -> None:
         assert checkpoint.source == "tier"
         assert sum(read.rebuilt_bytes for read in checkpoint.statistics) == 0
         assert str(checkpoint.redundancy) == "survives 2 targets, 2 devices"
+
+
+def test_what_was_loaded_is_freed_when_it_is_dropped_without_the_cyclic_collector(
+    cluster: Cluster,
+) -> None:
+    gc.collect()
+    gc.disable()  # As trainers do.
+    try:
+        state = cluster.store.load("run", rank=0, world_size=RANKS)
+        assert isinstance(state, dict)
+        memory = weakref.ref(state["own"])
+        assert memory() is not None
+        del state
+        assert memory() is None
+    finally:
+        gc.enable()
 
 
 def test_a_caller_of_another_world_size_is_told_what_to_pass(cluster: Cluster) -> None:

@@ -156,8 +156,10 @@ store.save("saves", 4, state)
         script.go()
         script.says("both halves are held")
         assert "KeyboardInterrupt" in script.interrupt()
-    wait_until(lambda: store.latest("saves") == 3, "what was handed over commits")
-    assert [commit.step for commit in store.steps("saves")] == [1, 2, 3]
+    wait_until(
+        lambda: [commit.step for commit in store.steps("saves")] == [1, 2, 3],
+        "what was handed over commits, and nothing else",
+    )
     assert form_of(store.load("saves", 3)) == form_of(STATE)
 
 

@@ -1,5 +1,5 @@
-"""One torch rank refuses a step, or is told of an earlier save that failed, by any way of saving: all
-hear it, and the same step commits when all save it again.
+"""One torch rank refuses a step, or is told of an earlier save that failed, by any way of saving:
+all hear it, and the same step commits when all save it again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One rank that saves as often as it is told: `python -m tests.soak.saver URL RUN RANK WORLD_SIZE`.
 
-Each line on standard input is the last step to save; each step is waited for. The answer is one
-line of JSON: the ids of this process and of its stager. It ends with its standard input.
+Each line on standard input is the last step to save; each step is waited for, some are loaded, and
+their sizes differ. The answer is one line of JSON: the ids of this process and of its stager. It
+ends with its standard input.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ import numpy as np
 
 import ckpt
 
-STATE_BYTES = 20_000
+STATE_BYTES_MIN = 20_000
+STATE_BYTES_MAX = 5_000_000
+"""More than a half of the arena has at first."""
+LOAD_EVERY = 20
 WAIT_S = 60.0
 
 
 def state_of(rank: int, step: int) -> dict[str, object]:
     """Another size at every step: no save is quite of the form of the last one."""
-    content = np.random.default_rng((rank, step)).bytes(STATE_BYTES + step)
+    chance = np.random.default_rng((rank, step))
+    content = chance.bytes(int(chance.integers(STATE_BYTES_MIN, STATE_BYTES_MAX)))
     return {"a": np.frombuffer(content, np.uint8), "step": step}
 
 
@@ -33,6 +38,9 @@ def main() -> None:
                 step += 1
                 state = state_of(rank, step)
                 store.save(run, step, state, rank=rank, world_size=world_size).wait(WAIT_S)
+                del state
+                if step % LOAD_EVERY == 0:
+                    store.load(run, step, rank=rank, world_size=world_size)
             (stager,) = [link.pid for link in store._stagers.values()]
             sys.stdout.write(json.dumps({f"rank {rank}": os.getpid(), f"stager {rank}": stager}))
             sys.stdout.write("\n")

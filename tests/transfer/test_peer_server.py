@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import pairwise
@@ -105,3 +107,20 @@ def test_a_peer_that_closed_gives_nothing(data: Columns) -> None:
     with pytest.raises(Unavailable):
         read(data, address, ((0, SIZE),))
     server.close()
+
+
+def test_what_a_closed_peer_has_given_is_freed_without_the_cyclic_collector(data: Columns) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        with closing(PeerServer(SECRET, "cluster-a", "127.0.0.1", None)) as server:
+            memory = np.frombuffer(data.payload, np.uint8).copy()
+            landings = Landings()
+            landings.add_range(0, memory)
+            server.offer(job(data, landings), ((0, SIZE),), data.manifest)
+            assert read(data, server, ((0, SIZE),)) == data.payload
+        gone = weakref.ref(memory)
+        del memory, landings, server
+        assert gone() is None
+    finally:
+        gc.enable()
