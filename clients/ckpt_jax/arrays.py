@@ -6,6 +6,8 @@ Every box is declared by one process only: the one that holds its replica number
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,10 @@ from ckpt_client.declare import Shard, Shards
 from ckpt_client.state import AnyArray
 
 Extent = tuple[int, ...]
+Box = tuple[Extent, Extent]
+"""(offset, shape)."""
+SHARDINGS_MAX: Final = 256
+"""With their shapes: most arrays of a model have the same."""
 
 
 def declared(array: jax.Array) -> Shard | Shards | None:
@@ -39,10 +45,23 @@ def declared(array: jax.Array) -> Shard | Shards | None:
     return boxes[0] if len(boxes) == 1 else Shards(boxes)
 
 
-def box_of(index: Sequence[slice], shape: Extent) -> tuple[Extent, Extent]:
-    """(offset, shape) of the part of an array that an index names."""
+def box_of(index: Sequence[slice] | None, shape: Extent) -> Box:
+    """The part of an array that an index names; without an index all of it."""
+    index = index or (slice(None),) * len(shape)
     bounds = [part.indices(size) for part, size in zip(index, shape, strict=True)]
     return tuple(start for start, _, _ in bounds), tuple(stop - start for start, stop, _ in bounds)
+
+
+@lru_cache(maxsize=SHARDINGS_MAX)
+def boxes_shared(sharding: jax.sharding.Sharding, shape: Extent) -> frozenset[Box]:
+    """What devices of this process hold of such an array, and those of other processes too."""
+    here = sharding.addressable_devices
+    if len(here) == len(sharding.device_set):
+        return frozenset()
+    boxes: dict[bool, set[Box]] = {True: set(), False: set()}
+    for device, index in sharding.devices_indices_map(shape).items():
+        boxes[device in here].add(box_of(index, shape))
+    return frozenset(boxes[True] & boxes[False])
 
 
 class Target:
@@ -62,15 +81,18 @@ class Target:
         self._shape = shape
         self._dtype = dtype
         self._sharding = sharding
-        self._boxes: dict[tuple[Extent, Extent], AnyArray] = {}
+        self._boxes: dict[Box, AnyArray] = {}
         #: Each part that a device of this process needs, once.
-        self._devices: list[tuple[jax.Device, tuple[Extent, Extent]]] = []
+        self._shared: frozenset[Box] = frozenset()
+        #: Those that other processes need too.
+        self._devices: list[tuple[jax.Device, Box]] = []
         if sharding is None:
             whole = ((0,) * len(shape), shape)
             self._boxes[whole] = np.empty(shape, dtype)
             return
+        self._shared = boxes_shared(sharding, shape)
         for device, index in sharding.addressable_devices_indices_map(shape).items():
-            box = box_of(index or (slice(None),) * len(shape), shape)
+            box = box_of(index, shape)
             if box not in self._boxes:
                 self._boxes[box] = np.empty(box[1], dtype)
             self._devices.append((device, box))
@@ -81,7 +103,10 @@ class Target:
             raise Refused(f"{self._name}: stored as {stored_dtype}, here {self._dtype}")
         if stored_shape != self._shape:
             raise Refused(f"{self._name}: stored with shape {stored_shape}, here {self._shape}")
-        return [Want(self._name, array, offset, rank) for (offset, _), array in self._boxes.items()]
+        return [
+            Want(self._name, array, box[0], rank, replica=box in self._shared)
+            for box, array in self._boxes.items()
+        ]
 
     def array(self) -> jax.Array:
         """The array, when everything was read."""

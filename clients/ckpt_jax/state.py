@@ -31,16 +31,13 @@ def save(store: Store, run: str, step: int, state: object, *, check_finite: bool
     check_finite: refuse a tensor that holds NaN or infinity, by name, before anything is staged.
 
     jax.Arrays are global; numpy arrays and plain values are the same on all processes. Raises
-    Refused by path for what cannot be stored, before anything is staged.
+    Refused by path for what cannot be stored, before anything is staged; the other processes'
+    saves of the step are aborted.
     """
-    return store.save(
-        run,
-        step,
-        mapped(state, _declare),
-        rank=jax.process_index(),
-        world_size=jax.process_count(),
-        check_finite=check_finite,
-    )
+    rank, world_size = jax.process_index(), jax.process_count()
+    with store.refusing(run, step, rank=rank, world_size=world_size):
+        tree = mapped(state, _declare)
+    return store.save(run, step, tree, rank=rank, world_size=world_size, check_finite=check_finite)
 
 
 def load(store: Store, run: str, step: int | None, like: State) -> State:
@@ -102,10 +99,11 @@ class _Reading:
                 raise Refused(f"{name}: stored as an array, here it is a {type(leaf).__name__}")
             else:
                 self.absent.append(name)
+        elif name in values and (values[name] is not None or not found):
+            # Else None stands for what other processes alone hold.
+            raise Refused(f"{name}: stored as a plain value, here it is an array")
         elif not found:
             self.absent.append(name)
-        elif name in values:
-            raise Refused(f"{name}: stored as a plain value, here it is an array")
         elif isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
             bound = not isinstance(leaf, jax.Array) or leaf.committed
             sharding = leaf.sharding if bound else None

@@ -173,9 +173,10 @@ class _Reading:
         return False
 
     def _tensor(self, name: str, leaf: object, rank: Rank, values: Mapping[str, Scalar]) -> bool:
-        if name in values:
-            raise Refused(f"{name}: stored as a plain value, here it is a tensor")
         found = self.contents.variants(name)
+        # None stands for what other ranks alone hold.
+        if name in values and (values[name] is not None or not found):
+            raise Refused(f"{name}: stored as a plain value, here it is a tensor")
         if not found:
             return False
         self.seen.add(name)

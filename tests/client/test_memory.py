@@ -55,7 +55,7 @@ def serving(half: Half) -> Iterator[None]:
         return Held(half.descriptor, 5) if exact else None
 
     readers = Readers(Rank(0), look_up)
-    readers.serve_run("cluster", RUN)
+    readers.serve_runs("cluster", {RUN})
     ended = threading.Event()
 
     def serve() -> None:
@@ -86,6 +86,16 @@ def test_another_generation_digest_rank_run_or_cluster_is_not() -> None:
     assert memory_source("cluster", RUN, Rank(1), CHECKPOINT, DIGEST) is None
     assert memory_source("cluster", RunName("b"), Rank(0), CHECKPOINT, DIGEST) is None
     assert memory_source("cluster2", RUN, Rank(0), CHECKPOINT, DIGEST) is None
+
+
+def test_a_run_whose_bytes_are_gone_is_not_listened_for(half: Half) -> None:
+    readers = Readers(Rank(0), lambda _request: Held(half.descriptor, 5))
+    for number in range(20):
+        readers.serve_runs("cluster", {RunName(f"run {number}"), RunName(f"run {number + 1}")})
+        assert len(readers.descriptors) == 2
+    assert len(list(runtime_directory().iterdir())) == 2
+    readers.close()
+    assert list(runtime_directory().iterdir()) == []
 
 
 def test_without_a_stager_there_is_nothing() -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import Shard as LocalShard
 from torch.distributed._shard.sharded_tensor import init_from_local_shards
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -208,6 +208,34 @@ def test_a_sharded_tensor_comes_back_as_it_was_and_as_a_dtensor(cluster: str, ra
     for found, expected in ranks.run(3, sharded_tensor_job, cluster, True):
         assert found == expected
     for found, expected in ranks.run(2, sharded_tensor_job, cluster, False):
+        assert found == expected
+
+
+def stage_job(url: str) -> Any:
+    """Two pipeline stages, each with a mesh of its own: the other's tensor is nowhere here."""
+    rank = dist.get_rank()
+    meshes = [DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [2, 3])]
+
+    def cut(scale: float) -> dict[str, object]:
+        full = torch.arange(24.0).reshape(8, 3) * scale
+        return {
+            f"stage{number}": distribute_tensor(full + number * scale, mesh, [Shard(0)])
+            for number, mesh in enumerate(meshes)
+        }
+
+    for step in (1, 2):  # The second is of a form that is known.
+        ckpt_torch.save({**cut(float(step)), "n": step}, checkpoint_id=f"{url}/stages/{step}")
+    state = {**cut(0.0), "n": 0}
+    ckpt_torch.load(state, checkpoint_id=f"{url}/stages/2")
+    here = state[f"stage{rank // 2}"], cut(2.0)[f"stage{rank // 2}"]
+    return state["n"], [part.to_local().tolist() for part in here]  # type: ignore[attr-defined]
+
+
+def test_a_tensor_of_a_mesh_without_this_rank_is_the_others_alone(
+    cluster: str, ranks: Ranks
+) -> None:
+    for number, (found, expected) in ranks.run(4, stage_job, cluster):
+        assert number == 2
         assert found == expected
 
 

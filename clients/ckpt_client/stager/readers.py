@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import select
 import socket
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Final
 
@@ -35,14 +36,17 @@ class Readers:
         """What to wait for."""
         return [*(one.socket.fileno() for one in self._servers.values()), *self._waiting]
 
-    def serve_run(self, cluster: str, run: RunName) -> None:
-        """Listen for readers of this run.
+    def serve_runs(self, cluster: str, runs: Collection[RunName]) -> None:
+        """Listen for readers of these runs, and of no others any more.
 
         Without a private directory they go to the targets instead.
         """
-        if run not in self._servers:
-            with suppress(OSError, CkptError):
-                self._servers[run] = MemoryServer(cluster, run, self._rank)
+        for run in [one for one in self._servers if one not in runs]:
+            self._servers.pop(run).close()
+        for run in runs:
+            if run not in self._servers:
+                with suppress(OSError, CkptError):
+                    self._servers[run] = MemoryServer(cluster, run, self._rank)
 
     def serve(self, now_us: int) -> None:
         """Let new readers in, answer those who have asked, cut off those who do not."""

@@ -392,7 +392,8 @@ class StagerShell:
         assert slot.memory is not None, "a granted half has memory"
         checkpoint = action.plan.payload.checkpoint
         self._contents[action.half] = Content(checkpoint, action.payload_bytes, slot.serial, b"")
-        self._readers.serve_run(self._cluster, checkpoint.run)
+        runs = {content.checkpoint.run for content in self._contents.values()}
+        self._readers.serve_runs(self._cluster, runs)
         moves: tuple[Move, ...] = ()
         if action.refers:
             found = self._tables.sent(action.save)

@@ -1,0 +1,132 @@
+"""One of several JAX processes.
+
+    python -m tests.frameworks.jax_process URL RANK COUNT PORT save|load
+
+It ends with 0 when all held. Two save; any number loads. Each has four devices.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.multihost_utils import sync_global_devices
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import ckpt
+import ckpt_jax
+from tests.frameworks.counters import given_bytes
+
+DEVICES = 4
+"""Of each process."""
+SAVERS = 2
+RUN = "jax/processes"
+LARGE_BYTES = 96 << 20
+"""Of what replicas load together."""
+TIMEOUT_S = 120.0
+FULL = np.arange(128 * 96, dtype="f4").reshape(128, 96)
+LARGE = np.arange(LARGE_BYTES // 4, dtype="i4")
+PLAIN = {"n": 5, "list": ["a", None, 1.5]}
+
+
+def cut(factor: float, *spec: str | None) -> jax.Array:
+    """A global array over the devices of all processes; FULL times the factor."""
+    mesh = Mesh(np.array(jax.devices()).reshape(-1, DEVICES), ("x", "y"))
+    sharding = NamedSharding(mesh, P(*spec))
+    return jax.make_array_from_callback(FULL.shape, sharding, lambda part: FULL[part] * factor)
+
+
+def cut_large(factor: int) -> jax.Array:
+    """LARGE times the factor: in four parts, each of them on a device of every process."""
+    mesh = Mesh(np.array(jax.devices()).reshape(-1, DEVICES), ("x", "y"))
+    sharding = NamedSharding(mesh, P("y"))
+    return jax.make_array_from_callback(LARGE.shape, sharding, lambda part: LARGE[part] * factor)
+
+
+def state() -> dict[str, Any]:
+    return {
+        "rows": cut(1, "x"),
+        "tiles": cut(2, "x", "y"),
+        "columns": cut(3, None, "y"),  # Process 0 holds all of it, and stores it.
+        "same": cut(4),
+        "local": jnp.int32(7),
+        "numpy": np.arange(4),
+        "large": cut_large(1),
+        **PLAIN,
+    }
+
+
+def like() -> dict[str, Any]:
+    """Cut another way."""
+    return {
+        "rows": cut(0, None, "x"),
+        "tiles": cut(0, "y"),
+        "columns": cut(0, "x", "y"),
+        "same": cut(0, "y"),
+        "local": jnp.int32(0),
+        "numpy": np.zeros(4, "i8"),
+        "large": cut_large(0),
+        "n": 0,
+        "list": ["", None, 0.0],
+    }
+
+
+def check(found: dict[str, Any]) -> None:
+    for factor, name in enumerate(("rows", "tiles", "columns", "same"), start=1):
+        for shard in found[name].addressable_shards:
+            assert (np.asarray(shard.data) == FULL[shard.index] * factor).all(), name
+    for shard in found["large"].addressable_shards:
+        assert (np.asarray(shard.data) == LARGE[shard.index]).all()
+    assert int(found["local"]) == 7
+    assert found["numpy"].tolist() == [0, 1, 2, 3]
+    assert {name: found[name] for name in PLAIN} == PLAIN
+
+
+def save(url: str, rank: int) -> None:
+    with ckpt.open(url) as store:
+        bad = {**state(), "bad": {1, 2}} if rank == 1 else state()
+        try:
+            ckpt_jax.save(store, RUN, 1, bad).wait(TIMEOUT_S)
+        except ckpt.CkptError as error:
+            assert "bad: a builtins.set cannot be stored" in str(error), error  # noqa: PT017
+        else:
+            raise AssertionError("a step that one process refuses has no commit")
+    manager = ckpt_jax.CheckpointManager(f"{url}/{RUN}")
+    manager.save(2, state())
+    (commit,) = manager.wait_until_finished()
+    assert commit.world_size == SAVERS
+    assert commit.bytes < 5 * FULL.nbytes + LARGE_BYTES, "replicas are stored once"
+
+
+def load(url: str, rank: int, count: int) -> None:
+    """Twice: at first processes are still importing, later than others by more than it takes."""
+    manager, here = ckpt_jax.CheckpointManager(f"{url}/{RUN}"), like()
+    check(manager.restore(2, here))
+    if count > 1:
+        sync_global_devices("warm")
+        before = given_bytes(url, RUN, 2) if rank == 0 else 0
+        sync_global_devices("counted")
+        check(manager.restore(2, here))
+        sync_global_devices("loaded")
+        if rank == 0:
+            given = given_bytes(url, RUN, 2) - before
+            assert LARGE_BYTES <= given <= 1.1 * LARGE_BYTES, f"{given / LARGE_BYTES:.3f}"
+
+
+def main() -> None:
+    url, rank, count, port, verb = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
+    if count > 1:
+        jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
+    assert jax.process_count() == count
+    if verb == "save":
+        save(url, rank)
+    else:
+        load(url, rank, count)
+
+
+if __name__ == "__main__":
+    main()
