@@ -117,9 +117,9 @@ class LikeWalk:
         self.seen.add(name)
         if type(value) in _SCALARS:
             return self._scalar(value, name)
-        if name in self.scalars:
-            raise Refused(f"{name}: stored as a plain value, like has a {type(value).__qualname__}")
         variants = variants_of(self.index, name)
+        if name in self.scalars and not (_is_none(self.scalars[name]) and _are_global(variants)):
+            raise Refused(f"{name}: stored as a plain value, like has a {type(value).__qualname__}")
         if not variants:
             self.absent.append(name)
             return value
@@ -205,6 +205,15 @@ def scalars_of(root: Node) -> dict[str, ScalarNode]:
     return found
 
 
+def _is_none(node: Node) -> bool:
+    return isinstance(node, ScalarNode) and node.value is None
+
+
+def _are_global(variants: Sequence[IndexTensor]) -> bool:
+    """A rank's None at the name of a global tensor says that it holds nothing of it."""
+    return bool(variants) and all(tensor.meaning is Meaning.SHARD for tensor in variants)
+
+
 def box_inside(
     name: str, offset: tuple[int, ...], shape: tuple[int, ...], whole: tuple[int, ...]
 ) -> None:
@@ -237,6 +246,7 @@ class WholeWalk:
         return self._merge(sorted(roots.items()), ())
 
     def _merge(self, nodes: list[tuple[Rank, Node]], path: Path) -> object:
+        nodes = self._holding(nodes, path)
         kinds = {type(node) for _, node in nodes}
         if len(kinds) > 1:
             return self._apart(nodes)
@@ -249,6 +259,14 @@ class WholeWalk:
                 return self._merge_scalars(nodes, path)
             case LeafNode(name):
                 return self._merge_leaves(name, [rank for rank, _ in nodes])
+
+    def _holding(self, nodes: list[tuple[Rank, Node]], path: Path) -> list[tuple[Rank, Node]]:
+        """Those that have some of a global tensor, where the others have None."""
+        leaves = [one for one in nodes if isinstance(one[1], LeafNode)]
+        others = [node for _, node in nodes if not isinstance(node, LeafNode)]
+        if not leaves or not others or not all(map(_is_none, others)):
+            return nodes
+        return leaves if _are_global(variants_of(self.index, path_text(path))) else nodes
 
     def _merge_dicts(self, nodes: list[tuple[Rank, Node]], path: Path) -> object:
         merged: dict[object, list[tuple[Rank, Node]]] = {}

@@ -238,6 +238,32 @@ def test_the_whole_checkpoint_is_the_union_of_all_ranks(cluster: Cluster) -> Non
     assert len(whole["own"]) == RANKS
 
 
+def test_a_rank_that_holds_nothing_of_a_tensor_says_none(cluster: Cluster) -> None:
+    """As the adapters do, for a mesh that a rank is not in; what is own stays apart."""
+    full = np.arange(24.0).reshape(8, 3)
+    trees: list[dict[Any, Any]] = [
+        {"t": ckpt.Shard(full[:4], (8, 3), (0, 0)), "own": None},
+        {"t": ckpt.Shard(full[4:], (8, 3), (4, 0)), "own": np.ones(2)},
+        {"t": None, "own": None},
+    ]
+    store = cluster.store
+    saves = [store.save("nothing", 1, tree, rank=r, world_size=3) for r, tree in enumerate(trees)]
+    for save in saves:
+        save.wait(TIMEOUT_S)
+    whole: Any = store.load("nothing", 1, whole=True, rank=0, world_size=1)
+    assert equal(whole["t"], full)
+    assert whole["own"][0] is None
+    assert equal(whole["own"][1], np.ones(2))
+    for rank in range(3):
+        like = {"t": np.zeros((8, 3))}
+        store.load("nothing", 1, like=like, rank=rank, world_size=3, strict=False)
+        assert equal(like["t"], full)
+        own: Any = store.load("nothing", 1, rank=rank, world_size=3)
+        assert (own["t"] is None) == (rank == 2)
+    with pytest.raises(ckpt.Refused, match="own: stored as a plain value"):
+        store.load("nothing", 1, like={"t": full, "own": np.ones(2)}, rank=0, world_size=3)
+
+
 def test_a_closed_checkpoint_reads_no_more(cluster: Cluster) -> None:
     checkpoint = cluster.store.resolve("run", rank=0, world_size=RANKS)
     checkpoint.close()
