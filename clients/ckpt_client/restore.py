@@ -196,7 +196,8 @@ class Checkpoint:
             saved had no such
             rank. `strict=False` takes what is there; otherwise keys that only one side has are
             Refused.
-        whole: global tensors as whole arrays, what belongs to ranks as PerRank.
+        whole: global tensors as whole arrays, also where some ranks have None, because they hold
+            nothing of them; what belongs to ranks as PerRank.
 
         Raises Refused for a caller of another world size without either, Unavailable, Lost. After
         an error the
