@@ -165,8 +165,8 @@ class Save:
         self._error_told = True
         raise self._error
 
-    def told_by_others(self) -> None:
-        """Whoever asked for it tells all ranks how it ends: the store's next save need not."""
+    def mark_told(self) -> None:
+        """How it ends is told elsewhere, to all whom it concerns: the next save need not."""
         self._error_told = True
 
     def tell_warnings(self, stacklevel: int) -> None:

@@ -186,7 +186,7 @@ class StagerLink:
         except CkptError:
             with self._news:
                 self._pending.pop(number, None)
-            save.told_by_others()  # Told here.
+            save.mark_told()
             raise
 
     def take_error(self) -> CkptError | None:

@@ -126,7 +126,7 @@ class CkptWriter(StorageWriter):
                 if self.check_finite:
                     packing.check_finite()
             self._save = step.store.save_packed(step.run, step.number, packing, begun_s=begun_s)
-            self._save.told_by_others()  # DCP raises on all ranks what one of them raises.
+            self._save.mark_told()  # DCP raises on all ranks what one of them raises.
         future: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         future.set_result([_result(item) for item in plan.items])
         return future
@@ -176,7 +176,7 @@ class CkptWriter(StorageWriter):
 
         When DCP never comes that far, it has told all ranks why.
         """
-        save.told_by_others()
+        save.mark_told()
         self._adopted = save
 
     # ----------------------------------------------------------------------- inside

@@ -198,7 +198,7 @@ def _parts_of(
 
 def commit_future(staged: Save) -> Future[Commit]:
     """A future of what becomes of a save; a thread of its own waits for it."""
-    staged.told_by_others()  # By the future: it need not come up in the next save as well.
+    staged.mark_told()  # By the future: it need not come up in the next save as well.
     future: Future[Commit] = Future()
     future.set_running_or_notify_cancel()
 
