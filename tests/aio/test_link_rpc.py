@@ -244,6 +244,14 @@ def test_a_request_too_long_for_a_frame_is_refused() -> None:
         rpc.call(Ask("x" * 100_000), timeout_s=PATIENCE_S)
 
 
+def test_text_that_is_not_unicode_is_refused_and_the_client_goes_on() -> None:
+    with serving(identity=COORDINATOR) as running, client(running.server.port) as rpc:
+        echo(running)
+        with pytest.raises(Refused, match="not valid Unicode"):
+            rpc.call(Ask(b"\xff".decode(errors="surrogateescape")), timeout_s=PATIENCE_S)
+        assert rpc.call(Ask("status"), timeout_s=PATIENCE_S)
+
+
 def in_a_forked_child(work: Callable[[], bool]) -> bool:
     """Whether `work` said True in a child; whatever else happens there is False here."""
     with warnings.catch_warnings():
