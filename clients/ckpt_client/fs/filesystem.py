@@ -6,6 +6,7 @@
     transaction.py  `with fs.transaction:`
     sealing.py      a folder that many processes write and one commits
     files.py        open files
+    live.py         what a process has open
 
 Directories are what files have in common, as in an object store: an empty one does not exist.
 """
@@ -24,44 +25,22 @@ from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Generation, RunName, check_step
 from ckpt.format.messages import DeleteStep, StepDeleted
 from ckpt.protocol.coordinator.answers import FilesView
-from ckpt_client.connection import Connection
 from ckpt_client.fs import paths
 from ckpt_client.fs.files import STREAM_BUFFER_BYTES, RangeStream, ReadFile, WriteFile
+from ckpt_client.fs.live import Live, LiveHolder
 from ckpt_client.fs.metadata_names import DATA_FILE, METADATA, METADATA_TMP, RANK_METADATA
 from ckpt_client.fs.paths import Spot, spot_of, step_of
-from ckpt_client.fs.publishing import Publisher
 from ckpt_client.fs.spool import Spool
-from ckpt_client.fs.steps import HeldStep, Steps
+from ckpt_client.fs.steps import HeldStep
 from ckpt_client.fs.transaction import StepTransaction
 from ckpt_client.url import LocalOptions, LocalUrl, RemoteUrl, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-START_TIMEOUT_S: Final = 60.0
 DELETE_TIMEOUT_S: Final = 120.0
 Info = dict[str, str | int | float]
 """As fsspec has it: name, size, type, and of files `generation`, `created`."""
-
-
-class _Live:
-    """What a process has open.
-
-    A forked child begins anew: threads and sessions are its parent's.
-    """
-
-    def __init__(self, url: LocalUrl | RemoteUrl) -> None:
-        self.pid = os.getpid()
-        self.connection = Connection(url, None, START_TIMEOUT_S)
-        self.steps = Steps(self.connection)
-        self.publisher = Publisher(self.connection)
-        #: Files that are being written, by path.
-        self.writing: dict[str, WriteFile] = {}
-
-    def close(self) -> None:
-        self.publisher.close()
-        self.steps.close()
-        self.connection.close()
 
 
 class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec ships no types.
@@ -73,8 +52,7 @@ class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec sh
 
     root_marker = ""
     transaction_type = StepTransaction
-    _url: LocalUrl | RemoteUrl
-    _live: _Live | None = None
+    _holder: LiveHolder
     _scheme: ClassVar[str]
 
     # ----------------------------------------------------------------------- names
@@ -102,17 +80,13 @@ class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec sh
         return paths.clean(text)
 
     @property
-    def live(self) -> _Live:
+    def live(self) -> Live:
         """This process's own connections, made when they are first needed."""
-        if self._live is None or self._live.pid != os.getpid():
-            self._live = _Live(self._url)
-        return self._live
+        return self._holder.get()
 
     def close(self) -> None:
         """End all connections; what is not committed is given up. Using it opens it again."""
-        live, self._live = self._live, None
-        if live is not None and live.pid == os.getpid():
-            live.close()
+        self._holder.close()
 
     # ----------------------------------------------------------------------- looking
 
@@ -443,7 +417,7 @@ class CkptFileSystem(CkptFileSystemBase):
         super().__init__(host=host, **options)
         url = parse_url(f"ckpt://{host}")
         assert isinstance(url, RemoteUrl)
-        self._url = url
+        self._holder = LiveHolder(url)
         self._host = host
 
     @classmethod
@@ -467,8 +441,8 @@ class CkptLocalFileSystem(CkptFileSystemBase):
     def __init__(self, directory: str, **options: object) -> None:
         """directory: where the cluster's `cluster.toml` is; absolute."""
         super().__init__(directory=directory, **options)
-        self._url = LocalUrl(os.path.normpath(directory), LocalOptions())
-        self._directory = self._url.directory
+        self._directory = os.path.normpath(directory)
+        self._holder = LiveHolder(LocalUrl(self._directory, LocalOptions()))
 
     @classmethod
     def _split(cls, url: str) -> tuple[str, str]:
