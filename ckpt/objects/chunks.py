@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from ckpt.base.errors import Corrupt
 from ckpt.format.checksum import Buffer
-from ckpt.objects.grid import Extent, Grid
 from ckpt.objects.zarr_layout import BLOSC_LEVEL
 
 ABSENT: Final = (1 << 64) - 1
@@ -39,39 +38,11 @@ def crc32c(view: Buffer, start: int = 0) -> int:
     return int(google_crc32c.extend(start, memory))
 
 
-def index_bytes(chunk_count: int) -> int:
-    """Length of a shard's index."""
-    return chunk_count * ENTRY_BYTES + CRC_BYTES
-
-
 def encode_index(entries: Sequence[tuple[int, int] | None]) -> bytes:
-    """The index of (offset, length) of each chunk."""
+    """The index of (offset, length) of each chunk: for Zarr's readers, ours have the manifest."""
     flat = [value for entry in entries for value in (entry or (ABSENT, ABSENT))]
     raw = struct.pack(f"<{len(flat)}Q", *flat)
     return raw + _CRC.pack(crc32c(raw))
-
-
-def decode_index(raw: Buffer, where: str) -> list[tuple[int, int] | None]:
-    """The inverse; raises Corrupt naming `where`."""
-    body = bytes(raw[:-CRC_BYTES])
-    if len(raw) < CRC_BYTES or len(body) % ENTRY_BYTES or _CRC.pack(crc32c(body)) != raw[-4:]:
-        raise Corrupt(f"{where}: the index of its chunks fails its checksum")
-    flat = struct.unpack(f"<{len(body) // 8}Q", body)
-    pairs = zip(flat[::2], flat[1::2], strict=True)
-    return [None if offset == ABSENT else (offset, length) for offset, length in pairs]
-
-
-def plain_entries(
-    grid: Grid, shard: Extent, object_bytes: int
-) -> list[tuple[int, int] | None] | None:
-    """What the index of an uncompressed shard says, without reading it: its chunks have one length,
-    and lie one behind the other. None when an object of that many bytes is not laid out so."""
-    length, at = grid.chunk_bytes + CRC_BYTES, 0
-    entries: list[tuple[int, int] | None] = []
-    for region in grid.chunks(shard):
-        entries.append(None if region is None else (at, length))
-        at += 0 if region is None else length
-    return entries if at + index_bytes(len(entries)) == object_bytes else None
 
 
 def encode_chunk(memory: Bytes, item_bytes: int, compressed: bool) -> list[Buffer]:

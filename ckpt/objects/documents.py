@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
 from typing import Final, TypeVar
 
 import msgspec
@@ -22,6 +25,7 @@ from ckpt.objects.grid import Grid
 FORMAT: Final = "ckpt-drain"
 VERSION: Final = 1
 MANIFEST_BYTES_MAX: Final = 1 << 30
+OBJECTS_CACHED: Final = 256
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -126,14 +130,18 @@ class StoredObject(msgspec.Struct, frozen=True):
     chunk_crcs: str
     """Base64 of little-endian u32: CRC-32 of each stored chunk, 0 for those outside of the
     array."""
+    chunk_lengths: str
+    """In the same way: bytes of each stored chunk. They lie one behind the other."""
 
-    def crcs(self) -> tuple[int, ...]:
-        """Of each chunk; raises Corrupt."""
-        try:
-            raw = base64.b64decode(self.chunk_crcs, validate=True)
-            return struct.unpack(f"<{len(raw) // 4}I", raw)
-        except (ValueError, struct.error) as error:
-            raise Corrupt(f"manifest: checksums of chunks do not parse: {error}") from None
+    @classmethod
+    def of(cls, size: int, crc: int, chunks: Sequence[tuple[int, int]]) -> StoredObject:
+        """chunks: (CRC-32, bytes) of each."""
+        crcs, lengths = zip(*chunks, strict=True)
+        return cls(size, crc, _pack(crcs), _pack(lengths))
+
+    def chunks(self) -> tuple[tuple[int, int, int], ...]:
+        """(CRC-32, first byte, byte behind the last) of each. Raises Corrupt."""
+        return _chunks(self)
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -222,9 +230,24 @@ def digest_of(content: Buffer) -> str:
     return xxh3_128(content).hex()
 
 
-def pack_crcs(crcs: list[int]) -> str:
-    """`StoredObject.chunk_crcs`."""
-    return base64.b64encode(struct.pack(f"<{len(crcs)}I", *crcs)).decode()
+def _pack(numbers: Sequence[int]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(numbers)}I", *numbers)).decode()
+
+
+def _unpack(text: str) -> tuple[int, ...]:
+    try:
+        raw = base64.b64decode(text, validate=True)
+        return struct.unpack(f"<{len(raw) // 4}I", raw)
+    except (ValueError, struct.error) as error:
+        raise Corrupt(f"manifest: numbers of chunks do not parse: {error}") from None
+
+
+@lru_cache(OBJECTS_CACHED)
+def _chunks(stored: StoredObject) -> tuple[tuple[int, int, int], ...]:
+    crcs, ends = _unpack(stored.chunk_crcs), tuple(accumulate(_unpack(stored.chunk_lengths)))
+    if len(crcs) != len(ends) or ends[-1:] > (stored.bytes,):
+        raise Corrupt("manifest: checksums and lengths of an object's chunks do not fit")
+    return tuple(zip(crcs, (0, *ends[:-1]), ends, strict=True))
 
 
 class _Head(msgspec.Struct):

@@ -58,12 +58,6 @@ class Grid:
     def shard_count(self) -> int:
         return math.prod(self.shard_counts)
 
-    @property
-    def chunks_in_shard(self) -> int:
-        """Entries of a shard's index, those outside of the array too."""
-        pairs = zip(self.shard_shape, self.chunk_shape, strict=True)
-        return math.prod(shard // chunk for shard, chunk in pairs)
-
     def shard_at(self, number: int) -> Extent:
         """Coordinates of a shard, numbered in C order."""
         found: list[int] = []

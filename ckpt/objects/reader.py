@@ -1,17 +1,16 @@
 """Reading a stored checkpoint: only the chunks that are asked for, each once, each verified.
 
-    COMMITTED.json -> manifest.json (length, CRC-32, xxh3-128) -> [a shard's index] -> chunks
+    COMMITTED.json -> manifest.json (length, CRC-32, xxh3-128) -> chunks
 
-Only of what is compressed are indexes read: where other chunks lie follows from the manifest, and
-whether they are the right ones their CRC-32 there says. A chunk is compared with the manifest's
-CRC-32 of it, and its own CRC-32C, whether it comes from the store or from another rank
-(`Together`). What has no marker is no checkpoint; what is damaged, partial or another's is refused
+Where chunks lie the manifest says: the index of a shard, which Zarr's readers need, is not read. A
+chunk is compared with the manifest's CRC-32 of it, and its own CRC-32C, whether it comes from the
+store or from another rank (`Together`).
+What has no marker is no checkpoint; what is damaged, partial or another's is refused
 by its name.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from ckpt.format.index import Box, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node
 from ckpt.objects import names
-from ckpt.objects.chunks import decode_chunk, decode_index, index_bytes, plain_entries
+from ckpt.objects.chunks import decode_chunk
 from ckpt.objects.documents import (
     MANIFEST_BYTES_MAX,
     Header,
@@ -49,9 +48,7 @@ from ckpt.objects.zarr_layout import shard_key
 from ckpt.plan.boxes import intersect
 
 THREADS: Final = 8
-INDEXES_CACHED: Final = 256
 
-Entries = Sequence[tuple[int, int] | None]
 Item = TypeVar("Item")
 
 
@@ -62,7 +59,7 @@ class StoreStatistics:
     wanted_bytes: int
     """Of all chunks that hold something of what was asked for, each once."""
     fetched_bytes: int
-    """From the store: chunks, and the indexes of compressed shards."""
+    """From the store."""
     peer_bytes: int
     """Of chunks that came from ranks that read the same at the same time."""
 
@@ -147,8 +144,6 @@ class StoredCheckpoint:
         }
         #: The number of each array's first object; all objects are numbered, array by array.
         self._first_objects = [0, *accumulate(map(len, manifest.objects))]
-        #: Indexes of shards, least recently used first.
-        self._indexes: OrderedDict[tuple[int, int], Entries] = OrderedDict()
         self._lock = Lock()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="ckpt-store")
 
@@ -318,18 +313,9 @@ class StoredCheckpoint:
         return self._first_objects[chunk.number] + chunk.shard
 
     def locate(self, chunk: StoredChunk) -> tuple[int, int]:
-        """The bytes [start, end) of its object that are the chunk; a compressed shard's index is
-        asked for once.
-
-        Raises Corrupt naming the object.
-        """
-        if chunk.stored is None:
-            held = self.manifest.objects[chunk.number][chunk.shard]
-            entry = self._index(chunk.number, chunk.shard)[chunk.position]
-            if entry is None or sum(entry) > held.bytes or chunk.position >= len(held.crcs()):
-                raise Corrupt(f"{self._where(chunk)}: chunk {chunk.position} is missing")
-            chunk.stored = entry[0], sum(entry)
-        return chunk.stored
+        """The bytes [start, end) of its object that are the chunk. Raises Corrupt naming it."""
+        _, start, end = self._stored(chunk)
+        return start, end
 
     def fetch(self, chunk: StoredChunk) -> Buffer:
         """Its stored bytes, from the store; it is filled by them. Raises Corrupt, Unavailable."""
@@ -349,7 +335,7 @@ class StoredCheckpoint:
 
     def _fill(self, chunk: StoredChunk, raw: Buffer) -> None:
         where, array = self._where(chunk), chunk.array
-        if crc32(raw) != self.manifest.objects[chunk.number][chunk.shard].crcs()[chunk.position]:
+        if crc32(raw) != self._stored(chunk)[0]:
             raise Corrupt(f"{where}: chunk {chunk.position} is not what was committed")
         content = decode_chunk(memoryview(raw), array.grid.chunk_bytes, array.compressed, where)
         chunk.fill(content)
@@ -357,27 +343,12 @@ class StoredCheckpoint:
     def _where(self, chunk: StoredChunk) -> str:
         return f"{self.url}/{shard_key(chunk.array, chunk.shard)}"
 
-    def _index(self, number: int, shard: int) -> Entries:
-        with self._lock:
-            known = self._indexes.get((number, shard))
-            if known is not None:
-                self._indexes.move_to_end((number, shard))
-                return known
-        found = self._entries(number, shard)
-        with self._lock:
-            self._indexes[number, shard] = found
-            while len(self._indexes) > INDEXES_CACHED:
-                self._indexes.popitem(last=False)
-        return found
-
-    def _entries(self, number: int, shard: int) -> Entries:
-        array, end = self.manifest.arrays[number], self.manifest.objects[number][shard].bytes
-        if not array.compressed:
-            plain = plain_entries(array.grid, array.grid.shard_at(shard), end)
-            if plain is not None:
-                return plain
-        key, size = shard_key(array, shard), index_bytes(array.grid.chunks_in_shard)
-        return decode_index(self._get(key, end - size, end), f"{self.url}/{key}")
+    def _stored(self, chunk: StoredChunk) -> tuple[int, int, int]:
+        """(CRC-32, first byte, byte behind the last) in its object."""
+        chunks = self.manifest.objects[chunk.number][chunk.shard].chunks()
+        if chunk.position >= len(chunks) or chunks[chunk.position][1] == chunks[chunk.position][2]:
+            raise Corrupt(f"{self._where(chunk)}: chunk {chunk.position} is missing")
+        return chunks[chunk.position]
 
     def _get(self, key: str, start: int, end: int) -> Buffer:
         try:

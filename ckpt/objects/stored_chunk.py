@@ -28,8 +28,6 @@ class StoredChunk:
     """(region of the memory, what is common, memory: uint8 of shape [*region, item_bytes])."""
     is_shared: bool = False
     """Other ranks may want it at the same time."""
-    stored: tuple[int, int] | None = None
-    """Bytes [start, end) of its object, once they were looked up."""
 
     def fill(self, content: Bytes) -> None:
         """Copy its elements, uint8 of the chunk's bytes, to all that want some of them."""

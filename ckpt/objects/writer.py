@@ -54,7 +54,6 @@ from ckpt.objects.documents import (
     digest_of,
     encode,
     file_of,
-    pack_crcs,
 )
 from ckpt.objects.pace import Pace
 from ckpt.objects.planning import WriteOptions, make_plan
@@ -320,13 +319,12 @@ class WriteJob:
     def _send_chunks(self, upload: Upload, array: int, shard: int, arena: Arena) -> StoredObject:
         plan = self.plan.arrays[array]
         entries: list[tuple[int, int] | None] = []
-        crcs: list[int] = []
-        runs: list[tuple[int, int]] = []
+        chunks: list[tuple[int, int]] = []
         at = 0
         for draft in self._drafts(array, shard, arena):
             if draft is None:
                 entries.append(None)
-                crcs.append(0)
+                chunks.append((0, 0))
                 continue
             parts = encode_chunk(draft.content(), plan.item_bytes, plan.compressed)
             length = sum(len(part) for part in parts)
@@ -335,13 +333,12 @@ class WriteJob:
                 upload.part(part)
             crc = crc32_concat([(crc32(part), len(part)) for part in parts])
             entries.append((at, length))
-            crcs.append(crc)
-            runs.append((crc, length))
+            chunks.append((crc, length))
             at += length
         index = encode_index(entries)
         upload.part(index)
-        runs.append((crc32(index), len(index)))
-        return StoredObject(at + len(index), crc32_concat(runs), pack_crcs(crcs))
+        whole = crc32_concat([*chunks, (crc32(index), len(index))])
+        return StoredObject.of(at + len(index), whole, chunks)
 
     def _drafts(self, array: int, shard: int, arena: Arena) -> Iterator[ChunkDraft | None]:
         """A shard's chunks in order, filled; as many at once as memory allows."""

@@ -12,9 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
+from ckpt.objects.names import TREES
+
 RANGE = re.compile(r"bytes=(\d+)-(\d+)")
-INDEX_BYTES_MAX = 4096
-"""Shorter ranges are indexes of shards, others are chunks."""
 
 
 class HttpStore:
@@ -28,18 +28,18 @@ class HttpStore:
         """GETs so far: of chunks, indexes, listings, and documents by their names."""
         self._turn = threading.Condition()
         #: Guards all that counts.
-        self._indexes_missing = 0
+        self._readers_missing = 0
         self._chunks_left: int | None = None
         self._waiting_count = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}/store"
 
-    def meet(self, index_count: int) -> None:
-        """Give no chunk before so many indexes: of readers that look all of theirs up first, none
-        has begun before the last one is there."""
+    def meet(self, reader_count: int) -> None:
+        """Give no chunk before so many readers have the trees: none has begun then before the last
+        one is there."""
         with self._turn:
-            self._indexes_missing = index_count
+            self._readers_missing = reader_count
 
     def pause(self, after_chunks: int) -> None:
         """Stand still once so many chunks were given, until `go_on`."""
@@ -54,7 +54,7 @@ class HttpStore:
     def go_on(self) -> None:
         """Give everything from now on."""
         with self._turn:
-            self._indexes_missing, self._chunks_left = 0, None
+            self._readers_missing, self._chunks_left = 0, None
             self._turn.notify_all()
 
     def serve(self) -> None:
@@ -77,14 +77,12 @@ class HttpStore:
         if not place.is_file():
             return HTTPStatus.NOT_FOUND, b""
         if wanted is None:
+            self._note_reader(place.name)
             return HTTPStatus.OK, place.read_bytes()
         match = RANGE.fullmatch(wanted)
         assert match, wanted
         start, last = map(int, match.groups())
-        if last - start < INDEX_BYTES_MAX:
-            self._note_index()
-        else:
-            self._wait_turn()
+        self._wait_turn()
         with place.open("rb") as file:
             file.seek(start)
             return HTTPStatus.PARTIAL_CONTENT, file.read(last + 1 - start)
@@ -93,14 +91,19 @@ class HttpStore:
         """A GET is answered with so many bytes."""
         kind = unquote(path).rpartition("/")[2] or "listing"
         if wanted is not None:
-            kind = "index" if size <= INDEX_BYTES_MAX else "chunk"
+            kind = "index" if self._is_index(path, wanted) else "chunk"
         with self._turn:
             self.given_bytes += size
             self.asked[kind] += 1
 
-    def _note_index(self) -> None:
+    def _is_index(self, path: str, wanted: str) -> bool:
+        """Whether a range reaches an object's end, where its index lies."""
+        place = self.directory / unquote(path).removeprefix("/store").strip("/")
+        return int(wanted.rpartition("-")[2]) + 1 >= place.stat().st_size
+
+    def _note_reader(self, document: str) -> None:
         with self._turn:
-            self._indexes_missing -= 1
+            self._readers_missing -= document == TREES
             self._turn.notify_all()
 
     def _wait_turn(self) -> None:
@@ -113,10 +116,10 @@ class HttpStore:
                 self._chunks_left -= 1
 
     def _may_give(self) -> bool:
-        return self._indexes_missing <= 0 and self._chunks_left != 0
+        return self._readers_missing <= 0 and self._chunks_left != 0
 
     def _stands_still(self) -> bool:
-        return self._waiting_count > 0 and self._indexes_missing <= 0 and self._chunks_left == 0
+        return self._waiting_count > 0 and self._readers_missing <= 0 and self._chunks_left == 0
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         store = self

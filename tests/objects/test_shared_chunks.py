@@ -105,7 +105,7 @@ def test_every_chunk_is_given_as_it_is_stored_or_not_kept(readers: tuple[Reader,
         fetched = taker.stored.statistics().fetched_bytes
         came = taker.shared.read_from({server.address: wanted}, 0)
     found = taker.stored.statistics()
-    assert found.fetched_bytes == fetched, "indexes alone"
+    assert found.fetched_bytes == fetched
     assert found.peer_bytes == bytes_of(came) >= bytes_of(wanted) // 2
     left: dict[object, Spans] = {
         number: tuple(span for span in spans if not _inside(span, came.get(number, ())))

@@ -10,7 +10,7 @@ import json
 import math
 import struct
 import zlib
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 
 import ml_dtypes
@@ -70,19 +70,28 @@ class Stranger:
         chunk, shard = array["chunk_shape"], array["shard_shape"]
         inside = [range(s // c) for s, c in zip(shard, chunk, strict=True)]
         count = math.prod(map(len, inside))
-        index = struct.unpack(f"<{2 * count}Q", content[-(16 * count + 4) : -4])
+        lengths = struct.unpack(f"<{count}I", base64.b64decode(stored["chunk_lengths"]))
+        ends = [0, *accumulate(lengths)]
+        assert index_of(content, count) == [
+            (ends[n], length) if length else (2**64 - 1, 2**64 - 1)
+            for n, length in enumerate(lengths)
+        ]
         crcs = struct.unpack(f"<{count}I", base64.b64decode(stored["chunk_crcs"]))
         for number, position in enumerate(product(*inside)):
-            offset, length = index[2 * number : 2 * number + 2]
-            if offset == 2**64 - 1:
+            if not lengths[number]:
                 continue
-            raw = content[offset : offset + length]
+            raw = content[ends[number] : ends[number + 1]]
             assert zlib.crc32(raw) == crcs[number]
             elements = np.frombuffer(raw[:-4], np.uint8).reshape(*chunk, array["item_bytes"])
             low = [a * s + p * c for a, s, p, c in zip(at, shard, position, chunk, strict=True)]
             part = tuple(slice(o, o + c) for o, c in zip(low, chunk, strict=True))
             target = whole[part]
             target[...] = elements[tuple(slice(0, n) for n in target.shape[:-1])]
+
+
+def index_of(content: bytes, count: int) -> list[tuple[int, int]]:
+    flat = struct.unpack(f"<{2 * count}Q", content[-(16 * count + 4) : -4])
+    return list(zip(flat[::2], flat[1::2], strict=True))
 
 
 def dtype_of(name: str) -> np.dtype:

@@ -150,8 +150,8 @@ def test_chunks_of_zeros_are_stored_so_that_an_absent_one_is_damage(
     number = [a.path for a in stored.manifest.arrays].index("tensors/model/zeros")
     grid = stored.manifest.arrays[number].grid
     inside = [region is not None for region in grid.chunks(grid.shard_at(0))]
-    crcs = stored.manifest.objects[number][0].crcs()
-    assert [crc != 0 for crc in crcs] == inside
+    chunks = stored.manifest.objects[number][0].chunks()
+    assert [(crc != 0, end > start) for crc, start, end in chunks] == [(i, i) for i in inside]
 
 
 def test_nothing_but_the_checkpoint_is_left(written: FileSink) -> None:
@@ -295,7 +295,7 @@ ZEROS, PLAIN = "tensors/model/zeros", "tensors/model/bf16"
 """Compressed, and not."""
 
 
-@pytest.mark.parametrize(("array", "at"), [(PLAIN, 1000), (ZEROS, 10), (ZEROS, -1), (ZEROS, -20)])
+@pytest.mark.parametrize(("array", "at"), [(PLAIN, 1000), (ZEROS, 10)])
 def test_a_flipped_bit_is_told_by_the_objects_name(
     written: FileSink, tmp_path: Path, array: str, at: int
 ) -> None:
@@ -311,15 +311,16 @@ def test_a_flipped_bit_is_told_by_the_objects_name(
 
 
 @pytest.mark.parametrize("at", [-1, -20])
-def test_an_index_that_is_not_needed_harms_no_load_and_is_found_by_verify(
-    source: MemorySource, written: FileSink, tmp_path: Path, at: int
+@pytest.mark.parametrize("array", [PLAIN, ZEROS])
+def test_an_index_that_only_zarr_needs_harms_no_load_and_is_found_by_verify(
+    source: MemorySource, written: FileSink, tmp_path: Path, array: str, at: int
 ) -> None:
     sink = harmed(written, tmp_path)
-    flip(sink, a_shard(sink, PLAIN), at)
+    flip(sink, a_shard(sink, array), at)
     stored = open_stored(sink, RUN)
     found = read_all(stored)
     assert all(same_bits(found[name, None], array) for name, array in source.whole.items())
-    with pytest.raises(Corrupt, match=f"{PLAIN}/c/0/0 is not what was committed"):
+    with pytest.raises(Corrupt, match=f"{array}/c/0.* is not what was committed"):
         stored.verify()
     stored.close()
 
