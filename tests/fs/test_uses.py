@@ -4,6 +4,10 @@ in the middle, over many steps.
 
 from __future__ import annotations
 
+import gc
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 import fsspec
 import pytest
 
-from ckpt.base.errors import Refused
+from ckpt.base.errors import CkptError, Refused
 from ckpt_client.fs.filesystem import CkptFileSystemBase
 
 FS = CkptFileSystemBase
 THREADS = 8
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -46,3 +51,118 @@ def test_a_name_that_is_not_unicode_is_refused_and_the_connection_stays(fs: FS, 
         with pytest.raises(Refused, match="not valid Unicode"):
             look(f"{run}/{name}")
     assert not fs.exists(run)
+
+
+# --------------------------------------------------------------------------- layers above a file
+
+
+class Failure(Exception):
+    """Of the block under test."""
+
+
+LAYERS: list[dict[str, str]] = [
+    {"mode": "w"},
+    {"mode": "wt", "compression": "gzip"},
+    {"mode": "wb", "compression": "gzip"},
+    {"mode": "wb", "compression": "bz2"},
+    {"mode": "wb", "compression": "zip"},
+]
+
+
+@pytest.mark.parametrize("options", LAYERS)
+def test_what_was_written_through_layers_is_stored_with_them(
+    fs: FS, run: str, options: dict[str, str]
+) -> None:
+    content = b"content" if "b" in options["mode"] else "content"
+    with fs.open(f"{run}/x", **options) as file:
+        file.write(content)
+    reading = options | {"mode": options["mode"].replace("w", "r")}
+    with fs.open(f"{run}/x", **reading) as file:
+        assert file.read() == content
+
+
+@pytest.mark.parametrize("options", LAYERS)
+def test_layers_that_are_left_by_an_error_or_forgotten_store_nothing(
+    fs: FS, run: str, options: dict[str, str]
+) -> None:
+    half = b"half" if "b" in options["mode"] else "half"
+
+    def fail() -> None:
+        with fs.open(f"{run}/x", **options) as file:
+            file.write(half)
+            raise Failure
+
+    fs.pipe(f"{run}/x", b"whole")
+    with pytest.raises(Failure):
+        fail()
+    fs.open(f"{run}/x", **options).write(half)
+    gc.collect()
+    assert fs.cat(f"{run}/x") == b"whole"
+    assert not fs.live.writing
+
+
+def test_layers_that_cannot_be_are_refused_and_store_nothing(fs: FS, run: str) -> None:
+    for options in ({"compression": "none such"}, {"mode": "w", "encoding": "none such"}):
+        with pytest.raises((ValueError, LookupError)):
+            fs.open(f"{run}/x", **{"mode": "wb", **options})
+    gc.collect()
+    assert not fs.exists(f"{run}/x")
+    assert not fs.live.writing
+
+
+# --------------------------------------------------------------------------- ends in the middle
+
+
+def test_a_forgotten_file_leaves_no_memory(fs: FS, run: str) -> None:
+    fs.open(f"{run}/x", "wb").write(b"half")
+    gc.collect()
+    assert not fs.live.writing
+
+
+def test_an_interpreter_that_ends_with_open_files_ends(url: str, fs: FS, run: str) -> None:
+    script = f"""if True:
+        import fsspec
+        fs = fsspec.core.url_to_fs({url!r})[0]
+        fs.pipe({run!r} + "/there", b"there")
+        kept = [fs.open({run!r} + "/there", "r"), fs.open({run!r} + "/bytes", "wb")]
+        kept[0].read(1), kept[1].write(b"x")
+        texts = [fs.open({run!r} + "/text", "w"), fsspec.open({f"{url}/{run}/of"!r}, "w").open()]
+        [text.write("x") for text in texts]
+    """
+    done = subprocess.run([sys.executable, "-c", script], check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0
+    assert fs.ls(run, detail=False) == [f"{run}/there"]
+
+
+def test_closing_the_filesystem_ends_writers_of_other_threads(fresh: FS, run: str) -> None:
+    begun = threading.Event()
+
+    def write() -> str:
+        try:
+            for number in range(1000):
+                fresh.pipe(f"{run}/{number}/x", bytes(1000))
+                begun.set()
+        except CkptError as error:
+            return error.message
+        return ""
+
+    with ThreadPoolExecutor(1) as threads:
+        ended = threads.submit(write)
+        assert begun.wait(PATIENCE_S)
+        while not ended.done():
+            fresh.close()
+        assert "closed" in ended.result()
+
+
+def test_a_closed_filesystem_leaves_no_descriptor_and_no_thread(fresh: FS, run: str) -> None:
+    def open_now() -> tuple[int, ...]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    before = open_now()
+    for number in range(3):
+        fresh.pipe(f"{run}/{number}/x", b"x")
+        fresh.cat(f"{run}/{number}/x")
+        fresh.close()
+    gc.collect()
+    # Other filesystems of this process let go of what they hold meanwhile.
+    assert all(now <= then for now, then in zip(open_now(), before, strict=True))

@@ -5,6 +5,7 @@ over when it is closed.
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -131,12 +132,16 @@ class WriteFile(io.BufferedRandom):
         trace: TracebackType | None,
     ) -> None:
         if kind is not None:
-            self._unwanted = True
+            self.spoil()
         self.close()
 
-    def discard(self) -> None:
-        """Nothing of it shall be stored."""
+    def spoil(self) -> None:
+        """Nothing of it shall be stored, whoever closes it."""
         self._unwanted = True
+
+    def discard(self) -> None:
+        """Close it, and store nothing."""
+        self.spoil()
         self.close()
 
     def commit(self) -> None:
@@ -146,18 +151,16 @@ class WriteFile(io.BufferedRandom):
     def close(self) -> None:
         if self.closed:
             return
-        try:
-            super().close()
-        finally:
-            deliver, self._deliver = self._deliver, _nothing
-            if not self._unwanted:
-                deliver(self, self._spool)
+        deliver, self._deliver = self._deliver, _nothing
+        super().close()  # What could not be flushed is not delivered.
+        # At the interpreter's end nobody is left to bring it anywhere.
+        if not self._unwanted and not sys.is_finalizing():
+            deliver(self, self._spool)
 
     def __del__(self) -> None:
         # Forgotten without close: nobody said that it is complete.
         if not getattr(self, "closed", True):
-            self._unwanted = True
-            self.close()
+            self.discard()
 
 
 def _nothing(_file: WriteFile, _spool: Spool) -> None:

@@ -6,6 +6,7 @@
     transaction.py  `with fs.transaction:`
     sealing.py      a folder that many processes write and one commits
     files.py        open files
+    layers.py       text and compressors above a file that is written
     live.py         what a process has open
 
 Directories are what files have in common, as in an object store: an empty one does not exist.
@@ -27,6 +28,7 @@ from ckpt.format.messages import DeleteStep, StepDeleted
 from ckpt.protocol.coordinator.answers import FilesView
 from ckpt_client.fs import paths
 from ckpt_client.fs.files import STREAM_BUFFER_BYTES, RangeStream, ReadFile, WriteFile
+from ckpt_client.fs.layers import TextOptions, above
 from ckpt_client.fs.live import Live, LiveHolder
 from ckpt_client.fs.metadata_names import DATA_FILE, METADATA, METADATA_TMP, RANK_METADATA
 from ckpt_client.fs.paths import Spot, spot_of, step_of
@@ -166,6 +168,26 @@ class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec sh
 
     # ----------------------------------------------------------------------- reading
 
+    def open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        cache_options: dict[str, object] | None = None,
+        compression: str | None = None,
+        **options: object,
+    ) -> io.IOBase:
+        """As fsspec's. What stands above a file that is written ends it with itself (layers.py)."""
+        if "r" in mode or ("b" in mode and compression is None):
+            found = super().open(path, mode, block_size, cache_options, compression, **options)
+        else:
+            text = TextOptions.taken_from(options)
+            binary = mode.replace("t", "").replace("b", "") + "b"
+            file = super().open(path, binary, block_size, cache_options, **options)
+            found = above(file, mode, compression, text)
+        assert isinstance(found, io.IOBase)
+        return found
+
     def _open(
         self,
         path: str,
@@ -252,8 +274,8 @@ class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec sh
                 del writing[path]
             self._deliver(path, spot, spool, autocommit)
 
-        writing[path] = WriteFile(path, deliver)
-        return writing[path]
+        file = writing[path] = WriteFile(path, deliver)
+        return file
 
     def _checked_spot(self, path: str, autocommit: bool) -> Spot:
         """Where a new file goes. Raises what its close would raise, before a byte is written."""
@@ -298,7 +320,7 @@ class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec sh
         if self.isdir(path1):
             return  # Directories are what their files make them.
         with self.open(path1, "rb") as source, self.open(path2, "wb") as target:
-            while block := source.read(source.blocksize):
+            while block := source.read(STREAM_BUFFER_BYTES):
                 target.write(block)
 
     def mv(

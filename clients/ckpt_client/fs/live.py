@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
 
 from ckpt_client.connection import Connection
 from ckpt_client.fs.publishing import Publisher
@@ -27,8 +28,8 @@ class Live:
         self.connection = Connection(url, None, START_TIMEOUT_S)
         self.steps = Steps(self.connection)
         self.publisher = Publisher(self.connection)
-        #: Files that are being written, by path.
-        self.writing: dict[str, WriteFile] = {}
+        #: Files that are being written, by path; a forgotten one goes, with its memory.
+        self.writing: WeakValueDictionary[str, WriteFile] = WeakValueDictionary()
 
     def close(self) -> None:
         """What is not committed is given up."""

@@ -57,6 +57,7 @@ class Publisher:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
+        self._closed = False
         self._sender: FileSender | None = None
         #: Made by the first file.
         self._pending: dict[str, _Pending] = {}
@@ -78,10 +79,9 @@ class Publisher:
             try:
                 self._commit(sent.checkpoint, [sent.member], alone=True)
                 return
-            except CkptError as error:
+            except BaseException as error:
                 self._give_up(sent)
-                overtaken = isinstance(error, Aborted) or "written again since" in error.message
-                if tries == ALONE_TRIES_MAX or not overtaken:
+                if tries == ALONE_TRIES_MAX or not _is_overtaken(error):
                     raise
 
     def stage(self, path: str, spot: Spot, spool: Spool) -> None:
@@ -190,6 +190,7 @@ class Publisher:
     def close(self) -> None:
         """What was not committed is given up."""
         with self._lock:
+            self._closed = True
             sender, self._sender = self._sender, None
             self._pending.clear()
             for spool in self._parked.values():
@@ -203,6 +204,8 @@ class Publisher:
     def _send(self, spot: Spot, spool: Spool, name: str) -> Sent:
         self._connection.ensure_cluster()
         with self._lock:
+            if self._closed:
+                raise Refused(f"{spot.folder}: the filesystem was closed before this file was")
             if self._sender is None:
                 self._sender = FileSender(self._connection.locator, self._connection.secret_file)
             sender = self._sender
@@ -251,3 +254,9 @@ class Publisher:
             for path, pending in self._pending.items()
             if pending.sent.checkpoint != checkpoint
         }
+
+
+def _is_overtaken(error: BaseException) -> bool:
+    """Whether another writer of the same name was in between."""
+    again = isinstance(error, CkptError) and "written again since" in error.message
+    return again or isinstance(error, Aborted)

@@ -87,6 +87,12 @@ class FileSender:
         self._link: Link | None = None
         self._session_open = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        #: Guards what follows, between my thread's end and the others.
+        self._end_error: CkptError | None = None
+        #: Why my thread has ended.
+        self._awaited: dict[int, _Job] = {}
+        #: Files that other threads wait for, by save number.
         self._orders: deque[Callable[[], None]] = deque()
         #: What other threads want done by mine.
         self._jobs: dict[int, _Job] = {}
@@ -105,13 +111,23 @@ class FileSender:
         """
         member, plan, memory = spool.seal(name)
         job = _Job(next_save_number(), run, step, member, plan, memory)
-        self._order(lambda: self._begin(job))
-        if not job.done.wait(SEND_TIMEOUT_S):
-            self._order(lambda: self._drop(job, Aborted("it took too long")))
-            raise Unavailable(
-                f"{run}: {name} is not on its targets after {SEND_TIMEOUT_S:g} s",
-                hint="see ckpt status",
-            )
+        with self._lock:
+            if self._end_error is not None:
+                raise self._end_error
+            self._awaited[job.save] = job
+        try:
+            self._order(lambda: self._begin(job))
+            if not job.done.wait(SEND_TIMEOUT_S):
+                raise Unavailable(
+                    f"{run}: {name} is not on its targets after {SEND_TIMEOUT_S:g} s",
+                    hint="see ckpt status",
+                )
+        except BaseException:  # An interrupt, too: nobody will commit it.
+            self._order(lambda: self._drop(job, Aborted("its writer waits no more")))
+            raise
+        finally:
+            with self._lock:
+                self._awaited.pop(job.save, None)
         if job.error is not None:
             raise job.error
         assert job.payload is not None, "certified ones were planned"
@@ -130,17 +146,16 @@ class FileSender:
 
     def close(self) -> None:
         """Files that are not committed are given up with the session. Idempotent."""
-        if not self._closing:
-            self._closing = True
-            self._ring()
-            self._thread.join()
+        self._closing = True
+        self._order(lambda: None)
+        self._thread.join()
 
     def _order(self, order: Callable[[], None]) -> None:
-        self._orders.append(order)
-        self._ring()
-
-    def _ring(self) -> None:
-        os.eventfd_write(self._wake, 1)
+        """Have it done by my thread, if that still lives."""
+        with self._lock:
+            if self._end_error is None:
+                self._orders.append(order)
+                os.eventfd_write(self._wake, 1)
 
     # ----------------------------------------------------------------------- my thread
 
@@ -161,8 +176,11 @@ class FileSender:
             self._end(Aborted("the filesystem was closed"))
 
     def _end(self, error: CkptError) -> None:
-        for job in self._jobs.values():
-            self._settle(job, error)
+        with self._lock:
+            self._end_error = error
+            for job in self._awaited.values():
+                self._settle(job, error)
+            os.close(self._wake)
         self._sender.close()
         self._loop.shut()
 
@@ -234,7 +252,11 @@ class FileSender:
         job.payload = payload
         self._sender.start(action, job.memory)
         table = encode_table(member_table(payload.rank, job.member))
-        return [e.TableReady(now_us(), job.save, table)]
+        events: list[e.StagerEvent] = [e.TableReady(now_us(), job.save, table)]
+        if job.error is not None:  # Its writer went before it was planned.
+            error = job.error
+            events.append(e.PayloadFailed(now_us(), payload, error.code, error.message))
+        return events
 
     def _certified(self, job: _Job) -> None:
         job.certified = True
