@@ -16,11 +16,17 @@ import fsspec
 import pytest
 
 from ckpt.base.errors import CkptError, Refused
+from ckpt.base.ids import RunName, Step
 from ckpt_client.fs.filesystem import CkptFileSystemBase
+from ckpt_client.fs.steps import IDLE_MAX
 
 FS = CkptFileSystemBase
 THREADS = 8
 PATIENCE_S = 60.0
+THREADS_OF_A_FILESYSTEM = 2
+"""Its conversation with the coordinator, and the sweeper of what it holds."""
+THREADS_OF_A_HOLD = 2
+"""Its session, and its way to the targets."""
 
 
 @pytest.fixture
@@ -166,3 +172,35 @@ def test_a_closed_filesystem_leaves_no_descriptor_and_no_thread(fresh: FS, run: 
     gc.collect()
     # Other filesystems of this process let go of what they hold meanwhile.
     assert all(now <= then for now, then in zip(open_now(), before, strict=True))
+
+
+# --------------------------------------------------------------------------- many steps
+
+
+def test_listing_and_reading_many_steps_keeps_few_sessions(fs: FS, fresh: FS, run: str) -> None:
+    paths = [f"{run}/{step}/x" for step in range(2 * IDLE_MAX)]
+    for path in paths:
+        fs.pipe(path, path.encode())
+    before = threading.active_count()
+    assert fresh.find(run) == sorted(paths)
+    assert threading.active_count() <= before + THREADS_OF_A_FILESYSTEM
+    assert fresh.cat(paths) == {path: path.encode() for path in paths}
+    sessions = threading.active_count() - before - THREADS_OF_A_FILESYSTEM
+    assert sessions <= (IDLE_MAX + 1) * THREADS_OF_A_HOLD
+
+
+def test_a_file_whose_opening_failed_holds_nothing(fs: FS, fresh: FS, run: str) -> None:
+    path = f"{run}/x"
+    fs.pipe(path, b"x")
+
+    def let_go() -> int:
+        """Threads that are left when nothing is held that has no users."""
+        gc.collect()
+        fresh.live.steps.forget(RunName(path), Step(0))
+        return threading.active_count()
+
+    fresh.cat(path)
+    before = let_go()
+    with pytest.raises(KeyError):
+        fresh.open(path, "rb", cache_type="none such")
+    assert let_go() <= before

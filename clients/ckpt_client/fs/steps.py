@@ -1,8 +1,9 @@
 """Committed steps as directories: which there are, what files they have, and ranges of those.
 
-A generation never changes, so its list of files is fetched once. A step that is read stays
-resolved and pinned while a file of it is open and HELD_S longer: files that are opened one after
-another come from one generation, and nobody's retention is held up by who has read once.
+A generation never changes, so its list of files is fetched once, and holds nothing. A step that is
+read stays resolved and pinned while a file of it is open and HELD_S longer: files that are opened
+one after another come from one generation, and nobody's retention is held up by who has read once.
+Each costs a session and its thread, so of those that nobody has open the last few are kept.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from ckpt_client.contents import Contents, Want
 from ckpt_client.restore import Checkpoint
 
 HELD_S: Final = 30.0
+IDLE_MAX: Final = 8
+"""Steps that are held and have no file open."""
 SWEEP_S: Final = 5.0
 LISTS_MAX: Final = 1024
 RESOLVE_TIMEOUT_S: Final = 30.0
@@ -81,6 +84,8 @@ class HeldStep:
         if held is not None:
             self._released.append(held)
 
+    __del__ = close
+
 
 class Steps:
     """I am thread safe. Close me."""
@@ -124,12 +129,15 @@ class Steps:
             if known is not None:
                 self._lists.move_to_end(key)
                 return known
+            held = self._held.get((run, step))
+            if held is not None and str(held.checkpoint.generation) == view.generation:
+                return held.names
         try:
-            hold = self.hold(run, step, Generation.parse(view.generation))
+            checkpoint, names = self._resolve(run, step)
         except NotFound:
             return {}
-        hold.close()
-        return hold.names
+        checkpoint.close()
+        return names
 
     # ----------------------------------------------------------------------- reading
 
@@ -142,21 +150,13 @@ class Steps:
             held = self._held.get(key)
             if held is not None and wanted in (None, held.checkpoint.generation):
                 return self._use(held)
-        self._connection.ensure_cluster()
-        checkpoint = restore.resolve(
-            self._connection.reader(), run, step, timeout_s=RESOLVE_TIMEOUT_S
-        )
-        if checkpoint.info.launch != NO_LAUNCH:
-            checkpoint.close()
-            raise NotFound(f"{run}@{step} is a checkpoint of ranks, not of files")
-        names = checkpoint.read(_names)
+        checkpoint, names = self._resolve(run, step)
         with self._lock:
-            self._lists[(run, step, str(checkpoint.generation))] = names
-            while len(self._lists) > LISTS_MAX:
-                self._lists.popitem(last=False)
             self._replace(key)
             held = self._held[key] = _Held(checkpoint, names)
-            return self._use(held)
+            hold = self._use(held)
+            self._sweep()
+            return hold
 
     def forget(self, run: RunName, step: Step) -> None:
         """The step was deleted here: do not hold what nobody else may read any more."""
@@ -171,6 +171,25 @@ class Steps:
                 held.checkpoint.close()
             self._held.clear()
             self._replaced.clear()
+
+    def _resolve(self, run: RunName, step: Step) -> tuple[Checkpoint, Mapping[str, int]]:
+        """The newest generation, pinned until it is closed, and its list."""
+        self._connection.ensure_cluster()
+        checkpoint = restore.resolve(
+            self._connection.reader(), run, step, timeout_s=RESOLVE_TIMEOUT_S
+        )
+        try:
+            if checkpoint.info.launch != NO_LAUNCH:
+                raise NotFound(f"{run}@{step} is a checkpoint of ranks, not of files")
+            names = checkpoint.read(_names)
+        except BaseException:
+            checkpoint.close()
+            raise
+        with self._lock:
+            self._lists[(run, step, str(checkpoint.generation))] = names
+            while len(self._lists) > LISTS_MAX:
+                self._lists.popitem(last=False)
+        return checkpoint, names
 
     # ----------------------------------------------------------------------- inside, under the lock
 
@@ -198,10 +217,14 @@ class Steps:
         for held in [held for held in self._replaced if not held.users]:
             self._replaced.remove(held)
             held.checkpoint.close()
-        for key, held in list(self._held.items()):
-            if not held.users and now - held.idle_since_s >= HELD_S:
-                del self._held[key]
-                held.checkpoint.close()
+        idle = sorted(
+            (key for key, held in self._held.items() if not held.users),
+            key=lambda key: self._held[key].idle_since_s,
+        )
+        surplus = len(idle) - IDLE_MAX
+        for place, key in enumerate(idle):
+            if place < surplus or now - self._held[key].idle_since_s >= HELD_S:
+                self._held.pop(key).checkpoint.close()
 
     def _sweep_until_idle(self) -> None:
         """A thread's life: as long as something is held."""
