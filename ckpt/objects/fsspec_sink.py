@@ -27,12 +27,16 @@ from ckpt.objects.sink import (
     Upload,
     at_once,
     checksum_by_ranges,
+    install_hint,
     no_bucket,
 )
 
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 30.0
 """Without a byte."""
+_S3: Final = ("s3", "s3a")
+_GCS: Final = ("gs", "gcs")
+_AZURE: Final = ("az", "abfs", "abfss")
 Value = TypeVar("Value")
 
 
@@ -54,11 +58,12 @@ class FsspecSink:
             # use_listings_cache: another writer's objects must be seen at once.
             self._fs, root = fsspec.url_to_fs(url, use_listings_cache=False, **given)
         except (ImportError, ValueError) as error:
-            hint = "pip install 'ckpt-burst[s3]' for s3"
-            raise Refused(f"store {url!r}: {error}", hint=hint) from None
+            raise Refused(f"store {url!r}: {error}", hint=_hint(scheme, error)) from None
+        _one_voice(self._fs)
         self.url = url.rstrip("/")
         self._root = str(root).rstrip("/")
-        self._is_s3 = scheme in ("s3", "s3a")
+        self._is_s3 = scheme in _S3
+        self._has_folders = scheme not in (*_S3, *_GCS, *_AZURE)
         self._patience = patience or Patience()
         self._conditional: bool | None = None
         self._gatherings = Gatherings()
@@ -174,6 +179,9 @@ class FsspecSink:
         return bytes(content)
 
     def _make_parent(self, key: str) -> None:
+        """Where keys are paths of folders; gcsfs and adlfs would make a bucket that is missing."""
+        if not self._has_folders:
+            return
         parent = self._path(key).rpartition("/")[0]
         self._retried(key, lambda: self._fs.makedirs(parent, exist_ok=True))
 
@@ -202,8 +210,27 @@ def _last(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
+def _hint(scheme: str, error: Exception) -> str:
+    is_missing = isinstance(error, ImportError) and scheme in (*_S3, *_GCS, *_AZURE)
+    return install_hint(scheme) if is_missing else ""
+
+
+def _one_voice(fs: object) -> None:
+    """How long to try is ours to decide. The Azure SDK would try four times in 84 s before it says
+    that nobody answers, and adlfs has no option for it."""
+    client = getattr(fs, "service_client", None)
+    policy = getattr(getattr(client, "_config", None), "retry_policy", None)
+    if policy is not None:
+        policy.total_retries = 0
+
+
 def _with_defaults(scheme: str, options: Mapping[str, object]) -> dict[str, object]:
-    if scheme not in ("s3", "s3a"):
+    if scheme in _GCS:
+        return {"requests_timeout": READ_TIMEOUT_S, **options}
+    if scheme in _AZURE:
+        times = {"connection_timeout": CONNECT_TIMEOUT_S, "read_timeout": READ_TIMEOUT_S}
+        return {**times, **options}
+    if scheme not in _S3:
         return dict(options)
     ours = {
         "connect_timeout": CONNECT_TIMEOUT_S,
@@ -225,24 +252,39 @@ def _told(what: str, once: Callable[[], Value]) -> Value:
     except CkptError:
         raise
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        if _answer_of(error)[1] == NO_BUCKET:
+        if _answer_of(error)[1] in NO_BUCKET:
             raise no_bucket(what) from None
         raise NotFound(f"there is no object {what}") from None
     except FileExistsError:
         raise _Exists(f"{what} exists") from None
     except PermissionError as error:
-        reason = _answer_of(error)[1] or error
-        raise Unauthorized(f"{what}: {reason}", hint="see the store's credentials") from None
+        raise _unauthorized(what, error) from None
     except (NotImplementedError, TypeError) as error:
         raise Refused(f"{what}: the store cannot do this: {error}") from None
     except Exception as error:  # Each library has its own tree of errors for a bad connection.
-        status, code = _answer_of(error)
-        if status == 412:
-            raise _Exists(f"{what} exists") from None
-        is_passing = status in _PASSING or code in _ROTTEN
-        if (400 <= status < 500 and not is_passing) or type(error).__name__ in _NEVER:
-            raise Refused(f"{what}: {error}") from error
-        raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
+        raise _in_our_words(what, error) from error
+
+
+def _in_our_words(what: str, error: Exception) -> CkptError:
+    """What an answer's status and code mean; without them the store was not reached."""
+    status, code = _answer_of(error)
+    if status in (401, 403):
+        return _unauthorized(what, error)
+    if code in NO_BUCKET:
+        return no_bucket(what)
+    if status == 404:
+        return NotFound(f"there is no object {what}")
+    if status == 412:
+        return _Exists(f"{what} exists")
+    is_passing = status in _PASSING or code in _ROTTEN
+    if (400 <= status < 500 and not is_passing) or type(error).__name__ in _NEVER:
+        return Refused(f"{what}: {error}")
+    return Unavailable(f"{what}: {type(error).__name__}: {error}")
+
+
+def _unauthorized(what: str, error: Exception) -> Unauthorized:
+    reason = _answer_of(error)[1] or error
+    return Unauthorized(f"{what}: {reason}", hint="see the store's credentials")
 
 
 _PASSING: Final = (408, 409, 425, 429)
@@ -261,5 +303,9 @@ def _answer_of(error: BaseException | None) -> tuple[int, str]:
                 "Error": {"Code": str(code)},
             }:
                 return status, code
+        match getattr(error, "status_code", None):  # Azure's
+            case int(status):
+                code = getattr(error, "error_code", None) or ""
+                return status, str(getattr(code, "value", code))
         error = error.__cause__
     return 0, ""

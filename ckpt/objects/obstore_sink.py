@@ -25,6 +25,7 @@ from ckpt.objects.sink import (
     Upload,
     at_once,
     checksum_by_ranges,
+    install_hint,
     no_bucket,
 )
 
@@ -33,6 +34,12 @@ REQUEST_TIMEOUT_S: Final = 120.0
 """Of a whole request: a shard's body included."""
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 """A listing's errors are of no kind; their text has the answer's status."""
+_ENDPOINTS: Final = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+"""Variables that obstore reads."""
 Value = TypeVar("Value")
 
 
@@ -57,13 +64,13 @@ class ObstoreSink:
         except ImportError:
             raise Refused(
                 f"store obstore+{url}: obstore is not installed",
-                hint="pip install 'ckpt-burst[s3]'",
+                hint=install_hint(url.partition("://")[0]),
             ) from None
         given = dict(options or {})
         client: dict[str, object] = {
             "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
             "timeout": timedelta(seconds=timeout_s),
-            "allow_http": _endpoint(given).startswith("http://"),
+            "allow_http": _endpoint(url.partition("://")[0], given).startswith("http://"),
         }
         try:
             self._store = from_url(
@@ -179,11 +186,11 @@ class ObstoreSink:
         return retried(f"asking {self.url}", lambda: _told(where, once), self._patience)
 
 
-def _endpoint(options: Mapping[str, object]) -> str:
-    """Where an S3 store is said to be: who writes http:// means it."""
-    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    found = [options.get("endpoint"), *(os.environ.get(name) for name in names)]
-    return str(next(filter(None, found), ""))
+def _endpoint(scheme: str, options: Mapping[str, object]) -> str:
+    """Where a store is said to be: who writes http:// means it."""
+    names = _ENDPOINTS.get(scheme, ())
+    given = (options.get("endpoint"), options.get("base_url"))
+    return str(next(filter(None, (*given, *map(os.environ.get, names))), ""))
 
 
 class _Exists(CkptError):
@@ -197,7 +204,7 @@ def _told(what: str, once: Callable[[], Value]) -> Value:
     try:
         return once()
     except (FileNotFoundError, exceptions.NotFoundError) as error:
-        if NO_BUCKET in str(error):
+        if _tells_no_bucket(error):
             raise no_bucket(what) from None
         raise NotFound(f"there is no object {what}") from None
     except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
@@ -210,9 +217,13 @@ def _told(what: str, once: Callable[[], Value]) -> Value:
         status = _STATUS.search(str(error))
         if status and status[1] in ("401", "403"):
             raise _unauthorized(what, error) from None
-        if NO_BUCKET in str(error):
+        if _tells_no_bucket(error):
             raise no_bucket(what) from None
         raise Unavailable(f"{what}: {_brief(error)}") from error
+
+
+def _tells_no_bucket(error: BaseException) -> bool:
+    return any(code in str(error) for code in NO_BUCKET)
 
 
 def _unauthorized(what: str, error: BaseException) -> Unauthorized:

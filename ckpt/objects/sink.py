@@ -110,8 +110,10 @@ class Sink(Protocol):
         """Let connections go. Idempotent."""
 
 
-NO_BUCKET: Final = "NoSuchBucket"
-"""As S3 calls it."""
+NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound")
+"""As S3 and Google call it, and Azure."""
+EXTRAS: Final = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
+"""Schemes that another one's extra serves."""
 CREATE_COUNT_MAX: Final = 8
 PIECE_BYTES: Final = 8 * MiB
 """Read back at once; a library holds it twice for a moment."""
@@ -120,6 +122,11 @@ PIECE_BYTES: Final = 8 * MiB
 def no_bucket(where: str) -> NotFound:
     """What a store says that has not even the place."""
     return NotFound(f"{where}: there is no such bucket", hint="create it, or see the store's URL")
+
+
+def install_hint(scheme: str) -> str:
+    """How the library of an object store's URL is had."""
+    return f"pip install 'ckpt-burst[{EXTRAS.get(scheme, scheme)}]'"
 
 
 def checksum_by_ranges(sink: Sink, key: str, wait_turn: Callable[[], None]) -> tuple[int, int]:

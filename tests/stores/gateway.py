@@ -160,7 +160,7 @@ class Gateway:
         self._keep("ceph-osd", "-i", "0")
         self._wait("the OSD", lambda: "1 up" in self._ceph("osd", "stat"))
         self._keep("radosgw", "-n", "client.rgw.x")
-        self._wait("the gateway", lambda: _answers(port))
+        self._wait("the gateway", lambda: answers(port))
         s3 = S3(port)
         keys = (f"--access-key={s3.access_key}", f"--secret={s3.secret_key}")
         who = ("--uid=test", "--display-name=test", *keys)
@@ -206,7 +206,7 @@ def _run(*line: str) -> str:
     return subprocess.run(line, check=True, capture_output=True, text=True).stdout
 
 
-def _answers(port: int) -> bool:
+def answers(port: int) -> bool:
     try:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=2).close()
     except urllib.error.HTTPError as error:
