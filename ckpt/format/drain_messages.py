@@ -120,6 +120,15 @@ class EndDrain(Struct, frozen=True, gc=False):
     error: str = ""
 
 
+class TellTrouble(Struct, frozen=True, gc=False):
+    """Why a worker cannot use its store at all (no such bucket, wrong credentials, no answer), also
+    one that was never opened; empty once it can. Not durable: told again while it lasts."""
+
+    url: str
+    worker: str
+    error: str
+
+
 class ForgetStore(Struct, frozen=True, gc=False):
     """Nothing is queued for it any more, and what it holds lets nothing be evicted."""
 

@@ -67,6 +67,7 @@ from ckpt.format.drain_messages import (
     RenewDrain,
     TakePart,
     TellStored,
+    TellTrouble,
 )
 from ckpt.format.target_messages import (
     Attest,
@@ -746,7 +747,7 @@ Message = (
     | RegisterTarget | TargetRegistered | RenewLease | LeaseRenewed | Reserve | Reserved | ReleaseReservation
     | Attest | Attested | PutDocument | DocumentStored | DropGeneration | DropColumn | Dropped | ListColumns | ColumnsListed
     | OpenStore | TellStored | LeaseDrain | DrainLeased | BeginParts | TakePart | PartTaken
-    | RenewDrain | EndDrain | ForgetStore | DrainNoted
+    | RenewDrain | EndDrain | ForgetStore | DrainNoted | TellTrouble
 )  # fmt: skip
 
 MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
@@ -766,5 +767,6 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     91: DropGeneration, 92: DropColumn, 93: Dropped, 94: ListColumns, 95: ColumnsListed,
     96: OpenStore, 97: TellStored, 98: LeaseDrain, 99: DrainLeased, 100: BeginParts, 101: TakePart,
     102: PartTaken, 103: RenewDrain, 104: EndDrain, 105: ForgetStore, 106: DrainNoted, 107: HomesRefused,
+    108: TellTrouble,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""

@@ -4,9 +4,8 @@
 
 Where chunks lie the manifest says: the index of a shard, which Zarr's readers need, is not read. A
 chunk is compared with the manifest's CRC-32 of it, and its own CRC-32C, whether it comes from the
-store or from another rank (`Together`).
-What has no marker is no checkpoint; what is damaged, partial or another's is refused
-by its name.
+store or from another rank (`Together`). What has no marker is no checkpoint; what is damaged,
+partial or another's is refused by its name.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from ckpt.base.units import MiB
 from ckpt.format.messages import Role
 from ckpt.objects.pace import Pace
 from ckpt.objects.planning import WriteOptions
+from ckpt.objects.retry import Patience
 from ckpt.objects.stores import open_sink
 from ckpt.objects.writer import WriteLimits
 from ckpt.plan.drains import StorePolicy, parse_policies
@@ -55,6 +56,8 @@ class DrainConfig:
     """Of each store's items together."""
     bandwidth_bytes: int = 0
     """To each store in a second; 0 is no cap."""
+    patience_s: float = 120.0
+    """How long one request to a store is tried before its checkpoint waits for another turn."""
     compression: str = "auto"
     """auto (by sampling), none or always."""
     portable_dtypes: bool = False
@@ -69,8 +72,8 @@ class DrainConfig:
     def __post_init__(self) -> None:
         parse_policies(self.to)
         options.host_and_port(self.coordinator)
-        if self.poll_s <= 0 or self.abandon_s <= 0 or self.bandwidth_bytes < 0:
-            raise Refused("poll_s and abandon_s are above 0, bandwidth_bytes at least 0")
+        if min(self.poll_s, self.abandon_s, self.patience_s) <= 0 or self.bandwidth_bytes < 0:
+            raise Refused("poll_s, abandon_s, patience_s are above 0, bandwidth_bytes at least 0")
         WriteOptions(compression=self.compression)
         WriteLimits(self.threads, self.memory_bytes)
 
@@ -136,7 +139,7 @@ def _worker(
         pace.is_burst = BurstWatch(watch)
     return StoreWorker(
         policy,
-        open_sink(policy.url),
+        open_sink(policy.url, patience=Patience(config.patience_s)),
         watch,
         QueueClient(rpc, policy, reach.name),
         reach,

@@ -27,6 +27,7 @@ from ckpt.format.drain_messages import (
     RenewDrain,
     TakePart,
     TellStored,
+    TellTrouble,
     Turn,
     encode_parts,
     encode_stored,
@@ -39,6 +40,7 @@ WAIT_S: Final = 0.2
 """Between two questions for a part while others are at the last ones."""
 ANSWER_S: Final = 60.0
 """The coordinator may be starting again."""
+TROUBLE_CHARS_MAX: Final = 1000
 
 Answer = TypeVar("Answer", bound=Message)
 
@@ -60,6 +62,11 @@ class QueueClient:
             ),
             DrainNoted,
         )
+
+    def tell_trouble(self, error: str) -> None:
+        """Why the store cannot be used; empty once it can."""
+        trouble = TellTrouble(self._policy.url, self._worker, error[:TROUBLE_CHARS_MAX])
+        self._call(trouble, DrainNoted)
 
     def version(self) -> int:
         """Of what is known of the store; ask before looking at it."""

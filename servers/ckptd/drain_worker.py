@@ -74,6 +74,7 @@ class StoreWorker:
         self._clock = clock
         self._leftovers = Leftovers(sink, quiet_s, clock)
         self._is_open = False
+        self._in_trouble = False
         #: Runs whose content in the store the queue was told by this process.
         self._told: set[RunName] = set()
         self._written_bytes = 0
@@ -99,6 +100,7 @@ class StoreWorker:
                     if isinstance(error, NotFound):
                         self._is_open = False  # The coordinator began anew, or the bucket is gone.
                     self._report("warning", "cannot drain", {"url": self.url, "reason": str(error)})
+                    self._tell_trouble(str(error))
                     self._stopped.wait(rest_s)
                     rest_s = max(poll_s, min(2 * rest_s, REST_S_MAX))
         finally:
@@ -116,6 +118,9 @@ class StoreWorker:
                     tidy_committed(self._sink, run)
                     self._expire(run)
                 self._abandon(run)
+        if self._in_trouble:
+            self._queue.tell_trouble("")
+            self._in_trouble = False
         id = self._queue.lease()
         if id is None:
             return False
@@ -133,6 +138,11 @@ class StoreWorker:
         self._queue.open(self._sink.conditional)
         self._told.clear()
         self._is_open = True
+
+    def _tell_trouble(self, error: str) -> None:
+        self._in_trouble = True
+        with suppress(CkptError):  # The coordinator may be what is away.
+            self._queue.tell_trouble(error)
 
     def _tell(self, run: RunName) -> list[tuple[Step, Generation]]:
         """What the store has and keeps; returns what its retention leaves over."""

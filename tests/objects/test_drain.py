@@ -6,15 +6,20 @@ import json
 import os
 import random
 import signal
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ckpt
+from ckpt.base.units import MiB
 from ckpt.objects.file_sink import FileSink
+from ckpt.objects.grid import CHUNK_BYTES
+from ckpt.objects.pace import IDLE_CREDIT_S
 from tests.e2e.cluster import Cluster, command
 from tests.objects.drainkit import (
     DRAIN_TIMEOUT_S,
@@ -170,6 +175,22 @@ def test_a_drained_step_is_fetched_back_as_its_ranks_saved_it(
     assert mine["w"].offset == (3000, 0)
     assert mine["same"]["lr"] == 0.5
     assert mine["rng"].tolist() == [1, 7]
+
+
+def test_a_drain_keeps_its_bandwidth(cluster: Cluster, store: ckpt.Store, tmp_path: Path) -> None:
+    run, rate, sink = "capped", 8_000_000, FileSink(tmp_path)
+    rows = np.random.default_rng(3).integers(0, 255, (5, 8 * MiB), "u1")
+    store.save(run, 1, {"w": rows}, rank=0, world_size=1).wait(60.0)
+    to, capped = f"{sink.url}?runs={run}", ("--bandwidth-bytes", str(rate), "--compression", "none")
+    begun_s = time.monotonic()
+    drain = Drain(cluster.directory, to, *capped)
+    try:
+        wait_drained(sink, run, 1)
+    finally:
+        drain.stop()
+    # The last chunk may go at once when its turn comes, and a second of idling is made up for.
+    assert time.monotonic() - begun_s >= (rows.nbytes - CHUNK_BYTES) / rate - IDLE_CREDIT_S
+    assert_once_and_whole(sink, run, 1)
 
 
 def test_what_the_tier_deleted_half_drained_is_abandoned(

@@ -11,7 +11,13 @@ from ckpt.format import drain_messages as d
 from ckpt.format import messages as m
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.drain_jobs import DrainJob
-from ckpt.protocol.coordinator.draining import GRACE_US, LEASE_US, REST_US
+from ckpt.protocol.coordinator.draining import (
+    GRACE_US,
+    LEASE_US,
+    REST_US,
+    UNREACHED_COUNT_MAX,
+    UNREACHED_US,
+)
 from tests.protocol.coordinating import RUN, SECOND_US, Bench
 
 URL = "s3://bucket/runs"
@@ -336,6 +342,49 @@ def test_a_store_that_is_forgotten_holds_nothing_back_and_one_that_is_served_is_
     assert steps(bench) == [2]
     bench.restart(*bench.targets)
     assert bench.machine.drains.stores == {}
+
+
+def unreached(bench: Bench) -> list[tuple[object, object]]:
+    status = bench.ask("status")
+    assert isinstance(status, dict)
+    return [(one["url"], one["error"]) for one in status["stores"] if one["state"] == "unreached"]
+
+
+def test_a_store_that_no_worker_could_open_is_told_and_holds_nothing_back() -> None:
+    bench = Bench(keep=1)
+    session = bench.session(m.Role.DRAIN)
+    noted = [d.DrainNoted(LEASE_US)]
+    assert bench.tell(session, d.TellTrouble(URL, "a", "no such bucket")) == noted
+    assert unreached(bench) == [(URL, "no such bucket")]
+    for step in (1, 2):
+        bench.save(step)
+    assert steps(bench) == [2], "nothing waits for it"
+    assert bench.machine.drains.stores == {}
+    WorkerFake(bench)
+    assert unreached(bench) == []
+
+
+def test_trouble_with_a_store_that_was_never_opened_is_forgotten_in_time_and_in_number() -> None:
+    bench = Bench()
+    session = bench.session(m.Role.DRAIN)
+    for number in range(UNREACHED_COUNT_MAX + 2):
+        bench.tell(session, d.TellTrouble(f"{URL}-{number}", "a", "no answer"))
+    assert len(unreached(bench)) == UNREACHED_COUNT_MAX
+    assert f"{URL}-0" not in dict(unreached(bench)), "the oldest goes"
+    bench.tell(session, d.TellTrouble(f"{URL}-9", "a", ""))
+    assert f"{URL}-9" not in dict(unreached(bench))
+    bench.tick(UNREACHED_US / SECOND_US)
+    assert unreached(bench) == []
+
+
+def test_trouble_with_a_known_store_is_its_error_until_it_can_be_used_again() -> None:
+    bench = Bench()
+    worker = WorkerFake(bench)
+    bench.save(1)
+    worker.say(d.TellTrouble(URL, "a", "no answer"))
+    assert (worker.store()["state"], worker.store()["error"]) == ("failing", "no answer")
+    worker.say(d.TellTrouble(URL, "a", ""))
+    assert (worker.store()["state"], worker.store()["error"]) == ("waiting", "")
 
 
 def test_status_tells_backlog_age_parts_rate_and_end() -> None:

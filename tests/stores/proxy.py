@@ -59,7 +59,8 @@ Decide = Callable[[Request], Fault]
 class Proxy:
     """I listen on 127.0.0.1 until closed. `log` holds every request with what became of it."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, at: int = 0) -> None:
+        """port: the store's; at: mine, 0 for any that is free."""
         self.decide: Decide = lambda _request: Fault.NONE
         self.bytes_per_s: float | None = None
         """Of bodies to the store."""
@@ -72,7 +73,7 @@ class Proxy:
         class Handler(_Handler):
             owner = proxy
 
-        self._server = _Server(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", at), Handler)
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import secrets
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from ckpt.objects.fsspec_sink import FsspecSink
 from ckpt.objects.obstore_sink import ObstoreSink
 from ckpt.objects.retry import Patience
 from ckpt.objects.sink import Sink
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, command
 from tests.objects.drainkit import Drain, assert_once_and_whole, save, wait_drained
 from tests.stores.gateway import S3, free_port
 from tests.stores.proxy import Fault, Proxy, Request
@@ -108,10 +110,65 @@ def test_a_drain_waits_for_its_bucket_says_so_and_goes_on(
     try:
         wait_until(lambda: told() > 2, "it tells more than once", START_TIMEOUT_S)
         assert "there is no such bucket" in log.read_text()
+        shown = store_status(cluster, sink.url)
+        assert shown["state"] == "unreached"
+        assert "there is no such bucket" in str(shown["error"])
         assert len(proxy.log) <= REQUESTS_OF_A_TRY_MAX * (told() + 1)
         FsspecSink("s3://", s3.fsspec_options).call_s3("create_bucket", Bucket=bucket)
         wait_drained(sink, run, 1)
         assert_once_and_whole(sink, run, 1)
+        assert store_status(cluster, sink.url)["error"] == ""
     finally:
         assert drain.stop() == 0
         proxy.close()
+
+
+def test_stores_that_go_away_in_the_middle_of_a_drain_are_told_and_gone_on_with(
+    cluster: Cluster, store: ckpt.Store, s3: S3, bucket: str, tmp_path: Path
+) -> None:
+    run, urls = "midst", [f"s3://{bucket}/parts", f"obstore+s3://{bucket}/once"]
+    sinks = [FsspecSink(f"s3://{bucket}/{name}", s3.fsspec_options) for name in ("parts", "once")]
+    save(store, run, 1)
+    proxy, begun, away = Proxy(s3.port), set[str](), threading.Event()
+
+    def decide(request: Request) -> Fault:
+        place = request.path.split("/")[2:3]
+        if request.method == "PUT" and "/tensors/" in request.path:
+            begun.update(place)
+        if len(begun) == len(urls):
+            away.set()
+        return Fault.CUT_BEFORE if begun.issuperset(place) and place else Fault.NONE
+
+    proxy.decide = decide
+    to, through = " ".join(f"{url}?runs={run}" for url in urls), s3.at(proxy.port).environment
+    patience = ("--compression", "none", "--patience-s", "2")
+    log = tmp_path / "drain.log"
+    drain = Drain(Path(cluster.directory), to, *patience, environment=through, log=log)
+    try:
+        assert away.wait(START_TIMEOUT_S)
+        proxy.close()  # Nobody listens there any more.
+
+        def told() -> bool:
+            shown = [store_status(cluster, url) for url in urls]
+            return all(one["state"] == "failing" and one["error"] for one in shown)
+
+        wait_until(told, "status tells that both fail", START_TIMEOUT_S)
+        assert [store_status(cluster, url)["backlog"] for url in urls] == [1, 1]
+        proxy = Proxy(s3.port, proxy.port)
+        for sink in sinks:
+            wait_drained(sink, run, 1)
+        for url in urls:
+            wait_until(lambda url=url: store_status(cluster, url)["state"] == "idle", "idle again")
+            assert store_status(cluster, url)["error"] == ""
+        for sink in sinks:
+            assert_once_and_whole(sink, run, 1)
+    finally:
+        assert drain.stop() == 0
+        proxy.close()
+
+
+def store_status(cluster: Cluster, url: str) -> dict[str, object]:
+    """What `ckpt status` says of it."""
+    shown = json.loads(command("status", "--json", "--store", cluster.url).stdout)
+    (found,) = [one for one in shown["stores"] if one["url"] == url]
+    return dict(found)

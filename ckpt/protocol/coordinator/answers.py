@@ -159,37 +159,38 @@ class StoreStatus:
 
     url: str
     state: str
-    """`idle`, `draining`, `waiting` (for a worker, or behind a failure), `failing` with `error`."""
-    every: int
-    keep: int | None
-    runs: tuple[str, ...]
-    conditional: bool
+    """`idle`, `draining`, `waiting` (for a worker, or behind a failure), `failing` with `error`;
+    `unreached`: no worker could open it yet, so that nothing is kept for it."""
+    every: int = 1
+    keep: int | None = None
+    runs: tuple[str, ...] = ()
+    conditional: bool = True
     """False: the store does not create an object only once, so one worker at a time is let."""
-    workers: tuple[str, ...]
-    backlog: int
+    workers: tuple[str, ...] = ()
+    backlog: int = 0
     """Checkpoints that it needs and has not."""
-    backlog_bytes: int
-    oldest_undrained: str
+    backlog_bytes: int = 0
+    oldest_undrained: str = ""
     """RUN@STEP; empty without one."""
-    oldest_undrained_at_s: float
+    oldest_undrained_at_s: float = 0.0
     """Unix time of its commit; 0 without one."""
-    draining: tuple[str, ...]
-    parts_done: int
+    draining: tuple[str, ...] = ()
+    parts_done: int = 0
     """Of those that are being drained, as far as their plans are known."""
-    parts: int
-    written_bytes: int
+    parts: int = 0
+    written_bytes: int = 0
     """Of those, by the workers that live."""
-    bytes_per_s: float
+    bytes_per_s: float = 0.0
     """All workers together, while they drain."""
-    end_in_s: float
+    end_in_s: float = 0.0
     """Until the backlog is done at that rate; 0 when it is unknown."""
-    last: str
+    last: str = ""
     """What was drained last."""
-    drained: int
+    drained: int = 0
     """Checkpoints, since the coordinator began."""
-    failed: int
+    failed: int = 0
     """Attempts to drain one, since then."""
-    unserved_s: float
+    unserved_s: float = 0.0
     """For how long there has been no worker."""
     error: str = ""
 

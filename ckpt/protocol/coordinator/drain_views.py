@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from ckpt.protocol.coordinator.answers import StoreStatus
-from ckpt.protocol.coordinator.draining import DrainQueue, Store
+from ckpt.protocol.coordinator.draining import DrainQueue, Store, Unreached
 
 UNSERVED_US = 60_000_000
 """A store that has a backlog and no worker for so long is a fault."""
 
 
 def store_statuses(queue: DrainQueue, now_us: int) -> tuple[StoreStatus, ...]:
-    """All stores, by URL."""
-    return tuple(_status(queue, store, now_us) for store in queue.stores.values())
+    """All stores, by URL; those that no worker could open yet at the end."""
+    known = (_status(queue, store, now_us) for store in queue.stores.values())
+    return *known, *(_unreached(url, one) for url, one in sorted(queue.unreached.items()))
+
+
+def _unreached(url: str, one: Unreached) -> StoreStatus:
+    return StoreStatus(url, "unreached", workers=(one.worker,), error=one.error)
 
 
 def _status(queue: DrainQueue, store: Store, now_us: int) -> StoreStatus:

@@ -37,6 +37,7 @@ from ckpt.format.drain_messages import (
     RenewDrain,
     TakePart,
     TellStored,
+    TellTrouble,
     decode_parts,
     decode_stored,
 )
@@ -52,6 +53,9 @@ LEASE_US = 15 * US_PER_S
 GRACE_US = 2 * US_PER_S
 REST_US = 30 * US_PER_S
 """Before a checkpoint that failed is leased again."""
+UNREACHED_US = 300 * US_PER_S
+"""A store that was never opened is forgotten so long behind a worker's last word of it."""
+UNREACHED_COUNT_MAX = 64
 
 DrainRequest = (
     OpenStore
@@ -61,6 +65,7 @@ DrainRequest = (
     | TakePart
     | RenewDrain
     | EndDrain
+    | TellTrouble
     | ForgetStore
 )
 
@@ -93,7 +98,7 @@ class Store:
     failed_count: int = 0
     last: CheckpointId | None = None
     error: str = ""
-    """Of the last failure, until something is drained."""
+    """Of the last failure, until something is drained; or why a worker cannot use the store."""
 
     @property
     def policy(self) -> StorePolicy:
@@ -102,6 +107,15 @@ class Store:
     def holds(self, id: CheckpointId) -> bool:
         """Whether it is committed there."""
         return (id.step, id.generation) in self.row.stored.get(id.run, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Unreached:
+    """A store that no worker could open yet: nothing is kept for it."""
+
+    worker: str
+    error: str
+    due_us: int
 
 
 class DrainQueue:
@@ -122,6 +136,8 @@ class DrainQueue:
         self.stores: dict[str, Store] = {
             url: Store(row, self._first_version + 1) for url, row in sorted(known.items())
         }
+        self.unreached: dict[str, Unreached] = {}
+        """By URL, the one that was told of last at the end."""
 
     # ----------------------------------------------------------------------- questions
 
@@ -167,6 +183,9 @@ class DrainQueue:
         if isinstance(message, ForgetStore):
             self._forget(session, request, message)
             return
+        if isinstance(message, TellTrouble) and message.url not in self.stores:
+            self._note_unreached(session, request, message)
+            return
         store = self.stores.get(message.url)
         if store is None:
             raise NotFound(
@@ -194,6 +213,9 @@ class DrainQueue:
                 self._renew(store, session, request, message)
             case EndDrain():
                 self._end(store, session, request, message)
+            case TellTrouble():
+                store.error = message.error
+                self._answer(store, session, request)
 
     def session_closed(self, session: Session) -> None:
         """Its workers have a moment to come back."""
@@ -213,6 +235,9 @@ class DrainQueue:
                     del store.jobs[id]
             if store.workers or not store.unserved_since_us:
                 store.unserved_since_us = self._desk.now_us
+        for url, one in list(self.unreached.items()):
+            if one.due_us <= self._desk.now_us:
+                del self.unreached[url]
 
     # ----------------------------------------------------------------------- stores
 
@@ -223,6 +248,7 @@ class DrainQueue:
         if store is None:
             store = self.stores[message.url] = Store(StoreRow(policy), self._first_version + 1)
             self.stores = dict(sorted(self.stores.items()))
+        self.unreached.pop(message.url, None)
         store.row.policy, store.conditional = policy, message.conditional
         self._heard(store, message.worker, session)
         if known:
@@ -241,6 +267,15 @@ class DrainQueue:
             raise Busy(f"{message.url} is served by {names}", hint="stop them first")
         del self.stores[message.url]
         self._note(session, request, catalog.StoreForgotten(message.url))
+
+    def _note_unreached(self, session: Session, request: int, message: TellTrouble) -> None:
+        self.unreached.pop(message.url, None)
+        if message.error:
+            due_us = self._desk.now_us + UNREACHED_US
+            self.unreached[message.url] = Unreached(message.worker, message.error, due_us)
+        while len(self.unreached) > UNREACHED_COUNT_MAX:
+            del self.unreached[next(iter(self.unreached))]
+        self._desk.send(session, request, DrainNoted(LEASE_US))
 
     def _answer(self, store: Store, session: Session, request: int) -> None:
         self._desk.send(session, request, DrainNoted(LEASE_US, store.version))
