@@ -1,6 +1,6 @@
 """Any store that fsspec knows (s3, gs, az, memory, ...) as a Sink.
 
-An object that is uploaded in parts is a real multipart upload on s3, with a CRC-32 for each part;
+An object that is uploaded in parts is a real multipart upload on s3, with a checksum of each part;
 elsewhere parts are gathered and put at once (memory: one object). s3fs's own multipart is not used:
 cancelled, it leaves its parts behind.
 
@@ -20,7 +20,7 @@ from ckpt.format.checksum import Buffer
 from ckpt.objects.gathering import GatheredUpload, Gatherings
 from ckpt.objects.probe import probe_conditional
 from ckpt.objects.retry import Patience, retried
-from ckpt.objects.s3_upload import S3Upload, abort_upload, pending_uploads, s3_crc32
+from ckpt.objects.s3_upload import Checksum, S3Upload, abort_upload, pending_uploads
 from ckpt.objects.sink import (
     NO_BUCKET,
     PendingUpload,
@@ -48,8 +48,12 @@ class FsspecSink:
         url: str,
         options: Mapping[str, object] | None = None,
         patience: Patience | None = None,
+        checksum: Checksum = Checksum.CRC32,
     ) -> None:
-        """Raises Refused for an unknown scheme or a package that is not installed."""
+        """Raises Refused for an unknown scheme or a package that is not installed.
+
+        checksum: that an S3 store is told of each body; others are told none.
+        """
         import fsspec
 
         scheme = url.partition("://")[0]
@@ -64,6 +68,7 @@ class FsspecSink:
         self._root = str(root).rstrip("/")
         self._is_s3 = scheme in _S3
         self._has_folders = scheme not in (*_S3, *_GCS, *_AZURE)
+        self._checksum = checksum
         self._patience = patience or Patience()
         self._conditional: bool | None = None
         self._gatherings = Gatherings()
@@ -95,7 +100,7 @@ class FsspecSink:
 
     def upload(self, key: str) -> Upload:
         if self._is_s3:
-            return S3Upload(self.call_s3, *self._bucket_key(key))
+            return S3Upload(self.call_s3, *self._bucket_key(key), self._checksum)
         return GatheredUpload(lambda pieces: self.put(key, b"".join(pieces)), self._gatherings)
 
     def get(self, key: str) -> bytes:
@@ -169,9 +174,8 @@ class FsspecSink:
         bucket, full = self._bucket_key(key)
         body = bytes(data)
         self.call_s3(
-            "put_object", Bucket=bucket, Key=full, Body=body, ChecksumCRC32=s3_crc32(body),
-            **condition
-        )  # fmt: skip
+            "put_object", Bucket=bucket, Key=full, Body=body, **self._checksum.of(body), **condition
+        )
 
     def _bytes(self, key: str, start: int | None, end: int | None) -> bytes:
         path = self._path(key)

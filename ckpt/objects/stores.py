@@ -21,11 +21,15 @@ OBSTORE: Final = "obstore+"
 
 
 def open_sink(
-    url: str, options: Mapping[str, object] | None = None, patience: Patience | None = None
+    url: str,
+    options: Mapping[str, object] | None = None,
+    patience: Patience | None = None,
+    checksum: str = "",
 ) -> Sink:
     """The store at a URL; nothing is asked of it yet. Raises Refused.
 
     options: for the library that serves it: fsspec's storage options, or obstore's configuration.
+    checksum: `crc32` or `md5`, which s3:// tells the store of each body.
     """
     scheme, separator, rest = url.partition("://")
     if not separator or not rest:
@@ -33,6 +37,8 @@ def open_sink(
             f"object store {url!r} is not of the form SCHEME://PLACE",
             hint="file:///DIR, s3://BUCKET/PREFIX, obstore+s3://BUCKET/PREFIX, ...",
         )
+    if checksum and scheme not in ("s3", "s3a"):
+        raise Refused(f"object store {url!r}: checksum= is of s3:// alone")
     if scheme == "file":
         if not rest.startswith("/"):
             raise Refused(f"object store {url!r}: the directory must be absolute")
@@ -44,5 +50,6 @@ def open_sink(
     if scheme.startswith("ckpt"):
         raise Refused(f"{url!r} is a cluster, no object store")
     from ckpt.objects.fsspec_sink import FsspecSink
+    from ckpt.objects.s3_upload import Checksum
 
-    return FsspecSink(url, options, patience)
+    return FsspecSink(url, options, patience, Checksum(checksum or Checksum.CRC32))

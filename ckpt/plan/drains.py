@@ -6,6 +6,7 @@ A store's policy stands in its URL: `s3://bucket/prefix?every=10&keep=5&runs=lla
             that the store has
     keep    so many newest steps of a run stay in the store [all]
     runs    names of runs, with * and ?, comma between several [*]
+    checksum    crc32 or md5: what an s3:// store is told of each body [crc32]
 
 What there is to do follows from what is committed and what the store has: nothing else needs to
 survive a crash.
@@ -14,8 +15,9 @@ survive a crash.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Final
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Generation, RunName, Step
@@ -41,6 +43,8 @@ class StorePolicy:
     every: int = 1
     keep: int | None = None
     runs: tuple[str, ...] = ("*",)
+    checksum: str = field(default="", compare=False)
+    """How it is written, which the coordinator need not know."""
 
     def wants(self, run: RunName) -> bool:
         """Whether this store is for that run."""
@@ -99,6 +103,11 @@ def surplus(
     return expired(stored, policy.keep)
 
 
+_OPTIONS: Final = ("every", "keep", "runs", "checksum")
+_CHECKSUMS: Final = ("crc32", "md5")
+_HINT: Final = "every=N, keep=N, runs=PATTERN, checksum=crc32|md5"
+
+
 def _policy(word: str) -> StorePolicy:
     url, _, query = word.partition("?")
     if "://" not in url:
@@ -106,14 +115,17 @@ def _policy(word: str) -> StorePolicy:
     values: dict[str, str] = {}
     for part in query.split("&") if query else ():
         name, equals, text = part.partition("=")
-        if name not in ("every", "keep", "runs") or not equals or not text or name in values:
-            raise Refused(f"object store {word!r}: {part!r}", hint="every=N, keep=N, runs=PATTERN")
+        if name not in _OPTIONS or not equals or not text or name in values:
+            raise Refused(f"object store {word!r}: {part!r}", hint=_HINT)
         values[name] = text
+    if values.get("checksum", "md5") not in _CHECKSUMS:
+        raise Refused(f"object store {word!r}: {values['checksum']!r} is no checksum", hint=_HINT)
     return StorePolicy(
         url.rstrip("/"),
         _count(word, values.get("every", "1")),
         _count(word, values["keep"]) if "keep" in values else None,
         tuple(values.get("runs", "*").split(",")),
+        values.get("checksum", ""),
     )
 
 

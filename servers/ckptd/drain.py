@@ -139,7 +139,7 @@ def _worker(
         pace.is_burst = BurstWatch(watch)
     return StoreWorker(
         policy,
-        open_sink(policy.url, patience=Patience(config.patience_s)),
+        open_sink(policy.url, None, Patience(config.patience_s), policy.checksum),
         watch,
         QueueClient(rpc, policy, reach.name),
         reach,

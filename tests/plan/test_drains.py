@@ -65,12 +65,22 @@ def test_policies_are_read_from_their_urls() -> None:
     first, second = parse_policies("s3://b/p?every=10&keep=5&runs=llama*,eval file:///x/")
     assert first == StorePolicy("s3://b/p", 10, 5, ("llama*", "eval"))
     assert second == StorePolicy("file:///x")
+    assert parse_policies("s3://b?checksum=md5")[0].checksum == "md5"
     assert first.wants(RunName("llama-7b"))
     assert not first.wants(RunName("other"))
 
 
 @pytest.mark.parametrize(
-    "text", ["", "bucket", "s3://b?every=0", "s3://b?kep=1", "s3://b?keep", "s3://b s3://b/"]
+    "text",
+    [
+        "",
+        "bucket",
+        "s3://b?every=0",
+        "s3://b?kep=1",
+        "s3://b?keep",
+        "s3://b s3://b/",
+        "s3://b?checksum=crc",
+    ],
 )
 def test_a_policy_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(Refused):

@@ -10,7 +10,7 @@ import http.client
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -51,6 +51,8 @@ class Request:
     path: str
     """With its query."""
     body: bytes
+    md5: str
+    """The header Content-MD5; empty without one."""
 
 
 Decide = Callable[[Request], Fault]
@@ -84,9 +86,9 @@ class Proxy:
         self._server.server_close()
         self._thread.join()
 
-    def fault_of(self, method: str, path: str, body: bytes) -> tuple[Request, Fault]:
+    def fault_of(self, method: str, path: str, body: bytes, md5: str) -> tuple[Request, Fault]:
         with self._lock:
-            request = Request(len(self.log), method, path, body)
+            request = Request(len(self.log), method, path, body, md5)
             fault = self.decide(request)
             self.log.append((request, fault))
         return request, fault
@@ -127,7 +129,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        request, fault = self.owner.fault_of(self.command, self.path, body)
+        request, fault = self.owner.fault_of(
+            self.command, self.path, body, self.headers.get("Content-MD5", "")
+        )
         if fault in REFUSALS:
             self._refuse(*REFUSALS[fault])
         elif fault is Fault.CUT_BEFORE:
@@ -142,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _forward(self, request: Request, fault: Fault) -> None:
         if fault is Fault.ROT_SENT and request.body:
-            request = Request(request.number, request.method, request.path, _rotten(request.body))
+            request = replace(request, body=_rotten(request.body))
         headers = {k: v for k, v in self.headers.items() if k.lower() != "expect"}
         status, answered, content = self.owner.forward(request, headers)
         if fault is Fault.CUT_AFTER:

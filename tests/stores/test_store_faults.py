@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from base64 import b64encode
 from collections.abc import Callable, Iterator
+from hashlib import md5
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ from ckpt.objects.obstore_sink import ObstoreSink
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import open_stored
 from ckpt.objects.retry import Patience
+from ckpt.objects.s3_upload import PART_BYTES
 from ckpt.objects.sink import Sink, create_once
+from ckpt.objects.stores import open_sink
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from tests.objects.sources import HEADER, MemorySource, random_bits
 from tests.stores.gateway import S3
@@ -139,6 +143,22 @@ def test_bits_that_rot_on_the_way_are_found_before_the_commit(
     proxy.decide = lambda _request: Fault.NONE
     write_checkpoint(open_at(proxy.port, Patience(20.0)), source(), OPTIONS, LIMITS)
     assert_once_and_whole(direct)
+
+
+def test_a_store_that_compares_no_crc_is_told_the_md5_of_each_body(
+    direct: Sink, proxy: Proxy, s3: S3
+) -> None:
+    sink = open_sink(direct.url, s3.at(proxy.port).fsspec_options, None, "md5")
+    content = random_bits("|u1", (PART_BYTES + 1000,)).tobytes()
+    sink.put("document", content[:99])
+    with sink.upload("object") as upload:
+        upload.part(content)
+        upload.complete()
+    bodies = [one.body for one, _ in proxy.log if one.method == "PUT"]
+    assert sorted(map(len, bodies)) == [99, 1000, PART_BYTES]
+    told = [one.md5 for one, _ in proxy.log if one.method == "PUT"]
+    assert told == [b64encode(md5(body).digest()).decode() for body in bodies]
+    assert (direct.get("document"), direct.get("object")) == (content[:99], content)
 
 
 def test_bits_that_rot_while_reading_are_told_by_name(
