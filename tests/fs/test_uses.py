@@ -16,7 +16,6 @@ import fsspec
 import pytest
 
 from ckpt.base.errors import CkptError, Refused
-from ckpt.base.ids import RunName, Step
 from ckpt_client.fs.filesystem import CkptFileSystemBase
 from ckpt_client.fs.steps import IDLE_MAX
 
@@ -187,20 +186,3 @@ def test_listing_and_reading_many_steps_keeps_few_sessions(fs: FS, fresh: FS, ru
     assert fresh.cat(paths) == {path: path.encode() for path in paths}
     sessions = threading.active_count() - before - THREADS_OF_A_FILESYSTEM
     assert sessions <= (IDLE_MAX + 1) * THREADS_OF_A_HOLD
-
-
-def test_a_file_whose_opening_failed_holds_nothing(fs: FS, fresh: FS, run: str) -> None:
-    path = f"{run}/x"
-    fs.pipe(path, b"x")
-
-    def let_go() -> int:
-        """Threads that are left when nothing is held that has no users."""
-        gc.collect()
-        fresh.live.steps.forget(RunName(path), Step(0))
-        return threading.active_count()
-
-    fresh.cat(path)
-    before = let_go()
-    with pytest.raises(KeyError):
-        fresh.open(path, "rb", cache_type="none such")
-    assert let_go() <= before

@@ -84,8 +84,6 @@ class HeldStep:
         if held is not None:
             self._released.append(held)
 
-    __del__ = close
-
 
 class Steps:
     """I am thread safe. Close me."""
