@@ -20,6 +20,7 @@ import os
 import selectors
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -246,8 +247,10 @@ class LinkLoop:
         if channel is None or self._links.pop(link.session, None) is None:
             return
         if link.mask:
-            self._selector.unregister(channel.sock)
             link.mask = 0
+            # A Ctrl-C inside `modify` makes selectors forget the socket.
+            with suppress(KeyError):
+                self._selector.unregister(channel.sock)
         channel.close()
 
     def shut(self) -> None:

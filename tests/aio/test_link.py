@@ -301,3 +301,14 @@ def test_a_malformed_address_is_refused(loop: LinkLoop) -> None:
             connect(loop, address)
     with pytest.raises(Refused):
         connect(loop, "127.0.0.1:1", secret=b"short")
+
+
+def test_a_link_is_closed_also_when_an_interrupt_made_the_selector_forget_its_socket(
+    loop: LinkLoop, running: ServerThread
+) -> None:
+    link = connect(loop, running)
+    assert link.channel is not None
+    loop._selector.unregister(link.channel.sock)  # As `modify` does when it raises.
+    loop.shut()
+    assert link.state is LinkState.CLOSED
+    assert link.channel.closed
