@@ -1,11 +1,11 @@
-"""A rank's stager: that of the store which this process closed last, else a new one.
+"""A rank's stager: that of a store which this process has closed, else a new one.
 
     Store.close ──park──> on the line: a restart may read its memory, and it goes when idle
     Store.save <──find_stager── the same process, its arena warm
 
 A loop that opens and closes a store for each step has one stager, not one for each step with an
-arena of its own. A stager serves the same rank of the same cluster again, when the store is opened
-alike.
+arena of its own; one that has two stores open at once has two. A stager serves the same rank of the
+same cluster again, when the store is opened alike.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ from ckpt_client.url import LocalUrl, RemoteUrl
 Seat = tuple[str, wire.Attach]
 """Of whom a stager is: the cluster's id, and all that a stager is told at its start."""
 
-_parked: Final[dict[Seat, StagerLink]] = {}
-#: The newest of each seat; some may have gone meanwhile.
+_parked: Final[list[tuple[Seat, StagerLink]]] = []
+#: The one parked last comes last; no more than stores were open at once. Some may have gone.
 _lock = threading.Lock()
 
 
 def find_stager(connection: Connection, settings: Settings, place: Place) -> StagerLink:
     """A stager at work for this rank. Raises Unavailable."""
     attach = _attach(connection, settings, place)
-    with _lock:
-        stager = _parked.pop((connection.cluster, attach), None)
-    if stager is not None and stager.attach_again():
-        return stager
+    while (stager := _taken((connection.cluster, attach))) is not None:
+        if stager.attach_again():
+            return stager
     return StagerLink(attach, _log_file(connection.url, place))
 
 
@@ -46,13 +45,21 @@ def park(cluster: str, stager: StagerLink) -> None:
     """Let go of it; whoever sits there next finds it."""
     if not stager.park():
         return
-    seat = cluster, stager.attach
     with _lock:
-        gone = [one for one, known in _parked.items() if one == seat or not known.alive]
-        closing = [_parked.pop(one) for one in gone]
-        _parked[seat] = stager
+        closing = [known for _, known in _parked if not known.alive]
+        _parked[:] = [(seat, known) for seat, known in _parked if known not in closing]
+        _parked.append(((cluster, stager.attach), stager))
     for known in closing:
         known.close()
+
+
+def _taken(wanted: Seat) -> StagerLink | None:
+    """The newest of that seat: its memory has what was saved last."""
+    with _lock:
+        for place in reversed(range(len(_parked))):
+            if _parked[place][0] == wanted:
+                return _parked.pop(place)[1]
+    return None
 
 
 def _attach(connection: Connection, settings: Settings, place: Place) -> wire.Attach:
@@ -83,7 +90,7 @@ def _log_file(url: LocalUrl | RemoteUrl, place: Place) -> Path:
 def _close_parked() -> None:
     """The interpreter ends: a line that nobody closed would be warned of."""
     while _parked:
-        _parked.popitem()[1].close()
+        _parked.pop()[1].close()
 
 
 def _forget_in_child() -> None:

@@ -68,6 +68,17 @@ def test_a_store_for_each_step_leaves_one_stager_and_every_step_is_there(url: st
             assert (state["a"] == float(step)).all()
 
 
+def test_a_loop_that_has_two_stores_open_at_once_leaves_two_stagers(url: str) -> None:
+    stagers = set()
+    for step in range(1, 4):
+        with ckpt.open(url) as first, ckpt.open(url) as second:
+            for name, store in (("first", first), ("second", second)):
+                store.save(name, step, {"a": step}).wait(WAIT_S)
+                (link,) = store._stagers.values()
+                stagers.add(link.pid)
+    assert len({pid for pid in stagers if runs(pid)}) == 2
+
+
 def test_another_process_reads_the_newest_step_from_the_memory_of_the_closed_store(
     url: str,
 ) -> None:
