@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,14 +43,20 @@ class DrainAside:
         return statistics.median(self.draining_s) / statistics.median(self.alone_s)
 
 
-def measure_aside(url: str, byte_count: int, rounds: int) -> DrainAside:
-    """Raises what a save raises; Unavailable when a drain never begins."""
+def measure_aside(
+    url: str, byte_count: int, rounds: int, note: Callable[[str], None]
+) -> DrainAside:
+    """Raises what a save raises; Unavailable when a drain never begins.
+
+    note: is told what is done next.
+    """
     state = random_state(byte_count)
     alone, draining = [], []
     with local_tier(state) as tier, ckpt.open(tier.url, references=False) as store:
         for step in range(WARM_COUNT):
             _burst(store, step, state)
         for number in range(rounds):
+            note(f"round {number + 1} of {rounds}")
             alone.append(_burst(store, 10 + 2 * number, state))
             with _draining(tier.directory, tier.address, f"{url}/aside-{number}"):
                 draining.append(_burst(store, 11 + 2 * number, state))

@@ -31,7 +31,7 @@ import numpy as np
 import ckpt
 from ckpt.aio.secret import read_secret
 from ckpt.aio.slots import touched_memory
-from ckpt.base.errors import Refused
+from ckpt.base.errors import Refused, Unavailable
 from ckpt.base.ids import RunName, Step
 from ckpt.base.units import MiB
 from ckpt.format.checksum import crc32
@@ -95,17 +95,37 @@ class DrainSpeed:
         return self.bytes / 1e9
 
 
-def measure(url: str, byte_count: int, rounds: int) -> DrainSpeed:
-    """Raises Refused for a place whose plain client is not known here, and what a drain raises."""
+def measure(url: str, byte_count: int, rounds: int, note: Callable[[str], None]) -> DrainSpeed:
+    """Raises Refused for a place whose plain client is not known here, and what a drain raises.
+
+    note: is told what is done next.
+    """
     plain, state = _plain(url), random_state(byte_count)
     moved = list(state.values())
+    sink = open_sink(f"{url}/drained")
+    note(f"does {url} answer?")
+    sink.children("")
     with local_tier(state) as tier:
-        client, _ = min(((c, _timed(partial(c.up, moved))) for c in plain), key=lambda one: one[1])
-        sink = open_sink(f"{url}/drained")
+        client = _best(plain, moved, note)
+        note("a drain that nobody counts")
         _write(sink, tier.source())
         _clear(sink)
-        found = tuple(_round(sink, number, tier.source, client, moved) for number in range(rounds))
-    return DrainSpeed(url, sum(array.nbytes for array in moved), str(client), found)
+        found = []
+        for number in range(rounds):
+            note(f"round {number + 1} of {rounds}")
+            found.append(_round(sink, number, tier.source, client, moved))
+    return DrainSpeed(url, sum(array.nbytes for array in moved), str(client), tuple(found))
+
+
+def _best(
+    plain: Sequence[PlainFiles | PlainObstore], arrays: Sequence[Array], note: Callable[[str], None]
+) -> PlainFiles | PlainObstore:
+    """The plain client that uploads soonest."""
+    seconds: list[float] = []
+    for client in plain:
+        note(f"plain client: {client}")
+        seconds.append(_timed(partial(client.up, arrays)))
+    return plain[seconds.index(min(seconds))]
 
 
 def _round(
@@ -277,7 +297,7 @@ class PlainObstore:
         import obstore
 
         store = self._store()
-        with ThreadPoolExecutor(2) as pool:
+        with self._named(), ThreadPoolExecutor(2) as pool:
             put = partial(
                 obstore.put, store, use_multipart=True, chunk_size=self.part_bytes,
                 max_concurrency=self.concurrency,
@@ -293,13 +313,24 @@ class PlainObstore:
             for number, array in enumerate(arrays)
             for start in range(0, array.nbytes, RANGE_BYTES)
         ]
-        with ThreadPoolExecutor(self.concurrency) as pool:
+        with self._named(), ThreadPoolExecutor(self.concurrency) as pool:
             get = partial(obstore.get_range, store, length=RANGE_BYTES)
             list(pool.map(lambda span: get(span[0], start=span[1]), spans))
 
     def bound(self, arrays: Sequence[Array]) -> None:
         self.up(arrays)
         self.down(arrays)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Raises Unavailable that says who failed."""
+        from obstore import exceptions
+
+        try:
+            yield
+        except (exceptions.BaseError, OSError) as error:
+            reason = str(error).partition("\n")[0]
+            raise Unavailable(f"the plain client ({self}) at {self.url}: {reason}") from error
 
     def _store(self) -> object:
         import obstore.store

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Sequence
 
 import msgspec
@@ -24,12 +25,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--aside", action="store_true", help="bursts beside a drain instead")
     arguments = parser.parse_args(argv)
     if arguments.aside:
-        aside = measure_aside(arguments.to, parse_bytes(arguments.size), arguments.loops)
+        aside = measure_aside(arguments.to, parse_bytes(arguments.size), arguments.loops, _note)
         print(msgspec.json.encode(aside).decode() if arguments.json else _aside_text(aside))
         return 0
-    found = measure(arguments.to, parse_bytes(arguments.size), arguments.loops)
+    found = measure(arguments.to, parse_bytes(arguments.size), arguments.loops, _note)
     print(msgspec.json.encode(found).decode() if arguments.json else _text(found))
     return 0
+
+
+def _note(text: str) -> None:
+    """It takes minutes."""
+    print(f"ckptbench offload: {text}", file=sys.stderr, flush=True)
 
 
 def _aside_text(found: DrainAside) -> str:
