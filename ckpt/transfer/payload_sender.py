@@ -141,6 +141,10 @@ class PayloadSender:
         self._jobs = {}
         os.close(self.wakeup_fd)
 
+    def abandon(self) -> None:
+        """In a forked child: the connections are the parent's."""
+        self._loop.abandon()
+
     def _order(self, order: Callable[[], None]) -> None:
         assert not self._closing
         self._orders.append(order)

@@ -186,3 +186,21 @@ def test_listing_and_reading_many_steps_keeps_few_sessions(fs: FS, fresh: FS, ru
     assert fresh.cat(paths) == {path: path.encode() for path in paths}
     sessions = threading.active_count() - before - THREADS_OF_A_FILESYSTEM
     assert sessions <= (IDLE_MAX + 1) * THREADS_OF_A_HOLD
+
+
+def test_a_forked_child_keeps_no_session_of_a_writer(url: str, run: str) -> None:
+    """It would keep what a writer that died has not committed."""
+    script = f"""if True:
+        import os, warnings, fsspec
+        warnings.simplefilter("ignore")
+        fs = fsspec.core.url_to_fs({url!r})[0]
+        fs.pipe({run!r} + "/1/__0_0.distcp", b"waits for its commit")
+        child = os.fork()
+        if not child:
+            opened = [os.stat(f"/proc/self/fd/{{fd}}").st_mode for fd in range(3, 256)
+                      if os.path.exists(f"/proc/self/fd/{{fd}}")]
+            os._exit(sum(mode & 0o170000 == 0o140000 for mode in opened))
+        raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    done = subprocess.run([sys.executable, "-c", script], check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0

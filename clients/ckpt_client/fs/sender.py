@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -72,6 +73,10 @@ class _Job:
     done: threading.Event = field(default_factory=threading.Event)
 
 
+_senders: Final[weakref.WeakSet[FileSender]] = weakref.WeakSet()
+#: Every sender of this process, for a fork.
+
+
 class FileSender:
     """I am thread safe. Close me."""
 
@@ -102,6 +107,7 @@ class FileSender:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="ckpt-files", daemon=True)
         self._thread.start()
+        _senders.add(self)
 
     # ----------------------------------------------------------------------- any thread
 
@@ -149,6 +155,11 @@ class FileSender:
         self._closing = True
         self._order(lambda: None)
         self._thread.join()
+
+    def abandon(self) -> None:
+        """In a forked child: the connections are the parent's, and end with it."""
+        self._loop.abandon()
+        self._sender.abandon()
 
     def _order(self, order: Callable[[], None]) -> None:
         """Have it done by my thread, if that still lives."""
@@ -335,3 +346,11 @@ class FileSender:
             if isinstance(result, e.PayloadStopped):
                 self._stopped(result.payload)
             self._handle(result)
+
+
+def _abandon_in_child() -> None:
+    for sender in list(_senders):
+        sender.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_in_child)
