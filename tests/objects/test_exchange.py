@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +94,16 @@ def test_an_archive_of_numpy(url: str, tmp_path: Path) -> None:
         assert same_bits(archive["model.embed"].view(ml_dtypes.bfloat16), WEIGHTS["model/embed"])
         logical = json.loads(archive["__logical_dtypes__.json"])
     assert logical == {"model.embed": "bfloat16"}
+
+
+def test_only_a_file_is_replaced_by_an_export(url: str, tmp_path: Path) -> None:
+    """A rename put a file in the place of a device node."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for place in (pipe, tmp_path):
+        assert main(["export", url, "--format", "npz", "--prefix", "model/", str(place)]) == 2
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
 
 
 def test_a_checkpoint_is_copied_to_another_store(url: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ckpt.base.errors import Refused
 from ckpt.format.checksum import Buffer
 
 
@@ -14,6 +15,11 @@ class WholeFile:
     """Left without `complete`, by whatever way, nothing stays."""
 
     def __init__(self, path: Path) -> None:
+        """Raises Refused for what is there and no file: a rename would put one in its place, in
+        that of /dev/null for root, too.
+        """
+        if path.exists() and not path.is_file():
+            raise Refused(f"{path} is there and is no file: only a file is replaced")
         self.path = path
         self._aside = path.with_name(f".{path.name}.part-{os.getpid()}")
 
