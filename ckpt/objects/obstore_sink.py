@@ -10,12 +10,14 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Final, TypeVar
 
 from ckpt.base.errors import CkptError, NotFound, Refused, Unauthorized, Unavailable
-from ckpt.format.checksum import Buffer
+from ckpt.base.units import MiB
+from ckpt.format.checksum import Buffer, crc32
 from ckpt.objects.gathering import GatheredUpload, Gatherings
 from ckpt.objects.probe import probe_conditional
 from ckpt.objects.retry import Patience, retried
@@ -24,7 +26,6 @@ from ckpt.objects.sink import (
     PendingUpload,
     Upload,
     at_once,
-    checksum_by_ranges,
     install_hint,
     no_bucket,
 )
@@ -32,6 +33,8 @@ from ckpt.objects.sink import (
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 120.0
 """Of a whole request: a shard's body included."""
+SPAN_BYTES: Final = 64 * MiB
+"""Read back by one request."""
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 """A listing's errors are of no kind; their text has the answer's status."""
 _ENDPOINTS: Final = {
@@ -127,7 +130,17 @@ class ObstoreSink:
         return memoryview(self._retried(key, get))
 
     def checksum(self, key: str, wait_turn: Callable[[], None] = at_once) -> tuple[int, int]:
-        return checksum_by_ranges(self, key, wait_turn)
+        # Streamed: half the requests' cost of a store, and no piece is gathered first.
+        size = self.head(key)
+        if size is None:
+            raise NotFound(f"{self.url}/{key} is not there")
+        seen = _Seen()
+        for start in range(0, size, SPAN_BYTES):
+            end = min(size, start + SPAN_BYTES)
+            self._retried(key, partial(self._add_span, key, seen, end, wait_turn))
+            if seen.length < end:
+                break  # It is shorter by now.
+        return seen.length, seen.crc
 
     def head(self, key: str) -> int | None:
         import obstore
@@ -174,6 +187,16 @@ class ObstoreSink:
     def close(self) -> None:
         """Connections end with the store."""
 
+    def _add_span(self, key: str, seen: _Seen, end: int, wait_turn: Callable[[], None]) -> None:
+        """What is there from where `seen` stands; tried again, it goes on."""
+        import obstore
+
+        span = {"range": (seen.length, end)}
+        wait_turn()
+        for piece in obstore.get(self._store, key, options=span).stream(min_chunk_size=MiB):
+            seen.add(memoryview(piece))
+            wait_turn()
+
     def _put_pieces(self, key: str, pieces: Sequence[memoryview]) -> None:
         """One request with all of them, sent from where they lie."""
         import obstore
@@ -191,6 +214,17 @@ def _endpoint(scheme: str, options: Mapping[str, object]) -> str:
     names = _ENDPOINTS.get(scheme, ())
     given = (options.get("endpoint"), options.get("base_url"))
     return str(next(filter(None, (*given, *map(os.environ.get, names))), ""))
+
+
+@dataclass(slots=True)
+class _Seen:
+    """How much of an object was read, and its CRC-32."""
+
+    length: int = 0
+    crc: int = 0
+
+    def add(self, piece: memoryview) -> None:
+        self.crc, self.length = crc32(piece, self.crc), self.length + len(piece)
 
 
 class _Exists(CkptError):
