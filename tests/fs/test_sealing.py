@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import fsspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from ckpt.format.checksum import xxh3_128
 from ckpt.format.members import Member
 from ckpt_client.fs.filesystem import CkptFileSystemBase
 from ckpt_client.fs.sealing import SEAL, Seal, SealedFolder, disagreement, seal_name
+from tests.waiting import wait_until
 
 
 def member(name: str, content: bytes = b"x") -> Member:
@@ -93,6 +95,26 @@ def test_what_is_given_up_is_not_listed(fs: CkptFileSystemBase) -> None:
     folder.seal(0, 1)
     folder.commit(1)
     assert fs.find("sealed/6") == ["sealed/6/c"]
+
+
+def test_a_step_that_another_process_committed_and_deleted_is_sealed_anew(
+    fs: CkptFileSystemBase, url: str
+) -> None:
+    other = fsspec.core.url_to_fs(url, skip_instance_cache=True)[0]
+    for names in (("a", "b", "c"), ("a",)):
+        folders = SealedFolder(fs, "sealed/8"), SealedFolder(other, "sealed/8")
+        for rank, folder in enumerate(folders):
+            for name in names:
+                with folder.create(f"{rank}{name}") as file:
+                    file.write(b"1")
+            folder.seal(rank, 2)
+        folders[0].commit(2)
+        assert fs.find("sealed/8") == [f"sealed/8/{rank}{name}" for rank in "01" for name in names]
+        wait_until(lambda: not other.live.publisher.waiting_below("sealed/8"), "it is told")
+        with pytest.raises(Refused, match="goes as a whole"):
+            other.rm("sealed/8/1a")
+        fs.rm("sealed/8", recursive=True)
+    other.close()
 
 
 @pytest.mark.parametrize("path", ["sealed", "sealed/7/deeper", "7"])

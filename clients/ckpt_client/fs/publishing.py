@@ -136,29 +136,26 @@ class Publisher:
         except BaseException:
             self._give_up(sent)
             raise
+        self._drop_committed(sent.checkpoint)
         with self._lock:
             self._parked.pop(path, None)
-            self._drop_committed(sent.checkpoint)
 
     def commit_paths(self, paths: Iterable[str]) -> None:
         """The end of a transaction: one commit for each step, in order."""
-        steps: defaultdict[CheckpointId, list[str]] = defaultdict(list)
+        steps: defaultdict[CheckpointId, list[Member]] = defaultdict(list)
         with self._lock:
             for path in dict.fromkeys(paths):
                 if path in self._pending:
-                    steps[self._pending[path].sent.checkpoint].append(path)
-        for checkpoint, files in steps.items():
-            with self._lock:
-                members = [self._pending[path].sent.member for path in files]
+                    sent = self._pending[path].sent
+                    steps[sent.checkpoint].append(sent.member)
+        for checkpoint, members in steps.items():
             self._commit(checkpoint, members, alone=False)
-            with self._lock:
-                self._drop_committed(checkpoint)
+            self._drop_committed(checkpoint)
 
     def commit_members(self, checkpoint: CheckpointId, members: list[Member]) -> None:
         """Exactly those of an open list, whoever wrote them. Raises Refused when one has gone."""
         self._commit(checkpoint, members, alone=False)
-        with self._lock:
-            self._drop_committed(checkpoint)
+        self._drop_committed(checkpoint)
 
     def discard(self, path: str) -> bool:
         """Take back a file that is not committed; False when there is none."""
@@ -207,7 +204,9 @@ class Publisher:
             if self._closed:
                 raise Refused(f"{spot.folder}: the filesystem was closed before this file was")
             if self._sender is None:
-                self._sender = FileSender(self._connection.locator, self._connection.secret_file)
+                self._sender = FileSender(
+                    self._connection.locator, self._connection.secret_file, self._drop_committed
+                )
             sender = self._sender
         return sender.send(spot.run, spot.step, spool, name)
 
@@ -249,11 +248,13 @@ class Publisher:
             time.sleep(POLL_S)
 
     def _drop_committed(self, checkpoint: CheckpointId) -> None:
-        self._pending = {
-            path: pending
-            for path, pending in self._pending.items()
-            if pending.sent.checkpoint != checkpoint
-        }
+        """Nothing of it waits any more, whoever committed it. Also the sender's thread calls it."""
+        with self._lock:
+            self._pending = {
+                path: pending
+                for path, pending in self._pending.items()
+                if pending.sent.checkpoint != checkpoint
+            }
 
 
 def _is_overtaken(error: BaseException) -> bool:

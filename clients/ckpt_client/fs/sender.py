@@ -80,8 +80,15 @@ _senders: Final[weakref.WeakSet[FileSender]] = weakref.WeakSet()
 class FileSender:
     """I am thread safe. Close me."""
 
-    def __init__(self, locator: Locator, secret_file: Path) -> None:
+    def __init__(
+        self,
+        locator: Locator,
+        secret_file: Path,
+        on_committed: Callable[[CheckpointId], None],
+    ) -> None:
+        """on_committed hears on my thread of a commit that named a file of mine."""
         self._locator = locator
+        self._on_committed = on_committed
         self._secret = read_secret(secret_file)
         identity = Identity(None, Rank(0), 1, process_name())
         self._machine = StagerMachine(identity, StagerConfig(half_count=FILES_MAX))
@@ -283,8 +290,9 @@ class FileSender:
                 case e.SaveCommitted(info) if not job.certified:
                     text = f"{info.checkpoint} was committed without {job.member.name}"
                     self._settle(job, Aborted(text, hint="write the file again"))
-                case e.SaveCommitted():
+                case e.SaveCommitted(info):
                     self._settle(job, None)
+                    self._on_committed(info.checkpoint)
         return [e.OutcomeHeard(now_us(), save)]
 
     def _drop(self, job: _Job, error: Aborted) -> None:
