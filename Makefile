@@ -4,7 +4,7 @@
 #   make demo     a training run on an embedded cluster that loses targets, trainers and nothing else
 #   make test     the tests without the slow campaigns; TESTS="tests/erasure -k pattern" picks some
 #   make test-bench    ckptbench's jobs on real clusters and files: tests/bench_e2e
-#   make test-stores   S3 (Ceph, as root) and its faults, Azure (Azurite), Zarr readers: tests/stores
+#   make test-stores   S3 (Ceph, as root) and its faults, Azure, Google, Zarr readers: tests/stores
 #   make test-sim      10,000 seeds of the simulator on two cores (make test runs 200), planted bugs
 #   make test-frameworks   torch, JAX, Lightning, Hugging Face: installs them, then tests/frameworks
 #   make check    format, lint, types, imports

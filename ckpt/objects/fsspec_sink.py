@@ -29,11 +29,14 @@ from ckpt.objects.sink import (
     checksum_by_ranges,
     install_hint,
     no_bucket,
+    putting,
 )
 
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 30.0
 """Without a byte."""
+REQUEST_TIMEOUT_S: Final = 120.0
+"""Of a whole request, its body included: gcsfs has no other, and waits for ever without."""
 _S3: Final = ("s3", "s3a")
 _GCS: Final = ("gs", "gcs")
 _AZURE: Final = ("az", "abfs", "abfss")
@@ -82,18 +85,15 @@ class FsspecSink:
     def put(self, key: str, data: Buffer) -> None:
         if self._is_s3:
             self._put_s3(key, data, {})
-            return
-        self._make_parent(key)
-        self._retried(key, lambda: self._fs.pipe_file(self._path(key), bytes(data)))
+        else:
+            self._put(key, data)
 
     def put_if_absent(self, key: str, data: Buffer) -> bool:
         try:
             if self._is_s3:
                 self._put_s3(key, data, {"IfNoneMatch": "*"})
             else:
-                self._make_parent(key)
-                path, content = self._path(key), bytes(data)
-                self._retried(key, lambda: self._fs.pipe_file(path, content, mode="create"))
+                self._put(key, data, mode="create")
         except _Exists:
             return False
         return True
@@ -177,17 +177,20 @@ class FsspecSink:
             "put_object", Bucket=bucket, Key=full, Body=body, **self._checksum.of(body), **condition
         )
 
+    def _put(self, key: str, data: Buffer, **mode: str) -> None:
+        put = partial(self._fs.pipe_file, self._path(key), bytes(data), **mode)
+        if self._has_folders:
+            parent = self._path(key).rpartition("/")[0]
+            self._retried(key, lambda: self._fs.makedirs(parent, exist_ok=True))
+            self._retried(key, put)
+            return
+        with putting(f"{self.url}/{key}"):  # gcsfs and adlfs would make a bucket that is missing.
+            self._retried(key, put)
+
     def _bytes(self, key: str, start: int | None, end: int | None) -> bytes:
         path = self._path(key)
         content = self._retried(key, lambda: self._fs.cat_file(path, start=start, end=end))
         return bytes(content)
-
-    def _make_parent(self, key: str) -> None:
-        """Where keys are paths of folders; gcsfs and adlfs would make a bucket that is missing."""
-        if not self._has_folders:
-            return
-        parent = self._path(key).rpartition("/")[0]
-        self._retried(key, lambda: self._fs.makedirs(parent, exist_ok=True))
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}" if key else self._root
@@ -230,7 +233,7 @@ def _one_voice(fs: object) -> None:
 
 def _with_defaults(scheme: str, options: Mapping[str, object]) -> dict[str, object]:
     if scheme in _GCS:
-        return {"requests_timeout": READ_TIMEOUT_S, **options}
+        return {"requests_timeout": REQUEST_TIMEOUT_S, **options}
     if scheme in _AZURE:
         times = {"connection_timeout": CONNECT_TIMEOUT_S, "read_timeout": READ_TIMEOUT_S}
         return {**times, **options}
@@ -291,6 +294,8 @@ def _unauthorized(what: str, error: Exception) -> Unauthorized:
     return Unauthorized(f"{what}: {reason}", hint="see the store's credentials")
 
 
+_GCSFS: Final = {"Forbidden: ": 403, "Bad Request: ": 400}
+"""How gcsfs begins what it says of an answer whose status it does not keep."""
 _PASSING: Final = (408, 409, 425, 429)
 """Of the 4xx: timeouts, conflicts of two writers, and too many requests."""
 _ROTTEN: Final = ("BadDigest", "XAmzContentSHA256Mismatch", "RequestTimeout")
@@ -307,9 +312,13 @@ def _answer_of(error: BaseException | None) -> tuple[int, str]:
                 "Error": {"Code": str(code)},
             }:
                 return status, code
-        match getattr(error, "status_code", None):  # Azure's
-            case int(status):
-                code = getattr(error, "error_code", None) or ""
-                return status, str(getattr(code, "value", code))
+        for name in ("status_code", "status", "code"):  # Azure's, aiohttp's, gcsfs's
+            match getattr(error, name, None):
+                case int(status):
+                    code = getattr(error, "error_code", None) or ""
+                    return status, str(getattr(code, "value", code))
+        for words, status in _GCSFS.items():
+            if str(error).startswith(words):
+                return status, ""
         error = error.__cause__
     return 0, ""

@@ -28,6 +28,7 @@ from ckpt.objects.sink import (
     at_once,
     install_hint,
     no_bucket,
+    putting,
 )
 
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -97,18 +98,11 @@ class ObstoreSink:
         return self._conditional
 
     def put(self, key: str, data: Buffer) -> None:
-        import obstore
-
-        self._retried(key, lambda: obstore.put(self._store, key, data, use_multipart=False))
+        self._put(key, data, "overwrite")
 
     def put_if_absent(self, key: str, data: Buffer) -> bool:
-        import obstore
-
         try:
-            self._retried(
-                key,
-                lambda: obstore.put(self._store, key, data, mode="create", use_multipart=False),
-            )
+            self._put(key, data, "create")
         except _Exists:
             return False
         return True
@@ -199,10 +193,14 @@ class ObstoreSink:
 
     def _put_pieces(self, key: str, pieces: Sequence[memoryview]) -> None:
         """One request with all of them, sent from where they lie."""
+        self._put(key, pieces or b"", "overwrite")
+
+    def _put(self, key: str, content: Buffer | Sequence[memoryview], mode: str) -> None:
         import obstore
 
-        content = pieces or b""
-        self._retried(key, lambda: obstore.put(self._store, key, content, use_multipart=False))
+        put = partial(obstore.put, self._store, key, content, mode=mode, use_multipart=False)
+        with putting(f"{self.url}/{key}"):
+            self._retried(key, put)
 
     def _retried(self, what: str, once: Callable[[], Value]) -> Value:
         where = f"{self.url}/{what}"

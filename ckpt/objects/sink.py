@@ -9,6 +9,7 @@ effect may have happened: look before you decide (`create_once`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -122,6 +123,16 @@ PIECE_BYTES: Final = 8 * MiB
 def no_bucket(where: str) -> NotFound:
     """What a store says that has not even the place."""
     return NotFound(f"{where}: there is no such bucket", hint="create it, or see the store's URL")
+
+
+@contextmanager
+def putting(where: str) -> Iterator[None]:
+    """Around a put to a store without folders: nothing but the bucket can be missing, also where
+    a library or a store does not name what is."""
+    try:
+        yield
+    except NotFound:
+        raise no_bucket(where) from None
 
 
 def install_hint(scheme: str) -> str:

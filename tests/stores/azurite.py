@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import base64
 import importlib.util
-import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.stores.gateway import answers, free_port
-from tests.waiting import wait_until
+from tests.stores.gateway import free_port
+from tests.stores.server import Server
 
 PROGRAM = Path(sys.prefix) / "azurite/node_modules/azurite/dist/src/blob/main.js"
-START_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,39 +70,17 @@ def why_not() -> str:
     return ""
 
 
-class Azurite:
-    """I start it with its log in a directory, and end exactly what I started."""
-
-    def __init__(self, directory: Path) -> None:
-        self._log = directory / "azurite.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> Azure:
-        azure = Azure(free_port())
-        line = [
-            str(node()), str(PROGRAM), "--blobHost", "127.0.0.1", "--blobPort", str(azure.port),
-            "--inMemoryPersistence", "--disableTelemetry",
-            # An SDK may be newer than Azurite.
-            "--skipApiVersionCheck",
-        ]  # fmt: skip
-        who = {"AZURITE_ACCOUNTS": f"{azure.account}:{azure.key}"}
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                line,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **who},
-            )
-        wait_until(
-            lambda: answers(azure.port), f"Azurite answers, see {self._log}", START_TIMEOUT_S
-        )
-        return azure
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+def start(directory: Path) -> tuple[Azure, Server]:
+    """Its log lies in the directory; who starts it stops it."""
+    azure = Azure(free_port())
+    line = [
+        str(node()), str(PROGRAM), "--blobHost", "127.0.0.1", "--blobPort", str(azure.port),
+        "--inMemoryPersistence", "--disableTelemetry",
+        # An SDK may be newer than Azurite.
+        "--skipApiVersionCheck",
+    ]  # fmt: skip
+    accounts = {"AZURITE_ACCOUNTS": f"{azure.account}:{azure.key}"}
+    return azure, Server(line, azure.port, directory / "azurite.log", accounts)
 
 
 def node() -> Path:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import random
 import uuid
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from ckpt.objects.retry import Patience
 from ckpt.objects.sink import Sink
 from tests.e2e.cluster import Cluster
 from tests.objects.sink_contract import SinkContract
-from tests.stores.azurite import Azure, Azurite, why_not
+from tests.stores.azurite import Azure, start, why_not
 from tests.stores.drained import assert_drained_and_loaded
 from tests.stores.gateway import free_port
 from tests.stores.proxy import Fault, Proxy
@@ -26,6 +28,8 @@ from tests.stores.proxy import Fault, Proxy
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 CLUSTER_OPTIONS = "targets=3&code=2+1"
 PATIENCE = Patience(20.0)
+MANY_BLOCKS = 65 << 20
+"""The Azure SDK puts 64 MiB at once, and more in blocks."""
 LIBRARIES = ["adlfs", "obstore"]
 
 
@@ -35,11 +39,9 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azure]:
     problem = why_not()
     if problem:
         pytest.skip(f"NO AZURE SERVER: {problem}")
-    azurite = Azurite(tmp_path_factory.mktemp("azurite"))
-    try:
-        yield azurite.start()
-    finally:
-        azurite.stop()
+    azure, server = start(tmp_path_factory.mktemp("azurite"))
+    yield azure
+    server.stop()
 
 
 @pytest.fixture
@@ -78,6 +80,15 @@ def test_both_see_the_same_objects(azure: Azure, place: str) -> None:
     assert list(one.list("")) == list(other.list("")) == ["run=20a@1/==2/y", "run=20a@1/x"]
     found = (other.get("run=20a@1/x"), one.get("run=20a@1/==2/y"))
     assert found == (b"from adlfs", b"from obstore")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_an_object_of_more_than_one_request_is_whole(
+    azure: Azure, place: str, library: str
+) -> None:
+    sink, content = opened(library, azure, place), random.Random(1).randbytes(MANY_BLOCKS)
+    sink.put("large", content)
+    assert sink.checksum("large") == (MANY_BLOCKS, zlib.crc32(content))
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
