@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckpt.base.errors import Aborted, CkptError, Unavailable, error_from_wire
-from ckpt_client.arena import map_half
 from ckpt_client.copying import HalfWriter
 from ckpt_client.detach import start_detached
+from ckpt_client.halves import Halves
 from ckpt_client.packing import Packing
 from ckpt_client.saving import Save
 from ckpt_client.stager import wire
@@ -57,7 +57,7 @@ class StagerLink:
         #: Guards everything below; notified when a packet was noted or the reader's place is free.
         self._reading = False
         self._dead: CkptError | None = None
-        self._halves: dict[int, HalfWriter] = {}
+        self._halves = Halves()
         self._open: int | None = None
         #: The half that the next save may write into before it is granted.
         self._asking: set[int] = set()
@@ -74,8 +74,6 @@ class StagerLink:
         #: Answers to Prepare since the last one was sent.
         self.pid = 0
         self._attached = False
-        self._made_s: dict[int, float] = {}
-        #: half -> how long its memory took to make and map, since the last ask.
         _links.add(self)
         try:
             self._send(attach)
@@ -116,10 +114,10 @@ class StagerLink:
         """
         self.take_news()
         with self._news:
-            self._made_s.clear()
+            self._halves.made_s.clear()
             taken, self._open = self._open, None
             self._asking.add(number)
-            half = self._halves.get(taken) if taken is not None else None
+            half = self._halves.find(taken) if taken is not None else None
             if half is None or len(half.memory) < half_bytes:
                 taken = half = None
         self._send(wire.AskHalf(number, run, step, half_bytes, when_full, taken))
@@ -135,8 +133,10 @@ class StagerLink:
         with self._news:
             refusal = self._refused.pop(number, None)
             if refusal is None:
-                half = self._granted.pop(number)
-                return self._halves[half], min(waited_s, self._made_s.get(half, 0.0))
+                granted = self._granted.pop(number)
+                half = self._halves.find(granted)
+                assert half is not None, "a half is sent before it is granted"
+                return half, min(waited_s, self._halves.made_s.get(granted, 0.0))
         if refusal.code == "skipped":
             return None
         raise error_from_wire(refusal.code, refusal.message, refusal.hint)
@@ -283,9 +283,9 @@ class StagerLink:
         finally:
             self._news.acquire()
             self._reading = False
+            self._news.notify_all()  # First: a Ctrl-C may strike in what follows.
             if packet is not None:
                 self._note(packet, descriptor)
-            self._news.notify_all()
         return packet is not None
 
     def _note(self, packet: bytes, descriptor: int | None) -> None:
@@ -301,15 +301,11 @@ class StagerLink:
             case wire.Attached(pid):
                 self.pid, self._attached = pid, True
             case wire.Detached():
-                # Mapped memory would outlive the stager here.
                 self._attached, self._open = False, None
                 self._halves.clear()
             case wire.HalfReady(half, half_bytes, fault_in_us):
-                begun = time.monotonic()
-                self._halves.pop(half, None)
                 assert descriptor is not None, "HalfReady carries its memory"
-                self._halves[half] = HalfWriter(map_half(descriptor, half_bytes).memory)
-                self._made_s[half] = fault_in_us / 1e6 + time.monotonic() - begun
+                self._halves.take(half, descriptor, half_bytes, fault_in_us / 1e6)
             case wire.HalfOpen(half):
                 # One that met our ask on the way is old: that ask may have been given this half.
                 if not self._asking:

@@ -19,6 +19,7 @@ import pytest
 from ckpt.aio.secret import make_secret
 from ckpt.base.errors import Aborted, Busy, CkptError, Refused
 from ckpt.base.units import MiB
+from ckpt_client.arena import Half, map_half
 from ckpt_client.packing import plan_packing
 from ckpt_client.saving import Save
 from ckpt_client.stager import wire
@@ -129,6 +130,25 @@ def test_a_dropped_half_is_granted_again(bench: Bench) -> None:
         granted = link.wait_half(number)
         assert granted is not None
         link.drop(number)
+
+
+def test_an_interrupt_while_memory_is_mapped_loses_no_half(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = bench.start()
+
+    def interrupted(descriptor: int, size: int) -> Half:
+        monkeypatch.undo()
+        map_half(descriptor, size)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ckpt_client.halves.map_half", interrupted)
+    link.ask_half(1, "run", 1, MiB, "wait")
+    with pytest.raises(KeyboardInterrupt):
+        link.wait_half(1)
+    link.drop(1)
+    for number in (2, 3):
+        assert stage(link, number) is not None
 
 
 def test_announced_memory_may_be_written_before_it_is_granted(bench: Bench) -> None:
