@@ -85,6 +85,8 @@ def test_nothing_said_is_wrong_usage() -> None:
     ended = run()
     assert (ended.code, ended.out) == (2, "")
     assert "commands:" in ended.err
+    told = json.loads(run("--json").err)
+    assert (told["code"], told["message"]) == (2, "no command is named")
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,8 @@ def _run_verb(given: list[str], output: Output) -> int:
     parser = _top_parser()
     arguments = parser.parse_args(given, arguments)
     if arguments.verb is None:
+        if arguments.json:
+            raise Refused("no command is named", hint="see ckpt --help")
         parser.print_help(sys.stderr)
         return Exit.USAGE
     if arguments.verb not in VERBS:
