@@ -29,7 +29,8 @@ def _first_non_finite(array: AnyArray) -> tuple[int, ...] | None:
     """Its index, in C order."""
     flat = array.reshape(-1) if array.flags.c_contiguous else array.flat
     for begin in range(0, array.size, PART_ELEMENTS):
-        good = np.isfinite(flat[begin : begin + PART_ELEMENTS])
+        with np.errstate(invalid="ignore"):  # bfloat16 warns of signalling NaNs.
+            good = np.isfinite(flat[begin : begin + PART_ELEMENTS])
         if not good.all():
             found = np.unravel_index(begin + int(good.argmin()), array.shape)
             return tuple(int(one) for one in found)
