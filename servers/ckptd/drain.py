@@ -45,7 +45,7 @@ class DrainConfig:
     """What `ckptd drain` is told by TOML, environment or flags."""
 
     to: str
-    """Object stores, blanks between: URL?every=N&keep=N&runs=PATTERN each."""
+    """Object stores, blanks between: URL?every=N&keep=N&runs=PATTERN&checksum=md5 each."""
     coordinator: str
     """HOST:PORT."""
     poll_s: float = 1.0
