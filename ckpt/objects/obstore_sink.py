@@ -185,6 +185,8 @@ class ObstoreSink:
         """What is there from where `seen` stands; tried again, it goes on."""
         import obstore
 
+        if seen.length == end:
+            return
         span = {"range": (seen.length, end)}
         wait_turn()
         for piece in obstore.get(self._store, key, options=span).stream(min_chunk_size=MiB):

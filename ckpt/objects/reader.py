@@ -312,7 +312,7 @@ class StoredCheckpoint:
         return self._first_objects[chunk.number] + chunk.shard
 
     def locate(self, chunk: StoredChunk) -> tuple[int, int]:
-        """The bytes [start, end) of its object that are the chunk. Raises Corrupt naming it."""
+        """The bytes [start, end) of its object that are the chunk. Raises Corrupt."""
         _, start, end = self._stored(chunk)
         return start, end
 
