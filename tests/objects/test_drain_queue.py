@@ -36,6 +36,8 @@ from tests.waiting import wait_until
 PARTS = 5
 """Arrays of a shard each, so each a part of its own."""
 PART_BYTES = 65 * MiB
+PROGRAM_BYTES = 128 * MiB
+"""The interpreter and its libraries."""
 SAVE_TIMEOUT_S = 60.0
 
 
@@ -105,6 +107,25 @@ def test_two_workers_share_one_checkpoint_and_write_no_part_twice(
     shares = [written(log) for log in logs]
     assert all(shares), "both took part"
     assert sum(shares) == raw_bytes(sink)
+
+
+def test_a_worker_holds_no_more_than_its_memory(
+    cluster: Cluster, large: dict[str, object], tmp_path: Path
+) -> None:
+    sink, memory = FileSink(tmp_path / "store"), 128 * MiB
+    one = worker(cluster, sink, tmp_path / "a.log", "--memory-bytes", str(memory))
+    try:
+        drained(sink)
+        peak = peak_bytes(one.process.pid)
+    finally:
+        assert one.stop() == 0
+    assert peak < memory + PROGRAM_BYTES < PARTS * PART_BYTES
+
+
+def peak_bytes(pid: int) -> int:
+    """The most that a process had resident."""
+    (kib,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(kib) * 1024
 
 
 @pytest.mark.parametrize(
