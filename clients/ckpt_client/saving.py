@@ -142,6 +142,11 @@ class Save:
         """Known to be committed or failed; does not look for news."""
         return self.skipped or self._commit is not None or self._error is not None
 
+    @property
+    def failure_told(self) -> bool:
+        """Known to have failed, and somebody has been told."""
+        return self._error is not None and self._error_told
+
     def wait(self, timeout_s: float | None = None) -> Commit:
         """The commit, once all ranks' bytes are on stable storage; its warnings are told, once.
 

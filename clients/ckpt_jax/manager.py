@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self, TypeVar
 
+import jax
+
 from ckpt.base.errors import NotFound
 from ckpt_client.default import shared_store
 from ckpt_client.saving import Commit, Save
@@ -61,13 +63,20 @@ class CheckpointManager:
     def save(self, step: int, state: object, *, force: bool = False) -> bool:
         """Copy the state; False when the step is not due. It may be changed when this returns.
 
-        Raises Refused by path for what cannot be stored, before anything is staged.
+        Raises Refused by path for what cannot be stored, before anything is staged; and the error
+        of an earlier save. Of several processes one may hear that sooner than others, so there this
+        save is under way all the same.
         """
         if not force and not self.should_save(step):
             return False
+        alone = jax.process_count() == 1
+        if alone:
+            self.check_for_errors()
         self._saves.append(
             states.save(self._store, self._run, step, state, check_finite=self._check_finite)
         )
+        if not alone:
+            self.check_for_errors()
         return True
 
     def restore(self, step: int | None, like: State) -> State:
@@ -95,9 +104,11 @@ class CheckpointManager:
         return commits
 
     def check_for_errors(self) -> None:
-        """Raises the error of a save that failed meanwhile; does not wait."""
-        while self._saves and self._saves[0].ended:
-            self._saves.pop(0).wait()
+        """Raises the error of a save that failed meanwhile, once; does not wait."""
+        try:
+            self._store.raise_untold()
+        finally:
+            self._saves = [save for save in self._saves if not save.failure_told]
 
     def close(self) -> None:
         """Wait for what was saved. The store is left open for others."""

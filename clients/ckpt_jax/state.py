@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
@@ -33,11 +34,21 @@ def save(store: Store, run: str, step: int, state: object, *, check_finite: bool
     jax.Arrays are global; numpy arrays and plain values are the same on all processes. Raises
     Refused by path for what cannot be stored, before anything is staged; the other processes'
     saves of the step are aborted.
+
+    The error of an earlier save that nobody has heard of is raised here by a process that is alone.
+    Of several one would hear it and save nothing while the others save: there it is told by that
+    save's `wait`, else by `Store.close`.
     """
+    begun_s = time.monotonic()
     rank, world_size = jax.process_index(), jax.process_count()
+    if world_size == 1:
+        store.raise_untold()
     with store.refusing(run, step, rank=rank, world_size=world_size):
         tree = mapped(state, _declare)
-    return store.save(run, step, tree, rank=rank, world_size=world_size, check_finite=check_finite)
+        packing = store.pack(tree, rank=rank, world_size=world_size)
+        if check_finite:
+            packing.check_finite()
+    return store.save_packed(run, step, packing, begun_s=begun_s)
 
 
 def load(store: Store, run: str, step: int | None, like: State) -> State:

@@ -8,6 +8,7 @@ It ends with 0 when all held. Two save; any number loads. Each has four devices.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 import ckpt
 import ckpt_jax
 from tests.frameworks.counters import given_bytes
+from tests.waiting import wait_until
 
 DEVICES = 4
 """Of each process."""
@@ -96,10 +98,33 @@ def save(url: str, rank: int) -> None:
         else:
             raise AssertionError("a step that one process refuses has no commit")
     manager = ckpt_jax.CheckpointManager(f"{url}/{RUN}")
+    go_on_behind_a_refusal(ckpt_jax.CheckpointManager(f"{url}/{RUN}/on", check_finite=True), rank)
     manager.save(2, state())
     (commit,) = manager.wait_until_finished()
     assert commit.world_size == SAVERS
     assert commit.bytes < 5 * FULL.nbytes + LARGE_BYTES, "replicas are stored once"
+
+
+def go_on_behind_a_refusal(manager: ckpt_jax.CheckpointManager, rank: int) -> None:
+    """One process refuses a step, another hears of it in a later save: all save each step behind
+    it all the same.
+    """
+    told = []
+    for step in range(1, 5):
+        try:
+            manager.save(step, {"rows": cut(np.nan if step == 1 and rank == 1 else step, "x")})
+        except ckpt.CkptError as error:
+            told.append(str(error))
+        if step > 1:
+            wait_until(partial(committed, manager, step), f"step {step} is committed", TIMEOUT_S)
+        sync_global_devices(f"step {step}")
+    assert len(told) == 1, told
+    assert "rank 1 refused step 1" in told[0] or "is nan" in told[0], told
+    assert [commit.step for commit in manager.wait_until_finished()] == [2, 3, 4]
+
+
+def committed(manager: ckpt_jax.CheckpointManager, step: int) -> bool:
+    return manager.latest_step() == step
 
 
 def load(url: str, rank: int, count: int) -> None:
