@@ -24,6 +24,8 @@ from ckpt.objects.direct_file import Blocks, DirectWriter, checksum, read_range
 from ckpt.objects.sink import PendingUpload, Upload, at_once
 
 PART: Final = ".part-"
+FOLDER_TRIES: Final = 64
+"""Of making a folder that others remove."""
 Value = TypeVar("Value")
 
 
@@ -135,12 +137,7 @@ class _FileUpload:
         self._descriptor = -1
 
     def __enter__(self) -> Self:
-        def begin() -> int:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            return os.open(self._aside, flags, 0o644)
-
-        self._descriptor = _told(str(self._path), begin)
+        self._descriptor = _told(str(self._path), self._begun)
         self._writer = DirectWriter(self._descriptor, self._blocks)
         return self
 
@@ -153,6 +150,22 @@ class _FileUpload:
         self._writer.close()
         os.close(self._descriptor)
         self._aside.unlink(missing_ok=True)
+
+    def _begun(self) -> int:
+        """A new file; what its folder lacks is made, and again when another worker, who deletes,
+        has just found it empty.
+        """
+        folder, flags = self._path.parent, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        for left in reversed(range(FOLDER_TRIES)):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                return os.open(self._aside, flags, 0o644)
+            except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+                if not left:
+                    blocked = isinstance(error, FileExistsError)
+                    reason = "a file is there" if blocked else error.strerror
+                    raise NotFound(f"the folder {folder} cannot be made: {reason}") from None
+        raise AssertionError("the last try returns or raises")
 
     def part(self, data: Buffer) -> None:
         _told(str(self._path), partial(self._writer.write, data))

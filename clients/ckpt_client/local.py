@@ -62,7 +62,11 @@ def opened_cluster(url: LocalUrl, timeout_s: float) -> Iterator[LocalCluster]:
     another host, Unavailable when the cluster does not come up in time.
     """
     directory = Path(url.directory)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "a file is there" if isinstance(error, FileExistsError) else error.strerror
+        raise Refused(f"the cluster's directory {directory} cannot be made: {reason}") from None
     deadline_s = time.monotonic() + timeout_s
     lock = _wait_for_lock(directory, deadline_s)
     try:

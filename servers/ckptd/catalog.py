@@ -52,6 +52,7 @@ from ckpt.protocol.coordinator.catalog import (
 )
 from ckptd import drain_tables, launch_tables
 from ckptd.catalog_file import connect, lock_directory, unusable
+from ckptd.directory import make_directory
 
 CATALOG_NAME: Final = "catalog.sqlite"
 SCHEMA_VERSION: Final = 1
@@ -107,7 +108,7 @@ class Catalog:
         version's catalog), NoSpace, Unavailable (the disk does not let it), Corrupt (unreadable;
         `ckpt catalog rebuild` makes a new one).
         """
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         lock = lock_directory(directory)
         try:
             connection = connect(directory / CATALOG_NAME)
@@ -212,7 +213,7 @@ def create_catalog(
     without that, Busy when a coordinator lives there.
     """
     path = directory / CATALOG_NAME
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     lock = lock_directory(directory)
     aside = directory / f"{CATALOG_NAME}.new"
     try:

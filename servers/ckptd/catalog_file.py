@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.base.errors import Busy, CkptError, Corrupt, NoSpace, Unavailable
+from ckptd.directory import open_lock
 
 LOCK_NAME: Final = "coordinator.lock"
 
@@ -26,8 +27,8 @@ _KEPT_FROM_USE: Final = frozenset(
 
 
 def lock_directory(directory: Path) -> int:
-    """A descriptor that holds the lock as long as it is open. Raises Busy."""
-    descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """A descriptor that holds the lock as long as it is open. Raises Busy, Refused, NoSpace."""
+    descriptor = open_lock(directory / LOCK_NAME)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

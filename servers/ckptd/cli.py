@@ -29,17 +29,17 @@ PROGRAMS: Final = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0, that of the error (see `ckpt.base.errors`), or argparse's 2."""
+    """The exit code: 0, or that of the error (see `ckpt.base.errors`)."""
     given = list(sys.argv[1:] if argv is None else argv)
     program = given[0] if given else ""
-    if program not in PROGRAMS:
-        return _explain(given)
+    known = program in PROGRAMS
     # numpy's thread pool would be started with the daemon, and never used.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        return load(program)(given[1:]) or 0
+        return (load(program)(given[1:]) or 0) if known else _explain(given)
     except CkptError as error:
-        print(_told(program, error, as_json="--json" in given), file=sys.stderr)
+        name = f"ckptd {program}" if known else "ckptd"
+        print(_told(name, error, as_json="--json" in given), file=sys.stderr)
         return error.exit_code
 
 
@@ -52,7 +52,7 @@ def load(program: str) -> Callable[[Sequence[str]], int | None]:
 def _told(program: str, error: CkptError, *, as_json: bool) -> str:
     """Why it did not start; as JSON like the errors of `ckpt … --json`."""
     if not as_json:
-        return f"ckptd {program}: {error}"
+        return f"{program}: {error}"
     line = {
         "message_type": "exit_error",
         "code": error.exit_code,
@@ -65,7 +65,9 @@ def _told(program: str, error: CkptError, *, as_json: bool) -> str:
 def _explain(given: Sequence[str]) -> int:
     """--help, --version, or a complaint."""
     lines = "\n".join(f"  {name:<16} {text}" for name, (_, text) in PROGRAMS.items())
-    parser = argparse.ArgumentParser(
+    from ckptd.config import Parser
+
+    parser = Parser(
         prog="ckptd",
         description="The daemons of ckpt.",
         epilog=f"programs:\n{lines}\n\nexample:\n  ckptd target --help",

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.aio.durable import write_aside
-from ckpt.base.errors import CkptError, Corrupt, Refused
+from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX
 from ckpt.erasure.code import Code
 from ckptd.supervise import RestartPolicy
@@ -145,9 +145,19 @@ def load_or_create(
 
 
 def read_cluster(path: Path) -> ClusterFile:
-    """Parse one `cluster.toml`, unknown keys apart. Corrupt when one is missing or mistyped."""
+    """Parse one `cluster.toml`, unknown keys apart. Corrupt when one is missing or mistyped,
+    NotFound when there is no such file.
+    """
     try:
-        document = tomllib.loads(path.read_text())
+        text = path.read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"there is no cluster in {path.parent}: {path} is not there") from None
+    except OSError as error:
+        raise Refused(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise Corrupt(f"{path} does not parse: {error}") from None
+    try:
+        document = tomllib.loads(text)
         values = {}
         for each in fields(ClusterFile):
             value = document[each.name]

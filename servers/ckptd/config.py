@@ -66,6 +66,13 @@ def load(
     return Loaded(config, find_secret_file(None, environ, named=named), named)
 
 
+class Parser(argparse.ArgumentParser):
+    """argparse, whose complaints are told as every other: as JSON when that is asked for."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Refused(message, hint=f"see {self.prog} --help")
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """`HOST:PORT` or `[HOST]:PORT`; raises Refused."""
     host, colon, port = address.rpartition(":")
@@ -92,7 +99,7 @@ def _options(kind: type[object]) -> tuple[Field[object], ...]:
 def _parser(
     kind: type[object], program: str, description: str, example: str
 ) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"ckptd {program}",
         description=description,
         epilog=f"example:\n  {example}\n\n"

@@ -44,6 +44,7 @@ from ckptd.cluster_file import (
     device_of,
     load_or_create,
 )
+from ckptd.directory import make_directory, open_lock
 from ckptd.http_client import HttpAsker
 from ckptd.log import Reporter, configure, reporter
 from ckptd.supervise import Child, ChildPlan, ChildState, RestartPolicy, Supervisor
@@ -135,7 +136,7 @@ def run_local(config: LocalConfig, *, report: Reporter, secret_named: Path | Non
     can read), Corrupt, Unavailable (the coordinator does not start).
     """
     directory = config.directory.resolve()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(directory, mode=0o700)
     lock = lock_directory(directory)
     created_by = f"ckptd {version('ckpt-burst')}"
     cluster = load_or_create(directory, config.options(), socket.gethostname(), created_by)
@@ -401,7 +402,7 @@ def lock_directory(directory: Path) -> int:
 
     A killed supervisor's children share its lock; they are waited for.
     """
-    descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_lock(directory / LOCK_NAME)
     deadline_s = time.monotonic() + PREDECESSOR_WAIT_S
     while True:
         try:

@@ -2,7 +2,8 @@
 
 ts        seconds since 1970, for people       level   info, warning, error
 logger    who speaks                           msg     what happened, a constant text
-and the fields of the event: run, step, rank, target, column, dur_s, bytes, …
+and the fields of the event: run, step, rank, target, column, dur_s, bytes, …; one that has the
+name of one of these is written with an underscore behind it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Mapping
+
+from ckpt.base.errors import Refused
 
 Fields = Mapping[str, str | int | float]
 Reporter = Callable[[str, str, Fields], None]
@@ -28,19 +31,25 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "msg": record.getMessage(),
         }
-        line |= getattr(record, "fields", {})
+        for name, value in getattr(record, "fields", {}).items():
+            line[f"{name}_" if name in line else name] = value
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
 
 
 def configure(level: str = "info") -> None:
-    """Send the whole process's log to stderr as JSON lines. Only a program's main calls this."""
+    """Send the whole process's log to stderr as JSON lines. Only a program's main calls this.
+
+    Raises Refused for a level that is none.
+    """
+    if level not in _LEVELS:
+        raise Refused(f"log level {level!r}: {', '.join(_LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(_LEVELS.get(level, logging.INFO))
+    root.setLevel(_LEVELS[level])
 
 
 def reporter(name: str) -> Reporter:

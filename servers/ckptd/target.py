@@ -65,6 +65,7 @@ from ckpt.protocol.target.disk_events import (
 from ckpt.protocol.target.machine import TargetEvent, TargetMachine
 from ckptd import config as options
 from ckptd import event_loop
+from ckptd.directory import make_directory
 from ckptd.disk_probe import PROBE_OP, DiskProbe
 from ckptd.disk_worker import DiskWorker
 from ckptd.exposition import Histogram
@@ -369,7 +370,7 @@ async def run_target(config: TargetConfig, secret: bytes) -> None:
     """Serve until SIGTERM or SIGINT."""
     report = reporter("ckptd.target")
     report("info", "starting", {k: str(v) for k, v in options.as_text(config).items()})
-    _make_directory(config.directory)
+    make_directory(config.directory, mode=0o700)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -394,13 +395,6 @@ async def run_target(config: TargetConfig, secret: bytes) -> None:
         lock.close()
     defects.check()
     report("info", "stopped", {})
-
-
-def _make_directory(directory: Path) -> None:
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refused(f"cannot make {directory}: {error.strerror}") from None
 
 
 async def _serve(

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ckpt.aio.secret import make_secret
 from ckpt.base.errors import Refused
 from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
 from ckpt.protocol.coordinator.machine import CoordinatorPolicy
 from ckptd.config import Loaded, load
 from ckptd.coordinator import CoordinatorConfig
+from ckptd.log import JsonLines
 from ckptd.target import TargetConfig
 
 
@@ -105,9 +109,60 @@ def test_a_coordinator_spreads_and_keeps_as_promised_unless_it_is_told_otherwise
     assert (told.code, told.max_per_domain, told.keep) == (Code(8, 2), 2, 3)
 
 
-def test_an_unknown_program_is_a_usage_error() -> None:
-    command = (sys.executable, "-m", "ckptd.cli", "nothing")
+@pytest.mark.parametrize(
+    "argv", [["nothing"], [], ["target", "--nothing", "1"], ["local", "a", "b"]]
+)
+def test_what_nobody_knows_is_a_usage_error_also_in_json(argv: list[str]) -> None:
+    command = (sys.executable, "-m", "ckptd.cli", *argv)
     assert subprocess.run(command, capture_output=True, check=False).returncode == 2
+    done = subprocess.run((*command, "--json"), capture_output=True, text=True, check=False)
+    assert json.loads(done.stderr)["code"] == done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "text"),
+    [
+        (["local", "{file}"], 2, "cannot make {file}: a file is there"),
+        (["local", "{file}/below"], 2, "cannot make {file}/below: Not a directory"),
+        (["local", "{folder}"], 2, "cannot make {folder}/supervisor.lock: Is a directory"),
+        (["coordinator", "--directory", "{file}"], 2, "cannot make {file}: a file is there"),
+        (["coordinator", "--directory", "{file}/below"], 2, "{file}/below: Not a directory"),
+        (["rebuild-catalog", "--directory", "{absent}"], 10, "there is no cluster in {absent}"),
+        (["rebuild-catalog", "--directory", "{file}"], 10, "there is no cluster in {file}"),
+        (["rebuild-catalog", "--directory", "{folder}"], 2, "cannot read {folder}/cluster.toml"),
+        (
+            ["coordinator", "--directory", "{absent}", "--log-level", "loud"],
+            2,
+            "log level 'loud': info, warning, error",
+        ),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_refused_by_name(
+    argv: list[str], code: int, text: str, tmp_path: Path
+) -> None:
+    places = {name: tmp_path / name for name in ("file", "folder", "absent")}
+    places["file"].touch()
+    (places["folder"] / "supervisor.lock").mkdir(parents=True)
+    (places["folder"] / "cluster.toml").mkdir()
+    make_secret(tmp_path / "secret")
+    done = subprocess.run(
+        (sys.executable, "-m", "ckptd.cli", *(each.format(**places) for each in argv)),
+        env={**os.environ, "CKPT_SECRET_FILE": str(tmp_path / "secret")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr.splitlines()[-1].startswith(f"ckptd {argv[0]}: "), done.stderr
+    assert text.format(**places) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == code
+
+
+def test_what_an_event_says_does_not_stand_in_the_place_of_its_level() -> None:
+    record = logging.LogRecord("who", logging.INFO, "", 0, "starting", None, None)
+    record.fields = {"level": "host", "code": "4+2"}
+    line = json.loads(JsonLines().format(record))
+    assert (line["level"], line["level_"], line["code"]) == ("info", "host", "4+2")
 
 
 @pytest.mark.parametrize("program", ["target", "coordinator", "local", "drain"])

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import ckpt
+from ckpt.base.errors import Refused
 from ckpt_client.cli.exits import MEANINGS
 from ckpt_client.cli.main import VERBS, main
 from ckpt_client.cli.output import Output, columns_of, rate_text, table_lines
@@ -128,6 +130,23 @@ def test_a_directory_without_a_cluster_is_not_made_into_one(tmp_path: Path) -> N
         assert ended.code == 10
         assert "there is no cluster in" in ended.err
     assert not (tmp_path / "typo").exists()
+
+
+def test_a_file_in_the_place_of_a_clusters_directory_is_told_as_such(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for place in (file, file / "below"):
+        done = run("status", "--store", f"ckpt+local://{place}")
+        assert done.code == 10
+        assert f"there is no cluster in {place}" in done.err
+        with pytest.raises(Refused, match=f"directory {place} cannot be made"):
+            ckpt.open(f"ckpt+local://{place}?targets=1&code=1+0")
+
+
+def test_nothing_is_exported_to_standard_output() -> None:
+    done = run("export", "run@1", "--format", "npz", "-")
+    assert done.code == 2
+    assert "./-" in done.err
 
 
 def test_a_coordinator_that_is_not_there_is_a_reason_to_try_later(secret: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
-from ckpt.base.errors import Refused, Unauthorized
+from ckpt.base.errors import NotFound, Refused
 from ckpt.objects.file_sink import FileSink
 from ckpt.objects.fsspec_sink import FsspecSink
 from ckpt.objects.sink import Sink
@@ -52,8 +53,21 @@ class TestDirectory(SinkContract):
 
     def test_a_directory_that_is_a_file_is_told(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
-        with pytest.raises((Refused, Unauthorized, Exception), match="file"):
-            FileSink(tmp_path / "file").put("a", b".")
+        for place in (tmp_path / "file", tmp_path / "file/below"):
+            with pytest.raises(NotFound, match=f"folder {place} cannot be made"):
+                FileSink(place).put("a", b".")
+
+    def test_workers_that_write_and_delete_side_by_side_remove_no_folder_from_each_other(
+        self, sink: Sink
+    ) -> None:
+        def come_and_go(name: str) -> None:
+            for _ in range(200):
+                sink.put(f"goes/away/deep/{name}", b".")
+                sink.delete([f"goes/away/deep/{name}"])
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(come_and_go, "abc"))
+        assert list(sink.list("")) == []
 
 
 class TestMemory(SinkContract):

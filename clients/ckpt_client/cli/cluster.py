@@ -172,7 +172,7 @@ def read_made(directory: Path) -> LocalMade:
     path = directory / CLUSTER_NAME
     try:
         made = msgspec.toml.decode(path.read_bytes(), type=LocalMade)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise NotFound(
             f"there is no cluster in {directory}: it has no {CLUSTER_NAME}",
             hint="ckpt.open() of a training script makes one, or `ckptd local DIR`",

@@ -46,6 +46,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.format == "zarr" and arguments.prefix:
         raise Refused("--format zarr writes whole checkpoints", hint="leave --prefix out")
+    if arguments.destination == "-":
+        raise Refused(
+            "nothing is written to standard output", hint="name a file; ./- for one of that name"
+        )
     with opened_source(arguments, output) as source:
         begun_s = time.monotonic()
         with output.waiting(f"exporting {source.header}"):
