@@ -18,6 +18,7 @@ import random
 import shutil
 import tempfile
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -32,7 +33,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from ckpt.base.errors import NotFound
+from ckpt.base.errors import NotFound, Refused
 from ckpt_client.saving import Commit
 from ckpt_client.store import Store
 from ckpt_torch.place import find_where
@@ -44,7 +45,8 @@ class CkptCallback(TrainerCallback):
     """I copy the training's state every so many steps; sending goes on beside the training.
 
     run: `ckpt://HOST:PORT/RUN`, `ckpt+local:///DIR/RUN`, or RUN in `store`, else in $CKPT_STORE's.
-    every: steps between saves; the last step is saved too.
+    every: steps between saves; the last step is saved too, also of a training that stops early,
+        unless its weights were replaced by the best ones (`load_best_model_at_end`).
     check_finite: refuse a state with a tensor that holds NaN or infinity, by path.
     """
 
@@ -60,6 +62,7 @@ class CkptCallback(TrainerCallback):
         self._every = every
         self._store = store
         self._check_finite = check_finite
+        self._saved_step = 0
         self._pending: list[Future[Commit]] = []
         #: Handed over, not known to be committed.
 
@@ -83,9 +86,25 @@ class CkptCallback(TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        """Wait until everything is committed. Raises the first error."""
+        """Save the last step, and wait until everything is committed. Raises the first error."""
+        if state.global_step > self._saved_step and not args.load_best_model_at_end:
+            self._save(state, kwargs)
+        self.wait()
+
+    def wait(self) -> None:
+        """Until all saves are committed. Raises the first error."""
         while self._pending:
             self._pending.pop(0).result()
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
+    ) -> None:
+        """What it resumes from is saved."""
+        self._saved_step = state.global_step
 
     def _save(self, state: TrainerState, kwargs: dict[str, object]) -> None:
         model = cast(torch.nn.Module, kwargs["model"])
@@ -107,6 +126,7 @@ class CkptCallback(TrainerCallback):
             check_finite=self._check_finite,
         )
         self._pending.append(future)
+        self._saved_step = state.global_step
 
 
 def fetch(run: str, output_dir: str | Path, *, store: Store | str | None = None) -> str | None:
@@ -125,13 +145,14 @@ def fetch(run: str, output_dir: str | Path, *, store: Store | str | None = None)
     folder = Path(output_dir) / f"checkpoint-{step}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    _write(state, aside)
     try:
-        aside.rename(folder)
-    except OSError:  # Another rank of this host, or an earlier start, has written it.
-        shutil.rmtree(aside)
-        if not folder.is_dir():
-            raise
+        _write(state, aside)
+        with suppress(OSError):  # Another rank of this host, or an earlier start, has written it.
+            aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    if not folder.is_dir():
+        raise Refused(f"{folder} is there and is no folder")
     return str(folder)
 
 

@@ -105,5 +105,5 @@ def test_hugging_faces_save_is_refused_by_the_tensors_path(cluster: str, tmp_pat
     name = r"model/transformer.wpe.weight: element \[3, 5\] of \(8, 8\) is nan"
     with pytest.raises(ckpt.Refused, match=name):
         trainer.train()
-    saving.on_train_end(trainer.args, trainer.state, trainer.control)  # As at a calm end: waits.
+    saving.wait()
     assert steps(cluster, "finite/hf") == [1, 2]
