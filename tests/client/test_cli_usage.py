@@ -181,6 +181,29 @@ def test_a_signal_ends_a_waiting_command_with_its_code(
     assert (process.returncode, out, err) == (128 + number, "", "ckpt: interrupted\n")
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [((), "ckpt: interrupted"), (("--json",), '{"message_type":"exit_error","code":130,')],
+)
+def test_ctrl_c_shows_no_traceback_while_it_still_imports(
+    flags: tuple[str, ...], told: str, silent_address: str, secret: Path
+) -> None:
+    """Where it comes later than meant, the command waits for an answer."""
+    entry = (sys.executable, "-X", "importtime", "-m", "ckpt_client.cli.entry")
+    command = (*entry, "ls", "--store", f"ckpt://{silent_address}", *flags)
+    environ = environment(CKPT_SECRET_FILE=str(secret))
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as child:
+        assert child.stderr is not None
+        for line in child.stderr:
+            if line.endswith(" argparse\n"):
+                child.send_signal(signal.SIGINT)
+                break
+        rest = child.stderr.read()
+    assert "Traceback" not in rest
+    assert rest.splitlines()[-1].startswith(told)
+    assert child.returncode == 130
+
+
 def test_a_mistake_of_ours_shows_its_traceback_only_with_debug(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

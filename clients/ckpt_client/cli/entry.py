@@ -1,0 +1,22 @@
+"""`ckpt`, from its first line on: Ctrl-C while it still imports ends it as Ctrl-C later does."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    """Run a command. Returns the exit code."""
+    try:
+        from ckpt_client.cli.main import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        # What would tell it may be what is not imported yet.
+        text = '{"message_type":"exit_error","code":130,"message":"interrupted","hint":""}'
+        sys.stderr.write(f"{text if '--json' in sys.argv else 'ckpt: interrupted'}\n")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
