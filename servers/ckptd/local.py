@@ -181,6 +181,7 @@ class LocalCluster:
         report: Reporter,
     ) -> None:  # fmt: skip
         self._directory = directory
+        self._lock = lock
         self._cluster = cluster
         self._secret_file = secret_file
         self._secret = secret
@@ -212,12 +213,25 @@ class LocalCluster:
                     self._supervisor.run_once(JOIN_POLL_S if not self._ready else IDLE_POLL_S)
                     self._poll()
             finally:
-                (self._directory / READY_NAME).unlink(missing_ok=True)
+                if self._has_directory():
+                    (self._directory / READY_NAME).unlink(missing_ok=True)
                 self._supervisor.stop()
                 self._report("info", "stopped", {"reason": self._stop_reason})
 
     def _stop(self, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason
+
+    def _has_directory(self) -> bool:
+        """Whether DIR is what I have locked: not removed, and no other made in its place, which my
+        targets would write into.
+        """
+        try:
+            found = (self._directory / LOCK_NAME).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # Its disk does not say.
+            return True
+        return os.path.samestat(found, os.fstat(self._lock))
 
     # ----------------------------------------------------------------------- children
 
@@ -301,6 +315,10 @@ class LocalCluster:
             self._wait_for_targets(now_s)
         else:
             self._next_poll_s = now_s + IDLE_POLL_S
+            if not self._has_directory():
+                self._report("error", "DIR is gone", {"directory": str(self._directory)})
+                self._stop("DIR was removed or made anew")
+                return
             if self._unwritten:
                 self._write_ready()
             if self._is_idle():

@@ -18,7 +18,7 @@ from ckpt.aio.secret import make_secret, read_secret
 from ckpt.base.errors import Refused
 from ckpt.format.messages import Ask, Role
 from ckptd.cluster_file import ClusterOptions, load_or_create, read_cluster
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 Ready = dict[str, object]
 
@@ -134,6 +134,21 @@ def test_a_disk_that_takes_no_ready_file_ends_nothing_and_is_tried_again(
     assert local.target_pids()["t0"] == target
     wait_until(lambda: local.live() == ["t0"], "the target is live again")
     assert local.stop() == 0
+
+
+def test_a_cluster_whose_directory_was_removed_ends_and_leaves_a_new_one_alone(
+    locals_: list[Local], tmp_path: Path
+) -> None:
+    old = start(locals_, tmp_path, "--targets", "2")
+    old.ready()
+    pids = old.all_pids()
+    old.directory.rename(tmp_path / "away")
+    new = start(locals_, tmp_path, "--targets", "2")
+    ready = new.ready()
+    assert old.process.wait(timeout=WAIT_S) == 0
+    assert all(is_gone(pid) for pid in pids)
+    assert new.ready() == ready
+    assert new.live() == ["t0", "t1"]
 
 
 def test_a_killed_target_comes_back_a_held_one_not_until_it_is_released(
