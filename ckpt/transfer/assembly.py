@@ -13,6 +13,7 @@ A byte is read once for its checksum: the cell's comes from those of its ranges.
 from __future__ import annotations
 
 import threading
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -156,7 +157,7 @@ class Assembly:
         belong."""
         if not self._checks.range_is_whole(view, crc):
             return False
-        starts, ends = np.array(ranges, np.int64).T
+        starts, ends = np.fromiter(chain.from_iterable(ranges), np.int64).reshape(-1, 2).T
         lengths = ends - starts
         at, stripes = np.cumsum(lengths) - lengths, starts // self.layout.cell_bytes
         source = np.frombuffer(view, np.uint8)

@@ -78,7 +78,7 @@ from ckpt.protocol.reader.events import (
     StripeFinished,
 )
 from ckpt.protocol.reader.payload_reader import PayloadReader
-from ckpt.protocol.reader.spans import Owed, Spans
+from ckpt.protocol.reader.spans import Owed, Spans, total
 from ckpt.transfer.assembly import Assembly, CellPool, LandingPool
 from ckpt.transfer.decode_worker import DecodeWorker, WorkFailed
 from ckpt.transfer.read_job import (
@@ -123,8 +123,9 @@ class _Asked:
     owed: Owed | None
     """What may still land; None: the manifest, which is collected in `document`."""
     document: bytearray = field(default_factory=bytearray)
-    landed: set[int] = field(default_factory=set)
-    """First starts of frames whose bytes were given their place and did not come whole yet."""
+    landed: dict[int, Spans] = field(default_factory=dict)
+    """Ranges of frames, by their first start, whose bytes were given their place and did not come
+    whole yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -336,14 +337,14 @@ class PayloadReceiver:
         asked = self._asked.get(head.request)
         if not isinstance(message, RangeData) or asked is None or asked.owed is None:
             return None
-        ranges = message.ranges
-        fits = ranges and sum(each.end - each.start for each in ranges) == head.bulk_bytes
-        if not fits or not asked.owed.take_all((each.start, each.end) for each in ranges):
+        ranges = tuple([(each.start, each.end) for each in message.ranges])
+        fits = ranges and total(ranges) == head.bulk_bytes
+        if not fits or not asked.owed.take_all(ranges):
             return None
-        asked.landed.add(_first(ranges))
+        asked.landed[ranges[0][0]] = ranges
         if len(ranges) > 1:
             return self._apart.take(head.bulk_bytes)
-        return asked.read.assembly.land(asked.column, ranges[0].start, head.bulk_bytes)
+        return asked.read.assembly.land(asked.column, ranges[0][0], head.bulk_bytes)
 
     def _take(self, event: LinkEvent) -> None:
         match event:
@@ -376,8 +377,7 @@ class PayloadReceiver:
         now, read = now_us(), asked.read
         match message:
             case RangeData(wire, crc) if bulk is not None and _first(wire) in asked.landed:
-                asked.landed.remove(_first(wire))
-                ranges = tuple((each.start, each.end) for each in wire)
+                ranges = asked.landed.pop(_first(wire))
                 whole = self._check(asked, ranges, bulk.view, crc)
                 kind = RangesStored if whole else RangesBroken
                 self._feed(read, kind(now, request, ranges))

@@ -71,3 +71,17 @@ def test_ranges_are_owed_until_each_was_taken_once() -> None:
     assert owed.ranges == ((8, 9), (11, 12), (16, 20))
     assert not owed.take_all([(16, 20), (16, 20)])
     assert not owed.take_all([(8, 12)])
+
+
+@given(positions, st.lists(positions, max_size=6))
+def test_whoever_brings_what_is_not_owed_is_found_out(
+    owes: set[int], brings: list[set[int]]
+) -> None:
+    owed, left = Owed(_spans(owes)), set(owes)
+    for each in brings:
+        if not owed.take_all(_spans(each)):
+            assert not each <= left
+            return
+        assert each <= left
+        left -= each
+        assert {n for start, end in owed.ranges for n in range(start, end)} == left

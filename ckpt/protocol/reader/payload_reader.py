@@ -443,10 +443,10 @@ class PayloadReader:
             parts = self._next_parts(column)
             if not parts:
                 return
-            size = sum(end - start for start, end in parts)
+            size = total(tuple(parts))
             request = next(self._requests)
             column.begin_ask(request, Ask(column, Owed(parts)), size, self._now_us)
-            ranges = tuple(ByteRange(start, end) for start, end in parts)
+            ranges = tuple([ByteRange(start, end) for start, end in parts])
             self._out.append(AskRanges(request, column.number, ranges))
 
     def _next_parts(self, column: Column) -> list[tuple[int, int]]:

@@ -1,10 +1,18 @@
 """Sets of byte positions as ascending, disjoint, non-empty spans [start, end); plain tuples,
-never changed in place."""
+never changed in place.
+
+A tensor that is cut along its last axis is read in hundreds of spans for each cell. They are asked
+for, come and are crossed out in the order in which they lie, so one set is nearly always a slice
+of the other: that is looked for first, since tuples are compared and joined without a step of the
+interpreter for each span.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from operator import eq
 
 Span = tuple[int, int]
 Spans = tuple[Span, ...]
@@ -16,6 +24,8 @@ def union(a: Spans, b: Spans) -> Spans:
         return a or b
     if a[-1][1] < b[0][0]:
         return a + b
+    if b[-1][1] < a[0][0]:
+        return b + a
     merged: list[Span] = []
     for start, end in sorted(a + b):
         if merged and start <= merged[-1][1]:
@@ -25,12 +35,26 @@ def union(a: Spans, b: Spans) -> Spans:
     return tuple(merged)
 
 
+def joined(ranges: Sequence[Span]) -> Spans:
+    """Ascending, disjoint ranges as a set: those that touch are one span."""
+    starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
+    touching = any(map(eq, ends, starts[1:]))
+    return union(tuple(ranges), tuple(ranges)) if touching else tuple(ranges)
+
+
 def minus(a: Spans, b: Spans) -> Spans:
     """Every position of `a` that is not in `b`."""
     if not a or not b:
         return a
-    if a == b:
+    low, high = b[0][0], b[-1][1]
+    if high <= a[0][0] or a[-1][1] <= low:
+        return a
+    if len(b) == 1 and low <= a[0][0] and a[-1][1] <= high:
         return ()
+    first = bisect_left(a, b[0])
+    last = first + len(b)
+    if a[first:last] == b:
+        return a[:first] + a[last:]
     left: list[Span] = []
     at = 0
     for start, end in a:
@@ -51,6 +75,8 @@ def minus(a: Spans, b: Spans) -> Spans:
 
 def split(a: Spans, size: int, count: int) -> tuple[Spans, Spans]:
     """The first `count` spans at most, ended by the one that reaches `size` positions; the rest."""
+    if len(a) <= count and total(a) <= size:
+        return a, ()
     taken = 0
     for index, (start, end) in enumerate(a):
         if index == count or taken >= size:
@@ -71,7 +97,7 @@ def meets(a: Spans, start: int, end: int) -> bool:
 
 def total(a: Spans) -> int:
     """How many positions."""
-    return sum(end - start for start, end in a)
+    return sum([end - start for start, end in a])
 
 
 def cut(sets: Iterable[Spans]) -> list[Span]:
@@ -86,8 +112,8 @@ class Owed:
     __slots__ = ("_parts",)
 
     def __init__(self, ranges: Iterable[Span] = ()) -> None:
-        #: start -> end, disjoint.
-        self._parts: dict[int, int] = dict(ranges)
+        #: Ascending, disjoint.
+        self._parts: list[Span] = sorted(ranges)
 
     def __bool__(self) -> bool:
         return bool(self._parts)
@@ -95,32 +121,26 @@ class Owed:
     @property
     def ranges(self) -> Spans:
         """What is left, ascending."""
-        return tuple(sorted(self._parts.items()))
+        return tuple(self._parts)
 
-    def take_all(self, ranges: Iterable[Span]) -> bool:
+    def take_all(self, ranges: Sequence[Span]) -> bool:
         """Cross them all out; False, and some may be, when one of them is not owed."""
-        parts = self._parts
-        for start, end in ranges:
-            if parts.get(start) == end:
-                del parts[start]
-            elif not self.take(start, end):
-                return False
-        return True
+        if ranges:
+            first = bisect_left(self._parts, ranges[0])
+            last = first + len(ranges)
+            if self._parts[first:last] == list(ranges):
+                del self._parts[first:last]
+                return True
+        return all(self.take(start, end) for start, end in ranges)
 
     def take(self, start: int, end: int) -> bool:
         """Cross [start, end) out; False, and nothing changed, when it is not a part of one owed
         range."""
-        if start >= end:
+        # The last one that begins at `start` or before.
+        at = bisect_left(self._parts, (start + 1,)) - 1
+        if start >= end or at < 0 or self._parts[at][1] < end:
             return False
-        if self._parts.get(start) == end:
-            del self._parts[start]
-            return True
-        for low, high in self._parts.items():
-            if low <= start and end <= high:
-                del self._parts[low]
-                if low < start:
-                    self._parts[low] = start
-                if end < high:
-                    self._parts[end] = high
-                return True
-        return False
+        low, high = self._parts[at]
+        rest = ((low, start), (end, high))
+        self._parts[at : at + 1] = [each for each in rest if each[0] < each[1]]
+        return True

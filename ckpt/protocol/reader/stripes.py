@@ -13,14 +13,14 @@ with damage at different places of one stripe still make it whole.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from ckpt.erasure.code import Code
 from ckpt.format.layout import Layout
 from ckpt.protocol.reader.events import DecodePart
-from ckpt.protocol.reader.spans import Span, Spans, covers, cut, minus, total, union
+from ckpt.protocol.reader.spans import Span, Spans, covers, cut, joined, minus, total, union
 
 
 @dataclass(slots=True)
@@ -100,9 +100,14 @@ class Stripe:
 
 def by_stripe(layout: Layout, ranges: Spans) -> Iterator[tuple[int, Spans]]:
     """(stripe, parts of its cell) of fragment bytes of a column, each range of one cell."""
-    for number, mine in groupby(ranges, key=lambda each: each[0] // layout.cell_bytes):
+    ordered = sorted(ranges)
+    at = 0
+    while at < len(ordered):
+        number = ordered[at][0] // layout.cell_bytes
+        behind = bisect_left(ordered, ((number + 1) * layout.cell_bytes,), at)
         base = layout.fragment_offset(number)
-        yield number, tuple((start - base, end - base) for start, end in mine)
+        yield number, tuple([(start - base, end - base) for start, end in ordered[at:behind]])
+        at = behind
 
 
 def wanted_stripes(
@@ -111,26 +116,34 @@ def wanted_stripes(
     """(stripe, wanted parts of its data cells), ascending."""
     current = -1
     wanted: dict[int, Spans] = {}
-    parts: list[Span] = []
-    #: Of the cell [low, high) that was met last; a tuple in `wanted` once the next cell is met.
-    column = low = high = 0
-    for start, end in spans:
-        if low <= start and end <= high and parts[-1][1] < start - low:
-            parts.append((start - low, end - low))  # Most of many short ones.
-            continue
-        for cell in layout.cells(start, end):
-            if parts:
-                wanted[column] = union(wanted.get(column, ()), tuple(parts))
-            if cell.stripe != current:
-                if wanted:
-                    yield current, wanted
-                current, wanted = cell.stripe, {}
-            column, low = cell.column, cell.payload_offset - cell.offset
-            high = min(low + layout.cell_bytes_of(current), layout.payload_bytes)
-            parts = [(cell.offset, cell.offset + cell.length)]
-    if parts:
-        wanted[column] = union(wanted.get(column, ()), tuple(parts))
+    for stripe, column, parts in _wanted_parts(layout, joined(spans)):
+        if stripe != current:
+            if wanted:
+                yield current, wanted
+            current, wanted = stripe, {}
+        wanted[column] = union(wanted.get(column, ()), parts)
+    if wanted:
         yield current, wanted
+
+
+def _wanted_parts(layout: Layout, spans: Spans) -> Iterator[tuple[int, int, Spans]]:
+    """(stripe, column, parts of that cell), ascending; a cell comes more than once when a span
+    reaches over its border."""
+    at = 0
+    while at < len(spans):
+        for cell in layout.cells(*spans[at]):
+            yield cell.stripe, cell.column, ((cell.offset, cell.offset + cell.length),)
+        at += 1
+        low = cell.payload_offset - cell.offset
+        high = min(low + layout.cell_bytes_of(cell.stripe), layout.payload_bytes)
+        # Most of many short ones lie in the cell that the last one ended in.
+        behind = bisect_left(spans, (high,), at)
+        if behind > at and spans[behind - 1][1] > high:
+            behind -= 1
+        if behind > at:
+            parts = [(start - low, end - low) for start, end in spans[at:behind]]
+            yield cell.stripe, cell.column, tuple(parts)
+            at = behind
 
 
 def plan_stripe(stripe: Stripe, code: Code, usable: Sequence[bool], load: Sequence[int]) -> None:
