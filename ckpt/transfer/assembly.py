@@ -13,10 +13,13 @@ A byte is read once for its checksum: the cell's comes from those of its ranges.
 from __future__ import annotations
 
 import threading
+from collections import deque
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ckpt.base.errors import Corrupt
 from ckpt.base.limits import CELL_BYTES_MAX
@@ -28,7 +31,9 @@ from ckpt.format.manifest import RankManifest, decode_manifest
 from ckpt.protocol.reader.events import DecodePart, FinishStripe
 from ckpt.protocol.reader.spans import Spans
 from ckpt.transfer.landings import Landings
-from ckpt.transfer.runs import Bytes, copy_runs
+from ckpt.transfer.runs import Bytes, Offsets, copy_runs
+
+Mask = slice | npt.NDArray[np.bool_]
 
 CELLS_KEPT_MAX: Final = 64
 """Free scratch cells that are kept for the next stripe."""
@@ -82,17 +87,21 @@ class CellPool:
 
 class LandingPool:
     """Memory for short ranges that come together, until they are put where they belong; the last
-    used, whose cache is warm, is used again. One thread uses me."""
+    used, whose cache is warm, is used again. Thread safe."""
 
     def __init__(self) -> None:
-        self._free: list[Bytes] = []
+        #: Taken and given back by one call each, which no other thread comes between.
+        self._free: deque[Bytes] = deque()
 
     def take(self, size: int) -> memoryview:
         """At most CELL_BYTES_MAX, with whatever was there before; larger ones are nobody's."""
         if size > CELL_BYTES_MAX:
             return np.empty(size, np.uint8).data
-        # Pages that no frame reaches are never touched.
-        buffer = self._free.pop() if self._free else np.empty(CELL_BYTES_MAX, np.uint8)
+        try:
+            buffer = self._free.pop()
+        except IndexError:
+            # Pages that no frame reaches are never touched.
+            buffer = np.empty(CELL_BYTES_MAX, np.uint8)
         return buffer.data[:size]
 
     def give_back(self, view: memoryview) -> None:
@@ -102,8 +111,22 @@ class LandingPool:
             self._free.append(buffer)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Frame:
+    """Short ranges of one cell as they came, one behind the other."""
+
+    column: int
+    starts: Offsets
+    """In the cell; ascending."""
+    lengths: Offsets
+    view: memoryview
+
+
 class Assembly:
     """I keep what came of one payload until its stripe is finished.
+
+    Ranges that came alone lie in their cell. Short ones stay as they came, and are copied once, to
+    their places in the destination; into their cells only where these are checked or decoded.
 
     One thread receives and checks; another one may `finish` stripes. PayloadReader promises that
     no range of a stripe is landing while that stripe is finished.
@@ -116,18 +139,23 @@ class Assembly:
         manifest_digest: bytes,
         checks: Checks | None = None,
         pool: CellPool | None = None,
+        apart: LandingPool | None = None,
     ) -> None:
+        """apart: gets back the memory of what `store_apart` was given."""
         self.layout = layout
         self.landings = landings
         self.manifest: RankManifest | None = None
         self._digest = manifest_digest
         self._checks = Checks() if checks is None else checks
         self._pool = CellPool() if pool is None else pool
+        self._apart = LandingPool() if apart is None else apart
         #: (stripe, column) -> where the cell is put together; direct cells are views of the
         #: destination.
         self._homes: dict[tuple[int, int], memoryview] = {}
         #: Homes that go back to the pool.
         self._scratch: dict[tuple[int, int], Bytes] = {}
+        #: By stripe, in the order in which they came; what of them is in cells is here no more.
+        self._frames: dict[int, list[_Frame]] = {}
         #: (stripe, column) -> start of a received range in the cell -> (end, checksum).
         self._crcs: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
 
@@ -153,19 +181,20 @@ class Assembly:
         return True
 
     def store_apart(self, column: int, ranges: Spans, view: memoryview, crc: int) -> bool:
-        """As `store`, of several ranges whose bytes came behind each other: put where they
-        belong."""
+        """As `store`, of several ranges whose bytes came behind each other. The view is mine until
+        they are where they belong."""
         if not self._checks.range_is_whole(view, crc):
+            self._apart.give_back(view)
             return False
         starts, ends = np.fromiter(chain.from_iterable(ranges), np.int64).reshape(-1, 2).T
-        lengths = ends - starts
-        at, stripes = np.cumsum(lengths) - lengths, starts // self.layout.cell_bytes
-        source = np.frombuffer(view, np.uint8)
-        for stripe in np.unique(stripes).tolist():
-            mine = stripes == stripe
-            home = np.frombuffer(self._home(stripe, column), np.uint8)
-            to = starts[mine] - self.layout.fragment_offset(stripe)
-            copy_runs(home, to, source, at[mine], lengths[mine])
+        stripe = int(starts[0]) // self.layout.cell_bytes
+        base = self.layout.fragment_offset(stripe)
+        frame = _Frame(column, starts - base, ends - starts, view)
+        in_one_cell = int(ends[-1]) <= base + self.layout.cell_bytes_of(stripe)
+        if in_one_cell and bool((starts[1:] >= ends[:-1]).all()):
+            self._frames.setdefault(stripe, []).append(frame)
+        else:
+            self._put_apart(frame, starts)
         return True
 
     def take_manifest(self, document: bytes | bytearray | memoryview) -> None:
@@ -184,6 +213,8 @@ class Assembly:
         """Finishing it decodes or copies bytes."""
         if action.parts:
             return True
+        if action.stripe in self._frames:
+            return True
         keys = ((action.stripe, column) for column in range(self.layout.code.n))
         return any(key in self._scratch for key in keys)
 
@@ -191,6 +222,8 @@ class Assembly:
         """Check, decode, check, hand out: the columns whose cells are wrong, and then nothing was
         handed out."""
         stripe = action.stripe
+        if action.parts or action.checked:
+            self._put_in_cells(stripe)
         wrong = [j for j in action.checked if not self._received_right(stripe, j)]
         if wrong:
             self._forget(stripe, wrong)
@@ -212,6 +245,27 @@ class Assembly:
             codec.reconstruct(present, wanted)
 
     # ----------------------------------------------------------------------- inside
+
+    def _put_in_cells(self, stripe: int) -> None:
+        """Copy frames of the stripe into their cells."""
+        for frame in self._frames.pop(stripe, ()):
+            self._copy_into_cell(stripe, frame.column, frame.starts, frame, slice(None))
+            self._apart.give_back(frame.view)
+
+    def _put_apart(self, frame: _Frame, starts: Offsets) -> None:
+        """Copy ranges of several cells, or in no order, into these. starts: in the fragment."""
+        stripes = starts // self.layout.cell_bytes
+        for stripe in np.unique(stripes).tolist():
+            to = starts - self.layout.fragment_offset(stripe)
+            self._copy_into_cell(stripe, frame.column, to, frame, stripes == stripe)
+        self._apart.give_back(frame.view)
+
+    def _copy_into_cell(
+        self, stripe: int, column: int, to: Offsets, frame: _Frame, which: Mask
+    ) -> None:
+        home = np.frombuffer(self._home(stripe, column), np.uint8)
+        source, at = np.frombuffer(frame.view, np.uint8), np.cumsum(frame.lengths) - frame.lengths
+        copy_runs(home, to[which], source, at[which], frame.lengths[which])
 
     def _received_right(self, stripe: int, column: int) -> bool:
         assert self.manifest is not None, "PayloadReader waits for it"
@@ -254,6 +308,12 @@ class Assembly:
                 if start < end:
                     self.landings.scatter(start, scratch[: end - start])
             self._pool.give_back(scratch)
+        for frame in self._frames.pop(stripe, ()):
+            if frame.column < self.layout.code.k:
+                first = self.layout.cell_offset(stripe, frame.column)
+                source = np.frombuffer(frame.view, np.uint8)
+                self.landings.scatter_runs(first + frame.starts, frame.lengths, source)
+            self._apart.give_back(frame.view)
 
     def _home(self, stripe: int, column: int) -> memoryview:
         key = stripe, column

@@ -137,29 +137,42 @@ class Landings:
     def place(self, start: int, end: int) -> memoryview | None:
         """The one place of payload bytes [start, end), or None when they have several, or none,
         or lie apart."""
-        hits = self._hits(start, end)
-        if len(hits) != 1:
+        starts, ends, destinations, owners, reach = self._table()
+        near = _near(starts, reach, start, end)
+        # The first of them reaches behind `start`, and so meets it.
+        hit = near.start
+        if hit == near.stop or starts[hit] > start or ends[hit] < end:
             return None
-        starts, ends, destinations, owners, _ = self._table()
-        hit = hits[0]
-        if starts[hit] > start or ends[hit] < end:
+        if (ends[hit + 1 : near.stop] > start).any():
             return None
         at = int(destinations[hit]) + start - int(starts[hit])
         return self._memories[int(owners[hit])].data[at : at + end - start]
 
     def scatter(self, start: int, source: Bytes) -> int:
         """Copy payload bytes from `start` on to all their places: how many were copied."""
+        return self.scatter_runs(_one(start), _one(len(source)), source)
+
+    def scatter_runs(self, firsts: Offsets, lengths: Offsets, source: Bytes) -> int:
+        """As `scatter`, of payload bytes [firsts[i], +lengths[i]), ascending and disjoint, that
+        lie in the source behind each other."""
+        if not len(firsts):
+            return 0
         starts, ends, destinations, owners, reach = self._table()
-        end = start + len(source)
-        near = _near(starts, reach, start, end)
-        lows = np.maximum(starts[near], start)
-        highs = np.minimum(ends[near], end)
-        places = destinations[near] + lows - starts[near]
-        sizes, whose = highs - lows, owners[near]
-        for owner in np.unique(whose).tolist():
-            mine = (whose == owner) & (sizes > 0)
-            copy_runs(self._memories[owner], places[mine], source, lows[mine] - start, sizes[mine])
-        return int(sizes[sizes > 0].sum())
+        lasts, offsets = firsts + lengths, np.cumsum(lengths) - lengths
+        near = _near(starts, reach, int(firsts[0]), int(lasts[-1]))
+        # Each wanted run with each of the source's that meets it.
+        met = np.searchsorted(lasts, starts[near], side="right")
+        counts = np.maximum(np.searchsorted(firsts, ends[near], side="left") - met, 0)
+        run = np.repeat(np.arange(near.start, near.stop), counts)
+        part = np.repeat(met - (np.cumsum(counts) - counts), counts) + np.arange(len(run))
+        lows = np.maximum(starts[run], firsts[part])
+        sizes = np.minimum(ends[run], lasts[part]) - lows
+        places = destinations[run] + lows - starts[run]
+        origins = offsets[part] + lows - firsts[part]
+        for owner in np.unique(owners[run]).tolist():
+            mine = (owners[run] == owner) & (sizes > 0)
+            copy_runs(self._memories[owner], places[mine], source, origins[mine], sizes[mine])
+        return int(sizes.sum())
 
     def _hits(self, start: int, end: int) -> list[int]:
         starts, ends, _, _, reach = self._table()

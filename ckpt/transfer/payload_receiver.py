@@ -241,8 +241,9 @@ class PayloadReceiver:
 
     def _begin(self, job: ReadJob) -> None:
         assembly = Assembly(
-            job.layout, job.landings, job.manifest_digest, self._options.checks, self._pool
-        )
+            job.layout, job.landings, job.manifest_digest, self._options.checks,
+            self._pool, self._apart,
+        )  # fmt: skip
         standings = tuple(
             Standing.ABSENT if target is None
             else Standing.AWAY if target not in job.addresses
@@ -403,7 +404,6 @@ class PayloadReceiver:
             whole = assembly.store(asked.column, ranges[0][0], view, crc)
         else:
             whole = assembly.store_apart(asked.column, ranges, view, crc)
-            self._apart.give_back(view)
         self._verify_cpu_s += time.thread_time() - begun
         return whole
 

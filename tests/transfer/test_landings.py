@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ckpt.transfer.landings import GAP_BYTES, GAPS_BYTES_MIN, Landings
 
@@ -74,3 +76,19 @@ def test_a_part_keeps_the_places_and_reads_nothing_along() -> None:
     found = landings.gather(10, 30)
     assert found is not None
     assert bytes(found) == expected(10, 20) + bytes(10)
+
+
+@given(st.sets(st.integers(0, 59)), st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9))))
+def test_runs_that_lie_together_are_scattered_to_whoever_wants_them(
+    brought: set[int], wanted: list[tuple[int, int]]
+) -> None:
+    landings, memories = Landings(), [np.zeros(size, np.uint8) for _, size in wanted]
+    for (start, _), memory in zip(wanted, memories, strict=True):
+        landings.add_range(start, memory)
+    firsts = np.array(sorted(brought), np.int64)
+    source = (firsts + 1).astype(np.uint8)
+    if wanted:
+        landings.scatter_runs(firsts, np.ones(len(firsts), np.int64), source)
+    for (start, size), memory in zip(wanted, memories, strict=True):
+        at = range(start, start + size)
+        assert memory.tolist() == [n + 1 if n in brought else 0 for n in at]

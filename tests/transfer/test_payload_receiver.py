@@ -29,6 +29,7 @@ from ckpt.format.messages import (
     TargetAddress,
 )
 from ckpt.protocol.handshake import Identity
+from ckpt.protocol.range_frames import range_frames
 from ckpt.protocol.reader.events import ReadLimits
 from ckpt.testing.network import Heard, RecordingHandler
 from ckpt.transfer.landings import Landings
@@ -86,6 +87,9 @@ class SmallHolder:
             self._send(heard, Failed("not_found", "not here"))
         if self.how in ("silent", "absent"):
             return
+        if not self.how:
+            self._together(heard, message)
+            return
         for each in message.ranges:
             self.asked_bytes += each.end - each.start
             part = bytes(self.content[each.start : each.end])
@@ -100,6 +104,14 @@ class SmallHolder:
             self._send(heard, RangeData((each,), crc), part)
             if self.how == "greedy":
                 self._send(heard, RangeData((each,), crc), part)
+        self._send(heard, RangesDone())
+
+    def _together(self, heard: Heard, message: ReadRanges) -> None:
+        """As targets answer: short ranges share a frame."""
+        found = [(each, self.content[each.start : each.end]) for each in message.ranges]
+        self.asked_bytes += sum(len(view) for _, view in found)
+        for data, bulk in range_frames(found, lambda _, view: crc32(view)):
+            self._send(heard, data, bytes(bulk))
         self._send(heard, RangesDone())
 
     def _send(self, heard: Heard, message: Message, bulk: bytes = b"") -> None:
