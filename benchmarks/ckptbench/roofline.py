@@ -29,7 +29,6 @@ from ckptbench.raw_disk import DiskRate, best_write, write_file
 from ckptbench.results import Bounds, Machine
 
 ARENA_BYTES: Final = 256 * MiB
-UNIX_BUFFER_BYTES: Final = 4 * MiB
 TRANSPORT_ROUNDS: Final = 5
 PROBE_TIMEOUT_S: Final = 120.0
 WARM_SHARE: Final = 125
@@ -56,7 +55,8 @@ class Roofline:
     code: str
     ranks: int
     tcp: Costs
-    unix: Costs
+    lent: Costs
+    """On one host, where no byte is sent."""
     copy_gb_per_s: float
     """All ranks together."""
     disk: DiskRate
@@ -84,7 +84,6 @@ class Round:
 def measure(plan: RooflinePlan) -> Roofline:
     """All of it, in about 20 s. Raises Refused where the directory has no O_DIRECT."""
     costs, copy_rate = measure_costs(plan)
-    unix = measure_costs_of_unix(costs, plan)
     with tempfile.TemporaryDirectory(prefix="ckptbench-", dir=plan.directory) as name:
         size = _arena_bytes(plan)
         disk = best_write(Path(name), 2 * size, plan.code.n)
@@ -95,7 +94,7 @@ def measure(plan: RooflinePlan) -> Roofline:
         code=str(plan.code),
         ranks=plan.ranks,
         tcp=tcp,
-        unix=_with_read(unix, read),
+        lent=lent(tcp),
         copy_gb_per_s=copy_rate,
         disk=disk,
         disk_read_gb_per_s=read_rate,
@@ -111,7 +110,7 @@ def measure_costs(plan: RooflinePlan) -> tuple[Costs, float]:
     size = _arena_bytes(plan)
     cell = CELL_BYTES_DEFAULT
     copies = run_probes([["copy", str(size)]] * plan.ranks)
-    tx, rx = _transport(plan, tcp=True)
+    tx, rx = _transport(plan)
     return (
         Costs(
             copy=_cost(copies),
@@ -127,12 +126,11 @@ def measure_costs(plan: RooflinePlan) -> tuple[Costs, float]:
     )
 
 
-def measure_costs_of_unix(costs: Costs, plan: RooflinePlan) -> Costs:
-    """The same, the transport apart."""
-    tx, rx = _transport(plan, tcp=False)
+def lent(costs: Costs) -> Costs:
+    """The same where targets of this host are lent the bytes: no transport."""
     return Costs(
         copy=costs.copy, ec=costs.ec, fingerprint=costs.fingerprint, crc=costs.crc,
-        tx=tx, rx=rx, read=costs.read, touch=costs.touch,
+        tx=0.0, rx=0.0, read=costs.read, touch=costs.touch,
     )  # fmt: skip
 
 
@@ -146,7 +144,7 @@ def measure_bounds(plan: RooflinePlan, directory: Path, *, tcp: bool) -> Bounds:
     """G* and R* for the transport in use, the device's reads in this directory."""
     costs, _ = measure_costs(plan)
     if not tcp:
-        costs = measure_costs_of_unix(costs, plan)
+        costs = lent(costs)
     costs, _ = measure_read(costs, directory, plan)
     cores = core_count()
     return Bounds(costs, save_bound(costs, plan.code, cores), restore_bound(costs, cores), cores)
@@ -244,13 +242,13 @@ def _with_read(costs: Costs, read: float) -> Costs:
     )  # fmt: skip
 
 
-def _transport(plan: RooflinePlan, *, tcp: bool) -> tuple[float, float]:
-    """Cost of sending and of receiving: blocking, no framing, one connection."""
+def _transport(plan: RooflinePlan) -> tuple[float, float]:
+    """Over TCP: cost of sending and of receiving: blocking, no framing, one connection."""
     sent, received = [], []
     size = _arena_bytes(plan)
     count = max(64, 4 * size // PIECE_BYTES)
     for _ in range(1 if plan.quick else TRANSPORT_ROUNDS):
-        left, right = _tcp_pair() if tcp else _unix_pair()
+        left, right = _tcp_pair()
         with left, right:
             tx, rx = left.fileno(), right.fileno()
             rounds = run_probes(
@@ -268,14 +266,6 @@ def _tcp_pair() -> tuple[socket.socket, socket.socket]:
         accepted, _ = server.accept()
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return client, accepted
-
-
-def _unix_pair() -> tuple[socket.socket, socket.socket]:
-    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    for sock in pair:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER_BYTES)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNIX_BUFFER_BYTES)
-    return pair
 
 
 def _read_cost(directory: Path, size: int) -> tuple[float, float]:

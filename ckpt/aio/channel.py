@@ -3,62 +3,58 @@
 I know no loop, no thread and no clock: whoever watches my socket (asyncio in `server` and `dial`,
 selectors in `link`) calls `receive` when it is readable and `flush` when it is writable.
 
-Goals: bulks go from the kernel straight into the memory where they are wanted and from the memory
-where they lie straight into the kernel; a stranger costs 4 KiB; a peer can only hurt itself.
+Goals: bulks go straight between the kernel and the memory where they lie and are wanted; a stranger
+costs 4 KiB; a peer can only hurt itself.
 
 Plan for receiving: bytes first land in a buffer of one page, which takes prefix and meta, and
 several small frames at once. When a frame has a bulk, the owner names its landing; what of the bulk
 came along with the page (less than 4 KiB) is moved there, the rest is received in place.
 
 Plan for sending: a queue of views; `sendmsg` gathers them. A bulk is not copied: it must stay as it
-is until its `sent` is called, which happens exactly once, also when the connection dies first.
+is until its `sent` is called, which happens exactly once, also when the connection dies first. What
+lies in memory that may be lent (`lending`) is not even queued when the peer takes it so.
 
-Invariants: `sent` and `Bulk` callbacks come in order; after `close` no callback of the owner comes.
+Invariants: `Bulk` callbacks come in order, and `sent` among bulks that are not lent; after `close`
+no callback of the owner comes.
 """
 
 from __future__ import annotations
 
 import errno
 import itertools
+import os
 import socket
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Protocol
 
+from ckpt.aio.lending import Borrower, Lendable, Lendables, Lender, Loan
+from ckpt.aio.send_queue import SendQueue, Sent
 from ckpt.aio.slots import Slot
 from ckpt.base.errors import CkptError, PeerError, Refused, Unavailable
 from ckpt.base.ids import Epoch
 from ckpt.base.limits import PAGE_BYTES, UNAUTHENTICATED_BYTES_MAX
 from ckpt.base.units import MiB
-from ckpt.format.frame import PREFIX_BYTES, FrameHead, FrameReader, FrameWriter
+from ckpt.format.frame import PREFIX_BYTES, FrameHead, FrameReader, FrameWriter, LentPlace
 from ckpt.format.messages import (
     ClientProof,
     Failed,
+    LendMemory,
+    MemoryReturned,
     Message,
     ServerHello,
     ServerProof,
+    TakeBackMemory,
 )
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.handshake import ClientHandshake, Established, ServerHandshake
 
 RECEIVES_PER_TURN: Final = 16
 """Receives on one connection before the others get their turn."""
-SEND_VIEWS_MAX: Final = 32
-SEND_BYTES_MAX: Final = 2 * MiB
-"""Offered to one sendmsg."""
 WAKE_BYTES: Final = 1 * MiB
 """Of a bulk over TCP that must lie in the kernel before its reader is woken: an interpreter that
 comes back to cold caches for each segment costs more than the segment's copy."""
-UNIX_BUFFER_BYTES: Final = 4 * MiB
-"""TCP is left to its own tuning; fixed sizes are slower there."""
-_SO_SNDBUFFORCE: Final = 32
-_SO_RCVBUFFORCE: Final = 33
-_TCP_USER_TIMEOUT_MS: Final = 30_000
 
 assert UNAUTHENTICATED_BYTES_MAX >= PAGE_BYTES, "a stranger holds the head buffer and nothing else"
 
-Sent = Callable[[], None]
 _sessions = itertools.count(1)
 
 
@@ -70,15 +66,15 @@ def next_session() -> Session:
 class Bulk:
     """The bytes behind a message.
 
-    Whoever gets one calls `release` exactly once, from any thread, when done.
+    Whoever gets one calls `release` exactly once when done: from any thread, but for a Loan.
     """
 
     __slots__ = ("slot", "view")
 
-    def __init__(self, view: memoryview, slot: Slot | None) -> None:
+    def __init__(self, view: memoryview, slot: Slot | Loan | None) -> None:
         self.view = view
         self.slot = slot
-        """None when the bytes lie in memory of their own, or where a link's sink put them."""
+        """None: memory of its own, or where a link's sink put it."""
 
     def release(self) -> None:
         """Give the memory back; `view` must not be used afterwards."""
@@ -112,17 +108,8 @@ class ChannelOwner(Protocol):
         """`head.bulk_bytes` of memory, or None: none is free, stop receiving until `resume`."""
 
 
-@dataclass(slots=True)
-class _Outgoing:
-    view: memoryview
-    sent: Sent | None
-
-
 class Channel:
-    """See the module.
-
-    Every method that raises, raises CkptError, after which only `close` may be called.
-    """
+    """See the module. What raises, raises CkptError; then only `close` may be called."""
 
     def __init__(
         self,
@@ -131,6 +118,8 @@ class Channel:
         owner: ChannelOwner,
         *,
         unchecked: frozenset[type] = frozenset(),
+        borrower: Borrower | None = None,
+        lendables: Lendables | None = None,
     ) -> None:
         self.session = next_session()
         self.sock = sock
@@ -139,23 +128,22 @@ class Channel:
         self.closed = False
         self.paused = False
         """A bulk waits for memory; `resume` goes on."""
-        self.queued_bytes = 0
-        self.sent_bytes = 0
         self.received_bytes = 0
         self._owner = owner
         self._handshake = handshake
         self._unchecked = unchecked
+        self.borrower = borrower
+        self._lender = Lender(lendables or Lendables())
+        self._receiving = False
         self._writer = FrameWriter()
         self._reader = FrameReader()
-        #: What is to be sent, oldest first; only `send`, `flush` and `close` touch it.
-        self._outgoing: deque[_Outgoing] = deque()
-        self._pushing = False
+        self._queue = SendQueue(sock)
         self._buffer = memoryview(bytearray(PAGE_BYTES))
         self._start = 0
         self._end = 0
         self._head: FrameHead | None = None
         self._message: Message | None = None
-        self._slot: Slot | None = None
+        self._slot: Slot | Loan | None = None
         self._bulk: memoryview | None = None
         self._bulk_filled = 0
         self._is_tcp = sock.family != socket.AF_UNIX
@@ -166,14 +154,45 @@ class Channel:
         """A frame has begun to arrive and is not whole."""
         return self._head is not None or self._end > self._start
 
+    @property
+    def queued_bytes(self) -> int:
+        """What the socket has not taken."""
+        return self._queue.queued_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        """What the socket took, and what was lent and came back."""
+        return self._queue.sent_bytes + self._lender.returned_bytes
+
+    @property
+    def lent_bytes(self) -> int:
+        """Of bulks that the peer has borrowed and not given back."""
+        return self._lender.bytes
+
+    @property
+    def untaken_bytes(self) -> int:
+        """Queued and lent."""
+        return self.queued_bytes + self.lent_bytes
+
     # ----------------------------------------------------------------------- receiving
 
     def receive(self) -> None:
         """Take what the socket has, for one turn, and call the owner for each whole frame."""
+        self._receiving = True
+        try:
+            self._receive_some()
+        finally:
+            self._receiving = False
+        self._return_borrowed()
+
+    def _receive_some(self) -> None:
         for _ in range(RECEIVES_PER_TURN):
             view = self.landing()
             try:
-                count = self.sock.recv_into(view)
+                if self.borrower is None or self.peer is None:
+                    count = self.sock.recv_into(view)
+                else:
+                    count = self.borrower.receive(self.sock, view)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as error:
@@ -236,7 +255,7 @@ class Channel:
                 self._start += head.meta_bytes
             if head.bulk_bytes == 0:
                 self._finish()
-            elif not self._land(head, self._message):
+            elif not (self._borrow if head.lent else self._land)(head, self._message):
                 return
         if not self.closed:
             self._compact()
@@ -272,6 +291,41 @@ class Channel:
         self._start = self._end = 0
         return False
 
+    def _borrow(self, head: FrameHead, message: Message) -> bool:
+        """The bulk lies with its lender: take it there, or copy it. False: there is no room yet."""
+        borrower, place = self.borrower, self._reader.lent
+        if borrower is None:
+            raise PeerError("a bulk was lent to us, who did not offer to borrow")
+        assert place is not None
+        if borrower.in_place:
+            self._bulk = borrower.view(place, head.bulk_bytes)
+            self._slot = Loan(self._give_back, borrower.borrowed())
+        else:
+            landing = self._owner.land(self, head, message)
+            if landing is None:
+                self.paused = True
+                return False
+            self._slot = landing if isinstance(landing, Slot) else None
+            self._bulk = landing.view if isinstance(landing, Slot) else landing
+            borrower.copy(place, self._bulk)
+            borrower.returned.append(borrower.borrowed())
+        self.received_bytes += head.bulk_bytes
+        self._finish()
+        return True
+
+    def _give_back(self, loan: int) -> None:
+        """A bulk that was used in place is not needed any more."""
+        if self.borrower is not None and not self.closed:
+            self.borrower.returned.append(loan)
+            if not self._receiving:
+                self._return_borrowed()
+
+    def _return_borrowed(self) -> None:
+        """Say so once for all that came in this turn."""
+        if self.borrower is not None and self.borrower.returned and not self.closed:
+            bulks, self.borrower.returned = tuple(self.borrower.returned), []
+            self.send(0, MemoryReturned(bulks))
+
     def _finish(self) -> None:
         """A frame is whole: check its bulk and hand it over."""
         head, message, view, slot = self._head, self._message, self._bulk, self._slot
@@ -283,10 +337,24 @@ class Channel:
         self._bulk_filled = 0
         if self.peer is None:
             self._shake(message)
+        elif isinstance(message, LendMemory | TakeBackMemory | MemoryReturned):
+            self._hear_of_lending(message)
         else:
             self._owner.arrived(
                 self, head.request, message, None if view is None else Bulk(view, slot)
             )
+
+    def _hear_of_lending(self, message: LendMemory | TakeBackMemory | MemoryReturned) -> None:
+        match message:
+            case MemoryReturned(bulks):
+                for sent in self._lender.returned(bulks):
+                    sent()
+            case LendMemory() if self.borrower is not None:
+                self.borrower.take(message)
+            case TakeBackMemory(region) if self.borrower is not None:
+                self.borrower.forget(region)
+            case _:
+                raise PeerError(f"{type(message).__name__} where nothing is lent")
 
     def _compact(self) -> None:
         """Move the begun frame to the front of a buffer that holds its whole prefix or meta."""
@@ -324,8 +392,7 @@ class Channel:
                 self._writer.set_key(handshake.keys.client_to_server)
                 self._reader.set_key(handshake.keys.server_to_client)
             case Established():
-                self.peer = step
-                self._owner.established(self, step)
+                self._establish(step)
 
     def _shake_as_server(
         self, handshake: ServerHandshake, answer: ServerHello | ServerProof | Failed
@@ -338,8 +405,13 @@ class Channel:
             raise Refused(f"a client looked for something else: {answer.message}")
         if isinstance(answer, ServerProof):
             assert handshake.established is not None
-            self.peer = handshake.established
-            self._owner.established(self, self.peer)
+            self._establish(handshake.established)
+
+    def _establish(self, peer: Established) -> None:
+        self.peer = peer
+        if not peer.borrows:
+            self._lender = Lender(Lendables())
+        self._owner.established(self, peer)
 
     # ----------------------------------------------------------------------- sending
 
@@ -357,68 +429,49 @@ class Channel:
         Never raises for the peer: `flush` does, later.
         """
         assert not self.closed
-        was_idle = not self._outgoing and not self._pushing
-        head = memoryview(self._writer.encode(message, request, bulk, epoch))
+        was_idle = self._queue.is_idle
         view = memoryview(bulk).cast("B")
-        self.queued_bytes += len(head) + len(view)
-        if len(view):
-            self._outgoing.append(_Outgoing(head, None))
-            self._outgoing.append(_Outgoing(view, sent))
+        found = self._lender.find(view)
+        if found is not None:
+            self._queue_lent(message, request, view, epoch, sent, *found)
         else:
-            self._outgoing.append(_Outgoing(head, sent))
+            head = memoryview(self._writer.encode(message, request, bulk, epoch))
+            self._queue.put(head, None if len(view) else sent)
+            if len(view):
+                self._queue.put(view, sent)
         if was_idle:
             try:
-                self._push()
+                self._queue.push()
             except OSError:
                 # The socket shows itself as writable, and `flush` meets the same error there.
                 return
 
+    def _queue_lent(
+        self, message: Message, request: int, view: memoryview, epoch: Epoch, sent: Sent | None,
+        lendable: Lendable, offset: int,
+    ) -> None:  # fmt: skip
+        region = self._lender.number_of(lendable)
+        if region is None:
+            descriptor = os.dup(lendable.descriptor)  # Its owner may close it before it has left.
+            region = self._lender.lend(lendable)
+            lent = self._writer.encode(LendMemory(region, lendable.size), 0, b"", epoch)
+            self._queue.put(memoryview(lent), None, descriptor)
+        place = LentPlace(region, offset)
+        self._queue.put(memoryview(self._writer.encode(message, request, view, epoch, place)))
+        self._lender.went(len(view), sent)
+
+    def take_back(self, lendable: Lendable) -> None:
+        """The peer shall let go of this memory."""
+        region = self._lender.take_back(lendable)
+        if region is not None and not self.closed:
+            self.send(0, TakeBackMemory(region))
+
     def flush(self) -> None:
         """Push what the socket takes now."""
         try:
-            self._push()
+            self._queue.push()
         except OSError as error:
             raise _gone(error) from None
-
-    def _push(self) -> None:
-        """Never entered twice: a `sent` that sends again only lengthens the queue."""
-        self._pushing = True
-        try:
-            self._push_queue()
-        finally:
-            self._pushing = False
-
-    def _push_queue(self) -> None:
-        while self._outgoing:
-            views: list[memoryview] = []
-            offered = 0
-            for outgoing in itertools.islice(self._outgoing, SEND_VIEWS_MAX):
-                views.append(outgoing.view)
-                offered += len(outgoing.view)
-                if offered >= SEND_BYTES_MAX:
-                    break
-            try:
-                count = self.sock.sendmsg(views, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            except (BlockingIOError, InterruptedError):
-                return
-            self.sent_bytes += count
-            self.queued_bytes -= count
-            self._take_sent(count)
-            if count < offered or self.closed:
-                return
-
-    def _take_sent(self, count: int) -> None:
-        """Forget `count` bytes from the front of the queue, and say so to their owners."""
-        done: list[Sent] = []
-        while self._outgoing and count >= len(self._outgoing[0].view):
-            outgoing = self._outgoing.popleft()
-            count -= len(outgoing.view)
-            if outgoing.sent is not None:
-                done.append(outgoing.sent)
-        if count:
-            self._outgoing[0].view = self._outgoing[0].view[count:]
-        for sent in done:
-            sent()
 
     # ----------------------------------------------------------------------- closing
 
@@ -432,34 +485,11 @@ class Channel:
         slot, self._slot, self._bulk = self._slot, None, None
         if slot is not None:
             slot.release()
-        outgoing, self._outgoing = self._outgoing, deque()
-        self.queued_bytes = 0
-        for each in outgoing:
-            if each.sent is not None:
-                each.sent()
-
-
-def tune(sock: socket.socket) -> None:
-    """Non-blocking; no delay and keepalive on TCP, large buffers on Unix."""
-    sock.setblocking(False)
-    if sock.family == socket.AF_UNIX:
-        for forced, plain in (
-            (_SO_SNDBUFFORCE, socket.SO_SNDBUF),
-            (_SO_RCVBUFFORCE, socket.SO_RCVBUF),
-        ):
-            try:
-                sock.setsockopt(socket.SOL_SOCKET, forced, UNIX_BUFFER_BYTES)
-            except OSError:
-                # Only the system's administrator may pass the system's limit.
-                sock.setsockopt(socket.SOL_SOCKET, plain, UNIX_BUFFER_BYTES)
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TCP_USER_TIMEOUT_MS)
+        self._queue.close()
+        if self.borrower is not None:
+            self.borrower.close()
+        for sent in self._lender.close():
+            sent()
 
 
 def _gone(error: OSError) -> CkptError:

@@ -20,8 +20,10 @@ from collections.abc import Callable
 from typing import Final
 
 from ckpt.aio.address import endpoint_by_resolver, endpoint_nowait, parse_address
-from ckpt.aio.channel import Bulk, Channel, Sent, SessionHandler, tune
+from ckpt.aio.channel import Bulk, Channel, SessionHandler
 from ckpt.aio.clock import now_us
+from ckpt.aio.send_queue import Sent
+from ckpt.aio.sockets import tune
 from ckpt.aio.watch import Watch
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import Epoch

@@ -12,7 +12,6 @@ used.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import mmap
@@ -24,9 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-import numpy as np
-
 from ckpt.aio.durable import sync_directory
+from ckpt.aio.lending import Lendables, address_of
 from ckpt.aio.slots import Slot, SlotPool
 from ckpt.base.errors import Busy
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, PAGE_BYTES
@@ -200,6 +198,8 @@ class RealDisk:
         self.directory = directory
         self.direct = direct
         """Whether O_DIRECT is (still) tried; False after the file system refused it."""
+        self.lendables = Lendables()
+        """The memory that blocks are read into, once it is made."""
         self._open_file = open_file
         self._write = write
         self._lock = threading.Lock()
@@ -227,7 +227,7 @@ class RealDisk:
     def write_at(self, file: str, offset: int, data: Buffer) -> None:
         view = memoryview(data).cast("B")
         if self.direct and not (offset | len(view)) % PAGE_BYTES and len(view):
-            if _address(view) % PAGE_BYTES == 0:
+            if address_of(view) % PAGE_BYTES == 0:
                 self._write_direct(file, offset, view)
             else:
                 self._write_bounced(file, offset, view)
@@ -348,7 +348,7 @@ class RealDisk:
         if not isinstance(data, memoryview) or not len(data):
             return
         with self._lock:
-            slot = self._lent.pop(align_down(_address(data), PAGE_BYTES), None)
+            slot = self._lent.pop(align_down(address_of(data), PAGE_BYTES), None)
         if slot is not None:
             slot.release()
 
@@ -356,11 +356,13 @@ class RealDisk:
         """Aligned memory: of the pool, or its own when it is small or the pool is lent out."""
         with self._lock:
             if self._pool is None and size > SMALL_READ_BYTES:
-                self._pool = SlotPool(self._pool_bytes)
+                self._pool = SlotPool(self._pool_bytes, name="ckpt-blocks")
+                assert self._pool.lendable is not None
+                self.lendables.add(self._pool.lendable)
             pool = self._pool
             slot = pool.take(size) if pool is not None and size <= pool.total_bytes else None
             if slot is not None:
-                self._lent[_address(slot.view)] = slot
+                self._lent[address_of(slot.view)] = slot
                 return slot.view
         own = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return memoryview(own)[:size]
@@ -425,6 +427,9 @@ class RealDisk:
         with self._lock:
             for key in list(self._files):
                 self._doom(key)
+            if self._pool is not None and self._pool.lendable is not None:
+                self.lendables.remove(self._pool.lendable)
+                self._pool.close()
 
 
 def _read_all(descriptor: int, offset: int, whole: memoryview) -> int:
@@ -435,13 +440,6 @@ def _read_all(descriptor: int, offset: int, whole: memoryview) -> int:
         if count == 0 or count % PAGE_BYTES:
             break  # the file ends here
     return done
-
-
-def _address(view: memoryview) -> int:
-    """Where the buffer lies in memory."""
-    if view.readonly or not len(view):
-        return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) if len(view) else 0
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 class DirectoryLock:

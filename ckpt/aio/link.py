@@ -26,9 +26,12 @@ from enum import Enum
 from types import TracebackType
 from typing import Final, Self
 
-from ckpt.aio.address import endpoint_by_resolver, parse_address
-from ckpt.aio.channel import Bulk, Channel, Sent, tune
+from ckpt.aio.address import UnixAddress, endpoint_by_resolver, parse_address
+from ckpt.aio.channel import Bulk, Channel
 from ckpt.aio.clock import now_us
+from ckpt.aio.lending import LENT_BYTES_MAX, Borrower, Lendable, Lendables
+from ckpt.aio.send_queue import Sent
+from ckpt.aio.sockets import tune
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import Epoch
 from ckpt.base.units import US_PER_S, MiB
@@ -74,7 +77,7 @@ class LinkReceived:
 
 @dataclass(frozen=True, slots=True)
 class LinkDrained:
-    """Everything queued was taken by the socket."""
+    """It is `writable_now` again."""
 
     link: Link
 
@@ -108,7 +111,8 @@ class Link:
         self.heard_us = 0
         """When the last byte arrived."""
         self.moved_us = 0
-        """When the socket last took bytes in `poll`, or when a frame was queued on an idle link."""
+        """When the socket last took bytes in `poll`, or the peer gave lent ones back, or when a
+        frame was queued on an idle link."""
         self.epoch = Epoch(0)
         self.channel: Channel | None = None
         """The loop's business."""
@@ -134,8 +138,11 @@ class Link:
 
     @property
     def writable_now(self) -> bool:
-        """Open, and nothing is queued."""
-        return self.state is LinkState.OPEN and self.queued_bytes == 0
+        """Open, nothing is queued, and little enough is lent."""
+        channel = self.channel
+        if self.state is not LinkState.OPEN or channel is None or channel.queued_bytes:
+            return False
+        return channel.lent_bytes < LENT_BYTES_MAX
 
     def try_send(
         self, request: int, message: Message, bulk: Buffer = b"", *, sent: Sent | None = None
@@ -151,7 +158,7 @@ class Link:
             return False
         if channel.queued_bytes >= LINK_QUEUED_BYTES_MAX:
             return False
-        if not channel.queued_bytes:
+        if not channel.queued_bytes and not channel.lent_bytes:
             self.moved_us = now_us()
         channel.send(request, message, bulk, epoch=self.epoch, sent=sent)
         self._loop.watch(self)
@@ -162,6 +169,8 @@ class LinkLoop:
     """See the module. Everything but `wake` belongs to one thread."""
 
     def __init__(self) -> None:
+        self.lendables = Lendables()
+        """Bulks that lie here are lent to peers of this host, not sent."""
         self._selector = selectors.DefaultSelector()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake_fd, selectors.EVENT_READ)
@@ -206,6 +215,7 @@ class LinkLoop:
         resolver, which may block: give numbers where that matters.
         """
         where = parse_address(address)
+        is_here = isinstance(where, UnixAddress)
         handshake = ClientHandshake(
             secret=secret,
             role=role,
@@ -214,6 +224,7 @@ class LinkLoop:
             nonce=os.urandom(NONCE_BYTES),
             cluster=cluster,
             server_name=server_name,
+            borrows=is_here,
         )
         link = Link(self, address, now_us() + connect_timeout_us, sink)
         try:
@@ -222,7 +233,14 @@ class LinkLoop:
         except (OSError, Unavailable) as error:
             self._lose(link, Unavailable(f"cannot connect to {address}: {error}"))
             return link
-        link.channel = Channel(sock, handshake, self, unchecked=unchecked)
+        link.channel = Channel(
+            sock,
+            handshake,
+            self,
+            unchecked=unchecked,
+            borrower=Borrower(in_place=False) if is_here else None,
+            lendables=self.lendables if is_here else None,
+        )
         try:
             tune(sock)
             code = sock.connect_ex(endpoint.sockaddr)
@@ -276,6 +294,14 @@ class LinkLoop:
         if self._wake_fd >= 0:
             os.close(self._wake_fd)
             self._wake_fd = -1
+
+    def withdraw(self, lendable: Lendable) -> None:
+        """This memory is lent no more, and peers shall let go of it."""
+        self.lendables.remove(lendable)
+        for link in self.links:
+            if link.channel is not None:
+                link.channel.take_back(lendable)
+                self.watch(link)
 
     def wake(self) -> None:
         """Let a `poll` in progress, or the next one, return at once. From any thread."""
@@ -346,6 +372,8 @@ class LinkLoop:
     def _work(self, link: Link, mask: int) -> None:
         channel = link.channel
         assert channel is not None
+        before = channel.sent_bytes
+        was_full = link.state is LinkState.OPEN and not link.writable_now
         try:
             if not link.connected:
                 code = channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -354,15 +382,14 @@ class LinkLoop:
                 link.connected = True
                 channel.greet()
             elif mask & selectors.EVENT_WRITE:
-                before = channel.sent_bytes
                 channel.flush()
-                if channel.sent_bytes != before:
-                    link.moved_us = now_us()
-                if not channel.queued_bytes and link.state is LinkState.OPEN:
-                    self._events.append(LinkDrained(link))
             if mask & selectors.EVENT_READ:
                 channel.receive()
                 link.heard_us = now_us()
+            if channel.sent_bytes != before:
+                link.moved_us = now_us()
+            if was_full and link.writable_now:
+                self._events.append(LinkDrained(link))
         except CkptError as error:
             self._lose(link, error)
         else:

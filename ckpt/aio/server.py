@@ -28,10 +28,13 @@ from dataclasses import replace
 from typing import Final
 
 from ckpt.aio.address import UNIX_PATH_BYTES_MAX
-from ckpt.aio.channel import Bulk, Channel, Sent, SessionHandler, tune
+from ckpt.aio.channel import Bulk, Channel, SessionHandler
 from ckpt.aio.clock import now_us
+from ckpt.aio.lending import Borrower, Lendables
+from ckpt.aio.send_queue import Sent
 from ckpt.aio.server_limits import Cut, ServerLimits, ServerStatistics
 from ckpt.aio.slots import Slot, SlotPool
+from ckpt.aio.sockets import tune
 from ckpt.aio.watch import Watch
 from ckpt.base.errors import Busy, CkptError, PeerError, Refused, Unauthorized, Unavailable
 from ckpt.base.units import US_PER_S
@@ -57,14 +60,18 @@ def serve(
     pool: SlotPool,
     unchecked: frozenset[type] = frozenset(),
     limits: ServerLimits | None = None,
+    lendables: Lendables | None = None,
 ) -> Server:
     """Listen on a TCP `(host, port)`, a Unix path, or both, in the running loop.
+
+    With `lendables` bulks may stay where they lie, in either direction, between us and peers on the
+    Unix path (`lending`); the handler then releases what it got on the loop's thread.
 
     Port 0 takes a free one. A Unix path at which nobody answers any more is taken over; Busy when
     somebody does. Raises Unavailable when the address cannot be had.
     """
     assert listen is not None or unix is not None
-    server = Server(handler, secret, identity, pool, unchecked, limits or ServerLimits())
+    server = Server(handler, secret, identity, pool, unchecked, limits or ServerLimits(), lendables)
     try:
         if listen is not None:
             server.listen_tcp(*listen)
@@ -87,6 +94,7 @@ class Server:
         pool: SlotPool,
         unchecked: frozenset[type],
         limits: ServerLimits,
+        lendables: Lendables | None,
     ) -> None:
         self.port = 0
         """Of TCP; 0 without."""
@@ -99,6 +107,7 @@ class Server:
         self._identity = identity
         self._pool = pool
         self._unchecked = unchecked
+        self._lendables = lendables
         self._loop = asyncio.get_running_loop()
         self._listeners: list[socket.socket] = []
         self._accepting = False
@@ -199,10 +208,18 @@ class Server:
             sock.close()
             return
         identity = replace(self._identity, epoch=self.epoch)
+        lends = self._lendables is not None and sock.family == socket.AF_UNIX
         handshake = ServerHandshake(
-            secret=self._secret, identity=identity, nonce=os.urandom(NONCE_BYTES)
+            secret=self._secret, identity=identity, nonce=os.urandom(NONCE_BYTES), borrows=lends
         )
-        channel = Channel(sock, handshake, self, unchecked=self._unchecked)
+        channel = Channel(
+            sock,
+            handshake,
+            self,
+            unchecked=self._unchecked,
+            borrower=Borrower(in_place=True) if lends else None,
+            lendables=self._lendables if lends else None,
+        )
         watch = Watch(self._loop, channel, self._fail)
         watch.received_at_us = watch.sent_at_us = now_us()
         watch.timer = self._loop.call_later(
@@ -287,18 +304,18 @@ class Server:
                 sent()
             return
         channel = watch.channel
-        if not channel.queued_bytes:
+        if not channel.untaken_bytes:
             watch.sent_at_us = now_us()
         channel.send(request, message, bulk, epoch=self.epoch, sent=sent)
-        if channel.queued_bytes > self.limits.queued_bytes_max:
+        if channel.untaken_bytes > self.limits.queued_bytes_max:
             self._end(channel, Cut.UNREAD, "it does not read what is sent to it")
         else:
             watch.update()
 
     def queued_bytes(self, session: Session) -> int:
-        """What the peer has not taken yet; 0 when the session is gone."""
+        """What the peer has not taken, or not given back, yet; 0 when the session is gone."""
         watch = self._watches.get(session)
-        return 0 if watch is None else watch.channel.queued_bytes
+        return 0 if watch is None else watch.channel.untaken_bytes
 
     def close_session(self, session: Session, reason: str) -> None:
         """Cut a peer off; what is queued is dropped. `closed` is called soon."""
@@ -313,7 +330,7 @@ class Server:
             sessions=len(channels) - self._strangers,
             strangers=self._strangers,
             waiting=len(self._waiting),
-            queued_bytes=sum(channel.queued_bytes for channel in channels),
+            queued_bytes=sum(channel.untaken_bytes for channel in channels),
             accepted=self._accepted,
             opened=self._opened,
             received_bytes=self._past_received_bytes
@@ -410,6 +427,8 @@ class Server:
                 watch.guard(watch.channel.receive)
             if watch.channel.closed:
                 continue
+            if watch.channel.borrower is not None:
+                watch.channel.borrower.rest()
             verdict = self._overdue(watch, now)
             if verdict is not None:
                 self._end(watch.channel, *verdict)
@@ -424,14 +443,14 @@ class Server:
         if channel.received_bytes != watch.seen_received_bytes or channel.paused:
             watch.seen_received_bytes = channel.received_bytes
             watch.received_at_us = now
-        if channel.sent_bytes != watch.seen_sent_bytes or not channel.queued_bytes:
+        if channel.sent_bytes != watch.seen_sent_bytes or not channel.untaken_bytes:
             watch.seen_sent_bytes = channel.sent_bytes
             watch.sent_at_us = now
         if channel.peer is None:
             return None
         if channel.in_frame and now - watch.received_at_us >= self.limits.frame_silence_us:
             return Cut.SILENT, "it stopped in the middle of a frame"
-        if channel.queued_bytes and now - watch.sent_at_us >= self.limits.unread_us:
+        if channel.untaken_bytes and now - watch.sent_at_us >= self.limits.unread_us:
             return Cut.UNREAD, "it does not read what is sent to it"
         return None
 

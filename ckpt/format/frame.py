@@ -4,15 +4,16 @@
          0     4  bytes magic `CKPF`
          4     1  u8    version of the frame, 1
          5     1  u8    type: ckpt.format.messages.MESSAGE_TYPES
-         6     2  u16   zero
+         6     2  u16   1 where the bulk is lent, else 0
          8     4  u32   meta_bytes
         12     4  u32   bulk_bytes
         16     8  u64   request
         24     8  u64   epoch of the cluster map
         32    16  bytes mac
         48     .  .     meta: the message as a MessagePack map by field name; then, when there is
-                        bulk and the message has no field `crc`, a u32 with the bulk's CRC-32
-         .     .  bytes bulk
+                        bulk and the message has no field `crc`, a u32 with the bulk's CRC-32;
+                        then, when the bulk is lent, u32 region and u64 offset
+         .     .  bytes bulk; none where it is lent: it lies in the sender's memory
 
 All numbers are little-endian. The mac is the first 16 bytes of HMAC-SHA256 under the session key
 of this direction, over the frame's sequence number (u64, from 0, counted in each direction of a
@@ -51,11 +52,13 @@ ZERO_KEY: Final = bytes(KEY_BYTES)
 """The key of both directions until the handshake ends."""
 
 _PREFIX = struct.Struct("<4sBBHIIQQ")
+_LENT: Final = 1
 _SHA256_BLOCK_BYTES: Final = 64
 _INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER_PAD: Final = bytes(byte ^ 0x5C for byte in range(256))
 _SEQUENCE = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
+_PLACE = struct.Struct("<IQ")
 _MAC_BYTES: Final = 16
 _NO_MAC: Final = bytes(_MAC_BYTES)
 
@@ -72,6 +75,13 @@ _HAS_CRC: Final = frozenset(
 assert _PREFIX.size + _MAC_BYTES == PREFIX_BYTES
 
 
+class LentPlace(msgspec.Struct, frozen=True, gc=False):
+    """Where a lent bulk begins in the memory of its sender."""
+
+    region: int
+    offset: int
+
+
 class FrameHead(msgspec.Struct, frozen=True, gc=False):
     """A checked prefix: what follows it. (A Struct, since it is made for every fragment.)"""
 
@@ -80,6 +90,8 @@ class FrameHead(msgspec.Struct, frozen=True, gc=False):
     bulk_bytes: int
     request: int
     epoch: int
+    lent: bool
+    """The bulk does not follow: it lies where `FrameReader.lent` says."""
     wire: bytes
     """The prefix as it came."""
 
@@ -97,8 +109,15 @@ class FrameWriter:
         """Use the session key from the next frame on; the sequence goes on."""
         self._mac = _Mac(key)
 
-    def encode(self, message: Message, request: int, bulk: Buffer = b"", epoch: int = 0) -> bytes:
-        """Prefix and meta; the caller sends the bulk behind them.
+    def encode(
+        self,
+        message: Message,
+        request: int,
+        bulk: Buffer = b"",
+        epoch: int = 0,
+        lent: LentPlace | None = None,
+    ) -> bytes:
+        """Prefix and meta; the caller sends the bulk behind them, unless it is lent.
 
         A message with a field `crc` holds the bulk's CRC-32 already. Raises Refused when the
         message is too large for one frame, or holds text that is not Unicode, as the name of a
@@ -112,12 +131,15 @@ class FrameWriter:
         bulk_bytes = bulk.nbytes if isinstance(bulk, memoryview) else len(bulk)
         if bulk_bytes and number not in _HAS_CRC:
             meta += _CRC.pack(crc32(bulk))
+        if lent is not None:
+            meta += _PLACE.pack(lent.region, lent.offset)
         if len(meta) > FRAME_META_BYTES_MAX or bulk_bytes > FRAME_BULK_BYTES_MAX:
             raise Refused(
                 f"{type(message).__name__} of {len(meta)} + {bulk_bytes} bytes "
                 "does not fit one frame"
             )
-        head = _PREFIX.pack(MAGIC, VERSION, number, 0, len(meta), bulk_bytes, request, epoch)
+        flags = 0 if lent is None else _LENT
+        head = _PREFIX.pack(MAGIC, VERSION, number, flags, len(meta), bulk_bytes, request, epoch)
         mac = self._mac.of(self._sequence, head, meta)
         self._sequence += 1
         return head + mac + meta
@@ -130,12 +152,14 @@ class FrameReader:
     PeerError the connection must be cut.
     """
 
-    __slots__ = ("_bulk_crc", "_head", "_keyed", "_mac", "_sequence")
+    __slots__ = ("_bulk_crc", "_head", "_keyed", "_mac", "_sequence", "lent")
 
     def __init__(self, key: bytes = ZERO_KEY) -> None:
         self._mac = _Mac(key)
         self._keyed = key != ZERO_KEY
         self._sequence = 0
+        self.lent: LentPlace | None = None
+        """Where the bulk of the last message lies; None: it follows, or there is none."""
         self._head: FrameHead | None = None
         #: CRC-32 of the bulk of `_head`'s frame; None when the message says it or there is none.
         self._bulk_crc: int | None = None
@@ -149,7 +173,7 @@ class FrameReader:
         """From the first PREFIX_BYTES of a frame; raises PeerError. `message` compares its mac."""
         wire = bytes(view[:PREFIX_BYTES])
         assert len(wire) == PREFIX_BYTES
-        magic, version, number, _, meta_bytes, bulk_bytes, request, epoch = _PREFIX.unpack_from(
+        magic, version, number, flags, meta_bytes, bulk_bytes, request, epoch = _PREFIX.unpack_from(
             wire
         )
         if magic != MAGIC or version != VERSION:
@@ -158,13 +182,17 @@ class FrameReader:
             raise PeerError(f"unknown frame type {number}")
         if meta_bytes > FRAME_META_BYTES_MAX or bulk_bytes > FRAME_BULK_BYTES_MAX:
             raise PeerError(f"frame of {meta_bytes} + {bulk_bytes} bytes is too large")
+        if flags not in (0, _LENT) or (flags and not bulk_bytes):
+            raise PeerError(
+                f"frame of type {number} with {bulk_bytes} bulk bytes has flags {flags}"
+            )
         if not self._keyed:
             allowed = number in _HANDSHAKE and not bulk_bytes
             if not allowed or PREFIX_BYTES + meta_bytes > UNAUTHENTICATED_BYTES_MAX:
                 raise PeerError(
                     f"frame type {number} of {meta_bytes} + {bulk_bytes} bytes before the handshake"
                 )
-        return FrameHead(number, meta_bytes, bulk_bytes, request, epoch, wire)
+        return FrameHead(number, meta_bytes, bulk_bytes, request, epoch, flags == _LENT, wire)
 
     def message(self, head: FrameHead, meta: Buffer) -> Message:
         """From exactly `head.meta_bytes`; raises PeerError."""
@@ -175,7 +203,12 @@ class FrameReader:
             raise PeerError(f"frame {self._sequence} of type {head.type} fails its mac")
         self._sequence += 1
         self._head = head
-        self._bulk_crc = None
+        self._bulk_crc = self.lent = None
+        if head.lent:
+            if len(body) < _PLACE.size:
+                raise PeerError(f"frame of type {head.type} does not say where its bulk lies")
+            self.lent = LentPlace(*_PLACE.unpack_from(body, len(body) - _PLACE.size))
+            body = body[: -_PLACE.size]
         if head.bulk_bytes and head.type not in _HAS_CRC:
             if len(body) < _CRC.size:
                 raise PeerError(f"frame of type {head.type} has bulk without a checksum")

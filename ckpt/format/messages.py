@@ -7,6 +7,7 @@ never used again. Nothing here can carry code.
 
     handshake      client -> server    ClientHello, ClientProof
                    server -> client    ServerHello, ServerProof
+    same host      either side      LendMemory, TakeBackMemory, MemoryReturned
     data plane     stager  -> target   BeginColumn, Fragment, SealColumn, AbandonColumn
                    target  -> stager   ColumnAccepted, CreditGranted, ColumnSealed, Failed
                    reader  -> target   ReadRanges, ReadManifest, ReadDocument, VerifyColumn,
@@ -136,6 +137,8 @@ class ClientProof(Struct, frozen=True, gc=False):
     """The cluster id that the client expects; empty when it does not know yet."""
     server: str = ""
     """The server name that the client expects (a target's id); empty when any will do."""
+    borrows: bool = False
+    """It takes bulks where they lie, see ckpt.aio.lending."""
 
 
 class ServerProof(Struct, frozen=True, gc=False):
@@ -147,6 +150,8 @@ class ServerProof(Struct, frozen=True, gc=False):
     """The target's id; empty for the coordinator."""
     boot: BootId
     epoch: Epoch
+    borrows: bool = False
+    """It takes bulks where they lie, see ckpt.aio.lending."""
 
 
 class Failed(Struct, frozen=True, gc=False):
@@ -160,6 +165,25 @@ class Failed(Struct, frozen=True, gc=False):
 
 class CancelRequest(Struct, frozen=True, gc=False):
     """The answer to the request of this frame's number is not wanted any more. Never answered."""
+
+
+class LendMemory(Struct, frozen=True, gc=False):
+    """A memfd comes along (SCM_RIGHTS): bulks may lie in it from now on. Unix sockets only."""
+
+    region: int
+    size_bytes: int
+
+
+class TakeBackMemory(Struct, frozen=True, gc=False):
+    """The region is lent no more."""
+
+    region: int
+
+
+class MemoryReturned(Struct, frozen=True, gc=False):
+    """The borrower is done with these bulks; lent ones are counted from 0 in each direction."""
+
+    bulks: tuple[int, ...]
 
 
 # =========================================================================== data plane: write
@@ -736,6 +760,7 @@ class StepDeleted(Struct, frozen=True, gc=False):
 
 Message = (
     ClientHello | ServerHello | ClientProof | ServerProof | Failed | CancelRequest
+    | LendMemory | TakeBackMemory | MemoryReturned
     | BeginColumn | ColumnAccepted | Fragment | CreditGranted | SealColumn | ColumnSealed | AbandonColumn
     | ReadRanges | RangeData | RangeDamaged | RangesDone | ReadManifest | ManifestData
     | ReadDocument | DocumentData | VerifyColumn | ColumnVerified
@@ -752,6 +777,7 @@ Message = (
 
 MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     1: ClientHello, 2: ServerHello, 3: ClientProof, 4: ServerProof, 5: Failed, 6: CancelRequest,
+    7: LendMemory, 8: TakeBackMemory, 9: MemoryReturned,
     16: BeginColumn, 17: ColumnAccepted, 18: Fragment, 19: CreditGranted, 20: SealColumn, 21: ColumnSealed,
     22: AbandonColumn,
     32: ReadRanges, 33: RangeData, 34: RangeDamaged, 35: RangesDone, 36: ReadManifest, 37: ManifestData,

@@ -93,6 +93,8 @@ class Established:
     epoch: Epoch
     version: int
     """The lower of both sides' versions: what is spoken."""
+    borrows: bool = False
+    """Bulks may be lent to it."""
 
 
 class HandshakeState(Enum):
@@ -122,6 +124,7 @@ class ClientHandshake:
         nonce: bytes,
         cluster: str = "",
         server_name: str = "",
+        borrows: bool = False,
     ) -> None:
         _check_arguments(secret, nonce)
         self.keys: SessionKeys | None = None
@@ -133,6 +136,7 @@ class ClientHandshake:
         self._name = name
         self._cluster = cluster
         self._server_name = server_name
+        self._borrows = borrows
         self._version = PROTOCOL_VERSION
 
     def hello(self) -> ClientHello:
@@ -178,6 +182,7 @@ class ClientHandshake:
             name=self._name,
             cluster=self._cluster,
             server=self._server_name,
+            borrows=self._borrows,
         )
 
     def _accept(self, proof: ServerProof) -> Established:
@@ -188,8 +193,9 @@ class ClientHandshake:
         if self._server_name and proof.name != self._server_name:
             raise Refused(f"the server is {proof.name!r}, not {self._server_name!r}")
         return Established(
-            proof.role, proof.name, proof.cluster, proof.boot, proof.epoch, self._version
-        )
+            proof.role, proof.name, proof.cluster, proof.boot, proof.epoch, self._version,
+            proof.borrows,
+        )  # fmt: skip
 
 
 class ServerHandshake:
@@ -200,7 +206,9 @@ class ServerHandshake:
     closed.
     """
 
-    def __init__(self, *, secret: bytes, identity: Identity, nonce: bytes) -> None:
+    def __init__(
+        self, *, secret: bytes, identity: Identity, nonce: bytes, borrows: bool = False
+    ) -> None:
         _check_arguments(secret, nonce)
         self.keys: SessionKeys | None = None
         self.established: Established | None = None
@@ -208,6 +216,7 @@ class ServerHandshake:
         self._secret = secret
         self._identity = identity
         self._nonce = nonce
+        self._borrows = borrows
         self._role = Role.ADMIN
         self._version = PROTOCOL_VERSION
         self._offer = b""
@@ -263,9 +272,9 @@ class ServerHandshake:
         if proof.server and proof.server != mine.name:
             return Failed(Refused.code, f"this is {mine.name!r}, not {proof.server!r}")
         self.established = Established(
-            self._role, proof.name, proof.cluster, BootId(0), Epoch(0), self._version
+            self._role, proof.name, proof.cluster, BootId(0), Epoch(0), self._version, proof.borrows
         )
-        return ServerProof(mine.cluster, mine.role, mine.name, mine.boot, mine.epoch)
+        return ServerProof(mine.cluster, mine.role, mine.name, mine.boot, mine.epoch, self._borrows)
 
 
 def _check_arguments(secret: bytes, nonce: bytes) -> None:

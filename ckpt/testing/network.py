@@ -17,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from ckpt.aio.channel import Bulk, Sent, SessionHandler, next_session
+from ckpt.aio.channel import Bulk, SessionHandler, next_session
+from ckpt.aio.send_queue import Sent
 from ckpt.base.ids import BootId, Epoch
 from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter
 from ckpt.format.messages import PROTOCOL_VERSION, Message, Role

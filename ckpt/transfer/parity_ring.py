@@ -1,21 +1,23 @@
 """Memory for parity cells: a few reused slots that stay warm in cache.
 
-First touch is the dearest thing there is: the mapping is private with huge pages, made once, and
-the slot given back last is taken first. Slots come from a free list, never from a running index: a
-cell whose send completes out of order must not be overwritten by a later stripe.
+First touch is the dearest thing there is: the mapping is made once, and the slot given back last is
+taken first. It is sealed memory, which targets of this host read where it lies.
+
+Slots come from a free list, never from a running index: a cell whose send completes out of order
+must not be overwritten by a later stripe.
 """
 
 from __future__ import annotations
 
-import mmap
+import os
 import threading
 from typing import Final
 
-from ckpt.base.limits import CELL_BYTES_DEFAULT
+from ckpt.aio.lending import Lendable, sealed_memory
+from ckpt.base.limits import CELL_BYTES_DEFAULT, PAGE_BYTES
 from ckpt.base.units import MiB, align_up
 
-RING_BYTES_MAX: Final = 16 * MiB
-HUGE_PAGE_BYTES: Final = 2 * MiB
+RING_BYTES_MAX: Final = 32 * MiB
 
 
 class ParityRing:
@@ -26,10 +28,10 @@ class ParityRing:
         assert slot_count > 0
         self.slot_bytes = slot_bytes
         self.slot_count = slot_count
-        size = align_up(slot_bytes * slot_count, HUGE_PAGE_BYTES)
-        self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._map.madvise(mmap.MADV_HUGEPAGE)
-        self._view = memoryview(self._map)
+        size = align_up(slot_bytes * slot_count, PAGE_BYTES)
+        self._descriptor, memory = sealed_memory("ckpt-parity", size, present=False)
+        self._view = memoryview(memory)
+        self.lendable = Lendable.of(self._descriptor, self._view)
         self._free = list(range(slot_count - 1, -1, -1))
         #: Free slots, the warmest last. Under `_lock`.
         self._lock = threading.Lock()
@@ -48,6 +50,10 @@ class ParityRing:
         with self._lock:
             assert slot not in self._free, "a slot is given back once"
             self._free.append(slot)
+
+    def close(self) -> None:
+        """Lend it no more; the memory goes with its last slot."""
+        os.close(self._descriptor)
 
     @property
     def free_count(self) -> int:

@@ -6,8 +6,8 @@ over links that never block.
     send thread        LinkLoop.poll, PayloadJob.pump: all payloads, all columns
 
 Sketch, per GB of user data at 4+2 in CPU seconds: encode 0.04, CRC 0.03, send 1.5 x 0.20 (TCP) or
-0.11 (Unix socket). No byte of the payload is copied here; memory besides the arena is two parity
-rings of at most 16 MiB. jobs: benchmarks/jobs/burst-*.
+next to nothing (lent to targets of this host). No byte of the payload is copied here; memory
+besides the arena is two parity rings of at most 32 MiB. jobs: benchmarks/jobs/burst-*.
 
 What is stopped is not read any more when PayloadStopped is told, and only then: the encode step has
 ended and no link holds a view of the arena. A link that keeps one for STOP_GRACE_US is cut.
@@ -23,6 +23,7 @@ from itertools import count
 from typing import Final
 
 from ckpt.aio.clock import now_us
+from ckpt.aio.lending import Lendable
 from ckpt.aio.link import (
     Link,
     LinkClosed,
@@ -89,12 +90,19 @@ class PayloadSender:
 
     # ----------------------------------------------------------------------- owner's thread
 
-    def start(self, action: StartPayload, arena: memoryview) -> None:
+    def start(
+        self, action: StartPayload, arena: memoryview, lendable: Lendable | None = None
+    ) -> None:
         """Begin.
 
         `arena` is writable, flat bytes, at least `layout.padded_bytes` long; its tail is zeroed.
+        When it lies in `lendable`, targets of this host are lent it until `withdraw`.
         """
-        self._order(lambda: self._start(action, arena))
+        self._order(lambda: self._start(action, arena, lendable))
+
+    def withdraw(self, lendable: Lendable) -> None:
+        """No payload uses this memory any more; targets let go of it."""
+        self._order(lambda: self._loop.withdraw(lendable))
 
     def add_spares(
         self, payload: PayloadId, column: ColumnNumber | None, spares: tuple[Place, ...]
@@ -134,6 +142,7 @@ class PayloadSender:
         self._loop.wake()
         for thread in self._threads:
             thread.join()
+        self._drop_rings()
         self._loop.shut()
         for job in self._jobs.values():
             job.encoder.stop()
@@ -152,10 +161,12 @@ class PayloadSender:
 
     # ------------------------------------------------------------- orders, on the send thread
 
-    def _start(self, action: StartPayload, arena: memoryview) -> None:
+    def _start(self, action: StartPayload, arena: memoryview, lendable: Lendable | None) -> None:
         payload = action.plan.payload
         if payload in self._jobs:
             return
+        if lendable is not None:
+            self._loop.lendables.add(lendable)
         try:
             writer = PayloadWriter(action.plan, action.payload_bytes, self._streams, now_us())
             arena = arena.cast("B")
@@ -177,8 +188,16 @@ class PayloadSender:
         """
         cell_bytes = writer.layout.cell_bytes
         if self._rings is None or self._rings[0].slot_bytes < cell_bytes:
+            self._drop_rings()
             self._rings = (ring_for(cell_bytes), ring_for(cell_bytes))
+            for ring in self._rings:
+                self._loop.lendables.add(ring.lendable)
         return self._rings
+
+    def _drop_rings(self) -> None:
+        for ring in self._rings or ():
+            self._loop.withdraw(ring.lendable)
+            ring.close()
 
     def _tell(self, payload: PayloadId, event: SparesGiven | ColumnsReopened) -> None:
         job = self._jobs.get(payload)

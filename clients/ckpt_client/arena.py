@@ -9,12 +9,12 @@ another's mapping.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 from dataclasses import dataclass
 from typing import Final
 
+from ckpt.aio.lending import Lendable, sealed_memory
 from ckpt.base.errors import CkptError, NoSpace
 from ckpt.base.units import MiB, align_up, format_bytes
 
@@ -32,6 +32,8 @@ class Half:
     """Writable, `size` bytes."""
     descriptor: int
     """Owned here; -1 in a trainer, which needs none."""
+    lendable: Lendable | None = None
+    """How the stager lends it to targets of this host."""
 
     @property
     def size(self) -> int:
@@ -49,15 +51,11 @@ def make_half(size: int) -> Half:
 
     Raises NoSpace; slow, call it off the loop.
     """
-    descriptor = os.memfd_create("ckpt-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        # This allocates without the interpreter's lock; mapping afterwards is cheap.
-        os.posix_fallocate(descriptor, 0, size)
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-        return Half(_mapped(descriptor, size), descriptor)
+        descriptor, memory = sealed_memory("ckpt-arena", size, present=True)
+        view = memoryview(memory)
+        return Half(view, descriptor, Lendable.of(descriptor, view))
     except OSError as error:
-        os.close(descriptor)
         raise NoSpace(
             f"the host gives no {format_bytes(size)} of memory for the arena: {error.strerror}",
             hint="lower arena_bytes_max, or give the job more memory",

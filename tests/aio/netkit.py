@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import uvloop
 
+from ckpt.aio.lending import Lendables
 from ckpt.aio.server import Server, serve
 from ckpt.aio.server_limits import ServerLimits
 from ckpt.aio.slots import SlotPool
@@ -93,6 +94,7 @@ def serving(
     pool_bytes: int = 16 * MiB,
     secret: bytes = SECRET,
     handler: RecordingHandler | None = None,
+    lendables: Lendables | None = None,
 ) -> Iterator[ServerThread]:
     """A server in a thread, on TCP or on a Unix path."""
     loop = LOOPS[loop_name]()
@@ -108,6 +110,7 @@ def serving(
             identity=identity,
             pool=pool,
             limits=limits,
+            lendables=lendables,
         )
 
     thread = threading.Thread(target=loop.run_forever, name="test-server")

@@ -59,6 +59,17 @@ def test_an_option_that_contradicts_the_directory_is_refused_naming_both(
     ckpt.open(bare).close()
 
 
+def test_targets_of_this_host_take_the_bytes_where_they_lie(
+    cluster: Cluster, store: ckpt.Store
+) -> None:
+    state = {"w": np.random.default_rng(5).integers(0, 255, 24 << 20, np.uint8)}
+    store.save("lent", 1, state).wait(WAIT_S)
+    for target in cluster.targets():
+        mapped = Path(f"/proc/{cluster.pid_of(target)}/maps").read_text()
+        assert "memfd:ckpt-arena" in mapped or "memfd:ckpt-parity" in mapped, target
+    assert np.array_equal(store.load("lent", 1)["w"], state["w"])
+
+
 def test_an_option_that_nobody_knows_is_refused(cluster: Cluster) -> None:
     with pytest.raises(ckpt.Refused, match="colour"):
         ckpt.open(f"{cluster.url}&colour=red")

@@ -145,9 +145,9 @@ def descriptor_count(pid: int) -> int:
 
 
 def resident_bytes(pid: int) -> int:
-    """Of a process; pages that it shares count in full."""
-    fields = Path(f"/proc/{pid}/statm").read_text().split()
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Of a process; shared memory, as what a stager lends to a target, is not counted."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * sum(int(kib) for kib in re.findall(r"^Rss(?:Anon|File):\s*(\d+)", text, re.M))
 
 
 def column_counts(directory: Path) -> Counter[tuple[str, str]]:

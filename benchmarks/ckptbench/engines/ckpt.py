@@ -146,7 +146,7 @@ class OwnCluster:
                 code=self._code,
                 targets=options.targets,
                 discard=options.sink == "null",
-                tcp=options.tcp or options.sink == "null",
+                tcp=options.tcp,
                 directory=Path(options.directory) if options.directory else None,
                 cell_bytes=options.cell,
             )

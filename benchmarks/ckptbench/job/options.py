@@ -192,7 +192,9 @@ class JobOptions:
     code: str = option("4+2", text_kind(), "ckpt: erasure code of the cluster that the run makes")
     targets: int = option(6, count_kind(least=1, most=256), "ckpt: its targets")
     cell: int = option(CELL_BYTES_DEFAULT, size_kind(least=4096), "ckpt: bytes of a fragment")
-    tcp: bool = option(True, flag_kind(), "ckpt: 0 uses Unix sockets, a shortcut of one host")
+    tcp: bool = option(
+        True, flag_kind(), "ckpt: 0 lends to targets by Unix sockets, a shortcut of one host"
+    )
     sink: str = option(
         "disk", choice_kind({"disk": "targets as they are",
                              "null": "targets drop fragments once their checksum was verified"}),

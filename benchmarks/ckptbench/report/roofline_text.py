@@ -10,13 +10,13 @@ from ckptbench.roofline import Roofline
 
 def roofline_text(found: Roofline) -> str:
     """The costs, and the bounds that follow."""
-    pairs = zip(_costs(found.tcp), _costs(found.unix), strict=True)
+    pairs = zip(_costs(found.tcp), _costs(found.lent), strict=True)
     return "\n".join(
         [
             machine_line(found.machine),
             "",
-            "CPU seconds per GB            TCP     Unix",
-            *(f"  {name:<24} {tcp:8.4f} {unix:8.4f}" for (name, tcp), (_, unix) in pairs),
+            "CPU seconds per GB            TCP     lent",
+            *(f"  {name:<24} {tcp:8.4f} {lent:8.4f}" for (name, tcp), (_, lent) in pairs),
             "",
             f"warm copies, {found.ranks} at once      {found.copy_gb_per_s:.3g} GB/s",
             f"device, O_DIRECT write      {found.disk.gb_per_s:.3g} GB/s "

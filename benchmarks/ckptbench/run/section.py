@@ -240,7 +240,9 @@ class Section:
     def _largest_daemon(self) -> int:
         stages = self._shelf.storage.stages()
         pids = [*stages.get("targets", ()), *stages.get("coordinator", ())]
-        return max((proc.resident_bytes(pid) for pid in pids), default=0)
+        if self._options.tcp:
+            return max((proc.resident_bytes(pid) for pid in pids), default=0)
+        return max((proc.private_bytes(pid, without="ckpt-arena") for pid in pids), default=0)
 
 
 def wanted_faults(options: JobOptions) -> tuple[Fault, ...]:

@@ -180,7 +180,7 @@ class Session:
             readers=options.readers or plan.world_size,
             code=options.code if own else "",
             targets=options.targets if own else 0,
-            transport=("tcp" if options.tcp or options.sink == "null" else "unix") if own else "",
+            transport=("tcp" if options.tcp else "unix") if own else "",
             percentiles=options.percentile_list,
             group_reporting=options.group_reporting,
             log_avg_msec=options.log_avg_msec,
@@ -216,14 +216,13 @@ class Session:
         options = job.options
         if not options.roofline:
             return None
-        tcp = options.tcp or options.sink == "null"
-        key = (options.code, options.ranks, options.quick, tcp, _key(options))
+        key = (options.code, options.ranks, options.quick, options.tcp, _key(options))
         if key not in self._bounds:
             plan = RooflinePlan(
                 ranks=options.ranks, code=Code.parse(options.code), quick=options.quick
             )
             directory = Path(shelf.storage.log_directory)
-            self._bounds[key] = measure_bounds(plan, directory, tcp=tcp)
+            self._bounds[key] = measure_bounds(plan, directory, tcp=options.tcp)
         return self._bounds[key]
 
 

@@ -38,9 +38,10 @@ class HalfDesk:
         send: Send,
         handle: Handle,
         free_half: Callable[[], int | None],
+        on_drop: Callable[[Half], None],
     ) -> None:
         """`free_half`: which half the machine would grant now."""
-        self._halves = Halves(bytes_max)
+        self._halves = Halves(bytes_max, on_drop)
         self._jobs = jobs
         self._send = send
         self._handle = handle

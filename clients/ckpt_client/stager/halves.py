@@ -6,6 +6,7 @@ halves: free memory is given up when another half needs the room, held memory ne
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ckpt.base.units import align_up
@@ -44,6 +45,8 @@ class Halves:
     """
 
     bytes_max: int
+    on_drop: Callable[[Half], None]
+    """Hears of memory before it is given up."""
     slots: list[Slot] = field(default_factory=lambda: [Slot(), Slot()])
 
     def fits_ever(self, half_bytes: int) -> bool:
@@ -104,5 +107,6 @@ class Halves:
 
     def _drop(self, slot: Slot) -> None:
         if slot.memory is not None:
+            self.on_drop(slot.memory)
             drop_half(slot.memory)
             slot.memory, slot.lent = None, False

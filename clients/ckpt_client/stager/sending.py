@@ -24,6 +24,7 @@ from ckpt.protocol.stager.events import (
     StopPayload,
 )
 from ckpt.transfer.payload_sender import PayloadSender, SenderResult
+from ckpt_client.arena import Half
 from ckpt_client.stager.jobs import Jobs
 
 MOVED_BYTES_MAX: Final = 4 * MiB
@@ -54,19 +55,24 @@ class Sending:
         """Readable when there are results."""
         return () if self._sender is None else (self._sender.wakeup_fd,)
 
-    def start(self, action: StartPayload, half: memoryview, moves: Iterable[Move]) -> None:
+    def start(self, action: StartPayload, half: Half, moves: Iterable[Move]) -> None:
         """Encode and send it, once these moves have made it of the whole payload."""
         sender = self._started()
         if not action.refers:
-            sender.start(action, half)
+            sender.start(action, half.memory, half.lendable)
             return
         payload = action.plan.payload
         self._moving[payload] = []
         self._jobs.start(
-            lambda: move_together(half, moves),
+            lambda: move_together(half.memory, moves),
             lambda _: self._moved(action, half),
             lambda error: self._not_moved(payload, error),
         )
+
+    def withdraw(self, half: Half) -> None:
+        """This memory is given up."""
+        if self._sender is not None and half.lendable is not None:
+            self._sender.withdraw(half.lendable)
 
     def command(self, action: LaterCommand) -> None:
         """For a payload that was started."""
@@ -80,11 +86,12 @@ class Sending:
         return [] if self._sender is None else self._sender.results()
 
     def close(self) -> None:
-        if self._sender is not None:
-            self._sender.close()
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.close()
 
-    def _moved(self, action: StartPayload, half: memoryview) -> None:
-        self._started().start(action, half)
+    def _moved(self, action: StartPayload, half: Half) -> None:
+        self._started().start(action, half.memory, half.lendable)
         self._catch_up(action.plan.payload)
 
     def _not_moved(self, payload: PayloadId, error: CkptError) -> None:

@@ -128,6 +128,7 @@ class StagerShell:
             trainer.send,
             self._handle,
             self._machine.free_half,
+            lambda half: self._sending.withdraw(half),
         )
         self._loop = LinkLoop()
         self._link: Link | None = None
@@ -400,7 +401,7 @@ class StagerShell:
             declared = self._declared[action.half]
             self._declared[action.half] = replace(declared, table=found.table)
             moves = found.moves
-        self._sending.start(action, slot.memory.memory, moves)
+        self._sending.start(action, slot.memory, moves)
 
     def _read_sender(self) -> None:
         for result in self._sending.results():

@@ -1,0 +1,268 @@
+"""Bulks that stay where they lie: who borrows them, and how they come back."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpt.aio.lending import (
+    LEND_BYTES_MIN,
+    LENT_BYTES_MAX,
+    REGIONS_MAX,
+    Borrower,
+    Lendables,
+)
+from ckpt.aio.link import Link, LinkClosed, LinkDrained, LinkLoop, LinkReceived
+from ckpt.aio.slots import SlotPool
+from ckpt.aio.socketpath import socket_path
+from ckpt.format.checksum import crc32
+from ckpt.format.frame import LentPlace
+from ckpt.format.messages import (
+    ByteRange,
+    Fragment,
+    LendMemory,
+    RangeData,
+)
+from tests.aio.lendkit import CELL, NAME, SIZE, Keeper, Memory, mapped_count
+from tests.aio.netkit import ServerThread, serving
+from tests.aio.test_link import connect, opened, poll_until
+
+
+@pytest.fixture
+def loop() -> Iterator[LinkLoop]:
+    with LinkLoop() as loop:
+        yield loop
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    made = Memory()
+    yield made
+    os.close(made.descriptor)
+
+
+@pytest.fixture
+def lendables() -> Lendables:
+    return Lendables()
+
+
+@pytest.fixture
+def keeper() -> Keeper:
+    return Keeper()
+
+
+@pytest.fixture
+def running(tmp_path: Path, lendables: Lendables, keeper: Keeper) -> Iterator[ServerThread]:
+    path = socket_path(tmp_path, "s")
+    with serving(unix=path, lendables=lendables, handler=keeper) as server:
+        yield server
+
+
+def send_cell(
+    link: Link, memory: Memory, number: int, sent: Callable[[], None] | None = None
+) -> None:
+    view = memory.cell(number)
+    assert link.try_send(5, Fragment(number, crc32(view)), view, sent=sent)
+
+
+# ----------------------------------------------------------------------- borrowed in place
+
+
+def test_a_bulk_in_lendable_memory_is_used_where_it_lies(
+    loop: LinkLoop, running: ServerThread, keeper: Keeper, memory: Memory
+) -> None:
+    loop.lendables.add(memory.lendable)
+    link, told = opened(loop, connect(loop, running)), []
+    send_cell(link, memory, 3, lambda: told.append(3))
+    poll_until(loop, lambda _: len(keeper.frames) == 1)
+    _, _, message, bulk = keeper.frames[0]
+    assert message == Fragment(3, crc32(memory.cell(3)))
+    assert bulk is not None
+    assert bulk.view == memory.cell(3)
+    assert bulk.view.readonly
+    memory.cell(3)[0] ^= 1
+    assert bulk.view[0] == memory.cell(3)[0], "it is the same memory"
+    assert link.channel is not None
+    assert link.channel.lent_bytes == CELL
+    assert not told
+    running.do(bulk.release)
+    poll_until(loop, lambda _: bool(told))
+    assert link.channel.lent_bytes == 0
+    assert running.do(lambda: running.server.statistics().received_bytes) > CELL
+
+
+def test_over_tcp_and_to_who_does_not_borrow_it_is_sent(
+    loop: LinkLoop, tmp_path: Path, memory: Memory
+) -> None:
+    loop.lendables.add(memory.lendable)
+    keeper = Keeper()
+    for unix in (None, socket_path(tmp_path, "s")):
+        with serving(unix=unix, handler=keeper) as running:
+            link = opened(loop, connect(loop, running))
+            send_cell(link, memory, 0)
+            poll_until(loop, lambda _: bool(keeper.frames))
+            bulk = keeper.frames.pop()[3]
+            assert bulk is not None
+            assert bulk.view == memory.cell(0)
+            assert not bulk.view.readonly
+            running.do(bulk.release)
+            loop.close(link)
+
+
+def test_small_bulks_and_those_that_lie_elsewhere_are_sent(
+    loop: LinkLoop, running: ServerThread, keeper: Keeper, memory: Memory
+) -> None:
+    loop.lendables.add(memory.lendable)
+    link = opened(loop, connect(loop, running))
+    for view in (memory.view[: LEND_BYTES_MIN - 1], memoryview(bytearray(CELL))):
+        assert link.try_send(1, Fragment(0, crc32(view)), view)
+    poll_until(loop, lambda _: len(keeper.frames) == 2)
+    assert link.channel is not None
+    assert link.channel.lent_bytes == 0
+    for _, _, _, bulk in keeper.frames:
+        assert bulk is not None
+        running.do(bulk.release)
+
+
+def test_a_link_is_full_while_too_much_is_lent(
+    loop: LinkLoop, running: ServerThread, keeper: Keeper, memory: Memory
+) -> None:
+    loop.lendables.add(memory.lendable)
+    link = opened(loop, connect(loop, running))
+    for number in range(LENT_BYTES_MAX // CELL):
+        assert link.writable_now
+        send_cell(link, memory, number)
+    assert not link.writable_now
+    poll_until(loop, lambda _: len(keeper.frames) == LENT_BYTES_MAX // CELL)
+    bulk = keeper.frames[0][3]
+    assert bulk is not None
+    running.do(bulk.release)
+    events = poll_until(loop, lambda events: LinkDrained(link) in events)
+    assert events.count(LinkDrained(link)) == 1
+    assert link.writable_now
+
+
+def test_what_is_lent_is_told_once_when_the_link_dies(
+    loop: LinkLoop, running: ServerThread, keeper: Keeper, memory: Memory
+) -> None:
+    loop.lendables.add(memory.lendable)
+    link, told = opened(loop, connect(loop, running)), []
+    for number in range(3):
+        send_cell(link, memory, number, lambda n=number: told.append(n))  # type: ignore[misc]
+    running.wait_until(lambda: len(keeper.frames) == 3)
+    session = keeper.frames[0][0]
+    running.do(lambda: running.server.close_session(session, "for this test"))
+    poll_until(loop, lambda events: any(isinstance(e, LinkClosed) for e in events))
+    assert told == [0, 1, 2]
+    for _, _, _, bulk in keeper.frames:
+        assert bulk is not None
+        running.do(bulk.release)
+
+
+def test_memory_that_is_withdrawn_is_let_go(
+    loop: LinkLoop, running: ServerThread, keeper: Keeper, memory: Memory
+) -> None:
+    loop.lendables.add(memory.lendable)
+    link = opened(loop, connect(loop, running))
+    before = mapped_count()
+    send_cell(link, memory, 1)
+    poll_until(loop, lambda _: bool(keeper.frames))
+    assert mapped_count() == before + 1
+    loop.withdraw(memory.lendable)
+    bulk = keeper.frames.pop()[3]
+    assert bulk is not None
+    assert bulk.view == memory.cell(1), "a borrowed bulk stays good"
+    running.do(bulk.release)
+    del bulk
+    send_cell(link, memory, 2)  # It lies in no lendable memory any more: it is sent.
+    poll_until(loop, lambda _: bool(keeper.frames))
+    again = keeper.frames[0][3]
+    assert again is not None
+    assert again.view == memory.cell(2)
+    running.do(again.release)
+    assert mapped_count() == before
+
+
+def test_more_regions_than_a_peer_takes_are_sent(
+    loop: LinkLoop, running: ServerThread, keeper: Keeper
+) -> None:
+    link = opened(loop, connect(loop, running))
+    memories = [Memory(CELL) for _ in range(REGIONS_MAX + 2)]
+    for each in memories:
+        loop.lendables.add(each.lendable)
+        assert link.try_send(1, Fragment(0, crc32(each.view)), each.view)
+    poll_until(loop, lambda _: len(keeper.frames) == len(memories))
+    for each, (_, _, _, bulk) in zip(memories, keeper.frames, strict=True):
+        assert bulk is not None
+        assert bulk.view == each.view
+        running.do(bulk.release)
+        loop.withdraw(each.lendable)
+        os.close(each.descriptor)
+
+
+def test_pages_that_nobody_uses_are_let_go(memory: Memory) -> None:
+    borrower = Borrower(in_place=True)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        socket.send_fds(theirs, [b"x"], [memory.descriptor])
+        assert borrower.receive(ours, memoryview(bytearray(1))) == 1
+    borrower.take(LendMemory(0, SIZE))
+    view = borrower.view(LentPlace(0, 0), CELL)
+    borrower.borrowed()
+    assert crc32(view) == crc32(memory.cell(0))
+    before = shared_bytes()
+    borrower.rest()
+    assert shared_bytes() >= before
+    borrower.rest()
+    assert shared_bytes() <= before - CELL
+    assert crc32(view) == crc32(memory.cell(0))
+    borrower.close()
+
+
+def shared_bytes() -> int:
+    """Resident, of the mappings of lent memory."""
+    total, counts = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split(maxsplit=1)[0]
+        if not head.endswith(":"):
+            counts = NAME in line
+        elif counts and head == "Rss:":
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+# ----------------------------------------------------------------------- borrowed by a copy
+
+
+def test_a_link_copies_what_it_is_lent(
+    loop: LinkLoop, running: ServerThread, lendables: Lendables
+) -> None:
+    pool = SlotPool(SIZE, name=NAME)
+    assert pool.lendable is not None
+    lendables.add(pool.lendable)
+    slot = pool.take(CELL)
+    assert slot is not None
+    slot.view[:] = np.random.default_rng(9).bytes(CELL)
+    wanted, landing = bytes(slot.view), memoryview(bytearray(CELL))
+    opened(loop, connect(loop, running, sink=lambda _head, _message: landing))
+    running.wait_until(lambda: bool(running.handler.opened_))
+    session, told = running.handler.opened_[0][0], []
+    answer = RangeData((ByteRange(0, CELL),), crc32(slot.view))
+    running.do(
+        lambda: running.server.send(session, 4, answer, slot.view, sent=lambda: told.append(1))
+    )
+    events = poll_until(loop, lambda events: any(isinstance(e, LinkReceived) for e in events))
+    received = next(e for e in events if isinstance(e, LinkReceived))
+    assert received.message == answer
+    assert received.bulk is not None
+    assert received.bulk.view is landing
+    assert bytes(landing) == wanted
+    poll_until(loop, lambda _: bool(told))
+    assert running.do(lambda: running.server.queued_bytes(session)) == 0
+    slot.release()
+    pool.close()
