@@ -179,6 +179,19 @@ def test_a_proof_before_the_seal_was_asked_changes_nothing() -> None:
     assert writer.columns[0].state is ColumnState.STREAMING
 
 
+def test_a_begin_may_be_answered_by_the_proof_that_was_lost() -> None:
+    writer = sealing(spares=0)
+    column = writer.columns[1]
+    place = column.place
+    assert place is not None
+    writer.handle(w.StreamLost(5, column.stream, "reset"))
+    writer.handle(w.ColumnsReopened(6, (column.number,), (place,)))
+    assert (column.state, column.place) == (ColumnState.OPENING, place)
+    writer.handle(w.StreamSealed(7, column.stream, proof(writer, 1)))
+    assert column.state is ColumnState.SEALED
+    writer.check()
+
+
 def test_a_column_without_progress_moves_to_the_spare_while_its_peers_move() -> None:
     writer = sealing()
     seal(writer, 0, 1)

@@ -112,7 +112,11 @@ def run_seed(seed: int) -> Report:
     """Run a seed to its end; raises Violation (or a machine's AssertionError)
     when a promise breaks.
     """
-    world = World.build(seed)
+    return run_history(World.build(seed))
+
+
+def run_history(world: World) -> Report:
+    """What happens in a world that was just built."""
     strikes: list[_Struck] = []
     rng = world.clock.rng
     world.start()
@@ -217,7 +221,9 @@ def _may_launch(world: World, earlier: list[RankNode]) -> bool:
     """
     keyed = earlier[0].job.key is not None
     roomy = [t for t in world.known_targets if t.bytes_free >= HALF_BYTES]
-    return len(roomy) >= 6 and (keyed or not any(node.joining for node in earlier))
+    return len(roomy) >= len(world.targets) - 1 and (
+        keyed or not any(node.joining for node in earlier)
+    )
 
 
 def _finished(node: RankNode) -> bool:

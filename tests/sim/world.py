@@ -50,7 +50,7 @@ class World:
     #: `TARGET/FILE` of every column that a fault has harmed at rest.
 
     @classmethod
-    def build(cls, seed: int) -> World:
+    def build(cls, seed: int, target_count: int = TARGET_COUNT, code: Code | None = None) -> World:
         clock = Clockwork(seed)
         network = Network(clock)
         targets: dict[TargetId, TargetNode] = {}
@@ -62,8 +62,9 @@ class World:
             is_unknown_loss=lambda id: _is_unknown_loss(coordinator, targets[id]),
             is_harmed=lambda id: targets[id].lost or targets[id].wiped,
         )
-        coordinator = CoordinatorNode(clock, network, oracles, CODES[seed % len(CODES)])
-        for number in range(TARGET_COUNT):
+        code = code or CODES[seed % len(CODES)]
+        coordinator = CoordinatorNode(clock, network, oracles, code)
+        for number in range(target_count):
             node = TargetNode(clock, network, coordinator, number, seed)
             targets[node.id] = node
         world.append(cls(seed, clock, network, oracles, coordinator, targets, []))
@@ -73,8 +74,8 @@ class World:
         self.coordinator.start()
         for target in self.targets.values():
             target.start()
-        self.clock.run(lambda: self.live_targets == TARGET_COUNT, 5_000_000)
-        if self.live_targets != TARGET_COUNT:
+        self.clock.run(lambda: self.live_targets == len(self.targets), 5_000_000)
+        if self.live_targets != len(self.targets):
             raise Violation(f"only {self.live_targets} targets came up")
 
     def launch(self, steps: tuple[int, ...], gap_us: int, payload_bytes: int) -> list[RankNode]:

@@ -208,8 +208,11 @@ class PayloadWriter:
         self._progress(column, event.now_us)
 
     def _sealed(self, event: StreamSealed, actions: list[WriterAction]) -> None:
+        """The proof; also the answer to a begin, where an earlier stream's proof was lost on its
+        way and the column got its place again.
+        """
         column = self._streams.get(event.stream)
-        if column is None or column.state is not ColumnState.SEALING:
+        if column is None or column.state is ColumnState.STREAMING:
             return
         if not self.proof_is_valid(column, event.proof):
             self._broken(event.stream, event.now_us, actions)

@@ -1,0 +1,30 @@
+"""As many targets as columns: what loses its place gets none but the same one again.
+
+With a target lost for good or full nothing more can be saved there; but each save ends and says so.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpt.erasure.code import Code
+from tests.sim.oracles import Violation
+from tests.sim.scenario import run_history
+from tests.sim.world import World
+
+SEEDS = 120
+
+
+@pytest.mark.parametrize("first", range(540, 780, SEEDS))
+def test_every_save_ends_where_no_target_is_spare(first: int) -> None:
+    ended = 0
+    for seed in range(first, first + SEEDS):
+        world = World.build(seed, 3, Code(2, 1))
+        try:
+            run_history(world)
+        except (Violation, ValueError) as error:
+            if "P4" in str(error):
+                raise Violation(f"seed {seed}: {error}") from error
+        else:
+            ended += 1
+    assert ended > SEEDS // 2
