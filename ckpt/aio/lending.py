@@ -31,8 +31,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
 from ckpt.aio.send_queue import Sent
 from ckpt.base.errors import PeerError, Unavailable
 from ckpt.base.units import KiB, MiB
@@ -75,6 +73,8 @@ def address_of(view: memoryview) -> int:
     if not len(view):
         return 0
     if view.readonly:
+        import numpy as np  # Lazily: who only asks the coordinator has nothing like it.
+
         return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 

@@ -17,6 +17,7 @@ from ckpt.format.table import RankTable
 from ckpt.plan.references import Move, base_of, find_references
 from ckpt.protocol.stager.events import PayloadSealed, PayloadStopped, StagerEvent, StopPayload
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions, SenderResult
+from ckpt_client.arena import Half
 from ckpt_client.packing import Declaration, Packing, plan_packing, read_declaration
 from ckpt_client.stager.fingerprint import Fingerprinter, fingerprint_boxes
 from ckpt_client.stager.jobs import Jobs
@@ -119,7 +120,7 @@ def test_a_payload_is_sent_as_its_moves_have_made_it() -> None:
         start = changed(
             start_of(1, arena, [target.place(j) for j, target in enumerate(made)]), refers=True
         )
-        desk.sending.start(start, memoryview(half), [Move(364_000, 300_000, 400_000)])
+        desk.sending.start(start, Half(memoryview(half), -1), [Move(364_000, 300_000, 400_000)])
         assert desk.heard(PayloadSealed) == [], "not before it has moved"
         wait_until(desk.has_moved, "the move")
         wait_until(lambda: bool(desk.heard(PayloadSealed)), "the columns")
@@ -137,7 +138,7 @@ def test_what_is_said_of_a_payload_waits_until_it_has_moved() -> None:
         start = changed(
             start_of(1, arena, [target.place(j) for j, target in enumerate(made)]), refers=True
         )
-        desk.sending.start(start, memoryview(arena.map), [])
+        desk.sending.start(start, Half(memoryview(arena.map), -1), [])
         desk.sending.command(StopPayload(payload_of(1)))
         assert desk.jobs.pending == 1
         assert desk.heard(PayloadStopped) == [], "a worker may be at its bytes"
@@ -151,7 +152,7 @@ def test_a_payload_that_cannot_be_moved_fails_and_is_stopped() -> None:
     arena = Arena("2+1", 700_000)
     readonly = memoryview(arena.payload)
     start = changed(start_of(1, arena, []), refers=True)
-    desk.sending.start(start, readonly, [Move(64, 0, 10)])
+    desk.sending.start(start, Half(readonly, -1), [Move(64, 0, 10)])
     desk.sending.command(StopPayload(payload_of(1)))
     wait_until(desk.has_moved, "the move")
     wait_until(lambda: bool(desk.heard(PayloadStopped)), "the end")

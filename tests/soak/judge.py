@@ -145,9 +145,15 @@ def descriptor_count(pid: int) -> int:
 
 
 def resident_bytes(pid: int) -> int:
-    """Of a process; shared memory, as what a stager lends to a target, is not counted."""
-    text = Path(f"/proc/{pid}/status").read_text()
-    return 1024 * sum(int(kib) for kib in re.findall(r"^Rss(?:Anon|File):\s*(\d+)", text, re.M))
+    """Of a process; pages that it shares count in full, but for what a target has borrowed."""
+    total, counts = 0, True
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        head = line.split(maxsplit=1)[0]
+        if not head.endswith(":"):
+            counts = not ("memfd:ckpt-" in line and " r--s " in line)
+        elif counts and head == "Rss:":
+            total += int(line.split()[1]) * 1024
+    return total
 
 
 def column_counts(directory: Path) -> Counter[tuple[str, str]]:
