@@ -28,7 +28,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from ckpt.aio.send_queue import Sent
@@ -203,8 +203,8 @@ class Loan:
 class _Region:
     descriptor: int
     size: int
-    mapping: mmap.mmap | None = None
-    view: memoryview = field(default_factory=lambda: memoryview(b""))
+    view: memoryview | None = None
+    """All of it, while it is mapped."""
 
 
 class Borrower:
@@ -215,7 +215,6 @@ class Borrower:
         self.returned: list[int] = []
         """Bulks that we are done with and have not said so yet."""
         self._bulks = self._bulks_at_rest = 0
-        self._rested = True
         self._arrived: deque[int] = deque()
         #: Descriptors whose LendMemory is still to come.
         self._regions: dict[int, _Region] = {}
@@ -258,14 +257,14 @@ class Borrower:
     def view(self, place: LentPlace, size: int) -> memoryview:
         """The bytes where they lie, read only."""
         region = self._find(place, size)
-        if region.mapping is None:
+        if region.view is None:
             try:
-                region.mapping = mmap.mmap(
+                mapping = mmap.mmap(
                     region.descriptor, region.size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ
                 )
             except (OSError, ValueError) as error:
                 raise Unavailable(f"lent memory cannot be mapped: {error}") from None
-            region.view = memoryview(region.mapping)
+            region.view = memoryview(mapping)
         return region.view[place.offset : place.offset + size]
 
     def copy(self, place: LentPlace, landing: memoryview) -> None:
@@ -281,16 +280,14 @@ class Borrower:
             done += count
 
     def rest(self) -> None:
-        """Called every few seconds: let go of pages when nothing was borrowed since the last time.
+        """Called every few seconds: unmap what nothing was borrowed of since the last time.
 
-        They are their lender's, but a process that has them mapped looks as large as all of them.
+        The pages are their lender's, but who has them mapped looks as large as all of them.
         """
         bulks, self._bulks_at_rest = self._bulks_at_rest, self._bulks
-        if bulks == self._bulks and not self._rested:
+        if bulks == self._bulks:
             for region in self._regions.values():
-                if region.mapping is not None:
-                    region.mapping.madvise(mmap.MADV_DONTNEED)
-        self._rested = bulks == self._bulks
+                region.view = None
 
     def borrowed(self) -> int:
         """One more bulk is ours: its number."""
