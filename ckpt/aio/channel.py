@@ -169,11 +169,6 @@ class Channel:
         """Of bulks that the peer has borrowed and not given back."""
         return self._lender.bytes
 
-    @property
-    def untaken_bytes(self) -> int:
-        """Queued and lent."""
-        return self.queued_bytes + self.lent_bytes
-
     # ----------------------------------------------------------------------- receiving
 
     def receive(self) -> None:
@@ -255,7 +250,9 @@ class Channel:
                 self._start += head.meta_bytes
             if head.bulk_bytes == 0:
                 self._finish()
-            elif not (self._borrow if head.lent else self._land)(head, self._message):
+            elif head.lent:
+                self._borrow(head)
+            elif not self._land(head, self._message):
                 return
         if not self.closed:
             self._compact()
@@ -291,27 +288,16 @@ class Channel:
         self._start = self._end = 0
         return False
 
-    def _borrow(self, head: FrameHead, message: Message) -> bool:
-        """The bulk lies with its lender: take it there, or copy it. False: there is no room yet."""
+    def _borrow(self, head: FrameHead) -> None:
+        """The bulk lies with its lender, and is used there; always whole."""
         borrower, place = self.borrower, self._reader.lent
         if borrower is None:
             raise PeerError("a bulk was lent to us, who did not offer to borrow")
         assert place is not None
-        if borrower.in_place:
-            self._bulk = borrower.view(place, head.bulk_bytes)
-            self._slot = Loan(self._give_back, borrower.borrowed())
-        else:
-            landing = self._owner.land(self, head, message)
-            if landing is None:
-                self.paused = True
-                return False
-            self._slot = landing if isinstance(landing, Slot) else None
-            self._bulk = landing.view if isinstance(landing, Slot) else landing
-            borrower.copy(place, self._bulk)
-            borrower.returned.append(borrower.borrowed())
+        self._bulk = borrower.view(place, head.bulk_bytes)
+        self._slot = Loan(self._give_back, borrower.borrowed())
         self.received_bytes += head.bulk_bytes
         self._finish()
-        return True
 
     def _give_back(self, loan: int) -> None:
         """A bulk that was used in place is not needed any more."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from ckpt.aio.durable import sync_directory
-from ckpt.aio.lending import Lendables, address_of
+from ckpt.aio.lending import address_of
 from ckpt.aio.slots import Slot, SlotPool
 from ckpt.base.errors import Busy
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, PAGE_BYTES
@@ -198,8 +198,6 @@ class RealDisk:
         self.directory = directory
         self.direct = direct
         """Whether O_DIRECT is (still) tried; False after the file system refused it."""
-        self.lendables = Lendables()
-        """The memory that blocks are read into, once it is made."""
         self._open_file = open_file
         self._write = write
         self._lock = threading.Lock()
@@ -356,9 +354,7 @@ class RealDisk:
         """Aligned memory: of the pool, or its own when it is small or the pool is lent out."""
         with self._lock:
             if self._pool is None and size > SMALL_READ_BYTES:
-                self._pool = SlotPool(self._pool_bytes, name="ckpt-blocks")
-                assert self._pool.lendable is not None
-                self.lendables.add(self._pool.lendable)
+                self._pool = SlotPool(self._pool_bytes)
             pool = self._pool
             slot = pool.take(size) if pool is not None and size <= pool.total_bytes else None
             if slot is not None:
@@ -427,9 +423,6 @@ class RealDisk:
         with self._lock:
             for key in list(self._files):
                 self._doom(key)
-            if self._pool is not None and self._pool.lendable is not None:
-                self.lendables.remove(self._pool.lendable)
-                self._pool.close()
 
 
 def _read_all(descriptor: int, offset: int, whole: memoryview) -> int:

@@ -2,7 +2,7 @@
 
     lender                                         borrower
     LendMemory, a descriptor goes along      ->    keeps it
-    a frame whose bulk lies there            ->    uses it in place, or copies it once
+    a frame whose bulk lies there            ->    uses it in place
                                              <-    MemoryReturned: done with these bulks
     TakeBackMemory                           ->    forgets it
 
@@ -15,7 +15,7 @@ a lender could end a borrower that has it mapped (SIGBUS); its bytes may change 
 hands, which its checksums find when the bytes are read again. What is borrowed is read only.
 
 Sketch, CPU s/GB on this class of machine: through a Unix socket 0.45 with the checksum, in place
-0.12 (0.08 more when the pages are mapped for the first time), copied by the borrower 0.3.
+0.12 (0.08 more when the pages are mapped for the first time).
 """
 
 from __future__ import annotations
@@ -208,10 +208,9 @@ class _Region:
 
 
 class Borrower:
-    """What one peer lent us. `in_place`: bulks are used where they lie, not copied."""
+    """What one peer lent us."""
 
-    def __init__(self, *, in_place: bool) -> None:
-        self.in_place = in_place
+    def __init__(self) -> None:
         self.returned: list[int] = []
         """Bulks that we are done with and have not said so yet."""
         self._bulks = self._bulks_at_rest = 0
@@ -266,18 +265,6 @@ class Borrower:
                 raise Unavailable(f"lent memory cannot be mapped: {error}") from None
             region.view = memoryview(mapping)
         return region.view[place.offset : place.offset + size]
-
-    def copy(self, place: LentPlace, landing: memoryview) -> None:
-        """The bytes, into memory of ours."""
-        region, done = self._find(place, len(landing)), 0
-        while done < len(landing):
-            try:
-                count = os.preadv(region.descriptor, [landing[done:]], place.offset + done)
-            except OSError as error:
-                raise Unavailable(f"lent memory cannot be read: {error}") from None
-            if count == 0:
-                raise PeerError("lent memory ends before its bulk")
-            done += count
 
     def rest(self) -> None:
         """Called every few seconds: unmap what nothing was borrowed of since the last time.

@@ -29,7 +29,7 @@ from typing import Final, Self
 from ckpt.aio.address import UnixAddress, endpoint_by_resolver, parse_address
 from ckpt.aio.channel import Bulk, Channel
 from ckpt.aio.clock import now_us
-from ckpt.aio.lending import LENT_BYTES_MAX, Borrower, Lendable, Lendables
+from ckpt.aio.lending import LENT_BYTES_MAX, Lendable, Lendables
 from ckpt.aio.send_queue import Sent
 from ckpt.aio.sockets import tune
 from ckpt.base.errors import CkptError, Unavailable
@@ -215,7 +215,6 @@ class LinkLoop:
         resolver, which may block: give numbers where that matters.
         """
         where = parse_address(address)
-        is_here = isinstance(where, UnixAddress)
         handshake = ClientHandshake(
             secret=secret,
             role=role,
@@ -224,7 +223,6 @@ class LinkLoop:
             nonce=os.urandom(NONCE_BYTES),
             cluster=cluster,
             server_name=server_name,
-            borrows=is_here,
         )
         link = Link(self, address, now_us() + connect_timeout_us, sink)
         try:
@@ -238,8 +236,7 @@ class LinkLoop:
             handshake,
             self,
             unchecked=unchecked,
-            borrower=Borrower(in_place=False) if is_here else None,
-            lendables=self.lendables if is_here else None,
+            lendables=self.lendables if isinstance(where, UnixAddress) else None,
         )
         try:
             tune(sock)

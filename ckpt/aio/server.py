@@ -30,7 +30,7 @@ from typing import Final
 from ckpt.aio.address import UNIX_PATH_BYTES_MAX
 from ckpt.aio.channel import Bulk, Channel, SessionHandler
 from ckpt.aio.clock import now_us
-from ckpt.aio.lending import Borrower, Lendables
+from ckpt.aio.lending import Borrower
 from ckpt.aio.send_queue import Sent
 from ckpt.aio.server_limits import Cut, ServerLimits, ServerStatistics
 from ckpt.aio.slots import Slot, SlotPool
@@ -60,18 +60,18 @@ def serve(
     pool: SlotPool,
     unchecked: frozenset[type] = frozenset(),
     limits: ServerLimits | None = None,
-    lendables: Lendables | None = None,
+    borrows: bool = False,
 ) -> Server:
     """Listen on a TCP `(host, port)`, a Unix path, or both, in the running loop.
 
-    With `lendables` bulks may stay where they lie, in either direction, between us and peers on the
-    Unix path (`lending`); the handler then releases what it got on the loop's thread.
+    `borrows`: bulks of peers on the Unix path may stay where they lie (`lending`); the handler then
+    releases what it got on the loop's thread.
 
     Port 0 takes a free one. A Unix path at which nobody answers any more is taken over; Busy when
     somebody does. Raises Unavailable when the address cannot be had.
     """
     assert listen is not None or unix is not None
-    server = Server(handler, secret, identity, pool, unchecked, limits or ServerLimits(), lendables)
+    server = Server(handler, secret, identity, pool, unchecked, limits or ServerLimits(), borrows)
     try:
         if listen is not None:
             server.listen_tcp(*listen)
@@ -94,7 +94,7 @@ class Server:
         pool: SlotPool,
         unchecked: frozenset[type],
         limits: ServerLimits,
-        lendables: Lendables | None,
+        borrows: bool,
     ) -> None:
         self.port = 0
         """Of TCP; 0 without."""
@@ -107,7 +107,7 @@ class Server:
         self._identity = identity
         self._pool = pool
         self._unchecked = unchecked
-        self._lendables = lendables
+        self._borrows = borrows
         self._loop = asyncio.get_running_loop()
         self._listeners: list[socket.socket] = []
         self._accepting = False
@@ -208,17 +208,16 @@ class Server:
             sock.close()
             return
         identity = replace(self._identity, epoch=self.epoch)
-        lends = self._lendables is not None and sock.family == socket.AF_UNIX
+        borrows = self._borrows and sock.family == socket.AF_UNIX
         handshake = ServerHandshake(
-            secret=self._secret, identity=identity, nonce=os.urandom(NONCE_BYTES), borrows=lends
+            secret=self._secret, identity=identity, nonce=os.urandom(NONCE_BYTES), borrows=borrows
         )
         channel = Channel(
             sock,
             handshake,
             self,
             unchecked=self._unchecked,
-            borrower=Borrower(in_place=True) if lends else None,
-            lendables=self._lendables if lends else None,
+            borrower=Borrower() if borrows else None,
         )
         watch = Watch(self._loop, channel, self._fail)
         watch.received_at_us = watch.sent_at_us = now_us()
@@ -304,18 +303,18 @@ class Server:
                 sent()
             return
         channel = watch.channel
-        if not channel.untaken_bytes:
+        if not channel.queued_bytes:
             watch.sent_at_us = now_us()
         channel.send(request, message, bulk, epoch=self.epoch, sent=sent)
-        if channel.untaken_bytes > self.limits.queued_bytes_max:
+        if channel.queued_bytes > self.limits.queued_bytes_max:
             self._end(channel, Cut.UNREAD, "it does not read what is sent to it")
         else:
             watch.update()
 
     def queued_bytes(self, session: Session) -> int:
-        """What the peer has not taken, or not given back, yet; 0 when the session is gone."""
+        """What the peer has not taken yet; 0 when the session is gone."""
         watch = self._watches.get(session)
-        return 0 if watch is None else watch.channel.untaken_bytes
+        return 0 if watch is None else watch.channel.queued_bytes
 
     def close_session(self, session: Session, reason: str) -> None:
         """Cut a peer off; what is queued is dropped. `closed` is called soon."""
@@ -330,7 +329,7 @@ class Server:
             sessions=len(channels) - self._strangers,
             strangers=self._strangers,
             waiting=len(self._waiting),
-            queued_bytes=sum(channel.untaken_bytes for channel in channels),
+            queued_bytes=sum(channel.queued_bytes for channel in channels),
             accepted=self._accepted,
             opened=self._opened,
             received_bytes=self._past_received_bytes
@@ -443,14 +442,14 @@ class Server:
         if channel.received_bytes != watch.seen_received_bytes or channel.paused:
             watch.seen_received_bytes = channel.received_bytes
             watch.received_at_us = now
-        if channel.sent_bytes != watch.seen_sent_bytes or not channel.untaken_bytes:
+        if channel.sent_bytes != watch.seen_sent_bytes or not channel.queued_bytes:
             watch.seen_sent_bytes = channel.sent_bytes
             watch.sent_at_us = now
         if channel.peer is None:
             return None
         if channel.in_frame and now - watch.received_at_us >= self.limits.frame_silence_us:
             return Cut.SILENT, "it stopped in the middle of a frame"
-        if channel.untaken_bytes and now - watch.sent_at_us >= self.limits.unread_us:
+        if channel.queued_bytes and now - watch.sent_at_us >= self.limits.unread_us:
             return Cut.UNREAD, "it does not read what is sent to it"
         return None
 

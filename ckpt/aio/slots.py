@@ -18,13 +18,11 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 import threading
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
-from ckpt.aio.lending import Lendable, sealed_memory
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, PAGE_BYTES
 from ckpt.base.units import KiB, MiB, align_up
 
@@ -62,23 +60,15 @@ class Slot:
 class SlotPool:
     """I own `total_bytes` of memory. Slots may be taken and released from any thread."""
 
-    def __init__(
-        self, total_bytes: int, *, unit_bytes: int = SLOT_UNIT_BYTES, name: str = ""
-    ) -> None:
-        """With a name it is sealed memory of that name, which may be lent."""
+    def __init__(self, total_bytes: int, *, unit_bytes: int = SLOT_UNIT_BYTES) -> None:
         assert unit_bytes % PAGE_BYTES == 0
         assert total_bytes >= FRAME_BULK_BYTES_MAX, (
             "the largest bulk must fit, or its peer waits for ever"
         )
         self.unit_bytes = unit_bytes
         self.total_bytes = align_up(total_bytes, unit_bytes)
-        self.lendable: Lendable | None = None
-        if name:
-            descriptor, memory = sealed_memory(name, self.total_bytes, present=True)
-            self._view = memoryview(memory)
-            self.lendable = Lendable.of(descriptor, self._view)
-        else:
-            self._view = memoryview(touched_memory(self.total_bytes))
+        self._memory = touched_memory(self.total_bytes)
+        self._view = memoryview(self._memory)
         self._lock = threading.Lock()
         #: (first unit, unit count) of what is free; ascending, never adjacent.
         self._free = [(0, self.total_bytes // unit_bytes)]
@@ -117,12 +107,6 @@ class SlotPool:
             self._free.insert(index, (first, units))
         for listener in self._listeners:
             listener()
-
-    def close(self) -> None:
-        """Lend it no more. Slots that somebody holds stay good."""
-        lendable, self.lendable = self.lendable, None
-        if lendable is not None:
-            os.close(lendable.descriptor)
 
     @property
     def free_bytes(self) -> int:

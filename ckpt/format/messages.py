@@ -7,7 +7,8 @@ never used again. Nothing here can carry code.
 
     handshake      client -> server    ClientHello, ClientProof
                    server -> client    ServerHello, ServerProof
-    same host      either side      LendMemory, TakeBackMemory, MemoryReturned
+    same host      stager  -> target   LendMemory, TakeBackMemory
+                   target  -> stager   MemoryReturned
     data plane     stager  -> target   BeginColumn, Fragment, SealColumn, AbandonColumn
                    target  -> stager   ColumnAccepted, CreditGranted, ColumnSealed, Failed
                    reader  -> target   ReadRanges, ReadManifest, ReadDocument, VerifyColumn,
@@ -137,8 +138,6 @@ class ClientProof(Struct, frozen=True, gc=False):
     """The cluster id that the client expects; empty when it does not know yet."""
     server: str = ""
     """The server name that the client expects (a target's id); empty when any will do."""
-    borrows: bool = False
-    """It takes bulks where they lie, see ckpt.aio.lending."""
 
 
 class ServerProof(Struct, frozen=True, gc=False):
@@ -181,7 +180,7 @@ class TakeBackMemory(Struct, frozen=True, gc=False):
 
 
 class MemoryReturned(Struct, frozen=True, gc=False):
-    """The borrower is done with these bulks; lent ones are counted from 0 in each direction."""
+    """The borrower is done with these bulks; lent ones are counted from 0 on each connection."""
 
     bulks: tuple[int, ...]
 

@@ -124,7 +124,6 @@ class ClientHandshake:
         nonce: bytes,
         cluster: str = "",
         server_name: str = "",
-        borrows: bool = False,
     ) -> None:
         _check_arguments(secret, nonce)
         self.keys: SessionKeys | None = None
@@ -136,7 +135,6 @@ class ClientHandshake:
         self._name = name
         self._cluster = cluster
         self._server_name = server_name
-        self._borrows = borrows
         self._version = PROTOCOL_VERSION
 
     def hello(self) -> ClientHello:
@@ -182,7 +180,6 @@ class ClientHandshake:
             name=self._name,
             cluster=self._cluster,
             server=self._server_name,
-            borrows=self._borrows,
         )
 
     def _accept(self, proof: ServerProof) -> Established:
@@ -272,7 +269,7 @@ class ServerHandshake:
         if proof.server and proof.server != mine.name:
             return Failed(Refused.code, f"this is {mine.name!r}, not {proof.server!r}")
         self.established = Established(
-            self._role, proof.name, proof.cluster, BootId(0), Epoch(0), self._version, proof.borrows
+            self._role, proof.name, proof.cluster, BootId(0), Epoch(0), self._version
         )
         return ServerProof(mine.cluster, mine.role, mine.name, mine.boot, mine.epoch, self._borrows)
 

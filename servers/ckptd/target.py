@@ -411,7 +411,7 @@ async def _serve(
     server = serve(
         relay, listen=(host, port), unix=unix, secret=secret, pool=pool,
         identity=Identity(known.cluster, Role.TARGET, known.target, boot),
-        unchecked=frozenset({Fragment}), lendables=disk.lendables,
+        unchecked=frozenset({Fragment}), borrows=True,
     )  # fmt: skip
     address = f"{_reachable(config.advertise or host)}:{server.port}"
     machine = TargetMachine(

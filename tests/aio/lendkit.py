@@ -65,14 +65,14 @@ def mapped_count() -> int:
 class Raw:
     """A blocking Unix socket that proved itself, and may say anything."""
 
-    def __init__(self, path: str, *, borrows: bool = True) -> None:
+    def __init__(self, path: str) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(PATIENCE_S)
         self.sock.connect(path)
         self.writer, reader = FrameWriter(), FrameReader()
         handshake = ClientHandshake(
             secret=SECRET, role=Role.STAGER, name="raw", server_role=Role.TARGET,
-            nonce=b"r" * 32, borrows=borrows,
+            nonce=b"r" * 32,
         )  # fmt: skip
 
         def exactly(size: int) -> bytes:

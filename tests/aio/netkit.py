@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import uvloop
 
-from ckpt.aio.lending import Lendables
 from ckpt.aio.server import Server, serve
 from ckpt.aio.server_limits import ServerLimits
 from ckpt.aio.slots import SlotPool
@@ -94,7 +93,7 @@ def serving(
     pool_bytes: int = 16 * MiB,
     secret: bytes = SECRET,
     handler: RecordingHandler | None = None,
-    lendables: Lendables | None = None,
+    borrows: bool = False,
 ) -> Iterator[ServerThread]:
     """A server in a thread, on TCP or on a Unix path."""
     loop = LOOPS[loop_name]()
@@ -110,7 +109,7 @@ def serving(
             identity=identity,
             pool=pool,
             limits=limits,
-            lendables=lendables,
+            borrows=borrows,
         )
 
     thread = threading.Thread(target=loop.run_forever, name="test-server")

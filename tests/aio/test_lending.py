@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ckpt.aio.lending import (
@@ -15,20 +14,16 @@ from ckpt.aio.lending import (
     LENT_BYTES_MAX,
     REGIONS_MAX,
     Borrower,
-    Lendables,
 )
-from ckpt.aio.link import Link, LinkClosed, LinkDrained, LinkLoop, LinkReceived
-from ckpt.aio.slots import SlotPool
+from ckpt.aio.link import Link, LinkClosed, LinkDrained, LinkLoop
 from ckpt.aio.socketpath import socket_path
 from ckpt.format.checksum import crc32
 from ckpt.format.frame import LentPlace
 from ckpt.format.messages import (
-    ByteRange,
     Fragment,
     LendMemory,
-    RangeData,
 )
-from tests.aio.lendkit import CELL, NAME, SIZE, Keeper, Memory, mapped_count
+from tests.aio.lendkit import CELL, SIZE, Keeper, Memory, mapped_count
 from tests.aio.netkit import ServerThread, serving
 from tests.aio.test_link import connect, opened, poll_until
 
@@ -47,19 +42,14 @@ def memory() -> Iterator[Memory]:
 
 
 @pytest.fixture
-def lendables() -> Lendables:
-    return Lendables()
-
-
-@pytest.fixture
 def keeper() -> Keeper:
     return Keeper()
 
 
 @pytest.fixture
-def running(tmp_path: Path, lendables: Lendables, keeper: Keeper) -> Iterator[ServerThread]:
+def running(tmp_path: Path, keeper: Keeper) -> Iterator[ServerThread]:
     path = socket_path(tmp_path, "s")
-    with serving(unix=path, lendables=lendables, handler=keeper) as server:
+    with serving(unix=path, borrows=True, handler=keeper) as server:
         yield server
 
 
@@ -206,7 +196,7 @@ def test_more_regions_than_a_peer_takes_are_sent(
 
 
 def test_memory_that_nobody_uses_is_unmapped(memory: Memory) -> None:
-    borrower = Borrower(in_place=True)
+    borrower = Borrower()
     ours, theirs = socket.socketpair()
     with ours, theirs:
         socket.send_fds(theirs, [b"x"], [memory.descriptor])
@@ -225,35 +215,3 @@ def test_memory_that_nobody_uses_is_unmapped(memory: Memory) -> None:
     assert mapped_count() == mapped - 1
     assert crc32(borrower.view(LentPlace(0, 0), CELL)) == crc32(memory.cell(0))
     borrower.close()
-
-
-# ----------------------------------------------------------------------- borrowed by a copy
-
-
-def test_a_link_copies_what_it_is_lent(
-    loop: LinkLoop, running: ServerThread, lendables: Lendables
-) -> None:
-    pool = SlotPool(SIZE, name=NAME)
-    assert pool.lendable is not None
-    lendables.add(pool.lendable)
-    slot = pool.take(CELL)
-    assert slot is not None
-    slot.view[:] = np.random.default_rng(9).bytes(CELL)
-    wanted, landing = bytes(slot.view), memoryview(bytearray(CELL))
-    opened(loop, connect(loop, running, sink=lambda _head, _message: landing))
-    running.wait_until(lambda: bool(running.handler.opened_))
-    session, told = running.handler.opened_[0][0], []
-    answer = RangeData((ByteRange(0, CELL),), crc32(slot.view))
-    running.do(
-        lambda: running.server.send(session, 4, answer, slot.view, sent=lambda: told.append(1))
-    )
-    events = poll_until(loop, lambda events: any(isinstance(e, LinkReceived) for e in events))
-    received = next(e for e in events if isinstance(e, LinkReceived))
-    assert received.message == answer
-    assert received.bulk is not None
-    assert received.bulk.view is landing
-    assert bytes(landing) == wanted
-    poll_until(loop, lambda _: bool(told))
-    assert running.do(lambda: running.server.queued_bytes(session)) == 0
-    slot.release()
-    pool.close()

@@ -11,20 +11,16 @@ import pytest
 
 from ckpt.aio.lending import (
     REGIONS_MAX,
-    Lendables,
 )
 from ckpt.aio.link import LinkLoop
-from ckpt.aio.server_limits import ServerLimits
 from ckpt.aio.socketpath import socket_path
 from ckpt.base.errors import PeerError
 from ckpt.format.checksum import crc32
 from ckpt.format.frame import FrameReader, FrameWriter, LentPlace
 from ckpt.format.messages import (
-    ByteRange,
     Fragment,
     LendMemory,
     MemoryReturned,
-    RangeData,
     TakeBackMemory,
 )
 from tests.aio.lendkit import CELL, SIZE, Keeper, Memory, Raw, mapped_count
@@ -45,39 +41,15 @@ def memory() -> Iterator[Memory]:
 
 
 @pytest.fixture
-def lendables() -> Lendables:
-    return Lendables()
-
-
-@pytest.fixture
 def keeper() -> Keeper:
     return Keeper()
 
 
 @pytest.fixture
-def running(tmp_path: Path, lendables: Lendables, keeper: Keeper) -> Iterator[ServerThread]:
+def running(tmp_path: Path, keeper: Keeper) -> Iterator[ServerThread]:
     path = socket_path(tmp_path, "s")
-    with serving(unix=path, lendables=lendables, handler=keeper) as server:
+    with serving(unix=path, borrows=True, handler=keeper) as server:
         yield server
-
-
-def test_a_reader_that_gives_nothing_back_is_cut(tmp_path: Path, memory: Memory) -> None:
-    lendables = Lendables()
-    lendables.add(memory.lendable)
-    limits = ServerLimits(unread_us=200_000)
-    path = socket_path(tmp_path, "s")
-    with serving(unix=path, lendables=lendables, limits=limits) as running, Raw(path) as peer:
-        running.wait_until(lambda: bool(running.handler.opened_))
-        session, told = running.handler.opened_[0][0], []
-        answer = RangeData((ByteRange(0, CELL),), 0)
-        running.do(
-            lambda: running.server.send(
-                session, 4, answer, memory.cell(0), sent=lambda: told.append(1)
-            )
-        )
-        running.wait_until(lambda: running.server.statistics().unread == 1)
-        assert told
-        peer.sock.close()
 
 
 def bulk_of(memory: Memory) -> tuple[Fragment, bytes]:
