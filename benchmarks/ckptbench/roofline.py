@@ -141,13 +141,11 @@ def measure_read(costs: Costs, directory: Path, plan: RooflinePlan) -> tuple[Cos
 
 
 def measure_bounds(plan: RooflinePlan, directory: Path, *, tcp: bool) -> Bounds:
-    """G* and R* for the transport in use, the device's reads in this directory."""
+    """G* for the transport in use, and R* over TCP, the device's reads in this directory."""
     costs, _ = measure_costs(plan)
-    if not tcp:
-        costs = lent(costs)
     costs, _ = measure_read(costs, directory, plan)
-    cores = core_count()
-    return Bounds(costs, save_bound(costs, plan.code, cores), restore_bound(costs, cores), cores)
+    saving, cores = costs if tcp else lent(costs), core_count()
+    return Bounds(saving, save_bound(saving, plan.code, cores), restore_bound(costs, cores), cores)
 
 
 def measure_touch(sizes: Sequence[int]) -> float:
