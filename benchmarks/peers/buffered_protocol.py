@@ -28,8 +28,9 @@ from multiprocessing.connection import Connection
 
 import uvloop
 
-from ckpt.aio.channel import Bulk, Channel, tune
+from ckpt.aio.channel import Bulk, Channel
 from ckpt.aio.slots import Slot, SlotPool
+from ckpt.aio.sockets import tune
 from ckpt.aio.watch import Watch
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import BootId
