@@ -44,6 +44,8 @@ def find_secret_file(
 
 def read_secret(path: Path) -> bytes:
     """Its bytes. Raises Unauthorized when it is absent, Refused when it is exposed or malformed."""
+    if path.is_dir():
+        raise Refused(f"the secret {path} is a directory")
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

@@ -50,6 +50,11 @@ def test_a_secret_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
         read_secret(path)
 
 
+def test_a_directory_is_no_secret(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="is a directory"):
+        read_secret(tmp_path)
+
+
 def test_a_missing_secret_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(Unauthorized, match="CKPT_SECRET_FILE"):
         read_secret(tmp_path / "secret")
