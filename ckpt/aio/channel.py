@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import os
 import socket
 from typing import Final, Protocol
 
@@ -417,9 +416,9 @@ class Channel:
         assert not self.closed
         was_idle = self._queue.is_idle
         view = memoryview(bulk).cast("B")
-        found = self._lender.find(view)
-        if found is not None:
-            self._queue_lent(message, request, view, epoch, sent, *found)
+        place = self._lender.place(view)
+        if place is not None:
+            self._queue_lent(message, request, view, epoch, sent, place)
         else:
             head = memoryview(self._writer.encode(message, request, bulk, epoch))
             self._queue.put(head, None if len(view) else sent)
@@ -434,15 +433,12 @@ class Channel:
 
     def _queue_lent(
         self, message: Message, request: int, view: memoryview, epoch: Epoch, sent: Sent | None,
-        lendable: Lendable, offset: int,
+        place: LentPlace,
     ) -> None:  # fmt: skip
-        region = self._lender.number_of(lendable)
-        if region is None:
-            descriptor = os.dup(lendable.descriptor)  # Its owner may close it before it has left.
-            region = self._lender.lend(lendable)
-            lent = self._writer.encode(LendMemory(region, lendable.size), 0, b"", epoch)
-            self._queue.put(memoryview(lent), None, descriptor)
-        place = LentPlace(region, offset)
+        fresh, self._lender.fresh = self._lender.fresh, None
+        if fresh is not None:
+            lent, descriptor = fresh
+            self._queue.put(memoryview(self._writer.encode(lent, 0, b"", epoch)), None, descriptor)
         self._queue.put(memoryview(self._writer.encode(message, request, view, epoch, place)))
         self._lender.went(len(view), sent)
 

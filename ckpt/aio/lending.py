@@ -129,26 +129,35 @@ class Lender:
     def __init__(self, lendables: Lendables) -> None:
         self.bytes = self.returned_bytes = 0
         """Of the bulks that are out, and of those that came back."""
+        self.fresh: tuple[LendMemory, int] | None = None
+        """What the peer must hear, with its descriptor, before it hears of the last `place`."""
         self._lendables = lendables
         self._numbers: dict[Lendable, int] = {}
         self._regions = self._bulks = 0
         self._out: dict[int, tuple[int, Sent | None]] = {}
 
-    def find(self, view: memoryview) -> tuple[Lendable, int] | None:
-        """See `Lendables.find`; None also when the peer has as many regions as it takes."""
+    def place(self, view: memoryview) -> LentPlace | None:
+        """Where these bytes lie in a region of the peer, which may be `fresh`; None: send them."""
         found = self._lendables.find(view)
-        if found is not None and found[0] not in self._numbers:
-            return found if len(self._numbers) < REGIONS_MAX else None
-        return found
+        if found is None:
+            return None
+        lendable, offset = found
+        region = self._numbers.get(lendable)
+        if region is None:
+            region = self._lend(lendable)
+        return None if region is None else LentPlace(region, offset)
 
-    def number_of(self, lendable: Lendable) -> int | None:
-        """None: it was not lent yet."""
-        return self._numbers.get(lendable)
-
-    def lend(self, lendable: Lendable) -> int:
-        """Its number from now on."""
+    def _lend(self, lendable: Lendable) -> int | None:
+        """Its number from now on; None when the peer has enough, or no descriptor is free."""
+        if len(self._numbers) >= REGIONS_MAX:
+            return None
+        try:
+            descriptor = os.dup(lendable.descriptor)  # Its owner may close it before it has left.
+        except OSError:
+            return None
         number = self._numbers[lendable] = self._regions
         self._regions += 1
+        self.fresh = LendMemory(number, lendable.size), descriptor
         return number
 
     def take_back(self, lendable: Lendable) -> int | None:

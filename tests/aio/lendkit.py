@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import array
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ckpt.aio.channel import Bulk
-from ckpt.aio.lending import (
-    Lendable,
-    sealed_memory,
-)
+from ckpt.aio.lending import Lendable, sealed_memory
 from ckpt.base.units import MiB
-from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter, LentPlace
-from ckpt.format.messages import (
-    ClientProof,
-    LendMemory,
-    Message,
-    Role,
-)
+from ckpt.format.frame import LentPlace
+from ckpt.format.messages import LendMemory, Message
 from ckpt.protocol.events import Session
-from ckpt.protocol.handshake import ClientHandshake
 from ckpt.testing.network import RecordingHandler
-from tests.aio.netkit import PATIENCE_S, SECRET
+from tests.aio.netkit import RawPeer
 
 SIZE = 16 * MiB
 CELL = 2 * MiB
@@ -62,64 +52,24 @@ def mapped_count() -> int:
     return Path("/proc/self/maps").read_text().count(NAME)
 
 
-class Raw:
-    """A blocking Unix socket that proved itself, and may say anything."""
+class RawLender(RawPeer):
+    """It proved itself on a Unix socket, and may lend anything."""
 
     def __init__(self, path: str) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(PATIENCE_S)
-        self.sock.connect(path)
-        self.writer, reader = FrameWriter(), FrameReader()
-        handshake = ClientHandshake(
-            secret=SECRET, role=Role.STAGER, name="raw", server_role=Role.TARGET,
-            nonce=b"r" * 32,
-        )  # fmt: skip
-
-        def exactly(size: int) -> bytes:
-            got = b""
-            while len(got) < size:
-                got += self.sock.recv(size - len(got))
-            return got
-
-        def receive() -> Any:
-            head = reader.prefix(exactly(PREFIX_BYTES))
-            return reader.message(head, exactly(head.meta_bytes))
-
-        self.say(handshake.hello())
-        proof = handshake.receive(receive())
-        assert isinstance(proof, ClientProof)
-        self.say(proof)
-        assert handshake.keys is not None
-        self.writer.set_key(handshake.keys.client_to_server)
-        reader.set_key(handshake.keys.server_to_client)
-        handshake.receive(receive())
-
-    def __enter__(self) -> Raw:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.sock.close()
+        super().__init__(path)
+        self.shake()
 
     def say(
         self,
-        message: Any,
+        message: Message,
         *,
         bulk: bytes = b"",
         place: LentPlace | None = None,
-        give: list[int] = [],  # noqa: B006
+        give: Sequence[int] = (),
     ) -> None:
         frame = self.writer.encode(message, 5, bulk, 0, place)
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", give))] if give else []
         with suppress(BrokenPipeError, ConnectionResetError):  # It may be cut already.
-            self.sock.sendmsg([frame], rights)
+            socket.send_fds(self.sock, [frame], list(give))
 
     def lend(self, descriptor: int, size: int = SIZE, region: int = 0) -> None:
         self.say(LendMemory(region, size), give=[descriptor])
-
-    def is_cut(self) -> bool:
-        try:
-            while self.sock.recv(65536):
-                continue
-        except ConnectionResetError:
-            return True
-        return True

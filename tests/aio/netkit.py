@@ -129,8 +129,14 @@ def serving(
 class RawPeer:
     """A blocking socket that speaks frames by hand, and may speak them wrongly."""
 
-    def __init__(self, port: int, secret: bytes = SECRET) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+    def __init__(self, where: int | str, secret: bytes = SECRET) -> None:
+        """A TCP port of this host, or a Unix path."""
+        if isinstance(where, int):
+            self.sock = socket.create_connection(("127.0.0.1", where), timeout=PATIENCE_S)
+        else:
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.sock.settimeout(PATIENCE_S)
+            self.sock.connect(where)
         self.writer = FrameWriter()
         self.reader = FrameReader()
         self.handshake = ClientHandshake(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,25 +36,6 @@ def loop() -> Iterator[LinkLoop]:
         yield loop
 
 
-@pytest.fixture
-def memory() -> Iterator[Memory]:
-    made = Memory()
-    yield made
-    os.close(made.descriptor)
-
-
-@pytest.fixture
-def keeper() -> Keeper:
-    return Keeper()
-
-
-@pytest.fixture
-def running(tmp_path: Path, keeper: Keeper) -> Iterator[ServerThread]:
-    path = socket_path(tmp_path, "s")
-    with serving(unix=path, borrows=True, handler=keeper) as server:
-        yield server
-
-
 def send_cell(
     link: Link, memory: Memory, number: int, sent: Callable[[], None] | None = None
 ) -> None:
@@ -64,10 +47,10 @@ def send_cell(
 
 
 def test_a_bulk_in_lendable_memory_is_used_where_it_lies(
-    loop: LinkLoop, running: ServerThread, keeper: Keeper, memory: Memory
+    loop: LinkLoop, borrowing: ServerThread, keeper: Keeper, memory: Memory
 ) -> None:
     loop.lendables.add(memory.lendable)
-    link, told = opened(loop, connect(loop, running)), []
+    link, told = opened(loop, connect(loop, borrowing)), []
     send_cell(link, memory, 3, lambda: told.append(3))
     poll_until(loop, lambda _: len(keeper.frames) == 1)
     _, _, message, bulk = keeper.frames[0]
@@ -80,10 +63,10 @@ def test_a_bulk_in_lendable_memory_is_used_where_it_lies(
     assert link.channel is not None
     assert link.channel.lent_bytes == CELL
     assert not told
-    running.do(bulk.release)
+    borrowing.do(bulk.release)
     poll_until(loop, lambda _: bool(told))
     assert link.channel.lent_bytes == 0
-    assert running.do(lambda: running.server.statistics().received_bytes) > CELL
+    assert borrowing.do(lambda: borrowing.server.statistics().received_bytes) > CELL
 
 
 def test_over_tcp_and_to_who_does_not_borrow_it_is_sent(
@@ -105,10 +88,10 @@ def test_over_tcp_and_to_who_does_not_borrow_it_is_sent(
 
 
 def test_small_bulks_and_those_that_lie_elsewhere_are_sent(
-    loop: LinkLoop, running: ServerThread, keeper: Keeper, memory: Memory
+    loop: LinkLoop, borrowing: ServerThread, keeper: Keeper, memory: Memory
 ) -> None:
     loop.lendables.add(memory.lendable)
-    link = opened(loop, connect(loop, running))
+    link = opened(loop, connect(loop, borrowing))
     for view in (memory.view[: LEND_BYTES_MIN - 1], memoryview(bytearray(CELL))):
         assert link.try_send(1, Fragment(0, crc32(view)), view)
     poll_until(loop, lambda _: len(keeper.frames) == 2)
@@ -116,14 +99,14 @@ def test_small_bulks_and_those_that_lie_elsewhere_are_sent(
     assert link.channel.lent_bytes == 0
     for _, _, _, bulk in keeper.frames:
         assert bulk is not None
-        running.do(bulk.release)
+        borrowing.do(bulk.release)
 
 
 def test_a_link_is_full_while_too_much_is_lent(
-    loop: LinkLoop, running: ServerThread, keeper: Keeper, memory: Memory
+    loop: LinkLoop, borrowing: ServerThread, keeper: Keeper, memory: Memory
 ) -> None:
     loop.lendables.add(memory.lendable)
-    link = opened(loop, connect(loop, running))
+    link = opened(loop, connect(loop, borrowing))
     for number in range(LENT_BYTES_MAX // CELL):
         assert link.writable_now
         send_cell(link, memory, number)
@@ -131,34 +114,34 @@ def test_a_link_is_full_while_too_much_is_lent(
     poll_until(loop, lambda _: len(keeper.frames) == LENT_BYTES_MAX // CELL)
     bulk = keeper.frames[0][3]
     assert bulk is not None
-    running.do(bulk.release)
+    borrowing.do(bulk.release)
     events = poll_until(loop, lambda events: LinkDrained(link) in events)
     assert events.count(LinkDrained(link)) == 1
     assert link.writable_now
 
 
 def test_what_is_lent_is_told_once_when_the_link_dies(
-    loop: LinkLoop, running: ServerThread, keeper: Keeper, memory: Memory
+    loop: LinkLoop, borrowing: ServerThread, keeper: Keeper, memory: Memory
 ) -> None:
     loop.lendables.add(memory.lendable)
-    link, told = opened(loop, connect(loop, running)), []
+    link, told = opened(loop, connect(loop, borrowing)), []
     for number in range(3):
-        send_cell(link, memory, number, lambda n=number: told.append(n))  # type: ignore[misc]
-    running.wait_until(lambda: len(keeper.frames) == 3)
+        send_cell(link, memory, number, partial(told.append, number))
+    borrowing.wait_until(lambda: len(keeper.frames) == 3)
     session = keeper.frames[0][0]
-    running.do(lambda: running.server.close_session(session, "for this test"))
+    borrowing.do(lambda: borrowing.server.close_session(session, "for this test"))
     poll_until(loop, lambda events: any(isinstance(e, LinkClosed) for e in events))
     assert told == [0, 1, 2]
     for _, _, _, bulk in keeper.frames:
         assert bulk is not None
-        running.do(bulk.release)
+        borrowing.do(bulk.release)
 
 
 def test_memory_that_is_withdrawn_is_let_go(
-    loop: LinkLoop, running: ServerThread, keeper: Keeper, memory: Memory
+    loop: LinkLoop, borrowing: ServerThread, keeper: Keeper, memory: Memory
 ) -> None:
     loop.lendables.add(memory.lendable)
-    link = opened(loop, connect(loop, running))
+    link = opened(loop, connect(loop, borrowing))
     before = mapped_count()
     send_cell(link, memory, 1)
     poll_until(loop, lambda _: bool(keeper.frames))
@@ -167,21 +150,21 @@ def test_memory_that_is_withdrawn_is_let_go(
     bulk = keeper.frames.pop()[3]
     assert bulk is not None
     assert bulk.view == memory.cell(1), "a borrowed bulk stays good"
-    running.do(bulk.release)
+    borrowing.do(bulk.release)
     del bulk
     send_cell(link, memory, 2)  # It lies in no lendable memory any more: it is sent.
     poll_until(loop, lambda _: bool(keeper.frames))
     again = keeper.frames[0][3]
     assert again is not None
     assert again.view == memory.cell(2)
-    running.do(again.release)
+    borrowing.do(again.release)
     assert mapped_count() == before
 
 
 def test_more_regions_than_a_peer_takes_are_sent(
-    loop: LinkLoop, running: ServerThread, keeper: Keeper
+    loop: LinkLoop, borrowing: ServerThread, keeper: Keeper
 ) -> None:
-    link = opened(loop, connect(loop, running))
+    link = opened(loop, connect(loop, borrowing))
     memories = [Memory(CELL) for _ in range(REGIONS_MAX + 2)]
     for each in memories:
         loop.lendables.add(each.lendable)
@@ -190,9 +173,28 @@ def test_more_regions_than_a_peer_takes_are_sent(
     for each, (_, _, _, bulk) in zip(memories, keeper.frames, strict=True):
         assert bulk is not None
         assert bulk.view == each.view
-        running.do(bulk.release)
+        borrowing.do(bulk.release)
         loop.withdraw(each.lendable)
         os.close(each.descriptor)
+
+
+def test_without_a_free_descriptor_it_is_sent(
+    loop: LinkLoop, borrowing: ServerThread, keeper: Keeper, memory: Memory
+) -> None:
+    loop.lendables.add(memory.lendable)
+    link = opened(loop, connect(loop, borrowing))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        send_cell(link, memory, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    poll_until(loop, lambda _: bool(keeper.frames))
+    bulk = keeper.frames[0][3]
+    assert bulk is not None
+    assert bulk.view == memory.cell(0)
+    assert not bulk.view.readonly
+    borrowing.do(bulk.release)
 
 
 def test_memory_that_nobody_uses_is_unmapped(memory: Memory) -> None:

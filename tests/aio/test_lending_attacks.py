@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,6 @@ import pytest
 from ckpt.aio.lending import (
     REGIONS_MAX,
 )
-from ckpt.aio.link import LinkLoop
 from ckpt.aio.socketpath import socket_path
 from ckpt.base.errors import PeerError
 from ckpt.format.checksum import crc32
@@ -23,33 +22,8 @@ from ckpt.format.messages import (
     MemoryReturned,
     TakeBackMemory,
 )
-from tests.aio.lendkit import CELL, SIZE, Keeper, Memory, Raw, mapped_count
+from tests.aio.lendkit import CELL, SIZE, Keeper, Memory, RawLender, mapped_count
 from tests.aio.netkit import ServerThread, serving
-
-
-@pytest.fixture
-def loop() -> Iterator[LinkLoop]:
-    with LinkLoop() as loop:
-        yield loop
-
-
-@pytest.fixture
-def memory() -> Iterator[Memory]:
-    made = Memory()
-    yield made
-    os.close(made.descriptor)
-
-
-@pytest.fixture
-def keeper() -> Keeper:
-    return Keeper()
-
-
-@pytest.fixture
-def running(tmp_path: Path, keeper: Keeper) -> Iterator[ServerThread]:
-    path = socket_path(tmp_path, "s")
-    with serving(unix=path, borrows=True, handler=keeper) as server:
-        yield server
 
 
 def bulk_of(memory: Memory) -> tuple[Fragment, bytes]:
@@ -57,72 +31,72 @@ def bulk_of(memory: Memory) -> tuple[Fragment, bytes]:
     return Fragment(0, crc32(cell)), cell
 
 
-def unsealed(peer: Raw, memory: Memory) -> None:
+def unsealed(peer: RawLender, memory: Memory) -> None:
     descriptor = os.memfd_create("loose")
     os.ftruncate(descriptor, SIZE)
     peer.lend(descriptor)
     os.close(descriptor)
 
 
-def a_file(peer: Raw, memory: Memory) -> None:
+def a_file(peer: RawLender, memory: Memory) -> None:
     with open("/proc/self/exe", "rb") as file:
         peer.lend(file.fileno(), 4096)
 
 
-def a_pipe(peer: Raw, memory: Memory) -> None:
+def a_pipe(peer: RawLender, memory: Memory) -> None:
     reader, writer = os.pipe()
     peer.lend(reader)
     os.close(reader)
     os.close(writer)
 
 
-def too_short(peer: Raw, memory: Memory) -> None:
+def too_short(peer: RawLender, memory: Memory) -> None:
     peer.lend(memory.descriptor, SIZE + 1)
 
 
-def nothing_came_along(peer: Raw, memory: Memory) -> None:
+def nothing_came_along(peer: RawLender, memory: Memory) -> None:
     peer.say(LendMemory(0, SIZE))
 
 
-def twice(peer: Raw, memory: Memory) -> None:
+def twice(peer: RawLender, memory: Memory) -> None:
     peer.lend(memory.descriptor)
     peer.lend(memory.descriptor)
 
 
-def too_many(peer: Raw, memory: Memory) -> None:
+def too_many(peer: RawLender, memory: Memory) -> None:
     for region in range(REGIONS_MAX + 1):
         peer.lend(memory.descriptor, region=region)
 
 
-def a_flood_of_descriptors(peer: Raw, memory: Memory) -> None:
+def a_flood_of_descriptors(peer: RawLender, memory: Memory) -> None:
     peer.say(LendMemory(0, SIZE), give=[memory.descriptor] * (REGIONS_MAX + 2))
 
 
-def a_region_that_is_not_lent(peer: Raw, memory: Memory) -> None:
+def a_region_that_is_not_lent(peer: RawLender, memory: Memory) -> None:
     message, bulk = bulk_of(memory)
     peer.lend(memory.descriptor)
     peer.say(message, bulk=bulk, place=LentPlace(1, 0))
 
 
-def beyond_its_end(peer: Raw, memory: Memory) -> None:
+def beyond_its_end(peer: RawLender, memory: Memory) -> None:
     message, bulk = bulk_of(memory)
     peer.lend(memory.descriptor)
     peer.say(message, bulk=bulk, place=LentPlace(0, SIZE - CELL + 1))
 
 
-def far_beyond_its_end(peer: Raw, memory: Memory) -> None:
+def far_beyond_its_end(peer: RawLender, memory: Memory) -> None:
     message, bulk = bulk_of(memory)
     peer.lend(memory.descriptor)
     peer.say(message, bulk=bulk, place=LentPlace(0, (1 << 64) - 1))
 
 
-def taken_back_twice(peer: Raw, memory: Memory) -> None:
+def taken_back_twice(peer: RawLender, memory: Memory) -> None:
     peer.lend(memory.descriptor)
     peer.say(TakeBackMemory(0))
     peer.say(TakeBackMemory(0))
 
 
-def returned_and_never_lent(peer: Raw, memory: Memory) -> None:
+def returned_and_never_lent(peer: RawLender, memory: Memory) -> None:
     peer.say(MemoryReturned((0,)))
 
 
@@ -135,30 +109,33 @@ def returned_and_never_lent(peer: Raw, memory: Memory) -> None:
     ],
 )  # fmt: skip
 def test_a_peer_that_lends_wrongly_is_cut_and_leaves_nothing(
-    running: ServerThread, keeper: Keeper, memory: Memory, attack: Callable[[Raw, Memory], None]
+    borrowing: ServerThread,
+    keeper: Keeper,
+    memory: Memory,
+    attack: Callable[[RawLender, Memory], None],
 ) -> None:
-    path = running.server.unix
+    path = borrowing.server.unix
     assert path is not None
     gc.collect()
     before, mapped = len(os.listdir("/proc/self/fd")), mapped_count()
-    with Raw(path) as peer:
+    with RawLender(path) as peer:
         attack(peer, memory)
         assert peer.is_cut()
-    assert running.do(lambda: running.server.statistics().malformed) == 1
+    assert borrowing.do(lambda: borrowing.server.statistics().malformed) == 1
     assert len(os.listdir("/proc/self/fd")) == before
     assert mapped_count() == mapped
-    with Raw(path) as honest:
+    with RawLender(path) as honest:
         message, bulk = bulk_of(memory)
         honest.lend(memory.descriptor)
         honest.say(message, bulk=bulk, place=LentPlace(0, 0))
-        running.wait_until(lambda: bool(keeper.frames))
+        borrowing.wait_until(lambda: bool(keeper.frames))
 
 
 def test_lending_to_who_did_not_offer_to_borrow_cuts(tmp_path: Path, memory: Memory) -> None:
     path = socket_path(tmp_path, "s")
     with serving(unix=path) as running:
         for attack in (a_region_that_is_not_lent, returned_and_never_lent, nothing_came_along):
-            with Raw(path) as peer:
+            with RawLender(path) as peer:
                 attack(peer, memory)
                 assert peer.is_cut()
         assert running.do(lambda: running.server.statistics().malformed) == 3
