@@ -16,9 +16,12 @@ from ckpt_client.settings import Settings
 from ckpt_client.stagers import StagerLink
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Staging:
-    """I stage once. What I raise was told to the other ranks: they wait for nobody."""
+    """I stage once: `copy`, then `hand_over` or `drop`.
+
+    What `hand_over` raises was told to the other ranks: they wait for nobody.
+    """
 
     stager: StagerLink
     run: RunName
@@ -27,50 +30,66 @@ class Staging:
     number: int
     """Of the save, as `next_save_number` gave it."""
     settings: Settings
+    start_s: float
+    """What of the save's time was spent on the stager's start."""
+    packing: Packing
+    failure: BaseException | None = None
+    """What ended the copy; `hand_over` raises it."""
+    _touch_s: float | None = None
+    #: None when there was no half and the save is to be skipped.
 
-    def stage(self, packing: Packing, copier: Copier, begun_s: float, start_s: float) -> Save:
-        """Copy and hand over; a Save that was skipped when the policy says so.
-
-        begun_s: `time.monotonic()` when the training stopped. start_s: what of it was spent on the
-        stager's start. Raises what refused it.
-        """
-        layout = packing.layout
+    def copy(self, copier: Copier) -> None:
+        """Ask for memory and copy into it. Raises nothing: see `failure`."""
         try:
-            touch_s = self._copy(packing, copier)
-        except BaseException as error:
+            self._touch_s = self._copied(copier)
+        except BaseException as failure:  # A Ctrl-C too.
+            self.failure = failure
+
+    def hand_over(self, begun_s: float) -> Save:
+        """From here on it is the stager's; a Save that was skipped when the policy says so.
+
+        begun_s: `time.monotonic()` when the training stopped. Raises what refused it.
+        """
+        if self.failure is not None:
+            error = self.failure
             self._refuse(error.message if isinstance(error, CkptError) else repr(error))
-            raise
-        if touch_s is None:
+            raise error
+        if self._touch_s is None:
             self._refuse("it was skipped, because an earlier save still held the arena")
             text = f"{self.run}@{self.step} was skipped: the arena is full"
-            warnings.warn(text, UserWarning, stacklevel=6)
+            warnings.warn(text, UserWarning, stacklevel=5)
             return Save(self.run, self.step, self.place.rank, None)
         save = Save(self.run, self.step, self.place.rank, self.stager)
-        save.staged_bytes = layout.payload_bytes
-        save.fault_in_s = start_s + touch_s
+        save.staged_bytes = self.packing.layout.payload_bytes
+        save.fault_in_s = self.start_s + self._touch_s
         save.stall_s = max(0.0, time.monotonic() - begun_s - save.fault_in_s)
         self.stager.hand_over(
             self.number,
             save,
-            packing,
+            self.packing,
             replicas=self.settings.replicas,
             unchanged=self.settings.unchanged,
             references=self.settings.references,
         )
         return save
 
-    def _copy(self, packing: Packing, copier: Copier) -> float | None:
-        """The seconds of first touch; None when there was no half and the save is to be skipped."""
-        half_bytes, policy = packing.layout.half_bytes, self.settings.when_full
+    def drop(self) -> None:
+        """Nothing is saved, and nobody else is told. Raises only what interrupted the copy."""
+        self.stager.drop(self.number)
+        if self.failure is not None and not isinstance(self.failure, Exception):
+            raise self.failure
+
+    def _copied(self, copier: Copier) -> float | None:
+        half_bytes, policy = self.packing.layout.half_bytes, self.settings.when_full
         early = self.stager.ask_half(self.number, self.run, self.step, half_bytes, policy)
         if early is not None:
-            early.write(packing, copier)
+            early.write(self.packing, copier)
         granted = self.stager.wait_half(self.number)
         if granted is None:
             return None
         half, touch_s = granted
         if half is not early:
-            half.write(packing, copier)
+            half.write(self.packing, copier)
         return touch_s
 
     def _refuse(self, why: str) -> None:

@@ -17,17 +17,13 @@ from typing import TYPE_CHECKING, Final, Self
 import msgspec
 
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
-from ckpt.base.ids import RunName, Step, check_run_name, check_step
+from ckpt.base.ids import check_run_name, check_step
 from ckpt.base.units import format_bytes
 from ckpt.format.messages import ReplicaPolicy
 from ckpt.protocol.coordinator.answers import StepView
 from ckpt_client.connection import Connection
 from ckpt_client.copying import NUMPY, Copier
-from ckpt_client.environment import (
-    Place,
-    find_place,
-    next_save_number,
-)
+from ckpt_client.environment import Place, find_place, next_save_number
 from ckpt_client.packing import Packing, Planner
 from ckpt_client.saving import Commit, Save, commit_from_view
 from ckpt_client.seats import find_stager, park
@@ -227,25 +223,36 @@ class Store:
             )
         return packing
 
-    def save_packed(
-        self,
-        run: str,
-        step: int,
-        packing: Packing,
-        *,
-        begun_s: float,
-        copier: Copier = NUMPY,
-    ) -> Save:
+    def save_packed(self, run: str, step: int, packing: Packing, *, begun_s: float) -> Save:
         """What `save` does then: copy, and hand over. What the staging raises refuses the step.
 
         begun_s: `time.monotonic()` when the training stopped for this save.
+        """
+        with self._lock:
+            return self.copy_packed(run, step, packing).hand_over(begun_s)
+
+    def copy_packed(
+        self, run: str, step: int, packing: Packing, *, copier: Copier = NUMPY
+    ) -> Staging:
+        """`save_packed` without its end, for who learns beside the copy whether to save: hand it
+        over or drop it before the store is closed.
+
         copier: knows what the packing's arrays are.
         """
         self._check_usable()
         name, number = check_run_name(run), check_step(step)
+        layout = packing.layout
+        place = Place(layout.rank, layout.world_size)
         with self._lock:
             self._connection.ensure_cluster()
-            return self._stage(name, number, packing, copier, begun_s)
+            asked = time.monotonic()
+            fresh = place not in self._stagers or not self._stagers[place].alive
+            stager = self._stager(place)
+            start_s = time.monotonic() - asked if fresh else 0.0
+            save = next_save_number()
+            staging = Staging(stager, name, number, place, save, self._settings, start_s, packing)
+            staging.copy(copier)
+            return staging
 
     def raise_untold(self) -> None:
         """What `save` does first of all: raise the error of an earlier save that nobody has heard
@@ -481,17 +488,6 @@ class Store:
             known.close()
         stager = self._stagers[place] = find_stager(self._connection, self._settings, place)
         return stager
-
-    def _stage(
-        self, run: RunName, step: Step, packing: Packing, copier: Copier, begun_s: float
-    ) -> Save:
-        asked = time.monotonic()
-        place = Place(packing.layout.rank, packing.layout.world_size)
-        fresh = place not in self._stagers or not self._stagers[place].alive
-        stager = self._stager(place)
-        start_s = time.monotonic() - asked if fresh else 0.0
-        staging = Staging(stager, run, step, place, next_save_number(), self._settings)
-        return staging.stage(packing, copier, begun_s, start_s)
 
 
 def _wait_idle(stager: StagerLink, timeout_s: float | None) -> bool:

@@ -99,14 +99,13 @@ def _all_fit(found: list[object]) -> bool:
     tensors = [one for one in found if type(one) not in ARRAYS]
     return (
         PLAIN_TENSORS.issuperset(map(type, tensors))
-        and _CPU.issuperset(map(attrgetter("device"), tensors))
+        and all(map(attrgetter("is_cpu"), tensors))
         and _DENSE.issuperset(map(attrgetter("layout"), tensors))
         and not any(map(torch.Tensor.is_conj, tensors))
         and not any(map(torch.Tensor.is_neg, tensors))
     )
 
 
-_CPU: Final = frozenset((torch.device("cpu"),))
 _DENSE: Final = frozenset((torch.strided,))
 
 

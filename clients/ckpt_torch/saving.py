@@ -9,11 +9,11 @@ key.
 
 from __future__ import annotations
 
-import threading
+import _thread
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,16 +23,16 @@ import torch.distributed as dist
 from ckpt.base.errors import CkptError, Refused
 from ckpt.format.dtypes import dtype_name
 from ckpt.format.tree import Scalar, path_text
-from ckpt_client.copying import NUMPY, Copier
 from ckpt_client.declare import Replicated, Shard, Shards
 from ckpt_client.finite import check_finite
 from ckpt_client.forms import Found
 from ckpt_client.packing import Packing
 from ckpt_client.saving import Commit, Save
+from ckpt_client.staging import Staging
 from ckpt_client.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.boxes import Extent, held, is_tensor
-from ckpt_torch.exchange import Box, Holders, Shape, find_holders, tell_problem
+from ckpt_torch.exchange import Box, Exchange, Holders, Shape, tell_problem
 from ckpt_torch.known import TORCH, Known, recall, recognise, remember
 from ckpt_torch.place import CheckpointName, Step, Who, find_step, find_who
 from ckpt_torch.tensors import as_array
@@ -134,19 +134,39 @@ def stage(
         found = recognise(known, state) if known is not None else None
         parts = _parts_of(state, allow_pickle, check_finite) if found is None else None
         shape, plain = _told(known, found, parts)
-    if parts is None and known is not None and not who.speaking:
-        holders = known.holders
+        packing = known.layout.packing(found) if known is not None and found is not None else None
+    exchange = Exchange(who, shape, plain)
+    if packing is not None and known is not None:
+        copied = _copied_beside(exchange, step, packing)
+        holders = _heard(exchange, copied) if who.speaking else known.holders
+        if holders is known.holders or copied.failure is not None:
+            return copied.hand_over(begun_s)
+        copied.drop()
     else:
-        holders = find_holders(who, shape, plain)
+        holders = exchange.holders()
     with step.store.refusing(step.run, step.number, rank=who.rank, world_size=who.world_size):
-        packing: Packing | None = None
-        copier: Copier = TORCH
-        if known is not None and found is not None and holders is known.holders:
-            packing = known.layout.packing(found)
-        if packing is None:
-            parts = parts or _parts_of(state, allow_pickle, check_finite)
-            packing, copier = _packed(step, state, parts, holders, who), NUMPY
-    return step.store.save_packed(step.run, step.number, packing, begun_s=begun_s, copier=copier)
+        parts = parts or _parts_of(state, allow_pickle, check_finite)
+        packing = _packed(step, state, parts, holders, who)
+    return step.store.save_packed(step.run, step.number, packing, begun_s=begun_s)
+
+
+def _copied_beside(exchange: Exchange, step: Step, packing: Packing) -> Staging:
+    """A state of the known form, copied while the ranks still talk: nearly always they agree."""
+    try:
+        return step.store.copy_packed(step.run, step.number, packing, copier=TORCH)
+    except BaseException:
+        with suppress(CkptError):
+            exchange.holders()  # The others may have more to say, and wait for an answer.
+        raise
+
+
+def _heard(exchange: Exchange, copied: Staging) -> Holders:
+    """What the ranks came to; when that is not to save, nothing is."""
+    try:
+        return exchange.holders()
+    except BaseException:
+        copied.drop()
+        raise
 
 
 def _told(
@@ -172,7 +192,7 @@ def _packed(
 
 @contextmanager
 def refusing_together(step: Step | None, who: Who) -> Iterator[None]:
-    """What one rank raises ahead of `find_holders` is heard by all: there, where ranks talk, and no
+    """What one rank raises ahead of an Exchange is heard by all: there, where ranks talk, and no
     rank stages; else through the store, when the step is known.
     """
     try:
@@ -197,7 +217,10 @@ def _parts_of(
 
 
 def commit_future(staged: Save) -> Future[Commit]:
-    """A future of what becomes of a save; a thread of its own waits for it."""
+    """A future of what becomes of a save; a thread of its own waits for it.
+
+    A plain one: a `Thread` is waited for until it runs, for milliseconds while other ranks copy.
+    """
     staged.mark_told()  # By the future: it need not come up in the next save as well.
     future: Future[Commit] = Future()
     future.set_running_or_notify_cancel()
@@ -208,7 +231,7 @@ def commit_future(staged: Save) -> Future[Commit]:
         except Exception as error:  # A warning too, where warnings are errors.
             future.set_exception(error)
 
-    threading.Thread(target=wait, name=f"ckpt-commit-{staged.step}", daemon=True).start()
+    _thread.start_new_thread(wait, ())
     return future
 
 

@@ -36,6 +36,9 @@ class Stateful(Protocol):
 
 def asked(state_dict: Mapping[str, object]) -> dict[str, object]:
     """The state dict with the answers of its Stateful values."""
+    kinds = {type(value): value for value in state_dict.values()}
+    if not any(map(is_stateful, kinds.values())):
+        return dict(state_dict)  # Of thousands of tensors: their kinds are looked at, not each.
     return {
         key: value.state_dict() if is_stateful(value) else value
         for key, value in state_dict.items()
