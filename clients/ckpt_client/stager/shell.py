@@ -72,6 +72,7 @@ from ckpt_client.stager.fingerprint import (
 from ckpt_client.stager.jobs import Jobs
 from ckpt_client.stager.log import log
 from ckpt_client.stager.memory import Held, MemoryRequest
+from ckpt_client.stager.patience import LOOK_MS, Patience
 from ckpt_client.stager.readers import Readers
 from ckpt_client.stager.sending import Sending
 from ckpt_client.stager.tables import TableOrder, Tables
@@ -113,8 +114,11 @@ class Content:
 class StagerShell:
     """I own the arena, the sockets and the threads of one rank's stager."""
 
-    def __init__(self, trainer: TrainerChannel, attach: wire.Attach) -> None:
+    def __init__(
+        self, trainer: TrainerChannel, attach: wire.Attach, patience: Patience | None = None
+    ) -> None:
         self._trainer = trainer
+        self._patience = patience or Patience()
         self._attach = attach
         self._locator = Locator(attach.directory, attach.address)
         self._secret_file = Path(attach.secret_file)
@@ -151,12 +155,16 @@ class StagerShell:
         self._attached()
         while self._running:
             self._wait()
-            self._jobs.finish()
-            self._read_trainer()
-            self._read_coordinator()
-            self._read_sender()
-            self._readers.serve(now_us())
-            self._handle(Ticked(now_us()))
+            self.turn()
+
+    def turn(self) -> None:
+        """What has come."""
+        self._jobs.finish()
+        self._read_trainer()
+        self._read_coordinator()
+        self._read_sender()
+        self._readers.serve(now_us())
+        self._handle(Ticked(now_us()))
 
     def close(self) -> None:
         """Everything that this process holds goes; sealed columns stay where they are."""
@@ -182,7 +190,7 @@ class StagerShell:
         for descriptor in (*self._sending.descriptors, *self._readers.descriptors):
             poll.register(descriptor, select.POLLIN)
         quiet = self._machine.idle and not self._jobs.pending and self._link is None
-        poll.poll(TICK_IDLE_MS if quiet else TICK_MS)
+        poll.poll(LOOK_MS if self._patience.keeps else TICK_IDLE_MS if quiet else TICK_MS)
 
     def _handle(self, event: StagerEvent) -> None:
         """Perform what the machine says; actions may cause events, which are handled in order."""
@@ -243,17 +251,24 @@ class StagerShell:
         self._trainer.flush()
         try:
             for packet in self._trainer.receive():
+                if not isinstance(packet, wire.HeardOutcome):
+                    self._begin_payload(self._patience.end())
                 self._trainer_said(packet)
         except PeerError as error:
-            log("error", str(error))
-            self._trainer.close()
+            self._hang_up(error)
+        ended = self._trainer.ended()
+        self._begin_payload(self._patience.end() if ended else self._patience.due(now_us()))
+
+    def _hang_up(self, error: PeerError) -> None:
+        log("error", str(error))
+        self._trainer.close()
 
     def _trainer_said(self, packet: wire.FromTrainer) -> None:
         match packet:
             case wire.AskHalf():
                 self._desk.ask(packet)
             case wire.HandOver():
-                self._handed_over(packet)
+                self._patience.keep(packet, now_us())
             case wire.DropStaging(save):
                 self._desk.forget(save)
                 self._handle(StagingDropped(now_us(), save))
@@ -284,6 +299,14 @@ class StagerShell:
         self._handle(TrainerDetached(now_us()))
         self._trainer.send(wire.Detached())
         self._trainer.pause()
+
+    def _begin_payload(self, packet: wire.HandOver | None) -> None:
+        """What our patience kept, if anything."""
+        if packet is not None:
+            try:
+                self._handed_over(packet)
+            except PeerError as error:
+                self._hang_up(error)
 
     def _handed_over(self, packet: wire.HandOver) -> None:
         half = self._desk.half_of(packet.save)
