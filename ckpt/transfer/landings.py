@@ -148,6 +148,14 @@ class Landings:
         at = int(destinations[hit]) + start - int(starts[hit])
         return self._memories[int(owners[hit])].data[at : at + end - start]
 
+    def fill(self, payload: Bytes) -> None:
+        """Copy all that is wanted from the whole payload."""
+        starts, ends, destinations, owners, _ = self._table()
+        for owner in np.unique(owners).tolist():
+            mine = owners == owner
+            lengths = ends[mine] - starts[mine]
+            copy_runs(self._memories[owner], destinations[mine], payload, starts[mine], lengths)
+
     def scatter(self, start: int, source: Bytes) -> int:
         """Copy payload bytes from `start` on to all their places: how many were copied."""
         return self.scatter_runs(_one(start), _one(len(source)), source)

@@ -26,7 +26,6 @@ import numpy as np
 
 from ckpt.base.errors import CkptError, Corrupt, Lost, Refused, Unavailable
 from ckpt.base.ids import Generation, PayloadId, Rank, RunName, Step
-from ckpt.base.units import MiB
 from ckpt.format.messages import CommitInfo, LaunchJoined, Resolve
 from ckpt.format.tree import Node, decode_tree
 from ckpt.plan.reads import PayloadKey
@@ -55,7 +54,6 @@ RESOLVE_COUNT_MAX: Final = 64
 """Times one load may be resolved again."""
 RETRY_S: Final = (0.05, 1.0)
 """First and longest rest before that."""
-COPY_BYTES: Final = 8 * MiB
 
 _log = logging.getLogger("ckpt.restore")
 Value = TypeVar("Value")
@@ -370,10 +368,7 @@ class Checkpoint:
                 _log.warning("%s: a stager's memory does not hold it any more", checkpoint)
                 return False
             self._memories[found.id] = view
-        content = np.frombuffer(view, np.uint8)
-        for start, end in landings.spans():
-            for at in range(start, end, COPY_BYTES):
-                landings.scatter(at, content[at : min(end, at + COPY_BYTES)])
+        landings.fill(np.frombuffer(view, np.uint8))
         self._sources.add("stager")
         return True
 

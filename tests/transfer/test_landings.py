@@ -92,3 +92,13 @@ def test_runs_that_lie_together_are_scattered_to_whoever_wants_them(
     for (start, size), memory in zip(wanted, memories, strict=True):
         at = range(start, start + size)
         assert memory.tolist() == [n + 1 if n in brought else 0 for n in at]
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9))))
+def test_a_whole_payload_fills_every_place(wanted: list[tuple[int, int]]) -> None:
+    landings, memories = Landings(), [np.zeros(size, np.uint8) for _, size in wanted]
+    for (start, _), memory in zip(wanted, memories, strict=True):
+        landings.add_range(start, memory)
+    landings.fill(np.arange(60, dtype=np.uint8))
+    for (start, size), memory in zip(wanted, memories, strict=True):
+        assert memory.tolist() == list(range(start, start + size))
