@@ -262,7 +262,7 @@ def test_a_buffer_of_an_unsent_frame_is_not_released() -> None:
     world, _ = _stored(column)
     world.auto_drain = False
     world.released.clear()
-    world.tell(READER, ReadRanges(column.id, (ByteRange(0, 1000),)))
+    world.tell(READER, ReadRanges(column.id, (ByteRange(0, BLOCK_BYTES),)))
     reads = [a for a in world.performed if isinstance(a, ReadAt) and a.offset == 4096]
     assert reads[-1].op not in world.released
     world.feed(SessionDrained(world.now_us, READER))

@@ -55,7 +55,8 @@ from ckpt.protocol.target.disk_events import (
     WriteAt,
 )
 from ckpt.protocol.target.pieces import TableCache
-from ckpt.protocol.target.reads import Reads, StreamJob
+from ckpt.protocol.target.read_jobs import StreamJob
+from ckpt.protocol.target.reads import Reads
 from ckpt.protocol.target.space import NO_SPACE_RETRY_US, Reservations, disk_failure
 
 

@@ -109,10 +109,18 @@ class Block(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One disk read: whole blocks, and the wanted ranges inside them."""
+class Group(NamedTuple):
+    """Blocks that one read may bring together, up to fragment byte `end`."""
 
+    number: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Whole blocks of one group, which one disk read brings, and the wanted ranges inside them."""
+
+    group: int
     start: int
     end: int
     wanted: tuple[ByteRange, ...]
@@ -146,6 +154,7 @@ def cut_pieces(layout: Layout, ranges: Sequence[ByteRange], piece_bytes: int) ->
     """The fewest reads in ascending order that cover the ranges; neighbours share one."""
     pieces: list[Piece] = []
     start = end = 0
+    group = Group(-1, 0)
     wanted: list[ByteRange] = []
     for each in sorted(ranges, key=lambda r: (r.start, r.end)):
         if wanted and each.end <= end:
@@ -154,18 +163,36 @@ def cut_pieces(layout: Layout, ranges: Sequence[ByteRange], piece_bytes: int) ->
         at = each.start
         while at < each.end:
             block = block_at(layout, at)
-            joins = block.start <= end and max(block.end, end) - start <= piece_bytes
-            if not (wanted and joins):
+            if not (wanted and block.start <= end and block.end <= group.end):
                 if wanted:
-                    pieces.append(Piece(start, end, tuple(wanted)))
+                    pieces.append(Piece(group.number, start, end, tuple(wanted)))
                 start, end, wanted = block.start, block.end, []
-            stop = _stop(layout, block, min(each.end, start + piece_bytes), start + piece_bytes)
+                group = group_of(layout, block, piece_bytes)
+            stop = _stop(layout, block, min(each.end, group.end), group.end)
             upto = min(each.end, stop)
             wanted.append(ByteRange(at, upto))
             end, at = max(end, stop), upto
     if wanted:
-        pieces.append(Piece(start, end, tuple(wanted)))
+        pieces.append(Piece(group.number, start, end, tuple(wanted)))
     return pieces
+
+
+def group_of(layout: Layout, block: Block, piece_bytes: int) -> Group:
+    """The group of a block: whole stripes while they fit into a piece, else a part of one. No group
+    is larger than a piece (or its only block), and all readers cut a column into the same ones.
+    """
+    cell_bytes = layout.cell_bytes
+    stripe = min(block.start // cell_bytes, layout.stripe_count - 1)
+    if cell_bytes <= piece_bytes:
+        stripes = piece_bytes // cell_bytes
+        number = stripe // stripes
+        return Group(number, min((number + 1) * stripes * cell_bytes, layout.column_bytes))
+    parts = -(-cell_bytes // piece_bytes)
+    cell = layout.fragment_offset(stripe)
+    part = (block.start - cell) // piece_bytes
+    cell_end = cell + layout.cell_bytes_of(stripe)
+    end = max(block.end, min(cell + (part + 1) * piece_bytes, cell_end))
+    return Group(stripe * parts + part, end)
 
 
 def _stop(layout: Layout, first: Block, end: int, limit: int) -> int:

@@ -14,14 +14,12 @@ on: damage has the size of a block.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ckpt.base.ids import ColumnId
 from ckpt.base.limits import READ_RANGES_MAX
-from ckpt.format.checksum import crc32, crc32_combine
 from ckpt.format.column import FRAGMENTS_OFFSET
 from ckpt.format.messages import (
     ByteRange,
@@ -46,70 +44,11 @@ from ckpt.protocol.target.pieces import (
     cut_pieces,
     ranges_inside,
 )
+from ckpt.protocol.target.read_jobs import Job, ManifestJob, Reader, ReadJob, StreamJob
+from ckpt.protocol.target.shared_reads import DiskRead, SharedReads, VerifiedBlocks
 
 DAMAGED_RANGES_MAX = 512
 """In one ColumnVerified: adjacent damage is merged, what is beyond is folded into the last."""
-
-# --------------------------------------------------------------------------- jobs
-
-
-@dataclass(slots=True, eq=False)
-class ReadJob:
-    """One question. `pieces` is what is still to be asked of the disk."""
-
-    session: Session
-    request: int
-    column: SealedColumn
-    pieces: deque[Piece]
-    verify: bool = False
-    """Count the damage instead of sending bytes."""
-    table: BlockTable | None = None
-    loading: bool = False
-    reading_count: int = 0
-    damaged: list[ByteRange] = field(default_factory=list)
-    cancelled: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class StreamJob:
-    """One question whose answer is bytes from a file as they lie (documents) or from memory
-    (manifest).
-    """
-
-    session: Session
-    request: int
-    parts: deque[tuple[int, int]]
-    """(start, end) of the parts to send, ascending."""
-    fetch: Callable[[StreamJob, int, int], None]
-    """Send or read one part, and count it at its reader."""
-    cancelled: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class ManifestJob:
-    """One question for a manifest; a StreamJob takes its turn when the trailer is here."""
-
-    session: Session
-    request: int
-    column: SealedColumn
-    loading: bool = False
-    cancelled: bool = False
-
-
-Job = ReadJob | StreamJob | ManifestJob
-
-
-@dataclass(slots=True)
-class Reader:
-    """What one session has under way."""
-
-    jobs: deque[Job] = field(default_factory=deque)
-    reading_bytes: int = 0
-    """Asked of the disk."""
-    sent_bytes: int = 0
-    """Sent and not yet drained."""
-    sent_operations: list[int] = field(default_factory=list)
-    """Reads whose buffers the unsent frames use."""
 
 
 class Reads:
@@ -120,6 +59,9 @@ class Reads:
         self._tables = tables
         self._readers: OrderedDict[Session, Reader] = OrderedDict()
         #: In turn order: the first is asked next.
+        self._shared = SharedReads(core.limits.read_keep_bytes)
+        self._holders: Counter[int] = Counter()
+        #: By operation, who uses its buffer: sessions with unsent frames, and `_shared`.
 
     # ----------------------------------------------------------------------- questions
 
@@ -198,30 +140,46 @@ class Reads:
             return
         for job in reader.jobs:
             job.cancelled = True
-        self._core.out.extend(ReleaseBulk(op) for op in reader.sent_operations)
+        self._sent(reader)
 
     def drained(self, session: Session) -> None:
         """All that was sent has left."""
         reader = self._readers.get(session)
         if reader is None:
             return
-        self._core.out.extend(ReleaseBulk(op) for op in reader.sent_operations)
-        reader.sent_operations.clear()
-        reader.sent_bytes = 0
+        self._sent(reader)
         if not reader.jobs and not reader.reading_bytes:
             del self._readers[session]
+
+    def ticked(self) -> None:
+        """Forget what was kept for nobody."""
+        self._let_go(self._shared.expire(self._core.now_us))
+
+    def _sent(self, reader: Reader) -> None:
+        """The session has no unsent frame any more."""
+        self._let_go(reader.sent_operations)
+        reader.sent_operations.clear()
+        reader.sent_bytes = 0
+
+    def _let_go(self, operations: Sequence[int]) -> None:
+        """One who used each of their buffers does so no more; the last one frees it."""
+        for op in operations:
+            self._holders[op] -= 1
+            if not self._holders[op]:
+                del self._holders[op]
+                self._core.out.append(ReleaseBulk(op))
 
     def pump(self) -> None:
         """Ask the disk for as many pieces as the windows hold, one session after another."""
         if not self._readers:
             return
         limits = self._core.limits
-        busy = sum(r.reading_bytes + r.sent_bytes for r in self._readers.values())
+        busy = sum(each.held_bytes for each in self._readers.values())
         idle_turns = 0
         while idle_turns < len(self._readers):
             session, reader = next(iter(self._readers.items()))
             self._readers.move_to_end(session)
-            mine = reader.reading_bytes + reader.sent_bytes
+            mine = reader.held_bytes
             room = mine + limits.read_piece_bytes <= limits.read_window_bytes
             room = room and busy + limits.read_piece_bytes <= limits.read_pool_bytes
             taken = self._turn(reader) if room or mine == 0 else None
@@ -310,80 +268,111 @@ class Reads:
     # ----------------------------------------------------------------------- pieces
 
     def _read(self, reader: Reader, job: ReadJob, piece: Piece) -> int:
+        """Give the piece from a read that is kept, wait for one under way, or ask the disk."""
+        core = self._core
+        # Who verifies asks the disk itself.
+        read = None if job.verify else self._shared.find(job.column, piece, core.now_us)
+        if read is not None and read.found is not None:
+            before = reader.held_bytes
+            self._give(reader, job, piece, read, read.found)
+            self._finish_if_read(reader, job)
+            return reader.held_bytes - before
+        if read is None:
+            read = self._ask_disk(job, piece)
         size = piece.end - piece.start
         job.reading_count += 1
         reader.reading_bytes += size
-
-        def done(event: Completion) -> None:
-            job.reading_count -= 1
-            reader.reading_bytes -= size
-            if job.cancelled:
-                self._core.out.append(ReleaseBulk(event.op))
-                return
-            if isinstance(event, DiskFailed):
-                self._piece_failed(job, piece, event)
-                sent = False
-            else:
-                self._core.counters.bytes_read += size
-                sent = self._piece_read(job, piece, event.data)
-            if sent:
-                reader.sent_bytes += size
-                reader.sent_operations.append(event.op)
-            else:
-                self._core.out.append(ReleaseBulk(event.op))
-            self._finish_if_read(reader, job)
-
-        op = self._core.expect(done)
-        offset = FRAGMENTS_OFFSET + piece.start
-        self._core.out.append(ReadAt(op, job.column.file, offset, size))
+        read.takers.append((job, piece))
         return size
+
+    def _ask_disk(self, job: ReadJob, piece: Piece) -> DiskRead:
+        assert job.table is not None, "it was asked for first"
+        read = self._shared.begin(job.column, piece)
+        read.op = self._core.expect(partial(self._read_done, read, job.table))
+        offset = FRAGMENTS_OFFSET + piece.start
+        self._core.out.append(ReadAt(read.op, job.column.file, offset, read.size))
+        return read
+
+    def _read_done(self, read: DiskRead, table: BlockTable, event: Completion) -> None:
+        core = self._core
+        takers: list[tuple[Reader, ReadJob, Piece]] = []
+        for job, piece in read.takers:
+            job.reading_count -= 1
+            reader = self._readers.get(job.session)
+            if reader is not None:
+                reader.reading_bytes -= piece.end - piece.start
+            if reader is not None and not job.cancelled:
+                takers.append((reader, job, piece))
+        self._holders[read.op] = 1
+        if isinstance(event, DiskFailed):
+            self._shared.end(read)
+            self._read_failed(read, [(job, piece) for _, job, piece in takers], event)
+        else:
+            core.counters.bytes_read += read.size
+            found = VerifiedBlocks(read, event.data, table)
+            core.counters.blocks_damaged += len(found.bad)
+            for reader, job, piece in takers:
+                self._give(reader, job, piece, read, found)
+            self._keep(read, found)
+        for reader, job, _ in takers:
+            self._finish_if_read(reader, job)
 
     def _finish_if_read(self, reader: Reader, job: ReadJob) -> None:
         if not job.pieces and not job.reading_count and job in reader.jobs:
             self._answer(reader, job)
 
-    def _piece_failed(self, job: ReadJob, piece: Piece, event: DiskFailed) -> None:
-        """A failed read of several blocks is tried again block by block, to find the bad ones."""
-        layout = job.column.header.layout
-        blocks = list(blocks_between(layout, piece.start, piece.end))
-        if len(blocks) == 1:
-            self._core.counters.blocks_damaged += 1
-            for each in piece.wanted:
-                self._damage(job, each.start, each.end, event.errno_name)
-            return
-        again = [
-            Piece(block.start, block.end, wanted)
-            for block in blocks
-            if (wanted := ranges_inside(piece.wanted, block.start, block.end))
-        ]
-        job.pieces.extendleft(reversed(again))
-
-    def _piece_read(self, job: ReadJob, piece: Piece, data: Buffer) -> bool:
-        """Verify every block, then send what is good of each wanted range.
-
-        True when bytes were sent.
+    def _read_failed(
+        self, read: DiskRead, takers: Sequence[tuple[ReadJob, Piece]], event: DiskFailed
+    ) -> None:
+        """A failed read of several blocks is tried again block by block, each a group of its own,
+        to find the bad ones.
         """
-        assert job.table is not None
-        view, base = memoryview(data), piece.start
-        blocks = list(blocks_between(job.column.header.layout, piece.start, piece.end))
-        stored = job.table[blocks[0].number : blocks[-1].number + 1].tolist()
-        crcs: list[int] = []
-        bad: list[Block] = []
-        for block, known in zip(blocks, stored, strict=True):
-            part = view[block.start - base : block.end - base]
-            crcs.append(crc32(part))
-            if crcs[-1] != known or len(part) < block.end - block.start:
-                bad.append(block)
-        self._core.counters.blocks_damaged += len(bad)
-        good = self._without(job, piece.wanted, bad) if bad else piece.wanted
+        layout = read.column.header.layout
+        alone = len(list(blocks_between(layout, read.start, read.end))) == 1
+        self._core.counters.blocks_damaged += alone
+        for job, piece in takers:
+            if alone:
+                for each in piece.wanted:
+                    self._damage(job, each.start, each.end, event.errno_name)
+                continue
+            again = [
+                Piece(~block.number, block.start, block.end, wanted)
+                for block in blocks_between(layout, piece.start, piece.end)
+                if (wanted := ranges_inside(piece.wanted, block.start, block.end))
+            ]
+            job.pieces.extendleft(reversed(again))
+        self._let_go((read.op,))
+
+    def _keep(self, read: DiskRead, found: VerifiedBlocks) -> None:
+        """For those who want other parts of it, if all is well."""
+        if read.others_may_want() and not found.bad:
+            self._let_go(self._shared.keep(read, found, self._core.now_us))
+        else:
+            self._shared.end(read)
+            self._let_go((read.op,))
+
+    def _give(
+        self, reader: Reader, job: ReadJob, piece: Piece, read: DiskRead, found: VerifiedBlocks
+    ) -> None:
+        """Send what is good of each range that the piece wants."""
+        good = self._without(job, piece.wanted, found.bad) if found.bad else piece.wanted
         if job.verify or not good:
-            return False
-        found = ((each, view[each.start - base : each.end - base]) for each in good)
-        known_crcs = dict(zip(blocks, crcs, strict=True))
-        for message, bulk in range_frames(found, partial(_checksum, known_crcs)):
+            return
+        held = False
+        views = (
+            (each, found.view[each.start - read.start : each.end - read.start]) for each in good
+        )
+        for message, bulk in range_frames(views, found.checksum):
             self._core.counters.bytes_given += len(bulk)
             self._core.send(job.session, job.request, message, bulk)
-        return True
+            if isinstance(bulk, memoryview):
+                held = True
+            else:
+                reader.sent_bytes += len(bulk)
+        if held:
+            reader.sent_bytes += read.size
+            reader.sent_operations.append(read.op)
+            self._holders[read.op] += 1
 
     def _without(
         self, job: ReadJob, wanted: Sequence[ByteRange], bad: Sequence[Block]
@@ -449,6 +438,7 @@ class Reads:
                 self._core.counters.bytes_read += length
                 reader.sent_bytes += length
                 reader.sent_operations.append(event.op)
+                self._holders[event.op] += 1
             else:
                 self._core.out.append(ReleaseBulk(event.op))
 
@@ -459,20 +449,7 @@ class Reads:
         limits = self._core.limits
         for reader in self._readers.values():
             assert reader.reading_bytes >= 0
-            mine = reader.reading_bytes + reader.sent_bytes
-            assert mine <= limits.read_window_bytes + limits.read_piece_bytes
-
-
-def _checksum(blocks: Mapping[Block, int], wanted: ByteRange, view: memoryview) -> int:
-    """Of a long range: checksums of whole blocks are combined, not repeated."""
-    total = 0
-    for block, crc in blocks.items():
-        start, end = max(wanted.start, block.start), min(wanted.end, block.end)
-        if start < end:
-            whole = (start, end) == (block.start, block.end)
-            part_crc = crc if whole else crc32(view[start - wanted.start : end - wanted.start])
-            total = crc32_combine(total, part_crc, end - start)
-    return total
+            assert reader.held_bytes <= limits.read_window_bytes + limits.read_piece_bytes
 
 
 def _merged(ranges: Sequence[ByteRange]) -> tuple[ByteRange, ...]:

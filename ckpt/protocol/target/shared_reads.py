@@ -1,0 +1,146 @@
+"""Disk reads that serve several questions.
+
+Ranks that load one checkpoint, cut otherwise than it was saved, want a part of every block each. A
+block is read and verified once: who asks while it is under way takes part, and a read of which
+parts were wanted is kept for a moment, for ranks that come a little later.
+
+    under way --here, parts of it wanted--> kept --unused for KEEP_US, or no room--> gone
+        +------ here, most of it wanted; damaged; failed ------------------------------^
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass, field
+from typing import Final
+
+from ckpt.base.units import US_PER_S
+from ckpt.format.checksum import crc32, crc32_combine
+from ckpt.format.messages import ByteRange
+from ckpt.protocol.events import Buffer
+from ckpt.protocol.target.core import SealedColumn
+from ckpt.protocol.target.pieces import Block, BlockTable, Piece, blocks_between
+from ckpt.protocol.target.read_jobs import ReadJob
+
+KEEP_US: Final = US_PER_S
+"""Unused for so long, a read is forgotten: the disk is asked again, and its damage seen."""
+
+Place = tuple[str, int]
+"""File of a column, and the number of a group of blocks in it."""
+
+
+class VerifiedBlocks:
+    """Blocks that were read, each compared with the table."""
+
+    def __init__(self, read: DiskRead, data: Buffer, table: BlockTable) -> None:
+        self.view = memoryview(data)
+        self.bad: list[Block] = []
+        self._crcs: dict[Block, int] = {}
+        blocks = list(blocks_between(read.column.header.layout, read.start, read.end))
+        stored = table[blocks[0].number : blocks[-1].number + 1].tolist()
+        for block, known in zip(blocks, stored, strict=True):
+            part = self.view[block.start - read.start : block.end - read.start]
+            self._crcs[block] = crc32(part)
+            if self._crcs[block] != known or len(part) < block.end - block.start:
+                self.bad.append(block)
+
+    def checksum(self, wanted: ByteRange, view: memoryview) -> int:
+        """Of a long range: checksums of whole blocks are combined, not repeated."""
+        total = 0
+        for block, crc in self._crcs.items():
+            start, end = max(wanted.start, block.start), min(wanted.end, block.end)
+            if start < end:
+                whole = (start, end) == (block.start, block.end)
+                part_crc = crc if whole else crc32(view[start - wanted.start : end - wanted.start])
+                total = crc32_combine(total, part_crc, end - start)
+        return total
+
+
+@dataclass(slots=True, eq=False)
+class DiskRead:
+    """One read of whole blocks of a column."""
+
+    column: SealedColumn
+    start: int
+    end: int
+    place: Place
+    op: int = -1
+    """Of the disk."""
+    takers: list[tuple[ReadJob, Piece]] = field(default_factory=list)
+    """Who waits for it."""
+    found: VerifiedBlocks | None = None
+    """None: under way."""
+    used_us: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+    def others_may_want(self) -> bool:
+        """Each who waited for it wanted half of it at most, and all together not everything."""
+        wanted = [sum(each.end - each.start for each in piece.wanted) for _, piece in self.takers]
+        return 2 * max(wanted) <= self.size and sum(wanted) < self.size
+
+
+class SharedReads:
+    """I know the reads that are under way or kept, by where they lie. I keep `keep_bytes` at
+    most.
+    """
+
+    def __init__(self, keep_bytes: int) -> None:
+        self._keep_bytes = keep_bytes
+        self._kept_bytes = 0
+        self._reads: defaultdict[Place, list[DiskRead]] = defaultdict(list)
+        #: The least lately used first.
+        self._kept: OrderedDict[int, DiskRead] = OrderedDict()
+
+    def begin(self, column: SealedColumn, piece: Piece) -> DiskRead:
+        """The disk will be asked for the piece."""
+        read = DiskRead(column, piece.start, piece.end, _place(column, piece))
+        self._reads[read.place].append(read)
+        return read
+
+    def find(self, column: SealedColumn, piece: Piece, now_us: int) -> DiskRead | None:
+        """One that brings, or has brought, the whole piece."""
+        for read in self._reads.get(_place(column, piece), ()):
+            # A column that was stored anew has the same name.
+            if read.column is column and read.start <= piece.start and piece.end <= read.end:
+                if read.found is not None:
+                    read.used_us = now_us
+                    self._kept.move_to_end(read.op)
+                return read
+        return None
+
+    def keep(self, read: DiskRead, found: VerifiedBlocks, now_us: int) -> list[int]:
+        """It is here and others may want more of it: operations that are kept no longer."""
+        read.found, read.used_us = found, now_us
+        read.takers.clear()
+        self._kept[read.op] = read
+        self._kept_bytes += read.size
+        dropped = []
+        while self._kept_bytes > self._keep_bytes:
+            dropped.append(self._drop())
+        return dropped
+
+    def end(self, read: DiskRead) -> None:
+        """It is not kept, or failed."""
+        self._reads[read.place].remove(read)
+        if not self._reads[read.place]:
+            del self._reads[read.place]
+
+    def expire(self, now_us: int) -> list[int]:
+        """Operations that nobody used for KEEP_US."""
+        dropped = []
+        while self._kept and now_us - next(iter(self._kept.values())).used_us >= KEEP_US:
+            dropped.append(self._drop())
+        return dropped
+
+    def _drop(self) -> int:
+        op, read = self._kept.popitem(last=False)
+        self._kept_bytes -= read.size
+        self.end(read)
+        return op
+
+
+def _place(column: SealedColumn, piece: Piece) -> Place:
+    return column.name, piece.group
