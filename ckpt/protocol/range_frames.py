@@ -2,13 +2,17 @@
 where it belongs; short ones together, copied behind each other.
 
 A frame costs as much as copying a megabyte, and a tensor that is cut along its last axis is wanted
-in runs of a few KiB.
+in runs of a few KiB. These are thousands, so that all of them are kept in one array.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_MAX
 from ckpt.format.checksum import crc32
@@ -19,29 +23,72 @@ LONG_BYTES: Final = BLOCK_BYTES
 TOGETHER_MAX: Final = 1024
 """Ranges of one frame: their names must fit its meta."""
 
-Found = tuple[ByteRange, memoryview]
-Checksum = Callable[[ByteRange, memoryview], int]
+Ranges = npt.NDArray[np.int64]
+"""Shape (n, 2): fragment bytes [start, end) of a column."""
 
 
-def range_frames(
-    found: Iterable[Found], checksum: Checksum
-) -> Iterator[tuple[RangeData, bytes | memoryview]]:
-    """Messages with their bulks. `checksum` gives the CRC-32 of a range that comes alone."""
-    short: list[Found] = []
-    short_bytes = 0
-    for each, view in found:
-        if len(view) >= LONG_BYTES:
-            yield RangeData((each,), checksum(each, view)), view
-            continue
-        if len(short) == TOGETHER_MAX or short_bytes + len(view) > CELL_BYTES_MAX:
-            yield _together(short)
-            short, short_bytes = [], 0
-        short.append((each, view))
-        short_bytes += len(view)
-    if short:
-        yield _together(short)
+class Content(Protocol):
+    """Where the bytes of ranges are found."""
+
+    def one(self, start: int, end: int) -> memoryview:
+        """A range as it lies."""
+        ...
+
+    def checksum(self, start: int, end: int) -> int:
+        """CRC-32 of it."""
+        ...
+
+    def copied(self, ranges: Ranges) -> memoryview:
+        """Ranges behind each other."""
+        ...
 
 
-def _together(short: list[Found]) -> tuple[RangeData, bytes | memoryview]:
-    bulk = short[0][1] if len(short) == 1 else b"".join(view for _, view in short)
-    return RangeData(tuple(each for each, _ in short), crc32(bulk)), bulk
+class RangeFrame(NamedTuple):
+    """One answer."""
+
+    message: RangeData
+    bulk: memoryview
+    is_copy: bool
+
+
+def array_of(ranges: Sequence[ByteRange]) -> Ranges:
+    """The ranges of a message. Raises OverflowError for numbers that no column has."""
+    flat = chain.from_iterable([(each.start, each.end) for each in ranges])
+    return np.fromiter(flat, np.int64, 2 * len(ranges)).reshape(-1, 2)
+
+
+def byte_ranges(ranges: Ranges) -> tuple[ByteRange, ...]:
+    """The ranges for a message."""
+    return tuple([ByteRange(start, end) for start, end in ranges.tolist()])
+
+
+def range_frames(ranges: Ranges, content: Content) -> Iterator[RangeFrame]:
+    """The answers that bring the ranges: the long ones first."""
+    sizes = ranges[:, 1] - ranges[:, 0]
+    is_long = sizes >= LONG_BYTES
+    for start, end in ranges[is_long].tolist():
+        message = RangeData((ByteRange(start, end),), content.checksum(start, end))
+        yield RangeFrame(message, content.one(start, end), is_copy=False)
+    short = ranges[~is_long]
+    for first, behind in _bounds(sizes[~is_long]):
+        yield _together(short[first:behind], content)
+
+
+def _bounds(sizes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Which short ranges make a frame: as many as it holds."""
+    reach, first = np.cumsum(sizes), 0
+    while first < len(sizes):
+        before = int(reach[first - 1]) if first else 0
+        behind = int(np.searchsorted(reach, before + CELL_BYTES_MAX, side="right"))
+        behind = min(behind, first + TOGETHER_MAX)
+        yield first, behind
+        first = behind
+
+
+def _together(short: Ranges, content: Content) -> RangeFrame:
+    if len(short) == 1:
+        start, end = short[0].tolist()
+        bulk = content.one(start, end)
+    else:
+        bulk = content.copied(short)
+    return RangeFrame(RangeData(byte_ranges(short), crc32(bulk)), bulk, is_copy=len(short) > 1)

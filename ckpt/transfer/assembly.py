@@ -13,7 +13,6 @@ A byte is read once for its checksum: the cell's comes from those of its ranges.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
@@ -22,16 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ckpt.base.errors import Corrupt
-from ckpt.base.limits import CELL_BYTES_MAX
 from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID
 from ckpt.erasure.selftest import trusted_codec
 from ckpt.format.checksum import crc32, crc32_concat, xxh3_128
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, decode_manifest
+from ckpt.format.runs import Bytes, Offsets, SpareBuffers, copy_runs
 from ckpt.protocol.reader.events import DecodePart, FinishStripe
 from ckpt.protocol.reader.spans import Spans
 from ckpt.transfer.landings import Landings
-from ckpt.transfer.runs import Bytes, Offsets, copy_runs
 
 Mask = slice | npt.NDArray[np.bool_]
 
@@ -85,32 +83,6 @@ class CellPool:
                 free.append(cell)
 
 
-class LandingPool:
-    """Memory for short ranges that come together, until they are put where they belong; the last
-    used, whose cache is warm, is used again. Thread safe."""
-
-    def __init__(self) -> None:
-        #: Taken and given back by one call each, which no other thread comes between.
-        self._free: deque[Bytes] = deque()
-
-    def take(self, size: int) -> memoryview:
-        """At most CELL_BYTES_MAX, with whatever was there before; larger ones are nobody's."""
-        if size > CELL_BYTES_MAX:
-            return np.empty(size, np.uint8).data
-        try:
-            buffer = self._free.pop()
-        except IndexError:
-            # Pages that no frame reaches are never touched.
-            buffer = np.empty(CELL_BYTES_MAX, np.uint8)
-        return buffer.data[:size]
-
-    def give_back(self, view: memoryview) -> None:
-        """Nobody may touch it afterwards."""
-        buffer = view.obj
-        if isinstance(buffer, np.ndarray) and len(buffer) == CELL_BYTES_MAX:
-            self._free.append(buffer)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Frame:
     """Short ranges of one cell as they came, one behind the other."""
@@ -139,7 +111,7 @@ class Assembly:
         manifest_digest: bytes,
         checks: Checks | None = None,
         pool: CellPool | None = None,
-        apart: LandingPool | None = None,
+        apart: SpareBuffers | None = None,
     ) -> None:
         """apart: gets back the memory of what `store_apart` was given."""
         self.layout = layout
@@ -148,7 +120,7 @@ class Assembly:
         self._digest = manifest_digest
         self._checks = Checks() if checks is None else checks
         self._pool = CellPool() if pool is None else pool
-        self._apart = LandingPool() if apart is None else apart
+        self._apart = SpareBuffers() if apart is None else apart
         #: (stripe, column) -> where the cell is put together; direct cells are views of the
         #: destination.
         self._homes: dict[tuple[int, int], memoryview] = {}

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from ckpt.base.units import KiB
-from ckpt.transfer.runs import Bytes, Offsets, copy_runs
+from ckpt.format.runs import Bytes, Offsets, copy_runs
 
 GAP_BYTES: Final = 512
 """Wanted runs that are closer to each other are read as one: a frame of its own costs more than

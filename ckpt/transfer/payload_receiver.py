@@ -1,10 +1,9 @@
 """Reads payloads from targets into the caller's memory: one thread moves and checks bytes, one
 decodes them.
 
-    caller's thread   LinkLoop: asks, receives straight into place (sink)  --stripes to decode-->
-    worker
-                      checksums; PayloadReader of each payload             <--what became of it--
-                      decode, copies
+    caller's thread   LinkLoop: asks, receives straight into place  --stripes to decode-->  worker
+                      checksums; PayloadReader of each payload      <--what came of it--    decode,
+                                                                                            copies
 
 Both release the GIL. All payloads of a read share connections; a few are under way, others wait.
 
@@ -53,6 +52,7 @@ from ckpt.format.messages import (
     Role,
     TargetAddress,
 )
+from ckpt.format.runs import SpareBuffers
 from ckpt.protocol.events import Report, Ticked
 from ckpt.protocol.reader.events import (
     AskAnswered,
@@ -79,7 +79,7 @@ from ckpt.protocol.reader.events import (
 )
 from ckpt.protocol.reader.payload_reader import PayloadReader
 from ckpt.protocol.reader.spans import Owed, Spans, total
-from ckpt.transfer.assembly import Assembly, CellPool, LandingPool
+from ckpt.transfer.assembly import Assembly, CellPool
 from ckpt.transfer.decode_worker import DecodeWorker, WorkFailed
 from ckpt.transfer.read_job import (
     PayloadDamaged,
@@ -150,7 +150,7 @@ class PayloadReceiver:
         self._worker = DecodeWorker(self._loop.wake)
         self._worker.start()
         self._pool = CellPool()
-        self._apart = LandingPool()
+        self._apart = SpareBuffers()
         self._peers: dict[TargetId, _Peer] = {}
         self.manifests: dict[bytes, bytes] = {}
         """By digest: those that reads have brought, and need not ask for again."""

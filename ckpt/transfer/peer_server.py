@@ -16,7 +16,7 @@ import asyncio
 import secrets
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from ckpt.format.messages import (
 )
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established, Identity
-from ckpt.protocol.range_frames import range_frames
+from ckpt.protocol.range_frames import Ranges, array_of, range_frames
 from ckpt.protocol.reader.spans import Spans, covers, union
 from ckpt.transfer.read_job import ReadJob
 
@@ -224,17 +224,36 @@ class _Answers:
     ) -> Iterator[_Frame]:
         with self._lock:
             give = self._views.get(payload)
-        found: list[tuple[ByteRange, memoryview]] = []
+        views: dict[tuple[int, int], memoryview] = {}
         for each in ranges:
             view = None if give is None else give(column, each)
             if view is None:
                 text = f"bytes {each.start} to {each.end} of {payload} column {column} are not here"
                 yield request, Failed("unavailable", text), b""
                 return
-            found.append((each, view))
-        for message, bulk in range_frames(found, lambda _, view: crc32(view)):
+            views[each.start, each.end] = view
+        for message, bulk, _ in range_frames(array_of(ranges), _Views(views)):
             yield request, message, bulk
         yield request, RangesDone(), b""
+
+
+class _Views:
+    """What was found of the ranges of one question."""
+
+    def __init__(self, views: Mapping[tuple[int, int], memoryview]) -> None:
+        self._views = views
+
+    def one(self, start: int, end: int) -> memoryview:
+        """As it lies."""
+        return self._views[start, end]
+
+    def checksum(self, start: int, end: int) -> int:
+        """CRC-32 of it."""
+        return crc32(self._views[start, end])
+
+    def copied(self, ranges: Ranges) -> memoryview:
+        """Behind each other."""
+        return memoryview(b"".join([self._views[start, end] for start, end in ranges.tolist()]))
 
 
 def _bytes_of(

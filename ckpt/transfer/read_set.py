@@ -15,10 +15,10 @@ import numpy.typing as npt
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import Rank
 from ckpt.format.index import Box, IndexTensor
+from ckpt.format.runs import Bytes
 from ckpt.format.table import Meaning
 from ckpt.plan.reads import PayloadKey, plan_read
 from ckpt.transfer.landings import Landings
-from ckpt.transfer.runs import Bytes
 
 AnyArray = npt.NDArray[np.generic]
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ckpt.base.limits import CELL_BYTES_MAX
-from ckpt.format.checksum import crc32
-from ckpt.format.messages import ByteRange, RangeData
-from ckpt.protocol.range_frames import LONG_BYTES, TOGETHER_MAX, range_frames
+from ckpt.format.messages import ByteRange
+from ckpt.protocol.range_frames import (
+    LONG_BYTES,
+    TOGETHER_MAX,
+    RangeFrame,
+    range_frames,
+)
+from tests.protocol.range_content import Column
 from tests.protocol.target_world import cut_up
 
 CONTENT = bytes(range(256)) * 40_000
 
 
-def _frames(ranges: list[tuple[int, int]]) -> list[tuple[RangeData, bytes | memoryview]]:
-    whole = memoryview(CONTENT)
-    found = ((ByteRange(start, end), whole[start:end]) for start, end in ranges)
-    return list(range_frames(found, lambda _, view: crc32(view)))
+def _frames(ranges: list[tuple[int, int]]) -> list[RangeFrame]:
+    return list(
+        range_frames(np.array(ranges, np.int64).reshape(-1, 2), Column(memoryview(CONTENT)))
+    )
 
 
-def _check(
-    ranges: list[tuple[int, int]], frames: list[tuple[RangeData, bytes | memoryview]]
-) -> None:
+def _check(ranges: list[tuple[int, int]], frames: list[RangeFrame]) -> None:
     found: dict[int, bytes] = {}
-    for message, bulk in frames:
+    for message, bulk, _ in frames:
         found |= cut_up(message, bytes(bulk))
     assert found == {start: CONTENT[start:end] for start, end in ranges}
 
@@ -30,26 +35,27 @@ def test_short_ranges_travel_together_and_a_long_one_alone_as_it_lies() -> None:
     ranges = [(0, 10), (20, 21), (1000, 1000 + LONG_BYTES), (900_000, 900_100)]
     frames = _frames(ranges)
     _check(ranges, frames)
-    assert [len(message.ranges) for message, _ in frames] == [1, 3]
-    assert isinstance(frames[0][1], memoryview)
-    assert frames[0][1].obj is CONTENT
+    assert [len(frame.message.ranges) for frame in frames] == [1, 3]
+    assert frames[0].bulk.obj is CONTENT
+    assert [frame.is_copy for frame in frames] == [False, True]
 
 
 def test_one_short_range_is_not_copied() -> None:
-    ((message, bulk),) = _frames([(5, 50)])
-    assert message.ranges == (ByteRange(5, 50),)
-    assert isinstance(bulk, memoryview)
+    (frame,) = _frames([(5, 50)])
+    assert frame.message.ranges == (ByteRange(5, 50),)
+    assert frame.bulk.obj is CONTENT
+    assert not frame.is_copy
 
 
 def test_a_frame_holds_so_many_ranges_and_bytes_and_no_more() -> None:
     many = [(at * 4, at * 4 + 1) for at in range(2 * TOGETHER_MAX + 1)]
     frames = _frames(many)
     _check(many, frames)
-    assert [len(message.ranges) for message, _ in frames] == [TOGETHER_MAX, TOGETHER_MAX, 1]
+    assert [len(frame.message.ranges) for frame in frames] == [TOGETHER_MAX, TOGETHER_MAX, 1]
     wide = [(at * LONG_BYTES, (at + 1) * LONG_BYTES - 1) for at in range(70)]
     frames = _frames(wide)
     _check(wide, frames)
-    assert all(len(bulk) <= CELL_BYTES_MAX for _, bulk in frames)
+    assert all(len(frame.bulk) <= CELL_BYTES_MAX for frame in frames)
     assert len(frames) == 3
 
 

@@ -7,11 +7,11 @@ import pytest
 
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32, xxh3_128
+from ckpt.format.runs import Bytes, SpareBuffers
 from ckpt.protocol.reader.events import DecodePart, FinishStripe
 from ckpt.protocol.reader.spans import Spans
-from ckpt.transfer.assembly import Assembly, LandingPool
+from ckpt.transfer.assembly import Assembly
 from ckpt.transfer.landings import Landings
-from ckpt.transfer.runs import Bytes
 from tests.protocol.reading import Columns
 
 CODE = Code(4, 2)
@@ -25,7 +25,7 @@ def data() -> Columns:
     return Columns.make(CODE, 3 * CELL * CODE.k, CELL, seed=8)
 
 
-def narrow(data: Columns) -> tuple[Assembly, Bytes, Bytes, LandingPool]:
+def narrow(data: Columns) -> tuple[Assembly, Bytes, Bytes, SpareBuffers]:
     """700 of each 4,096 bytes of the payload are wanted: the assembly, their memory, what it shall
     hold, and whose the frames' memory is."""
     starts = np.arange(100, len(data.payload), STEP, dtype=np.int64)
@@ -34,7 +34,7 @@ def narrow(data: Columns) -> tuple[Assembly, Bytes, Bytes, LandingPool]:
     landings.add(memory, starts, np.full(len(starts), RUN, np.int64), places)
     payload = np.frombuffer(data.payload, np.uint8)
     expected = np.concatenate([payload[s : s + RUN] for s in starts.tolist()])
-    pool = LandingPool()
+    pool = SpareBuffers()
     assembly = Assembly(data.layout, landings, xxh3_128(data.manifest), apart=pool)
     assembly.take_manifest(data.manifest)
     return assembly, memory, expected, pool
@@ -47,7 +47,7 @@ def runs_of(stripe: int) -> Spans:
 
 
 def bring(
-    assembly: Assembly, data: Columns, column: int, ranges: Spans, pool: LandingPool, flip: int = 0
+    assembly: Assembly, data: Columns, column: int, ranges: Spans, pool: SpareBuffers, flip: int = 0
 ) -> bool:
     bulk = b"".join(bytes(data.columns[column][start:end]) for start, end in ranges)
     view = pool.take(len(bulk))
@@ -108,7 +108,10 @@ def test_a_whole_cell_that_came_short_and_is_another_is_named(data: Columns) -> 
     assert not memory.any()
 
 
-def test_a_frame_that_broke_leaves_nothing_but_its_memory(data: Columns) -> None:
+def test_a_frame_that_broke_leaves_nothing_but_its_memory(
+    data: Columns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckpt.format.runs.SMALL_BYTES", 0)
     assembly, memory, _, pool = narrow(data)
     first = pool.take(1000)
     pool.give_back(first)

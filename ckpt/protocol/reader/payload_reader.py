@@ -58,6 +58,7 @@ from ckpt.protocol.reader.events import (
     StripeFinished,
 )
 from ckpt.protocol.reader.judgement import check_read, lost_place, statistics_of
+from ckpt.protocol.reader.scratch import Scratch
 from ckpt.protocol.reader.spans import Owed, Spans, minus, split, total, union
 from ckpt.protocol.reader.stripes import Stripe, by_stripe, plan_stripe, wanted_stripes
 
@@ -88,7 +89,6 @@ class PayloadReader:
             new_column(ColumnNumber(j), standing) for j, standing in enumerate(wish.standings)
         )
         self._requests = requests
-        self._is_direct = is_direct
         self._now_us = self._tick_us = now_us
         self._out: list[ReaderAction] = []
         self._coming = wanted_stripes(layout, wish.spans)
@@ -100,7 +100,7 @@ class PayloadReader:
         #: Numbers of complete stripes that wait for the manifest.
         self._ready: deque[int] = deque()
         self._manifest_here, self._manifest_asked = manifest_here, False
-        self._scratch_bytes = 0
+        self._scratch = Scratch(wish.limits.scratch_bytes, is_direct)
         self._stuck_since_us: int | None = None
         self._effort = Effort()
         self._done_bytes = self._rebuilt_bytes = 0
@@ -159,9 +159,9 @@ class PayloadReader:
         found = self._take(request, ranges)
         if found is None:
             return
-        column, stripes = found
+        column, stripes, size = found
         j = column.number
-        column.received_bytes += total(ranges)
+        column.received_bytes += size
         column.note_progress(self._now_us)
         column.retry_count = 0
         for stripe, parts in stripes:
@@ -172,7 +172,7 @@ class PayloadReader:
         found = self._take(request, ranges)
         if found is None:
             return
-        column, stripes = found
+        column, stripes, _ = found
         column.note_progress(self._now_us)
         column.strike_count += 1
         if column.strike_count > STRIKES_MAX:
@@ -186,7 +186,7 @@ class PayloadReader:
         found = self._take(request, ((start, end),))
         if found is None:
             return
-        column, stripes = found
+        column, stripes, _ = found
         j = column.number
         column.note_progress(self._now_us)
         column.damaged_bytes += end - start
@@ -198,9 +198,9 @@ class PayloadReader:
 
     def _take(
         self, request: int, ranges: Spans
-    ) -> tuple[Column, list[tuple[Stripe, Spans]]] | None:
-        """Cross the bytes out of their ask: the column, and the parts of the cells of stripes that
-        are not done; None when nobody asked."""
+    ) -> tuple[Column, list[tuple[Stripe, Spans]], int] | None:
+        """Cross the bytes out of their ask: the column, the parts of the cells of stripes that
+        are not done, how many bytes; None when nobody asked."""
         ask = find_ask(self.columns, request)
         if ask is None or ask.owed is None:
             return None
@@ -208,14 +208,15 @@ class PayloadReader:
         if not owed.take_all(ranges):
             self._drop(column, Standing.AWAY, "it sends what nobody asked for", cut=True)
             return None
-        column.outstanding_bytes -= total(ranges)
+        size = total(ranges)
+        column.outstanding_bytes -= size
         found = []
         for number, parts in by_stripe(self.wish.layout, ranges):
             stripe = self._stripes.get(number)
             if stripe is not None:
                 stripe.asked[column.number] = minus(stripe.asked[column.number], parts)
                 found.append((stripe, parts))
-        return column, found
+        return column, found, size
 
     def _answered(self, request: int) -> None:
         ask = find_ask(self.columns, request)
@@ -333,7 +334,7 @@ class PayloadReader:
         if not wrong:
             self._done_bytes += stripe.wanted_bytes
             self._rebuilt_bytes += sum((p.end - p.start) * len(p.wanted) for p in stripe.parts)
-            self._scratch_bytes -= len(stripe.scratch) * stripe.cell_bytes
+            self._scratch.give_back(stripe)
             del self._stripes[number]
             return
         stripe.finishing = False
@@ -457,13 +458,14 @@ class PayloadReader:
         while column.queue and size < limit and len(parts) < RANGES_MAX:
             number, queued = column.queue[0]
             stripe = self._stripes.get(number)
-            rest = () if stripe is None else stripe.rest(j, queued)
-            if stripe is None or not rest:
-                column.pop()
-                continue
-            if not self._has_room(stripe, j):
+            # Asked at every event, and mostly the answer: before what is wanted is looked at.
+            if stripe is not None and not self._has_room(stripe, j):
                 break
             column.pop()
+            rest = () if stripe is None else stripe.rest(j, queued)
+            if stripe is None or not rest:
+                continue
+            self._scratch.take(stripe, j)
             now, later = split(rest, limit - size, RANGES_MAX - len(parts))
             if later:
                 column.push(number, later)
@@ -474,14 +476,7 @@ class PayloadReader:
         return parts
 
     def _has_room(self, stripe: Stripe, j: int) -> bool:
-        if j in stripe.scratch or self._is_direct(stripe.number, j):
-            return True
-        oldest = next(iter(self._stripes)) == stripe.number
-        if not oldest and self._scratch_bytes + stripe.cell_bytes > self.wish.limits.scratch_bytes:
-            return False
-        stripe.scratch.add(j)
-        self._scratch_bytes += stripe.cell_bytes
-        return True
+        return stripe.number == next(iter(self._stripes)) or self._scratch.has_room(stripe, j)
 
     def _fail(self, code: str, message: str, *, damaged: bool) -> None:
         self._end(ReadFailed(code, message, damaged))

@@ -54,6 +54,8 @@ class Stripe:
     """FinishStripe was said and is not answered."""
     scratch: set[int] = field(default_factory=set)
     """Columns whose cell counts as scratch."""
+    direct: dict[int, bool] = field(default_factory=dict)
+    """By column, once it was looked up: its cell has a place in the destination."""
 
     @classmethod
     def of(cls, layout: Layout, number: int, wanted: dict[int, Spans]) -> Stripe:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,8 @@ from ckpt.base.ids import ColumnId
 from ckpt.base.limits import BLOCK_BYTES
 from ckpt.format.column import ColumnHeader, decode_trailer, trailer_offset
 from ckpt.format.layout import Layout, blocks_of
-from ckpt.format.messages import ByteRange
+from ckpt.format.runs import Offsets
+from ckpt.protocol.range_frames import Ranges
 from ckpt.protocol.target.core import Completion, Core, SealedColumn
 from ckpt.protocol.target.disk_events import DiskFailed, ReadAt, ReleaseBulk
 
@@ -123,7 +125,12 @@ class Piece:
     group: int
     start: int
     end: int
-    wanted: tuple[ByteRange, ...]
+    wanted: Ranges
+
+    @property
+    def wanted_bytes(self) -> int:
+        """Of all ranges together."""
+        return int((self.wanted[:, 1] - self.wanted[:, 0]).sum())
 
 
 def block_at(layout: Layout, offset: int) -> Block:
@@ -150,31 +157,59 @@ def blocks_between(layout: Layout, start: int, end: int) -> Iterator[Block]:
             start += BLOCK_BYTES
 
 
-def cut_pieces(layout: Layout, ranges: Sequence[ByteRange], piece_bytes: int) -> list[Piece]:
+def cut_pieces(layout: Layout, ranges: Ranges, piece_bytes: int) -> list[Piece]:
     """The fewest reads in ascending order that cover the ranges; neighbours share one."""
-    pieces: list[Piece] = []
-    start = end = 0
-    group = Group(-1, 0)
-    wanted: list[ByteRange] = []
-    for each in sorted(ranges, key=lambda r: (r.start, r.end)):
-        if wanted and each.end <= end:
-            wanted.append(each)  # Short ones: most lie in blocks that are read anyway.
-            continue
-        at = each.start
-        while at < each.end:
-            block = block_at(layout, at)
-            if not (wanted and block.start <= end and block.end <= group.end):
-                if wanted:
-                    pieces.append(Piece(group.number, start, end, tuple(wanted)))
-                start, end, wanted = block.start, block.end, []
-                group = group_of(layout, block, piece_bytes)
-            stop = _stop(layout, block, min(each.end, group.end), group.end)
-            upto = min(each.end, stop)
-            wanted.append(ByteRange(at, upto))
-            end, at = max(end, stop), upto
-    if wanted:
-        pieces.append(Piece(group.number, start, end, tuple(wanted)))
-    return pieces
+    if not len(ranges):
+        return []
+    within = _within_groups(layout, ranges, piece_bytes)
+    within = within[np.lexsort((within[:, 1], within[:, 0]))]
+    lows, groups = _blocks(layout, within[:, 0], piece_bytes)
+    # How far the blocks of all ranges so far reach.
+    reach = np.maximum.accumulate(_block_ends(layout, within[:, 1]))
+    apart = (groups[1:] != groups[:-1]) | (lows[1:] > reach[:-1])
+    cuts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(within)]
+    return [
+        Piece(int(groups[first]), int(lows[first]), int(reach[behind - 1]), within[first:behind])
+        for first, behind in pairwise(cuts)
+    ]
+
+
+def _within_groups(layout: Layout, ranges: Ranges, piece_bytes: int) -> Ranges:
+    """The same bytes in ranges that do not leave their group."""
+    _, first = _blocks(layout, ranges[:, 0], piece_bytes)
+    _, last = _blocks(layout, ranges[:, 1] - 1, piece_bytes)
+    leaves = first != last
+    if not leaves.any():
+        return ranges
+    parts: list[tuple[int, int]] = []
+    for at, end in ranges[leaves].tolist():
+        while at < end:
+            border = min(end, group_of(layout, block_at(layout, at), piece_bytes).end)
+            parts.append((at, border))
+            at = border
+    return np.concatenate((ranges[~leaves], np.array(parts, np.int64)))
+
+
+def _blocks(layout: Layout, at: Offsets, piece_bytes: int) -> tuple[Offsets, Offsets]:
+    """Where the blocks of these bytes begin, and the numbers of their groups."""
+    stripes = np.minimum(at // layout.cell_bytes, layout.stripe_count - 1)
+    cells = stripes * layout.cell_bytes
+    inside = (at - cells) // BLOCK_BYTES * BLOCK_BYTES
+    if layout.cell_bytes <= piece_bytes:
+        return cells + inside, stripes // (piece_bytes // layout.cell_bytes)
+    parts = -(-layout.cell_bytes // piece_bytes)
+    return cells + inside, stripes * parts + inside // piece_bytes
+
+
+def _block_ends(layout: Layout, ends: Offsets) -> Offsets:
+    """Where the blocks of the bytes before these end."""
+    stripes = np.minimum((ends - 1) // layout.cell_bytes, layout.stripe_count - 1)
+    cells = stripes * layout.cell_bytes
+    last = stripes == layout.stripe_count - 1
+    sizes = np.where(last, layout.tail_cell_bytes, layout.cell_bytes)
+    inside: Offsets = -(-(ends - cells) // BLOCK_BYTES) * BLOCK_BYTES
+    reach: Offsets = cells + np.minimum(inside, sizes)
+    return reach
 
 
 def group_of(layout: Layout, block: Block, piece_bytes: int) -> Group:
@@ -195,17 +230,22 @@ def group_of(layout: Layout, block: Block, piece_bytes: int) -> Group:
     return Group(stripe * parts + part, end)
 
 
-def _stop(layout: Layout, first: Block, end: int, limit: int) -> int:
-    """The border behind the blocks that reach from `first` to `end` and not beyond `limit`; at
-    least the first one's.
-    """
-    if end <= first.end:
-        return first.end
-    last = block_at(layout, end - 1)
-    return last.end if last.end <= limit else last.start
-
-
-def ranges_inside(ranges: Sequence[ByteRange], start: int, end: int) -> tuple[ByteRange, ...]:
+def ranges_inside(ranges: Ranges, start: int, end: int) -> Ranges:
     """What of the ranges lies in [start, end)."""
-    clipped = (ByteRange(max(r.start, start), min(r.end, end)) for r in ranges)
-    return tuple(each for each in clipped if each.start < each.end)
+    clipped: Ranges = np.clip(ranges, start, end)
+    return clipped[clipped[:, 0] < clipped[:, 1]]
+
+
+def ranges_without(ranges: Ranges, holes: Sequence[Block]) -> tuple[Ranges, list[tuple[int, int]]]:
+    """What of the ranges lies outside of the blocks, and what inside; both ascending."""
+    outside: list[tuple[int, int]] = []
+    inside: list[tuple[int, int]] = []
+    for at, end in ranges.tolist():
+        for block in holes:
+            low, high = max(at, block.start), min(end, block.end)
+            if low < high:
+                inside.append((low, high))
+                outside += [(at, low)] if at < low else []
+                at = high
+        outside += [(at, end)] if at < end else []
+    return np.array(outside, np.int64).reshape(-1, 2), inside

@@ -18,6 +18,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
+
 from ckpt.base.ids import ColumnId
 from ckpt.base.limits import READ_RANGES_MAX
 from ckpt.format.column import FRAGMENTS_OFFSET
@@ -31,18 +33,19 @@ from ckpt.format.messages import (
     ReadRanges,
     VerifyColumn,
 )
+from ckpt.format.runs import SpareBuffers
 from ckpt.protocol.events import Buffer, Session
-from ckpt.protocol.range_frames import range_frames
+from ckpt.protocol.range_frames import Ranges, array_of, range_frames
 from ckpt.protocol.target.core import Completion, Core, SealedColumn
 from ckpt.protocol.target.disk_events import DiskFailed, ReadAt, ReleaseBulk
 from ckpt.protocol.target.pieces import (
-    Block,
     BlockTable,
     Piece,
     TableCache,
     blocks_between,
     cut_pieces,
     ranges_inside,
+    ranges_without,
 )
 from ckpt.protocol.target.read_jobs import Job, ManifestJob, Reader, ReadJob, StreamJob
 from ckpt.protocol.target.shared_reads import DiskRead, SharedReads, VerifiedBlocks
@@ -60,6 +63,7 @@ class Reads:
         self._readers: OrderedDict[Session, Reader] = OrderedDict()
         #: In turn order: the first is asked next.
         self._shared = SharedReads(core.limits.read_keep_bytes)
+        self._spare = SpareBuffers()
         self._holders: Counter[int] = Counter()
         #: By operation, who uses its buffer: sessions with unsent frames, and `_shared`.
 
@@ -70,16 +74,14 @@ class Reads:
         if column is None:
             return
         size = column.header.column_bytes
-        good = all(0 <= each.start < each.end <= size for each in message.ranges)
-        if not good or len(message.ranges) > READ_RANGES_MAX:
+        ranges = _ranges_within(size, message.ranges)
+        if ranges is None:
             self._core.fail(session, request, "refused", f"ranges outside of {size} column bytes")
             return
-        if not message.ranges:
+        if not len(ranges):
             self._core.send(session, request, RangesDone())
             return
-        pieces = cut_pieces(
-            column.header.layout, message.ranges, self._core.limits.read_piece_bytes
-        )
+        pieces = cut_pieces(column.header.layout, ranges, self._core.limits.read_piece_bytes)
         self.queue(ReadJob(session, request, column, deque(pieces)))
 
     def verify_column(self, session: Session, request: int, message: VerifyColumn) -> None:
@@ -89,8 +91,8 @@ class Reads:
             self._core.send(session, request, answer)
             return
         size = column.header.column_bytes
-        ranges = (ByteRange(0, size),) if size else ()
-        pieces = cut_pieces(column.header.layout, ranges, self._core.limits.read_piece_bytes)
+        whole = np.array([(0, size)] if size else [], np.int64).reshape(-1, 2)
+        pieces = cut_pieces(column.header.layout, whole, self._core.limits.read_piece_bytes)
         self.queue(ReadJob(session, request, column, deque(pieces), verify=True))
 
     def read_manifest(self, session: Session, request: int, message: ReadManifest) -> None:
@@ -159,6 +161,9 @@ class Reads:
         """The session has no unsent frame any more."""
         self._let_go(reader.sent_operations)
         reader.sent_operations.clear()
+        for copy in reader.sent_copies:
+            self._spare.give_back(copy)
+        reader.sent_copies.clear()
         reader.sent_bytes = 0
 
     def _let_go(self, operations: Sequence[int]) -> None:
@@ -309,7 +314,7 @@ class Reads:
             self._read_failed(read, [(job, piece) for _, job, piece in takers], event)
         else:
             core.counters.bytes_read += read.size
-            found = VerifiedBlocks(read, event.data, table)
+            found = VerifiedBlocks(read, event.data, table, self._spare)
             core.counters.blocks_damaged += len(found.bad)
             for reader, job, piece in takers:
                 self._give(reader, job, piece, read, found)
@@ -332,13 +337,13 @@ class Reads:
         self._core.counters.blocks_damaged += alone
         for job, piece in takers:
             if alone:
-                for each in piece.wanted:
-                    self._damage(job, each.start, each.end, event.errno_name)
+                for start, end in piece.wanted.tolist():
+                    self._damage(job, start, end, event.errno_name)
                 continue
             again = [
                 Piece(~block.number, block.start, block.end, wanted)
                 for block in blocks_between(layout, piece.start, piece.end)
-                if (wanted := ranges_inside(piece.wanted, block.start, block.end))
+                if len(wanted := ranges_inside(piece.wanted, block.start, block.end))
             ]
             job.pieces.extendleft(reversed(again))
         self._let_go((read.op,))
@@ -355,40 +360,25 @@ class Reads:
         self, reader: Reader, job: ReadJob, piece: Piece, read: DiskRead, found: VerifiedBlocks
     ) -> None:
         """Send what is good of each range that the piece wants."""
-        good = self._without(job, piece.wanted, found.bad) if found.bad else piece.wanted
-        if job.verify or not good:
+        good = piece.wanted
+        if found.bad:
+            good, damaged = ranges_without(piece.wanted, found.bad)
+            for start, end in damaged:
+                self._damage(job, start, end, "checksum")
+        if job.verify:
             return
         held = False
-        views = (
-            (each, found.view[each.start - read.start : each.end - read.start]) for each in good
-        )
-        for message, bulk in range_frames(views, found.checksum):
+        for message, bulk, is_copy in range_frames(good, found):
             self._core.counters.bytes_given += len(bulk)
             self._core.send(job.session, job.request, message, bulk)
-            if isinstance(bulk, memoryview):
-                held = True
-            else:
+            if is_copy:
                 reader.sent_bytes += len(bulk)
+                reader.sent_copies.append(bulk)
+            held = held or not is_copy
         if held:
             reader.sent_bytes += read.size
             reader.sent_operations.append(read.op)
             self._holders[read.op] += 1
-
-    def _without(
-        self, job: ReadJob, wanted: Sequence[ByteRange], bad: Sequence[Block]
-    ) -> list[ByteRange]:
-        """What is wanted of good blocks; the rest is told as damaged."""
-        good: list[ByteRange] = []
-        for each in wanted:
-            at = each.start
-            for block in bad:
-                start, end = max(each.start, block.start), min(each.end, block.end)
-                if start < end:
-                    self._damage(job, start, end, "checksum")
-                    good += [ByteRange(at, start)] if at < start else []
-                    at = end
-            good += [ByteRange(at, each.end)] if at < each.end else []
-        return good
 
     def _damage(self, job: ReadJob, start: int, end: int, reason: str) -> None:
         if not job.verify:
@@ -450,6 +440,17 @@ class Reads:
         for reader in self._readers.values():
             assert reader.reading_bytes >= 0
             assert reader.held_bytes <= limits.read_window_bytes + limits.read_piece_bytes
+
+
+def _ranges_within(size: int, ranges: Sequence[ByteRange]) -> Ranges | None:
+    """The ranges, if they are ranges of so many bytes and not too many."""
+    try:
+        found = array_of(ranges[: READ_RANGES_MAX + 1])
+    except OverflowError:
+        return None
+    starts, ends = found.T
+    good = bool(((starts >= 0) & (starts < ends) & (ends <= size)).all())
+    return found if good and len(found) <= READ_RANGES_MAX else None
 
 
 def _merged(ranges: Sequence[ByteRange]) -> tuple[ByteRange, ...]:

@@ -14,10 +14,13 @@ from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from ckpt.base.units import US_PER_S
 from ckpt.format.checksum import crc32, crc32_combine
-from ckpt.format.messages import ByteRange
+from ckpt.format.runs import SpareBuffers, copy_runs
 from ckpt.protocol.events import Buffer
+from ckpt.protocol.range_frames import Ranges
 from ckpt.protocol.target.core import SealedColumn
 from ckpt.protocol.target.pieces import Block, BlockTable, Piece, blocks_between
 from ckpt.protocol.target.read_jobs import ReadJob
@@ -32,27 +35,42 @@ Place = tuple[str, int]
 class VerifiedBlocks:
     """Blocks that were read, each compared with the table."""
 
-    def __init__(self, read: DiskRead, data: Buffer, table: BlockTable) -> None:
-        self.view = memoryview(data)
+    def __init__(
+        self, read: DiskRead, data: Buffer, table: BlockTable, spare: SpareBuffers
+    ) -> None:
         self.bad: list[Block] = []
+        self._base, self._view, self._spare = read.start, memoryview(data), spare
         self._crcs: dict[Block, int] = {}
         blocks = list(blocks_between(read.column.header.layout, read.start, read.end))
         stored = table[blocks[0].number : blocks[-1].number + 1].tolist()
         for block, known in zip(blocks, stored, strict=True):
-            part = self.view[block.start - read.start : block.end - read.start]
+            part = self.one(block.start, block.end)
             self._crcs[block] = crc32(part)
             if self._crcs[block] != known or len(part) < block.end - block.start:
                 self.bad.append(block)
 
-    def checksum(self, wanted: ByteRange, view: memoryview) -> int:
+    def one(self, start: int, end: int) -> memoryview:
+        """Fragment bytes of the column as they lie."""
+        return self._view[start - self._base : end - self._base]
+
+    def copied(self, ranges: Ranges) -> memoryview:
+        """Ranges behind each other, in a spare buffer."""
+        starts, sizes = ranges[:, 0] - self._base, ranges[:, 1] - ranges[:, 0]
+        behind = np.cumsum(sizes)
+        view = self._spare.take(int(behind[-1]))
+        source = np.frombuffer(self._view, np.uint8)
+        copy_runs(np.frombuffer(view, np.uint8), behind - sizes, source, starts, sizes)
+        return view
+
+    def checksum(self, start: int, end: int) -> int:
         """Of a long range: checksums of whole blocks are combined, not repeated."""
         total = 0
         for block, crc in self._crcs.items():
-            start, end = max(wanted.start, block.start), min(wanted.end, block.end)
-            if start < end:
-                whole = (start, end) == (block.start, block.end)
-                part_crc = crc if whole else crc32(view[start - wanted.start : end - wanted.start])
-                total = crc32_combine(total, part_crc, end - start)
+            low, high = max(start, block.start), min(end, block.end)
+            if low < high:
+                whole = (low, high) == (block.start, block.end)
+                part_crc = crc if whole else crc32(self.one(low, high))
+                total = crc32_combine(total, part_crc, high - low)
         return total
 
 
@@ -78,7 +96,7 @@ class DiskRead:
 
     def others_may_want(self) -> bool:
         """Each who waited for it wanted half of it at most, and all together not everything."""
-        wanted = [sum(each.end - each.start for each in piece.wanted) for _, piece in self.takers]
+        wanted = [piece.wanted_bytes for _, piece in self.takers]
         return 2 * max(wanted) <= self.size and sum(wanted) < self.size
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt.transfer.runs import copy_runs
+from ckpt.format.runs import copy_runs
 
 EDGE = st.integers(0, 40)
 

@@ -1,4 +1,4 @@
-"""Copies many runs of bytes at once.
+"""Copies many runs of bytes at once, and memory for what is copied together.
 
 A tensor that is cut along its last axis is wanted in runs of one length at one distance: thousands
 in a cell, which one call copies, without the GIL. Only the first and the last one may be cut by a
@@ -7,17 +7,53 @@ border. Others are copied one by one.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
+from ckpt.base.limits import CELL_BYTES_MAX
+from ckpt.base.units import KiB
+
 Offsets = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 RUNS_MIN: Final = 8
 """Fewer are copied one by one."""
+SMALL_BYTES: Final = 64 * KiB
+"""Less is cheaper from the allocator than kept."""
+SPARE_COUNT_MAX: Final = 16
+"""So many buffers that nobody uses are kept."""
+
+
+class SpareBuffers:
+    """Memory for runs that lie behind each other; the last used, whose cache is warm, comes first.
+    Thread safe.
+    """
+
+    def __init__(self) -> None:
+        #: Taken and given back by one call each, which no other thread comes between.
+        self._free: deque[Bytes] = deque()
+
+    def take(self, size: int) -> memoryview:
+        """With whatever was there before."""
+        if not SMALL_BYTES <= size <= CELL_BYTES_MAX:
+            return np.empty(size, np.uint8).data
+        try:
+            buffer = self._free.pop()
+        except IndexError:
+            # Pages that nothing reaches are never touched.
+            buffer = np.empty(CELL_BYTES_MAX, np.uint8)
+        return buffer.data[:size]
+
+    def give_back(self, view: memoryview) -> None:
+        """Nobody may touch it afterwards."""
+        buffer = view.obj
+        is_mine = isinstance(buffer, np.ndarray) and len(buffer) == CELL_BYTES_MAX
+        if is_mine and len(self._free) < SPARE_COUNT_MAX:
+            self._free.append(buffer)  # type: ignore[arg-type]
 
 
 def copy_runs(target: Bytes, to: Offsets, source: Bytes, at: Offsets, lengths: Offsets) -> None:

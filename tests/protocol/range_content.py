@@ -1,0 +1,22 @@
+"""A column in memory, from which ranges are answered."""
+
+from __future__ import annotations
+
+from ckpt.format.checksum import crc32
+from ckpt.protocol.range_frames import Ranges
+
+
+class Column:
+    """Its fragment bytes as the `Content` of `range_frames`."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.data = data
+
+    def one(self, start: int, end: int) -> memoryview:
+        return self.data[start:end]
+
+    def checksum(self, start: int, end: int) -> int:
+        return crc32(self.data[start:end])
+
+    def copied(self, ranges: Ranges) -> memoryview:
+        return memoryview(b"".join([self.data[start:end] for start, end in ranges.tolist()]))
