@@ -115,8 +115,11 @@ class TargetMemory:
         self._unsent.pop(session, None)
 
     def check_reads(self, readers: int) -> None:
-        """Each reader may always have one piece, all together no more than the pool."""
-        limit = self._limits.read_pool_bytes + readers * self._piece
+        """Each reader may always have one piece, all together no more than the pool, and what is
+        kept for others.
+        """
+        limits = self._limits
+        limit = limits.read_pool_bytes + limits.read_keep_bytes + readers * self._piece
         if self._read > limit:
             raise Violation(f"P5: {self._name} holds {self._read} bytes for readers, not {limit}")
 

@@ -86,6 +86,7 @@ class TargetNode:
             read_piece_bytes=4096,
             read_window_bytes=8192,
             read_pool_bytes=12_288,
+            read_keep_bytes=8_192,
         )
         self._readers: dict[Session, None] = {}
         #: Sessions that may ask for bytes.
