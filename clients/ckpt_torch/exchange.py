@@ -106,18 +106,18 @@ class Exchange:
     `holders`, whatever happens to it meanwhile: the others may have more to say.
     """
 
-    def __init__(self, who: Who, shape: Shape, values: Mapping[str, Scalar]) -> None:
+    def __init__(self, who: Who, shape: Shape, digests: Mapping[str, bytes]) -> None:
+        """digests: as `digests_of` the plain values."""
         self._who = who
         self._shape = shape
-        self._values = values
-        #: By name.
+        self._digests = digests
         self._key = next((key for key in reversed(_known) if _is_own(key, who, shape)), None)
         #: What all ranks told when this one told the same.
         self._round: _Round | None = None
         if who.speaking:
             common = _known[self._key].common() if self._key else []
             known = _NO_DIGEST if self._key is None else _digest_of_key(self._key)
-            told = _Told(False, shape.digest, known, _digest_of(values, common))
+            told = _Told(False, shape.digest, known, _digest_of(digests, common))
             self._round = _Round(who, told.encoded())
 
     def holders(self) -> Holders:
@@ -142,8 +142,19 @@ class Exchange:
         holders = _known[key] if agreed else _merged(_gathered(who, shape))
         _remember(key, holders)
         if not agreed or holders.some_partly or len({one.values for one in told}) > 1:
-            _compare(who, holders, self._values)
+            _compare(who, holders, self._digests)
         return holders
+
+
+def digests_of(values: Mapping[str, Scalar]) -> dict[str, bytes]:
+    """By name. Raises Refused by path for a text that cannot be stored."""
+    digests = {}
+    for name, value in values.items():
+        try:
+            digests[name] = xxh3_128(encode_tree(ScalarNode(value)))
+        except Refused as error:
+            raise Refused(f"{name}: {error.message.removeprefix('state: ')}") from None
+    return digests
 
 
 def tell_problem(who: Who, problem: str) -> None:
@@ -185,9 +196,9 @@ def _merged(shapes: list[Shape]) -> Holders:
     )
 
 
-def _compare(who: Who, holders: Holders, values: Mapping[str, Scalar]) -> None:
+def _compare(who: Who, holders: Holders, digests: Mapping[str, bytes]) -> None:
     """Values that several ranks hold must be equal; all ranks come here, or none."""
-    mine = {name: _encoded(value) for name, value in values.items() if len(holders.plain[name]) > 1}
+    mine = {name: digest for name, digest in digests.items() if len(holders.plain[name]) > 1}
     first: dict[str, tuple[int, bytes]] = {}
     for rank, theirs in enumerate(_gathered(who, mine)):
         for name, digest in theirs.items():
@@ -200,12 +211,8 @@ def _compare(who: Who, holders: Holders, values: Mapping[str, Scalar]) -> None:
                 )
 
 
-def _digest_of(values: Mapping[str, Scalar], names: list[str]) -> bytes:
-    return xxh3_128(b"".join(_encoded(values[name]) for name in names))
-
-
-def _encoded(value: Scalar) -> bytes:
-    return xxh3_128(encode_tree(ScalarNode(value)))
+def _digest_of(digests: Mapping[str, bytes], names: list[str]) -> bytes:
+    return xxh3_128(b"".join([digests[name] for name in names]))
 
 
 def _digest_of_key(key: tuple[bytes, ...]) -> bytes:

@@ -32,7 +32,7 @@ from ckpt_client.staging import Staging
 from ckpt_client.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.boxes import Extent, held, is_tensor
-from ckpt_torch.exchange import Box, Exchange, Holders, Shape, tell_problem
+from ckpt_torch.exchange import Box, Exchange, Holders, Shape, digests_of, tell_problem
 from ckpt_torch.known import TORCH, Known, recall, recognise, remember
 from ckpt_torch.place import CheckpointName, Step, Who, find_step, find_who
 from ckpt_torch.tensors import as_array
@@ -135,7 +135,8 @@ def stage(
         parts = _parts_of(state, allow_pickle, check_finite) if found is None else None
         shape, plain = _told(known, found, parts)
         packing = known.layout.packing(found) if known is not None and found is not None else None
-    exchange = Exchange(who, shape, plain)
+        digests = digests_of(plain) if who.speaking else {}
+    exchange = Exchange(who, shape, digests)
     if packing is not None and known is not None:
         copied = _copied_beside(exchange, step, packing)
         holders = _heard(exchange, copied) if who.speaking else known.holders

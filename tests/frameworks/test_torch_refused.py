@@ -39,7 +39,8 @@ def spoilt(way: str, how: str) -> dict[str, Any]:
     """What the refusing rank saves in vain."""
     if how == "nan":
         return state_of(way, float("nan"))
-    return {**state_of(way, 1.0), **({"strange": Strange()} if how == "strange" else {})}
+    more = {"strange": {"strange": Strange()}, "text": {"text": "\udc80"}}
+    return {**state_of(way, 1.0), **more.get(how, {})}
 
 
 def fail_untold(path: str, way: str) -> None:
@@ -110,7 +111,7 @@ def job(url: str, way: str, how: str) -> Any:
     return heard, values.unique().tolist()
 
 
-@pytest.mark.parametrize("how", ["strange", "nan", "untold"])
+@pytest.mark.parametrize("how", ["strange", "text", "nan", "untold"])
 @pytest.mark.parametrize("way", ["writer", "alone", "stager", "save", "save-alone"])
 def test_a_step_that_one_rank_refused_commits_when_all_save_it_again(
     cluster: str, ranks: Ranks, way: str, how: str
