@@ -19,6 +19,8 @@ from ckpt.base.units import KiB
 
 Offsets = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
+Ranges = npt.NDArray[np.int64]
+"""Shape (n, 2): positions [start, end)."""
 
 RUNS_MIN: Final = 8
 """Fewer are copied one by one."""

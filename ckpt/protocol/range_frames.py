@@ -12,23 +12,20 @@ from itertools import chain
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_MAX
 from ckpt.format.checksum import crc32
 from ckpt.format.messages import ByteRange, RangeData
+from ckpt.format.runs import Offsets, Ranges
 
 LONG_BYTES: Final = BLOCK_BYTES
 """From here on a range comes alone."""
 TOGETHER_MAX: Final = 1024
 """Ranges of one frame: their names must fit its meta."""
 
-Ranges = npt.NDArray[np.int64]
-"""Shape (n, 2): fragment bytes [start, end) of a column."""
-
 
 class Content(Protocol):
-    """Where the bytes of ranges are found."""
+    """Where ranges of a column's fragment bytes are found."""
 
     def one(self, start: int, end: int) -> memoryview:
         """A range as it lies."""
@@ -74,7 +71,7 @@ def range_frames(ranges: Ranges, content: Content) -> Iterator[RangeFrame]:
         yield _together(short[first:behind], content)
 
 
-def _bounds(sizes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+def _bounds(sizes: Offsets) -> Iterator[tuple[int, int]]:
     """Which short ranges make a frame: as many as it holds."""
     reach, first = np.cumsum(sizes), 0
     while first < len(sizes):

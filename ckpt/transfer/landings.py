@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from ckpt.base.units import KiB
-from ckpt.format.runs import Bytes, Offsets, copy_runs
+from ckpt.format.runs import Bytes, Offsets, Ranges, copy_runs
 
 GAP_BYTES: Final = 512
 """Wanted runs that are closer to each other are read as one: a frame of its own costs more than
@@ -67,16 +67,21 @@ class Landings:
         return max((int(ends.max()) for _, ends, _, _ in self._parts if len(ends)), default=0)
 
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """Payload byte ranges to read, ascending and disjoint; small gaps are read along."""
+        """As `ranges`, as tuples."""
+        starts, ends = self.ranges().T.tolist()
+        return tuple(zip(starts, ends, strict=True))
+
+    def ranges(self) -> Ranges:
+        """Payload bytes to read, ascending, none touches the next; small gaps are read along."""
         starts, ends, _, _, reach = self._table()
         if not len(starts):
-            return ()
+            return np.zeros((0, 2), np.int64)
         apart = starts[1:] > reach[:-1]
         apart[self._small_gaps()] = False
         breaks = np.flatnonzero(apart) + 1
-        firsts = starts[np.concatenate(([0], breaks))].tolist()
-        lasts = reach[np.concatenate((breaks, [len(ends)])) - 1].tolist()
-        return tuple(zip(firsts, lasts, strict=True))
+        firsts = starts[np.concatenate(([0], breaks))]
+        lasts = reach[np.concatenate((breaks, [len(ends)])) - 1]
+        return np.stack((firsts, lasts), axis=1)
 
     def _small_gaps(self) -> Offsets:
         """Which gaps are read along, by the number of the run before them: the smallest first."""

@@ -252,7 +252,7 @@ class PayloadReceiver:
             for target in job.columns
         )  # fmt: skip
         wish = ReadWish(
-            job.payload, job.layout, job.landings.spans(), standings, self._options.limits
+            job.payload, job.layout, job.landings.ranges(), standings, self._options.limits
         )
         known = self.manifests.get(job.manifest_digest)
         if known is not None:
@@ -271,9 +271,9 @@ class PayloadReceiver:
         for action in actions:
             match action:
                 case AskRanges(request, column, ranges):
-                    owed = Owed([(r.start, r.end) for r in ranges])
-                    message: Message = ReadRanges(ColumnId(read.job.payload, column), ranges)
-                    self._ask(read, column, request, message, owed)
+                    wire = tuple([ByteRange(start, end) for start, end in ranges])
+                    message: Message = ReadRanges(ColumnId(read.job.payload, column), wire)
+                    self._ask(read, column, request, message, Owed(ranges))
                 case AskManifest(request, column):
                     message = ReadManifest(ColumnId(read.job.payload, column))
                     self._ask(read, column, request, message, None)

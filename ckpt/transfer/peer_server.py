@@ -44,9 +44,10 @@ from ckpt.format.messages import (
     Role,
     TargetAddress,
 )
+from ckpt.format.runs import Ranges
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established, Identity
-from ckpt.protocol.range_frames import Ranges, array_of, range_frames
+from ckpt.protocol.range_frames import array_of, range_frames
 from ckpt.protocol.reader.spans import Spans, covers, union
 from ckpt.transfer.read_job import ReadJob
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpt.format.checksum import crc32
-from ckpt.protocol.range_frames import Ranges
+from ckpt.format.runs import Ranges
 
 
 class Column:

@@ -126,7 +126,7 @@ class Reading:
         digest = xxh3_128(data.manifest)
         self.assembly = Assembly(data.layout, landings, digest, checks)
         wish = ReadWish(
-            PAYLOAD, data.layout, landings.spans(), tuple(b.standing for b in behaviours),
+            PAYLOAD, data.layout, landings.ranges(), tuple(b.standing for b in behaviours),
             limits or ReadLimits(),
         )  # fmt: skip
         self.reader = PayloadReader(wish, itertools.count(1), 0, self.assembly.is_direct)
@@ -241,14 +241,13 @@ class Reading:
         if self._no_answer(ask.request, ask.column, how):
             return
         delay = 0
-        for each in ask.ranges:
-            at = each.start
-            while at < each.end:
+        for at, last in ask.ranges:
+            while at < last:
                 delay += how.delay_us * self.random.randint(1, 3)
                 bad = at // BLOCK in how.damaged
-                end = min(each.end, (at // BLOCK + 1) * BLOCK)
-                while end < each.end and (end // BLOCK in how.damaged) == bad:
-                    end = min(each.end, end + BLOCK)
+                end = min(last, (at // BLOCK + 1) * BLOCK)
+                while end < last and (end // BLOCK in how.damaged) == bad:
+                    end = min(last, end + BLOCK)
                 if bad:
                     event: ReaderEvent = RangeErased(0, ask.request, at, end, "checksum")
                 else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,7 +56,7 @@ def test_wanted_parts_of_cells_are_the_wanted_pages_wherever_cells_end(
     spans = [(start * PAGE_BYTES, end * PAGE_BYTES) for start, end in whole]
     layout = Layout(Code(2, 1), page_count * PAGE_BYTES, 4 * PAGE_BYTES)
     found: set[int] = set()
-    for stripe, cells in wanted_stripes(layout, spans):
+    for stripe, cells in wanted_stripes(layout, np.array(spans, np.int64).reshape(-1, 2)):
         for column, parts in cells.items():
             in_pages = tuple((start // PAGE_BYTES, end // PAGE_BYTES) for start, end in parts)
             assert in_pages == _spans(_numbers(in_pages)), "ascending, joined where they touch"

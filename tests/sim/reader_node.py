@@ -196,8 +196,7 @@ class ReaderNode:
         standings = tuple(
             re.Standing.ABSENT if t is None else re.Standing.REACHABLE for t in entry.columns
         )
-        spans = ((0, entry.payload_bytes),) if memory else ()
-        wish = re.ReadWish(id, layout, spans, standings, LIMITS)
+        wish = re.ReadWish(id, layout, landings.ranges(), standings, LIMITS)
         machine = PayloadReader(wish, self._requests, self._clock.now_us, assembly.is_direct)
         asked = AskedBytes(name, layout, LIMITS)
         self._readings[id] = _Reading(machine, assembly, memory, entry.columns, asked)
@@ -215,7 +214,8 @@ class ReaderNode:
             match action:
                 case re.AskRanges(request, column, ranges):
                     reading.asked.asks(action)
-                    self._ask(id, request, column, m.ReadRanges(ColumnId(id, column), ranges))
+                    wire = tuple(m.ByteRange(start, end) for start, end in ranges)
+                    self._ask(id, request, column, m.ReadRanges(ColumnId(id, column), wire))
                 case re.AskManifest(request, column):
                     self._ask(id, request, column, m.ReadManifest(ColumnId(id, column)))
                 case re.CancelAsk(request, _):

@@ -15,7 +15,7 @@ from ckpt.base.ids import ColumnNumber, PayloadId
 from ckpt.base.limits import HEDGE_US, RESOLVE_WAIT_US
 from ckpt.base.units import MiB
 from ckpt.format.layout import Layout
-from ckpt.format.messages import ByteRange
+from ckpt.format.runs import Ranges
 from ckpt.protocol.events import Report, Ticked
 from ckpt.protocol.reader.spans import Spans
 
@@ -62,8 +62,8 @@ class ReadWish(Struct, frozen=True, gc=False):
 
     payload: PayloadId
     layout: Layout
-    spans: tuple[tuple[int, int], ...]
-    """Payload bytes [start, end), ascending, disjoint, not empty."""
+    spans: Ranges
+    """Payload bytes, ascending, disjoint, not empty."""
     standings: tuple[Standing, ...]
     """Of each column: ABSENT when the index names no target, AWAY when its target has no address
     now."""
@@ -163,7 +163,7 @@ class AskRanges(Struct, frozen=True, gc=False):
 
     request: int
     column: ColumnNumber
-    ranges: tuple[ByteRange, ...]
+    ranges: Spans
 
 
 class AskManifest(Struct, frozen=True, gc=False):

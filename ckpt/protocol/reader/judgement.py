@@ -51,7 +51,7 @@ def statistics_of(
     wish: ReadWish, columns: Sequence[Column], done_bytes: int, rebuilt_bytes: int
 ) -> ReadStatistics:
     """What the read moved so far."""
-    wanted = sum(end - start for start, end in wish.spans)
+    wanted = int((wish.spans[:, 1] - wish.spans[:, 0]).sum())
     received = tuple(column.received_bytes for column in columns)
     return ReadStatistics(
         wanted_bytes=wanted,

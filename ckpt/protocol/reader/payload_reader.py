@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from ckpt.base.ids import ColumnNumber
-from ckpt.format.messages import ByteRange
 from ckpt.protocol.events import Report, Ticked
 from ckpt.protocol.reader.columns import (
     STRIKES_MAX,
@@ -447,8 +446,7 @@ class PayloadReader:
             size = total(tuple(parts))
             request = next(self._requests)
             column.begin_ask(request, Ask(column, Owed(parts)), size, self._now_us)
-            ranges = tuple([ByteRange(start, end) for start, end in parts])
-            self._out.append(AskRanges(request, column.number, ranges))
+            self._out.append(AskRanges(request, column.number, tuple(parts)))
 
     def _next_parts(self, column: Column) -> list[tuple[int, int]]:
         """Ranges of fragment bytes for one ask: the oldest stripes first."""

@@ -10,12 +10,16 @@ interpreter for each span.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from operator import eq
+from operator import itemgetter
+from typing import Final
 
 Span = tuple[int, int]
 Spans = tuple[Span, ...]
+
+_START: Final[Callable[[Span], int]] = itemgetter(0)
+_END: Final[Callable[[Span], int]] = itemgetter(1)
 
 
 def union(a: Spans, b: Spans) -> Spans:
@@ -33,13 +37,6 @@ def union(a: Spans, b: Spans) -> Spans:
         else:
             merged.append((start, end))
     return tuple(merged)
-
-
-def joined(ranges: Sequence[Span]) -> Spans:
-    """Ascending, disjoint ranges as a set: those that touch are one span."""
-    starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
-    touching = any(map(eq, ends, starts[1:]))
-    return union(tuple(ranges), tuple(ranges)) if touching else tuple(ranges)
 
 
 def minus(a: Spans, b: Spans) -> Spans:
@@ -97,7 +94,7 @@ def meets(a: Spans, start: int, end: int) -> bool:
 
 def total(a: Spans) -> int:
     """How many positions."""
-    return sum([end - start for start, end in a])
+    return sum(map(_END, a)) - sum(map(_START, a))
 
 
 def cut(sets: Iterable[Spans]) -> list[Span]:

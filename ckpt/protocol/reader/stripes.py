@@ -17,10 +17,13 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ckpt.erasure.code import Code
 from ckpt.format.layout import Layout
+from ckpt.format.runs import Ranges
 from ckpt.protocol.reader.events import DecodePart
-from ckpt.protocol.reader.spans import Span, Spans, covers, cut, joined, minus, total, union
+from ckpt.protocol.reader.spans import Span, Spans, covers, cut, minus, total, union
 
 
 @dataclass(slots=True)
@@ -112,13 +115,11 @@ def by_stripe(layout: Layout, ranges: Spans) -> Iterator[tuple[int, Spans]]:
         at = behind
 
 
-def wanted_stripes(
-    layout: Layout, spans: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, dict[int, Spans]]]:
+def wanted_stripes(layout: Layout, spans: Ranges) -> Iterator[tuple[int, dict[int, Spans]]]:
     """(stripe, wanted parts of its data cells), ascending."""
     current = -1
     wanted: dict[int, Spans] = {}
-    for stripe, column, parts in _wanted_parts(layout, joined(spans)):
+    for stripe, column, parts in _wanted_parts(layout, _joined(spans)):
         if stripe != current:
             if wanted:
                 yield current, wanted
@@ -128,23 +129,32 @@ def wanted_stripes(
         yield current, wanted
 
 
-def _wanted_parts(layout: Layout, spans: Spans) -> Iterator[tuple[int, int, Spans]]:
+def _joined(ranges: Ranges) -> Ranges:
+    """Ascending, disjoint ranges; those that touch are one."""
+    apart = np.flatnonzero(ranges[1:, 0] > ranges[:-1, 1]) + 1
+    if len(apart) + 1 >= len(ranges):
+        return ranges
+    firsts, lasts = np.append(0, apart), np.append(apart, len(ranges)) - 1
+    return np.stack((ranges[firsts, 0], ranges[lasts, 1]), axis=1)
+
+
+def _wanted_parts(layout: Layout, spans: Ranges) -> Iterator[tuple[int, int, Spans]]:
     """(stripe, column, parts of that cell), ascending; a cell comes more than once when a span
     reaches over its border."""
-    at = 0
+    at, starts, ends = 0, spans[:, 0], spans[:, 1]
     while at < len(spans):
-        for cell in layout.cells(*spans[at]):
+        for cell in layout.cells(int(starts[at]), int(ends[at])):
             yield cell.stripe, cell.column, ((cell.offset, cell.offset + cell.length),)
         at += 1
         low = cell.payload_offset - cell.offset
         high = min(low + layout.cell_bytes_of(cell.stripe), layout.payload_bytes)
         # Most of many short ones lie in the cell that the last one ended in.
-        behind = bisect_left(spans, (high,), at)
-        if behind > at and spans[behind - 1][1] > high:
+        behind = int(np.searchsorted(starts, high))
+        if behind > at and ends[behind - 1] > high:
             behind -= 1
         if behind > at:
-            parts = [(start - low, end - low) for start, end in spans[at:behind]]
-            yield cell.stripe, cell.column, tuple(parts)
+            lows, highs = (spans[at:behind] - low).T.tolist()
+            yield cell.stripe, cell.column, tuple(zip(lows, highs, strict=True))
             at = behind
 
 

@@ -18,8 +18,7 @@ from ckpt.base.ids import ColumnId
 from ckpt.base.limits import BLOCK_BYTES
 from ckpt.format.column import ColumnHeader, decode_trailer, trailer_offset
 from ckpt.format.layout import Layout, blocks_of
-from ckpt.format.runs import Offsets
-from ckpt.protocol.range_frames import Ranges
+from ckpt.format.runs import Offsets, Ranges
 from ckpt.protocol.target.core import Completion, Core, SealedColumn
 from ckpt.protocol.target.disk_events import DiskFailed, ReadAt, ReleaseBulk
 

@@ -33,9 +33,9 @@ from ckpt.format.messages import (
     ReadRanges,
     VerifyColumn,
 )
-from ckpt.format.runs import SpareBuffers
+from ckpt.format.runs import Ranges, SpareBuffers
 from ckpt.protocol.events import Buffer, Session
-from ckpt.protocol.range_frames import Ranges, array_of, range_frames
+from ckpt.protocol.range_frames import array_of, range_frames
 from ckpt.protocol.target.core import Completion, Core, SealedColumn
 from ckpt.protocol.target.disk_events import DiskFailed, ReadAt, ReleaseBulk
 from ckpt.protocol.target.pieces import (

@@ -18,9 +18,8 @@ import numpy as np
 
 from ckpt.base.units import US_PER_S
 from ckpt.format.checksum import crc32, crc32_combine
-from ckpt.format.runs import SpareBuffers, copy_runs
+from ckpt.format.runs import Ranges, SpareBuffers, copy_runs
 from ckpt.protocol.events import Buffer
-from ckpt.protocol.range_frames import Ranges
 from ckpt.protocol.target.core import SealedColumn
 from ckpt.protocol.target.pieces import Block, BlockTable, Piece, blocks_between
 from ckpt.protocol.target.read_jobs import ReadJob
