@@ -61,14 +61,22 @@ def byte_ranges(ranges: Ranges) -> tuple[ByteRange, ...]:
 
 def range_frames(ranges: Ranges, content: Content) -> Iterator[RangeFrame]:
     """The answers that bring the ranges: the long ones first."""
+    if len(ranges) == 1:  # As nearly all that is loaded comes.
+        start, end = ranges[0].tolist()
+        yield _alone(start, end, content)
+        return
     sizes = ranges[:, 1] - ranges[:, 0]
     is_long = sizes >= LONG_BYTES
     for start, end in ranges[is_long].tolist():
-        message = RangeData((ByteRange(start, end),), content.checksum(start, end))
-        yield RangeFrame(message, content.one(start, end), is_copy=False)
+        yield _alone(start, end, content)
     short = ranges[~is_long]
     for first, behind in _bounds(sizes[~is_long]):
         yield _together(short[first:behind], content)
+
+
+def _alone(start: int, end: int, content: Content) -> RangeFrame:
+    message = RangeData((ByteRange(start, end),), content.checksum(start, end))
+    return RangeFrame(message, content.one(start, end), is_copy=False)
 
 
 def _bounds(sizes: Offsets) -> Iterator[tuple[int, int]]:
@@ -85,7 +93,6 @@ def _bounds(sizes: Offsets) -> Iterator[tuple[int, int]]:
 def _together(short: Ranges, content: Content) -> RangeFrame:
     if len(short) == 1:
         start, end = short[0].tolist()
-        bulk = content.one(start, end)
-    else:
-        bulk = content.copied(short)
-    return RangeFrame(RangeData(byte_ranges(short), crc32(bulk)), bulk, is_copy=len(short) > 1)
+        return _alone(start, end, content)
+    bulk = content.copied(short)
+    return RangeFrame(RangeData(byte_ranges(short), crc32(bulk)), bulk, is_copy=True)

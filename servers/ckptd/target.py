@@ -106,7 +106,7 @@ class TargetConfig:
     pool_bytes: int = 32 * MiB
     """Memory for fragments that arrive."""
     read_pool_bytes: int = 32 * MiB
-    """Memory for blocks that are read, and as much for those that other readers may want next."""
+    """Memory for blocks that are read; at most half of it keeps what other readers may want."""
     direct: bool = True
     """Write and read around the page cache where the file system can."""
     unix: bool = True
@@ -137,7 +137,7 @@ class TargetConfig:
             credit_pool_bytes=self.pool_bytes * 3 // 4,
             read_window_bytes=window,
             read_pool_bytes=self.read_pool_bytes,
-            read_keep_bytes=self.read_pool_bytes,
+            read_keep_bytes=self.read_pool_bytes // 2,
             capacity_bytes=self.capacity_bytes,
         )
 
@@ -378,7 +378,7 @@ async def run_target(config: TargetConfig, secret: bytes) -> None:
         loop.add_signal_handler(number, stop.set)
     defects = FailStop(loop, report, stop.set)
     lock = DirectoryLock(config.directory)
-    disk = RealDisk(config.directory, direct=config.direct, pool_bytes=2 * config.read_pool_bytes)
+    disk = RealDisk(config.directory, direct=config.direct, pool_bytes=config.read_pool_bytes)
     reports = TargetReports(disk, stop)
     plane = served(config.http, reports, answers=None, secret=secret, directory=config.directory)
     try:

@@ -6,6 +6,8 @@ from collections import deque
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from ckpt.aio.disk import perform
@@ -31,7 +33,7 @@ from ckpt.format.messages import (
 from ckpt.protocol.events import Session, SessionClosed
 from ckpt.protocol.target.core import TargetLimits, column_name
 from ckpt.protocol.target.disk_events import ReadAt, ReleaseBulk, SessionDrained
-from ckpt.protocol.target.pieces import cut_pieces
+from ckpt.protocol.target.pieces import MANY, cut_pieces
 from ckpt.testing.disk import FakeDisk, Fault
 from tests.protocol.target_world import (
     READER,
@@ -321,6 +323,26 @@ def test_pieces_cover_every_wanted_byte_once_on_block_borders() -> None:
     for piece in pieces:
         assert piece.end - piece.start <= 512 * KiB
         assert all(piece.start <= low < high <= piece.end for low, high in piece.wanted.tolist())
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 900_000), st.integers(1, 300_000)), min_size=1, max_size=7),
+    st.sampled_from([96 * KiB, 192 * KiB, 512 * KiB, 1024 * KiB]),
+)
+def test_many_ranges_are_cut_as_few_are(spans: list[tuple[int, int]], cell_bytes: int) -> None:
+    layout = Layout(Code(3, 2), 5_000_000, cell_bytes)
+    end = layout.column_bytes
+    ranges = np.array([(at, min(at + size, end)) for at, size in spans if at < end])
+    few, many = (
+        [
+            (piece.group, piece.start, piece.end, piece.wanted.tolist())
+            for piece in cut_pieces(layout, np.tile(ranges, (times, 1)), 512 * KiB)
+        ]
+        for times in (1, MANY)
+    )
+    assert [each[:3] for each in few] == [each[:3] for each in many]
+    for one, other in zip(few, many, strict=True):
+        assert sorted(MANY * one[3]) == other[3]
 
 
 def test_a_column_number_that_is_not_here_is_not_confused_with_one_that_is() -> None:

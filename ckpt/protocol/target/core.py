@@ -71,7 +71,7 @@ class TargetLimits:
     """Read for one session and not yet sent."""
     read_pool_bytes: int = 32 * MiB
     """And for all sessions together."""
-    read_keep_bytes: int = 32 * MiB
+    read_keep_bytes: int = 16 * MiB
     """Besides, read and kept for a moment, where more of it may be wanted."""
     read_jobs_max: int = 1024
     """Questions of one session that may wait."""

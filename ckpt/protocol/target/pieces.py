@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from ckpt.protocol.target.core import Completion, Core, SealedColumn
 from ckpt.protocol.target.disk_events import DiskFailed, ReadAt, ReleaseBulk
 
 BlockTable = NDArray[np.uint32]
+
+MANY: Final = 8
+"""From so many ranges on they are looked at as arrays; fewer cost less one by one."""
 
 # --------------------------------------------------------------------------- block tables
 
@@ -129,6 +132,8 @@ class Piece:
     @property
     def wanted_bytes(self) -> int:
         """Of all ranges together."""
+        if len(self.wanted) < MANY:
+            return sum([end - start for start, end in self.wanted.tolist()])
         return int((self.wanted[:, 1] - self.wanted[:, 0]).sum())
 
 
@@ -158,8 +163,8 @@ def blocks_between(layout: Layout, start: int, end: int) -> Iterator[Block]:
 
 def cut_pieces(layout: Layout, ranges: Ranges, piece_bytes: int) -> list[Piece]:
     """The fewest reads in ascending order that cover the ranges; neighbours share one."""
-    if not len(ranges):
-        return []
+    if len(ranges) < MANY:
+        return _cut_few(layout, ranges, piece_bytes)
     within = _within_groups(layout, ranges, piece_bytes)
     within = within[np.lexsort((within[:, 1], within[:, 0]))]
     lows, groups = _blocks(layout, within[:, 0], piece_bytes)
@@ -171,6 +176,31 @@ def cut_pieces(layout: Layout, ranges: Ranges, piece_bytes: int) -> list[Piece]:
         Piece(int(groups[first]), int(lows[first]), int(reach[behind - 1]), within[first:behind])
         for first, behind in pairwise(cuts)
     ]
+
+
+def _cut_few(layout: Layout, ranges: Ranges, piece_bytes: int) -> list[Piece]:
+    """The same, one by one."""
+    pieces: list[Piece] = []
+    wanted: list[tuple[int, int]] = []
+    group, start, end = Group(-1, 0), 0, 0
+
+    def close() -> None:
+        if wanted:
+            pieces.append(Piece(group.number, start, end, np.array(wanted)))
+            wanted.clear()
+
+    for low, high in sorted(ranges.tolist()):
+        at = low
+        while at < high:
+            block = block_at(layout, at)
+            if block.start > end or block.end > group.end:
+                close()
+                group, start, end = group_of(layout, block, piece_bytes), block.start, block.end
+            upto = min(high, group.end)
+            wanted.append((at, upto))
+            end, at = max(end, block_at(layout, upto - 1).end), upto
+    close()
+    return pieces
 
 
 def _within_groups(layout: Layout, ranges: Ranges, piece_bytes: int) -> Ranges:

@@ -39,6 +39,7 @@ from ckpt.protocol.range_frames import array_of, range_frames
 from ckpt.protocol.target.core import Completion, Core, SealedColumn
 from ckpt.protocol.target.disk_events import DiskFailed, ReadAt, ReleaseBulk
 from ckpt.protocol.target.pieces import (
+    MANY,
     BlockTable,
     Piece,
     TableCache,
@@ -448,8 +449,11 @@ def _ranges_within(size: int, ranges: Sequence[ByteRange]) -> Ranges | None:
         found = array_of(ranges[: READ_RANGES_MAX + 1])
     except OverflowError:
         return None
-    starts, ends = found.T
-    good = bool(((starts >= 0) & (starts < ends) & (ends <= size)).all())
+    if len(found) < MANY:
+        good = all(0 <= start < end <= size for start, end in found.tolist())
+    else:
+        starts, ends = found.T
+        good = bool(((starts >= 0) & (starts < ends) & (ends <= size)).all())
     return found if good and len(found) <= READ_RANGES_MAX else None
 
 
