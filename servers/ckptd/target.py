@@ -106,7 +106,7 @@ class TargetConfig:
     pool_bytes: int = 32 * MiB
     """Memory for fragments that arrive."""
     read_pool_bytes: int = 32 * MiB
-    """Memory for blocks that are read; at most half of it keeps what other readers may want."""
+    """Memory for blocks that are read; at most three quarters keep what others may want."""
     direct: bool = True
     """Write and read around the page cache where the file system can."""
     unix: bool = True
@@ -137,7 +137,7 @@ class TargetConfig:
             credit_pool_bytes=self.pool_bytes * 3 // 4,
             read_window_bytes=window,
             read_pool_bytes=self.read_pool_bytes,
-            read_keep_bytes=self.read_pool_bytes // 2,
+            read_keep_bytes=self.read_pool_bytes * 3 // 4,
             capacity_bytes=self.capacity_bytes,
         )
 

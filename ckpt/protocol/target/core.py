@@ -71,8 +71,8 @@ class TargetLimits:
     """Read for one session and not yet sent."""
     read_pool_bytes: int = 32 * MiB
     """And for all sessions together."""
-    read_keep_bytes: int = 16 * MiB
-    """Besides, read and kept for a moment, where more of it may be wanted."""
+    read_keep_bytes: int = 24 * MiB
+    """Read and kept for a moment, where more of it may be wanted; not counted in the pool."""
     read_jobs_max: int = 1024
     """Questions of one session that may wait."""
     read_pieces_max: int = 65_536
