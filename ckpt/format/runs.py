@@ -15,7 +15,6 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from ckpt.base.limits import CELL_BYTES_MAX
-from ckpt.base.units import KiB
 
 Offsets = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -24,9 +23,7 @@ Ranges = npt.NDArray[np.int64]
 
 RUNS_MIN: Final = 8
 """Fewer are copied one by one."""
-SMALL_BYTES: Final = 64 * KiB
-"""Less is cheaper from the allocator than kept."""
-SPARE_COUNT_MAX: Final = 16
+SPARE_COUNT_MAX: Final = 64
 """So many buffers that nobody uses are kept."""
 
 
@@ -41,7 +38,7 @@ class SpareBuffers:
 
     def take(self, size: int) -> memoryview:
         """With whatever was there before."""
-        if not SMALL_BYTES <= size <= CELL_BYTES_MAX:
+        if size > CELL_BYTES_MAX:
             return np.empty(size, np.uint8).data
         try:
             buffer = self._free.pop()

@@ -108,10 +108,7 @@ def test_a_whole_cell_that_came_short_and_is_another_is_named(data: Columns) -> 
     assert not memory.any()
 
 
-def test_a_frame_that_broke_leaves_nothing_but_its_memory(
-    data: Columns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ckpt.format.runs.SMALL_BYTES", 0)
+def test_a_frame_that_broke_leaves_nothing_but_its_memory(data: Columns) -> None:
     assembly, memory, _, pool = narrow(data)
     first = pool.take(1000)
     pool.give_back(first)

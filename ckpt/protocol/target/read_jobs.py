@@ -69,8 +69,6 @@ class Reader:
     """Sent and not yet drained."""
     sent_operations: list[int] = field(default_factory=list)
     """Reads whose buffers the unsent frames use."""
-    sent_copies: list[memoryview] = field(default_factory=list)
-    """Spare buffers that they use."""
 
     @property
     def held_bytes(self) -> int:

@@ -33,7 +33,7 @@ from ckpt.format.messages import (
     ReadRanges,
     VerifyColumn,
 )
-from ckpt.format.runs import Ranges, SpareBuffers
+from ckpt.format.runs import Ranges
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.range_frames import array_of, range_frames
 from ckpt.protocol.target.core import Completion, Core, SealedColumn
@@ -64,7 +64,6 @@ class Reads:
         self._readers: OrderedDict[Session, Reader] = OrderedDict()
         #: In turn order: the first is asked next.
         self._shared = SharedReads(core.limits.read_keep_bytes)
-        self._spare = SpareBuffers()
         self._holders: Counter[int] = Counter()
         #: By operation, who uses its buffer: sessions with unsent frames, and `_shared`.
 
@@ -162,9 +161,6 @@ class Reads:
         """The session has no unsent frame any more."""
         self._let_go(reader.sent_operations)
         reader.sent_operations.clear()
-        for copy in reader.sent_copies:
-            self._spare.give_back(copy)
-        reader.sent_copies.clear()
         reader.sent_bytes = 0
 
     def _let_go(self, operations: Sequence[int]) -> None:
@@ -315,7 +311,7 @@ class Reads:
             self._read_failed(read, [(job, piece) for _, job, piece in takers], event)
         else:
             core.counters.bytes_read += read.size
-            found = VerifiedBlocks(read, event.data, table, self._spare)
+            found = VerifiedBlocks(read, event.data, table)
             core.counters.blocks_damaged += len(found.bad)
             for reader, job, piece in takers:
                 self._give(reader, job, piece, read, found)
@@ -374,7 +370,6 @@ class Reads:
             self._core.send(job.session, job.request, message, bulk)
             if is_copy:
                 reader.sent_bytes += len(bulk)
-                reader.sent_copies.append(bulk)
             held = held or not is_copy
         if held:
             reader.sent_bytes += read.size

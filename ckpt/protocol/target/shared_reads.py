@@ -18,7 +18,7 @@ import numpy as np
 
 from ckpt.base.units import US_PER_S
 from ckpt.format.checksum import crc32, crc32_combine
-from ckpt.format.runs import Ranges, SpareBuffers, copy_runs
+from ckpt.format.runs import Ranges, copy_runs
 from ckpt.protocol.events import Buffer
 from ckpt.protocol.target.core import SealedColumn
 from ckpt.protocol.target.pieces import Block, BlockTable, Piece, blocks_between
@@ -34,11 +34,9 @@ Place = tuple[str, int]
 class VerifiedBlocks:
     """Blocks that were read, each compared with the table."""
 
-    def __init__(
-        self, read: DiskRead, data: Buffer, table: BlockTable, spare: SpareBuffers
-    ) -> None:
+    def __init__(self, read: DiskRead, data: Buffer, table: BlockTable) -> None:
         self.bad: list[Block] = []
-        self._base, self._view, self._spare = read.start, memoryview(data), spare
+        self._base, self._view = read.start, memoryview(data)
         self._crcs: dict[Block, int] = {}
         blocks = list(blocks_between(read.column.header.layout, read.start, read.end))
         stored = table[blocks[0].number : blocks[-1].number + 1].tolist()
@@ -53,13 +51,13 @@ class VerifiedBlocks:
         return self._view[start - self._base : end - self._base]
 
     def copied(self, ranges: Ranges) -> memoryview:
-        """Ranges behind each other, in a spare buffer."""
+        """Ranges behind each other, in memory of their own."""
         starts, sizes = ranges[:, 0] - self._base, ranges[:, 1] - ranges[:, 0]
         behind = np.cumsum(sizes)
-        view = self._spare.take(int(behind[-1]))
+        copy = np.empty(int(behind[-1]), np.uint8)
         source = np.frombuffer(self._view, np.uint8)
-        copy_runs(np.frombuffer(view, np.uint8), behind - sizes, source, starts, sizes)
-        return view
+        copy_runs(copy, behind - sizes, source, starts, sizes)
+        return copy.data
 
     def checksum(self, start: int, end: int) -> int:
         """Of a long range: checksums of whole blocks are combined, not repeated."""
