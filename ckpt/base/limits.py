@@ -47,6 +47,8 @@ INDEX_PAGE_BYTES_MAX = 64 * KiB
 # Leases and deadlines.
 LEASE_US = 3_000_000
 RENEW_US = 1_000_000
+STANDSTILL_US = 1_000_000
+"""A coordinator that did not tick for so long was stopped itself: the time counts for no lease."""
 HEDGE_US = 2_000_000
 """A column without progress for so long, while it owes some, loses its place to a spare."""
 RESOLVE_WAIT_US = 10_000_000
@@ -63,3 +65,4 @@ assert CELL_BYTES_DEFAULT % BLOCK_BYTES == 0
 assert CELL_BYTES_MAX <= FRAME_BULK_BYTES_MAX, "one fragment travels in one frame"
 assert CODE_PARITY_MAX < CODE_COLUMNS_MAX
 assert 2 * RENEW_US < LEASE_US, "one lost renewal must not cost the lease"
+assert STANDSTILL_US <= RENEW_US, "what is not excused costs no more than one renewal"

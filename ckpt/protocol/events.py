@@ -61,6 +61,16 @@ class Ticked(Struct, frozen=True, gc=False):
     now_us: int
 
 
+class StoodStill(Struct, frozen=True, gc=False):
+    """This process did not run for a while (SIGSTOP, a paused machine), and heard nobody: what the
+    others did in that time is unknown, and what they said is still to be read. Comes before the
+    next Ticked.
+    """
+
+    now_us: int
+    gap_us: int
+
+
 # --------------------------------------------------------------------------- actions
 
 

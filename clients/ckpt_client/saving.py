@@ -147,12 +147,27 @@ class Save:
         """Known to have failed, and somebody has been told."""
         return self._error is not None and self._error_told
 
+    @property
+    def error(self) -> CkptError | None:
+        """What ended it, if that is known; looking at it tells nobody."""
+        return self._error
+
     def wait(self, timeout_s: float | None = None) -> Commit:
         """The commit, once all ranks' bytes are on stable storage; its warnings are told, once.
 
         Raises the error that ended the save; Unavailable when it is still under way after
         `timeout_s` (it goes on, wait again); Busy when it was skipped.
         """
+        self.wait_ended(timeout_s)
+        if self._commit is not None:
+            self.tell_warnings(stacklevel=3)
+            return self._commit
+        assert self._error is not None
+        self._error_told = True
+        raise self._error
+
+    def wait_ended(self, timeout_s: float | None = None) -> None:
+        """`wait`, without its last word: an error is still to be told. Raises Unavailable, Busy."""
         if self._stager is None:
             raise Busy(
                 f"{self.run}@{self.step} was skipped: an earlier save still held the arena",
@@ -163,12 +178,6 @@ class Save:
                 f"{self.run}@{self.step} is not committed after {timeout_s:g} s; it goes on",
                 hint="wait again, or see ckpt status",
             )
-        if self._commit is not None:
-            self.tell_warnings(stacklevel=3)
-            return self._commit
-        assert self._error is not None
-        self._error_told = True
-        raise self._error
 
     def mark_told(self) -> None:
         """How it ends is told elsewhere, to all whom it concerns: the next save need not."""

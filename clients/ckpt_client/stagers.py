@@ -337,7 +337,8 @@ class StagerLink:
         if self._dead is None:
             self._dead = error
             for save in self._pending.values():
-                save.fail(error)
+                text = f"{save.run}@{save.step}: {error.message}"
+                save.fail(type(error)(text, hint=error.hint))
                 self._failed.append(save)
             self._pending.clear()
 

@@ -100,7 +100,12 @@ class CheckpointManager:
         """The commits of all saves under way. Raises the error of the first that failed."""
         commits = []
         while self._saves:
-            commits.append(self._saves.pop(0).wait())
+            save = self._saves[0]
+            try:
+                commits.append(save.wait())
+            finally:
+                if save.ended:  # Else a Ctrl-C came: it is waited for again.
+                    self._saves.remove(save)
         return commits
 
     def check_for_errors(self) -> None:

@@ -24,7 +24,7 @@ from ckpt.base.errors import Refused
 from ckpt_client.saving import Commit
 from ckpt_client.store import Store
 from ckpt_torch.loading import load
-from ckpt_torch.saving import async_save
+from ckpt_torch.saving import async_save, wait_for
 
 _NUMBER: Final = re.compile(r"([0-9]+)$")
 _OWN_FILES: Final = frozenset(
@@ -63,8 +63,7 @@ class CkptHooks:
 
     def wait(self) -> None:
         """Until all weights are committed. Raises the first error."""
-        while self._pending:
-            self._pending.pop(0).result()
+        wait_for(self._pending)
 
     def _save(
         self,

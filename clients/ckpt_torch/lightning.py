@@ -29,7 +29,7 @@ from ckpt_client.saving import Commit
 from ckpt_client.store import Store
 from ckpt_torch.loading import load
 from ckpt_torch.place import find_where
-from ckpt_torch.saving import async_save
+from ckpt_torch.saving import async_save, wait_for
 from ckpt_torch.whole import load_whole
 
 FilePath = str | os.PathLike[str]
@@ -140,8 +140,7 @@ class CkptIO(CheckpointIO):
 
     def wait(self) -> None:
         """Until all saves are committed. Raises the first error."""
-        while self._pending:
-            self._pending.pop(0).result()
+        wait_for(self._pending)
 
 
 class CkptModelParallelStrategy(ModelParallelStrategy):

@@ -86,7 +86,8 @@ def async_save(
 ) -> Future[Commit]:
     """Copy the state and return; the future gives the Commit, or raises what ended the save.
 
-    The state may be changed as soon as this returns. All ranks of the process group call it.
+    The state may be changed as soon as this returns. All ranks of the process group call it. An
+    error that nobody asks the future for is raised by the next save, or when the store is closed.
 
     checkpoint_id: `ckpt://HOST:PORT/RUN/STEP`, `ckpt+local:///DIR/RUN/STEP`, or `RUN/STEP` in
         `store` (a Store, or its URL), else in the store that $CKPT_STORE names.
@@ -217,23 +218,61 @@ def _parts_of(
     return parts
 
 
+class CommitFuture(Future[Commit]):
+    """What becomes of a save. Who asks me for it was told; of an error that nobody asks for, since
+    I was dropped, say, the store speaks in its next save, or when it is closed.
+    """
+
+    def __init__(self, staged: Save) -> None:
+        super().__init__()
+        self._staged = staged
+        self.set_running_or_notify_cancel()
+
+    def result(self, timeout: float | None = None) -> Commit:
+        try:
+            return super().result(timeout)
+        finally:
+            self._note_asked()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        try:
+            return super().exception(timeout)
+        finally:
+            self._note_asked()
+
+    def _note_asked(self) -> None:
+        if self.done():  # Else the time was over, or a Ctrl-C ended it.
+            self._staged.mark_told()
+
+
 def commit_future(staged: Save) -> Future[Commit]:
     """A future of what becomes of a save; a thread of its own waits for it.
 
     A plain one: a `Thread` is waited for until it runs, for milliseconds while other ranks copy.
     """
-    staged.mark_told()  # By the future: it need not come up in the next save as well.
-    future: Future[Commit] = Future()
-    future.set_running_or_notify_cancel()
+    future = CommitFuture(staged)
 
     def wait() -> None:
         try:
-            future.set_result(staged.wait())
+            staged.wait_ended()
+            if staged.error is not None:
+                future.set_exception(staged.error)
+            else:
+                future.set_result(staged.wait())
         except Exception as error:  # A warning too, where warnings are errors.
             future.set_exception(error)
 
     _thread.start_new_thread(wait, ())
     return future
+
+
+def wait_for(pending: list[Future[Commit]]) -> None:
+    """Until all are committed, oldest first; they leave the list as they end. Raises the first
+    error. What is under way at an error or a Ctrl-C is still in the list.
+    """
+    while pending:
+        pending[0].exception()
+        pending.pop(0).result()
 
 
 # --------------------------------------------------------------------------- one rank's leaves

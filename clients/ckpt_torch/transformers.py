@@ -37,7 +37,7 @@ from ckpt.base.errors import NotFound, Refused
 from ckpt_client.saving import Commit
 from ckpt_client.store import Store
 from ckpt_torch.place import find_where
-from ckpt_torch.saving import async_save
+from ckpt_torch.saving import async_save, wait_for
 from ckpt_torch.whole import whole_of
 
 
@@ -93,8 +93,7 @@ class CkptCallback(TrainerCallback):
 
     def wait(self) -> None:
         """Until all saves are committed. Raises the first error."""
-        while self._pending:
-            self._pending.pop(0).result()
+        wait_for(self._pending)
 
     def on_train_begin(
         self,

@@ -31,7 +31,7 @@ from ckpt.aio.server import Server, serve
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import BootId, CheckpointId, RunName, Step
-from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX
+from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX, STANDSTILL_US
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.erasure.code import Code
 from ckpt.format.messages import Message, Role
@@ -52,6 +52,7 @@ from ckpt.protocol.events import (
     Session,
     SessionClosed,
     SessionOpened,
+    StoodStill,
     Ticked,
 )
 from ckpt.protocol.handshake import Established, Identity
@@ -220,7 +221,7 @@ class CoordinatorShell:
         self._handling = False
         #: Role of every authenticated peer.
         self._roles: dict[Session, Role] = {}
-        self._idle_since_us = now_us()
+        self._idle_since_us = self._ticked_us = now_us()
         #: Tickets under way, with the checkpoints that they commit.
         self._tickets: dict[int, list[CheckpointId]] = {}
         self._statistics = CommitStatistics()
@@ -288,8 +289,13 @@ class CoordinatorShell:
         self._server.epoch = self.machine.members.epoch
 
     def tick(self) -> None:
-        """Time passes."""
-        self.feed(Ticked(now_us()))
+        """Time passes; where it leapt, this process was stopped, or its loop was."""
+        last_us, self._ticked_us = self._ticked_us, now_us()
+        gap_us = self._ticked_us - last_us
+        if gap_us >= STANDSTILL_US:
+            self._report("warning", "the coordinator stood still", {"for_s": gap_us / US_PER_S})
+            self.feed(StoodStill(self._ticked_us, gap_us))
+        self.feed(Ticked(self._ticked_us))
 
     def durable(self, ticket: int) -> None:
         """Called by the catalog's thread."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 import ckpt
+from ckpt.base.limits import LEASE_US
+from ckpt.base.units import US_PER_S
 from tests.e2e.cluster import OPTIONS, TARGETS, Cluster
 from tests.e2e.ranks import RankProcess, done, end_with_stagers, every, launched, save_and_wait
 from tests.e2e.states import form_of
@@ -20,6 +23,7 @@ CLUSTER_OPTIONS = f"{OPTIONS}&restart=always"
 WAIT_S = 60.0
 BIG_BYTES = 192 << 20
 COLUMN_BYTES = BIG_BYTES // 4
+STANDSTILL_S = 2 * LEASE_US / US_PER_S + 1
 
 
 @pytest.fixture(autouse=True)
@@ -222,3 +226,16 @@ def test_without_the_old_stagers_the_same_bytes_come_from_the_tier(cluster: Clus
     with launched(cluster.url, 2, launch="tier 2") as team:
         loads = done(every(team, "load", run="tier"))
         assert [(load["equal"], load["source"]) for load in loads] == [(True, "tier")] * 2
+
+
+def test_a_save_begun_while_the_coordinator_stands_still_commits_when_it_goes_on(
+    cluster: Cluster, store: ckpt.Store
+) -> None:
+    """For longer than targets that fall silent themselves are waited for."""
+    store.save("standstill", 1, {"a": np.arange(1000)}).wait(WAIT_S)
+    begun_s = time.monotonic()
+    with cluster.stopped(cluster.coordinator_pid):
+        save = store.save("standstill", 2, {"a": np.arange(1, 1001)})
+        wait_until(lambda: time.monotonic() - begun_s > STANDSTILL_S, "leases to run out")
+    assert save.wait(WAIT_S).step == 2
+    assert cluster.live() == set(TARGETS)

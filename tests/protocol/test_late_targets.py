@@ -8,7 +8,8 @@ from ckpt.format.target_messages import (
     ListColumns,
     Reserve,
 )
-from tests.protocol.coordinating import Bench, RankFake
+from ckpt.protocol.events import StoodStill, Ticked
+from tests.protocol.coordinating import SECOND_US, Bench, RankFake
 
 LEASE_S = 3
 
@@ -163,3 +164,43 @@ def test_targets_that_come_while_others_are_asked_for_space_are_asked_too() -> N
     rank.take_plan()
     assert rank.plan is not None
     assert {place.target for place in rank.plan.places} == {"t0", "t2", "t3"}
+
+
+# --------------------------------------------------------------------------- standstill
+
+
+def stood_still(bench: Bench, seconds: int) -> None:
+    """The coordinator's next sign of life."""
+    bench.now_us += seconds * SECOND_US
+    bench.feed(StoodStill(bench.now_us, seconds * SECOND_US))
+    bench.feed(Ticked(bench.now_us))
+
+
+def live(bench: Bench) -> set[str]:
+    return {str(target.id) for target in bench.machine.members.live()}
+
+
+def test_a_coordinator_that_stood_still_holds_its_own_silence_against_nobody() -> None:
+    bench = gathered(4)
+    stood_still(bench, 40)
+    assert live(bench) == {"t0", "t1", "t2", "t3"}
+
+
+def test_targets_that_stay_silent_behind_it_are_down_after_a_lease() -> None:
+    bench = gathered(4)
+    stood_still(bench, 40)
+    fall_silent(bench, "t0", "t1")
+    assert live(bench) == {"t2", "t3"}
+
+
+def test_a_target_has_the_time_to_answer_that_it_had_before() -> None:
+    bench = gathered(4)
+    bench.targets[TargetId("t0")].silent = {Reserve}
+    rank = RankFake(bench)
+    assert rank.open(1) == []
+    mark = bench.mark()
+    stood_still(bench, 40)
+    assert bench.to(rank.session, mark) == []
+    bench.let_answer("t0")
+    rank.take_plan()
+    assert rank.plan is not None

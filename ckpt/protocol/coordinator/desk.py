@@ -125,6 +125,15 @@ class Desk:
         if then is not None:
             then()
 
+    def excuse(self, gap_us: int) -> None:
+        """Nobody could have answered for so long."""
+        self._questions = {
+            request: replace(question, due_us=question.due_us + gap_us)
+            if question.due_us is not None
+            else question
+            for request, question in self._questions.items()
+        }
+
     def tick(self) -> None:
         """Who has been silent for too long has failed; its late answer finds no question."""
         due = [

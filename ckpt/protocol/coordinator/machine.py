@@ -87,9 +87,17 @@ from ckpt.protocol.coordinator.reservations import Reservations, SpreadRule
 from ckpt.protocol.coordinator.resolving import Resolver
 from ckpt.protocol.coordinator.sharing import SharedReads
 from ckpt.protocol.coordinator.views import Views
-from ckpt.protocol.events import Buffer, Received, Session, SessionClosed, SessionOpened, Ticked
+from ckpt.protocol.events import (
+    Buffer,
+    Received,
+    Session,
+    SessionClosed,
+    SessionOpened,
+    StoodStill,
+    Ticked,
+)
 
-Event = SessionOpened | SessionClosed | Received | Ticked | Persisted
+Event = SessionOpened | SessionClosed | Received | StoodStill | Ticked | Persisted
 
 TARGET_MESSAGES = (RegisterTarget, RenewLease)
 LATE_ANSWERS = (Failed, DocumentStored, DocumentData)
@@ -278,6 +286,9 @@ class CoordinatorMachine:
                 self._closed(event.session)
             case Persisted():
                 self._desk.persisted(event.ticket)
+            case StoodStill():
+                self.members.excuse(event.gap_us)
+                self._desk.excuse(event.gap_us)
             case Ticked():
                 self._tick()
             case Received():

@@ -235,6 +235,13 @@ class Membership:
         if target is not None:
             self._take_down(target)
 
+    def excuse(self, gap_us: int) -> None:
+        """This coordinator stood still for so long: no lease ran meanwhile, since nobody could have
+        renewed it. Leases end later by it, never sooner (P12).
+        """
+        for target in self.targets.values():
+            target.lease_ends_us += gap_us
+
     def tick(self) -> None:
         """Leases end."""
         if self._born_us is None:

@@ -4,6 +4,7 @@
     steps.py        what is committed, and reading it
     publishing.py   when what was written is committed
     transaction.py  `with fs.transaction:`
+    together.py     calls that write many files
     sealing.py      a folder that many processes write and one commits
     files.py        open files
     layers.py       text and compressors above a file that is written
@@ -16,9 +17,9 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, ClassVar, Final, overload
+from typing import ClassVar, Final, overload
 
 from fsspec.spec import AbstractFileSystem
 
@@ -34,13 +35,12 @@ from ckpt_client.fs.metadata_names import DATA_FILE, METADATA, METADATA_TMP, RAN
 from ckpt_client.fs.paths import Spot, spot_of, step_of
 from ckpt_client.fs.spool import Spool
 from ckpt_client.fs.steps import HeldStep
+from ckpt_client.fs.together import check_alone, move, one_commit
 from ckpt_client.fs.transaction import StepTransaction
 from ckpt_client.url import LocalOptions, LocalUrl, RemoteUrl, parse_url
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 DELETE_TIMEOUT_S: Final = 120.0
+Paths = str | list[str]
 Info = dict[str, str | int | float]
 """As fsspec has it: name, size, type, and of files `generation`, `created`."""
 
@@ -290,21 +290,8 @@ class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec sh
                 hint="save with use_collectives=True, or with ckpt_torch.CkptWriter",
             )
         if autocommit and not _waits_for_metadata(spot):
-            self._check_alone(path, spot)
+            check_alone(self, path, spot)
         return spot
-
-    def _check_alone(self, path: str, spot: Spot) -> None:
-        view = self.live.steps.newest(spot.run, spot.step)
-        others = [
-            name for name in (self.live.steps.files(view) if view else ()) if name != spot.name
-        ]
-        others += self.live.publisher.others_wait(spot)
-        if others:
-            raise Refused(
-                f"{path}: {spot.folder} has other files ({', '.join(sorted(others)[:4])}), "
-                "which this one alone would replace",
-                hint="write all files of a step in one `with fs.transaction:`",
-            )
 
     def _deliver(self, path: str, spot: Spot, spool: Spool, autocommit: bool) -> None:
         publisher = self.live.publisher
@@ -323,12 +310,29 @@ class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec sh
             while block := source.read(STREAM_BUFFER_BYTES):
                 target.write(block)
 
+    def copy(self, path1: Paths, path2: Paths, recursive: bool = False, **options: object) -> None:
+        """As fsspec's; files of a step are one commit (together.py)."""
+        with one_commit(self, recursive or isinstance(path1, list)):
+            super().copy(path1, path2, recursive=recursive, **options)
+
+    def put(self, lpath: Paths, rpath: Paths, recursive: bool = False, **options: object) -> None:
+        """As `copy`, of local files."""
+        with one_commit(self, recursive or isinstance(lpath, list)):
+            super().put(lpath, rpath, recursive=recursive, **options)
+
+    def pipe(self, path: str | dict[str, bytes], *value: bytes, **options: object) -> None:
+        """As `copy`, of bytes."""
+        with one_commit(self, isinstance(path, dict)):
+            super().pipe(path, *value, **options)
+
     def mv(
         self, path1: str, path2: str, recursive: bool = False, maxdepth: int | None = None,
-        **kwargs: object,
+        **_: object,
     ) -> None:  # fmt: skip
         """Copy, then delete; of `.metadata.tmp` to `.metadata`: the commit of a step's files."""
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)
+        if maxdepth is not None:
+            raise Refused("mv takes no maxdepth here: what lies deeper would be deleted uncopied")
         if self.live.publisher.has_parked(source):
             if target != source.removesuffix(METADATA_TMP) + METADATA:
                 raise Refused(f"{source} can only become {METADATA} of the same step")
@@ -339,7 +343,7 @@ class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec sh
                 hint="write it under its name",
             )
         else:
-            super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
+            move(self, path1, path2, recursive)
 
     rename = mv
 

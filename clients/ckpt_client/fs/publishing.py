@@ -95,11 +95,6 @@ class Publisher:
         with self._lock:
             self._parked[path] = spool
 
-    def others_wait(self, spot: Spot) -> list[str]:
-        """Names of other files in the step's open list."""
-        _, members = self.open_list(spot.run, spot.step)
-        return [member.name for member in members if member.name != spot.name]
-
     def open_list(self, run: RunName, step: Step) -> tuple[CheckpointId | None, list[Member]]:
         """The files that wait for the step's commit, of all processes; None without any."""
         self._connection.ensure_cluster()

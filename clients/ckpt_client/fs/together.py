@@ -1,0 +1,111 @@
+"""Calls that write many files: those of one step are one commit, and a move deletes nothing that it
+has not copied.
+
+fsspec's own write file after file. Here the first of a step would be committed alone, and the
+second refused: half a step would be left, and everybody would take it for a whole one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ckpt.base.errors import Refused
+from ckpt.base.ids import RunName, Step
+from ckpt_client.fs.paths import Spot, spot_of, step_of
+
+if TYPE_CHECKING:
+    from ckpt_client.fs.filesystem import CkptFileSystemBase
+
+NAMES_SHOWN_MAX = 4
+
+
+@contextmanager
+def one_commit(fs: CkptFileSystemBase, many: bool, source: str | None = None) -> Iterator[None]:
+    """What is written in the block, when it is many files, is committed at its end, each step at
+    once; in a transaction it waits for that one's end.
+
+    source: nothing may be written there or below, since it is deleted then.
+
+    Raises Refused before anything is visible, also for a step that has files which the block did
+    not write: they would be gone.
+    """
+    if fs._intrans or not many:
+        yield
+        return
+    with fs.transaction as transaction:
+        yield
+        written = [file.path for file in transaction.files]
+        for path in written:
+            if source is not None and f"{path}/".startswith(f"{source}/"):
+                raise Refused(
+                    f"{path} would lie in {source}, which goes when it is moved",
+                    hint="move it to a path outside",
+                )
+        _check_whole(fs, written)
+
+
+def move(fs: CkptFileSystemBase, path1: str, path2: str, recursive: bool) -> None:
+    """Copy, then delete. Raises Refused before anything is changed."""
+    source = fs._strip_protocol(path1)
+    if source == fs._strip_protocol(path2):
+        return
+    _check_movable(fs, source, recursive)
+    with one_commit(fs, True, source):
+        fs.copy(path1, path2, recursive=recursive, on_error="raise")
+    fs.rm(source, recursive=recursive)
+
+
+def check_alone(fs: CkptFileSystemBase, path: str, spot: Spot) -> None:
+    """Raises Refused when a file that is written alone has others beside it in its step."""
+    others = _others_in(fs, spot, [spot.name])
+    if others:
+        raise Refused(
+            f"{path}: {spot.folder} has other files ({', '.join(others[:NAMES_SHOWN_MAX])}), "
+            "which this one alone would replace",
+            hint="write all files of a step in one `with fs.transaction:`",
+        )
+
+
+def _others_in(fs: CkptFileSystemBase, spot: Spot, names: Iterable[str]) -> list[str]:
+    """Files that the step of a spot has, or that wait for its commit, besides those names."""
+    view = fs.live.steps.newest(spot.run, spot.step)
+    found = set(fs.live.steps.files(view)) if view else set()
+    _, waiting = fs.live.publisher.open_list(spot.run, spot.step)
+    found.update(member.name for member in waiting)
+    return sorted(found - set(names))
+
+
+def _check_whole(fs: CkptFileSystemBase, written: Iterable[str]) -> None:
+    steps: defaultdict[tuple[RunName, Step], list[Spot]] = defaultdict(list)
+    for path in written:
+        spot = spot_of(path)
+        if not spot.loose:
+            steps[spot.run, spot.step].append(spot)
+    for spots in steps.values():
+        others = _others_in(fs, spots[0], (spot.name for spot in spots))
+        if others:
+            raise Refused(
+                f"{spots[0].folder} has other files ({', '.join(others[:NAMES_SHOWN_MAX])}), "
+                "which these would replace",
+                hint="name a step that is not there, or delete that one first",
+            )
+
+
+def _check_movable(fs: CkptFileSystemBase, source: str, recursive: bool) -> None:
+    if fs._intrans:
+        raise Refused(
+            f"{source} cannot be moved in a transaction: it would go before its copy is there",
+            hint="copy it in the transaction, and delete it behind",
+        )
+    found = step_of(source)
+    if found is not None and found[0] < source.count("/"):
+        folder = "/".join(source.split("/")[: found[0] + 1])
+        raise Refused(
+            f"{source} is part of a committed checkpoint, which goes as a whole",
+            hint=f"mv({folder!r}, …, recursive=True), or copy it",
+        )
+    if not recursive and fs.isdir(source):
+        raise Refused(f"{source} is a directory", hint="mv(…, recursive=True)")
