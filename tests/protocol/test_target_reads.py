@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -329,6 +329,7 @@ def test_pieces_cover_every_wanted_byte_once_on_block_borders() -> None:
     st.lists(st.tuples(st.integers(0, 900_000), st.integers(1, 300_000)), min_size=1, max_size=7),
     st.sampled_from([96 * KiB, 192 * KiB, 512 * KiB, 1024 * KiB]),
 )
+@example([(93_217, 300_000), (93_218, 1)], 192 * KiB)  # the second lies in the first's first group
 def test_many_ranges_are_cut_as_few_are(spans: list[tuple[int, int]], cell_bytes: int) -> None:
     layout = Layout(Code(3, 2), 5_000_000, cell_bytes)
     end = layout.column_bytes

@@ -189,16 +189,13 @@ def _cut_few(layout: Layout, ranges: Ranges, piece_bytes: int) -> list[Piece]:
             pieces.append(Piece(group.number, start, end, np.array(wanted)))
             wanted.clear()
 
-    for low, high in sorted(ranges.tolist()):
-        at = low
-        while at < high:
-            block = block_at(layout, at)
-            if block.start > end or block.end > group.end:
-                close()
-                group, start, end = group_of(layout, block, piece_bytes), block.start, block.end
-            upto = min(high, group.end)
-            wanted.append((at, upto))
-            end, at = max(end, block_at(layout, upto - 1).end), upto
+    for low, high in sorted(_parts_within_groups(layout, ranges, piece_bytes)):
+        block = block_at(layout, low)
+        if block.start > end or block.end > group.end:
+            close()
+            group, start, end = group_of(layout, block, piece_bytes), block.start, block.end
+        wanted.append((low, high))
+        end = max(end, block_at(layout, high - 1).end)
     close()
     return pieces
 
@@ -210,13 +207,19 @@ def _within_groups(layout: Layout, ranges: Ranges, piece_bytes: int) -> Ranges:
     leaves = first != last
     if not leaves.any():
         return ranges
-    parts: list[tuple[int, int]] = []
-    for at, end in ranges[leaves].tolist():
+    parts = list(_parts_within_groups(layout, ranges[leaves], piece_bytes))
+    return np.concatenate((ranges[~leaves], np.array(parts, np.int64)))
+
+
+def _parts_within_groups(
+    layout: Layout, ranges: Ranges, piece_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Each range in parts that do not leave their group."""
+    for at, end in ranges.tolist():
         while at < end:
             border = min(end, group_of(layout, block_at(layout, at), piece_bytes).end)
-            parts.append((at, border))
+            yield at, border
             at = border
-    return np.concatenate((ranges[~leaves], np.array(parts, np.int64)))
 
 
 def _blocks(layout: Layout, at: Offsets, piece_bytes: int) -> tuple[Offsets, Offsets]:
