@@ -6,6 +6,7 @@ are few and small, so nothing is lost while nobody reads.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -27,6 +28,9 @@ from ckpt_client.stager import wire
 START_TIMEOUT_S = 60.0
 LINE_TIMEOUT_S = 2.0
 """A stager that does not answer within this is not kept for another store, nor taken over."""
+PATIENCE_S = 10.0
+"""Who waits longer for a stager is told what for: a stopped one would be waited for without end."""
+_log = logging.getLogger("ckpt.save")
 _links: weakref.WeakSet[StagerLink] = weakref.WeakSet()
 
 
@@ -74,6 +78,8 @@ class StagerLink:
         #: Answers to Prepare since the last one was sent.
         self.pid = 0
         self._attached = False
+        self._stop_told = False
+        #: That it is stopped; until something is heard of it again.
         _links.add(self)
         try:
             self._send(attach)
@@ -128,7 +134,13 @@ class StagerLink:
         when the policy skips this save. Raises what refused it.
         """
         begun = time.monotonic()
-        self.wait_until(lambda: number in self._granted or number in self._refused, None)
+
+        def answered() -> bool:
+            return number in self._granted or number in self._refused
+
+        if not self.wait_until(answered, PATIENCE_S):
+            self._tell_wait()
+            self.wait_until(answered, None)
         waited_s = time.monotonic() - begun
         with self._news:
             refusal = self._refused.pop(number, None)
@@ -259,15 +271,48 @@ class StagerLink:
             while not ready():
                 if self._dead is not None:
                     raise self._dead
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if self._reading:
-                    if not self._news.wait(left):
-                        return False
-                elif not self._read_one(left):
+                left = PATIENCE_S if deadline is None else max(0.0, deadline - time.monotonic())
+                now = min(left, PATIENCE_S)
+                if self._news.wait(now) if self._reading else self._read_one(now):
+                    continue
+                if now >= PATIENCE_S:
+                    self._tell_stop()
+                elif deadline is not None:
                     return ready()
             return True
 
-    def _read_one(self, left_s: float | None) -> bool:
+    def _tell_wait(self) -> None:
+        """A save stands still, mostly for memory that is taken."""
+        self._tell_stop()
+        under_way = ", ".join(f"{save.run}@{save.step}" for save in self._pending.values())
+        if under_way and not self._stop_told:
+            _log.warning(
+                "rank %s waits for staging memory: %s not committed yet; see ckpt status and %s",
+                self._rank,
+                under_way,
+                self._log,
+            )
+
+    def _tell_stop(self) -> None:
+        """Nothing was heard for a while."""
+        if self._is_stopped() and not self._stop_told:
+            self._stop_told = True
+            _log.warning(
+                "the stager of rank %s is stopped: kill -CONT %s lets it go on, kill -KILL %s ends "
+                "it and the saves that it has not sent",
+                self._rank,
+                self.pid,
+                self.pid,
+            )
+
+    def _is_stopped(self) -> bool:
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(") ")[2][:1] in ("T", "t")
+
+    def _read_one(self, left_s: float) -> bool:
         """Wait for one packet without the lock and note it; False when none came in time."""
         self._reading = True
         self._news.release()
@@ -276,7 +321,7 @@ class StagerLink:
         try:
             poll = select.poll()
             poll.register(self._socket, select.POLLIN)
-            if poll.poll(None if left_s is None else left_s * 1000):
+            if poll.poll(left_s * 1000):
                 packet, descriptor = wire.receive_packet(self._socket)
         except (OSError, ValueError):
             packet = b""  # Another thread closed the store.
@@ -289,6 +334,7 @@ class StagerLink:
         return packet is not None
 
     def _note(self, packet: bytes, descriptor: int | None) -> None:
+        self._stop_told = False
         if not packet:
             self._end(
                 Aborted(

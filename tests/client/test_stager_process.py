@@ -9,8 +9,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 from ckpt.aio.secret import make_secret
 from ckpt.base.errors import Aborted, Busy, CkptError, Refused
 from ckpt.base.units import MiB
+from ckpt_client import stagers
 from ckpt_client.arena import Half, map_half
 from ckpt_client.packing import plan_packing
 from ckpt_client.saving import Save
@@ -121,6 +123,48 @@ def test_a_half_is_held_until_its_save_ends(bench: Bench) -> None:
     with pytest.raises(Busy):
         stage(link, 3, when_full="error")
     assert stage(link, 4, when_full="skip") is None
+
+
+def test_a_save_that_waits_for_memory_says_which_saves_hold_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stagers, "PATIENCE_S", 0.1)
+    link = bench.start()
+    saves = [stage(link, 1), stage(link, 2)]
+    waiting = threading.Thread(target=suppressed(stage, link, 3))
+    waiting.start()
+    wait_until(lambda: bool(caplog.messages), "a word about the wait")
+    kill(link.pid)
+    waiting.join()
+    assert all(saves)
+    (told,) = caplog.messages
+    assert told.startswith("rank 0 waits for staging memory: run@1, run@2 not committed yet")
+
+
+def test_who_waits_for_a_stopped_stager_is_told_so_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stagers, "PATIENCE_S", 0.1)
+    link = bench.start()
+    os.kill(link.pid, signal.SIGSTOP)
+    waiting = threading.Thread(target=suppressed(stage, link, 1))
+    waiting.start()
+    wait_until(lambda: bool(caplog.messages), "a word about the stop")
+    assert not link.wait_until(lambda: False, 0.5)
+    os.kill(link.pid, signal.SIGCONT)
+    waiting.join()
+    (told,) = caplog.messages
+    assert f"the stager of rank 0 is stopped: kill -CONT {link.pid} lets it go on" in told
+
+
+def suppressed(function: Callable[..., object], *arguments: object) -> Callable[[], None]:
+    """The call, without an error of the package."""
+
+    def call() -> None:
+        with suppress(CkptError):
+            function(*arguments)
+
+    return call
 
 
 def test_a_dropped_half_is_granted_again(bench: Bench) -> None:

@@ -35,8 +35,27 @@ def test_it_ends_the_attempt_also_when_it_died_before_its_peers_saved() -> None:
     bench.close(dies.session)
     bench.tick(60)
     stays.open(1)
-    bench.tick(1)
+    bench.tick(14)
+    assert stays.aborts() == []
+    bench.tick(2)
     assert "rank 1" in aborted(stays).message
+
+
+def test_a_trainer_whose_stager_was_killed_meets_its_peers_in_the_next_save() -> None:
+    """It starts another only then: the peers' saves are there before it."""
+    bench = Bench()
+    stays, killed = team(bench, 2)
+    stays.open(1)
+    bench.close(killed.session)
+    bench.tick(16)
+    assert "rank 1" in aborted(stays).message
+    stays.open(2)
+    bench.tick(5)
+    killed.reconnect()
+    killed.open(2)
+    every([stays, killed], lambda rank: rank.seal_all())
+    every([stays, killed], lambda rank: rank.certify())
+    assert [told.info.checkpoint.step for told in stays.commits()] == [2]
 
 
 def test_a_stager_that_comes_back_in_time_ends_nothing() -> None:

@@ -303,14 +303,15 @@ class Ending:
             return
         now, opened_us = self._desk.now_us, attempt.opened_us
         for rank in attempt.missing_ranks:
-            away_us = launch.away_us(rank, now)
+            away_since_us = launch.away_since_us(rank)
             left_us = launch.left_us(rank)
             unwatched_us = launch.unwatched_since_us(rank)
             here = rank in launch.members and launch.members[rank].here
-            if away_us is not None and away_us >= STAGER_AWAY_US:
+            # Its trainer may live, and start another stager in its save of the step.
+            if away_since_us is not None and now - max(away_since_us, opened_us) >= STAGER_AWAY_US:
                 reason = (
                     f"rank {rank} did not hand over; its stager has been away for "
-                    f"{away_us // US_PER_S} s without a word"
+                    f"{(now - away_since_us) // US_PER_S} s without a word"
                 )
             elif left_us is not None and now - max(left_us, opened_us) >= STAGER_AWAY_US:
                 reason = (

@@ -126,12 +126,12 @@ class Launch:
     def live(self) -> bool:
         return any(member.live for member in self.members.values())
 
-    def away_us(self, rank: Rank, now_us: int) -> int | None:
-        """How long a rank's stager has been away that never said that it goes; None for others."""
+    def away_since_us(self, rank: Rank) -> int | None:
+        """Since when a rank's stager is away that never said that it goes; None for others."""
         member = self.members.get(rank)
-        if member is None or member.left or not member.watched or member.away_since_us is None:
+        if member is None or member.left or not member.watched:
             return None
-        return now_us - member.away_since_us
+        return member.away_since_us
 
     def unwatched_since_us(self, rank: Rank) -> int | None:
         """Since when a rank that came has neither an open store nor a stager: it trains, or it is
