@@ -15,10 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import shutil
-import tempfile
 from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -33,9 +30,10 @@ from transformers import (
     TrainingArguments,
 )
 
-from ckpt.base.errors import NotFound, Refused
+from ckpt.base.errors import NotFound
 from ckpt_client.saving import Commit
 from ckpt_client.store import Store
+from ckpt_torch.fetched import put_folder
 from ckpt_torch.place import find_where
 from ckpt_torch.saving import async_save, wait_for
 from ckpt_torch.whole import whole_of
@@ -131,27 +129,19 @@ class CkptCallback(TrainerCallback):
 def fetch(run: str, output_dir: str | Path, *, store: Store | str | None = None) -> str | None:
     """The newest committed step as a folder that `Trainer.train(resume_from_checkpoint=)` takes.
 
-    None when nothing is committed; a folder that is there already is kept. Ranks may all call it:
-    they get the same step. Raises Unavailable, Lost.
+    None when nothing is committed; a folder that was made of the same generation stays, one that
+    was made of another is replaced. Ranks may all call it: they get the same step. Raises
+    Unavailable, Lost, and Refused for a folder of the step's name that somebody else made.
     """
     where = find_where(run, store)
     try:
         with where.store.resolve(where.run, where.step) as checkpoint:
             state = whole_of(checkpoint)
-            step = checkpoint.step  # The same for all ranks of a launch.
+            info = checkpoint.info  # The same for all ranks of a launch.
     except NotFound:
         return None
-    folder = Path(output_dir) / f"checkpoint-{step}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        _write(state, aside)
-        with suppress(OSError):  # Another rank of this host, or an earlier start, has written it.
-            aside.rename(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    if not folder.is_dir():
-        raise Refused(f"{folder} is there and is no folder")
+    folder = Path(output_dir) / f"checkpoint-{info.checkpoint.step}"
+    put_folder(folder, info, lambda aside: _write(state, aside))
     return str(folder)
 
 

@@ -1,9 +1,12 @@
 """Hugging Face's Trainer: the last step is saved however a training ends; a full disk is left as
-it was.
+it was; a fetched folder is of the generation that was asked for.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +25,12 @@ import resource, sys
 from ckpt_torch.transformers import fetch
 resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
 fetch(*sys.argv[1:])
+"""
+FETCH_AND_DIE = """
+import os, signal, sys
+from ckpt_torch import transformers
+transformers.save_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+transformers.fetch(*sys.argv[1:])
 """
 
 
@@ -94,3 +103,52 @@ def test_a_folder_that_cannot_be_written_whole_leaves_nothing(
     assert done.returncode == 1
     assert "File too large" in done.stderr
     assert set(tmp_path.iterdir()) == before
+
+
+def test_a_folder_of_another_generation_or_run_is_replaced(
+    cluster: str, stopped: str, tmp_path: Path
+) -> None:
+    first = Path(fetch(f"{cluster}/{stopped}", tmp_path) or "")
+    kept = (first / "ckpt.json").stat().st_ino
+    assert fetch(f"{cluster}/{stopped}", tmp_path) == str(first)
+    assert (first / "ckpt.json").stat().st_ino == kept
+    before = (first / "model.safetensors").read_bytes()
+    with ckpt.open(cluster) as store:
+        store.delete(stopped, 3)
+    torch.manual_seed(1)
+    trained(f"{cluster}/{stopped}", tmp_path, 3)
+    assert fetch(f"{cluster}/{stopped}", tmp_path) == str(first)
+    again = (first / "model.safetensors").read_bytes()
+    torch.manual_seed(2)
+    trained(f"{cluster}/{stopped}-other", tmp_path, 3)
+    assert fetch(f"{cluster}/{stopped}-other", tmp_path) == str(first)
+    other = (first / "model.safetensors").read_bytes()
+    assert len({before, again, other}) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
+
+
+def test_a_folder_that_somebody_else_made_is_refused_and_stays(
+    cluster: str, stopped: str, tmp_path: Path
+) -> None:
+    theirs = tmp_path / "checkpoint-3" / "model.safetensors"
+    theirs.parent.mkdir()
+    theirs.write_text("precious")
+    with pytest.raises(ckpt.Refused, match=r"checkpoint-3 is there, and was not made of .*@3#"):
+        fetch(f"{cluster}/{stopped}", tmp_path)
+    assert theirs.read_text() == "precious"
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
+
+
+def test_what_a_killed_fetch_left_goes_with_the_next_one_and_what_is_written_stays(
+    cluster: str, stopped: str, tmp_path: Path
+) -> None:
+    command = (sys.executable, "-c", FETCH_AND_DIE, f"{cluster}/{stopped}", str(tmp_path))
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    (left,) = tmp_path.glob(".checkpoint-3-*")
+    lock = os.open(left, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    fetch(f"{cluster}/{stopped}", tmp_path)
+    assert left.exists()
+    os.close(lock)
+    fetch(f"{cluster}/{stopped}", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
