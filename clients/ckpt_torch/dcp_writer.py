@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import logging
+import multiprocessing
+import threading
 import time
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import cast
 
 import torch
@@ -45,6 +48,8 @@ from ckpt_torch.dcp_names import (
 from ckpt_torch.dcp_tries import WatchedPlanner, begin_try, end_tries
 from ckpt_torch.place import CheckpointName, Step, find_step
 from ckpt_torch.tensors import as_array
+
+_log = logging.getLogger("ckpt.save")
 
 
 class CkptWriter(StorageWriter):
@@ -113,20 +118,11 @@ class CkptWriter(StorageWriter):
         self, plan: SavePlan, planner: SavePlanner
     ) -> torch.futures.Future[list[WriteResult]]:
         """Copy this rank's items into the arena; sending goes on after that."""
-        self._save, self._adopted = self._adopted, None
-        if self._save is None:
-            step, world_size = self.step(), self._world_size(plan)
-            self._make_up(step, world_size)
-            begun_s = time.monotonic()
-            with step.store.refusing(step.run, step.number, rank=self._rank, world_size=world_size):
-                step.store.raise_untold()
-                packing = step.store.pack(
-                    self._tree(plan, planner), rank=self._rank, world_size=world_size
-                )
-                if self.check_finite:
-                    packing.check_finite()
-            self._save = step.store.save_packed(step.run, step.number, packing, begun_s=begun_s)
-            self._save.mark_told()  # DCP raises on all ranks what one of them raises.
+        with self._logging():
+            self._save, self._adopted = self._adopted, None
+            if self._save is None:
+                self._save = self._staged(plan, planner)
+                self._save.mark_told()  # DCP raises on all ranks what one of them raises.
         future: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         future.set_result([_result(item) for item in plan.items])
         return future
@@ -137,11 +133,12 @@ class CkptWriter(StorageWriter):
         """
         written = {result.index.fqn for each in results for result in each}
         left_out = sorted(set(metadata.state_dict_metadata) - written)
-        if left_out and self._collective:
-            raise Refused(f"no rank wrote {', '.join(left_out[:8])}")
-        if self._save is None:
-            raise Refused("finish without a save")
-        self.commit = self._save.wait()
+        with self._logging():
+            if left_out and self._collective:
+                raise Refused(f"no rank wrote {', '.join(left_out[:8])}")
+            if self._save is None:
+                raise Refused("finish without a save")
+            self.commit = self._save.wait()
         metadata.storage_meta = self._meta()
 
     @classmethod
@@ -187,6 +184,30 @@ class CkptWriter(StorageWriter):
     def _name(self) -> str:
         store = self._store if isinstance(self._store, str | None) else id(self._store)
         return f"{self.checkpoint_id!s} in {store}"
+
+    @contextmanager
+    def _logging(self) -> Iterator[None]:
+        """Beside the training DCP has a future for an error, and nobody may ask it."""
+        try:
+            yield
+        except Exception as error:
+            in_main = threading.current_thread() is threading.main_thread()
+            if not in_main or multiprocessing.parent_process() is not None:
+                _log.error("rank %s: %s is not saved: %s", self._rank, self.checkpoint_id, error)
+            raise
+
+    def _staged(self, plan: SavePlan, planner: SavePlanner) -> Save:
+        step, world_size = self.step(), self._world_size(plan)
+        self._make_up(step, world_size)
+        begun_s = time.monotonic()
+        with step.store.refusing(step.run, step.number, rank=self._rank, world_size=world_size):
+            step.store.raise_untold()
+            packing = step.store.pack(
+                self._tree(plan, planner), rank=self._rank, world_size=world_size
+            )
+            if self.check_finite:
+                packing.check_finite()
+        return step.store.save_packed(step.run, step.number, packing, begun_s=begun_s)
 
     def _make_up(self, step: Step, world_size: int) -> None:
         """Tries of the step that DCP gave up here count, as they may have staged elsewhere."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from accelerate import Accelerator
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
@@ -23,6 +24,7 @@ import ckpt_jax
 import ckpt_torch
 from ckpt_client.default import shared_store
 from ckpt_torch.accelerate import CkptHooks
+from ckpt_torch.dcp_stager import CkptStager
 from ckpt_torch.lightning import CkptIO
 from ckpt_torch.transformers import CkptCallback
 from tests.waiting import wait_until
@@ -81,6 +83,20 @@ def test_closing_the_store_raises_it_too(cluster: str) -> None:
     with pytest.raises(ckpt.Aborted, match="closed@2"):
         shared_store(cluster).close()
     assert isinstance(future.exception(), ckpt.Aborted)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_dcp_s_future_that_nobody_asks_is_told_in_the_log(
+    cluster: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dcp.save(STATE, storage_writer=ckpt_torch.CkptWriter(f"{cluster}/dcp/1"))
+    with still(cluster):
+        writer = ckpt_torch.CkptWriter(f"{cluster}/dcp/2")
+        answer = dcp.async_save(STATE, storage_writer=writer, async_stager=CkptStager(writer))
+        kill_stager(cluster)
+    wait_until(answer.upload_completion.done, "the future's end")
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "ckpt.save"]
+    assert told.startswith(f"rank 0: {cluster}/dcp/2 is not saved: dcp@2: the stager of rank 0")
 
 
 Adapter = tuple[Callable[[int], object], Callable[[], object]]
