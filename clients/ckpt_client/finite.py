@@ -16,11 +16,15 @@ _KINDS: Final = "fcV"
 
 def check_finite(name: str, array: AnyArray) -> None:
     """Raises Refused naming the tensor, and its first element that is NaN or infinite."""
-    place = _first_non_finite(array) if array.dtype.kind in _KINDS else None
+    if array.dtype.kind not in _KINDS:
+        return
+    with np.errstate(invalid="ignore"):  # Numpy warns of signalling NaNs, as it looks or prints.
+        place = _first_non_finite(array)
+        value = "" if place is None else str(array[place])
     if place is not None:
         where = ", ".join(str(one) for one in place)
         raise Refused(
-            f"{name}: element [{where}] of {array.shape} is {array[place]}",
+            f"{name}: element [{where}] of {array.shape} is {value}",
             hint="go back to an earlier step, or save without check_finite",
         )
 
@@ -29,8 +33,7 @@ def _first_non_finite(array: AnyArray) -> tuple[int, ...] | None:
     """Its index, in C order."""
     flat = array.reshape(-1) if array.flags.c_contiguous else array.flat
     for begin in range(0, array.size, PART_ELEMENTS):
-        with np.errstate(invalid="ignore"):  # bfloat16 warns of signalling NaNs.
-            good = np.isfinite(flat[begin : begin + PART_ELEMENTS])
+        good = np.isfinite(flat[begin : begin + PART_ELEMENTS])
         if not good.all():
             found = np.unravel_index(begin + int(good.argmin()), array.shape)
             return tuple(int(one) for one in found)

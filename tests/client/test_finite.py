@@ -35,11 +35,26 @@ def test_the_first_bad_element_is_named(
             check_finite("m/w", one)
 
 
-@pytest.mark.parametrize("bits", [0x7F81, 0xFF81, 0x7FC0])
-def test_a_signalling_nan_is_named_without_a_warning(bits: int) -> None:
-    array = np.array([0x3F80, bits], np.uint16).view(ml_dtypes.bfloat16)
-    with pytest.raises(ckpt.Refused, match=r"a: element \[1\] of \(2,\) is .*nan"):
-        check_finite("a", array)
+@pytest.mark.parametrize(
+    ("dtype", "kept", "bits"),
+    [
+        (ml_dtypes.bfloat16, "u2", 0x7F81),
+        (ml_dtypes.bfloat16, "u2", 0xFF81),
+        (ml_dtypes.bfloat16, "u2", 0x7FC0),
+        ("f4", "u4", 0x7F80_0001),
+        ("f8", "u8", 0x7FF0_0000_0000_0001),
+        ("c8", "u4", 0x7F80_0001),
+        ("c8", "u4", 0xFF80_0001),
+        ("c16", "u8", 0x7FF0_0000_0000_0001),
+    ],
+)
+def test_a_signalling_nan_is_named_without_a_warning(dtype: object, kept: str, bits: int) -> None:
+    part_count = np.dtype(dtype).itemsize // np.dtype(kept).itemsize  # type: ignore[call-overload]
+    for part in range(part_count):
+        parts = np.zeros((2, part_count), kept)
+        parts[1, part] = bits
+        with pytest.raises(ckpt.Refused, match=r"a: element \[1\] of \(2,\) is .*nan"):
+            check_finite("a", parts.view(dtype).reshape(2))  # type: ignore[call-overload]
 
 
 @given(trees.arrays())
