@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Final, Self
 
 BITS: Final = 6
@@ -92,11 +93,14 @@ class Histogram:
 
     @property
     def stddev(self) -> float:
-        """Of the sample, as fio has it."""
+        """Of the sample, as fio has it.
+
+        Of whole numbers up to the division: squares of nanoseconds are beyond a float's precision.
+        """
         if self.count < 2:
             return 0.0
-        spread = self.squares - self.total**2 / self.count
-        return math.sqrt(max(0.0, spread) / (self.count - 1))
+        spread = self.count * self.squares - self.total**2
+        return math.sqrt(max(0, spread) / (self.count * (self.count - 1)))
 
     def percentile(self, percent: float) -> int:
         """The middle of the first bin at which so many values have been seen; 0 when empty."""
@@ -118,7 +122,8 @@ def from_bins(
     """A histogram again, from what a json+ report says of it (see `by_value`)."""
     count = sum(bins.values())
     total = round(mean * count)
-    squares = round(stddev**2 * max(0, count - 1) + mean * mean * count)
+    spread = Fraction(stddev**2 * max(0, count - 1))
+    squares = round(spread + Fraction(total**2, max(1, count)))
     indexed = {bin_index(value): many for value, many in bins.items()}
     return Histogram(indexed, count, least, most, total, squares)
 
