@@ -5,7 +5,7 @@
 #   make test     the tests without the slow campaigns; TESTS="tests/erasure -k pattern" picks some
 #   make test-bench    ckptbench's jobs on real clusters and files: tests/bench_e2e
 #   make test-stores   S3 (Ceph, as root) and its faults, Azure, Google, Zarr readers: tests/stores
-#   make test-sim      10,000 seeds of the simulator on two cores (make test runs 200), planted bugs
+#   make test-sim      10,000 seeds of the simulator on two cores (make test runs 100), planted bugs
 #   make test-frameworks   torch, JAX, Lightning, Hugging Face: installs them, then tests/frameworks
 #   make check    format, lint, types, imports
 #   make bench    roofline, burst and restore as ratios of one run
@@ -65,10 +65,12 @@ test-frameworks: $(FRAMEWORKS_READY)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" \
 		-o faulthandler_timeout=390 --durations=12 tests/frameworks
 
-# The simulator finds each planted bug; then both cores for one campaign: 10,000 histories, each cell
-# of the fault matrix hit.
+# The simulator finds each planted bug, and keeps its promises in more histories without a spare and
+# of references than make test has; then both cores for one campaign: 10,000 histories, each cell of
+# the fault matrix hit.
 test-sim: $(READY)
-	$(BIN)/pytest -n $(WORKERS) tests/sim/test_planted_bugs.py
+	CKPT_SIM_SEEDS=400 $(BIN)/pytest -n $(WORKERS) -m "not slow" tests/sim/test_planted_bugs.py \
+		tests/sim/test_no_spares.py tests/sim/test_references.py
 	CKPT_SIM_SEEDS=10000 $(BIN)/pytest -n 0 -o faulthandler_timeout=1090 tests/sim/test_simulation.py
 
 check: $(READY)

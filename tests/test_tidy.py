@@ -110,7 +110,7 @@ def stray_prints(source: Source) -> Iterator[str]:
     """Output that no person asked for."""
     if source.may_print:
         return
-    for node in ast.walk(_tree(source)):
+    for node in _nodes(source):
         match node:
             case ast.Call(func=ast.Name(id="print")):
                 yield f"{source.path}:{node.lineno}: print: instead, the log or the CLI's report"
@@ -126,7 +126,7 @@ def long_lines(source: Source) -> Iterator[str]:
 
 def long_functions(source: Source) -> Iterator[str]:
     """Functions that should be several."""
-    for node in ast.walk(_tree(source)):
+    for node in _nodes(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             line_count = (node.end_lineno or node.lineno) - node.lineno + 1
             if line_count > FUNCTION_LINES_MAX:
@@ -152,7 +152,7 @@ def silent_files(source: Source) -> Iterator[str]:
 
 def empty_bodies(source: Source) -> Iterator[str]:
     """Functions and handlers that do nothing and do not say why."""
-    for node in ast.walk(_tree(source)):
+    for node in _nodes(source):
         if isinstance(node, ast.Pass):
             yield f"{source.path}:{node.lineno}: `pass`: say in a docstring why nothing is to do"
 
@@ -256,10 +256,16 @@ def _tree(source: Source) -> ast.Module:
     return ast.parse(source.text)
 
 
+@cache
+def _nodes(source: Source) -> tuple[ast.AST, ...]:
+    """Of the whole tree: walked once, as rules look at all of it."""
+    return tuple(ast.walk(_tree(source)))
+
+
 def _table_lines(source: Source) -> Iterator[int]:
     """Numbers of the lines of statements and decorators that end in `fmt: skip`."""
     lines = source.lines
-    for node in ast.walk(_tree(source)):
+    for node in _nodes(source):
         decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
         for table in [node, *decorators] if isinstance(node, ast.stmt) else []:
             if "# fmt: skip" in lines[(table.end_lineno or 1) - 1]:
@@ -285,7 +291,7 @@ def _module_of(source: Source) -> str:
 def _modules_named(source: Source) -> set[str]:
     """Modules that a file imports, or names in a string in order to start them."""
     named: set[str] = set()
-    for node in ast.walk(_tree(source)):
+    for node in _nodes(source):
         match node:
             case ast.Import(names=names):
                 named.update(alias.name for alias in names)

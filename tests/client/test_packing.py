@@ -28,6 +28,7 @@ from ckpt_client.packing import (
 from ckpt_client.stager.fingerprint import fingerprint_boxes, fingerprint_copies
 from ckpt_client.state import flatten, unflatten
 from tests.client import trees
+from tests.client.bits import bits_of
 
 
 def _staged(packing: Packing) -> memoryview:
@@ -55,7 +56,7 @@ def test_a_staged_state_is_read_back_from_the_half_alone(state: object) -> None:
     entries = {entry.name: entry for entry in table.entries}
     root = decode_tree(half[: len(packing.document)])
     back = unflatten(root, lambda name: _read(half, entries[name]))
-    assert trees.bits_of(back) == trees.bits_of(state)
+    assert bits_of(back) == bits_of(state)
 
 
 @given(trees.states, st.integers(1, 5))

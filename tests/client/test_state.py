@@ -17,6 +17,7 @@ from ckpt.format.tree import decode_tree, encode_tree
 from ckpt_client.declare import Box, Replicated, Shard
 from ckpt_client.state import flatten, unflatten
 from tests.client import trees
+from tests.client.bits import bits_of
 
 
 @given(trees.states)
@@ -25,7 +26,7 @@ def test_a_state_comes_back_with_its_types_its_order_and_every_bit(state: object
     arrays = {leaf.name: leaf.array for leaf in flat.leaves}
     assert len(arrays) == len(flat.leaves)
     root = decode_tree(encode_tree(flat.root))
-    assert trees.bits_of(unflatten(root, arrays.__getitem__)) == trees.bits_of(state)
+    assert bits_of(unflatten(root, arrays.__getitem__)) == bits_of(state)
 
 
 @given(trees.states)
@@ -87,7 +88,7 @@ def test_what_cannot_come_back_equal_is_refused_by_its_path(leaf: object) -> Non
 def test_a_foreign_array_is_stored_by_its_protocol(kind: type[_Array] | type[_Exported]) -> None:
     array = np.arange(6.0).reshape(2, 3)
     (leaf,) = flatten({"a": kind(array)}).leaves
-    assert trees.bits_of(leaf.array) == trees.bits_of(array)
+    assert bits_of(leaf.array) == bits_of(array)
 
 
 def test_numpy_scalars_are_arrays_without_axes() -> None:

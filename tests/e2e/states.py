@@ -10,7 +10,7 @@ import numpy as np
 
 import ckpt
 from ckpt.format.checksum import xxh3_128
-from tests.client.trees import bits_of
+from tests.client.bits import bits_of
 
 AXIS_ITEMS = 24
 """Of each axis of the sharded matrix: divisible by 2, 3 and 4 ranks."""

@@ -24,7 +24,7 @@ from ckpt.format.messages import (
     StepDeleted,
 )
 from ckpt.format.target_messages import ListColumns
-from tests.client.trees import bits_of
+from tests.client.bits import bits_of
 from tests.e2e_remote.cluster import RemoteCluster
 from tests.waiting import wait_until
 

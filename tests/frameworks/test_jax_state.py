@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 import ckpt
 import ckpt_jax
 import ckpt_torch
-from tests.client.trees import bits_of
+from tests.client.bits import bits_of
 
 
 class Moments(NamedTuple):

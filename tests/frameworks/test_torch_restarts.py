@@ -23,7 +23,7 @@ import torch
 import ckpt
 import ckpt_torch
 from ckpt_client.demo.corpus import read_corpus
-from tests.client.trees import bits_of
+from tests.client.bits import bits_of
 from tests.frameworks.clusters import local_cluster
 from tests.frameworks.warm import Warm
 from tests.waiting import wait_until

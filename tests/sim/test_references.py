@@ -21,7 +21,7 @@ from tests.sim.reader_node import CRASHED
 from tests.sim.reference_nodes import ReferenceWorld, built
 from tests.sim.scenario import SETTLE_US
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 10
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 10
 SEEDS_SOAK = 400
 PLANTED_SEEDS = 50
 STEPS = (10, 20, 30, 40, 50)

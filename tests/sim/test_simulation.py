@@ -10,7 +10,7 @@ import pytest
 from tests.sim.campaign import run_campaign, table
 from tests.sim.scenario import FAULTS_MIN, GENERATIONS_MIN, run_seed
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200"))
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100"))
 
 
 def test_an_equal_seed_gives_an_equal_run() -> None:
