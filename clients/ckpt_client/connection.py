@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckpt.aio.secret import find_secret_file
 from ckpt_client.control import Control
-from ckpt_client.local import is_supervised, opened_cluster
+from ckpt_client.local import is_serving, is_supervised, opened_cluster
 from ckpt_client.locate import Locator, client_name
 from ckpt_client.url import LocalUrl, RemoteUrl
 
@@ -46,6 +46,12 @@ class Connection:
     def ensure_cluster(self) -> None:
         """A local cluster that stopped meanwhile is started again."""
         if isinstance(self.url, LocalUrl) and not is_supervised(Path(self.url.directory)):
+            with opened_cluster(self.url, self._start_timeout_s):
+                _greet(self.control)
+
+    def ensure_answers(self) -> None:
+        """`ensure_cluster` ahead of a question: one that is just starting is waited for."""
+        if isinstance(self.url, LocalUrl) and not is_serving(Path(self.url.directory)):
             with opened_cluster(self.url, self._start_timeout_s):
                 _greet(self.control)
 

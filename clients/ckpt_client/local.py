@@ -98,6 +98,11 @@ def is_supervised(directory: Path) -> bool:
     return False
 
 
+def is_serving(directory: Path) -> bool:
+    """Whether the supervisor that holds DIR has said where its coordinator is."""
+    return is_supervised(directory) and read_ready(directory) is not None
+
+
 def check_options(directory: Path, options: LocalOptions) -> None:
     """Raises Refused naming both sides when DIR was made otherwise, or on another host.
 

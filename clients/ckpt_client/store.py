@@ -162,7 +162,7 @@ class Store:
         """
         self._check_usable()
         place = find_place(rank, world_size)
-        self._connection.ensure_cluster()
+        self._connection.ensure_answers()
         self._control.join(check_run_name(run), place.rank, place.world_size)
 
     def save(
@@ -334,7 +334,7 @@ class Store:
         name = check_run_name(run)
         number = check_step(step) if step is not None else None
         place = find_place(rank, world_size)
-        self._connection.ensure_cluster()
+        self._connection.ensure_answers()
         joined = self._control.join(name, place.rank, place.world_size) if step is None else None
         found = restore.resolve(
             self._connection.reader(self._settings.durable),
@@ -398,7 +398,7 @@ class Store:
         A run that never was has none.
         """
         self._check_usable()
-        self._connection.ensure_cluster()
+        self._connection.ensure_answers()
         views = _steps_decoder.decode(self._control.ask("steps", check_run_name(run)))
         newest: dict[int, Commit] = {}
         for view in views:
@@ -418,7 +418,7 @@ class Store:
         from ckpt_client import verify
 
         self._check_usable()
-        self._connection.ensure_cluster()
+        self._connection.ensure_answers()
         return verify.verify(self._connection.reader(), check_run_name(run), check_step(step))
 
     def delete(self, run: str, step: int) -> None:
@@ -426,7 +426,7 @@ class Store:
         from ckpt.format.messages import DeleteStep, StepDeleted
 
         self._check_usable()
-        self._connection.ensure_cluster()
+        self._connection.ensure_answers()
         question = DeleteStep(check_run_name(run), check_step(step))
         self._control.call(question, StepDeleted, timeout_s=DELETE_TIMEOUT_S)
 

@@ -138,6 +138,8 @@ def run_local(config: LocalConfig, *, report: Reporter, secret_named: Path | Non
     directory = config.directory.resolve()
     make_directory(directory, mode=0o700)
     lock = lock_directory(directory)
+    # One that was killed has left it, and clients would look for its coordinator for long.
+    (directory / READY_NAME).unlink(missing_ok=True)
     created_by = f"ckptd {version('ckpt-burst')}"
     cluster = load_or_create(directory, config.options(), socket.gethostname(), created_by)
     if Code.parse(cluster.code).m == 0:
@@ -206,7 +208,6 @@ class LocalCluster:
         for program in (COORDINATOR, TARGET):
             cli.load(program)  # Imported once, before they are forked.
         with _Signals(self._supervisor, self._stop):
-            (self._directory / READY_NAME).unlink(missing_ok=True)
             try:
                 self._coordinator = self._supervisor.add(self._coordinator_plan())
                 while not self._stop_reason:

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+import ckpt
 from ckpt.aio.rpc import RpcClient
 from ckpt.aio.secret import make_secret, read_secret
 from ckpt.base.errors import Refused
 from ckpt.format.messages import Ask, Role
+from ckpt_client.local import is_supervised
 from ckptd.cluster_file import ClusterOptions, load_or_create, read_cluster
 from tests.waiting import WAIT_S, wait_until
 
@@ -204,6 +206,32 @@ def test_a_second_supervisor_is_refused_and_one_after_a_kill_takes_over(
     wait_until(lambda: third.ready()["boot"] != boot, "the third supervisor is ready")
     assert all(is_gone(pid) for pid in pids)
     assert third.live() == ["t0", "t1"]
+
+
+def test_the_word_of_one_that_was_killed_goes_before_another_starts_anything(
+    tmp_path: Path, locals_: list[Local]
+) -> None:
+    """Who opens DIR meanwhile would ask an address where nobody is."""
+    killed = start(locals_, tmp_path, "--targets", "1")
+    killed.ready()
+    killed.process.kill()
+    killed.process.wait()
+    assert (tmp_path / "d" / "ready.json").exists()
+    wrong = start(locals_, tmp_path, "--targets", "2")
+    assert wrong.process.wait(timeout=30) == 2
+    assert not (tmp_path / "d" / "ready.json").exists()
+
+
+def test_a_question_waits_for_a_cluster_that_somebody_just_starts(
+    tmp_path: Path, locals_: list[Local]
+) -> None:
+    first = start(locals_, tmp_path, "--targets", "1", "--code", "1+0", "--unprotected")
+    first.ready()
+    with ckpt.open(f"ckpt+local://{tmp_path / 'd'}") as store:
+        first.stop()
+        start(locals_, tmp_path)
+        wait_until(lambda: is_supervised(tmp_path / "d"), "the next supervisor")
+        assert store.latest("run") is None
 
 
 def test_it_stops_when_nobody_was_connected_for_the_linger_time(

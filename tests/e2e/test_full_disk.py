@@ -19,10 +19,11 @@ from ckpt_client.processes import end_marked, find_marked, marked_environment
 LIMIT_S = 240.0
 MOUNT = 'mount -t tmpfs -o size=96m none "$1" && shift && exec "$@"'
 SCRIPT = '''
-import contextlib, json, os, sys, threading, time
+import contextlib, io, json, os, sys, threading, time
 from pathlib import Path
 import numpy as np
 import ckpt
+from ckpt_client.cli.main import main
 from ckptd.catalog import Catalog
 
 folder = Path(sys.argv[1])
@@ -75,6 +76,10 @@ with ckpt.open(f"ckpt+local://{folder}/store?targets=3&code=2+1") as store:
     except ckpt.CkptError as error:
         ends["new shape"] = error.code
         ends["said"] = str(error)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        main(["status", "--store", f"ckpt+local://{folder}/store", "--timeout", "2", "--json"])
+    ends["status"] = [(c["name"], c["remedy"]) for c in json.loads(out.getvalue())["checks"]]
     filler.unlink()
     ends["catalog after"] = catalog()
     ends["after"] = eventually(store, 3)
@@ -82,7 +87,6 @@ with ckpt.open(f"ckpt+local://{folder}/store?targets=3&code=2+1") as store:
     ends["equal"] = [
         bool((store.load("run", step)["a"] == state(step)["a"]).all()) for step in ends["steps"]
     ]
-from ckpt_client.cli.main import main
 ends["stopped"] = main(["local", "stop", f"{folder}/store"])
 print(json.dumps(ends))
 '''
@@ -122,6 +126,8 @@ def test_a_full_disk_ends_saves_honestly_and_loses_nothing(mark: str, tmp_path: 
         "no_space",
         "open",
     ]
+    remedies = dict(ends["status"])
+    assert remedies["COORDINATOR_DOWN"].startswith(f"make room: the disk of {mounted}/store has ")
     assert ends["new shape"] in ("no_space", "unavailable", "timeout"), ends["said"]
     committed = [1, 3] if ends["same shape"] != "committed" else [1, 2, 3]
     assert set(committed) <= set(ends["steps"]), "what was announced stays"

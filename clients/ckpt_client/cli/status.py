@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.base.errors import Unavailable
-from ckpt.base.units import format_bytes, format_seconds
+from ckpt.base.units import MiB, format_bytes, format_seconds
 from ckpt.protocol.coordinator.answers import (
     AttemptView,
     Check,
@@ -44,6 +44,8 @@ EXAMPLE = (
 )
 
 CHECKPOINT_LOST: Final = "CHECKPOINT_LOST"
+ROOM_BYTES_MIN: Final = MiB
+"""With less the catalog cannot grow."""
 _TONES: Final = {"HEALTH_OK": Tone.GOOD, "HEALTH_WARN": Tone.WARN, "HEALTH_ERR": Tone.BAD}
 _STATE_TONES: Final = {"live": Tone.GOOD, "reconciling": Tone.WARN}
 
@@ -218,6 +220,15 @@ def _stopped(directory: Path, made: LocalMade) -> Status:
     )
 
 
+def _room_hint(directory: Path) -> str:
+    """Empty while the catalog's disk has room: without any the coordinator ends until there is."""
+    found = os.statvfs(directory)
+    free = found.f_bavail * found.f_frsize
+    if free >= ROOM_BYTES_MIN:
+        return ""
+    return f"make room: the disk of {directory} has {format_bytes(free)} left; it goes on by itself"
+
+
 def _silent(
     directory: Path,
     made: LocalMade,
@@ -227,7 +238,7 @@ def _silent(
 ) -> Status:
     """The supervisor runs, its coordinator does not answer."""
     log = directory / "logs" / "coordinator.log"
-    check = Check("COORDINATOR_DOWN", "error", error.message, f"see {log}")
+    check = Check("COORDINATOR_DOWN", "error", error.message, _room_hint(directory) or f"see {log}")
     pids = {target.id: target.pid for target in ready.targets if is_running(target.pid)}
     return Status(
         coordinator=place,

@@ -97,7 +97,7 @@ class Publisher:
 
     def open_list(self, run: RunName, step: Step) -> tuple[CheckpointId | None, list[Member]]:
         """The files that wait for the step's commit, of all processes; None without any."""
-        self._connection.ensure_cluster()
+        self._connection.ensure_answers()
         view = _members.decode(self._connection.control.ask("members", run, step))
         if not view.generation:
             return None, []
@@ -194,7 +194,7 @@ class Publisher:
     # ----------------------------------------------------------------------- inside
 
     def _send(self, spot: Spot, spool: Spool, name: str) -> Sent:
-        self._connection.ensure_cluster()
+        self._connection.ensure_answers()
         with self._lock:
             if self._closed:
                 raise Refused(f"{spot.folder}: the filesystem was closed before this file was")

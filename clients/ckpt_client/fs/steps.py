@@ -106,7 +106,7 @@ class Steps:
 
     def below(self, path: str) -> list[FilesView]:
         """Newest generations of all steps of files, of the run of that name and those below it."""
-        self._connection.ensure_cluster()
+        self._connection.ensure_answers()
         return _views.decode(self._connection.control.ask("files", RunName(path) if path else None))
 
     def newest(self, run: RunName, step: Step) -> FilesView | None:
@@ -172,7 +172,7 @@ class Steps:
 
     def _resolve(self, run: RunName, step: Step) -> tuple[Checkpoint, Mapping[str, int]]:
         """The newest generation, pinned until it is closed, and its list."""
-        self._connection.ensure_cluster()
+        self._connection.ensure_answers()
         checkpoint = restore.resolve(
             self._connection.reader(), run, step, timeout_s=RESOLVE_TIMEOUT_S
         )
