@@ -14,14 +14,18 @@ from typing import Final
 WAIT_S: Final = 30.0
 """Generous: reached only when the condition will never hold, so a slow machine fails no test."""
 _POLL_S: Final = 0.01
+ASKED_S: Final = 0.05
+"""Between two looks at what costs a connection: asked each 10 ms it takes a core from others."""
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+def wait_until(
+    condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S, poll_s: float = _POLL_S
+) -> None:
     """Returns as soon as the condition holds; fails naming `what` was awaited."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"after {timeout_s:g} s still not: {what}"
-        time.sleep(_POLL_S)
+        time.sleep(poll_s)
 
 
 async def wait_until_async(

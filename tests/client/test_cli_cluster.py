@@ -55,10 +55,14 @@ def targets_of(url: str) -> dict[str, dict[str, Any]]:
     return {target["id"]: target for target in targets}
 
 
-def live(store: Store) -> set[str]:
+def states(store: Store) -> dict[str, str]:
     """Asked without a process of its own, for as long as it takes."""
     targets = json.loads(store._control.ask("status"))["targets"]
-    return {target["id"] for target in targets if target["state"] == "live"}
+    return {target["id"]: target["state"] for target in targets}
+
+
+def live(store: Store) -> set[str]:
+    return {id for id, state in states(store).items() if state == "live"}
 
 
 def restart(directory: Path) -> None:
@@ -207,7 +211,8 @@ def test_a_killed_target_shows_in_status_ls_and_show(directory: Path, store: str
     pid = targets_of(store)["t1"]["pid"]
     assert isinstance(pid, int)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: targets_of(store)["t1"]["state"] == "down", "t1 is down")
+    with ckpt.open(store) as opened:
+        wait_until(lambda: states(opened)["t1"] == "down", "t1 is down")
     status = status_of(store)
     assert targets_of(store)["t1"]["pid"] is None
     assert status["health"] == "HEALTH_WARN"

@@ -18,7 +18,7 @@ from ckpt.format.checksum import xxh3_128
 from ckpt.protocol.coordinator.answers import StatusView, TargetView
 from ckpt_client.control import Control
 from ckpt_client.locate import Locator
-from tests.waiting import wait_until
+from tests.waiting import ASKED_S, wait_until
 
 OPTIONS = "targets=7&code=4+2"
 TARGETS = tuple(f"t{number}" for number in range(7))
@@ -91,13 +91,14 @@ class Cluster:
             (self.directory / "targets" / id / "held").touch()
             with suppress(ProcessLookupError):
                 os.kill(self.pid_of(id), signal.SIGKILL)
-        wait_until(lambda: not self.live() & set(targets), f"{targets} are known to be dead")
+        known = f"{targets} are known to be dead"
+        wait_until(lambda: not self.live() & set(targets), known, poll_s=ASKED_S)
 
     def heal(self) -> None:
         """All targets run and are live."""
         for id in TARGETS:
             (self.directory / "targets" / id / "held").unlink(missing_ok=True)
-        wait_until(lambda: self.live() == set(TARGETS), "all targets are live")
+        wait_until(lambda: self.live() == set(TARGETS), "all targets are live", poll_s=ASKED_S)
 
     @contextmanager
     def stopped(self, pid: int) -> Iterator[None]:

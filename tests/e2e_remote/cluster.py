@@ -16,7 +16,7 @@ from ckpt.aio.rpc import RpcClient
 from ckpt.base.ids import TargetId
 from ckpt.format.messages import Answer, Ask, Role
 from ckpt.protocol.coordinator.answers import StatusView
-from tests.waiting import wait_until
+from tests.waiting import ASKED_S, wait_until
 
 HOSTS = 4
 CODE = "4+2"
@@ -116,7 +116,8 @@ class RemoteCluster:
         return {TargetId(t.id) for t in self.status().targets if t.state == "live"}
 
     def wait_live(self) -> None:
-        wait_until(lambda: self.live() == set(self.targets), "all targets that run are live")
+        what = "all targets that run are live"
+        wait_until(lambda: self.live() == set(self.targets), what, poll_s=ASKED_S)
 
     # ----------------------------------------------------------------------- ending
 

@@ -12,7 +12,7 @@ from ckpt.objects.file_sink import FileSink
 from tests.e2e.cluster import Cluster
 from tests.e2e.ranks import done, end_with_stagers, every, launched, save_and_wait
 from tests.objects.drainkit import FILLER_BYTES, draining, wait_drained
-from tests.waiting import wait_until
+from tests.waiting import ASKED_S, wait_until
 
 AWAY = ("t1", "t2")
 """Without these two of three targets nothing can be read at 2+1."""
@@ -41,7 +41,7 @@ def away(cluster: Cluster) -> Iterator[None]:
     yield
     for id in AWAY:
         (cluster.directory / "targets" / id / "held").unlink()
-    wait_until(lambda: cluster.live() >= set(AWAY), "they are back")
+    wait_until(lambda: cluster.live() >= set(AWAY), "they are back", poll_s=ASKED_S)
 
 
 def load_question(run: str = "away", version: int = 2) -> dict[str, object]:
@@ -82,4 +82,4 @@ def test_targets_that_hang_in_the_middle_of_a_load_send_it_to_the_store(
                 stack.enter_context(cluster.stopped(pid))
             load = rank.ask("load", **load_question())
         assert (load["step"], load["equal"], load["source"]) == (2, True, "store")
-    wait_until(lambda: cluster.live() >= set(AWAY), "they are back")
+    wait_until(lambda: cluster.live() >= set(AWAY), "they are back", poll_s=ASKED_S)
