@@ -18,16 +18,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
-import msgspec
-
-from ckpt.base.errors import Corrupt, Refused
+from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.base.limits import CODE_COLUMNS_MAX, PAGE_BYTES, PAYLOAD_BYTES_MAX
 from ckpt.base.units import align_up, format_bytes
 from ckpt.format.messages import ReplicaPolicy
-from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, decode_table, encode_table
+from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
 from ckpt.format.tree import TreeTemplate, encode_tree
 from ckpt.plan.replicas import leaf_parts, share_replicas
+from ckpt_client.declaration import Witness, write_declaration
 from ckpt_client.finite import check_finite
 from ckpt_client.forms import Found, StateForm, form_of
 from ckpt_client.state import AnyArray, FlatState, Leaf, flatten
@@ -104,38 +103,6 @@ class Packing:
             check_finite(name, cast(AnyArray, array))
 
 
-class Witness(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes [start, start + length) of an entry lie at `offset` of the half,
-    outside the payload.
-    """
-
-    entry: int
-    start: int
-    offset: int
-    length: int
-
-
-class _Declaration(msgspec.Struct, frozen=True, array_like=True):
-    table: bytes
-    witnesses: list[Witness]
-    copies: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Declaration:
-    """What the trainer tells its stager about a half: the table without fingerprints,
-    the witness, and which entries are copies.
-    """
-
-    table: RankTable
-    witnesses: tuple[Witness, ...]
-    copies: frozenset[int]
-    """Entries that other ranks hold too: each is fingerprinted whole."""
-
-
-_declaration_decoder = msgspec.msgpack.Decoder(_Declaration)
-
-
 class Planner:
     """I plan saves, and remember the last one: a state of the same form, as every step of a
     training has it, is neither taken apart nor laid out again.
@@ -208,15 +175,6 @@ def plan_packing(
         declaration_offset=align_up(end, ITEM_ALIGN),
     )
     return Packing(layout, document, tuple(leaf.array for leaf in leaves))
-
-
-def read_declaration(document: memoryview) -> Declaration:
-    """What `plan_packing` wrote; raises Corrupt."""
-    try:
-        raw = _declaration_decoder.decode(document)
-    except msgspec.MsgspecError as error:
-        raise Corrupt(f"the declaration of a staged save does not parse: {error}") from None
-    return Declaration(decode_table(raw.table), tuple(raw.witnesses), frozenset(raw.copies))
 
 
 Part = tuple[int, int, int]
@@ -304,4 +262,4 @@ def _declare(
         for number, leaf in enumerate(leaves)
         if leaf.meaning is Meaning.REPLICATED or leaf.holders
     ]
-    return msgspec.msgpack.encode(_Declaration(table, outside, copies))
+    return write_declaration(table, outside, copies)

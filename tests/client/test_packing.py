@@ -16,6 +16,7 @@ from ckpt.format.messages import BoxQuery, ReplicaPolicy
 from ckpt.format.table import Meaning, TensorEntry
 from ckpt.format.tree import decode_tree
 from ckpt_client.copying import HalfWriter, copy_bytes
+from ckpt_client.declaration import read_declaration
 from ckpt_client.declare import Replicated, Shard, Shards
 from ckpt_client.packing import (
     ITEM_ALIGN,
@@ -23,7 +24,6 @@ from ckpt_client.packing import (
     Packing,
     Planner,
     plan_packing,
-    read_declaration,
 )
 from ckpt_client.stager.fingerprint import fingerprint_boxes, fingerprint_copies
 from ckpt_client.state import flatten, unflatten

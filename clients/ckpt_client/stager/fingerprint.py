@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ckpt.base.errors import Aborted, Corrupt
 from ckpt.base.limits import PAGE_BYTES
@@ -28,8 +29,7 @@ from ckpt.plan.references import (
     key_of,
     may_refer,
 )
-from ckpt_client.packing import Declaration
-from ckpt_client.state import AnyArray
+from ckpt_client.declaration import Declaration
 
 GATHER_BYTES: Final = MiB
 SAMPLED_BYTES_MIN: Final = MiB
@@ -153,12 +153,12 @@ class _Staged:
                 return digest.digest()
         raise Corrupt(f"{box.name}: this rank holds no box at {box.offset} of {box.shape}")
 
-    def _array(self, number: int) -> AnyArray:
+    def _array(self, number: int) -> NDArray[np.generic]:
         """In place, unless other ranks store parts of it: then a copy is put together."""
         entry = self._entries[number]
         parts = self._parts(number)
         flat = np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), np.uint8)
-        array: AnyArray = flat.view(dtype_of(entry.dtype)).reshape(entry.shape)
+        array: NDArray[np.generic] = flat.view(dtype_of(entry.dtype)).reshape(entry.shape)
         return array
 
     def _parts(self, number: int) -> list[memoryview]:
@@ -194,7 +194,7 @@ def _inside(entry: TensorEntry, box: BoxQuery) -> tuple[slice, ...] | None:
     return tuple(inside)
 
 
-def _update(digest: Xxh3, array: AnyArray) -> None:
+def _update(digest: Xxh3, array: NDArray[np.generic]) -> None:
     if not array.nbytes:
         return
     if array.flags.c_contiguous:

@@ -60,8 +60,8 @@ from ckpt.protocol.stager.events import (
 )
 from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions
+from ckpt_client.declaration import Declaration, read_declaration
 from ckpt_client.locate import Locator, client_name
-from ckpt_client.packing import Declaration, read_declaration
 from ckpt_client.stager import wire
 from ckpt_client.stager.channel import TrainerChannel
 from ckpt_client.stager.desk import HalfDesk
