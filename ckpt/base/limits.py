@@ -31,6 +31,9 @@ UNAUTHENTICATED_BYTES_MAX = 4 * KiB
 UNAUTHENTICATED_PEERS_MAX = 64
 UNAUTHENTICATED_LIFE_US = 5_000_000
 READ_RANGES_MAX = 4096
+"""Entries of a question, and"""
+READ_RUNS_MAX = 1 << 17
+"""runs that they stand for."""
 
 # Documents.
 COMMIT_RECORD_BYTES_MAX = 4 * KiB

@@ -246,26 +246,29 @@ class ByteRange(Struct, frozen=True, gc=False):
     end: int
 
 
+class ByteRuns(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Bytes [start, end), and as many at every `step` behind, `count` runs; a step is longer."""
+
+    start: int
+    end: int
+    count: int = 1
+    step: int = 0
+
+
 class ReadRanges(Struct, frozen=True, gc=False):
     """Vectored read of one column. Answered by RangeData, RangeDamaged in any order; RangesDone.
-
-    The target verifies whole blocks and sends only the wanted bytes. At most READ_RANGES_MAX
-    ranges.
-    """
+    Whole blocks are verified, only wanted bytes sent. At most READ_RANGES_MAX, READ_RUNS_MAX."""
 
     column: ColumnId
-    ranges: tuple[ByteRange, ...]
+    ranges: tuple[ByteRuns, ...]
 
 
 class RangeData(Struct, frozen=True, gc=False):
-    """Bulk: the fragment bytes of the ranges, one behind the other.
+    """Bulk: the fragment bytes of the ranges, one behind the other. A long range comes alone, so
+    that it can be received where it belongs; short ones travel together."""
 
-    A long range comes alone, so that it can be received where it belongs; short ones travel
-    together.
-    """
-
-    ranges: tuple[ByteRange, ...]
-    """At least one; ascending, each of one cell."""
+    ranges: tuple[ByteRuns, ...]
+    """At least one; ascending, none begins before the last one's end; each run of one cell."""
     crc: int
     """Fresh CRC-32 of the bulk."""
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from ckpt.base.limits import CELL_BYTES_MAX
+from ckpt.base.units import KiB, MiB
 
 Offsets = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -23,36 +23,38 @@ Ranges = npt.NDArray[np.int64]
 
 RUNS_MIN: Final = 8
 """Fewer are copied one by one."""
-SPARE_COUNT_MAX: Final = 64
-"""So many buffers that nobody uses are kept."""
+SPARE_BYTES_MIN: Final = 64 * KiB
+"""The smallest buffer."""
+SPARE_BYTES_MAX: Final = 64 * MiB
+"""Of buffers of one size that nobody uses, so much is kept."""
 
 
 class SpareBuffers:
-    """Memory for runs that lie behind each other; the last used, whose cache is warm, comes first.
-    Thread safe.
+    """Memory for runs that lie behind each other, in sizes of powers of two; the last used, whose
+    cache is warm, comes first. Thread safe.
     """
 
     def __init__(self) -> None:
-        #: Taken and given back by one call each, which no other thread comes between.
-        self._free: deque[Bytes] = deque()
+        #: By size; taken and given back by one call each, which no other thread comes between.
+        self._free: dict[int, deque[Bytes]] = {}
 
     def take(self, size: int) -> memoryview:
         """With whatever was there before."""
-        if size > CELL_BYTES_MAX:
-            return np.empty(size, np.uint8).data
+        # No more than fits: pages are zeroed when they are first touched, huge ones as a whole.
+        capacity = max(SPARE_BYTES_MIN, 1 << (size - 1).bit_length())
         try:
-            buffer = self._free.pop()
-        except IndexError:
-            # Pages that nothing reaches are never touched.
-            buffer = np.empty(CELL_BYTES_MAX, np.uint8)
+            buffer = self._free[capacity].pop()
+        except LookupError:
+            buffer = np.empty(capacity, np.uint8)
         return buffer.data[:size]
 
     def give_back(self, view: memoryview) -> None:
         """Nobody may touch it afterwards."""
         buffer = view.obj
-        is_mine = isinstance(buffer, np.ndarray) and len(buffer) == CELL_BYTES_MAX
-        if is_mine and len(self._free) < SPARE_COUNT_MAX:
-            self._free.append(buffer)  # type: ignore[arg-type]
+        if isinstance(buffer, np.ndarray):
+            free = self._free.setdefault(len(buffer), deque())
+            if len(free) * len(buffer) < SPARE_BYTES_MAX:
+                free.append(buffer)
 
 
 def copy_runs(target: Bytes, to: Offsets, source: Bytes, at: Offsets, lengths: Offsets) -> None:

@@ -7,21 +7,22 @@ in runs of a few KiB. These are thousands, so that all of them are kept in one a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_MAX
 from ckpt.format.checksum import crc32
-from ckpt.format.messages import ByteRange, RangeData
+from ckpt.format.combs import Run, combs_of, ranges_of
+from ckpt.format.messages import ByteRuns, RangeData
 from ckpt.format.runs import Offsets, Ranges
+from ckpt.protocol.wire_runs import to_wire
 
 LONG_BYTES: Final = BLOCK_BYTES
 """From here on a range comes alone."""
 TOGETHER_MAX: Final = 1024
-"""Ranges of one frame: their names must fit its meta."""
+"""Names of ranges in one frame: they must fit its meta. A comb has one."""
 
 
 class Content(Protocol):
@@ -48,17 +49,6 @@ class RangeFrame(NamedTuple):
     is_copy: bool
 
 
-def array_of(ranges: Sequence[ByteRange]) -> Ranges:
-    """The ranges of a message. Raises OverflowError for numbers that no column has."""
-    flat = chain.from_iterable([(each.start, each.end) for each in ranges])
-    return np.fromiter(flat, np.int64, 2 * len(ranges)).reshape(-1, 2)
-
-
-def byte_ranges(ranges: Ranges) -> tuple[ByteRange, ...]:
-    """The ranges for a message."""
-    return tuple([ByteRange(start, end) for start, end in ranges.tolist()])
-
-
 def range_frames(ranges: Ranges, content: Content) -> Iterator[RangeFrame]:
     """The answers that bring the ranges: the long ones first."""
     if len(ranges) == 1:  # As nearly all that is loaded comes.
@@ -71,28 +61,35 @@ def range_frames(ranges: Ranges, content: Content) -> Iterator[RangeFrame]:
         yield _alone(start, end, content)
     short = ranges[~is_long]
     for first, behind in _bounds(sizes[~is_long]):
-        yield _together(short[first:behind], content)
+        yield from _together(short[first:behind], content)
 
 
 def _alone(start: int, end: int, content: Content) -> RangeFrame:
-    message = RangeData((ByteRange(start, end),), content.checksum(start, end))
+    message = RangeData((ByteRuns(start, end),), content.checksum(start, end))
     return RangeFrame(message, content.one(start, end), is_copy=False)
 
 
 def _bounds(sizes: Offsets) -> Iterator[tuple[int, int]]:
-    """Which short ranges make a frame: as many as it holds."""
+    """Which short ranges make a frame: as many as its bulk holds."""
     reach, first = np.cumsum(sizes), 0
     while first < len(sizes):
         before = int(reach[first - 1]) if first else 0
         behind = int(np.searchsorted(reach, before + CELL_BYTES_MAX, side="right"))
-        behind = min(behind, first + TOGETHER_MAX)
         yield first, behind
         first = behind
 
 
-def _together(short: Ranges, content: Content) -> RangeFrame:
-    if len(short) == 1:
-        start, end = short[0].tolist()
+def _together(short: Ranges, content: Content) -> Iterator[RangeFrame]:
+    """One frame, or as many as their names need."""
+    runs = combs_of(short)
+    for first in range(0, len(runs), TOGETHER_MAX):
+        some = runs[first : first + TOGETHER_MAX]
+        yield _named(some, short if len(some) == len(runs) else ranges_of(some), content)
+
+
+def _named(runs: tuple[Run, ...], ranges: Ranges, content: Content) -> RangeFrame:
+    if len(ranges) == 1:
+        start, end = ranges[0].tolist()
         return _alone(start, end, content)
-    bulk = content.copied(short)
-    return RangeFrame(RangeData(byte_ranges(short), crc32(bulk)), bulk, is_copy=True)
+    bulk = content.copied(ranges)
+    return RangeFrame(RangeData(to_wire(runs), crc32(bulk)), bulk, is_copy=True)

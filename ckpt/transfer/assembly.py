@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -24,11 +23,12 @@ from ckpt.base.errors import Corrupt
 from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID
 from ckpt.erasure.selftest import trusted_codec
 from ckpt.format.checksum import crc32, crc32_concat, xxh3_128
+from ckpt.format.combs import ranges_of
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, decode_manifest
 from ckpt.format.runs import Bytes, Offsets, SpareBuffers, copy_runs
 from ckpt.protocol.reader.events import DecodePart, FinishStripe
-from ckpt.protocol.reader.spans import Spans
+from ckpt.protocol.run_sets import RunSet
 from ckpt.transfer.landings import Landings
 
 Mask = slice | npt.NDArray[np.bool_]
@@ -152,13 +152,13 @@ class Assembly:
         self._crcs.setdefault((stripe, column), {})[at] = at + len(view), crc
         return True
 
-    def store_apart(self, column: int, ranges: Spans, view: memoryview, crc: int) -> bool:
-        """As `store`, of several ranges whose bytes came behind each other. The view is mine until
+    def store_apart(self, column: int, runs: RunSet, view: memoryview, crc: int) -> bool:
+        """As `store`, of several runs whose bytes came behind each other. The view is mine until
         they are where they belong."""
         if not self._checks.range_is_whole(view, crc):
             self._apart.give_back(view)
             return False
-        starts, ends = np.fromiter(chain.from_iterable(ranges), np.int64).reshape(-1, 2).T
+        starts, ends = ranges_of(runs).T
         stripe = int(starts[0]) // self.layout.cell_bytes
         base = self.layout.fragment_offset(stripe)
         frame = _Frame(column, starts - base, ends - starts, view)

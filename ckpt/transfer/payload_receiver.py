@@ -18,7 +18,6 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
@@ -39,7 +38,7 @@ from ckpt.base.ids import ColumnId, ColumnNumber, TargetId
 from ckpt.base.limits import MANIFEST_BYTES_MAX
 from ckpt.format.frame import FrameHead
 from ckpt.format.messages import (
-    ByteRange,
+    ByteRuns,
     CancelRequest,
     Failed,
     ManifestData,
@@ -78,7 +77,8 @@ from ckpt.protocol.reader.events import (
     StripeFinished,
 )
 from ckpt.protocol.reader.payload_reader import PayloadReader
-from ckpt.protocol.reader.spans import Owed, Spans, total
+from ckpt.protocol.run_sets import Owed, RunSet, total
+from ckpt.protocol.wire_runs import from_wire, to_wire
 from ckpt.transfer.assembly import Assembly, CellPool
 from ckpt.transfer.decode_worker import DecodeWorker, WorkFailed
 from ckpt.transfer.read_job import (
@@ -89,6 +89,7 @@ from ckpt.transfer.read_job import (
     ReceiverStatistics,
 )
 from ckpt.transfer.target_links import nearest_address
+from ckpt.transfer.under_way import Asked, PeerLink, Read, is_apart, statistics_of
 
 TICK_US: Final = 100_000
 
@@ -99,42 +100,6 @@ def read_payloads(
     """One read by a receiver of its own; see `PayloadReceiver.read`."""
     with PayloadReceiver(options) as receiver:
         return receiver.read(jobs, progress)
-
-
-# --------------------------------------------------------------------------- inside
-
-
-@dataclass(slots=True, eq=False)
-class _Read:
-    """One payload under way."""
-
-    job: ReadJob
-    machine: PayloadReader
-    assembly: Assembly
-
-
-@dataclass(slots=True, eq=False)
-class _Asked:
-    """One request on the wire."""
-
-    read: _Read
-    column: ColumnNumber
-    target: TargetId
-    owed: Owed | None
-    """What may still land; None: the manifest, which is collected in `document`."""
-    document: bytearray = field(default_factory=bytearray)
-    landed: dict[int, Spans] = field(default_factory=dict)
-    """Ranges of frames, by their first start, whose bytes were given their place and did not come
-    whole yet."""
-
-
-@dataclass(slots=True, eq=False)
-class _Peer:
-    """The connection to one target."""
-
-    link: Link
-    waiting: list[tuple[int, Message]] = field(default_factory=list)
-    """Requests for when it stands."""
 
 
 class PayloadReceiver:
@@ -151,7 +116,7 @@ class PayloadReceiver:
         self._worker.start()
         self._pool = CellPool()
         self._apart = SpareBuffers()
-        self._peers: dict[TargetId, _Peer] = {}
+        self._peers: dict[TargetId, PeerLink] = {}
         self.manifests: dict[bytes, bytes] = {}
         """By digest: those that reads have brought, and need not ask for again."""
         self._closed = False
@@ -159,8 +124,8 @@ class PayloadReceiver:
         self._progress: Progress | None = None
         self._jobs: deque[ReadJob] = deque()
         self._wanted_bytes = 0
-        self._reads: list[_Read] = []
-        self._asked: dict[int, _Asked] = {}
+        self._reads: list[Read] = []
+        self._asked: dict[int, Asked] = {}
         #: Requests that are not answered, by number; also asked by the sink.
         self._ended: list[tuple[ReadJob, ReadStatistics]] = []
         self._verify_cpu_s = 0.0
@@ -199,7 +164,8 @@ class PayloadReceiver:
             "verify": self._verify_cpu_s,
             "decode": self._worker.cpu_s - decoded_s,
         }
-        found = self._statistics(time.monotonic() - begun, cpu_s)
+        seconds = time.monotonic() - begun
+        found = statistics_of(self._ended, self._wanted_bytes, seconds, cpu_s)
         self._suspects |= found.targets_out
         return found
 
@@ -260,20 +226,20 @@ class PayloadReceiver:
         machine = PayloadReader(
             wish, self._numbers, now_us(), assembly.is_direct, manifest_here=known is not None
         )
-        read = _Read(job, machine, assembly)
+        read = Read(job, machine, assembly)
         self._reads.append(read)
         self._perform(read, machine.begin())
 
-    def _feed(self, read: _Read, event: ReaderEvent) -> None:
+    def _feed(self, read: Read, event: ReaderEvent) -> None:
         self._perform(read, read.machine.handle(event))
 
-    def _perform(self, read: _Read, actions: list[ReaderAction]) -> None:
+    def _perform(self, read: Read, actions: list[ReaderAction]) -> None:
         for action in actions:
             match action:
-                case AskRanges(request, column, ranges):
-                    wire = tuple([ByteRange(start, end) for start, end in ranges])
-                    message: Message = ReadRanges(ColumnId(read.job.payload, column), wire)
-                    self._ask(read, column, request, message, Owed(ranges))
+                case AskRanges(request, column, runs):
+                    column_id = ColumnId(read.job.payload, column)
+                    message: Message = ReadRanges(column_id, to_wire(runs))
+                    self._ask(read, column, request, message, Owed(runs))
                 case AskManifest(request, column):
                     message = ReadManifest(ColumnId(read.job.payload, column))
                     self._ask(read, column, request, message, None)
@@ -296,7 +262,7 @@ class PayloadReceiver:
                     if self._options.report is not None:
                         self._options.report(action)
 
-    def _raise(self, read: _Read, code: str, message: str, damaged: bool) -> None:
+    def _raise(self, read: Read, code: str, message: str, damaged: bool) -> None:
         if damaged:
             raise PayloadDamaged(read.job.payload, message)
         assert code == "unavailable"
@@ -305,14 +271,14 @@ class PayloadReceiver:
     # ----------------------------------------------------------------------- targets
 
     def _ask(
-        self, read: _Read, column: ColumnNumber, request: int, message: Message, owed: Owed | None
+        self, read: Read, column: ColumnNumber, request: int, message: Message, owed: Owed | None
     ) -> None:
         target = read.job.columns[column]
         assert target is not None
-        self._asked[request] = _Asked(read, column, target, owed)
+        self._asked[request] = Asked(read, column, target, owed)
         peer = self._peers.get(target)
         if peer is None:
-            peer = self._peers[target] = _Peer(self._dial(read.job.addresses[target]))
+            peer = self._peers[target] = PeerLink(self._dial(read.job.addresses[target]))
         if peer.link.state is LinkState.OPEN and not peer.waiting:
             if not peer.link.try_send(request, message):
                 self._loop.close(peer.link)
@@ -338,14 +304,15 @@ class PayloadReceiver:
         asked = self._asked.get(head.request)
         if not isinstance(message, RangeData) or asked is None or asked.owed is None:
             return None
-        ranges = tuple([(each.start, each.end) for each in message.ranges])
-        fits = ranges and total(ranges) == head.bulk_bytes
-        if not fits or not asked.owed.take_all(ranges):
+        runs = from_wire(message.ranges)
+        # No more of them are looked at than bytes come.
+        fits = runs and total(runs) == head.bulk_bytes
+        if not runs or not fits or not asked.owed.take(runs):
             return None
-        asked.landed[ranges[0][0]] = ranges
-        if len(ranges) > 1:
+        asked.landed[runs[0][0]] = runs
+        if is_apart(runs):
             return self._apart.take(head.bulk_bytes)
-        return asked.read.assembly.land(asked.column, ranges[0][0], head.bulk_bytes)
+        return asked.read.assembly.land(asked.column, runs[0][0], head.bulk_bytes)
 
     def _take(self, event: LinkEvent) -> None:
         match event:
@@ -378,12 +345,15 @@ class PayloadReceiver:
         now, read = now_us(), asked.read
         match message:
             case RangeData(wire, crc) if bulk is not None and _first(wire) in asked.landed:
-                ranges = asked.landed.pop(_first(wire))
-                whole = self._check(asked, ranges, bulk.view, crc)
+                runs = asked.landed.pop(_first(wire))
+                whole = self._check(asked, runs, bulk.view, crc)
                 kind = RangesStored if whole else RangesBroken
-                self._feed(read, kind(now, request, ranges))
+                self._feed(read, kind(now, request, runs))
+                for other in self._reads:
+                    if other is not read:
+                        other.note_turn(asked.target, len(bulk.view), now)
             case RangeDamaged(start, end, reason) if asked.owed is not None:
-                if asked.owed.take(start, end):
+                if start < end and asked.owed.take(((start, end),)):
                     self._feed(read, RangeErased(now, request, start, end, reason))
             case RangesDone():
                 del self._asked[request]
@@ -397,18 +367,18 @@ class PayloadReceiver:
                 self._loop.close(link)
                 self._gone(asked.target, f"target {asked.target} answers out of turn")
 
-    def _check(self, asked: _Asked, ranges: Spans, view: memoryview, crc: int) -> bool:
+    def _check(self, asked: Asked, runs: RunSet, view: memoryview, crc: int) -> bool:
         """Bytes that landed: whether they are what their target sent."""
         begun, assembly = time.thread_time(), asked.read.assembly
-        if len(ranges) == 1:
-            whole = assembly.store(asked.column, ranges[0][0], view, crc)
+        if is_apart(runs):
+            whole = assembly.store_apart(asked.column, runs, view, crc)
         else:
-            whole = assembly.store_apart(asked.column, ranges, view, crc)
+            whole = assembly.store(asked.column, runs[0][0], view, crc)
         self._verify_cpu_s += time.thread_time() - begun
         return whole
 
     def _collect(
-        self, request: int, asked: _Asked, total: int, offset: int, bulk: Bulk | None
+        self, request: int, asked: Asked, total: int, offset: int, bulk: Bulk | None
     ) -> None:
         """One part of a manifest, in ascending order; the last one makes it whole."""
         now, read, document = now_us(), asked.read, asked.document
@@ -434,7 +404,7 @@ class PayloadReceiver:
     def _note(self, note: tuple[object, StripeFinished | WorkFailed]) -> None:
         """The worker has done something."""
         owner, event = note
-        assert isinstance(owner, _Read)
+        assert isinstance(owner, Read)
         if isinstance(event, WorkFailed):
             raise event.error
         self._feed(owner, event)
@@ -444,7 +414,7 @@ class PayloadReceiver:
         if asked is not None and asked.target in self._peers:
             self._peers[asked.target].link.try_send(request, CancelRequest())
 
-    def _cut(self, read: _Read, column: ColumnNumber, reason: str) -> None:
+    def _cut(self, read: Read, column: ColumnNumber, reason: str) -> None:
         target = read.job.columns[column]
         assert target is not None
         peer = self._peers.get(target)
@@ -471,30 +441,7 @@ class PayloadReceiver:
         done += sum(read.machine.done_bytes for read in self._reads)
         self._progress(self._wanted_bytes if last else min(done, self._wanted_bytes))
 
-    def _statistics(self, seconds: float, cpu_s: dict[str, float]) -> ReceiverStatistics:
-        by_target: dict[TargetId, int] = {}
-        for job, found in self._ended:
-            for target, count in zip(job.columns, found.received_bytes, strict=True):
-                if target is not None and count:
-                    by_target[target] = by_target.get(target, 0) + count
-        all_found = [found for _, found in self._ended]
-        return ReceiverStatistics(
-            wanted_bytes=self._wanted_bytes,
-            bytes_by_target=by_target,
-            rebuilt_bytes=sum(found.rebuilt_bytes for found in all_found),
-            damaged_bytes=sum(found.damaged_bytes for found in all_found),
-            extra_bytes=sum(found.extra_bytes for found in all_found),
-            targets_out=frozenset(
-                target
-                for job, found in self._ended
-                for column in found.columns_out
-                if (target := job.columns[column]) is not None
-            ),
-            seconds=seconds,
-            cpu_s=cpu_s,
-        )
 
-
-def _first(ranges: Sequence[ByteRange]) -> int:
+def _first(wire: Sequence[ByteRuns]) -> int:
     """Where the first one begins; no place for none."""
-    return ranges[0].start if ranges else -1
+    return wire[0].start if wire else -1

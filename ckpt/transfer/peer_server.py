@@ -28,12 +28,13 @@ from ckpt.aio.server import Server, serve
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import BootId, ColumnNumber, PayloadId, TargetId
-from ckpt.base.limits import FRAME_BULK_BYTES_MAX
+from ckpt.base.limits import FRAME_BULK_BYTES_MAX, PAYLOAD_BYTES_MAX
 from ckpt.base.units import MiB
 from ckpt.format.checksum import crc32
 from ckpt.format.layout import Layout
 from ckpt.format.messages import (
     ByteRange,
+    ByteRuns,
     CancelRequest,
     Failed,
     ManifestData,
@@ -47,8 +48,9 @@ from ckpt.format.messages import (
 from ckpt.format.runs import Ranges
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established, Identity
-from ckpt.protocol.range_frames import array_of, range_frames
-from ckpt.protocol.reader.spans import Spans, covers, union
+from ckpt.protocol.range_frames import range_frames
+from ckpt.protocol.spans import Spans, covers, union
+from ckpt.protocol.wire_runs import array_of
 from ckpt.transfer.read_job import ReadJob
 
 QUEUED_BYTES: Final = 8 * MiB
@@ -221,19 +223,23 @@ class _Answers:
             yield request, ManifestData(len(document), at), memoryview(document)[at : at + size]
 
     def _ranges(
-        self, request: int, payload: PayloadId, column: ColumnNumber, ranges: tuple[ByteRange, ...]
+        self, request: int, payload: PayloadId, column: ColumnNumber, wire: tuple[ByteRuns, ...]
     ) -> Iterator[_Frame]:
         with self._lock:
             give = self._views.get(payload)
+        ranges = array_of(wire, PAYLOAD_BYTES_MAX)
+        if ranges is None:
+            yield request, Failed("refused", f"no ranges of {payload} column {column}"), b""
+            return
         views: dict[tuple[int, int], memoryview] = {}
-        for each in ranges:
-            view = None if give is None else give(column, each)
+        for start, end in ranges.tolist():
+            view = None if give is None else give(column, ByteRange(start, end))
             if view is None:
-                text = f"bytes {each.start} to {each.end} of {payload} column {column} are not here"
+                text = f"bytes {start} to {end} of {payload} column {column} are not here"
                 yield request, Failed("unavailable", text), b""
                 return
-            views[each.start, each.end] = view
-        for message, bulk, _ in range_frames(array_of(ranges), _Views(views)):
+            views[start, end] = view
+        for message, bulk, _ in range_frames(ranges, _Views(views)):
             yield request, message, bulk
         yield request, RangesDone(), b""
 

@@ -29,6 +29,7 @@ from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Rank
 from ckpt.base.limits import CELL_BYTES_MAX, PAYLOAD_BYTES_MAX
 from ckpt.format.messages import (
     ByteRange,
+    ByteRuns,
     RangeData,
     ReadRanges,
     Role,
@@ -37,7 +38,7 @@ from ckpt.format.messages import (
 from ckpt.objects.chunks import CRC_BYTES
 from ckpt.objects.reader import StoredCheckpoint
 from ckpt.objects.stored_chunk import StoredChunk
-from ckpt.protocol.reader.spans import covers
+from ckpt.protocol.spans import covers
 from ckpt.transfer.peer_server import PeerServer
 from ckpt.transfer.target_links import nearest_address
 from ckpt_client.meeting import Meeting
@@ -208,7 +209,7 @@ class SharedChunks:
         raw = np.empty(last - first, np.uint8).data
         for start in range(first, last, PIECE_BYTES):
             end = min(start + PIECE_BYTES, last)
-            question = ReadRanges(column, (ByteRange(start, end),))
+            question = ReadRanges(column, (ByteRuns(start, end),))
             answer, bulk = client.call(question, timeout_s=PATIENCE_S)
             if not isinstance(answer, RangeData) or len(bulk) != end - start:
                 raise PeerError(f"{client.address} answers for a chunk with something else")

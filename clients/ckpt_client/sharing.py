@@ -33,7 +33,7 @@ from ckpt.format.messages import (
     TargetAddress,
 )
 from ckpt.format.spans import OURS, SPANS_MAX, PayloadSpan, decode_spans, encode_spans
-from ckpt.protocol.reader.spans import Spans, minus, total, union
+from ckpt.protocol.spans import Spans, minus, total, union
 from ckpt.transfer.peer_server import PeerServer
 from ckpt_client.meeting import Meeting
 from ckpt_client.stager.memory import runtime_directory

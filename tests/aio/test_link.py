@@ -29,7 +29,7 @@ from ckpt.format.frame import FrameHead
 from ckpt.format.messages import (
     Answer,
     Ask,
-    ByteRange,
+    ByteRuns,
     CreditGranted,
     Fragment,
     Message,
@@ -173,7 +173,7 @@ def test_a_sink_gets_the_bulk_where_it_wants_it(loop: LinkLoop, running: ServerT
         return memoryview(destination)[wanted.start : wanted.end]
 
     parts = [bytes([number + 1]) * MiB for number in range(3)]
-    places = [(ByteRange(number * MiB, (number + 1) * MiB),) for number in range(3)]
+    places = [(ByteRuns(number * MiB, (number + 1) * MiB),) for number in range(3)]
 
     def answer(_: object) -> None:
         session = running.handler.opened_[0][0]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,7 @@ from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, PayloadId, Ran
 from ckpt.erasure.code import Code
 from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID, codec_for
 from ckpt.format.checksum import crc32, xxh3_128
+from ckpt.format.combs import combs_of
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, combine_fragments, encode_manifest
 from ckpt.protocol.events import Ticked
@@ -41,6 +43,7 @@ from ckpt.protocol.reader.events import (
     StripeFinished,
 )
 from ckpt.protocol.reader.payload_reader import PayloadReader
+from ckpt.protocol.run_sets import RunSet, is_plain, spans_of
 from ckpt.transfer.assembly import Assembly, Checks
 from ckpt.transfer.landings import Landings
 
@@ -96,6 +99,8 @@ class Behaviour:
     delay_us: int = 300
     back_at_us: int | None = None
     """A dead one lives again from then on."""
+    busy_until_us: int = 0
+    """Until then its target brings bytes of another payload at every tick."""
 
     @property
     def standing(self) -> Standing:
@@ -113,11 +118,13 @@ class Reading:
     def __init__(
         self, data: Columns, behaviours: list[Behaviour], spans: list[tuple[int, int]],
         *, seed: int = 0, limits: ReadLimits | None = None, checks: Checks | None = None,
+        sociable: float = 0.0,
     ) -> None:  # fmt: skip
+        """sociable: how probably a range shares the frame of the one before it."""
         self.data = data
         self.behaviours = behaviours
         self.now_us = 0
-        self.random = random.Random(seed)
+        self.random, self.sociable = random.Random(seed), sociable
         self.memory = np.zeros(len(data.payload), np.uint8)
         landings = Landings()
         for start, end in spans:
@@ -150,6 +157,9 @@ class Reading:
             self.reader.check()
             if isinstance(event, Ticked):
                 self.later(100_000, Ticked(0), None)
+                for column, how in zip(self.reader.columns, self.behaviours, strict=True):
+                    if self.now_us < how.busy_until_us:
+                        self.reader.note_turn(column.number, 1 << 20, self.now_us)
         raise AssertionError(f"not done after {events_max} events at {self.now_us / 1e6:.1f} s")
 
     def later(self, delay_us: int, event: ReaderEvent, column: int | None) -> None:
@@ -159,21 +169,19 @@ class Reading:
     def arrive(self, event: ReaderEvent) -> ReaderEvent:
         """The event as of now; bytes land when they arrive."""
         match event:
-            case RangesStored(_, request, ranges):
-                ((start, end),) = ranges
-                j = self.column_of[request]
-                content = bytes(self.data.columns[j][start:end])
+            case RangesStored(_, request, runs):
+                j, spans = self.column_of[request], spans_of(runs)
+                column = self.data.columns[j]
+                content = b"".join(bytes(column[start:end]) for start, end in spans)
                 if self.behaviours[j].kind == "stale":
                     content = bytes(byte ^ 0x5A for byte in content)
                 crc = crc32(content)
                 if self.behaviours[j].wire_errors:
                     self.behaviours[j].wire_errors -= 1
                     content = bytes([content[0] ^ 1]) + content[1:]
-                view = self.assembly.land(j, start, end - start)
-                view[:] = content
-                if not self.assembly.store(j, start, view, crc):
-                    return RangesBroken(self.now_us, request, ranges)
-                return RangesStored(self.now_us, request, ranges)
+                if not self.store(j, runs, content, crc):
+                    return RangesBroken(self.now_us, request, runs)
+                return RangesStored(self.now_us, request, runs)
             case ManifestRead(_, request):
                 other = self.behaviours[self.column_of[request]].kind == "other"
                 document = self.data.manifest[:-1] + b"!" if other else self.data.manifest
@@ -241,20 +249,47 @@ class Reading:
         if self._no_answer(ask.request, ask.column, how):
             return
         delay = 0
-        for at, last in ask.ranges:
-            while at < last:
+        together: list[tuple[int, int]] = []
+        for start, end, bad in self.answers(ask, how):
+            joins = not bad and len(together) < 20 and self.random.random() < self.sociable
+            if together and not joins:
+                delay = self.bring(ask, how, delay, together)
+            if bad:
                 delay += how.delay_us * self.random.randint(1, 3)
+                self.later(delay, RangeErased(0, ask.request, start, end, "checksum"), ask.column)
+            else:
+                together.append((start, end))
+        if together:
+            delay = self.bring(ask, how, delay, together)
+        self.later(delay + 1, AskAnswered(0, ask.request), ask.column)
+
+    def answers(self, ask: AskRanges, how: Behaviour) -> Iterator[tuple[int, int, bool]]:
+        """What is wanted, and whether it is bad."""
+        for at, last in spans_of(ask.runs):
+            while at < last:
                 bad = at // BLOCK in how.damaged
                 end = min(last, (at // BLOCK + 1) * BLOCK)
                 while end < last and (end // BLOCK in how.damaged) == bad:
                     end = min(last, end + BLOCK)
-                if bad:
-                    event: ReaderEvent = RangeErased(0, ask.request, at, end, "checksum")
-                else:
-                    event = RangesStored(0, ask.request, ((at, end),))
-                self.later(delay, event, ask.column)
+                yield at, end, bad
                 at = end
-        self.later(delay + 1, AskAnswered(0, ask.request), ask.column)
+
+    def bring(
+        self, ask: AskRanges, how: Behaviour, delay: int, together: list[tuple[int, int]]
+    ) -> int:
+        """They come in one frame."""
+        delay += how.delay_us * self.random.randint(1, 3)
+        runs = combs_of(np.array(together, np.int64))
+        self.later(delay, RangesStored(0, ask.request, runs), ask.column)
+        together.clear()
+        return delay
+
+    def store(self, column: int, runs: RunSet, content: bytes, crc: int) -> bool:
+        if len(runs) > 1 or not is_plain(runs):
+            return self.assembly.store_apart(column, runs, memoryview(bytearray(content)), crc)
+        view = self.assembly.land(column, runs[0][0], len(content))
+        view[:] = content
+        return self.assembly.store(column, runs[0][0], view, crc)
 
     def answer_manifest(self, request: int, column: int) -> None:
         how = self.behaviours[column]

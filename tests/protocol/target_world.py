@@ -53,6 +53,7 @@ from ckpt.protocol.events import (
     SessionOpened,
     Ticked,
 )
+from ckpt.protocol.run_sets import spans_of
 from ckpt.protocol.target.core import TargetIdentity, TargetLimits
 from ckpt.protocol.target.disk_events import (
     DiskAction,
@@ -62,6 +63,7 @@ from ckpt.protocol.target.disk_events import (
     WriteAt,
 )
 from ckpt.protocol.target.machine import TargetEvent, TargetMachine
+from ckpt.protocol.wire_runs import from_wire
 from ckpt.testing.disk import FakeDisk
 
 SECRET = b"s" * 32
@@ -224,9 +226,9 @@ def cut_up(message: RangeData, bulk: bytes) -> dict[int, bytes]:
     """Start to bytes of each of its ranges, after a look at the checksum of all."""
     assert crc32(bulk) == message.crc
     found, at = {}, 0
-    for each in message.ranges:
-        found[each.start] = bulk[at : at + each.end - each.start]
-        at += each.end - each.start
+    for start, end in spans_of(from_wire(message.ranges) or ()):
+        found[start] = bulk[at : at + end - start]
+        at += end - start
     assert at == len(bulk)
     return found
 

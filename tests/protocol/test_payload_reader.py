@@ -10,6 +10,7 @@ import pytest
 from ckpt.erasure.code import Code
 from ckpt.format.manifest import RankManifest
 from ckpt.protocol.reader.events import ReadCompleted, ReadFailed, ReadLimits
+from ckpt.protocol.run_sets import total
 from ckpt.transfer.assembly import Checks
 from tests.protocol.reading import BLOCK, Behaviour, Columns, Reading
 
@@ -49,7 +50,19 @@ def test_a_healthy_read_takes_data_columns_only_and_decodes_nothing() -> None:
 def test_only_the_wanted_bytes_are_asked_for() -> None:
     reading = read(good(), [(100, 200), (CELL + 50, CELL + 60), (9 * CELL, 9 * CELL + 10)])
     assert reading.right()
-    assert sum(end - start for ask in reading.asked for start, end in ask.ranges) == 120
+    assert sum(total(ask.runs) for ask in reading.asked) == 120
+
+
+def test_runs_at_one_distance_are_asked_for_and_come_as_one() -> None:
+    size = 32 * 64 * 1024
+    spans = [(at, at + 100) for at in range(64, size - 2000, 1000)]
+    columns = Columns.make(CODE, size, 64 * 1024, seed=3)
+    reading = Reading(columns, good(), spans, sociable=0.99)
+    assert reading.run() == ReadCompleted()
+    assert reading.right()
+    assert sum(total(ask.runs) for ask in reading.asked) == 100 * len(spans)
+    names = sum(len(ask.runs) for ask in reading.asked)
+    assert names <= 3 * 32, "of each cell a comb, and what its borders cut"
 
 
 @pytest.mark.parametrize(
@@ -146,6 +159,16 @@ def test_a_column_that_stops_in_the_middle_is_cut_and_replaced() -> None:
     assert reading.right()
     assert [column for column, _ in reading.cut] == [2]
     assert ReadLimits().hedge_us <= reading.now_us < 2 * ReadLimits().hedge_us
+
+
+def test_a_column_whose_target_serves_another_payload_first_is_waited_for() -> None:
+    behaviours = good()
+    behaviours[2] = Behaviour("silent", busy_until_us=7_000_000)
+    reading = read(behaviours)
+    assert reading.right()
+    assert [column for column, _ in reading.cut] == [2]
+    hedge_us = ReadLimits().hedge_us
+    assert 7_000_000 + hedge_us <= reading.now_us + 100_000 < 7_200_000 + hedge_us
 
 
 def test_a_slow_column_is_left_although_it_is_never_silent() -> None:
@@ -262,9 +285,13 @@ def test_any_mixture_gives_the_bytes_or_the_right_error(seed: int) -> None:
         how.damaged = {dice.randrange(blocks) for _ in range(dice.choice([0, 0, 0, 1, 4]))}
     cuts = sorted(dice.sample(range(size + 1), min(size + 1, 2 * dice.randint(1, 5))))
     parts = [(a, b) for a, b in zip(cuts[::2], cuts[1::2], strict=False) if a < b]
+    if dice.random() < 0.5:  # As columns of a tensor are.
+        step = dice.randint(2, 300)
+        parts = [(a, a + step // 2) for at, end in parts for a in range(at, end - step, step)]
     spans = [(0, size)] if seed % 2 else parts
     limits = SMALL_WINDOWS if dice.random() < 0.5 else ReadLimits(stripes_max=3)
-    reading = Reading(columns, behaviours, spans, seed=seed, limits=limits)
+    sociable = dice.choice([0.0, 0.5, 0.95])
+    reading = Reading(columns, behaviours, spans, seed=seed, limits=limits, sociable=sociable)
     last = reading.run()
     maybe = [how.kind not in ("absent", "not_found", "stale", "other") for how in behaviours]
     if isinstance(last, ReadCompleted):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ckpt.base.limits import CELL_BYTES_MAX
-from ckpt.format.messages import ByteRange
+from ckpt.format.messages import ByteRuns
 from ckpt.protocol.range_frames import (
     LONG_BYTES,
     TOGETHER_MAX,
@@ -42,13 +42,13 @@ def test_short_ranges_travel_together_and_a_long_one_alone_as_it_lies() -> None:
 
 def test_one_short_range_is_not_copied() -> None:
     (frame,) = _frames([(5, 50)])
-    assert frame.message.ranges == (ByteRange(5, 50),)
+    assert frame.message.ranges == (ByteRuns(5, 50),)
     assert frame.bulk.obj is CONTENT
     assert not frame.is_copy
 
 
 def test_a_frame_holds_so_many_ranges_and_bytes_and_no_more() -> None:
-    many = [(at * 4, at * 4 + 1) for at in range(2 * TOGETHER_MAX + 1)]
+    many = [(at * 4 + at % 3, at * 4 + 1 + at % 3) for at in range(2 * TOGETHER_MAX + 1)]
     frames = _frames(many)
     _check(many, frames)
     assert [len(frame.message.ranges) for frame in frames] == [TOGETHER_MAX, TOGETHER_MAX, 1]
@@ -57,6 +57,13 @@ def test_a_frame_holds_so_many_ranges_and_bytes_and_no_more() -> None:
     _check(wide, frames)
     assert all(len(frame.bulk) <= CELL_BYTES_MAX for frame in frames)
     assert len(frames) == 3
+
+
+def test_runs_at_one_distance_have_one_name_however_many() -> None:
+    many = [(at * 4, at * 4 + 2) for at in range(50_000)]
+    (frame,) = frames = _frames(many)
+    _check(many, frames)
+    assert frame.message.ranges == (ByteRuns(0, 2, 50_000, 4),)
 
 
 def test_nothing_read_is_no_frame() -> None:

@@ -13,7 +13,7 @@ from ckpt.base.ids import BootId, Epoch, ReservationId, TargetId
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.messages import (
     AbandonColumn,
-    ByteRange,
+    ByteRuns,
     ColumnAccepted,
     ColumnSealed,
     ColumnVerified,
@@ -419,7 +419,7 @@ def test_a_restarted_target_serves_what_was_sealed_and_signs_with_its_new_boot()
     world, column = TargetWorld(), Column()
     store(world, column)
     again = TargetWorld(world.disk, boot=12)
-    again.tell(READER, ReadRanges(column.id, (ByteRange(100, 200),)))
+    again.tell(READER, ReadRanges(column.id, (ByteRuns(100, 200),)))
     data, done = (each for each in again.sent if each.session == READER)
     assert isinstance(data.message, RangeData)
     assert data.bulk == column.data[100:200]

@@ -19,6 +19,7 @@ from ckpt.format.column import FRAGMENTS_OFFSET
 from ckpt.format.layout import Layout
 from ckpt.format.messages import (
     ByteRange,
+    ByteRuns,
     CancelRequest,
     ColumnVerified,
     Failed,
@@ -80,7 +81,7 @@ def _bytes(world: TargetWorld, session: Session = READER) -> dict[int, bytes]:
 def test_a_range_is_answered_with_exactly_its_bytes(start: int, end: int) -> None:
     column = _column()
     world, _ = _stored(column)
-    world.tell(READER, ReadRanges(column.id, (ByteRange(start, end),)))
+    world.tell(READER, ReadRanges(column.id, (ByteRuns(start, end),)))
     pieces = sorted(_bytes(world).items())
     assert pieces[0][0] == start
     assert b"".join(data for _, data in pieces) == column.data[start:end]
@@ -90,7 +91,7 @@ def test_a_range_is_answered_with_exactly_its_bytes(start: int, end: int) -> Non
 def test_many_ranges_share_disk_reads_and_are_all_answered() -> None:
     column = _column()
     world, _ = _stored(column)
-    ranges = tuple(ByteRange(at, at + 100) for at in range(0, 500_000, 1000))
+    ranges = tuple(ByteRuns(at, at + 100) for at in range(0, 500_000, 1000))
     world.performed.clear()
     world.tell(READER, ReadRanges(column.id, tuple(reversed(ranges))))
     found = _bytes(world)
@@ -103,7 +104,7 @@ def test_many_ranges_share_disk_reads_and_are_all_answered() -> None:
 def test_overlapping_ranges_are_each_answered() -> None:
     column = _column()
     world, _ = _stored(column)
-    ranges = (ByteRange(10, 300_000), ByteRange(20, 40), ByteRange(200_000, 400_000))
+    ranges = (ByteRuns(10, 300_000), ByteRuns(20, 40), ByteRuns(200_000, 400_000))
     world.tell(READER, ReadRanges(column.id, ranges))
     covered = bytearray(400_000)
     for start, data in _bytes(world).items():
@@ -116,11 +117,11 @@ def test_a_flipped_bit_costs_one_block_and_no_other_byte() -> None:
     column = _column()
     world, file = _stored(column)
     world.disk.rot(file, 4096 + BLOCK_BYTES + 77)
-    world.tell(READER, ReadRanges(column.id, (ByteRange(100, 600_000),)))
+    world.tell(READER, ReadRanges(column.id, (ByteRuns(100, 600_000),)))
     damaged = [m for m in world.messages(READER) if isinstance(m, RangeDamaged)]
     assert damaged == [RangeDamaged(BLOCK_BYTES, 2 * BLOCK_BYTES, "checksum")]
     assert world.machine.counters["blocks_damaged"] == 1
-    world.tell(READER, ReadRanges(column.id, (ByteRange(0, BLOCK_BYTES),)))
+    world.tell(READER, ReadRanges(column.id, (ByteRuns(0, BLOCK_BYTES),)))
     assert _bytes(world) == {0: column.data[:BLOCK_BYTES]}
 
 
@@ -128,18 +129,18 @@ def test_only_wanted_bytes_of_a_bad_block_are_named() -> None:
     column = _column()
     world, file = _stored(column)
     world.disk.rot(file, 4096)
-    world.tell(READER, ReadRanges(column.id, (ByteRange(50, 60),)))
+    world.tell(READER, ReadRanges(column.id, (ByteRuns(50, 60),)))
     assert world.messages(READER) == [RangeDamaged(50, 60, "checksum"), RangesDone()]
 
 
 def test_an_unreadable_block_is_found_block_by_block() -> None:
     column = _column()
     world, file = _stored(column)
-    world.tell(READER, ReadRanges(column.id, (ByteRange(0, 1),)))
+    world.tell(READER, ReadRanges(column.id, (ByteRuns(0, 1),)))
     world.messages(READER)
     world.disk.faults.append(Fault("read", "EIO", file=file, count=1))
     world.disk.faults.append(Fault("read", "EIO", file=file, skip=1, count=1))
-    world.tell(READER, ReadRanges(column.id, (ByteRange(0, 3 * BLOCK_BYTES),)))
+    world.tell(READER, ReadRanges(column.id, (ByteRuns(0, 3 * BLOCK_BYTES),)))
     damaged = [m for m in world.messages(READER) if isinstance(m, RangeDamaged)]
     assert damaged == [RangeDamaged(BLOCK_BYTES, 2 * BLOCK_BYTES, "EIO")]
 
@@ -149,7 +150,7 @@ def test_a_truncated_file_is_set_aside_and_never_served() -> None:
     world, file = _stored(column)
     world.disk.truncate_file(file, 500_000)
     again = TargetWorld(world.disk, boot=13)
-    again.tell(READER, ReadRanges(column.id, (ByteRange(0, 1),)))
+    again.tell(READER, ReadRanges(column.id, (ByteRuns(0, 1),)))
     (answer,) = again.messages(READER)
     assert isinstance(answer, Failed)
     assert answer.code == "not_found"
@@ -175,7 +176,7 @@ def test_a_column_without_a_trailer_is_refused_and_reported_whole_as_damaged() -
     trailer = (size - 8192 - len(column.data)) // 2
     for copy in (0, 1):
         world.disk.rot(file, 4096 + len(column.data) + copy * trailer + 3)
-    world.tell(READER, ReadRanges(column.id, (ByteRange(0, 1),)))
+    world.tell(READER, ReadRanges(column.id, (ByteRuns(0, 1),)))
     world.tell(READER, ReadManifest(column.id))
     world.tell(READER, VerifyColumn(column.id))
     first, second, third = world.messages(READER)
@@ -199,7 +200,7 @@ def test_verify_finds_every_damaged_block_and_merges_neighbours() -> None:
 
 def test_a_missing_column_is_not_found_and_verified_as_missing() -> None:
     world, column = TargetWorld(), _column()
-    world.tell(READER, ReadRanges(column.id, (ByteRange(0, 1),)))
+    world.tell(READER, ReadRanges(column.id, (ByteRuns(0, 1),)))
     world.tell(READER, VerifyColumn(column.id))
     failed, verified = world.messages(READER)
     assert isinstance(failed, Failed)
@@ -211,7 +212,7 @@ def test_a_missing_column_is_not_found_and_verified_as_missing() -> None:
 def test_ranges_outside_of_the_column_are_refused(bounds: tuple[int, int]) -> None:
     column = _column()
     world, _ = _stored(column)
-    world.tell(READER, ReadRanges(column.id, (ByteRange(*bounds),)))
+    world.tell(READER, ReadRanges(column.id, (ByteRuns(*bounds),)))
     (answer,) = world.messages(READER)
     assert isinstance(answer, Failed)
     assert answer.code == "refused"
@@ -235,7 +236,7 @@ def test_no_more_is_read_than_the_window_until_the_session_drains() -> None:
     limits = TargetLimits(read_piece_bytes=128 * KiB, read_window_bytes=256 * KiB)
     world, _ = _stored(column, limits=limits)
     world.auto_drain = False
-    world.tell(READER, ReadRanges(column.id, (ByteRange(0, 1_500_000),)))
+    world.tell(READER, ReadRanges(column.id, (ByteRuns(0, 1_500_000),)))
     assert sum(len(data) for data in _bytes(world).values()) == 256 * KiB
     assert RangesDone() not in [each.message for each in world.sent]
     world.feed(SessionDrained(world.now_us, READER))
@@ -247,11 +248,11 @@ def test_sessions_take_turns() -> None:
     limits = TargetLimits(read_piece_bytes=128 * KiB, read_window_bytes=512 * KiB)
     world, _ = _stored(column, limits=limits)
     for session in (READER, OTHER):
-        world.tell(session, ReadRanges(column.id, (ByteRange(0, 1),)))
+        world.tell(session, ReadRanges(column.id, (ByteRuns(0, 1),)))
     world.sent.clear()
     world.held = deque()
     for session in (READER, OTHER):
-        world.tell(session, ReadRanges(column.id, (ByteRange(0, 1_500_000),)))
+        world.tell(session, ReadRanges(column.id, (ByteRuns(0, 1_500_000),)))
     while world.held:
         world.step()
     order = [each.session for each in world.sent if isinstance(each.message, RangeData)]
@@ -265,7 +266,7 @@ def test_a_buffer_of_an_unsent_frame_is_not_released() -> None:
     world, _ = _stored(column)
     world.auto_drain = False
     world.released.clear()
-    world.tell(READER, ReadRanges(column.id, (ByteRange(0, BLOCK_BYTES),)))
+    world.tell(READER, ReadRanges(column.id, (ByteRuns(0, BLOCK_BYTES),)))
     reads = [a for a in world.performed if isinstance(a, ReadAt) and a.offset == 4096]
     assert reads[-1].op not in world.released
     world.feed(SessionDrained(world.now_us, READER))
@@ -278,7 +279,7 @@ def test_a_closed_session_frees_its_buffers_and_its_questions() -> None:
     world.auto_drain = False
     world.held = deque()
     for request in range(3):
-        world.tell(READER, ReadRanges(column.id, (ByteRange(0, 1_500_000),)), request=request)
+        world.tell(READER, ReadRanges(column.id, (ByteRuns(0, 1_500_000),)), request=request)
     world.step()
     world.feed(SessionClosed(world.now_us, READER))
     while world.held:
@@ -291,16 +292,16 @@ def test_a_closed_session_frees_its_buffers_and_its_questions() -> None:
 def test_a_cancelled_question_is_not_answered_and_its_buffers_return() -> None:
     column = _column()
     world, _ = _stored(column)
-    world.tell(READER, ReadRanges(column.id, (ByteRange(0, 1),)))
+    world.tell(READER, ReadRanges(column.id, (ByteRuns(0, 1),)))
     world.messages(READER)
     world.held = deque()
-    world.tell(READER, ReadRanges(column.id, (ByteRange(0, 1_500_000),)), request=50)
+    world.tell(READER, ReadRanges(column.id, (ByteRuns(0, 1_500_000),)), request=50)
     world.tell(READER, CancelRequest(), request=50)
     while world.held:
         world.step()
     assert world.messages(READER) == []
     world.held = None
-    world.tell(READER, ReadRanges(column.id, (ByteRange(3, 4),)), request=51)
+    world.tell(READER, ReadRanges(column.id, (ByteRuns(3, 4),)), request=51)
     assert world.messages(READER)[-1] == RangesDone()
 
 
@@ -309,7 +310,7 @@ def test_too_many_questions_of_one_session_are_refused() -> None:
     world, _ = _stored(column, limits=TargetLimits(read_jobs_max=2))
     world.held = deque()
     for request in range(3):
-        world.tell(READER, ReadRanges(column.id, (ByteRange(0, 1),)), request=request)
+        world.tell(READER, ReadRanges(column.id, (ByteRuns(0, 1),)), request=request)
     (answer,) = world.messages(READER)
     assert isinstance(answer, Failed)
     assert answer.code == "busy"
@@ -350,7 +351,7 @@ def test_a_column_number_that_is_not_here_is_not_confused_with_one_that_is() -> 
     column = _column()
     world, _ = _stored(column)
     other = structs.replace(column.id, column=ColumnNumber(1))
-    world.tell(READER, ReadRanges(other, (ByteRange(0, 1),)))
+    world.tell(READER, ReadRanges(other, (ByteRuns(0, 1),)))
     (answer,) = world.messages(READER)
     assert isinstance(answer, Failed)
     assert answer.code == "not_found"

@@ -10,6 +10,7 @@ from ckpt.base.limits import BLOCK_BYTES
 from ckpt.base.units import KiB
 from ckpt.format.messages import (
     ByteRange,
+    ByteRuns,
     CancelRequest,
     ColumnVerified,
     RangeDamaged,
@@ -40,7 +41,7 @@ def _stored(*columns: Column, limits: TargetLimits | None = None) -> TargetWorld
         store(world, column, request=20 + number, reservation=1 + number)
     again = TargetWorld(world.disk, boot=12, limits=limits)
     for column in columns:
-        again.tell(READER, ReadRanges(column.id, (ByteRange(1_400_000, 1_500_000),)))
+        again.tell(READER, ReadRanges(column.id, (ByteRuns(1_400_000, 1_500_000),)))
     again.tick(KEEP_US)
     again.sent.clear()
     again.performed.clear()
@@ -50,7 +51,7 @@ def _stored(*columns: Column, limits: TargetLimits | None = None) -> TargetWorld
 def _quarter(column: Column, part: int, rows: int = 128) -> ReadRanges:
     """A quarter of each row."""
     starts = [row * ROW + part * QUARTER for row in range(rows)]
-    return ReadRanges(column.id, tuple(ByteRange(at, at + QUARTER) for at in starts))
+    return ReadRanges(column.id, tuple(ByteRuns(at, at + QUARTER) for at in starts))
 
 
 def _found(world: TargetWorld, session: Session) -> dict[int, bytes]:
@@ -86,6 +87,17 @@ def test_four_readers_of_a_quarter_each_cost_one_read(together: bool) -> None:
     assert world.machine.counters["bytes_read"] - before == 128 * ROW
 
 
+def test_what_everybody_has_is_let_go() -> None:
+    column = _column()
+    world = _stored(column)
+    for part, session in enumerate(SESSIONS):
+        world.tell(session, _quarter(column, part))
+        (read,) = _reads(world)
+        assert (read.op in world.released) == (part == 3)
+    world.tell(READER, _quarter(column, 0))
+    assert len(_reads(world)) == 2
+
+
 def test_what_nobody_used_for_a_moment_is_read_again() -> None:
     column = _column()
     world = _stored(column)
@@ -104,7 +116,7 @@ def test_use_keeps_it_and_so_much_is_kept_and_no_more() -> None:
     column = _column()
     world = _stored(column, limits=TargetLimits(read_keep_bytes=2 * BLOCK_BYTES))
     block = [
-        ReadRanges(column.id, (ByteRange(at * 512 * KiB, at * 512 * KiB + 9),)) for at in range(3)
+        ReadRanges(column.id, (ByteRuns(at * 512 * KiB, at * 512 * KiB + 9),)) for at in range(3)
     ]
     for number in (0, 1, 0, 2, 0, 2):
         world.tell(READER, block[number])
@@ -117,7 +129,7 @@ def test_what_is_wanted_whole_is_not_kept() -> None:
     column = _column()
     world = _stored(column)
     for _ in range(2):
-        world.tell(READER, ReadRanges(column.id, (ByteRange(0, BLOCK_BYTES),)))
+        world.tell(READER, ReadRanges(column.id, (ByteRuns(0, BLOCK_BYTES),)))
     assert len(_reads(world)) == 2
     assert {read.op for read in _reads(world)} <= set(world.released)
 

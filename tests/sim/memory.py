@@ -11,7 +11,7 @@ from ckpt.format import messages as m
 from ckpt.format.layout import Layout
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.reader.events import AskRanges, ReadLimits
-from ckpt.protocol.reader.spans import total
+from ckpt.protocol.run_sets import total
 from ckpt.protocol.target.core import TargetLimits
 from ckpt.protocol.target.disk_events import ReadAt, WriteAt
 from ckpt.transfer.assembly import Bytes, CellPool
@@ -178,7 +178,7 @@ class AskedBytes:
 
     def asks(self, action: AskRanges) -> None:
         """A question leaves; its bytes may come from now on."""
-        size, column = total(action.ranges), action.column
+        size, column = total(action.runs), action.column
         owed = self._of_column[column] = self._of_column.get(column, 0) + size
         self._asks[action.request] = column, size
         if owed > self._limit:

@@ -21,7 +21,8 @@ from ckpt.format.target_messages import (
 from ckpt.protocol.events import Send, Session, Ticked
 from ckpt.protocol.reader import events as re
 from ckpt.protocol.reader.payload_reader import PayloadReader
-from ckpt.protocol.reader.spans import Spans
+from ckpt.protocol.run_sets import RunSet, is_plain
+from ckpt.protocol.wire_runs import from_wire, to_wire
 from ckpt.transfer.assembly import Assembly
 from ckpt.transfer.landings import Landings
 from tests.sim.clockwork import Clockwork
@@ -212,10 +213,10 @@ class ReaderNode:
         reading = self._readings[id]
         for action in actions:
             match action:
-                case re.AskRanges(request, column, ranges):
+                case re.AskRanges(request, column, runs):
                     reading.asked.asks(action)
-                    wire = tuple(m.ByteRange(start, end) for start, end in ranges)
-                    self._ask(id, request, column, m.ReadRanges(ColumnId(id, column), wire))
+                    question = m.ReadRanges(ColumnId(id, column), to_wire(runs))
+                    self._ask(id, request, column, question)
                 case re.AskManifest(request, column):
                     self._ask(id, request, column, m.ReadManifest(ColumnId(id, column)))
                 case re.CancelAsk(request, _):
@@ -245,11 +246,12 @@ class ReaderNode:
         reading, now_us = self._readings[id], self._clock.now_us
         match message:
             case m.RangeData(wire, crc):
-                ranges = tuple((each.start, each.end) for each in wire)
+                runs = from_wire(wire)
+                assert runs, "targets here are honest"
                 reading.asked.came(request, len(bulk))
-                whole = _store(reading.assembly, column, ranges, bulk, crc)
+                whole = _store(reading.assembly, column, runs, bulk, crc)
                 kind = re.RangesStored if whole else re.RangesBroken
-                self._feed(id, kind(now_us, request, ranges))
+                self._feed(id, kind(now_us, request, runs))
             case m.RangeDamaged(start, end, reason):
                 reading.asked.came(request, end - start)
                 self._feed(id, re.RangeErased(now_us, request, start, end, reason))
@@ -328,9 +330,9 @@ class ReaderNode:
             self._network.cut(session)
 
 
-def _store(assembly: Assembly, column: int, ranges: Spans, bulk: bytes, crc: int) -> bool:
-    if len(ranges) > 1:
-        return assembly.store_apart(column, ranges, memoryview(bulk), crc)
-    view = assembly.land(column, ranges[0][0], len(bulk))
+def _store(assembly: Assembly, column: int, runs: RunSet, bulk: bytes, crc: int) -> bool:
+    if len(runs) > 1 or not is_plain(runs):
+        return assembly.store_apart(column, runs, memoryview(bulk), crc)
+    view = assembly.land(column, runs[0][0], len(bulk))
     view[:] = bulk
-    return assembly.store(column, ranges[0][0], view, crc)
+    return assembly.store(column, runs[0][0], view, crc)

@@ -29,8 +29,9 @@ from ckpt.format.messages import (
     TargetAddress,
 )
 from ckpt.protocol.handshake import Identity
-from ckpt.protocol.range_frames import array_of, range_frames
+from ckpt.protocol.range_frames import range_frames
 from ckpt.protocol.reader.events import ReadLimits
+from ckpt.protocol.wire_runs import array_of
 from ckpt.testing.network import Heard, RecordingHandler
 from ckpt.transfer.landings import Landings
 from ckpt.transfer.payload_receiver import read_payloads
@@ -109,8 +110,10 @@ class SmallHolder:
 
     def _together(self, heard: Heard, message: ReadRanges) -> None:
         """As targets answer: short ranges share a frame."""
-        self.asked_bytes += sum(each.end - each.start for each in message.ranges)
-        for data, bulk, _ in range_frames(array_of(message.ranges), Column(self.content)):
+        ranges = array_of(message.ranges, len(self.content))
+        assert ranges is not None
+        self.asked_bytes += int((ranges[:, 1] - ranges[:, 0]).sum())
+        for data, bulk, _ in range_frames(ranges, Column(self.content)):
             self._send(heard, data, bytes(bulk))
         self._send(heard, RangesDone())
 

@@ -16,7 +16,7 @@ from ckpt.base.errors import Unavailable
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
 from ckpt.protocol.reader.events import ReadLimits
-from ckpt.protocol.reader.spans import Spans
+from ckpt.protocol.spans import Spans
 from ckpt.transfer.landings import Landings
 from ckpt.transfer.payload_receiver import read_payloads
 from ckpt.transfer.peer_server import PeerServer

@@ -16,7 +16,7 @@ from typing import Final
 from ckpt.base.ids import ColumnNumber
 from ckpt.base.units import MiB
 from ckpt.protocol.reader.events import ReadLimits, Standing
-from ckpt.protocol.reader.spans import Owed, Spans
+from ckpt.protocol.run_sets import Owed, RunSet
 
 RETRY_US: Final = (100_000, 2_000_000)
 """First and longest rest before a column that is away is tried again."""
@@ -50,12 +50,14 @@ class Column:
     has_address: bool
     reason: str = ""
     """Why it is not reachable."""
-    queue: list[tuple[int, Spans]] = field(default_factory=list)
+    queue: list[tuple[int, RunSet]] = field(default_factory=list)
     """Heap of (stripe, parts of its cell) to ask for; entries that are no longer needed are dropped
     when met."""
     asks: dict[int, Ask] = field(default_factory=dict)
     outstanding_bytes: int = 0
     received_bytes: int = 0
+    served_bytes: int = 0
+    """By its target to this process, of whatever payload, while it owed something."""
     damaged_bytes: int = 0
     waiting_since_us: int = 0
     """When it last brought something, or began to owe."""
@@ -73,11 +75,11 @@ class Column:
     def usable(self) -> bool:
         return self.standing is Standing.REACHABLE
 
-    def push(self, stripe: int, parts: Spans) -> None:
+    def push(self, stripe: int, parts: RunSet) -> None:
         """Queue parts of a cell to be asked for."""
         heapq.heappush(self.queue, (stripe, parts))
 
-    def pop(self) -> tuple[int, Spans]:
+    def pop(self) -> tuple[int, RunSet]:
         return heapq.heappop(self.queue)
 
     def begin_ask(self, request: int, ask: Ask, size: int, now_us: int) -> None:
@@ -97,6 +99,13 @@ class Column:
             self.owing_us += max(0, now_us - self.owing_until_us)
         self.owing_until_us = now_us
 
+    def note_turn(self, now_us: int, size: int) -> None:
+        """Its target brought bytes of something else that this process asked for."""
+        self.charge(now_us)
+        if self.asks:
+            self.served_bytes += size
+            self.waiting_since_us = now_us
+
     def leave(self, standing: Standing, reason: str, now_us: int) -> None:
         """It is not reachable any more; what it owed is void."""
         self.standing, self.reason = standing, reason
@@ -110,8 +119,8 @@ class Column:
 
     @property
     def rate(self) -> float:
-        """Bytes for each microsecond in which it owed something."""
-        return self.received_bytes / max(1, self.owing_us)
+        """Bytes of its target for each microsecond in which it owed something."""
+        return self.served_bytes / max(1, self.owing_us)
 
 
 @dataclass(slots=True)
@@ -173,7 +182,7 @@ def laggard(
     if not replaceable:
         return None
     for column in owing:
-        peers = [c.rate for c in columns if c is not column and c.received_bytes >= RATE_BYTES_MIN]
+        peers = [c.rate for c in columns if c is not column and c.served_bytes >= RATE_BYTES_MIN]
         if column.owing_us < limits.slow_after_us * effort or not peers:
             continue
         if column.rate * limits.slow_fraction * effort < median(peers):

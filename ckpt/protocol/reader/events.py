@@ -17,7 +17,7 @@ from ckpt.base.units import MiB
 from ckpt.format.layout import Layout
 from ckpt.format.runs import Ranges
 from ckpt.protocol.events import Report, Ticked
-from ckpt.protocol.reader.spans import Spans
+from ckpt.protocol.run_sets import RunSet
 
 
 class Standing(Enum):
@@ -78,8 +78,8 @@ class RangesStored(Struct, frozen=True, gc=False):
 
     now_us: int
     request: int
-    ranges: Spans
-    """Fragment bytes; ascending, each of one cell."""
+    runs: RunSet
+    """Fragment bytes; each span and tooth of one cell."""
 
 
 class RangesBroken(Struct, frozen=True, gc=False):
@@ -87,7 +87,7 @@ class RangesBroken(Struct, frozen=True, gc=False):
 
     now_us: int
     request: int
-    ranges: Spans
+    runs: RunSet
 
 
 class RangeErased(Struct, frozen=True, gc=False):
@@ -158,12 +158,12 @@ ReaderEvent = (
 
 
 class AskRanges(Struct, frozen=True, gc=False):
-    """Send ReadRanges to the column's target, connecting first if need be. No range leaves its
-    cell."""
+    """Send ReadRanges to the column's target, connecting first if need be. No span or tooth leaves
+    its cell."""
 
     request: int
     column: ColumnNumber
-    ranges: Spans
+    runs: RunSet
 
 
 class AskManifest(Struct, frozen=True, gc=False):

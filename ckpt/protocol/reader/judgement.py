@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from ckpt.protocol.reader.columns import Column
 from ckpt.protocol.reader.events import ReadStatistics, ReadWish, Standing
-from ckpt.protocol.reader.spans import covers, meets, total
 from ckpt.protocol.reader.stripes import Stripe
+from ckpt.protocol.run_sets import covers, meets, minus, total
 
 
 def lost_place(columns: Sequence[Column], stripe: Stripe, k: int) -> str:
@@ -34,15 +34,15 @@ def _proved_bad(column: Column, stripe: Stripe) -> bool:
 def check_read(columns: Sequence[Column], stripes: Iterable[Stripe], window_bytes: int) -> None:
     """Assert the invariants that ckpt.protocol.reader.payload_reader states."""
     for column in columns:
-        owed = [total(ask.owed.ranges) for ask in column.asks.values() if ask.owed is not None]
+        owed = [total(ask.owed.runs) for ask in column.asks.values() if ask.owed is not None]
         assert column.outstanding_bytes == sum(owed)
         assert column.usable or not column.asks
         assert column.outstanding_bytes <= window_bytes
     for stripe in stripes:
         for j, asked in enumerate(stripe.asked):
             assert not asked or columns[j].usable
-            assert not any(meets(stripe.have[j], *span) for span in asked)
-            assert not any(meets(stripe.bad[j], *span) for span in asked)
+            assert minus(asked, stripe.have[j]) == asked
+            assert minus(asked, stripe.bad[j]) == asked
         assert not stripe.finishing or stripe.complete
         assert not stripe.finishing or not any(stripe.asked)
 

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from ckpt.base.ids import ColumnNumber
+from ckpt.format.combs import shifted
 from ckpt.protocol.events import Report, Ticked
 from ckpt.protocol.reader.columns import (
     STRIKES_MAX,
@@ -58,11 +59,11 @@ from ckpt.protocol.reader.events import (
 )
 from ckpt.protocol.reader.judgement import check_read, lost_place, statistics_of
 from ckpt.protocol.reader.scratch import Scratch
-from ckpt.protocol.reader.spans import Owed, Spans, minus, split, total, union
 from ckpt.protocol.reader.stripes import Stripe, by_stripe, plan_stripe, wanted_stripes
+from ckpt.protocol.run_sets import Owed, RunSet, minus, split, total, union
 
 TICK_GAP_US_MAX = 500_000  # Shells tick every 100 ms; more is our own absence, not the targets'.
-RANGES_MAX = 512  # Of one ask.
+RANGES_MAX = 512  # Of one ask; ckpt.protocol.run_sets.split says how a comb counts.
 
 
 class PayloadReader:
@@ -116,10 +117,10 @@ class PayloadReader:
             return []
         self._now_us = max(self._now_us, event.now_us)
         match event:
-            case RangesStored(_, request, ranges):
-                self._stored(request, ranges)
-            case RangesBroken(_, request, ranges):
-                self._broken(request, ranges)
+            case RangesStored(_, request, runs):
+                self._stored(request, runs)
+            case RangesBroken(_, request, runs):
+                self._broken(request, runs)
             case RangeErased(_, request, start, end, reason):
                 self._erased(request, start, end, reason)
             case AskAnswered(_, request):
@@ -138,6 +139,10 @@ class PayloadReader:
                 self._ticked()
         return self._advance()
 
+    def note_turn(self, column: ColumnNumber, size: int, now_us: int) -> None:
+        """The column's target gave this process bytes of another payload: it serves both."""
+        self.columns[column].note_turn(now_us, size)
+
     @property
     def done_bytes(self) -> int:
         """Wanted bytes that were handed out."""
@@ -154,21 +159,22 @@ class PayloadReader:
 
     # ----------------------------------------------------------------------- bytes
 
-    def _stored(self, request: int, ranges: Spans) -> None:
-        found = self._take(request, ranges)
+    def _stored(self, request: int, runs: RunSet) -> None:
+        found = self._take(request, runs)
         if found is None:
             return
         column, stripes, size = found
         j = column.number
         column.received_bytes += size
+        column.served_bytes += size
         column.note_progress(self._now_us)
         column.retry_count = 0
         for stripe, parts in stripes:
             stripe.have[j] = union(stripe.have[j], parts)
             self._look(stripe)
 
-    def _broken(self, request: int, ranges: Spans) -> None:
-        found = self._take(request, ranges)
+    def _broken(self, request: int, runs: RunSet) -> None:
+        found = self._take(request, runs)
         if found is None:
             return
         column, stripes, _ = found
@@ -196,21 +202,21 @@ class PayloadReader:
             self._plan(stripe)
 
     def _take(
-        self, request: int, ranges: Spans
-    ) -> tuple[Column, list[tuple[Stripe, Spans]], int] | None:
+        self, request: int, runs: RunSet
+    ) -> tuple[Column, list[tuple[Stripe, RunSet]], int] | None:
         """Cross the bytes out of their ask: the column, the parts of the cells of stripes that
         are not done, how many bytes; None when nobody asked."""
         ask = find_ask(self.columns, request)
         if ask is None or ask.owed is None:
             return None
         column, owed = ask.column, ask.owed
-        if not owed.take_all(ranges):
+        if not owed.take(runs):
             self._drop(column, Standing.AWAY, "it sends what nobody asked for", cut=True)
             return None
-        size = total(ranges)
+        size = total(runs)
         column.outstanding_bytes -= size
         found = []
-        for number, parts in by_stripe(self.wish.layout, ranges):
+        for number, parts in by_stripe(self.wish.layout, runs):
             stripe = self._stripes.get(number)
             if stripe is not None:
                 stripe.asked[column.number] = minus(stripe.asked[column.number], parts)
@@ -443,17 +449,18 @@ class PayloadReader:
             parts = self._next_parts(column)
             if not parts:
                 return
-            size = total(tuple(parts))
+            size = total(parts)
             request = next(self._requests)
             column.begin_ask(request, Ask(column, Owed(parts)), size, self._now_us)
-            self._out.append(AskRanges(request, column.number, tuple(parts)))
+            self._out.append(AskRanges(request, column.number, parts))
 
-    def _next_parts(self, column: Column) -> list[tuple[int, int]]:
-        """Ranges of fragment bytes for one ask: the oldest stripes first."""
-        parts: list[tuple[int, int]] = []
-        size, j = 0, column.number
-        limit = self.wish.limits.ask_bytes
-        while column.queue and size < limit and len(parts) < RANGES_MAX:
+    def _next_parts(self, column: Column) -> RunSet:
+        """Fragment bytes for one ask: the oldest stripes first."""
+        parts: dict[int, RunSet] = {}
+        size, count, j, offset = 0, 0, column.number, self.wish.layout.fragment_offset
+        # Of narrow parts so many as lie in the cells of one ask of whole ones: a target's turns.
+        limit = self.wish.limits.ask_bytes // self._effort.factor
+        while column.queue and size < limit and count < RANGES_MAX:
             number, queued = column.queue[0]
             stripe = self._stripes.get(number)
             # Asked at every event, and mostly the answer: before what is wanted is looked at.
@@ -464,14 +471,14 @@ class PayloadReader:
             if stripe is None or not rest:
                 continue
             self._scratch.take(stripe, j)
-            now, later = split(rest, limit - size, RANGES_MAX - len(parts))
+            now, later = split(rest, limit - size, RANGES_MAX - count)
             if later:
                 column.push(number, later)
-            base = self.wish.layout.fragment_offset(number)
-            parts += [(base + low, base + high) for low, high in now]
+            parts[number] = union(parts.get(number, ()), now)
             size += total(now)
+            count += len(now)
             stripe.asked[j] = union(stripe.asked[j], now)
-        return parts
+        return tuple([run for n, now in sorted(parts.items()) for run in shifted(now, offset(n))])
 
     def _has_room(self, stripe: Stripe, j: int) -> bool:
         return stripe.number == next(iter(self._stripes)) or self._scratch.has_room(stripe, j)

@@ -13,17 +13,17 @@ with damage at different places of one stripe still make it whole.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ckpt.erasure.code import Code
+from ckpt.format.combs import Span, combs_of, shifted
 from ckpt.format.layout import Layout
 from ckpt.format.runs import Ranges
 from ckpt.protocol.reader.events import DecodePart
-from ckpt.protocol.reader.spans import Span, Spans, covers, cut, minus, total, union
+from ckpt.protocol.run_sets import RunSet, covers, cut, minus, parted, total, union
 
 
 @dataclass(slots=True)
@@ -32,19 +32,19 @@ class Stripe:
 
     number: int
     cell_bytes: int
-    wanted: dict[int, Spans]
+    wanted: dict[int, RunSet]
     """By data column. The padding behind the payload's last byte comes along with a cell that is
     wanted up
     to it, so that the cell is whole and can be checked."""
     wanted_bytes: int
     """Without padding."""
-    have: list[Spans]
+    have: list[RunSet]
     """Received and good."""
-    bad: list[Spans]
+    bad: list[RunSet]
     """Never to be had from this column."""
-    needed: list[Spans] = field(default_factory=list)
+    needed: list[RunSet] = field(default_factory=list)
     """Of the present plan."""
-    asked: list[Spans] = field(default_factory=list)
+    asked: list[RunSet] = field(default_factory=list)
     """Under way."""
     parts: tuple[DecodePart, ...] = ()
     rebuilt: tuple[int, ...] = ()
@@ -61,8 +61,8 @@ class Stripe:
     """By column, once it was looked up: its cell has a place in the destination."""
 
     @classmethod
-    def of(cls, layout: Layout, number: int, wanted: dict[int, Spans]) -> Stripe:
-        empty: list[Spans] = [()] * layout.code.n
+    def of(cls, layout: Layout, number: int, wanted: dict[int, RunSet]) -> Stripe:
+        empty: list[RunSet] = [()] * layout.code.n
         size = layout.cell_bytes_of(number)
         wanted_bytes = sum(total(spans) for spans in wanted.values())
         for j, spans in wanted.items():
@@ -74,7 +74,7 @@ class Stripe:
         )
 
     @property
-    def whole(self) -> Spans:
+    def whole(self) -> RunSet:
         """The cell from border to border."""
         return ((0, self.cell_bytes),)
 
@@ -89,7 +89,7 @@ class Stripe:
         """Columns whose cell came whole."""
         return tuple(j for j, have in enumerate(self.have) if have == self.whole)
 
-    def rest(self, column: int, parts: Spans) -> Spans:
+    def rest(self, column: int, parts: RunSet) -> RunSet:
         """What of the parts is needed from the column, and neither here nor asked nor bad."""
         if self.finishing or self.stuck is not None:
             return ()
@@ -103,22 +103,18 @@ class Stripe:
         self.bad[column] = self.whole
 
 
-def by_stripe(layout: Layout, ranges: Spans) -> Iterator[tuple[int, Spans]]:
-    """(stripe, parts of its cell) of fragment bytes of a column, each range of one cell."""
-    ordered = sorted(ranges)
-    at = 0
-    while at < len(ordered):
-        number = ordered[at][0] // layout.cell_bytes
-        behind = bisect_left(ordered, ((number + 1) * layout.cell_bytes,), at)
-        base = layout.fragment_offset(number)
-        yield number, tuple([(start - base, end - base) for start, end in ordered[at:behind]])
-        at = behind
+def by_stripe(layout: Layout, runs: RunSet) -> Iterator[tuple[int, RunSet]]:
+    """(stripe, parts of its cell) of fragment bytes of a column, no span or tooth of two cells."""
+    while runs:
+        number = runs[0][0] // layout.cell_bytes
+        mine, runs = parted(runs, (number + 1) * layout.cell_bytes)
+        yield number, shifted(mine, -layout.fragment_offset(number))
 
 
-def wanted_stripes(layout: Layout, spans: Ranges) -> Iterator[tuple[int, dict[int, Spans]]]:
+def wanted_stripes(layout: Layout, spans: Ranges) -> Iterator[tuple[int, dict[int, RunSet]]]:
     """(stripe, wanted parts of its data cells), ascending."""
     current = -1
-    wanted: dict[int, Spans] = {}
+    wanted: dict[int, RunSet] = {}
     for stripe, column, parts in _wanted_parts(layout, _joined(spans)):
         if stripe != current:
             if wanted:
@@ -138,7 +134,7 @@ def _joined(ranges: Ranges) -> Ranges:
     return np.stack((ranges[firsts, 0], ranges[lasts, 1]), axis=1)
 
 
-def _wanted_parts(layout: Layout, spans: Ranges) -> Iterator[tuple[int, int, Spans]]:
+def _wanted_parts(layout: Layout, spans: Ranges) -> Iterator[tuple[int, int, RunSet]]:
     """(stripe, column, parts of that cell), ascending; a cell comes more than once when a span
     reaches over its border."""
     at, starts, ends = 0, spans[:, 0], spans[:, 1]
@@ -153,8 +149,7 @@ def _wanted_parts(layout: Layout, spans: Ranges) -> Iterator[tuple[int, int, Spa
         if behind > at and ends[behind - 1] > high:
             behind -= 1
         if behind > at:
-            lows, highs = (spans[at:behind] - low).T.tolist()
-            yield cell.stripe, cell.column, tuple(zip(lows, highs, strict=True))
+            yield cell.stripe, cell.column, combs_of(spans[at:behind] - low)
             at = behind
 
 
@@ -163,8 +158,8 @@ def plan_stripe(stripe: Stripe, code: Code, usable: Sequence[bool], load: Sequen
     reach = [
         minus(stripe.whole, stripe.bad[j]) if usable[j] else stripe.have[j] for j in range(code.n)
     ]
-    needed: list[Spans] = [()] * code.n
-    holes: dict[int, Spans] = {}
+    needed: list[RunSet] = [()] * code.n
+    holes: dict[int, RunSet] = {}
     for j, wanted in stripe.wanted.items():
         if minus(wanted, reach[j]):
             needed[j] = reach[j]
@@ -180,8 +175,8 @@ def plan_stripe(stripe: Stripe, code: Code, usable: Sequence[bool], load: Sequen
 
 
 def _fill(
-    stripe: Stripe, code: Code, reach: list[Spans], holes: dict[int, Spans],
-    needed: list[Spans], load: Sequence[int],
+    stripe: Stripe, code: Code, reach: list[RunSet], holes: dict[int, RunSet],
+    needed: list[RunSet], load: Sequence[int],
 ) -> None:  # fmt: skip
     parts: list[DecodePart] = []
     for start, end in cut([*reach, *holes.values()]):
@@ -205,7 +200,7 @@ def _fill(
 
 
 def _sources(
-    stripe: Stripe, code: Code, reach: list[Spans], needed: list[Spans], load: Sequence[int],
+    stripe: Stripe, code: Code, reach: list[RunSet], needed: list[RunSet], load: Sequence[int],
     place: Span,
 ) -> tuple[int, ...] | None:  # fmt: skip
     """k columns that can give the place: first what is here, then what is read anyway, then data,

@@ -21,7 +21,6 @@ from functools import partial
 import numpy as np
 
 from ckpt.base.ids import ColumnId
-from ckpt.base.limits import READ_RANGES_MAX
 from ckpt.format.column import FRAGMENTS_OFFSET
 from ckpt.format.messages import (
     ByteRange,
@@ -33,13 +32,11 @@ from ckpt.format.messages import (
     ReadRanges,
     VerifyColumn,
 )
-from ckpt.format.runs import Ranges
 from ckpt.protocol.events import Buffer, Session
-from ckpt.protocol.range_frames import array_of, range_frames
+from ckpt.protocol.range_frames import range_frames
 from ckpt.protocol.target.core import Completion, Core, SealedColumn
 from ckpt.protocol.target.disk_events import DiskFailed, ReadAt, ReleaseBulk
 from ckpt.protocol.target.pieces import (
-    MANY,
     BlockTable,
     Piece,
     TableCache,
@@ -50,6 +47,7 @@ from ckpt.protocol.target.pieces import (
 )
 from ckpt.protocol.target.read_jobs import Job, ManifestJob, Reader, ReadJob, StreamJob
 from ckpt.protocol.target.shared_reads import DiskRead, SharedReads, VerifiedBlocks
+from ckpt.protocol.wire_runs import array_of
 
 DAMAGED_RANGES_MAX = 512
 """In one ColumnVerified: adjacent damage is merged, what is beyond is folded into the last."""
@@ -74,7 +72,7 @@ class Reads:
         if column is None:
             return
         size = column.header.column_bytes
-        ranges = _ranges_within(size, message.ranges)
+        ranges = array_of(message.ranges, size)
         if ranges is None:
             self._core.fail(session, request, "refused", f"ranges outside of {size} column bytes")
             return
@@ -273,10 +271,11 @@ class Reads:
         """Give the piece from a read that is kept, wait for one under way, or ask the disk."""
         core = self._core
         # Who verifies asks the disk itself.
-        read = None if job.verify else self._shared.find(job.column, piece, core.now_us)
+        read = None if job.verify else self._shared.find(job.column, piece)
         if read is not None and read.found is not None:
             before = reader.held_bytes
             self._give(reader, job, piece, read, read.found)
+            self._let_go(self._shared.used(read, piece, core.now_us))
             self._finish_if_read(reader, job)
             return reader.held_bytes - before
         if read is None:
@@ -436,20 +435,6 @@ class Reads:
         for reader in self._readers.values():
             assert reader.reading_bytes >= 0
             assert reader.held_bytes <= limits.read_window_bytes + limits.read_piece_bytes
-
-
-def _ranges_within(size: int, ranges: Sequence[ByteRange]) -> Ranges | None:
-    """The ranges, if they are ranges of so many bytes and not too many."""
-    try:
-        found = array_of(ranges[: READ_RANGES_MAX + 1])
-    except OverflowError:
-        return None
-    if len(found) < MANY:
-        good = all(0 <= start < end <= size for start, end in found.tolist())
-    else:
-        starts, ends = found.T
-        good = bool(((starts >= 0) & (starts < ends) & (ends <= size)).all())
-    return found if good and len(found) <= READ_RANGES_MAX else None
 
 
 def _merged(ranges: Sequence[ByteRange]) -> tuple[ByteRange, ...]:

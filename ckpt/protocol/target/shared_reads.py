@@ -4,8 +4,8 @@ Ranks that load one checkpoint, cut otherwise than it was saved, want a part of 
 block is read and verified once: who asks while it is under way takes part, and a read of which
 parts were wanted is kept for a moment, for ranks that come a little later.
 
-    under way --here, parts of it wanted--> kept --unused for KEEP_US, or no room--> gone
-        +------ here, most of it wanted; damaged; failed ------------------------------^
+    under way --here, parts of it wanted--> kept --all given, unused for KEEP_US, no room--> gone
+        +------ here, most of it wanted; damaged; failed --------------------------------------^
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ class DiskRead:
     """Who waits for it."""
     found: VerifiedBlocks | None = None
     """None: under way."""
+    given_bytes: int = 0
+    """Of it, to all who took a part."""
     used_us: int = 0
 
     @property
@@ -115,20 +117,29 @@ class SharedReads:
         self._reads[read.place].append(read)
         return read
 
-    def find(self, column: SealedColumn, piece: Piece, now_us: int) -> DiskRead | None:
+    def find(self, column: SealedColumn, piece: Piece) -> DiskRead | None:
         """One that brings, or has brought, the whole piece."""
         for read in self._reads.get(_place(column, piece), ()):
             # A column that was stored anew has the same name.
             if read.column is column and read.start <= piece.start and piece.end <= read.end:
-                if read.found is not None:
-                    read.used_us = now_us
-                    self._kept.move_to_end(read.op)
                 return read
         return None
+
+    def used(self, read: DiskRead, piece: Piece, now_us: int) -> list[int]:
+        """A part of one that is kept was given: operations that are kept no longer."""
+        read.given_bytes += piece.wanted_bytes
+        if read.given_bytes >= read.size:
+            # Nobody else is likely to come, and there is room for what others still need.
+            self._kept.move_to_end(read.op, last=False)
+            return [self._drop()]
+        read.used_us = now_us
+        self._kept.move_to_end(read.op)
+        return []
 
     def keep(self, read: DiskRead, found: VerifiedBlocks, now_us: int) -> list[int]:
         """It is here and others may want more of it: operations that are kept no longer."""
         read.found, read.used_us = found, now_us
+        read.given_bytes = sum(piece.wanted_bytes for _, piece in read.takers)
         read.takers.clear()
         self._kept[read.op] = read
         self._kept_bytes += read.size
