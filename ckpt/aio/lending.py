@@ -23,7 +23,6 @@ from __future__ import annotations
 import array
 import ctypes
 import fcntl
-import mmap
 import os
 import socket
 from collections import deque
@@ -31,6 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from ckpt.aio.sealed_memory import mapped
 from ckpt.aio.send_queue import Sent
 from ckpt.base.errors import PeerError, Unavailable
 from ckpt.base.units import KiB, MiB
@@ -43,29 +43,8 @@ LENT_BYTES_MAX: Final = 4 * MiB
 """Out on one link before it counts as full, like a Unix socket's buffer."""
 REGIONS_MAX: Final = 16
 """Lent by one peer at once."""
-_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(REGIONS_MAX * _DESCRIPTOR_BYTES)
-
-
-def sealed_memory(name: str, size: int, *, present: bool) -> tuple[int, mmap.mmap]:
-    """A memfd of `size` bytes whose size cannot change, and a writable mapping of it.
-
-    `present`: every page is allocated now. Raises OSError where there is no memory.
-    """
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        if present:
-            # This allocates without the interpreter's lock; mapping afterwards is cheap.
-            os.posix_fallocate(descriptor, 0, size)
-        else:
-            os.ftruncate(descriptor, size)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if present else 0)
-        return descriptor, mmap.mmap(descriptor, size, flags=flags)
-    except OSError:
-        os.close(descriptor)
-        raise
 
 
 def address_of(view: memoryview) -> int:
@@ -267,12 +246,9 @@ class Borrower:
         region = self._find(place, size)
         if region.view is None:
             try:
-                mapping = mmap.mmap(
-                    region.descriptor, region.size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ
-                )
-            except (OSError, ValueError) as error:
+                region.view = mapped(region.descriptor, region.size, writable=False)
+            except (OSError, ValueError, OverflowError) as error:
                 raise Unavailable(f"lent memory cannot be mapped: {error}") from None
-            region.view = memoryview(mapping)
         return region.view[place.offset : place.offset + size]
 
     def rest(self) -> None:

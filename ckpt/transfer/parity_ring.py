@@ -13,7 +13,8 @@ import os
 import threading
 from typing import Final
 
-from ckpt.aio.lending import Lendable, sealed_memory
+from ckpt.aio.lending import Lendable
+from ckpt.aio.sealed_memory import sealed_memory
 from ckpt.base.limits import CELL_BYTES_DEFAULT, PAGE_BYTES
 from ckpt.base.units import MiB, align_up
 
@@ -29,8 +30,7 @@ class ParityRing:
         self.slot_bytes = slot_bytes
         self.slot_count = slot_count
         size = align_up(slot_bytes * slot_count, PAGE_BYTES)
-        self._descriptor, memory = sealed_memory("ckpt-parity", size, present=False)
-        self._view = memoryview(memory)
+        self._descriptor, self._view = sealed_memory("ckpt-parity", size, present=False)
         self.lendable = Lendable.of(self._descriptor, self._view)
         self._free = list(range(slot_count - 1, -1, -1))
         #: Free slots, the warmest last. Under `_lock`.

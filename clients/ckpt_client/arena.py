@@ -1,7 +1,7 @@
 """The memory that staging copies into: made and faulted in by the stager,
 mapped by the trainer too.
 
-A half is a memfd. Its first touch is the dearest thing on the whole path (0.5 to 0.8 s/GB), so it
+A half is a memfd. Its first touch is the dearest thing on the whole path (0.1 to 0.8 s/GB), so it
 is paid once, off the stager's loop, and the memory is used again for every save that fits. Not
 /dev/shm: that has 64 MB in many containers. The size is sealed: nobody can shrink it under
 another's mapping.
@@ -9,12 +9,12 @@ another's mapping.
 
 from __future__ import annotations
 
-import mmap
 import os
 from dataclasses import dataclass
 from typing import Final
 
-from ckpt.aio.lending import Lendable, sealed_memory
+from ckpt.aio.lending import Lendable
+from ckpt.aio.sealed_memory import mapped, populate, sealed_memory
 from ckpt.base.errors import CkptError, NoSpace
 from ckpt.base.units import MiB, align_up, format_bytes
 
@@ -52,8 +52,7 @@ def make_half(size: int) -> Half:
     Raises NoSpace; slow, call it off the loop.
     """
     try:
-        descriptor, memory = sealed_memory("ckpt-arena", size, present=True)
-        view = memoryview(memory)
+        descriptor, view = sealed_memory("ckpt-arena", size, present=True)
         return Half(view, descriptor, Lendable.of(descriptor, view))
     except OSError as error:
         raise NoSpace(
@@ -70,7 +69,9 @@ def map_half(descriptor: int, size: int) -> Half:
     try:
         if os.fstat(descriptor).st_size < size:
             raise CkptError(f"the stager sent an arena smaller than {format_bytes(size)}")
-        return Half(_mapped(descriptor, size), -1)
+        view = mapped(descriptor, size)
+        populate(view)
+        return Half(view, -1)
     finally:
         os.close(descriptor)
 
@@ -79,10 +80,3 @@ def drop_half(half: Half) -> None:
     """Give up this process's hold; the mapping goes with the last view of it."""
     if half.descriptor >= 0:
         os.close(half.descriptor)
-
-
-def _mapped(descriptor: int, size: int) -> memoryview:
-    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-    return memoryview(
-        mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    )

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from ckpt.aio.channel import Bulk
-from ckpt.aio.lending import Lendable, sealed_memory
+from ckpt.aio.lending import Lendable
+from ckpt.aio.sealed_memory import sealed_memory
 from ckpt.base.units import MiB
 from ckpt.format.frame import LentPlace
 from ckpt.format.messages import LendMemory, Message
@@ -39,8 +40,7 @@ class Memory:
     """Sealed memory full of known bytes."""
 
     def __init__(self, size: int = SIZE) -> None:
-        self.descriptor, mapping = sealed_memory(NAME, size, present=True)
-        self.view = memoryview(mapping)
+        self.descriptor, self.view = sealed_memory(NAME, size, present=True)
         self.view[:] = np.random.default_rng(7).bytes(size)
         self.lendable = Lendable.of(self.descriptor, self.view)
 

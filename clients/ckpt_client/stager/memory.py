@@ -8,7 +8,6 @@ any more.
 
 from __future__ import annotations
 
-import mmap
 import os
 import socket
 import stat
@@ -22,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from ckpt.aio.sealed_memory import mapped
 from ckpt.base.errors import Refused
 from ckpt.base.ids import CheckpointId, Rank, RunName
 from ckpt.format.checksum import xxh3_128
@@ -194,5 +194,4 @@ def _ask(path: Path, request: bytes) -> memoryview | None:
 
 def _map(descriptor: int, grant: MemoryGrant) -> memoryview:
     end = grant.offset + grant.payload_bytes
-    mapping = mmap.mmap(descriptor, end, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-    return memoryview(mapping)[grant.offset : end]
+    return mapped(descriptor, end, writable=False)[grant.offset : end]
