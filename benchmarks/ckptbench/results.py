@@ -257,6 +257,8 @@ class JobResult:
     """No two of them began further apart."""
     discards: bool = False
     """The sink was null."""
+    interleaved: bool = False
+    """Its loops took turns with those of its group's other jobs."""
     preset: str = ""
     model: str = ""
     scale: str = "1"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpt.base.errors import Refused
 from ckpt.erasure.code import Code
 from ckpt_client.processes import Marked, find_marked
 from ckptbench.checks import find_goals
@@ -217,3 +218,51 @@ def test_an_interrupted_benchmark_leaves_no_process_and_no_file(tmp_path: Path) 
     assert len(started) == 3
     assert find_marked(cluster.mark) == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_interleaved_jobs_take_turns_and_stand_side_by_side(tmp_path: Path) -> None:
+    text = f"""
+        [global]
+        directory={tmp_path}
+        numjobs=2
+        size=2Mi
+        loops=3
+        warmups=1
+        interleave
+        [tier]
+        code=2+1
+        targets=3
+        [fails]
+        ioengine=posix
+        direct
+        bs=520
+        [file]
+        ioengine=posix
+        run=other
+        loops=2
+        """
+    order: list[str] = []
+    jobs = build_jobs([parse_file("job", lambda path: text, WORDS)], [])
+    context = Context(False, local_ranks, 1, lambda name, one: order.append(name))
+    found = run_jobs(jobs, context)
+    tier, fails, file = found.jobs
+    # The one that failed is not waited for, nor is the one that is done first.
+    assert order == ["tier", "fails", "file", "tier", "file", "tier", "file", "tier"]
+    sound(tier, *["save"] * 3)
+    sound(file, *["save"] * 2)
+    assert fails.exit_code == 75
+    told = run_text(found).partition("Side by side, save (msec, medians; of [tier]")[2].splitlines()
+    assert told[1].startswith("  tier                : committed ")
+    assert "= 1.00 x [1.00 - 1.00, 3]; stall " in told[1]
+    assert told[2].startswith("  file                : committed ")
+    assert told[2].count(", 2]") == 2, "of the rounds that both have"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_beside_others_that_take_turns_is_refused(tmp_path: Path) -> None:
+    text = f"[global]\nioengine=posix\ndirectory={tmp_path}\nsize=1m\n"
+    jobs = build_jobs(
+        [parse_file("job", lambda path: f"{text}[a]\ninterleave\n[b]\nrun=b\n", WORDS)], []
+    )
+    with pytest.raises(Refused, match=r"^\[b\] would run beside jobs that take turns; say "):
+        check_all(jobs, isolated=False)

@@ -165,6 +165,10 @@ class JobOptions:
         False, flag_kind(), "wait for the jobs above it; without, they run at the same time",
         "wait_for_previous",
     )  # fmt: skip
+    interleave: bool = option(
+        False, flag_kind(),
+        "jobs of a group take turns, a checkpoint of each, instead of running at the same time",
+    )  # fmt: skip
 
     # --- durability and caches
     direct: bool = option(False, flag_kind(), "O_DIRECT (posix)")

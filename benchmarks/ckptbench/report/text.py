@@ -11,6 +11,7 @@ from ckptbench.figures import Spread
 from ckptbench.report.entries import DIRECTIONS, Entry, Flow, entries, make_entry
 from ckptbench.report.mlperf import submission_lines, submissions
 from ckptbench.report.numbers import both_rates, both_sizes, msec, rate, scaled, size, time_unit
+from ckptbench.report.side_by_side import side_by_side_lines
 from ckptbench.report.summary import Phases, Slowest, Summary, summarize
 from ckptbench.results import END_WORDS, JobResult, Machine, RunResult
 from ckptbench.stats import Histogram, Quarters
@@ -29,7 +30,8 @@ def run_text(found: RunResult) -> str:
             lines += _entry(entry)
         lines += _checkpoint(summarize(job))
     for group in sorted({job.group for job in found.jobs}):
-        lines += ["", *_group(group, [job for job in found.jobs if job.group == group])]
+        jobs = [job for job in found.jobs if job.group == group]
+        lines += ["", *_group(group, jobs), *side_by_side_lines(jobs)]
     for submission in submissions(found):
         lines += ["", *submission_lines(submission)]
     verdict = [*_goals(found.jobs), *(f"ERROR  {error}" for error in found.errors)]

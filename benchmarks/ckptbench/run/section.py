@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from ckptbench.run.checkpoints import Bench, Moment
 from ckptbench.run.object_store import ObjectStore
 from ckptbench.run.schedule import Loop, Schedule, pause_s
 from ckptbench.run.shelf import Context, Saved, Shelf, start_ranks, state_plan
+from ckptbench.run.turns import Seat
 from ckptbench.workload import StatePlan
 
 DISCARDED_MAX: Final = 5
@@ -47,12 +49,12 @@ class Outcome:
 
 
 class Section:
-    """I run one job."""
+    """I run one job, all of it in turns of its seat."""
 
-    def __init__(self, job: Job, shelf: Shelf, context: Context) -> None:
+    def __init__(self, job: Job, shelf: Shelf, context: Context, seat: Seat) -> None:
         self._job, self._options = job, job.options
         self._bench = Bench(context, shelf, job.options)
-        self._shelf, self._context = shelf, context
+        self._shelf, self._context, self._seat = shelf, context, seat
         self._plan = state_plan(job.options, context.hosts)
         self._faults = wanted_faults(job.options)
         self._outcome = Outcome()
@@ -71,6 +73,20 @@ class Section:
     # ----------------------------------------------------------------------- loops
 
     def _run(self) -> Outcome:
+        with contextlib.ExitStack() as stack:
+            with self._seat.turn():
+                self._prepare()
+                ranks = stack.enter_context(self._start(self._plan)) if self._job.saves else None
+            if ranks is not None:
+                self._loop(lambda moment: self._saving(ranks, moment))
+            else:
+                self._loop(self._fetching if self._options.rw == "fetch" else self._loading)
+            with self._seat.turn():
+                self._conclude(ranks)
+        return self._outcome
+
+    def _prepare(self) -> None:
+        """What must lie there before the first loop, and how fast the raw device is."""
         time.sleep(self._options.startdelay)
         if self._job.loads and self._options.run not in self._shelf.saved:
             self._lay_out()
@@ -80,27 +96,24 @@ class Section:
             directory = self._shelf.storage.log_directory
             self._outcome.raw = best_write(directory, self._stored_bytes(), self._writer_count())
         self._began_s = time.monotonic()
-        if self._job.saves:
-            with self._start(self._plan) as ranks:
-                self._loop(lambda moment: self._saving(ranks, moment))
-                if not self._outcome.errors:
-                    ranks.finish()
-        else:
-            self._loop(self._fetching if self._options.rw == "fetch" else self._loading)
+
+    def _conclude(self, ranks: RankGroup | None) -> None:
+        if ranks is not None and not self._outcome.errors:
+            ranks.finish()
         self._outcome.daemon_bytes = self._largest_daemon()
         stores = self._job.saves or self._options.rw == "fetch"
         if stores and self._options.verify != "0" and not self._outcome.errors:
             self._verify()
-        return self._outcome
 
     def _loop(self, perform: Callable[[Moment], list[Checkpoint]]) -> None:
         schedule, number = Schedule(self._options), 0
         while (loop := schedule.following(time.monotonic() - self._began_s)) is not Loop.END:
-            found = perform(Moment(number, loop is Loop.COUNTED, self._began_s))
-            if loop is Loop.COUNTED and self._is_thrown_away(found):
-                schedule.discard()
-                found = [replace(one, counts=False) for one in found]
-            self._note(found)
+            with self._seat.turn():
+                found = perform(Moment(number, loop is Loop.COUNTED, self._began_s))
+                if loop is Loop.COUNTED and self._is_thrown_away(found):
+                    schedule.discard()
+                    found = [replace(one, counts=False) for one in found]
+                self._note(found)
             if any(one.error for one in found) and not self._options.continue_on_error:
                 return
             number += 1

@@ -28,6 +28,7 @@ from ckptbench.roofline import RooflinePlan, describe_machine, measure_bounds
 from ckptbench.run.object_store import FILE, check_store
 from ckptbench.run.section import Outcome, Section, wanted_faults
 from ckptbench.run.shelf import Context, MakeRanks, Shelf, state_plan
+from ckptbench.run.turns import Seat, Turns
 
 NETWORKED: Final = ("fsspec", "s3")
 """Engines whose storage lies beyond this host's loopback."""
@@ -78,6 +79,12 @@ def check_all(jobs: JobList, *, isolated: bool, hosts: int = 1) -> None:
                 hint=f"one of {', '.join(sorted(RESHARDS))}",
             )
     for group in jobs.groups:
+        if len({job.options.interleave for job in group}) > 1:
+            alone = next(job.name for job in group if not job.options.interleave)
+            raise Refused(
+                f"[{alone}] would run beside jobs that take turns",
+                hint="say interleave=1 for all jobs of a group, or a stonewall between them",
+            )
         savers = [(_key(job.options), job.options.run) for job in group if job.saves]
         if len(savers) != len(set(savers)):
             raise Refused(
@@ -117,14 +124,17 @@ class Session:
         self._stack.close()
 
     def run_group(self, group: Sequence[Job]) -> list[JobResult]:
-        """All jobs of a group, begun at the same time."""
+        """All jobs of a group, begun at the same time; interleaved ones take turns."""
         shelves = [self._shelf(job.options) for job in group]
         bounds = [self._bound(job, shelf) for job, shelf in zip(group, shelves, strict=True)]
         gate = threading.Barrier(len(group))
+        turns = Turns(len(group)) if group[0].options.interleave else None
         with ThreadPoolExecutor(len(group)) as pool:
             running = [
-                pool.submit(self._run_job, job, shelf, bound, gate)
-                for job, shelf, bound in zip(group, shelves, bounds, strict=True)
+                pool.submit(self._run_job, job, shelf, bound, gate, Seat(turns, number))
+                for number, (job, shelf, bound) in enumerate(
+                    zip(group, shelves, bounds, strict=True)
+                )
             ]
             try:
                 return [one.result() for one in running]
@@ -148,12 +158,13 @@ class Session:
         return make
 
     def _run_job(
-        self, job: Job, shelf: Shelf, bounds: Bounds | None, gate: threading.Barrier
+        self, job: Job, shelf: Shelf, bounds: Bounds | None, gate: threading.Barrier, seat: Seat
     ) -> JobResult:
         gate.wait()
         started, began = time.time(), time.monotonic()
         try:
-            outcome = Section(job, shelf, self.context).run()
+            with seat:
+                outcome = Section(job, shelf, self.context, seat).run()
         except CkptError as error:
             outcome = Outcome(errors=[str(error)], exit_code=error.exit_code)
         found = self._result(job, shelf, outcome, bounds, started, time.monotonic() - began)
@@ -191,6 +202,7 @@ class Session:
             hosts=self.context.addresses,
             start_skew_s=self.context.start_skew_s,
             discards=options.sink == "null" and own,
+            interleaved=options.interleave,
             preset=options.preset,
             model=options.model,
             scale=str(options.scale),
