@@ -22,10 +22,11 @@ def side_by_side_lines(jobs: Sequence[JobResult]) -> Iterator[str]:
         yield f"Side by side, {kind} (msec, medians; of [{first}] in the same round):"
         for name, found in rounds.items():
             if found:
-                durable = _row(found, rounds[first], lambda one: one.seconds)
-                stall = _row(found, rounds[first], lambda one: one.stall_s)
-                end = next(iter(found.values())).end_word
-                yield f"  {name:<{NAME_WIDTH}}: {end} {durable}; stall {stall}"
+                one = next(iter(found.values()))
+                told = f"{one.end_word} {_row(found, rounds[first], lambda one: one.seconds)}"
+                if one.direction == "write":
+                    told += f"; stall {_row(found, rounds[first], lambda one: one.stall_s)}"
+                yield f"  {name:<{NAME_WIDTH}}: {told}"
 
 
 def side_by_side(found: Sequence[float], first: Sequence[float]) -> Spread:
