@@ -27,6 +27,9 @@ class _Phase(msgspec.Struct):
 class _Ours(msgspec.Struct):
     phases: list[_Phase]
     durability: str = ""
+    engine: str = ""
+    world_size: int = 0
+    bytes: int = 0
 
 
 class _Job(msgspec.Struct):
@@ -82,7 +85,26 @@ def compare(before: Report, after: Report) -> list[Change]:
         for change in _changes(key, first[key], second[key])
     ]
     if not found:
-        raise Refused("the reports have no job and kind of checkpoint in common")
+        raise Refused(
+            "the reports have no job and kind of checkpoint in common",
+            hint=f"A has {_names(first)}; B has {_names(second)}",
+        )
+    return found
+
+
+def unlike(before: Report, after: Report) -> list[str]:
+    """A line for each job of both that is not the same work in both: its change says nothing."""
+    old = {job.jobname: job.checkpoint for job in (*before.jobs, *before.client_stats)}
+    new = {job.jobname: job.checkpoint for job in (*after.jobs, *after.client_stats)}
+    found = []
+    for name in [name for name in old if name in new]:
+        pairs = [
+            (word, getattr(old[name], word), getattr(new[name], word))
+            for word in ("engine", "world_size", "bytes", "durability")
+        ]
+        changed = [f"{word} {a or '-'} -> {b or '-'}" for word, a, b in pairs if a != b]
+        if changed:
+            found.append(f"{name} is not the same work in both: {'; '.join(changed)}")
     return found
 
 
@@ -127,3 +149,7 @@ def _changes(key: tuple[str, str], before: _Phase, after: _Phase) -> Iterator[Ch
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def _names(phases: Mapping[tuple[str, str], _Phase]) -> str:
+    return ", ".join(" ".join(key) for key in phases) or "none"

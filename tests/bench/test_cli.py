@@ -98,3 +98,11 @@ def test_every_job_file_is_sound_and_opens_with_why_it_is_worth_running(path: Pa
     assert path.read_text().startswith("; ")
     assert len(path.read_text().splitlines()[0]) > 40
     assert main(["--parse-only", str(path)]) == 0
+
+
+def test_a_plan_says_what_is_wrong_with_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--model=405b", "--gpus=8", "--mtbf=3h", "--target-rate=0"])
+    said = capsys.readouterr().err
+    assert "argument --target-rate: '0': 0 " in said
+    assert "read value" not in said

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from ckpt.base.errors import Refused
 from ckpt.base.units import GiB
 from ckptbench import models
+from ckptbench.job.grammar import Setting
+from ckptbench.job.jobs import resolve
 from ckptbench.plan import PlanRequest, daly, make_plan, model_bytes, plan_text, young
 
 PUBLISHED = [
@@ -40,6 +42,7 @@ def test_a_scaled_model_keeps_its_inequality_on_fewer_ranks() -> None:
     assert max(sizes) / min(sizes) == pytest.approx(12.32 / 8.86, rel=0.1)
     with pytest.raises(Refused, match="512 ranks"):
         models.scaled_bytes("llama3-405b", Fraction(1), 513)
+    assert resolve([Setting("model", "70b", "x:1")]).model == "llama3-70b"
     assert models.find("70b") is models.find("llama3-70b")
     with pytest.raises(Refused, match="no model"):
         models.find("gpt")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.base.errors import Refused
-from ckptbench.compare import compare, compare_text, read_report
+from ckptbench.compare import compare, compare_text, read_report, unlike
 from ckptbench.report import numbers
 from ckptbench.report.bandwidth_log import log_lines, write_logs
 from ckptbench.report.bars import bars
@@ -174,8 +174,20 @@ def test_two_reports_are_compared_checkpoint_by_checkpoint() -> None:
     assert "no difference shown" in compare_text(same)
     with pytest.raises(Refused, match="no JSON report"):
         read_report(b"hello", "x")
-    with pytest.raises(Refused, match="in common"):
+    with pytest.raises(Refused, match=r"in common; A has save save; B has none"):
         compare(before, read_report(b'{\n"jobs": []}', "b"))
+
+
+def test_a_comparison_says_which_jobs_are_not_the_same_work() -> None:
+    document = run_document(made.run(made.job(made.save(0))), plus=False)
+    text = encode(document).encode()
+    before = read_report(text, "a")
+    assert unlike(before, read_report(text, "b")) == []
+    bytes_of = before.jobs[0].checkpoint.bytes
+    other = text.replace(b'"bytes": %d' % bytes_of, b'"bytes": 7')
+    assert unlike(before, read_report(other, "b")) == [
+        f"save is not the same work in both: bytes {bytes_of} -> 7"
+    ]
 
 
 @pytest.mark.parametrize(

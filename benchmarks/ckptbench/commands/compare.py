@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from ckpt.base.errors import Refused
-from ckptbench.compare import compare, compare_text, read_report
+from ckptbench.compare import compare, compare_text, read_report, unlike
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,6 +30,8 @@ def main(argv: Sequence[str]) -> int:
         raise Refused(f"cannot read {error.filename}: {error.strerror}") from None
     before, after = (read_report(text, str(path)) for path, text in documents)
     changes = compare(before, after)
+    for line in unlike(before, after):
+        print(f"ckptbench: {line}", file=sys.stderr)
     if options.json:
         rows = [{**msgspec.to_builtins(one), "verdict": one.verdict} for one in changes]
         print(msgspec.json.format(msgspec.json.encode(rows)).decode())

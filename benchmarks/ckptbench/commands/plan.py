@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from ckpt.base.errors import Refused
 from ckpt.erasure.code import Code
-from ckptbench.job.values import ratio_kind, size_kind, time_kind
+from ckptbench.job.values import Kind, ratio_kind, size_kind, time_kind
 from ckptbench.plan import PlanRequest, make_plan, model_bytes, plan_text
+
+T = TypeVar("T")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,6 +41,18 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _typed(kind: Kind[T]) -> Callable[[str], T]:
+    """Its reader for argparse, which shows of a ValueError the function's name alone."""
+
+    def read(text: str) -> T:
+        try:
+            return kind.read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+
+    return read
+
+
 def _parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="ckptbench plan",
@@ -46,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         "--target-rate=3GB",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    seconds, size = time_kind("s").read, size_kind(least=1).read
+    seconds, size = _typed(time_kind("s")), _typed(size_kind(least=1))
     found.add_argument("--model", help="llama3-8b, -70b, -405b or -1t")
     found.add_argument("--bytes", type=size, help="of a checkpoint, in place of --model")
     found.add_argument("--gpus", type=int, required=True, help="ranks of the job")
@@ -61,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
                        help="until a restarted job begins to load [120s]")  # fmt: skip
     found.add_argument("--target-bytes", type=size, default=4 << 40, help="of one target [4Ti]")
     found.add_argument("--keep", type=int, default=3, help="checkpoints in the tier [3]")
-    found.add_argument("--busy", type=ratio_kind().read, default=0.5,
+    found.add_argument("--busy", type=_typed(ratio_kind()), default=0.5,
                        help="part of an interval that a burst may take [1/2]")  # fmt: skip
     found.add_argument("--targets", type=int, default=0, help="that there are; 0: as few as needed")
     found.add_argument("--json", action="store_true", help="print JSON")

@@ -92,7 +92,9 @@ def build_jobs(
                 first = False
     missing = [name for name in chosen if name not in {job.name for job in jobs}]
     if missing:
-        raise Refused(f"no section is called {missing[0]!r}")
+        there = [one.name for sections in files for one in sections if not one.is_global]
+        hint = f"there are: {', '.join(there)}" if there else "name a job file that has it"
+        raise Refused(f"no section is called {missing[0]!r}", hint=hint)
     if not jobs:
         raise Refused("no job is defined", hint="name a job file, or a verb: ckptbench save")
     return JobList(tuple(jobs), shared | _texts(everywhere))

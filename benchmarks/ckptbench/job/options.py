@@ -60,6 +60,8 @@ MISSING_VERBS: Final = {
 }
 """What one may look for, and why it is not there."""
 FIO_VERBS: Final = {"write": "save", "read": "load", "rw": "mixed", "readwrite": "mixed"}
+SHORT_MODELS: Final = {name.removeprefix("llama3-"): name for name in MODELS}
+"""As `ckptbench plan` takes them."""
 DTYPES: Final = {
     "bfloat16": "2 bytes", "float16": "2 bytes", "float32": "4 bytes", "uint8": "1 byte",
 }  # fmt: skip
@@ -121,7 +123,7 @@ class JobOptions:
     # --- the state
     size: int = option(0, size_kind(least=4096), "bytes of each rank's state")
     model: str = option(
-        "", choice_kind(dict.fromkeys(MODELS, "sizes of MLPerf Storage")),
+        "", choice_kind(dict.fromkeys(MODELS, "sizes of MLPerf Storage"), SHORT_MODELS),
         "sizes of all ranks, in place of size=; numjobs= cuts the ranks down",
     )  # fmt: skip
     scale: Fraction = option(  # noqa: RUF009 (a Fraction does not change)

@@ -83,7 +83,7 @@ def test_chosen_sections_keep_their_globals() -> None:
     text = "[global]\nsize=1m\n[a]\n[b]\nloops=2\n"
     (job,) = jobs(text, chosen=["b"]).jobs
     assert (job.name, job.options.size) == ("b", MiB)
-    with pytest.raises(Refused, match="no section is called 'x'"):
+    with pytest.raises(Refused, match="no section is called 'x'; there are: a, b"):
         jobs(text, chosen=["x"])
 
 
