@@ -33,7 +33,7 @@ import msgspec
 
 from ckpt.base.errors import CkptError
 from ckptbench.engines import make_engine
-from ckptbench.engines.base import Done, EnginePlan, Loaded, Resharding, Storing, unavailable
+from ckptbench.engines.base import Done, EnginePlan, Loaded, Resharding, Storing, told
 from ckptbench.workload import (
     Box,
     State,
@@ -117,9 +117,8 @@ class Rank:
             return self._perform(words)
         except CkptError as error:
             return Answer(error=str(error), exit_code=error.exit_code)
-        except OSError as error:
-            refused = unavailable(error)
-            return Answer(error=str(refused), exit_code=refused.exit_code)
+        except Exception as error:  # Whatever an engine's library raises is its answer.
+            return _failed(error)
 
     def close(self) -> None:
         self._engine.close()
@@ -230,6 +229,12 @@ def wait_until(when_ns: int) -> None:
         time.sleep(left / 1e9)
     while time.monotonic_ns() < when_ns:
         continue
+
+
+def _failed(error: Exception) -> Answer:
+    """What is no error of ours, told as one."""
+    found = told(error)
+    return Answer(error=str(found), exit_code=found.exit_code)
 
 
 def _timed(found: Answer, begun_ns: int, ended_ns: int, before: Usage) -> Answer:

@@ -9,9 +9,11 @@ import pytest
 from ckptbench.commands.run import local_ranks
 from ckptbench.engines import RESHARDS, make_engine
 from ckptbench.engines.base import EnginePlan, Resharding
+from ckptbench.engines.torch_arrays import told_full_disk
 from ckptbench.job.flags import parse_flags
 from ckptbench.job.grammar import Words
 from ckptbench.job.jobs import build_jobs
+from ckptbench.rank import Rank, RankPlan
 from ckptbench.run.session import check_all, run_jobs
 from ckptbench.run.shelf import Context
 from ckptbench.workload import StatePlan
@@ -76,3 +78,28 @@ def test_the_table_says_which_engines_can_reshard(tmp_path: Path, engine: str) -
     made = make_engine(plan)
     assert isinstance(made, Resharding) == (engine in RESHARDS)
     made.close()
+
+
+def test_torch_s_word_for_a_full_disk_is_no_space(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OSError, match="No space left") as caught,
+        told_full_disk(tmp_path, 1 << 62),
+    ):
+        raise RuntimeError("unexpected pos 704 vs 598")
+    assert caught.value.filename == str(tmp_path)
+    with pytest.raises(RuntimeError, match="pos"), told_full_disk(tmp_path, 1):
+        raise RuntimeError("unexpected pos 704 vs 598")
+
+
+def test_an_error_of_dcp_is_an_answer_with_its_cause(tmp_path: Path) -> None:
+    """DCP raises a BaseException, which ended the rank without a word."""
+    state = StatePlan((65536,), (4096, 4096))
+    plan = EnginePlan("dcp", 0, 1, state, "run", "x", str(tmp_path), SETTINGS)
+    rank = Rank(RankPlan(plan, holds_state=True))
+    try:
+        assert rank.perform(["fill", "1"]).error == ""
+        (tmp_path / "run" / "step-1").mkdir(parents=True)
+        (tmp_path / "run" / "step-1" / "__0_0.distcp").mkdir()
+        assert "IsADirectoryError" in rank.perform(["save", "1", "0"]).error
+    finally:
+        rank.close()

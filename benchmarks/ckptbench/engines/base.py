@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -10,12 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self, runtime_checkable
 
-from ckpt.base.errors import Unavailable
+from ckpt.base.errors import CkptError, NoSpace, Unavailable
 from ckptbench.job.options import JobOptions
 from ckptbench.workload import Array, Box, State, StatePlan
 
 ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 """In the environment of ranks: the engine is measured, not a library's pool."""
+_NO_SPACE: Final = os.strerror(errno.ENOSPC)
 KEEP_STEPS: Final = 2
 """So many steps stay; older ones are removed outside the clock, as training jobs do."""
 
@@ -174,6 +176,24 @@ def remove_old(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def unavailable(error: OSError) -> Unavailable:
-    """A device's or file system's failure as an error of ours."""
-    return Unavailable(f"{error.filename or 'the device'}: {error.strerror or error}")
+def told(error: Exception) -> CkptError:
+    """What a device, a file system or an engine's library raised, as an error of ours.
+
+    A full disk is NoSpace in whatever way a library says it: torch wraps the kernel's error
+    or keeps its text alone.
+    """
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        if not isinstance(cause, Exception):
+            break
+        causes.append(cause)
+    if any(getattr(one, "errno", 0) == errno.ENOSPC or _NO_SPACE in str(one) for one in causes):
+        where = next((one.filename for one in causes if isinstance(one, OSError)), None)
+        return NoSpace(
+            f"{where or 'the device'}: {_NO_SPACE}",
+            hint="a smaller size= or numjobs=, or a directory= on a larger device",
+        )
+    if isinstance(error, OSError):
+        return Unavailable(f"{error.filename or 'the device'}: {error.strerror or error}")
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return CkptError(f"{type(error).__name__}: {lines[-1] if lines else 'it says nothing'}")

@@ -9,13 +9,15 @@ DTensors are cut as torch cuts them: all ranks must hold as much.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
@@ -24,7 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from ckpt.base.errors import Refused
 from ckptbench.engines.base import KEEP_STEPS, Done, EnginePlan, Loaded, remove_old, step_directory
-from ckptbench.engines.torch_arrays import to_tensor
+from ckptbench.engines.torch_arrays import to_tensor, told_full_disk
 from ckptbench.workload import Box, State, empty_state, rank_boxes
 
 TUNED_THREADS: Final = 2
@@ -58,12 +60,14 @@ class DcpEngine:
             assert isinstance(pending, Future)
             self._pending = pending
         else:
-            save(tree, storage_writer=self._writer(step))
+            with self._errors():
+                save(tree, storage_writer=self._writer(step))
         self._saved.append(step)
 
     def wait(self) -> Done:
         if self._pending is not None:
-            self._pending.result(GROUP_TIMEOUT_S)
+            with self._errors():
+                self._pending.result(GROUP_TIMEOUT_S)
             self._pending = None
         dist.barrier()
         return Done()
@@ -91,6 +95,16 @@ class DcpEngine:
         state = empty_state(self._plan.state, boxes)
         load(self._tree(state), checkpoint_id=str(step_directory(self._plan, step)))
         return Loaded(state.arrays, "file")
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """What DCP raises is no Exception: its first cause takes its place."""
+        with told_full_disk(Path(self._plan.url), self._plan.state.rank_bytes[0]):
+            try:
+                yield
+            except CheckpointException as error:
+                cause, _ = next(iter(error.failures.values()))
+                raise RuntimeError(f"{type(cause).__name__}: {cause}") from cause
 
     def _tree(self, state: State) -> dict[str, object]:
         return {

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import numpy as np
 import torch
 
@@ -24,3 +31,18 @@ def to_array(tensor: torch.Tensor, like: np.dtype[np.generic]) -> Array:
         return found
     plain: Array = tensor.numpy()
     return plain
+
+
+@contextmanager
+def told_full_disk(directory: Path, needed_bytes: int) -> Iterator[None]:
+    """Raises OSError (ENOSPC) for a RuntimeError when the device has less than so much left.
+
+    torch's zip writer says of a write that was cut short only "unexpected pos 704 vs 598".
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if shutil.disk_usage(directory).free < needed_bytes:
+            reason = os.strerror(errno.ENOSPC)
+            raise OSError(errno.ENOSPC, reason, str(directory)) from error
+        raise

@@ -8,7 +8,7 @@ import torch
 
 from ckptbench.engines.base import Loaded
 from ckptbench.engines.file_engine import FileEngine
-from ckptbench.engines.torch_arrays import to_array, to_tensor
+from ckptbench.engines.torch_arrays import to_array, to_tensor, told_full_disk
 from ckptbench.workload import State, dtype_of
 
 
@@ -18,7 +18,9 @@ class TorchSaveEngine(FileEngine):
     suffix = "pt"
 
     def write(self, path: Path, state: State) -> None:
-        torch.save({name: to_tensor(array) for name, array in state.arrays.items()}, path)
+        tensors = {name: to_tensor(array) for name, array in state.arrays.items()}
+        with told_full_disk(path.parent, len(state.memory)):
+            torch.save(tensors, path)
 
     def load(self, step: int, rank: int) -> Loaded:
         found = torch.load(self._path(step, rank), weights_only=True)
