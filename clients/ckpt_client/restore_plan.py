@@ -68,7 +68,10 @@ def checked_dtype(name: str, tensor: IndexTensor, array: AnyArray) -> None:
     """Raises Refused by path unless the array has exactly the stored dtype: nothing is
     converted."""
     if dtype_name(array.dtype) != tensor.dtype:
-        raise Refused(f"{name}: stored as {tensor.dtype}, like has {dtype_name(array.dtype)}")
+        raise Refused(
+            f"{name}: stored as {tensor.dtype}, like has {dtype_name(array.dtype)}",
+            hint="nothing is converted: load into an array of the stored dtype",
+        )
 
 
 def in_place(name: str, value: object) -> AnyArray:

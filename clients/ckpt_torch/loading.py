@@ -133,16 +133,20 @@ class _Reading:
         return self.found
 
     def _check_names(self, strict: bool, values: Mapping[str, Scalar]) -> None:
-        problems = []
-        if self.absent:
-            problems.append(f"the checkpoint has no {_names(self.absent)}")
-        if strict:
-            stored = {tensor.name for tensor in self.contents.tensors()} | set(values)
-            surplus = sorted(stored - self.seen)
-            if surplus:
-                problems.append(f"the state dict does not name {_names(surplus)}")
+        if not (strict or self.absent):
+            return
+        stored = {tensor.name for tensor in self.contents.tensors()} | set(values)
+        surplus = sorted(stored - self.seen)
+        problems = [f"the checkpoint has no {_names(self.absent)}"] if self.absent else []
+        if strict and surplus:
+            problems.append(f"the state dict does not name {_names(surplus)}")
+            hint = "strict=False takes a part"
+        elif surplus:  # A prefix too many or too few shows here.
+            hint = f"it has {_names(surplus)}, which the state dict does not name"
+        else:
+            hint = "leave out of the state dict what was not saved"
         if problems:
-            raise Refused("; ".join(problems))
+            raise Refused("; ".join(problems), hint=hint)
 
     def _look_up(self, name: str, leaf: object, rank: Rank, values: Mapping[str, Scalar]) -> bool:
         """Plan one leaf; False when the checkpoint has nothing of that name."""

@@ -365,7 +365,11 @@ def test_a_pickle_is_named_in_the_checkpoint_and_must_be_allowed_again(cluster: 
 @pytest.mark.parametrize(
     ("state", "text"),
     [
-        ({"w": torch.zeros(3, 2), "x": 1}, "the checkpoint has no x"),
+        (
+            {"w": torch.zeros(3, 2), "module": {"n": 1}},
+            "the checkpoint has no module/n; it has n, which the state dict does not name",
+        ),
+        ({"w": torch.zeros(3, 2), "n": 0, "x": 1}, "has no x; leave out of the state dict"),
         ({"w": torch.zeros(2, 2)}, r"w: stored with global shape \(3, 2\), here \(2, 2\)"),
         ({"w": torch.zeros(3, 2).half()}, "w: stored as torch.float32, here torch.float16"),
         ({"w": 1}, "w: stored as a tensor"),
