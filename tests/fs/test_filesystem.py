@@ -103,7 +103,7 @@ def test_exclusive_creation_and_modes_that_cannot_be(fs: FS, run: str) -> None:
         with pytest.raises(Refused, match="written whole"):
             fs.open(f"{run}/x", mode)
     for missing in ("y", "x/y"):
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(FileNotFoundError, match="no committed checkpoint holds it; see `ckpt"):
             fs.open(f"{run}/{missing}", "rb")
     with pytest.raises(IsADirectoryError):
         fs.open(run, "rb")

@@ -236,7 +236,7 @@ class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec sh
             hold.close()
         if self._is_directory(path):
             raise IsADirectoryError(path)
-        raise FileNotFoundError(path)
+        raise FileNotFoundError(f"{path}: no committed checkpoint holds it; see `ckpt ls`")
 
     def cat_file(
         self, path: str, start: int | None = None, end: int | None = None, **_: object
