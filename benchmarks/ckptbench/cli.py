@@ -1,8 +1,8 @@
 """`ckptbench`: which command is it, and what does its end mean?
 
 Exit codes: 0; 1 when a checkpoint failed, bytes differ or do not add up, a figure is above its
-bound (and with --strict when a goal is missed); 2 for options that make no sense; else that of the
-error that ended the run; 130 when interrupted.
+bound (and with --strict when a goal is missed or a rule broken); 2 for options that make no sense;
+else that of the error that ended the run; 130 when interrupted.
 """
 
 from __future__ import annotations

@@ -165,20 +165,20 @@ class Interval:
     count: int
 
 
-def confidence(values: Sequence[float]) -> Interval:
-    """Student's interval of at least one value."""
+def confidence(values: Sequence[float], *, least: float = -math.inf) -> Interval:
+    """Student's interval of at least one value, cut at the least that there can be."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return Interval(mean, mean, mean, len(values))
     half = t_95(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return Interval(mean, mean - half, mean + half, len(values))
+    return Interval(mean, max(least, mean - half), mean + half, len(values))
 
 
 def relative_change(before: Sequence[float], after: Sequence[float]) -> Interval:
     """How much larger the mean became, as a part of the first, with Welch's interval.
 
-    Both have at least one value; without a second one on either side nothing is known of the
-    spread, and the interval is endless.
+    Both have at least one value, none below 0, so no change is below -1; without a second one on
+    either side nothing is known of the spread, and the interval is endless.
     """
     first, second = statistics.fmean(before), statistics.fmean(after)
     change = (second - first) / first
@@ -193,7 +193,7 @@ def relative_change(before: Sequence[float], after: Sequence[float]) -> Interval
         part**2 / (len(values) - 1) for part, values in zip(parts, (before, after), strict=True)
     )
     half = t_95(freedom) * math.sqrt(variance) / abs(first)
-    return Interval(change, change - half, change + half, count)
+    return Interval(change, max(-1.0, change - half), change + half, count)
 
 
 def t_95(freedom: float) -> float:

@@ -97,10 +97,10 @@ class LikeWalk:
                 stored.add(tensor.name)
         problems = []
         if self.absent:
-            problems.append(f"the checkpoint has no {_names(self.absent)}")
+            problems.append(f"the checkpoint has no {listed(self.absent)}")
         surplus = sorted(stored - self.seen)
         if surplus:
-            problems.append(f"like does not name {_names(surplus)}")
+            problems.append(f"like does not name {listed(surplus)}")
         if problems:
             raise Refused("; ".join(problems), hint="strict=False takes what is there")
 
@@ -224,7 +224,8 @@ def box_inside(
         raise Refused(f"{name}: {error.message}") from None
 
 
-def _names(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first few of them, and how many more there are."""
     shown = ", ".join(name or "root" for name in names[:NAMES_SHOWN_MAX])
     more = len(names) - NAMES_SHOWN_MAX
     return f"{shown} and {more} more" if more > 0 else shown

@@ -27,6 +27,14 @@ SHARDINGS_MAX: Final = 256
 """With their shapes: most arrays of a model have the same."""
 
 
+def other_shape(name: str, stored: Extent, asked: Extent) -> Refused:
+    """What is raised when the shapes differ: a reshard cuts a tensor otherwise, its size stays."""
+    return Refused(
+        f"{name}: stored with shape {stored}, here {asked}",
+        hint="ask for the stored global shape; how it is sharded is free",
+    )
+
+
 def declared(array: jax.Array) -> Shard | Shards | None:
     """What this process stores of it; None when others store everything.
 
@@ -102,7 +110,7 @@ class Target:
         if stored_dtype != dtype_name(self._dtype):
             raise Refused(f"{self._name}: stored as {stored_dtype}, here {self._dtype}")
         if stored_shape != self._shape:
-            raise Refused(f"{self._name}: stored with shape {stored_shape}, here {self._shape}")
+            raise other_shape(self._name, stored_shape, self._shape)
         return [
             Want(self._name, array, box[0], rank, replica=box in self._shared)
             for box, array in self._boxes.items()

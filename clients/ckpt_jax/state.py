@@ -16,14 +16,14 @@ from ckpt.format.index import IndexTensor
 from ckpt.format.tree import Scalar
 from ckpt_client.contents import Contents, Want
 from ckpt_client.declare import Replicated
+from ckpt_client.restore_trees import listed
 from ckpt_client.saving import Save
 from ckpt_client.state import AnyArray
 from ckpt_client.store import Store
-from ckpt_jax.arrays import Target, declared
+from ckpt_jax.arrays import Target, declared, other_shape
 from ckpt_jax.trees import is_plain, mapped, rebuilt
 
 State = TypeVar("State")
-NAMES_SHOWN_MAX = 8
 
 
 def save(store: Store, run: str, step: int, state: object, *, check_finite: bool = False) -> Save:
@@ -95,9 +95,10 @@ class _Reading:
         values = self.contents.values(rank)
         mapped(like, lambda name, leaf: self._look_up(name, leaf, rank, values))
         if self.absent:
-            more = len(self.absent) - NAMES_SHOWN_MAX
-            text = ", ".join(self.absent[:NAMES_SHOWN_MAX]) + (f" and {more} more" * (more > 0))
-            raise Refused(f"the checkpoint has no {text}")
+            stored = {tensor.name for tensor in self.contents.tensors()} | set(values)
+            more = sorted(stored - {*self.targets, *self.arrays, *self.values})
+            hint = f"it has {listed(more)}, which `like` does not name" if more else "leave it out"
+            raise Refused(f"the checkpoint has no {listed(self.absent)}", hint=hint)
         self.contents.fill(self.wants)
         return cast(State, rebuilt(like, self._made))
 
@@ -128,7 +129,7 @@ class _Reading:
 
     def _whole(self, name: str, stored: IndexTensor, leaf: AnyArray, rank: Rank) -> None:
         if stored.global_shape != leaf.shape:
-            raise Refused(f"{name}: stored with shape {stored.global_shape}, here {leaf.shape}")
+            raise other_shape(name, stored.global_shape, leaf.shape)
         array: AnyArray = np.empty(leaf.shape, dtype_of(stored.dtype))
         self.arrays[name] = array
         self.wants.append(Want(name, array, (0,) * array.ndim, rank))

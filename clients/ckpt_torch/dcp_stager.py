@@ -87,7 +87,14 @@ def _nested(state_dict: StateDict, allow_pickle: bool) -> Tree:
 
 def _packed(fqn: str, leaf: object, allow_pickle: bool) -> object:
     stream = io.BytesIO()
-    torch.save(leaf, stream)
+    try:
+        torch.save(leaf, stream)
+    except Exception as error:  # Whatever its own `__reduce__` raises.
+        kind = type(leaf).__qualname__
+        raise Refused(
+            f"{fqn}: an object of type {kind} cannot be pickled: {error}",
+            hint="leave it out of the state dict, or keep its state as dicts, lists and numbers",
+        ) from None
     packed = pack_value(stream)
     if packed is not None:
         return packed

@@ -19,6 +19,7 @@ from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.tree import Scalar
 from ckpt_client.contents import Contents, Want
+from ckpt_client.restore_trees import listed
 from ckpt_client.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.boxes import LocalBox, held, is_tensor
@@ -26,8 +27,6 @@ from ckpt_torch.dcp_names import unpack_value, value_name
 from ckpt_torch.place import CheckpointName, Who, find_where, find_who
 from ckpt_torch.tensors import as_array, torch_dtype
 from ckpt_torch.tree import asked, is_plain, is_stateful, leaves, pickle_name, refill, unpickled
-
-NAMES_SHOWN_MAX = 8
 
 
 def load(
@@ -92,7 +91,7 @@ class _Found:
     def check_pickles(self, allowed: bool) -> None:
         if self.pickles and not allowed:
             raise Refused(
-                f"{_names(sorted(self.pickles))}: stored as a pickle, which runs code when loaded",
+                f"{listed(sorted(self.pickles))}: stored as a pickle, which runs code when loaded",
                 hint="pass allow_pickle if you trust whoever saved it",
             )
 
@@ -137,12 +136,12 @@ class _Reading:
             return
         stored = {tensor.name for tensor in self.contents.tensors()} | set(values)
         surplus = sorted(stored - self.seen)
-        problems = [f"the checkpoint has no {_names(self.absent)}"] if self.absent else []
+        problems = [f"the checkpoint has no {listed(self.absent)}"] if self.absent else []
         if strict and surplus:
-            problems.append(f"the state dict does not name {_names(surplus)}")
+            problems.append(f"the state dict does not name {listed(surplus)}")
             hint = "strict=False takes a part"
         elif surplus:  # A prefix too many or too few shows here.
-            hint = f"it has {_names(surplus)}, which the state dict does not name"
+            hint = f"it has {listed(surplus)}, which the state dict does not name"
         else:
             hint = "leave out of the state dict what was not saved"
         if problems:
@@ -220,8 +219,3 @@ class _Reading:
 
 def _kind(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _names(names: list[str]) -> str:
-    more = len(names) - NAMES_SHOWN_MAX
-    return ", ".join(names[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")

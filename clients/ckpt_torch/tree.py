@@ -34,8 +34,11 @@ class Stateful(Protocol):
         """Take it back."""
 
 
-def asked(state_dict: Mapping[str, object]) -> dict[str, object]:
-    """The state dict with the answers of its Stateful values."""
+def asked(state_dict: object) -> dict[str, object]:
+    """The state dict with the answers of its Stateful values. Raises Refused for what is none."""
+    if not isinstance(state_dict, Mapping):
+        kind = type(state_dict).__qualname__
+        raise Refused(f"the state is of type {kind}, not a dict", hint='pass {"model": …}')
     kinds = {type(value): value for value in state_dict.values()}
     if not any(map(is_stateful, kinds.values())):
         return dict(state_dict)  # Of thousands of tensors: their kinds are looked at, not each.

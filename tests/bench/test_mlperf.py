@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ckpt.base.units import GiB
+from ckptbench.commands.run import exit_code
 from ckptbench.report.document import encode, run_document
 from ckptbench.report.mlperf import submission_lines, submit
 from ckptbench.results import JobResult
@@ -59,6 +60,13 @@ def test_one_host_breaks_the_rule_that_another_one_reads() -> None:
 )
 def test_each_broken_rule_is_named(changes: dict[str, object], rule: str) -> None:
     assert rule in broken(*phases(**changes))
+
+
+def test_a_broken_rule_is_an_error_where_that_is_asked_for() -> None:
+    found = made.run(*phases())
+    assert exit_code(found) == 0
+    assert exit_code(found, strict=True) == 1
+    assert exit_code(made.run(made.job(made.save(0))), strict=True) == 0
 
 
 def test_warm_reads_count_only_after_three_times_the_memory() -> None:

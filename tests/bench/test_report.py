@@ -33,6 +33,7 @@ FIO_DIRECTION_KEYS = {
 FIO_JOB_KEYS = {
     "jobname", "groupid", "job_start", "error", "eta", "elapsed", "job options", "read", "write",
     "trim", "sync", "job_runtime", "usr_cpu", "sys_cpu", "ctx", "majf", "minf", "iodepth_level",
+    "iodepth_submit", "iodepth_complete",
     "latency_ns", "latency_us", "latency_ms",
 }  # fmt: skip
 

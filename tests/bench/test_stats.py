@@ -95,12 +95,16 @@ def test_intervals_are_students() -> None:
     # Worked out by hand: mean 2, s = 1, t(2) = 4.303.
     assert confidence([1.0, 2.0, 3.0]).high == pytest.approx(2 + 4.303 / math.sqrt(3))
     assert confidence([2.0]) == Interval(2.0, 2.0, 2.0, 1)
+    assert confidence([1.0, 3.0]).low < 0
+    assert confidence([1.0, 3.0], least=0).low == 0
+    assert confidence([1.0, 3.0], least=0).high == confidence([1.0, 3.0]).high
     assert (t_95(1), t_95(1.9), t_95(30.5), t_95(1e9)) == (12.706, 12.706, 2.042, 1.96)
     assert variation([1.0, 2.0, 3.0]) == 0.5
     assert variation([1.0]) == 0.0
 
 
 def test_a_change_is_certain_only_where_the_spreads_do_not_hide_it() -> None:
+    assert relative_change([1.0, 9.0], [1.0, 9.0]).low == -1, "nothing becomes less than nothing"
     far = relative_change([1.0, 1.1, 0.9], [2.0, 2.1, 1.9])
     assert far.mean == pytest.approx(1.0)
     assert far.low > 0

@@ -86,7 +86,11 @@ def test_arrays_come_back_under_every_other_sharding(cluster: str) -> None:
 @pytest.mark.parametrize(
     ("like", "text"),
     [
-        ({"w": jnp.zeros(4), "x": jnp.zeros(1)}, "the checkpoint has no x"),
+        ({"w": jnp.zeros(4), "n": 1, "x": jnp.zeros(1)}, "the checkpoint has no x; leave it out"),
+        (
+            {"v": jnp.zeros(4), "n": 1},
+            "the checkpoint has no v; it has w, which `like` does not name",
+        ),
         ({"w": jnp.zeros(5)}, r"w: stored with shape \(4,\), here \(5,\)"),
         ({"w": jnp.zeros(4, jnp.bfloat16)}, "w: stored as <f4, here bfloat16"),
         ({"w": 1.0}, "w: stored as an array"),

@@ -121,3 +121,10 @@ def test_a_step_that_one_rank_refused_commits_when_all_save_it_again(
         for text in heard:
             assert how in text
             assert rank == REFUSING or f"rank {REFUSING}" in text.lower()
+
+
+def test_what_cannot_be_pickled_is_refused_by_name(cluster: str) -> None:
+    stager = CkptStager(CkptWriter(f"{cluster}/pickles/1", allow_pickle=True))
+    with pytest.raises(ckpt.Refused, match=r"a\.f: an object of type function cannot be pickled"):
+        stager.stage({"a": {"f": lambda: 0}})
+    stager.close()

@@ -320,7 +320,7 @@ def test_every_element_type_comes_back_without_a_process_group(cluster: str) -> 
     dtype_job(cluster)
 
 
-def refuse(url: str, state: dict[str, object], text: str, **options: Any) -> None:
+def refuse(url: str, state: Any, text: str, **options: Any) -> None:
     with pytest.raises(ckpt.CkptError, match=text):
         ckpt_torch.save(state, checkpoint_id=f"{url}/refused/1", no_dist=True, **options)
 
@@ -331,6 +331,10 @@ def test_what_cannot_be_kept_is_refused_by_path_before_anything_is_staged(cluste
     refuse(cluster, {"a": [torch.zeros(2).to_sparse()]}, r"a/#0: .*sparse")
     refuse(cluster, {"m": torch.zeros(2, device="meta")}, r"m: a tensor on meta")
     refuse(cluster, {"#pickle": 1}, r"the key '#pickle' is taken")
+    refuse(cluster, 5, r"the state is of type int, not a dict")
+    listed: Any = [torch.zeros(1)]
+    with pytest.raises(ckpt.Refused, match="the state is of type list, not a dict"):
+        ckpt_torch.load(listed, checkpoint_id=f"{cluster}/refused/1", no_dist=True)
     refuse(
         cluster,
         {"w": torch.tensor([1.0, float("nan")])},

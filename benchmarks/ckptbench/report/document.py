@@ -93,6 +93,8 @@ def _entry_document(entry: Entry, name: str, plus: bool) -> Document:
         "majf": entry.usage.major_faults,
         "minf": entry.usage.minor_faults,
         "iodepth_level": {"1": 100.0},
+        "iodepth_submit": {"4": 100.0},
+        "iodepth_complete": {"4": 100.0},
         "latency_ns": shares["nsec"],
         "latency_us": shares["usec"],
         "latency_ms": shares["msec"],

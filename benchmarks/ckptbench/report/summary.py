@@ -162,7 +162,7 @@ def _phases(kind: str, found: Sequence[Checkpoint]) -> Phases:
         done=_certain([quarters([t.done_ns / 1e9 for t in one.ranks]) for one in found]),
         seconds=tuple(one.seconds for one in found),
         gb_per_s=tuple(rates),
-        mean_of_rates=confidence(rates),
+        mean_of_rates=confidence(rates, least=0.0),
         bytes_by_time=sum(one.bytes for one in found) / 1e9 / sum(one.seconds for one in found),
         variation=variation(rates),
         slowest_rank=_slowest(
