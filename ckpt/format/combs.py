@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ckpt.format.runs import Ranges
+from ckpt.format.runs import Bytes, Ranges
 
 Span = tuple[int, int]
 """Positions [start, end)."""
@@ -54,6 +54,13 @@ class Comb(NamedTuple):
 
 Run = Span | Comb
 """Either way, it begins with where the first and the last of its positions are."""
+
+
+def size_of(run: Run) -> int:
+    """How many positions it has."""
+    if isinstance(run, Comb):
+        return run.teeth * run.length
+    return run[1] - run[0]
 
 
 def combs_of(ranges: Ranges) -> tuple[Run, ...]:
@@ -119,3 +126,23 @@ def shifted(runs: Iterable[Run], by: int) -> tuple[Run, ...]:
         else Comb(run[0] + by, run[1] + by, run[2], run[3])
         for run in runs
     ])  # fmt: skip
+
+
+def gathered(source: memoryview, base: int, runs: Sequence[Run]) -> memoryview:
+    """The bytes of the runs behind each other, in memory of their own; a comb's by one call.
+
+    source: contiguous bytes from position `base` on; all runs lie inside.
+    """
+    copy: Bytes = np.empty(sum(map(size_of, runs)), np.uint8)
+    view, to = copy.data, 0
+    for run in runs:
+        at, behind = run[0] - base, to + size_of(run)
+        assert 0 <= at < run[1] - base <= len(source)
+        if isinstance(run, Comb):
+            shape = run.teeth, run.length
+            rows: Bytes = np.ndarray(shape, np.uint8, source, at, (run.step, 1))
+            np.copyto(copy[to:behind].reshape(shape), rows)
+        else:
+            view[to:behind] = source[at : run[1] - base]
+        to = behind
+    return view

@@ -2,21 +2,19 @@
 where it belongs; short ones together, copied behind each other.
 
 A frame costs as much as copying a megabyte, and a tensor that is cut along its last axis is wanted
-in runs of a few KiB. These are thousands, so that all of them are kept in one array.
+in runs of a few KiB. These are thousands, told and copied as combs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
-
-import numpy as np
 
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_MAX
 from ckpt.format.checksum import crc32
-from ckpt.format.combs import Run, combs_of, ranges_of
+from ckpt.format.combs import Comb, Run, size_of
 from ckpt.format.messages import ByteRuns, RangeData
-from ckpt.format.runs import Offsets, Ranges
+from ckpt.protocol.run_sets import spans_of
 from ckpt.protocol.wire_runs import to_wire
 
 LONG_BYTES: Final = BLOCK_BYTES
@@ -36,8 +34,8 @@ class Content(Protocol):
         """CRC-32 of it."""
         ...
 
-    def copied(self, ranges: Ranges) -> memoryview:
-        """Ranges behind each other."""
+    def copied(self, runs: Sequence[Run]) -> memoryview:
+        """Runs behind each other."""
         ...
 
 
@@ -49,19 +47,20 @@ class RangeFrame(NamedTuple):
     is_copy: bool
 
 
-def range_frames(ranges: Ranges, content: Content) -> Iterator[RangeFrame]:
-    """The answers that bring the ranges: the long ones first."""
-    if len(ranges) == 1:  # As nearly all that is loaded comes.
-        start, end = ranges[0].tolist()
-        yield _alone(start, end, content)
+def range_frames(runs: Sequence[Run], content: Content) -> Iterator[RangeFrame]:
+    """The answers that bring the runs: the long ones first."""
+    if len(runs) == 1 and not isinstance(runs[0], Comb):  # As nearly all that is loaded comes.
+        yield _alone(*runs[0], content)
         return
-    sizes = ranges[:, 1] - ranges[:, 0]
-    is_long = sizes >= LONG_BYTES
-    for start, end in ranges[is_long].tolist():
-        yield _alone(start, end, content)
-    short = ranges[~is_long]
-    for first, behind in _bounds(sizes[~is_long]):
-        yield from _together(short[first:behind], content)
+    short: list[Run] = []
+    for run in runs:
+        if _tooth(run) < LONG_BYTES:
+            short.append(run)
+            continue
+        for start, end in spans_of((run,)):
+            yield _alone(start, end, content)
+    for some in _bundles(short):
+        yield _together(some, content)
 
 
 def _alone(start: int, end: int, content: Content) -> RangeFrame:
@@ -69,27 +68,42 @@ def _alone(start: int, end: int, content: Content) -> RangeFrame:
     return RangeFrame(message, content.one(start, end), is_copy=False)
 
 
-def _bounds(sizes: Offsets) -> Iterator[tuple[int, int]]:
-    """Which short ranges make a frame: as many as its bulk holds."""
-    reach, first = np.cumsum(sizes), 0
-    while first < len(sizes):
-        before = int(reach[first - 1]) if first else 0
-        behind = int(np.searchsorted(reach, before + CELL_BYTES_MAX, side="right"))
-        yield first, behind
-        first = behind
+def _tooth(run: Run) -> int:
+    """Bytes that lie together."""
+    return run.length if isinstance(run, Comb) else run[1] - run[0]
 
 
-def _together(short: Ranges, content: Content) -> Iterator[RangeFrame]:
-    """One frame, or as many as their names need."""
-    runs = combs_of(short)
-    for first in range(0, len(runs), TOGETHER_MAX):
-        some = runs[first : first + TOGETHER_MAX]
-        yield _named(some, short if len(some) == len(runs) else ranges_of(some), content)
+def _bundles(short: list[Run]) -> Iterator[list[Run]]:
+    """Which short runs make a frame: as many as its bulk holds and its meta names."""
+    if short and len(short) <= TOGETHER_MAX and sum(map(size_of, short)) <= CELL_BYTES_MAX:
+        yield short
+        return
+    some: list[Run] = []
+    room = CELL_BYTES_MAX
+    for run in short:
+        rest: tuple[Run, ...] = (run,)
+        while rest:
+            fit = room // _tooth(run) if len(some) < TOGETHER_MAX else 0
+            now, rest = _parted(rest[0], fit)
+            some += now
+            room -= sum(map(size_of, now))
+            if rest:
+                yield some
+                some, room = [], CELL_BYTES_MAX
+    if some:
+        yield some
 
 
-def _named(runs: tuple[Run, ...], ranges: Ranges, content: Content) -> RangeFrame:
-    if len(ranges) == 1:
-        start, end = ranges[0].tolist()
-        return _alone(start, end, content)
-    bulk = content.copied(ranges)
+def _parted(run: Run, teeth: int) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """So many teeth of it, and the rest. A span has one."""
+    if isinstance(run, Comb):
+        fit = min(teeth, run.teeth)
+        return run.part(0, fit), run.part(fit, run.teeth)
+    return ((run,), ()) if teeth else ((), (run,))
+
+
+def _together(runs: Sequence[Run], content: Content) -> RangeFrame:
+    if len(runs) == 1 and not isinstance(runs[0], Comb):
+        return _alone(*runs[0], content)
+    bulk = content.copied(runs)
     return RangeFrame(RangeData(to_wire(runs), crc32(bulk)), bulk, is_copy=True)

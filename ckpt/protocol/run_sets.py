@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final, TypeGuard
 
-from ckpt.format.combs import Comb, Run, Span, append_run, joined_run, ranges_of
+from ckpt.format.combs import Comb, Run, Span, append_run, joined_run, ranges_of, size_of
 from ckpt.protocol import spans
 from ckpt.protocol.spans import Spans
 
@@ -39,7 +39,7 @@ def total(a: RunSet) -> int:
     """How many positions."""
     if is_plain(a):
         return spans.total(a)
-    return sum(map(_size, a))
+    return sum(map(size_of, a))
 
 
 def union(a: RunSet, b: RunSet) -> RunSet:
@@ -115,7 +115,7 @@ def split(a: RunSet, size: int, count: int) -> tuple[RunSet, RunSet]:
             count -= -(-teeth // TEETH_OF_A_NAME)
         else:
             count -= 1
-        taken += _size(each)
+        taken += size_of(each)
     return a, ()
 
 
@@ -189,12 +189,6 @@ class Owed:
 
 
 # --------------------------------------------------------------------------- inside
-
-
-def _size(run: Run) -> int:
-    if isinstance(run, Comb):
-        return run.teeth * run.length
-    return run[1] - run[0]
 
 
 def _behind_each_other(a: RunSet, b: RunSet) -> RunSet:

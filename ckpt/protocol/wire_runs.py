@@ -6,14 +6,10 @@ Whoever sends them may be hostile: nothing is unfolded before it is known how mu
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
-
-import numpy as np
 
 from ckpt.base.limits import READ_RANGES_MAX, READ_RUNS_MAX
-from ckpt.format.combs import Comb, Run, ranges_of
+from ckpt.format.combs import Comb, Run
 from ckpt.format.messages import ByteRuns
-from ckpt.format.runs import Ranges
 from ckpt.protocol.run_sets import RunSet
 
 
@@ -46,24 +42,33 @@ def from_wire(wire: Sequence[ByteRuns]) -> RunSet | None:
     return tuple(runs)
 
 
-def array_of(wire: Sequence[ByteRuns], size: int) -> Ranges | None:
-    """Each run of a question about so many bytes; None when some are none, reach outside, or
-    are too many.
+def runs_of(wire: Sequence[ByteRuns], size: int) -> tuple[Run, ...] | None:
+    """The runs of a question about so many bytes, ascending; None when some are none, reach
+    outside, or are too many, or when all together have more bytes than there are.
+
+    Spans may overlap, but nothing may lie in a comb's reach: it would have to be taken apart.
     """
     if len(wire) > READ_RANGES_MAX or not all(map(_is_good, wire)):
         return None
     if sum([each.count for each in wire]) > READ_RUNS_MAX or max(map(_end, wire), default=0) > size:
         return None
-    if all(each.count == 1 for each in wire):
-        flat = chain.from_iterable([(each.start, each.end) for each in wire])
-        return np.fromiter(flat, np.int64, 2 * len(wire)).reshape(-1, 2)
-    return ranges_of([_run(each) for each in wire])
+    if sum([each.count * (each.end - each.start) for each in wire]) > size:
+        return None
+    runs = sorted(map(_run, wire))
+    reach = comb_reach = 0
+    for run in runs:
+        is_comb = isinstance(run, Comb)
+        if run[0] < (reach if is_comb else comb_reach):
+            return None
+        reach = max(reach, run[1])
+        comb_reach = run[1] if is_comb else comb_reach
+    return tuple(runs)
 
 
 def _is_good(each: ByteRuns) -> bool:
     if not 0 <= each.start < each.end or each.count < 1:
         return False
-    return each.count == 1 or each.step >= each.end - each.start
+    return each.count == 1 or each.step > each.end - each.start
 
 
 def _end(each: ByteRuns) -> int:

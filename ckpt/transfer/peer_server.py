@@ -16,7 +16,7 @@ import asyncio
 import secrets
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from ckpt.base.ids import BootId, ColumnNumber, PayloadId, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, PAYLOAD_BYTES_MAX
 from ckpt.base.units import MiB
 from ckpt.format.checksum import crc32
+from ckpt.format.combs import Run
 from ckpt.format.layout import Layout
 from ckpt.format.messages import (
     ByteRange,
@@ -45,12 +46,12 @@ from ckpt.format.messages import (
     Role,
     TargetAddress,
 )
-from ckpt.format.runs import Ranges
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established, Identity
 from ckpt.protocol.range_frames import range_frames
+from ckpt.protocol.run_sets import spans_of
 from ckpt.protocol.spans import Spans, covers, union
-from ckpt.protocol.wire_runs import array_of
+from ckpt.protocol.wire_runs import runs_of
 from ckpt.transfer.read_job import ReadJob
 
 QUEUED_BYTES: Final = 8 * MiB
@@ -227,19 +228,19 @@ class _Answers:
     ) -> Iterator[_Frame]:
         with self._lock:
             give = self._views.get(payload)
-        ranges = array_of(wire, PAYLOAD_BYTES_MAX)
-        if ranges is None:
+        runs = runs_of(wire, PAYLOAD_BYTES_MAX)
+        if runs is None:
             yield request, Failed("refused", f"no ranges of {payload} column {column}"), b""
             return
         views: dict[tuple[int, int], memoryview] = {}
-        for start, end in ranges.tolist():
+        for start, end in spans_of(runs):
             view = None if give is None else give(column, ByteRange(start, end))
             if view is None:
                 text = f"bytes {start} to {end} of {payload} column {column} are not here"
                 yield request, Failed("unavailable", text), b""
                 return
             views[start, end] = view
-        for message, bulk, _ in range_frames(ranges, _Views(views)):
+        for message, bulk, _ in range_frames(runs, _Views(views)):
             yield request, message, bulk
         yield request, RangesDone(), b""
 
@@ -258,9 +259,9 @@ class _Views:
         """CRC-32 of it."""
         return crc32(self._views[start, end])
 
-    def copied(self, ranges: Ranges) -> memoryview:
+    def copied(self, runs: Sequence[Run]) -> memoryview:
         """Behind each other."""
-        return memoryview(b"".join([self._views[start, end] for start, end in ranges.tolist()]))
+        return memoryview(b"".join([self._views[each] for each in spans_of(tuple(runs))]))
 
 
 def _bytes_of(

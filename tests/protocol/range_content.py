@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ckpt.format.checksum import crc32
-from ckpt.format.runs import Ranges
+from ckpt.format.combs import Run, ranges_of
 
 
 class Column:
@@ -18,5 +20,6 @@ class Column:
     def checksum(self, start: int, end: int) -> int:
         return crc32(self.data[start:end])
 
-    def copied(self, ranges: Ranges) -> memoryview:
-        return memoryview(b"".join([self.data[start:end] for start, end in ranges.tolist()]))
+    def copied(self, runs: Sequence[Run]) -> memoryview:
+        spans = ranges_of(runs).tolist()
+        return memoryview(b"".join([self.data[start:end] for start, end in spans]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ckpt.base.limits import CELL_BYTES_MAX
+from ckpt.format.combs import combs_of
 from ckpt.format.messages import ByteRuns
 from ckpt.protocol.range_frames import (
     LONG_BYTES,
@@ -19,9 +20,9 @@ CONTENT = bytes(range(256)) * 40_000
 
 
 def _frames(ranges: list[tuple[int, int]]) -> list[RangeFrame]:
-    return list(
-        range_frames(np.array(ranges, np.int64).reshape(-1, 2), Column(memoryview(CONTENT)))
-    )
+    """The ranges as few runs, ascending."""
+    runs = combs_of(np.array(ranges, np.int64).reshape(-1, 2))
+    return list(range_frames(runs, Column(memoryview(CONTENT))))
 
 
 def _check(ranges: list[tuple[int, int]], frames: list[RangeFrame]) -> None:
@@ -64,6 +65,25 @@ def test_runs_at_one_distance_have_one_name_however_many() -> None:
     (frame,) = frames = _frames(many)
     _check(many, frames)
     assert frame.message.ranges == (ByteRuns(0, 2, 50_000, 4),)
+
+
+def test_long_runs_at_one_distance_come_each_alone_as_it_lies() -> None:
+    many = [(at * 300_000, at * 300_000 + LONG_BYTES) for at in range(5)]
+    frames = _frames([*many, (9_000_000, 9_000_010)])
+    _check([*many, (9_000_000, 9_000_010)], frames)
+    assert [frame.message.ranges for frame in frames[:5]] == [(ByteRuns(*each),) for each in many]
+    assert not any(frame.is_copy for frame in frames)
+
+
+def test_runs_of_which_one_frame_holds_a_part_go_on_in_the_next() -> None:
+    fit = CELL_BYTES_MAX // 3000
+    many = [(5, 25), *((at, at + 3000) for at in range(1000, 9_001_000, 5000))]
+    frames = _frames(many)
+    _check(many, frames)
+    assert [[each.count for each in frame.message.ranges] for frame in frames] == [
+        [1, fit], [1800 - fit]
+    ]  # fmt: skip
+    assert len(frames[0].bulk) == 20 + fit * 3000 <= CELL_BYTES_MAX
 
 
 def test_nothing_read_is_no_frame() -> None:

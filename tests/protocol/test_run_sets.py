@@ -23,7 +23,7 @@ from ckpt.protocol.run_sets import (
     total,
     union,
 )
-from ckpt.protocol.wire_runs import array_of, from_wire, to_wire
+from ckpt.protocol.wire_runs import from_wire, runs_of, to_wire
 
 
 def numbers(runs: RunSet) -> set[int]:
@@ -156,9 +156,8 @@ def test_what_is_owed_may_come_in_any_parts(owes: RunSet, data: st.DataObject) -
 def test_runs_travel(a: RunSet) -> None:
     wire = to_wire(a)
     assert from_wire(wire) == a
-    ranges = array_of(wire, 1000)
-    assert ranges is not None
-    assert ranges.tolist() == ranges_of(a).tolist()
+    assert runs_of(wire, 1000) == a
+    assert runs_of(tuple(reversed(wire)), 1000) == a
 
 
 @pytest.mark.parametrize(
@@ -170,6 +169,7 @@ def test_runs_travel(a: RunSet) -> None:
         ByteRuns(0, 4, 0),
         ByteRuns(0, 4, -1, 10),
         ByteRuns(0, 4, 2, 3),
+        ByteRuns(0, 4, 2, 4),
         ByteRuns(0, 4, 2, 0),
         ByteRuns(0, 4, 2, -9),
     ],
@@ -177,19 +177,40 @@ def test_runs_travel(a: RunSet) -> None:
 )
 def test_what_are_no_runs_is_refused(wire: ByteRuns) -> None:
     assert from_wire((wire,)) is None
-    assert array_of((wire,), 1000) is None
+    assert runs_of((wire,), 1000) is None
 
 
 def test_nothing_is_unfolded_that_is_too_much() -> None:
     many = 1 << 60
-    assert array_of((ByteRuns(0, 1, many, 2),), 1 << 62) is None
-    assert array_of((ByteRuns(0, 1, READ_RUNS_MAX, 2), ByteRuns(1, 2)), 1 << 62) is None
-    assert array_of((ByteRuns(0, 1),) * (READ_RANGES_MAX + 1), 10) is None
-    assert array_of((ByteRuns(0, 1, 10, 2),), 18) is None, "the last one reaches outside"
+    assert runs_of((ByteRuns(0, 1, many, 2),), 1 << 62) is None
+    assert runs_of((ByteRuns(0, 1, READ_RUNS_MAX, 2), ByteRuns(1, 2)), 1 << 62) is None
+    assert runs_of((ByteRuns(0, 1),) * (READ_RANGES_MAX + 1), 10) is None
+    assert runs_of((ByteRuns(0, 1, 10, 2),), 18) is None, "the last one reaches outside"
     # Of an answer the bytes are counted first; it takes no step for a tooth.
     runs = from_wire((ByteRuns(0, 1, many, 2),))
     assert runs is not None
     assert total(runs) == many
+
+
+def test_a_question_may_overlap_itself_but_not_in_a_combs_reach() -> None:
+    spans = (ByteRuns(10, 50), ByteRuns(0, 30), ByteRuns(10, 20))
+    assert runs_of(spans, 100) == ((0, 30), (10, 20), (10, 50))
+    comb = ByteRuns(50, 51, 10, 5)
+    assert runs_of((*spans, comb), 100) == ((0, 30), (10, 20), (10, 50), Comb(50, 96, 5, 1))
+    for other in (
+        ByteRuns(52, 53),
+        ByteRuns(0, 51),
+        ByteRuns(95, 97),
+        comb,
+        ByteRuns(49, 50, 2, 9),
+    ):
+        assert runs_of((comb, other), 100) is None, other
+    assert runs_of((ByteRuns(0, 60), ByteRuns(1, 2), comb), 100) is None
+
+
+def test_a_question_for_more_bytes_than_there_are_is_refused() -> None:
+    assert runs_of((ByteRuns(0, 60), ByteRuns(20, 60)), 100) == ((0, 60), (20, 60))
+    assert runs_of((ByteRuns(0, 60), ByteRuns(19, 60)), 100) is None
 
 
 def test_runs_of_an_answer_may_not_lie_in_each_other() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from ckpt.base.limits import BLOCK_BYTES
 from ckpt.base.units import KiB
 from ckpt.erasure.code import Code
 from ckpt.format.column import FRAGMENTS_OFFSET
+from ckpt.format.combs import Comb, Run
 from ckpt.format.layout import Layout
 from ckpt.format.messages import (
     ByteRange,
@@ -32,9 +32,10 @@ from ckpt.format.messages import (
     VerifyColumn,
 )
 from ckpt.protocol.events import Session, SessionClosed
+from ckpt.protocol.run_sets import spans_of
 from ckpt.protocol.target.core import TargetLimits, column_name
 from ckpt.protocol.target.disk_events import ReadAt, ReleaseBulk, SessionDrained
-from ckpt.protocol.target.pieces import MANY, cut_pieces
+from ckpt.protocol.target.pieces import Piece, cut_pieces
 from ckpt.testing.disk import FakeDisk, Fault
 from tests.protocol.target_world import (
     READER,
@@ -318,12 +319,11 @@ def test_too_many_questions_of_one_session_are_refused() -> None:
 
 def test_pieces_cover_every_wanted_byte_once_on_block_borders() -> None:
     layout = Layout(Code(3, 2), 5_000_000, 192 * KiB)
-    ranges = np.array([(7, 8), (8, 400_000), (900_001, 900_002)])
-    pieces = cut_pieces(layout, ranges, 512 * KiB)
+    pieces = cut_pieces(layout, [(7, 8), (8, 400_000), (900_001, 900_002)], 512 * KiB)
     assert sum(piece.wanted_bytes for piece in pieces) == 1 + 399_992 + 1
     for piece in pieces:
         assert piece.end - piece.start <= 512 * KiB
-        assert all(piece.start <= low < high <= piece.end for low, high in piece.wanted.tolist())
+        assert all(piece.start <= low < high <= piece.end for low, high in spans_of(piece.wanted))
 
 
 @given(
@@ -334,17 +334,112 @@ def test_pieces_cover_every_wanted_byte_once_on_block_borders() -> None:
 def test_many_ranges_are_cut_as_few_are(spans: list[tuple[int, int]], cell_bytes: int) -> None:
     layout = Layout(Code(3, 2), 5_000_000, cell_bytes)
     end = layout.column_bytes
-    ranges = np.array([(at, min(at + size, end)) for at, size in spans if at < end])
-    few, many = (
-        [
-            (piece.group, piece.start, piece.end, piece.wanted.tolist())
-            for piece in cut_pieces(layout, np.tile(ranges, (times, 1)), 512 * KiB)
-        ]
-        for times in (1, MANY)
-    )
+    runs = [(at, min(at + size, end)) for at, size in spans if at < end]
+    few, many = (_told(cut_pieces(layout, times * runs, 512 * KiB)) for times in (1, 8))
     assert [each[:3] for each in few] == [each[:3] for each in many]
     for one, other in zip(few, many, strict=True):
-        assert sorted(MANY * one[3]) == other[3]
+        assert sorted(8 * one[3]) == other[3]
+
+
+def _told(pieces: list[Piece]) -> list[tuple[int, int, int, list[tuple[int, int]]]]:
+    """Each with its runs one by one."""
+    return [(each.group, each.start, each.end, [*spans_of(each.wanted)]) for each in pieces]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 90_000), st.integers(1, 90_000), st.integers(1, 200_000),
+            st.integers(1, 60),
+        ),
+        min_size=1, max_size=4,
+    ),
+    st.sampled_from([4 * KiB, 64 * KiB, 132 * KiB, 192 * KiB, 512 * KiB, 1024 * KiB]),
+)  # fmt: skip
+@example([(0, 128 * KiB, 128 * KiB, 10)], 512 * KiB)  # every other block
+@example([(100, 60 * KiB, 68 * KiB, 30)], 192 * KiB)  # a cell's short block lies between teeth
+@example([(200_000, 1, 1, 900)], 4 * KiB)
+def test_combs_are_cut_as_their_teeth_are(
+    wanted: list[tuple[int, int, int, int]], cell_bytes: int
+) -> None:
+    layout = Layout(Code(3, 2), 5_000_000, cell_bytes)
+    runs: list[Run] = []
+    at = 0
+    for gap, length, apart, teeth in wanted:
+        step = length + apart
+        teeth = min(teeth, (layout.column_bytes - at - gap - length) // step + 1)
+        if teeth > 0:
+            runs += Comb(at + gap, at + gap + (teeth + 1) * step, step, length).part(0, teeth)
+            at = runs[-1][1]
+    found = cut_pieces(layout, runs, 512 * KiB)
+    assert _told(found) == _told(cut_pieces(layout, spans_of(tuple(runs)), 512 * KiB))
+    assert [each.wanted_bytes for each in found] == [
+        sum(end - start for start, end in one[3]) for one in _told(found)
+    ]
+
+
+def test_narrow_columns_of_a_tensor_stay_one_run_in_each_piece() -> None:
+    layout = Layout(Code(2, 1), 64 << 20, 1024 * KiB)
+    (comb,) = Comb(5 * 4096 + 1024, 32 << 20, 4096, 1024).part(0, 8000)
+    pieces = cut_pieces(layout, [comb], 2048 * KiB)
+    assert len(pieces) == 16
+    assert all(len(piece.wanted) == 1 for piece in pieces)
+
+
+def test_runs_at_one_distance_are_asked_and_answered_by_one_name() -> None:
+    column = _column()
+    world, _ = _stored(column)
+    question = ReadRanges(column.id, (ByteRuns(1000, 2000, 366, 4096),))
+    world.tell(READER, question)
+    # A piece is 2 MiB by default: one disk read, one frame.
+    assert _bytes(world) == {at: column.data[at : at + 1000] for at in range(1000, 1_500_000, 4096)}
+    (answer,) = [m for m in world.messages(READER) if isinstance(m, RangeData)]
+    assert answer.ranges == question.ranges
+
+
+def test_a_block_that_rots_costs_the_runs_in_it() -> None:
+    column = _column()
+    world, file = _stored(column)
+    world.disk.rot(file, FRAGMENTS_OFFSET + BLOCK_BYTES + 77)
+    world.tell(READER, ReadRanges(column.id, (ByteRuns(1000, 2000, 366, 4096),)))
+    every = range(1000, 1_500_000, 4096)
+    bad = [at for at in every if BLOCK_BYTES <= at < 2 * BLOCK_BYTES]
+    assert _bytes(world) == {at: column.data[at : at + 1000] for at in every if at not in bad}
+    damaged = [m for m in world.messages(READER) if isinstance(m, RangeDamaged)]
+    assert damaged == [RangeDamaged(at, at + 1000, "checksum") for at in bad]
+
+
+def test_a_block_that_cannot_be_read_costs_the_runs_in_it() -> None:
+    column = _column()
+    world, file = _stored(column)
+    world.tell(READER, ReadRanges(column.id, (ByteRuns(1_400_000, 1_400_001),)))
+    world.sent.clear()
+    world.disk.faults.append(Fault("read", "EIO", file=file, count=2))
+    world.tell(READER, ReadRanges(column.id, (ByteRuns(1000, 2000, 100, 4096),)))
+    every = {at: column.data[at : at + 1000] for at in range(1000, 1000 + 100 * 4096, 4096)}
+    assert _bytes(world) == {at: data for at, data in every.items() if at >= BLOCK_BYTES}
+    damaged = [m for m in world.messages(READER) if isinstance(m, RangeDamaged)]
+    assert [m.start for m in damaged] == [at for at in every if at < BLOCK_BYTES]
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        (ByteRuns(0, 1000, 100, 4096), ByteRuns(2000, 2001)),
+        (ByteRuns(0, 1000, 100, 4096), ByteRuns(2000, 3000, 100, 4096)),
+        2 * (ByteRuns(0, 800_000),),
+        (ByteRuns(0, 1, 1 << 60, 2),),
+    ],
+)
+def test_questions_that_no_reader_asks_are_refused(ranges: tuple[ByteRuns, ...]) -> None:
+    column = _column()
+    world, _ = _stored(column)
+    world.performed.clear()
+    world.tell(READER, ReadRanges(column.id, ranges))
+    (answer,) = world.messages(READER)
+    assert isinstance(answer, Failed)
+    assert answer.code == "refused"
+    assert not any(isinstance(each, ReadAt) for each in world.performed)
 
 
 def test_a_column_number_that_is_not_here_is_not_confused_with_one_that_is() -> None:

@@ -31,7 +31,8 @@ from ckpt.format.messages import (
 from ckpt.protocol.handshake import Identity
 from ckpt.protocol.range_frames import range_frames
 from ckpt.protocol.reader.events import ReadLimits
-from ckpt.protocol.wire_runs import array_of
+from ckpt.protocol.run_sets import total
+from ckpt.protocol.wire_runs import runs_of
 from ckpt.testing.network import Heard, RecordingHandler
 from ckpt.transfer.landings import Landings
 from ckpt.transfer.payload_receiver import read_payloads
@@ -110,10 +111,10 @@ class SmallHolder:
 
     def _together(self, heard: Heard, message: ReadRanges) -> None:
         """As targets answer: short ranges share a frame."""
-        ranges = array_of(message.ranges, len(self.content))
-        assert ranges is not None
-        self.asked_bytes += int((ranges[:, 1] - ranges[:, 0]).sum())
-        for data, bulk, _ in range_frames(ranges, Column(self.content)):
+        runs = runs_of(message.ranges, len(self.content))
+        assert runs is not None
+        self.asked_bytes += total(runs)
+        for data, bulk, _ in range_frames(runs, Column(self.content)):
             self._send(heard, data, bytes(bulk))
         self._send(heard, RangesDone())
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +16,13 @@ from ckpt.base.errors import Corrupt
 from ckpt.base.ids import ColumnId
 from ckpt.base.limits import BLOCK_BYTES
 from ckpt.format.column import ColumnHeader, decode_trailer, trailer_offset
+from ckpt.format.combs import Comb, Run, Span, combs_of, ranges_of
 from ckpt.format.layout import Layout, blocks_of
-from ckpt.format.runs import Offsets, Ranges
+from ckpt.protocol.run_sets import spans_of, total
 from ckpt.protocol.target.core import Completion, Core, SealedColumn
 from ckpt.protocol.target.disk_events import DiskFailed, ReadAt, ReleaseBulk
 
 BlockTable = NDArray[np.uint32]
-
-MANY: Final = 8
-"""From so many ranges on they are looked at as arrays; fewer cost less one by one."""
 
 # --------------------------------------------------------------------------- block tables
 
@@ -122,19 +119,18 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Whole blocks of one group, which one disk read brings, and the wanted ranges inside them."""
+    """Whole blocks of one group, which one disk read brings, and the wanted runs inside them."""
 
     group: int
     start: int
     end: int
-    wanted: Ranges
+    wanted: tuple[Run, ...]
+    """Ascending; they may overlap."""
 
     @property
     def wanted_bytes(self) -> int:
-        """Of all ranges together."""
-        if len(self.wanted) < MANY:
-            return sum([end - start for start, end in self.wanted.tolist()])
-        return int((self.wanted[:, 1] - self.wanted[:, 0]).sum())
+        """Of all runs together."""
+        return total(self.wanted)
 
 
 def block_at(layout: Layout, offset: int) -> Block:
@@ -161,87 +157,62 @@ def blocks_between(layout: Layout, start: int, end: int) -> Iterator[Block]:
             start += BLOCK_BYTES
 
 
-def cut_pieces(layout: Layout, ranges: Ranges, piece_bytes: int) -> list[Piece]:
-    """The fewest reads in ascending order that cover the ranges; neighbours share one."""
-    if len(ranges) < MANY:
-        return _cut_few(layout, ranges, piece_bytes)
-    within = _within_groups(layout, ranges, piece_bytes)
-    within = within[np.lexsort((within[:, 1], within[:, 0]))]
-    lows, groups = _blocks(layout, within[:, 0], piece_bytes)
-    # How far the blocks of all ranges so far reach.
-    reach = np.maximum.accumulate(_block_ends(layout, within[:, 1]))
-    apart = (groups[1:] != groups[:-1]) | (lows[1:] > reach[:-1])
-    cuts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(within)]
-    return [
-        Piece(int(groups[first]), int(lows[first]), int(reach[behind - 1]), within[first:behind])
-        for first, behind in pairwise(cuts)
-    ]
-
-
-def _cut_few(layout: Layout, ranges: Ranges, piece_bytes: int) -> list[Piece]:
-    """The same, one by one."""
+def cut_pieces(layout: Layout, runs: Sequence[Run], piece_bytes: int) -> list[Piece]:
+    """The fewest reads in ascending order that cover the runs; neighbours share one."""
     pieces: list[Piece] = []
-    wanted: list[tuple[int, int]] = []
+    wanted: list[Run] = []
     group, start, end = Group(-1, 0), 0, 0
 
     def close() -> None:
         if wanted:
-            pieces.append(Piece(group.number, start, end, np.array(wanted)))
+            pieces.append(Piece(group.number, start, end, tuple(wanted)))
             wanted.clear()
 
-    for low, high in sorted(_parts_within_groups(layout, ranges, piece_bytes)):
-        block = block_at(layout, low)
-        if block.start > end or block.end > group.end:
-            close()
-            group, start, end = group_of(layout, block, piece_bytes), block.start, block.end
-        wanted.append((low, high))
-        end = max(end, block_at(layout, high - 1).end)
+    for part in sorted(_parts_within_groups(layout, runs, piece_bytes)):
+        low, high = part[0], part[1]
+        if high > end:  # Most short ones lie in blocks that are wanted anyway.
+            block = block_at(layout, low)
+            if block.start > end or block.end > group.end:
+                close()
+                group, start, end = group_of(layout, block, piece_bytes), block.start, block.end
+            end = max(end, block_at(layout, high - 1).end)
+        wanted.append(part)
     close()
     return pieces
 
 
-def _within_groups(layout: Layout, ranges: Ranges, piece_bytes: int) -> Ranges:
-    """The same bytes in ranges that do not leave their group."""
-    _, first = _blocks(layout, ranges[:, 0], piece_bytes)
-    _, last = _blocks(layout, ranges[:, 1] - 1, piece_bytes)
-    leaves = first != last
-    if not leaves.any():
-        return ranges
-    parts = list(_parts_within_groups(layout, ranges[leaves], piece_bytes))
-    return np.concatenate((ranges[~leaves], np.array(parts, np.int64)))
+def _parts_within_groups(layout: Layout, runs: Sequence[Run], piece_bytes: int) -> Iterator[Run]:
+    """Each run in parts that do not leave their group, and leave out no block in it."""
+    block_bytes_min = layout.cell_bytes % BLOCK_BYTES or BLOCK_BYTES
+    begin, border = 0, 0  # Of the group that the last one was in.
+    left = list(reversed(runs))
+    while left:
+        run = left.pop()
+        if isinstance(run, Comb) and run.step - run.length >= block_bytes_min:
+            left += reversed(spans_of((run,)))
+            continue
+        if not begin <= run[0] < border:
+            block = block_at(layout, run[0])
+            begin, border = block.start, group_of(layout, block, piece_bytes).end
+        if run[1] <= border:
+            yield run
+            continue
+        before, behind = _cut_at(run, border)
+        yield from before
+        left += reversed(behind)
 
 
-def _parts_within_groups(
-    layout: Layout, ranges: Ranges, piece_bytes: int
-) -> Iterator[tuple[int, int]]:
-    """Each range in parts that do not leave their group."""
-    for at, end in ranges.tolist():
-        while at < end:
-            border = min(end, group_of(layout, block_at(layout, at), piece_bytes).end)
-            yield at, border
-            at = border
-
-
-def _blocks(layout: Layout, at: Offsets, piece_bytes: int) -> tuple[Offsets, Offsets]:
-    """Where the blocks of these bytes begin, and the numbers of their groups."""
-    stripes = np.minimum(at // layout.cell_bytes, layout.stripe_count - 1)
-    cells = stripes * layout.cell_bytes
-    inside = (at - cells) // BLOCK_BYTES * BLOCK_BYTES
-    if layout.cell_bytes <= piece_bytes:
-        return cells + inside, stripes // (piece_bytes // layout.cell_bytes)
-    parts = -(-layout.cell_bytes // piece_bytes)
-    return cells + inside, stripes * parts + inside // piece_bytes
-
-
-def _block_ends(layout: Layout, ends: Offsets) -> Offsets:
-    """Where the blocks of the bytes before these end."""
-    stripes = np.minimum((ends - 1) // layout.cell_bytes, layout.stripe_count - 1)
-    cells = stripes * layout.cell_bytes
-    last = stripes == layout.stripe_count - 1
-    sizes = np.where(last, layout.tail_cell_bytes, layout.cell_bytes)
-    inside: Offsets = -(-(ends - cells) // BLOCK_BYTES) * BLOCK_BYTES
-    reach: Offsets = cells + np.minimum(inside, sizes)
-    return reach
+def _cut_at(run: Run, border: int) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """What lies before a border inside of it, and behind."""
+    if not isinstance(run, Comb):
+        return ((run[0], border),), ((border, run[1]),)
+    # Teeth that end before it; the next one may lie on it.
+    whole = (border - run.start - run.length) // run.step + 1
+    start = run.start + whole * run.step
+    if start >= border:
+        return run.part(0, whole), run.part(whole, run.teeth)
+    behind = (border, start + run.length), *run.part(whole + 1, run.teeth)
+    return (*run.part(0, whole), (start, border)), behind
 
 
 def group_of(layout: Layout, block: Block, piece_bytes: int) -> Group:
@@ -262,17 +233,17 @@ def group_of(layout: Layout, block: Block, piece_bytes: int) -> Group:
     return Group(stripe * parts + part, end)
 
 
-def ranges_inside(ranges: Ranges, start: int, end: int) -> Ranges:
-    """What of the ranges lies in [start, end)."""
-    clipped: Ranges = np.clip(ranges, start, end)
-    return clipped[clipped[:, 0] < clipped[:, 1]]
+def runs_inside(runs: Sequence[Run], start: int, end: int) -> tuple[Run, ...]:
+    """What of the runs lies in [start, end)."""
+    clipped = np.clip(ranges_of(runs), start, end)
+    return combs_of(clipped[clipped[:, 0] < clipped[:, 1]])
 
 
-def ranges_without(ranges: Ranges, holes: Sequence[Block]) -> tuple[Ranges, list[tuple[int, int]]]:
-    """What of the ranges lies outside of the blocks, and what inside; both ascending."""
-    outside: list[tuple[int, int]] = []
-    inside: list[tuple[int, int]] = []
-    for at, end in ranges.tolist():
+def runs_without(runs: Sequence[Run], holes: Sequence[Block]) -> tuple[tuple[Run, ...], list[Span]]:
+    """What of the runs lies outside of the blocks, and what inside; both ascending."""
+    outside: list[Span] = []
+    inside: list[Span] = []
+    for at, end in spans_of(tuple(runs)):
         for block in holes:
             low, high = max(at, block.start), min(end, block.end)
             if low < high:
@@ -280,4 +251,4 @@ def ranges_without(ranges: Ranges, holes: Sequence[Block]) -> tuple[Ranges, list
                 outside += [(at, low)] if at < low else []
                 at = high
         outside += [(at, end)] if at < end else []
-    return np.array(outside, np.int64).reshape(-1, 2), inside
+    return combs_of(np.array(outside, np.int64).reshape(-1, 2)), inside

@@ -18,10 +18,9 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import numpy as np
-
 from ckpt.base.ids import ColumnId
 from ckpt.format.column import FRAGMENTS_OFFSET
+from ckpt.format.combs import Run
 from ckpt.format.messages import (
     ByteRange,
     ColumnVerified,
@@ -34,6 +33,7 @@ from ckpt.format.messages import (
 )
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.range_frames import range_frames
+from ckpt.protocol.run_sets import spans_of
 from ckpt.protocol.target.core import Completion, Core, SealedColumn
 from ckpt.protocol.target.disk_events import DiskFailed, ReadAt, ReleaseBulk
 from ckpt.protocol.target.pieces import (
@@ -42,12 +42,12 @@ from ckpt.protocol.target.pieces import (
     TableCache,
     blocks_between,
     cut_pieces,
-    ranges_inside,
-    ranges_without,
+    runs_inside,
+    runs_without,
 )
 from ckpt.protocol.target.read_jobs import Job, ManifestJob, Reader, ReadJob, StreamJob
 from ckpt.protocol.target.shared_reads import DiskRead, SharedReads, VerifiedBlocks
-from ckpt.protocol.wire_runs import array_of
+from ckpt.protocol.wire_runs import runs_of
 
 DAMAGED_RANGES_MAX = 512
 """In one ColumnVerified: adjacent damage is merged, what is beyond is folded into the last."""
@@ -72,14 +72,14 @@ class Reads:
         if column is None:
             return
         size = column.header.column_bytes
-        ranges = array_of(message.ranges, size)
-        if ranges is None:
-            self._core.fail(session, request, "refused", f"ranges outside of {size} column bytes")
+        runs = runs_of(message.ranges, size)
+        if runs is None:
+            self._core.fail(session, request, "refused", f"no ranges of {size} column bytes")
             return
-        if not len(ranges):
+        if not runs:
             self._core.send(session, request, RangesDone())
             return
-        pieces = cut_pieces(column.header.layout, ranges, self._core.limits.read_piece_bytes)
+        pieces = cut_pieces(column.header.layout, runs, self._core.limits.read_piece_bytes)
         self.queue(ReadJob(session, request, column, deque(pieces)))
 
     def verify_column(self, session: Session, request: int, message: VerifyColumn) -> None:
@@ -89,7 +89,7 @@ class Reads:
             self._core.send(session, request, answer)
             return
         size = column.header.column_bytes
-        whole = np.array([(0, size)] if size else [], np.int64).reshape(-1, 2)
+        whole: list[Run] = [(0, size)] if size else []
         pieces = cut_pieces(column.header.layout, whole, self._core.limits.read_piece_bytes)
         self.queue(ReadJob(session, request, column, deque(pieces), verify=True))
 
@@ -333,13 +333,13 @@ class Reads:
         self._core.counters.blocks_damaged += alone
         for job, piece in takers:
             if alone:
-                for start, end in piece.wanted.tolist():
+                for start, end in spans_of(piece.wanted):
                     self._damage(job, start, end, event.errno_name)
                 continue
             again = [
                 Piece(~block.number, block.start, block.end, wanted)
                 for block in blocks_between(layout, piece.start, piece.end)
-                if len(wanted := ranges_inside(piece.wanted, block.start, block.end))
+                if (wanted := runs_inside(piece.wanted, block.start, block.end))
             ]
             job.pieces.extendleft(reversed(again))
         self._let_go((read.op,))
@@ -355,10 +355,10 @@ class Reads:
     def _give(
         self, reader: Reader, job: ReadJob, piece: Piece, read: DiskRead, found: VerifiedBlocks
     ) -> None:
-        """Send what is good of each range that the piece wants."""
+        """Send what is good of each run that the piece wants."""
         good = piece.wanted
         if found.bad:
-            good, damaged = ranges_without(piece.wanted, found.bad)
+            good, damaged = runs_without(piece.wanted, found.bad)
             for start, end in damaged:
                 self._damage(job, start, end, "checksum")
         if job.verify:

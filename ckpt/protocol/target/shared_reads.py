@@ -11,14 +11,13 @@ parts were wanted is kept for a moment, for ranks that come a little later.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
 from ckpt.base.units import US_PER_S
 from ckpt.format.checksum import crc32, crc32_combine
-from ckpt.format.runs import Ranges, copy_runs
+from ckpt.format.combs import Run, gathered
 from ckpt.protocol.events import Buffer
 from ckpt.protocol.target.core import SealedColumn
 from ckpt.protocol.target.pieces import Block, BlockTable, Piece, blocks_between
@@ -50,14 +49,9 @@ class VerifiedBlocks:
         """Fragment bytes of the column as they lie."""
         return self._view[start - self._base : end - self._base]
 
-    def copied(self, ranges: Ranges) -> memoryview:
-        """Ranges behind each other, in memory of their own."""
-        starts, sizes = ranges[:, 0] - self._base, ranges[:, 1] - ranges[:, 0]
-        behind = np.cumsum(sizes)
-        copy = np.empty(int(behind[-1]), np.uint8)
-        source = np.frombuffer(self._view, np.uint8)
-        copy_runs(copy, behind - sizes, source, starts, sizes)
-        return copy.data
+    def copied(self, runs: Sequence[Run]) -> memoryview:
+        """Runs behind each other, in memory of their own."""
+        return gathered(self._view, self._base, runs)
 
     def checksum(self, start: int, end: int) -> int:
         """Of a long range: checksums of whole blocks are combined, not repeated."""
