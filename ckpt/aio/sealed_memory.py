@@ -68,7 +68,7 @@ def mapped(descriptor: int, size: int, *, writable: bool = True) -> memoryview:
 
 def populate(view: memoryview) -> None:
     """Fault in all pages of what `mapped` gave, writable; without the interpreter's lock."""
-    _advise(view, _MADV_POPULATE_WRITE, len(view))
+    advise(view, _MADV_POPULATE_WRITE, len(view))
 
 
 def _fill(descriptor: int, view: memoryview) -> None:
@@ -77,13 +77,14 @@ def _fill(descriptor: int, view: memoryview) -> None:
     # Only what has a page in it collapses; what does not, for whatever reason, is filled below.
     for offset in range(0, whole, HUGE_PAGE_BYTES):
         view[offset] = 0
-    _advise(view, _MADV_COLLAPSE, whole)
+    advise(view, _MADV_COLLAPSE, whole)
     os.posix_fallocate(descriptor, 0, len(view))
     populate(view)
 
 
-def _advise(view: memoryview, advice: int, size: int) -> None:
-    """A kernel that does not know it says EINVAL, and does without."""
+def advise(view: memoryview, advice: int, size: int) -> None:
+    """Advice for the first `size` bytes, given without the interpreter's lock. A kernel that does
+    not know it says EINVAL, and does without."""
     _madvise(ctypes.addressof(ctypes.c_char.from_buffer(view)), size, advice)
 
 

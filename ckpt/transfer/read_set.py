@@ -1,7 +1,8 @@
 """What must be read for the arrays of a load: byte ranges of payloads, its own and its homes'.
 
-Memory: each destination is allocated once; bytes land in it directly. Only an array that the
-caller gave and that is not C-contiguous is read aside and copied over when all is here.
+Memory: each destination is allocated once, and touched ahead of its bytes, which land in it
+directly. Only an array that the caller gave and that is not C-contiguous is read aside and copied
+over when all is here.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from ckpt.aio.first_touch import AnyArray, FirstTouch
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import Rank
 from ckpt.format.index import Box, IndexTensor
@@ -19,8 +20,6 @@ from ckpt.format.runs import Bytes
 from ckpt.format.table import Meaning
 from ckpt.plan.reads import PayloadKey, plan_read
 from ckpt.transfer.landings import Landings
-
-AnyArray = npt.NDArray[np.generic]
 
 
 @dataclass(slots=True)
@@ -34,6 +33,8 @@ class ReadSet:
     """Of whole global tensors, which every rank that has them wants, and of boxes said to be so."""
     copies: list[tuple[AnyArray, AnyArray]] = field(default_factory=list)
     """(destination, what was read aside for it)."""
+    memory: FirstTouch = field(default_factory=FirstTouch)
+    """Of new destinations; entered while they are filled."""
 
     def add_range(self, rank: Rank, start: int, memory: Bytes) -> None:
         """Bytes of the rank's payload in the generation that is read, from `start`, fill the
@@ -50,7 +51,7 @@ class ReadSet:
         """
         memory = array
         if not array.flags.c_contiguous:
-            memory = np.empty(array.shape, array.dtype)
+            memory = self.memory.array(array.shape, array.dtype)
             self.copies.append((array, memory))
         if not memory.nbytes:
             return

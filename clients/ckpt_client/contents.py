@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
+from ckpt.aio.first_touch import FirstTouch
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Rank
 from ckpt.format.index import IndexTensor
@@ -49,6 +52,7 @@ class Contents:
         self._documents = documents
         self._read = read
         self._new_reads = new_reads
+        self._memory = FirstTouch()
 
     def ranks(self) -> list[Rank]:
         """Those that saved, ascending."""
@@ -67,11 +71,16 @@ class Contents:
         root = self._documents([rank])[rank]
         return {name: node.value for name, node in scalars_of(root).items()}
 
+    def new_array(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> AnyArray:
+        """Memory for a want, whose pages `fill` touches ahead of the bytes; not filled."""
+        return self._memory.array(shape, dtype)
+
     def fill(self, wants: Iterable[Want]) -> None:
         """Read every wanted byte once. Raises NotFound for an unknown name, Refused by name for
         another dtype or a box that reaches out of the tensor; nothing is read then.
         """
         reads = self._new_reads()
+        reads.memory = self._memory
         for want in wants:
             tensor = self._tensor(want)
             box_inside(want.name, want.offset, want.array.shape, tensor.global_shape)

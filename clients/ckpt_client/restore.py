@@ -297,6 +297,11 @@ class Checkpoint:
             self._sources |= {"store", "peers"} if moved.peer_bytes else {"store"}
             return
         assert isinstance(reads, ReadSet)
+        with reads.memory:
+            self._read_tier(reads)
+        reads.finish()
+
+    def _read_tier(self, reads: ReadSet) -> None:
         jobs, shared = self._jobs(reads.landings), self._jobs(reads.shared)
         total = sum(job.landings.wanted_bytes for job in (*jobs, *shared))
         if total and self._receiver is None:
@@ -310,7 +315,6 @@ class Checkpoint:
                 jobs, lambda done: self._progress.tell(before + done, total)
             )
             self.statistics = (*self.statistics, found)
-        reads.finish()
 
     def _read_shared(
         self, jobs: list[ReadJob], receiver: PayloadReceiver, total: int

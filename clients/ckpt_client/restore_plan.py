@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ckpt.aio.first_touch import FirstTouch
 from ckpt.base.errors import Corrupt, NotFound, Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_name, dtype_of
@@ -28,6 +29,9 @@ class TensorIndex(Protocol):
 class Reads(Protocol):
     """Notes what a load will read."""
 
+    memory: FirstTouch
+    """Of the arrays that the load makes; to be entered while they are filled."""
+
     def add_box(
         self, tensor: IndexTensor, boxes: Sequence[Box], offset: tuple[int, ...], array: AnyArray,
         prefer: Rank | None = None, replica: bool = False,
@@ -38,9 +42,9 @@ class Reads(Protocol):
         """
 
 
-def new_array(tensor: IndexTensor, shape: tuple[int, ...]) -> AnyArray:
+def new_array(reads: Reads, tensor: IndexTensor, shape: tuple[int, ...]) -> AnyArray:
     """Memory for a box of the tensor, not filled."""
-    return np.empty(shape, dtype_of(tensor.dtype))
+    return reads.memory.array(shape, dtype_of(tensor.dtype))
 
 
 def variants_of(index: TensorIndex, name: str) -> tuple[IndexTensor, ...]:

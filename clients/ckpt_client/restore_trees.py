@@ -48,7 +48,7 @@ def own_tree(index: TensorIndex, rank: Rank, root: Node, reads: Reads) -> object
 
     def leaf(name: str) -> object:
         tensor, boxes = tensor_of_rank(index, name, rank)
-        arrays = [new_array(tensor, box.shape) for box in boxes]
+        arrays = [new_array(reads, tensor, box.shape) for box in boxes]
         for box, array in zip(boxes, arrays, strict=True):
             reads.add_box(tensor, [box], box.offset, array, prefer=rank)
         if tensor.meaning is not Meaning.SHARD:
@@ -139,7 +139,7 @@ class LikeWalk:
         whole = tensor.global_shape
         if isinstance(value, Box):
             box_inside(name, value.offset, value.shape, whole)
-            array = new_array(tensor, value.shape)
+            array = new_array(self.reads, tensor, value.shape)
             self.reads.add_box(tensor, boxes, value.offset, array, self.rank)
             return array
         if isinstance(value, Shards):
@@ -303,7 +303,7 @@ class WholeWalk:
     def _merge_leaves(self, name: str, ranks: Sequence[Rank]) -> object:
         tensor, _ = tensor_of_rank(self.index, name, ranks[0])
         if tensor.meaning is not Meaning.OWN:
-            array = new_array(tensor, tensor.global_shape)
+            array = new_array(self.reads, tensor, tensor.global_shape)
             self.reads.add_box(tensor, tensor.boxes, (0,) * array.ndim, array)
             return array
         return PerRank({int(rank): self._own(name, rank) for rank in ranks})

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
+from ckpt.aio.first_touch import FirstTouch
 from ckpt.base.errors import CkptError, NotFound, Refused
 from ckpt.base.ids import CheckpointId, Rank, check_run_name, check_step
 from ckpt.base.units import format_bytes
@@ -170,8 +172,7 @@ class StoredReading:
     def read(self, reads: Reads) -> None:
         """Fill everything that was noted in what `new_reads` gave."""
         assert isinstance(reads, WishList)
-        self._source.read(reads.wishes, together=self._together)
-        reads.finish()
+        reads.fill_by(partial(self._source.read, together=self._together))
         _tell(self._source)
 
     def statistics(self) -> StoreStatistics:
@@ -213,8 +214,7 @@ def load_from(
         state = walk.fill(like)
     else:
         state = _own(source, index, reads, trees, rank, world_size)
-    source.read(reads.wishes, together=together)
-    reads.finish()
+    reads.fill_by(partial(source.read, together=together))
     return state
 
 
@@ -254,8 +254,7 @@ def declared_tree(source: Source, rank: Rank) -> object:
                 return Replicated(array) if index.is_replicated(name) else array
 
     state = walk(source.trees()[rank], ())
-    source.read(reads.wishes)
-    reads.finish()
+    reads.fill_by(source.read)
     return state
 
 
@@ -289,6 +288,7 @@ class WishList:
     wishes: list[Wish] = field(default_factory=list)
     copies: list[tuple[AnyArray, AnyArray]] = field(default_factory=list)
     """(destination, what was read aside for it)."""
+    memory: FirstTouch = field(default_factory=FirstTouch)
 
     def add_box(
         self, tensor: IndexTensor, boxes: Sequence[Box], offset: tuple[int, ...], array: AnyArray,
@@ -296,14 +296,16 @@ class WishList:
     ) -> None:  # fmt: skip
         memory = array
         if not array.flags.c_contiguous:
-            memory = np.empty(array.shape, array.dtype)
+            memory = self.memory.array(array.shape, array.dtype)
             self.copies.append((array, memory))
         is_own = tensor.meaning is Meaning.OWN
         shared = not is_own and (replica or array.shape == tensor.global_shape)
         owner = boxes[0].rank if is_own else None
         self.wishes.append(Wish(tensor, owner, offset, memory, shared))
 
-    def finish(self) -> None:
-        """Everything was read: copy what was read aside."""
+    def fill_by(self, read: Callable[[Sequence[Wish]], None]) -> None:
+        """Everything, and copy what was read aside."""
+        with self.memory:
+            read(self.wishes)
         for target, source in self.copies:
             np.copyto(target, source, casting="no")

@@ -5,7 +5,7 @@ Every box is declared by one process only: the one that holds its replica number
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -84,6 +84,7 @@ class Target:
         shape: Extent,
         dtype: np.dtype[np.generic],
         sharding: jax.sharding.Sharding | None,
+        new_array: Callable[[Extent, np.dtype[np.generic]], AnyArray],
     ) -> None:
         self._name = name
         self._shape = shape
@@ -96,13 +97,13 @@ class Target:
         self._devices: list[tuple[jax.Device, Box]] = []
         if sharding is None:
             whole = ((0,) * len(shape), shape)
-            self._boxes[whole] = np.empty(shape, dtype)
+            self._boxes[whole] = new_array(shape, dtype)
             return
         self._shared = boxes_shared(sharding, shape)
         for device, index in sharding.addressable_devices_indices_map(shape).items():
             box = box_of(index, shape)
             if box not in self._boxes:
-                self._boxes[box] = np.empty(box[1], dtype)
+                self._boxes[box] = new_array(box[1], dtype)
             self._devices.append((device, box))
 
     def wants(self, stored_dtype: str, stored_shape: Extent, rank: Rank) -> list[Want]:

@@ -119,7 +119,9 @@ class _Reading:
         elif isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
             bound = not isinstance(leaf, jax.Array) or leaf.committed
             sharding = leaf.sharding if bound else None
-            target = Target(name, tuple(leaf.shape), np.dtype(leaf.dtype), sharding)
+            target = Target(
+                name, tuple(leaf.shape), np.dtype(leaf.dtype), sharding, self.contents.new_array
+            )
             self.targets[name] = target
             self.wants += target.wants(found[0].dtype, found[0].global_shape, rank)
         elif isinstance(leaf, np.ndarray | np.generic):
@@ -130,7 +132,7 @@ class _Reading:
     def _whole(self, name: str, stored: IndexTensor, leaf: AnyArray, rank: Rank) -> None:
         if stored.global_shape != leaf.shape:
             raise other_shape(name, stored.global_shape, leaf.shape)
-        array: AnyArray = np.empty(leaf.shape, dtype_of(stored.dtype))
+        array: AnyArray = self.contents.new_array(leaf.shape, dtype_of(stored.dtype))
         self.arrays[name] = array
         self.wants.append(Want(name, array, (0,) * array.ndim, rank))
 

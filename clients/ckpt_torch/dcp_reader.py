@@ -11,7 +11,6 @@ import io
 from collections import Counter
 from collections.abc import Iterable
 
-import numpy as np
 import torch
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -226,7 +225,7 @@ class CkptReader(StorageReader):
     def _object(self, contents: Contents, index: MetadataIndex) -> Want:
         name = path_text((*self._paths[index.fqn], self._suffixes[index.fqn]))
         (tensor,) = contents.variants(name)
-        array: AnyArray = np.empty(tensor.global_shape, dtype_of(tensor.dtype))
+        array: AnyArray = contents.new_array(tensor.global_shape, dtype_of(tensor.dtype))
         return Want(name, array, (0,) * array.ndim)
 
     def _stream(self, item: ReadItem, array: AnyArray) -> io.BytesIO:

@@ -208,7 +208,7 @@ class _Reading:
 
     def _array(self, name: str, rank: Rank) -> AnyArray:
         tensor = self.contents.variants(name)[0]
-        array: AnyArray = np.empty(tensor.global_shape, dtype_of(tensor.dtype))
+        array: AnyArray = self.contents.new_array(tensor.global_shape, dtype_of(tensor.dtype))
         self.wants.append(Want(name, array, (0,) * array.ndim, rank))
         return array
 
