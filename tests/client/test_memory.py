@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,6 +118,32 @@ def test_the_socket_of_a_killed_stager_is_cleared_away() -> None:
     server.socket.close()  # As a SIGKILL leaves it: the name stays.
     assert memory_source("cluster", RUN, Rank(0), CHECKPOINT, DIGEST) is None
     assert not list(runtime_directory().glob(f"{socket_prefix('cluster', RUN, Rank(0))}.*"))
+    server.close()
+
+
+def _bound(name: str, kind: socket.SocketKind) -> Path:
+    """A socket that was bound an hour ago by somebody who is gone."""
+    path = runtime_directory() / name
+    with socket.socket(socket.AF_UNIX, kind) as sock:
+        sock.bind(str(path))
+    os.utime(path, (time.time() - 3600,) * 2)
+    return path
+
+
+@pytest.mark.usefixtures("serving")
+def test_a_stager_clears_away_what_killed_ones_of_other_runs_left() -> None:
+    listening = next(runtime_directory().iterdir())
+    os.utime(listening, (time.time() - 3600,) * 2)
+    dead = [_bound("one.1", socket.SOCK_SEQPACKET), _bound("two", socket.SOCK_STREAM)]
+    just_bound = _bound("three.3", socket.SOCK_SEQPACKET)
+    just_bound.touch()
+    no_socket = runtime_directory() / "notes"
+    no_socket.write_text("mine")
+    os.utime(no_socket, (time.time() - 3600,) * 2)
+    server = MemoryServer("cluster", RunName("another run"), 0)
+    assert not any(path.exists() for path in dead)
+    assert all(path.exists() for path in (listening, just_bound, no_socket))
+    assert memory_source("cluster", RUN, Rank(0), CHECKPOINT, DIGEST) is not None
     server.close()
 
 

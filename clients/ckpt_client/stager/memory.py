@@ -13,6 +13,7 @@ import socket
 import stat
 import struct
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from ckpt.format.checksum import xxh3_128
 
 REQUEST_BYTES_MAX: Final = 4096
 TIMEOUT_S: Final = 2.0
+BOUND_S: Final = 60.0
+"""Between its bind and its listen, a socket looks dead."""
 _UCRED: Final = struct.Struct("3i")
 
 
@@ -89,7 +92,9 @@ class MemoryServer:
 
     def __init__(self, cluster: str, run: RunName, rank: int) -> None:
         name = f"{socket_prefix(cluster, run, rank)}.{os.getpid()}"
-        self._path = runtime_directory() / name
+        directory = runtime_directory()
+        _clear_away_dead(directory)
+        self._path = directory / name
         with suppress(FileNotFoundError):
             self._path.unlink()  # Of a process that had our number before.
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -163,6 +168,28 @@ def _sockets(prefix: str) -> Iterator[Path]:
     except (Refused, OSError):
         return
     yield from sorted(directory.glob(f"{prefix}.*"))
+
+
+def _clear_away_dead(directory: Path) -> None:
+    """Sockets of whoever was killed: once a run is over, nobody asks for it by name any more."""
+    latest = time.time() - BOUND_S
+    for path in directory.iterdir():
+        with suppress(OSError):
+            if path.lstat().st_mtime < latest and _is_dead(path):
+                path.unlink()
+
+
+def _is_dead(path: Path) -> bool:
+    """A socket that nobody has. Its owner may be of another namespace: only a connection tells."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(str(path))
+        except ConnectionRefusedError:
+            return stat.S_ISSOCK(path.lstat().st_mode)
+        except OSError:
+            return False
+        return False
 
 
 def _ask(path: Path, request: bytes) -> memoryview | None:
