@@ -20,7 +20,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 TESTS ?= tests
 FRAMEWORKS := torch==2.13.0 jax lightning transformers accelerate pandas safetensors obstore \
-	silero-vad matplotlib torch_checkpointing==0.1.1
+	silero-vad matplotlib torch_checkpointing==0.1.1 orbax-checkpoint==0.12.8 \
+	tensorstore==0.1.86
 # What it requires besides torch is for GPUs, and its local checkpoints do without.
 FRAMEWORKS_ALONE := 'nvidia-resiliency-ext==0.4.1; python_version < "3.13"'
 FRAMEWORKS_READY := $(VENV)/.frameworks

@@ -16,7 +16,6 @@ import multiprocessing
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,13 +26,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from beside import cluster, drop_caches
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-import ckpt
 import ckpt_torch
 from ckpt.base.units import MiB
 
@@ -44,7 +43,6 @@ BUSY_SIZE = 256
 """Rows of the matrices that a training loop beside a background write multiplies."""
 State = dict[str, DTensor]
 Figures = dict[str, float]
-CODE = "targets=6&code=4+2&pretend_domains=1&keep=2"
 
 
 class Bench:
@@ -211,13 +209,6 @@ class Bench:
         }
 
 
-def drop_caches() -> None:
-    """Pages of the disk go; without root they stay, and loads are warm."""
-    os.sync()
-    if os.geteuid() == 0:
-        Path("/proc/sys/vm/drop_caches").write_text("1")
-
-
 def serve(rank: int, options: argparse.Namespace, place: Path, url: str) -> None:
     """One rank's life."""
     torch.set_num_threads(1)
@@ -273,27 +264,23 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory, prefix="peers-") as name:
         place = Path(name)
-        url = f"ckpt+local://{place}/burst"
-        ckpt.open(f"{url}?{CODE}").close()
-        os.environ["CKPT_REFERENCES"] = "off"  # The states repeat; what is measured is writing.
-        context = multiprocessing.get_context("spawn")
-        ranks = [
-            context.Process(target=serve, args=(rank, options, place, url))
-            for rank in range(options.ranks)
-        ]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-        command = str(Path(sys.executable).with_name("ckpt"))
-        subprocess.run([command, "local", "stop", f"{place}/burst"], check=True)
+        with cluster(place / "burst") as url:
+            context = multiprocessing.get_context("spawn")
+            ranks = [
+                context.Process(target=serve, args=(rank, options, place, url))
+                for rank in range(options.ranks)
+            ]
+            for process in ranks:
+                process.start()
+            for process in ranks:
+                process.join()
         if any(process.exitcode for process in ranks):
             return 1
         texts = [(place / f"rank-{rank}.json").read_text() for rank in range(options.ranks)]
     for what, value in report([json.loads(text) for text in texts]).items():
         print(f"{what:42} {value:.3f}")
-    if os.geteuid() != 0:
-        print("not root: page caches were not dropped, loads were warm")
+    if not drop_caches():
+        print("page caches could not be dropped (that needs root): loads were warm")
     return 0
 
 
