@@ -356,20 +356,26 @@ def slowest(each: list[Figures]) -> Figures:
 
 
 def table(found: Rounds) -> Iterator[str]:
-    """Medians with spread; the ratio is that of the same round."""
-    yield "seconds of the slowest rank, median [spread] over rounds"
+    """Medians with spread; a ratio is of two figures of the same round."""
     columns = ("stall", "done", "synced", "load")
-    row = "{:12}" + "{:>26}" * (len(columns) + 1)
-    yield row.format("", *columns, "ckpt / it, synced")
+    row = "{:12}" + "{:>26}" * len(columns)
+    yield row.format("seconds", *columns)
     for way in DURABILITY:
-        rounds = found[way]
-        cells = [
-            middle([one[name] for one in rounds]) if name in rounds[0] else "-" for name in columns
+        figures = [[one[name] for one in found[way] if name in one] for name in columns]
+        yield row.format(way, *(middle(values) if values else "-" for values in figures))
+    yield row.format("ckpt / it", *columns)
+    for way in list(DURABILITY)[1:]:
+        ratios = [
+            [
+                ours[name] / its[name]
+                for ours, its in zip(found["ckpt"], found[way], strict=True)
+                if name in its
+            ]
+            for name in columns
         ]
-        pairs = zip(found["ckpt"], rounds, strict=True)
-        ratio = middle([ours["synced"] / its["synced"] for ours, its in pairs])
-        yield row.format(way, *cells, ratio)
-    yield f"a warm copy of the same arrays: {middle([one['copy'] for one in found['copy']])} s"
+        yield row.format(way, *(middle(values) if values else "-" for values in ratios))
+    yield "Of the slowest rank, median [lowest - highest] over rounds; ratios of the same round."
+    yield f"A warm copy of the same arrays: {middle([one['copy'] for one in found['copy']])} s"
     yield "tensorstore has no stall: it reads the arrays until it is done"
     for way, worth in DURABILITY.items():
         yield f"done of {way}: {worth}"

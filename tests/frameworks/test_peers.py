@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +37,12 @@ def absent() -> list[str]:
     ]
 
 
-@pytest.mark.skipif(bool(absent()), reason=f"NO ORBAX OR TENSORSTORE: pip install {absent()}")
+needs_both = pytest.mark.skipif(
+    bool(absent()), reason=f"NO ORBAX OR TENSORSTORE: pip install {' '.join(absent())}"
+)
+
+
+@needs_both
 def test_all_ways_give_back_what_ckpt_orbax_and_tensorstore_were_given(tmp_path: Path) -> None:
     done = run("orbax_tensorstore.py", *SMALL, "--json", "--directory", str(tmp_path))
     assert done.returncode == 0, done.stderr[-4000:]
@@ -47,6 +53,37 @@ def test_all_ways_give_back_what_ckpt_orbax_and_tensorstore_were_given(tmp_path:
         assert 0 < figures.get("stall", figures["done"]) <= figures["done"] <= figures["synced"]
         assert figures["load"] > 0
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_both
+def test_a_table_tells_all_ways_and_their_ratios(tmp_path: Path) -> None:
+    done = run("orbax_tensorstore.py", *SMALL, "--directory", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-4000:]
+    first = [line.split()[0] for line in done.stdout.splitlines()]
+    assert first[:9] == ["seconds", *WAYS, "ckpt", *WAYS[1:]]
+
+
+@needs_both
+def test_a_rank_that_is_killed_ends_the_run_and_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, str(PEERS / "orbax_tensorstore.py"), "--ranks", "2", "--mib", "2"]
+    options = ["--rounds", "1000000", "--directory", str(tmp_path)]
+    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        while not (line := running.stderr.readline()).startswith("round 1"):
+            assert line, "it ended before its first round"
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        ranks = [int(child) for child in children if b"spawn_main" in command_line(child)]
+        assert len(ranks) == 4
+        os.kill(ranks[1], signal.SIGKILL)
+        _, said = running.communicate(timeout=TIMEOUT_S)
+    assert running.returncode == 1
+    assert "error: a process ended" in said
+    assert [rank for rank in ranks if Path(f"/proc/{rank}").exists()] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def command_line(pid: str) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_dcp_and_ckpt_are_told_side_by_side(tmp_path: Path) -> None:
