@@ -54,6 +54,8 @@ class Change:
     after: tuple[float, ...]
     change: Interval
     """As a part of the first mean."""
+    unlike: tuple[str, ...] = ()
+    """In what the job is not the same work in both: then the change says nothing."""
 
     @property
     def verdict(self) -> str:
@@ -78,11 +80,12 @@ def read_report(document: bytes, name: str) -> Report:
 def compare(before: Report, after: Report) -> list[Change]:
     """Of every phase that both have. Raises Refused when there is none."""
     first, second = _phases(before), _phases(after)
+    differ = unlike(before, after)
     found = [
         change
         for key in first
         if key in second
-        for change in _changes(key, first[key], second[key])
+        for change in _changes(key, first[key], second[key], differ.get(key[0], ()))
     ]
     if not found:
         raise Refused(
@@ -92,11 +95,11 @@ def compare(before: Report, after: Report) -> list[Change]:
     return found
 
 
-def unlike(before: Report, after: Report) -> list[str]:
-    """A line for each job of both that is not the same work in both: its change says nothing."""
+def unlike(before: Report, after: Report) -> dict[str, tuple[str, ...]]:
+    """The jobs of both that are not the same work in both, and in what they differ."""
     old = {job.jobname: job.checkpoint for job in (*before.jobs, *before.client_stats)}
     new = {job.jobname: job.checkpoint for job in (*after.jobs, *after.client_stats)}
-    found = []
+    found = {}
     for name in [name for name in old if name in new]:
         pairs = [
             (word, getattr(old[name], word), getattr(new[name], word))
@@ -104,7 +107,7 @@ def unlike(before: Report, after: Report) -> list[str]:
         ]
         changed = [f"{word} {a or '-'} -> {b or '-'}" for word, a, b in pairs if a != b]
         if changed:
-            found.append(f"{name} is not the same work in both: {'; '.join(changed)}")
+            found[name] = tuple(changed)
     return found
 
 
@@ -134,7 +137,9 @@ def _phases(report: Report) -> Mapping[tuple[str, str], _Phase]:
     }
 
 
-def _changes(key: tuple[str, str], before: _Phase, after: _Phase) -> Iterator[Change]:
+def _changes(
+    key: tuple[str, str], before: _Phase, after: _Phase, differ: tuple[str, ...]
+) -> Iterator[Change]:
     pairs = (("GB/s", before.gb_per_s, after.gb_per_s), ("seconds", before.seconds, after.seconds))
     for unit, first, second in pairs:
         if first and second:
@@ -144,6 +149,7 @@ def _changes(key: tuple[str, str], before: _Phase, after: _Phase) -> Iterator[Ch
                 tuple(first),
                 tuple(second),
                 relative_change(first, second),
+                differ,
             )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.base.errors import Refused
+from ckptbench.cli import main
 from ckptbench.compare import compare, compare_text, read_report, unlike
 from ckptbench.report import numbers
 from ckptbench.report.bandwidth_log import log_lines, write_logs
@@ -183,12 +184,27 @@ def test_a_comparison_says_which_jobs_are_not_the_same_work() -> None:
     document = run_document(made.run(made.job(made.save(0))), plus=False)
     text = encode(document).encode()
     before = read_report(text, "a")
-    assert unlike(before, read_report(text, "b")) == []
+    assert unlike(before, read_report(text, "b")) == {}
+    assert {one.unlike for one in compare(before, read_report(text, "b"))} == {()}
     bytes_of = before.jobs[0].checkpoint.bytes
     other = text.replace(b'"bytes": %d' % bytes_of, b'"bytes": 7')
-    assert unlike(before, read_report(other, "b")) == [
-        f"save is not the same work in both: bytes {bytes_of} -> 7"
-    ]
+    differ = (f"bytes {bytes_of} -> 7",)
+    assert unlike(before, read_report(other, "b")) == {"save": differ}
+    assert {one.unlike for one in compare(before, read_report(other, "b"))} == {differ}
+
+
+def test_a_comparison_as_json_says_it_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = encode(run_document(made.run(made.job(made.save(0))), plus=False))
+    (tmp_path / "a.json").write_text(text)
+    engine = '"engine": "ckpt"'
+    assert engine in text
+    (tmp_path / "b.json").write_text(text.replace(engine, '"engine": "posix"'))
+    assert main(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--json"]) == 0
+    told = capsys.readouterr()
+    assert "save is not the same work in both: engine ckpt -> posix" in told.err
+    assert [row["unlike"] for row in json.loads(told.out)] == [["engine ckpt -> posix"]] * 2
 
 
 @pytest.mark.parametrize(

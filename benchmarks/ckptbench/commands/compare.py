@@ -30,8 +30,9 @@ def main(argv: Sequence[str]) -> int:
         raise Refused(f"cannot read {error.filename}: {error.strerror}") from None
     before, after = (read_report(text, str(path)) for path, text in documents)
     changes = compare(before, after)
-    for line in unlike(before, after):
-        print(f"ckptbench: {line}", file=sys.stderr)
+    for job, differ in unlike(before, after).items():
+        told = "; ".join(differ)
+        print(f"ckptbench: {job} is not the same work in both: {told}", file=sys.stderr)
     if options.json:
         rows = [{**msgspec.to_builtins(one), "verdict": one.verdict} for one in changes]
         print(msgspec.json.format(msgspec.json.encode(rows)).decode())
