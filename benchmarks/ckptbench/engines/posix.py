@@ -1,16 +1,19 @@
 """`ioengine=posix`: one file for each rank, written in blocks of `bs`, as a C program would.
 
-direct=1 goes around the page cache; end_fsync=1 (the default) syncs file and directory inside the
-clock. The save is synchronous: its stall is all of it.
+direct=1 goes around the page cache both ways, but for boxes, which begin anywhere in a file;
+end_fsync=1 (the default) syncs file and directory inside the clock. The save is synchronous: its
+stall is all of it.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from ckpt.base.errors import Corrupt
+from ckpt.base.errors import Corrupt, Refused
 from ckptbench.engines.base import EnginePlan, Loaded
 from ckptbench.engines.file_engine import FileEngine
 from ckptbench.workload import (
@@ -35,22 +38,19 @@ class PosixEngine(FileEngine):
         self._direct = os.O_DIRECT if plan.settings["direct"] == "1" else 0
 
     def write(self, path: Path, state: State) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | self._direct
-        descriptor = os.open(path, flags, 0o600)
-        try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with self._opened(path, flags) as descriptor:
             end = len(state.memory)
             offset = 0
             while offset < end:
                 offset += os.pwrite(
                     descriptor, state.memory[offset : min(end, offset + self._block)], offset
                 )
-        finally:
-            os.close(descriptor)
 
     def load(self, step: int, rank: int) -> Loaded:
         state = empty_state(self._plan.state, rank_boxes(self._plan.state, rank))
-        with open(self._path(step, rank), "rb", buffering=0) as file:
-            self._read(file.fileno(), state.memory, 0)
+        with self._opened(self._path(step, rank), os.O_RDONLY) as descriptor:
+            self._read(descriptor, state.memory, 0)
         return Loaded(state.arrays, "file")
 
     def load_boxes(self, step: int, boxes: Sequence[Box]) -> Loaded:
@@ -66,6 +66,22 @@ class PosixEngine(FileEngine):
                 with open(self._path(step, rank), "rb", buffering=0) as file:
                     self._read(file.fileno(), part, offset)
         return Loaded(state.arrays, "file")
+
+    @contextmanager
+    def _opened(self, path: Path, flags: int) -> Iterator[int]:
+        """Its descriptor. Raises Refused where the device takes no such blocks directly."""
+        descriptor = os.open(path, flags | os.O_CLOEXEC | self._direct, 0o600)
+        try:
+            yield descriptor
+        except OSError as error:
+            if not self._direct or error.errno != errno.EINVAL:
+                raise
+            raise Refused(
+                f"O_DIRECT takes no blocks of {self._block} bytes here",
+                hint="bs= in whole sectors of the device; 4096 fits all",
+            ) from None
+        finally:
+            os.close(descriptor)
 
     def _read(self, descriptor: int, into: memoryview, offset: int) -> None:
         done = 0

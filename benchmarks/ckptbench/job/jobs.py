@@ -17,7 +17,14 @@ from ckpt.erasure.code import Code
 from ckptbench import models
 from ckptbench.faults import words as fault_words
 from ckptbench.job.grammar import Section, Setting
-from ckptbench.job.options import DEFAULTS, STORE_VERBS, TABLE, JobOptions, find_option
+from ckptbench.job.options import (
+    DEFAULTS,
+    DIRECT_ENGINES,
+    STORE_VERBS,
+    TABLE,
+    JobOptions,
+    find_option,
+)
 
 MLPERF_LOOPS: Final = 10
 MLPERF_THINK_S: Final = 5.0
@@ -196,6 +203,10 @@ def _problems(job: Job) -> Iterable[tuple[str, str]]:
             yield f"code {code} needs {code.n} targets, not {options.targets}", ""
     if options.rw == "degraded" and options.ioengine != "ckpt":
         yield f"{options.ioengine} has no parity: rw=degraded needs ioengine=ckpt", ""
+    if options.direct and options.ioengine not in DIRECT_ENGINES:
+        yield f"{options.ioengine} cannot write past the page cache: direct is ioengine=posix's", ""
+    if options.direct and options.ioengine == "posix" and options.rw == "reshard":
+        yield "boxes begin anywhere in a file, which O_DIRECT cannot read", "leave direct out"
     if options.rw in STORE_VERBS and (options.ioengine != "ckpt" or options.url):
         yield f"rw={options.rw} needs the cluster of ioengine=ckpt that the run itself starts", ""
     if options.sink == "null" and options.rw != "save":

@@ -53,6 +53,7 @@ VERBS: Final = {
     "fetch": "what only an object store holds is brought back into the tier, see durable",
 }
 STORE_VERBS: Final = ("drain", "fetch")
+DIRECT_ENGINES: Final = ("ckpt", "posix")
 """Those that need an object store beside the run's own cluster."""
 MISSING_VERBS: Final = {
     "rebuild": "lost columns are not rebuilt yet: a checkpoint keeps those that it has. "
@@ -173,12 +174,12 @@ class JobOptions:
     )  # fmt: skip
 
     # --- durability and caches
-    direct: bool = option(False, flag_kind(), "O_DIRECT (posix)")
+    direct: bool = option(False, flag_kind(), "O_DIRECT (posix); what targets do anyway (ckpt)")
     end_fsync: bool = option(
         True, flag_kind(), "sync files before a save counts as done; inside the clock, as in fio"
     )
     invalidate: bool = option(True, flag_kind(), "drop the page cache before each load")
-    bs: int = option(MiB, size_kind(least=512), "bytes of one write or read", "blocksize")
+    bs: int = option(MiB, size_kind(least=512), "bytes of one write or read (posix)", "blocksize")
     verify: str = option(
         "bytes", choice_kind(VERIFY, FIO_VERIFY),
         "compare what is loaded. Checksum names of fio: every byte is compared just the same",

@@ -121,6 +121,8 @@ def test_the_mlperf_preset_is_ten_writes_then_ten_reads_on_another_host() -> Non
         ("size=1m\nioengine=posix\nfault=kill:target=1", "needs the targets"),
         ("size=1m\nfault=explode:target=1", "not understood"),
         ("size=1m\nfault=kill:target=6", "6 targets, t0 to t5"),
+        ("size=1m\nioengine=torch_save\ndirect", "torch_save cannot write past the page cache"),
+        ("size=1m\nioengine=posix\ndirect\nrw=reshard", "which O_DIRECT cannot read"),
         ("size=1m\nbuffer_compress_percentage=101", "more than 100"),
     ],
 )
