@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.aio.secret import make_secret, read_secret
-from ckpt.base.errors import Refused, Unauthorized
+from ckpt.base.errors import Refused, Unauthorized, Unavailable
 from ckpt.erasure.code import Code
 from ckptbench.cli import main
 from ckptbench.cluster import BenchCluster, ClusterPlan
@@ -22,20 +22,27 @@ from ckptbench.hosts.remote import Hosts, parse_hosts
 from ckptbench.hosts.words import Drop, End, Tell
 from ckptbench.results import HostSpent, Spent
 from ckptbench.run.counters import add_hosts
+from tests.waiting import WAIT_S, wait_until
+
+CKPTBENCH = [sys.executable, "-P", "-m", "ckptbench.cli"]
+
+
+def started(secret: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """A real agent on a free port, and its address."""
+    command = [*CKPTBENCH, "agent", "--listen", "127.0.0.1:0"]
+    environ = {**os.environ, "CKPT_SECRET_FILE": str(secret)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environ)
+    assert process.stdout is not None
+    return process, str(json.loads(process.stdout.readline())["address"])
 
 
 @contextmanager
 def agent(secret: Path) -> Iterator[str]:
-    """A real one, on a free port; its address."""
-    command = [sys.executable, "-P", "-m", "ckptbench.cli", "agent", "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "CKPT_SECRET_FILE": str(secret)},
-    ) as process:
-        assert process.stdout is not None
+    """The address of one that is ended by SIGTERM."""
+    process, address = started(secret)
+    with process:
         try:
-            yield str(json.loads(process.stdout.readline())["address"])
+            yield address
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
@@ -105,6 +112,26 @@ def test_what_hosts_counted_is_added_and_shared_interfaces_count_once() -> None:
     assert found.cpu_s == {"trainer": 1.0, "stager": 1.75}
     assert (found.device_read, found.device_written, found.private_bytes) == (3, 30, 101)
     assert (found.sent, found.received) == (151, 14)
+
+
+def test_an_agent_that_is_killed_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    secret, files = tmp_path / "secret", tmp_path / "files"
+    make_secret(secret)
+    files.mkdir()
+    words = ["save", "--ioengine=posix", f"--directory={files}", "--size=64k", "--loops=1000000"]
+    with agent(secret) as first:
+        killed, second = started(secret)
+        flags = [f"--hosts={first},{second}", f"--secret-file={secret}"]
+        run = subprocess.Popen([*CKPTBENCH, *words, *flags], stdout=subprocess.PIPE, text=True)
+        with killed, run:
+            wait_until(lambda: len(list(files.rglob("*.bin"))) >= 2, "a rank of each host saves")
+            killed.kill()
+            told, _ = run.communicate(timeout=WAIT_S)
+        assert run.returncode == Unavailable.exit_code
+        assert f"ERROR  save: {second}: " in told
+        assert "is `ckptbench agent` running there?" in told
+        with Hosts([first], read_secret(secret)) as hosts:
+            assert hosts.start_skew_s() > 0, "the other one takes the next run"
 
 
 def test_another_secret_opens_nothing(tmp_path: Path) -> None:

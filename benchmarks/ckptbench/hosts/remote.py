@@ -41,6 +41,7 @@ from ckptbench.results import HostSpent
 _T = TypeVar("_T")
 CALL_TIMEOUT_S: Final = 2 * ANSWER_TIMEOUT_S
 PINGS: Final = 5
+HINT: Final = "is `ckptbench agent` running there?"
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
@@ -63,6 +64,8 @@ class Hosts:
                 name="ckptbench",
                 server_role=Role.ADMIN,
                 cluster=CLUSTER,
+                # Its ranks end with the session: an agent that was lost takes the run along.
+                lasting=False,
             )
             for address in addresses
         ]
@@ -76,9 +79,13 @@ class Hosts:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.hang_up()
+        self._pool.shutdown()
+
+    def hang_up(self) -> None:
+        """Agents end what they run; calls under way fail."""
         for client in self._clients:
             client.close()
-        self._pool.shutdown()
 
     def start_skew_s(self) -> float:
         """The longest round trip to an agent, best of some: no two hosts begin further apart.
@@ -109,7 +116,7 @@ class Hosts:
             )
         except CkptError as error:
             told = f"{self.addresses[host]}: {error.message}"
-            raise type(error)(told, hint=error.hint) from None
+            raise type(error)(told, hint=error.hint or HINT) from None
         if not isinstance(message, AnswerMessage):
             raise PeerError(f"{self.addresses[host]} answered with a {type(message).__name__}")
         return replies.decode(bytes(bulk))
@@ -199,6 +206,7 @@ class RemoteRanks:
     def abandon(self) -> None:
         """See RankGroup: an agent ends what a closed session started."""
         self._ended = True
+        self._hosts.hang_up()
 
     def finish(self) -> None:
         """See RankGroup."""
