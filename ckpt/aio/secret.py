@@ -19,6 +19,7 @@ from ckpt.base.errors import Refused, Unauthorized
 
 SECRET_BYTES: Final = 32
 _FILE_BYTES_MAX: Final = 4096
+_HINT: Final = f"`openssl rand -hex {SECRET_BYTES}` makes one; all hosts need a copy of the same"
 
 
 def find_secret_file(
@@ -61,9 +62,11 @@ def read_secret(path: Path) -> bytes:
     try:
         secret = bytes.fromhex(text.decode("ascii"))
     except ValueError:
-        raise Refused(f"the secret {path} is not written in hex") from None
+        raise Refused(f"the secret {path} is not written in hex", hint=_HINT) from None
     if len(secret) < SECRET_BYTES:
-        raise Refused(f"the secret {path} has {len(secret)} bytes, {SECRET_BYTES} are needed")
+        raise Refused(
+            f"the secret {path} has {len(secret)} bytes, {SECRET_BYTES} are needed", hint=_HINT
+        )
     return secret
 
 

@@ -46,7 +46,7 @@ def test_a_secret_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "secret"
     path.write_text(text)
     path.chmod(0o600)
-    with pytest.raises(Refused):
+    with pytest.raises(Refused, match="openssl rand -hex 32"):
         read_secret(path)
 
 
