@@ -411,6 +411,9 @@ def main() -> int:
     """Run it and print the table."""
     options = parse()
     os.environ["JAX_PLATFORMS"] = "cpu"
+    # A rank is one device, whatever a test of JAX has asked of this shell. The last one counts.
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=1".strip()
     if text := missing(PACKAGES):
         print(text, file=sys.stderr)
         return EXIT_MISSING

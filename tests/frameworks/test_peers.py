@@ -44,7 +44,10 @@ needs_both = pytest.mark.skipif(
 
 @needs_both
 def test_all_ways_give_back_what_ckpt_orbax_and_tensorstore_were_given(tmp_path: Path) -> None:
-    done = run("orbax_tensorstore.py", *SMALL, "--json", "--directory", str(tmp_path))
+    # As a shell has it that tests JAX on eight devices; a rank is one all the same.
+    devices = "--xla_force_host_platform_device_count=8"
+    words = (*SMALL, "--json", "--directory", str(tmp_path))
+    done = run("orbax_tensorstore.py", *words, XLA_FLAGS=devices)
     assert done.returncode == 0, done.stderr[-4000:]
     report = json.loads(done.stdout)
     assert tuple(report["durability"]) == WAYS
