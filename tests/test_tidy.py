@@ -22,7 +22,7 @@ LINE_LENGTH_MAX = 100
 FUNCTION_LINES_MAX = 60
 FILE_LINES_MAX = 500
 LONGER_FILES = {
-    "ckpt/format/messages.py": 800,  # The list of all messages; read as a table.
+    "ckpt/format/messages.py": 815,  # The list of all messages; read as a table.
 }
 
 

@@ -53,7 +53,9 @@ RENEW_US = 1_000_000
 STANDSTILL_US = 1_000_000
 """A coordinator that did not tick for so long was stopped itself: the time counts for no lease."""
 HEDGE_US = 2_000_000
-"""A column without progress for so long, while it owes some, loses its place to a spare."""
+"""A target that is silent for so long, while it owes something, loses its column to a spare."""
+BEAT_US = 500_000
+"""A target says that it lives at least so often to whoever waits for it."""
 RESOLVE_WAIT_US = 10_000_000
 STAGER_AWAY_US = 2_000_000
 """A stager that is away for longer was killed: readers do not wait for its attempt."""
@@ -67,5 +69,6 @@ assert BLOCK_BYTES & (BLOCK_BYTES - 1) == 0, "blocks of a cell are found by shif
 assert CELL_BYTES_DEFAULT % BLOCK_BYTES == 0
 assert CELL_BYTES_MAX <= FRAME_BULK_BYTES_MAX, "one fragment travels in one frame"
 assert CODE_PARITY_MAX < CODE_COLUMNS_MAX
+assert 3 * BEAT_US < HEDGE_US, "two lost or late words must not cost a place"
 assert 2 * RENEW_US < LEASE_US, "one lost renewal must not cost the lease"
 assert STANDSTILL_US <= RENEW_US, "what is not excused costs no more than one renewal"

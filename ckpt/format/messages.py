@@ -89,6 +89,7 @@ from ckpt.format.target_messages import (
     RenewLease,
     Reserve,
     Reserved,
+    TargetPace,
     TargetRegistered,
 )
 
@@ -203,6 +204,7 @@ class ColumnAccepted(Struct, frozen=True, gc=False):
     """The target holds space and buffers: this many fragment bytes may be sent at once."""
 
     credit_bytes: int
+    pace: TargetPace | None = None
 
 
 class Fragment(Struct, frozen=True, gc=False):
@@ -214,9 +216,13 @@ class Fragment(Struct, frozen=True, gc=False):
 
 
 class CreditGranted(Struct, frozen=True, gc=False):
-    """Buffers are free again: so many bytes more may be sent on this stream."""
+    """Buffers are free again: so many bytes more may be sent on this stream.
+
+    0 to a stream that waits, now and then: the target lives, and is busy with others.
+    """
 
     credit_bytes: int
+    pace: TargetPace | None = None
 
 
 class SealColumn(Struct, frozen=True, gc=False):
@@ -475,6 +481,8 @@ class Certify(Struct, frozen=True, gc=False):
     """Whose column took longest, for the report."""
     slowest_us: int = 0
     repeats: Repeats | None = None
+    slow: tuple[TargetId, ...] = ()
+    """Targets that were silent or slow beside their peers."""
 
 
 class Certified(Struct, frozen=True, gc=False):

@@ -1,7 +1,7 @@
 """What targets and the coordinator say to each other, on the session that the target dials.
 
 The coordinator's commands carry its term: a target refuses those of a lower one than it has seen.
-Commands are idempotent. The first two types here are said on other planes, too.
+Commands are idempotent. The first three types here are said on other planes, too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,17 @@ class DocumentKind(Enum):
     INDEX = "index"
     RECORD = "record"
     TOMBSTONE = "tombstone"
+
+
+class TargetPace(Struct, frozen=True, gc=False):
+    """How long this target takes now, whoever waits for it: its service time, without any queue."""
+
+    write_us: int
+    """Microseconds to write one MiB."""
+    seal_us: int
+    """Microseconds for one step of making a column durable: a sync, a rename."""
+    waiting_count: int
+    """Streams that may not send now, for want of memory here."""
 
 
 class ColumnProof(Struct, frozen=True, gc=False):

@@ -78,6 +78,8 @@ class Candidate(Struct, frozen=True, gc=False):
     own_bytes_free: int | None = None
     """What the target's own capacity leaves, besides the device; None when only the device counts.
     """
+    slow: bool = False
+    """It comes after all that are not: a place where nothing else is left, else a spare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,12 +394,18 @@ def _mean_load(group: Sequence[Candidate]) -> float:
 
 
 def _seats(candidates: Sequence[Candidate], turn: int) -> list[_Seat]:
-    """Least loaded first; equals in an order that another turn permutes."""
+    """Least loaded first, the slow last; equals in an order that another turn permutes."""
     ordered = sorted(candidates, key=lambda c: (c.domain, c.target))
     prime = _prime_from(len(ordered))
     stride, shift = 1 + turn % (prime - 1), _golden(turn, prime)
     seats = [_Seat(c, i) for i, c in enumerate(ordered)]
-    seats.sort(key=lambda s: (s.candidate.load_bytes, (s.position * stride + shift) % prime))
+    seats.sort(
+        key=lambda s: (
+            s.candidate.slow,
+            s.candidate.load_bytes,
+            (s.position * stride + shift) % prime,
+        )
+    )
     return seats
 
 

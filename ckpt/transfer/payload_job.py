@@ -219,7 +219,7 @@ class PayloadJob:
                     self._abandon(stream, reason)
                 case w.AskSpares(column, failed):
                     self._emit(SparesWanted(_now_us(), self.payload, column, failed))
-                case w.CertifyPayload(proofs):
+                case w.CertifyPayload(proofs, slow):
                     manifest = self.encoder.manifest
                     assert manifest is not None
                     self._emit(
@@ -229,6 +229,7 @@ class PayloadJob:
                             proofs,
                             manifest.digest,
                             *self.writer.slowest(),
+                            slow,
                         )
                     )
                 case w.FailPayload(code, message, hint):
@@ -282,10 +283,10 @@ class PayloadJob:
             return False
         now_us = _now_us()
         match message:
-            case m.ColumnAccepted(credit_bytes):
-                actions = self.writer.handle(w.StreamAccepted(now_us, stream, credit_bytes))
-            case m.CreditGranted(credit_bytes):
-                actions = self.writer.handle(w.StreamCredited(now_us, stream, credit_bytes))
+            case m.ColumnAccepted(credit_bytes, pace):
+                actions = self.writer.handle(w.StreamAccepted(now_us, stream, credit_bytes, pace))
+            case m.CreditGranted(credit_bytes, pace):
+                actions = self.writer.handle(w.StreamCredited(now_us, stream, credit_bytes, pace))
             case m.ColumnSealed(proof):
                 actions = self._sealed(stream, state, proof, now_us)
             case m.Failed(code, text):

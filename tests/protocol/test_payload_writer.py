@@ -15,11 +15,8 @@ from ckpt.base.limits import HEDGE_US
 from ckpt.protocol.events import Ticked
 from ckpt.protocol.writer import payload_events as w
 from ckpt.protocol.writer.column import ColumnState
-from ckpt.protocol.writer.payload_writer import (
-    HEDGE_LAST_US,
-    SLOW_AFTER_US,
-    PayloadWriter,
-)
+from ckpt.protocol.writer.lateness import HEDGE_LAST_US, SLOW_AFTER_US
+from ckpt.protocol.writer.payload_writer import PayloadWriter
 from tests.protocol.writerkit import (
     CELL,
     accept,
@@ -234,10 +231,12 @@ def test_a_late_column_without_a_spare_stays_and_may_be_left_out_from_the_floor_
     column3 = writer.columns[3]
     assert tick_until(writer, TICK_US, HEDGE_US) == [
         w.AskSpares(column3.number, (TargetId("t3"),)),
-        w.CertifyPayload(proofs),
+        w.CertifyPayload(proofs, (TargetId("t3"),)),
     ]
     assert column3.state is ColumnState.SEALING
-    assert seal(writer, 3, HEDGE_US + 1) == [w.CertifyPayload((*proofs, proof(writer, 3)))]
+    assert seal(writer, 3, HEDGE_US + 1) == [
+        w.CertifyPayload((*proofs, proof(writer, 3)), (TargetId("t3"),))
+    ]
 
 
 def test_nothing_is_certified_below_the_floor() -> None:
@@ -304,9 +303,9 @@ def test_a_slow_column_moves_when_its_peers_are_far_ahead() -> None:
     writer.handle(w.SendBlocked(1, slow.stream))
     for column in (0, 1):
         send_all(writer, column)
-    assert tick_until(writer, TICK_US, SLOW_AFTER_US - 1) == []
+    assert tick_until(writer, TICK_US, SLOW_AFTER_US) == []
     old = slow.stream
-    assert tick_until(writer, SLOW_AFTER_US, SLOW_AFTER_US) == [
+    assert tick_until(writer, SLOW_AFTER_US + 1, SLOW_AFTER_US + 1) == [
         w.AbandonStream(slow.number, old, place(2), w.AbandonReason.SLOW),
         w.OpenStream(slow.number, old + 1, place(10)),
     ]

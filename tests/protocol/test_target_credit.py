@@ -10,6 +10,7 @@ from ckpt.format.messages import (
     ColumnSealed,
     CreditGranted,
 )
+from ckpt.format.target_messages import TargetPace
 from ckpt.protocol.events import Session, SessionClosed
 from ckpt.protocol.target.core import TargetLimits
 from tests.protocol.target_world import WRITER, Column, TargetWorld, reserve, write
@@ -70,7 +71,7 @@ def test_a_window_that_comes_free_goes_to_nobody_whose_session_is_gone() -> None
         reserve(world, column, rank + 1)
         world.tell(session, column.begin(rank + 1), request=20 + rank)
     assert world.messages(WRITER) == [ColumnAccepted(65536), ColumnAccepted(0)]
-    assert world.messages(OTHER) == [ColumnAccepted(0)]
+    assert world.messages(OTHER) == [ColumnAccepted(0, TargetPace(0, 0, waiting_count=1))]
     world.feed(SessionClosed(world.now_us, WRITER))
     assert world.messages(WRITER) == []
     assert world.messages(OTHER) == [CreditGranted(65536)]

@@ -19,9 +19,10 @@ STEPS_MAX = 100_000
 class Clockwork:
     """I run actions in time order; ties run in the order in which they were asked for."""
 
-    __slots__ = ("_count", "_heap", "changed", "now_us", "random", "rng", "steps")
+    __slots__ = ("_count", "_heap", "changed", "now_us", "random", "rng", "steps", "steps_max")
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, steps_max: int = STEPS_MAX) -> None:
+        self.steps_max = steps_max
         self.rng = random.Random(seed)
         self.random = self.rng.random
         self.now_us = 50_000_000_000
@@ -57,8 +58,8 @@ class Clockwork:
                 self.changed = False
                 if until():
                     return True
-                if self.steps > STEPS_MAX:
-                    raise AssertionError(f"P4: no end after {STEPS_MAX} steps")
+                if self.steps > self.steps_max:
+                    raise AssertionError(f"P4: no end after {self.steps_max} steps")
             if heap[0][0] > end_us:
                 self.now_us = end_us
                 return False

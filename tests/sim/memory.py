@@ -6,6 +6,8 @@ belongs to one incarnation of a process: a crash takes the memory, and the count
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ckpt.base.ids import ColumnNumber
 from ckpt.format import messages as m
 from ckpt.format.layout import Layout
@@ -13,6 +15,7 @@ from ckpt.protocol.events import Send, Session
 from ckpt.protocol.reader.events import AskRanges, ReadLimits
 from ckpt.protocol.run_sets import total
 from ckpt.protocol.target.core import TargetLimits
+from ckpt.protocol.target.credit import DORMANT_US
 from ckpt.protocol.target.disk_events import ReadAt, WriteAt
 from ckpt.transfer.assembly import Bytes, CellPool
 from tests.sim.oracles import Violation
@@ -29,11 +32,15 @@ class TargetMemory:
     the disk, what was read and not sent.
     """
 
-    __slots__ = ("_credit", "_credit_bytes", "_limits", "_name", "_of", "_piece", "_read", "_reads",
-                 "_unsent", "_windows", "_writes")  # fmt: skip
+    __slots__ = ("_asleep", "_credit", "_credit_bytes", "_limits", "_name", "_now_us", "_of", "_piece",
+                 "_read", "_reads", "_touched_us", "_unsent", "_windows", "_writes")  # fmt: skip
 
-    def __init__(self, name: str, limits: TargetLimits) -> None:
-        self._name, self._limits = name, limits
+    def __init__(self, name: str, limits: TargetLimits, now_us: Callable[[], int]) -> None:
+        self._name, self._limits, self._now_us = name, limits, now_us
+        self._touched_us: dict[Stream, int] = {}
+        #: When a stream's credit was given or used last.
+        self._asleep: dict[Stream, int] = {}
+        #: Of its credit: so long untouched that the target may have lent it to others.
         self._credit: dict[Stream, int] = {}
         #: Granted and not received, of streams that have not ended.
         self._of: dict[int, tuple[Stream, int]] = {}
@@ -62,6 +69,8 @@ class TargetMemory:
         if used:
             self._credit[stream] -= used
             self._credit_bytes -= used
+            self._touched_us[stream] = self._now_us()
+            self._asleep[stream] = max(0, self._asleep.get(stream, 0) - used)
 
     def writes(self, stream: Stream, action: WriteAt) -> None:
         """A fragment is on its way to the disk, and its buffer taken until that is released."""
@@ -75,23 +84,35 @@ class TargetMemory:
         """One of ABOUT_CREDIT."""
         stream, message = (action.session, action.request), action.message
         if isinstance(message, m.ColumnAccepted | m.CreditGranted):
-            self._credit[stream] = self._credit.get(stream, 0) + message.credit_bytes
-            self._credit_bytes += message.credit_bytes
-            self._check_stream(stream)
+            if message.credit_bytes:
+                self._credit[stream] = self._credit.get(stream, 0) + message.credit_bytes
+                self._credit_bytes += message.credit_bytes
+                self._touched_us[stream] = self._now_us()
+                self._check_pool()
+                self._check_stream(stream)
         else:
             self.stream_ended(stream)
 
     def stream_ended(self, stream: Stream) -> None:
         """What it was promised is void."""
         self._credit_bytes -= self._credit.pop(stream, 0)
+        self._touched_us.pop(stream, None)
+        self._asleep.pop(stream, None)
 
-    def _check_stream(self, stream: Stream) -> None:
-        taken = self._credit_bytes + self._writes
+    def _check_pool(self) -> None:
+        """Whenever more is promised. What sleeps may be promised once more."""
+        now_us = self._now_us()
+        for stream, credit in self._credit.items():
+            if now_us - self._touched_us[stream] >= DORMANT_US:
+                self._asleep[stream] = credit
+        taken = self._credit_bytes - sum(self._asleep.values()) + self._writes
         if taken > self._limits.credit_pool_bytes:
             raise Violation(
                 f"P5: {self._name} has promised or holds {taken} bytes of fragments, "
                 f"its pool is {self._limits.credit_pool_bytes}"
             )
+
+    def _check_stream(self, stream: Stream) -> None:
         mine = self._credit.get(stream, 0) + self._windows.get(stream, 0)
         if mine > self._limits.stream_credit_bytes:
             raise Violation(f"P5: {self._name} lets one stream have {mine} bytes under way")

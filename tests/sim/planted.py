@@ -25,13 +25,13 @@ from ckpt.protocol.coordinator.membership import Membership, Target
 from ckpt.protocol.coordinator.opening import Opening
 from ckpt.protocol.coordinator.reservations import Reservations, SpreadRule
 from ckpt.protocol.coordinator.resolving import Resolver
-from ckpt.protocol.events import Buffer, Session, SessionClosed
+from ckpt.protocol.events import Session, SessionClosed
 from ckpt.protocol.reader.events import DecodePart
 from ckpt.protocol.stager.events import CoordinatorEvent, Outcome, SaveFailed
 from ckpt.protocol.stager.machine import StagerMachine
 from ckpt.protocol.stager.records import Save, SaveState
 from ckpt.protocol.stager.state import StagerState
-from ckpt.protocol.target.columns import Columns
+from ckpt.protocol.target.credit import Credit
 from ckpt.protocol.target.machine import TargetMachine
 from ckpt.protocol.target.reads import Reads
 from ckpt.protocol.target.stream import Stream
@@ -191,20 +191,22 @@ def _no_space_held(self: FakeDisk, file: str, bytes_count: int) -> None:
 _preallocate = FakeDisk.preallocate
 
 
-def _window_of_nobody(self: Columns, stream: Stream) -> None:
+def _credit_of_nobody(self: Credit, stream: Stream, at_most: int) -> int:
     """Credit is only a number."""
-    stream.window_bytes = self._core.limits.stream_credit_bytes
+    return min(stream.left_bytes, self._limits.stream_credit_bytes - stream.credit_bytes)
 
 
-def _credit_at_once(self: Columns, stream: Stream, offset: int, bulk: Buffer) -> None:
+def _credit_at_once(self: Credit, stream: Stream, size: int) -> None:
     """It is here: the sender may send the next one."""
-    _write(self, stream, offset, bulk)
-    stream.writing_bytes -= len(bulk)
-    self._grant(stream)
-    stream.writing_bytes += len(bulk)
+    _used(self, stream, size)
+    stream.writing_bytes -= size
+    self._free_bytes += size
+    self._refill(stream)
+    self._free_bytes -= size
+    stream.writing_bytes += size
 
 
-_write = Columns._write
+_used = Credit.used
 
 
 def _pump_all(self: Reads) -> None:
@@ -285,8 +287,8 @@ PLANTS: tuple[Plant, ...] = (
         ),
     ),
     Plant("pins-of-the-dead", "P5", ((Resolver, "session_closed", _keep_pins),)),
-    Plant("credit-without-a-slot", "P5", ((Columns, "_allot", _window_of_nobody),)),
-    Plant("credit-before-the-write", "P5", ((Columns, "_write", _credit_at_once),)),
+    Plant("credit-without-a-slot", "P5", ((Credit, "_amount", _credit_of_nobody),)),
+    Plant("credit-before-the-write", "P5", ((Credit, "used", _credit_at_once),)),
     Plant("read-without-a-window", "P5", ((Reads, "pump", _pump_all),)),
     Plant("half-back-while-it-is-read", "P5", ((StagerMachine, "_finish", _end_at_once),)),
     Plant("columns-without-reservation", "P6", ((FakeDisk, "preallocate", _no_space_held),)),

@@ -71,6 +71,7 @@ class RankNode:
         self.machine = StagerMachine(
             Identity(job.key, Rank(rank), job.world_size, self.process), StagerConfig()
         )
+        self.half_bytes = HALF_BYTES
         self._halves = [bytearray(), bytearray()]
         #: Each as long as the largest padded payload that it ever held.
         self._sending: dict[PayloadId, _Sending] = {}
@@ -117,7 +118,7 @@ class RankNode:
         def copied() -> None:
             if not self.trainer_alive or not self.up:
                 return
-            assert len(data) <= HALF_BYTES
+            assert len(data) <= self.half_bytes
             self._halves[half][: len(data)] = data
             self._oracles.handed_over(self.job, step, self.rank)
             self._hand_over(number, len(data))
@@ -142,6 +143,11 @@ class RankNode:
     def step_of(self, save: int) -> int:
         """The step of one of this process's saves."""
         return self._saves[save]
+
+    @property
+    def writers(self) -> list[PayloadWriter]:
+        """Of every payload under way."""
+        return [sending.writer for sending in self._sending.values()]
 
     @property
     def columns(self) -> Iterator[Column]:
@@ -220,12 +226,12 @@ class RankNode:
             return
         now_us = self._clock.now_us
         match message:
-            case m.ColumnAccepted(credit):
+            case m.ColumnAccepted(credit, pace):
                 self._credit[request] = self._credit.get(request, 0) + credit
-                self._write(sending, pe.StreamAccepted(now_us, request, credit))
-            case m.CreditGranted(credit):
+                self._write(sending, pe.StreamAccepted(now_us, request, credit, pace))
+            case m.CreditGranted(credit, pace):
                 self._credit[request] = self._credit.get(request, 0) + credit
-                self._write(sending, pe.StreamCredited(now_us, request, credit))
+                self._write(sending, pe.StreamCredited(now_us, request, credit, pace))
             case m.ColumnSealed(proof):
                 self._write(sending, pe.StreamSealed(now_us, request, proof))
             case m.Failed(code, text):
@@ -351,9 +357,9 @@ class RankNode:
                     self._abandon(stream, place, reason)
                 case pe.AskSpares(column, failed):
                     self._handle(se.SparesWanted(now_us, payload, column, failed))
-                case pe.CertifyPayload(proofs):
+                case pe.CertifyPayload(proofs, slow):
                     digest = xxh3_128(sending.manifest)
-                    self._handle(se.PayloadSealed(now_us, payload, proofs, digest))
+                    self._handle(se.PayloadSealed(now_us, payload, proofs, digest, slow=slow))
                 case pe.FailPayload(code, text, hint):
                     self._handle(se.PayloadFailed(now_us, payload, code, text, hint))
 

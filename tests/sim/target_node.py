@@ -55,8 +55,9 @@ class TargetNode:
     """I restart with a new boot id from what my disk kept."""
 
     def __init__(
-        self, clock: Clockwork, network: Network, coordinator: Node, number: int, seed: int
-    ) -> None:
+        self, clock: Clockwork, network: Network, coordinator: Node, number: int, seed: int,
+        limits: TargetLimits | None = None,
+    ) -> None:  # fmt: skip
         self.id = TargetId(f"t{number}")
         self.name = self.id
         self.up = False
@@ -70,6 +71,9 @@ class TargetNode:
         self.disk = FakeDisk(seed * 31 + number, DISK_BYTES)
         self.disk_slow = 1
         """Disk operations take so many times longer."""
+        self.one_at_a_time = False
+        """The device does one operation after another, so that a crowd has to queue for it."""
+        self._device_free_us = 0
         self._all_waits = seed // 4 % 4 == 0
         """As with a thread for each operation; else what the kernel does in memory is done at once,
         and only what waits for the device waits."""
@@ -80,7 +84,7 @@ class TargetNode:
         """The disk's operations and size when this process last saw its room."""
         self._draining: set[Session] = set()
         #: Sessions whose frames are about to have left.
-        self._limits = TargetLimits(
+        self._limits = limits or TargetLimits(
             stream_credit_bytes=8192,
             credit_pool_bytes=CREDIT_POOLS[seed // 2 % len(CREDIT_POOLS)],
             read_piece_bytes=4096,
@@ -102,7 +106,7 @@ class TargetNode:
         domain = f"power/rack/host/dev{self._number}"
         identity = TargetIdentity(CLUSTER, self.id, boot, domain, self.id)
         self.machine = TargetMachine(identity, SECRET, self._limits)
-        self.memory = TargetMemory(self.name, self._limits)
+        self.memory = TargetMemory(self.name, self._limits, lambda: self._clock.now_us)
         self._measured = None
         self._readers.clear()
         self._draining.clear()
@@ -190,7 +194,7 @@ class TargetNode:
     def _handle(self, event: TargetEvent) -> None:
         """The event, and those of what the disk did at once, as in the daemon's loop."""
         events, handle, send, memory = [event], self.machine.handle, self._network.send, self.memory
-        at_once = not self._all_waits and self.disk_slow == 1
+        at_once = not self._all_waits and self.disk_slow == 1 and not self.one_at_a_time
         for each in events:
             for action in handle(each):
                 kind = type(action)
@@ -209,10 +213,17 @@ class TargetNode:
                     if at_once and kind in IN_MEMORY:
                         events.append(perform(self.disk, action, self._clock.now_us))
                         continue
-                    delay_us = self._clock.between(30, 400) * self.disk_slow
-                    self._clock.after(delay_us, self._happen, action, self._boots)
+                    self._clock.at(self._done_us(), self._happen, action, self._boots)
                 elif kind is CloseSession:
                     self._network.cut(action.session)
+
+    def _done_us(self) -> int:
+        """When the device will have done what it is given now."""
+        begins_us = self._clock.now_us
+        if self.one_at_a_time:
+            begins_us = max(begins_us, self._device_free_us)
+        self._device_free_us = begins_us + self._clock.between(30, 400) * self.disk_slow
+        return self._device_free_us
 
     def _drain_soon(self, session: Session) -> None:
         if session not in self._draining:

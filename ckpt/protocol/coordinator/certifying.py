@@ -117,6 +117,8 @@ class Certifying:
         payload.proofs = {proof.column.column: proof for proof in message.proofs}
         for proof in standing:
             self._note_proof(proof)
+        for target in message.slow:
+            self._members.note_slow(target)
         payload.certify = message
         payload.table = table
         payload.certified_us = self._desk.now_us

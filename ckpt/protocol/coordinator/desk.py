@@ -8,6 +8,7 @@ a peer whose session ends is answered with Failed("unavailable"); a question is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,6 +19,10 @@ from ckpt.format.messages import Failed, Message
 from ckpt.protocol.coordinator.catalog import CatalogEntry, Persist
 from ckpt.protocol.events import Buffer, CloseSession, Report, Send, Session
 
+NO_ANSWER: Final = Failed("unavailable", "no answer in time")
+"""The answer to a question whose patience is over: this very object, so that nobody takes it for
+the peer's own word.
+"""
 Action = Send | CloseSession | Report | Persist
 Reply = Callable[[Message, Buffer], None]
 Then = Callable[[], None]
@@ -150,7 +155,7 @@ class Desk:
         for late in lates:
             late()
         silent = [request for request in due if self._is_overdue(request)]
-        self._give_up(silent, Failed("unavailable", "no answer in time"))
+        self._give_up(silent, NO_ANSWER)
 
     def _is_overdue(self, request: int) -> bool:
         question = self._questions.get(request)

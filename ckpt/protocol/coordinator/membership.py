@@ -38,11 +38,18 @@ from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.proofs import check_proof
+from ckpt.protocol.service_time import MEMORY_US, ServiceTime
 
 GATHERING_US = 2 * LEASE_US
 """After its start a coordinator waits so long for targets that it knows before it
 says they are missing.
 """
+SLOW_US = 60_000_000
+"""A target that was slow under a save is a last choice for so long; then it is tried again."""
+RESERVE_GOOD_US = 250_000
+"""A target that reserves once within this is not passed over for being slow,"""
+RESERVE_FACTOR = 8
+"""nor one that takes less than so many times what the others take."""
 
 
 class TargetState(Enum):
@@ -75,6 +82,10 @@ class Target:
     silent_since_us: int | None = None
     """When it was last heard, of one that is away because its lease ran out."""
     counters: dict[str, int] = field(default_factory=dict)
+    reserving: ServiceTime = field(default_factory=lambda: ServiceTime(unit=1))
+    """How long it takes to reserve space once."""
+    slow_until_us: int = 0
+    """A save found it slow beside its peers: until then others come before it."""
     load_bytes: int = 0
     """Planned onto it by attempts that have not ended; the balance of a burst."""
     proved: set[ColumnId] = field(default_factory=set)
@@ -118,6 +129,7 @@ class Membership:
         self._by_session: dict[Session, TargetId] = {}
         self._born_us: int | None = None
         """When the first event came."""
+        self._faded_us = 0
 
     @property
     def epoch(self) -> Epoch:
@@ -178,9 +190,25 @@ class Membership:
                 own_bytes_free=t.bytes_free,
                 load_bytes=t.load_bytes,
                 live=t.state is TargetState.LIVE,
+                slow=self._desk.now_us < t.slow_until_us,
             )
             for t in self.targets.values()
         ]
+
+    def note_slow(self, id: TargetId) -> None:
+        """A save went on without it, or elsewhere; the next ones begin where it ended."""
+        target = self.targets.get(id)
+        if target is not None:
+            target.slow_until_us = self._desk.now_us + SLOW_US
+
+    def is_busy(self, target: Target) -> bool:
+        """It has not answered yet, but reserves about as fast as others do: many have asked it."""
+        now = self._desk.now_us
+        if target.state is not TargetState.LIVE or target.reserving.hangs(now):
+            return False
+        others = sorted(t.reserving.unit_us(now) for t in self.live() if t is not target)
+        median_us = others[len(others) // 2] if others else 0
+        return target.reserving.unit_us(now) <= max(RESERVE_GOOD_US, RESERVE_FACTOR * median_us)
 
     def target_of(self, session: Session) -> Target | None:
         id = self._by_session.get(session)
@@ -246,6 +274,10 @@ class Membership:
         """Leases end."""
         if self._born_us is None:
             self._born_us = self._desk.now_us
+        if self._desk.now_us - self._faded_us >= MEMORY_US:
+            self._faded_us = self._desk.now_us
+            for target in self.targets.values():
+                target.reserving.fade()
         for target in list(self.targets.values()):
             if target.session is not None and self._desk.now_us >= target.lease_ends_us:
                 self._desk.close(target.session, f"lease of target {target.id} ran out")
@@ -266,6 +298,7 @@ class Membership:
         target.device_bytes_free = _of_device(message)
         target.lease_ends_us = self._desk.now_us + LEASE_US
         target.proved, target.documents, target.counters = set(), set(), {}
+        target.reserving = ServiceTime(unit=1)
         self._by_session[session] = target.id
         self.version += 1
 

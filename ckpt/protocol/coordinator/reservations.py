@@ -34,7 +34,7 @@ from ckpt.format.target_messages import (
 )
 from ckpt.plan.placement import Holder, Level, pick_replacement, place
 from ckpt.protocol.coordinator.allotment import PATIENCE_US, Allotment
-from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.desk import NO_ANSWER, Desk
 from ckpt.protocol.coordinator.evicting import NoRoom
 from ckpt.protocol.coordinator.membership import Membership, Target
 from ckpt.protocol.events import Buffer, Session
@@ -352,6 +352,13 @@ class Reservations:
         place = Place(target.id, target.boot, target.address, reservation, target.unix)
 
         def answered(message: Message, _bulk: Buffer) -> None:
+            if message is not NO_ANSWER:
+                reserving.ended(self._desk.now_us, 1)
+            elif self._waits_on(target, place, allotment):
+                ask()
+                return
+            else:
+                reserving.given_up()
             if isinstance(message, Reserved) and allotment.released:
                 self._give_back(place, allotment.file_bytes)
                 then(None)
@@ -367,8 +374,19 @@ class Reservations:
             allotment.refused[id] = failure
             then(None)
 
-        question = Reserve(self._members.term, reservation, allotment.file_bytes)
-        self._desk.ask(target.session, question, answered, patience_us=allotment.patience_us)
+        def ask() -> None:
+            assert target.session is not None
+            question = Reserve(self._members.term, reservation, allotment.file_bytes)
+            self._desk.ask(target.session, question, answered, patience_us=allotment.patience_us)
+
+        reserving = target.reserving
+        reserving.began(self._desk.now_us)
+        ask()
+
+    def _waits_on(self, target: Target, place: Place, allotment: Allotment) -> bool:
+        """Whether its silence is a queue's: it is there, and as fast as the others."""
+        here = target.session is not None and target.boot == place.boot
+        return here and not allotment.released and self._members.is_busy(target)
 
     def _conclude(self, allotment: Allotment, known: set[TargetId], done: Done) -> None:
         """All that were asked have answered; known: who was live when places were chosen."""

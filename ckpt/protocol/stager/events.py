@@ -198,6 +198,8 @@ class PayloadSealed(Struct, frozen=True, gc=False):
     slowest_target: TargetId = TargetId("")
     """Whose column was sealed last."""
     slowest_us: int = 0
+    slow: tuple[TargetId, ...] = ()
+    """Targets that were slow beside their peers."""
 
 
 class SparesWanted(Struct, frozen=True, gc=False):

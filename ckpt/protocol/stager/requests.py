@@ -103,6 +103,7 @@ def certify(
                 slowest_target=save.sealed.slowest_target,
                 slowest_us=save.sealed.slowest_us,
                 repeats=save.repeats,
+                slow=save.sealed.slow,
             ),
             table[offset : offset + part_bytes],
         )

@@ -10,9 +10,8 @@ Seal order: trailer A and B and the last header page, the first header page, len
 into `columns/`, sync of the directory; only then the proof. A crash leaves the column whole or
 absent.
 
-Invariants: one stream for a column, one for a reservation. Bytes under way (granted and not
-received, received and not written) never exceed the stream's window, windows never exceed the pool.
-A checksum of the sender's is compared and never taken over. A file whose write or sync failed is
+Invariants: one stream for a column, one for a reservation. What may be sent is credit.py's. A
+checksum of the sender's is compared and never taken over. A file whose write or sync failed is
 removed, never used again. Once SEALING, only the disk can stop it.
 """
 
@@ -25,7 +24,6 @@ import numpy as np
 from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import CheckpointId, ColumnId
 from ckpt.base.limits import MANIFEST_BYTES_MAX, PAGE_BYTES
-from ckpt.base.units import align_down, align_up
 from ckpt.format.checksum import crc32_combine, xxh3_128
 from ckpt.format.column import (
     FRAGMENTS_OFFSET,
@@ -41,9 +39,7 @@ from ckpt.format.layout import Layout, blocks_of
 from ckpt.format.manifest import RankManifest, decode_manifest
 from ckpt.format.messages import (
     BeginColumn,
-    ColumnAccepted,
     ColumnSealed,
-    CreditGranted,
     Fragment,
     SealColumn,
 )
@@ -56,6 +52,7 @@ from ckpt.protocol.target.core import (
     Step,
     column_name,
 )
+from ckpt.protocol.target.credit import Credit
 from ckpt.protocol.target.disk_events import (
     DiskFailed,
     ReleaseBulk,
@@ -82,9 +79,7 @@ class Columns:
         self._by_column: dict[ColumnId, Stream] = {}
         self._by_reservation: dict[int, list[Stream]] = {}
         #: The user of a reservation first, then those that wait for it.
-        self._thirsty: list[Stream] = []
-        #: Open streams without a window: the pool was empty when they came.
-        self._pool_bytes = core.limits.credit_pool_bytes
+        self._credit = Credit(core)
         reservations.on_ready = self.admit
         reservations.on_lost = self._lost
 
@@ -169,45 +164,11 @@ class Columns:
         stream = users[0]
         self._reservations.take(reservation)
         stream.state = StreamState.OPEN
-        self._allot(stream)
-        stream.credit_bytes = stream.window_bytes
-        accepted = ColumnAccepted(credit_bytes=stream.credit_bytes)
-        self._core.send(stream.session, stream.request, accepted)
+        self._credit.join(stream)
 
-    # ----------------------------------------------------------------------- credit
-
-    def _allot(self, stream: Stream) -> None:
-        """Give the stream a window: its share, or half of what is left, at least one cell, or none
-        yet.
-        """
-        least = stream.layout.cell_bytes
-        whole = max(least, align_up(stream.layout.column_bytes, least))
-        share = max(least, self._core.limits.stream_credit_bytes)
-        want = align_down(min(share, whole, max(least, self._pool_bytes // 2)), least)
-        if want > self._pool_bytes:
-            self._thirsty.append(stream)
-            return
-        self._pool_bytes -= want
-        stream.window_bytes = want
-
-    def _water(self) -> None:
-        """The pool has room again: those that wait, in the order in which they came."""
-        waiting, self._thirsty = self._thirsty, []
-        for stream in waiting:
-            if stream.state is StreamState.OPEN:
-                self._allot(stream)
-                self._grant(stream)
-
-    def _grant(self, stream: Stream) -> None:
-        """Return freed credit in parts of half a window, so that grants stay few."""
-        spare = stream.window_bytes - stream.credit_bytes - stream.writing_bytes
-        wanted = stream.received_count < stream.layout.stripe_count
-        if stream.state is not StreamState.OPEN or not wanted or spare <= 0:
-            return
-        if spare >= stream.window_bytes // 2 or stream.credit_bytes < stream.layout.cell_bytes:
-            stream.credit_bytes += spare
-            grant = CreditGranted(credit_bytes=spare)
-            self._core.send(stream.session, stream.request, grant)
+    def ticked(self) -> None:
+        """Senders that wait hear that we live."""
+        self._credit.ticked()
 
     # ----------------------------------------------------------------------- fragments
 
@@ -224,9 +185,9 @@ class Columns:
         if len(bulk) > stream.credit_bytes:
             self._core.out.append(CloseSession(session, "more bytes than its credit"))
             return
-        stream.credit_bytes -= len(bulk)
+        self._credit.used(stream, len(bulk))
         if stream.received[stripe]:
-            self._grant(stream)
+            self._credit.freed(stream, len(bulk))
             return
         crc = check_blocks(bulk, stream.block_crcs, stripe * blocks_of(layout.cell_bytes))
         if crc != message.crc:
@@ -235,24 +196,25 @@ class Columns:
         stream.fragment_crcs[stripe] = crc
         stream.received[stripe] = 1
         stream.received_count += 1
+        stream.arrived_bytes += len(bulk)
         self._write(stream, FRAGMENTS_OFFSET + layout.fragment_offset(stripe), bulk)
 
     def _write(self, stream: Stream, offset: int, bulk: Buffer) -> None:
         size = len(bulk)
-        stream.writing_bytes += size
         stream.write_count += 1
+        self._core.pace.write_began(self._core.now_us)
 
         def written(event: Completion) -> None:
+            self._core.pace.write_ended(self._core.now_us, size)
             self._core.out.append(ReleaseBulk(event.op))
-            stream.writing_bytes -= size
             stream.write_count -= 1
             if isinstance(event, DiskFailed):
                 self._damage(stream, "write the column", event)
             else:
                 self._core.counters.fragments += 1
                 self._core.counters.bytes_written += size
-                self._grant(stream)
-                self._seal_when_written(stream)
+            self._credit.freed(stream, size)
+            self._seal_when_written(stream)
             self._finish(stream)
 
         op = self._core.expect(written)
@@ -297,6 +259,8 @@ class Columns:
         self._core.chain(
             self._seal_steps(stream, header),
             lambda failure: self._sealed(stream, header, failure),
+            began=lambda: self._core.pace.seal_step_began(self._core.now_us),
+            ended=lambda: self._core.pace.seal_step_ended(self._core.now_us),
         )
 
     def _check_manifest(self, stream: Stream) -> ColumnHeader:
@@ -379,9 +343,11 @@ class Columns:
             self._end(stream)
 
     def session_closed(self, session: Session) -> None:
+        ending = [each for key, each in self._streams.items() if key[0] == session]
         # What one of them frees is for others, not for those that end with it.
-        self._thirsty = [stream for stream in self._thirsty if stream.session != session]
-        for stream in [each for key, each in self._streams.items() if key[0] == session]:
+        for stream in ending:
+            self._credit.forget(stream)
+        for stream in ending:
             self._end(stream)
 
     def drop(self, checkpoint: CheckpointId, column: ColumnId | None = None) -> None:
@@ -451,13 +417,12 @@ class Columns:
         if not users:
             del self._by_reservation[stream.reservation.id]
         self._core.counters.streams = len(self._streams)
-        self._pool_bytes += stream.window_bytes
-        stream.window_bytes = 0
+        self._credit.leave(stream)
         if stream.damaged or stream.reservation.released:
             self._lost(stream.reservation)
         else:
             self.admit(stream.reservation)
-        self._water()
+        self._credit.water()
 
     def _lost(self, reservation: Reservation) -> None:
         """The reserved file failed or never came to be: nobody can use it any more."""
@@ -466,10 +431,8 @@ class Columns:
 
     def check(self) -> None:
         """Assert the invariants that the module states."""
-        windows = sum(stream.window_bytes for stream in self._streams.values())
-        assert windows + self._pool_bytes == self._core.limits.credit_pool_bytes
+        self._credit.check()
         for stream in self._streams.values():
-            assert stream.credit_bytes + stream.writing_bytes <= max(stream.window_bytes, 0)
             assert stream.received_count == sum(stream.received)
         using = [s for s in self._streams.values() if s.state is not StreamState.WAITING]
         assert len({stream.reservation.id for stream in using}) == len(using)

@@ -24,6 +24,7 @@ from ckpt.format.target_messages import ColumnProof, DocumentKind
 from ckpt.protocol.events import Buffer, CloseSession, Report, Send, Session
 from ckpt.protocol.proofs import make_proof, proof_key
 from ckpt.protocol.target.disk_events import DiskAction, DiskDone, DiskFailed, ReleaseBulk
+from ckpt.protocol.target.pace import Pace
 
 TargetAction = DiskAction | ReleaseBulk | Send | CloseSession | Report
 
@@ -182,6 +183,7 @@ class Core:
         self.now_us = 0
         self.out: list[TargetAction] = []
         self.counters = Counters()
+        self.pace = Pace()
         self.refusals: Counter[str] = Counter()
         #: Columns refused, by the code of the answer.
         self.columns: dict[ColumnId, SealedColumn] = {}
@@ -245,16 +247,24 @@ class Core:
         then = self._operations.pop(event.op, None)
         assert then is not None, f"operation {event.op} was answered twice or never asked"
         then(event)
+        self.pace.disk_answered(self.now_us)
 
     @property
     def operations_open(self) -> int:
         return len(self._operations)
 
-    def chain(self, steps: Sequence[Step], then: Callable[[DiskFailed | None], None]) -> None:
-        """Do the steps one after another; `then` gets None at the end or the first failure."""
+    def chain(
+        self, steps: Sequence[Step], then: Callable[[DiskFailed | None], None],
+        began: Callable[[], None] = lambda: None, ended: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Do the steps one after another; `then` gets None at the end or the first failure. `began`
+        and `ended` hear of each step.
+        """
         rest = iter(steps)
 
         def next_step(event: Completion | None) -> None:
+            if event is not None:
+                ended()
             if isinstance(event, DiskFailed):
                 then(event)
                 return
@@ -262,6 +272,7 @@ class Core:
             if step is None:
                 then(None)
             else:
+                began()
                 self.out.append(step(self.expect(next_step)))
 
         next_step(None)

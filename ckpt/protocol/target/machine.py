@@ -410,6 +410,7 @@ class TargetMachine:
 
     def _tick(self) -> None:
         self._reads.ticked()
+        self._columns.ticked()
         if self._coordinator is None or not self._registered or not self._renewal_is_due():
             return
         self._renewed_us, self._told = self._core.now_us, self._seen

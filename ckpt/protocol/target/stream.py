@@ -41,12 +41,18 @@ class Stream:
     """One byte for each stripe: 1 when its fragment was taken over."""
     received_count: int = 0
     state: StreamState = StreamState.WAITING
-    window_bytes: int = 0
-    """Of the pool, held until the end."""
+    arrived_bytes: int = 0
+    """Of fragments that were taken over, each once."""
     credit_bytes: int = 0
-    """Granted and not received."""
+    """Granted and not received. `ckpt.protocol.target.credit` alone changes these five."""
+    dormant_bytes: int = 0
+    """Of `credit_bytes`: so long unused that they were lent to others."""
     writing_bytes: int = 0
     """Received and not written."""
+    moved_us: int = 0
+    """When credit was given or used last."""
+    told_us: int = 0
+    """When its sender heard from us last."""
     write_count: int = 0
     """Disk writes that are not answered."""
     manifest: bytearray = field(default_factory=bytearray)
@@ -57,6 +63,31 @@ class Stream:
     @property
     def column(self) -> ColumnId:
         return self.begin.column
+
+    @property
+    def key(self) -> tuple[Session, int]:
+        """What names it on the wire."""
+        return self.session, self.request
+
+    @property
+    def taken_bytes(self) -> int:
+        """Of the pool."""
+        return self.credit_bytes - self.dormant_bytes + self.writing_bytes
+
+    @property
+    def left_bytes(self) -> int:
+        """For which it has no credit yet."""
+        return max(0, self.layout.column_bytes - self.arrived_bytes - self.credit_bytes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Every fragment has come."""
+        return self.received_count == self.layout.stripe_count
+
+    @property
+    def waits_for_target(self) -> bool:
+        """Its sender can do nothing before we do something."""
+        return self.state is not StreamState.ENDING and self.credit_bytes < self.layout.cell_bytes
 
 
 def layout_of(message: BeginColumn) -> Layout:

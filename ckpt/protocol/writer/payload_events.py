@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from ckpt.base.ids import ColumnNumber, TargetId
 from ckpt.format.messages import Place
-from ckpt.format.target_messages import ColumnProof
+from ckpt.format.target_messages import ColumnProof, TargetPace
 from ckpt.protocol.events import Ticked
 
 
@@ -34,14 +34,16 @@ class StreamAccepted(Struct, frozen=True, gc=False):
     now_us: int
     stream: int
     credit_bytes: int
+    pace: TargetPace | None = None
 
 
 class StreamCredited(Struct, frozen=True, gc=False):
-    """The target granted more."""
+    """The target granted more, or, with 0, said that it is busy with others."""
 
     now_us: int
     stream: int
     credit_bytes: int
+    pace: TargetPace | None = None
 
 
 class FragmentSent(Struct, frozen=True, gc=False):
@@ -169,6 +171,8 @@ class CertifyPayload(Struct, frozen=True, gc=False):
     """Enough columns are sealed at this moment. Comes again when the set of proofs changes."""
 
     proofs: tuple[ColumnProof, ...]
+    slow: tuple[TargetId, ...] = ()
+    """Targets that were silent or slow beside their peers."""
 
 
 class FailPayload(Struct, frozen=True, gc=False):

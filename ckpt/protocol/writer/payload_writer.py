@@ -7,9 +7,9 @@ when it is enough.
        │                                                second count lost it: new place ────┘
        └─no spare can be named─> FAILED
 
-A column that owes something and stalls for HEDGE_US while its peers move goes to the next spare.
-Without a spare it stays where it is and is `late`: the payload may then be certified without it,
-from the floor up.
+Waiting is no fault. A column goes to the next spare when its target is late: silent, or slow by
+itself beside its peers (`lateness.py`). Without a spare it stays where it is and, after HEDGE_US,
+is `late`: the payload may then be certified without it, from the floor up.
 
 Invariants (`check`): a stream number is never used again, and what arrives on an abandoned one is
 ignored; no two columns have their place on one target; no byte is sent beyond credit; only a column
@@ -29,6 +29,7 @@ from ckpt.format.messages import PayloadPlanned, Place
 from ckpt.format.target_messages import ColumnProof
 from ckpt.protocol.events import Ticked
 from ckpt.protocol.writer.column import Column, ColumnState
+from ckpt.protocol.writer.lateness import is_late_to_open, is_silent, is_slow
 from ckpt.protocol.writer.payload_events import (
     AbandonReason,
     AbandonStream,
@@ -53,14 +54,6 @@ from ckpt.protocol.writer.payload_events import (
     WriterStopped,
 )
 
-HEDGE_LAST_US: Final = 5 * HEDGE_US
-"""When the peers stand still too, the fault is likely not the column's own:
-it keeps its place so long.
-"""
-SLOW_AFTER_US: Final = 500_000
-"""Before this, sent bytes say more about socket buffers and scheduling than about targets."""
-SLOW_FRACTION: Final = 4
-"""Slow: waits for its target with less than the median of its peers divided by this."""
 TICK_GAP_US_MAX: Final = 500_000
 """Shells tick every 100 ms. A longer gap is our own absence and is not charged to targets."""
 MOVING: Final = (ColumnState.OPENING, ColumnState.STREAMING, ColumnState.SEALING)
@@ -92,6 +85,8 @@ class PayloadWriter:
         self._manifest: ManifestReady | None = None
         self._certified: tuple[ColumnProof, ...] = ()
         self._slow_moves = 0
+        #: Those that were late, in the order in which they were found.
+        self._slow_targets: dict[TargetId, None] = {}
         self._begun_us = self._ticked_us = now_us
 
     def begin(self) -> list[WriterAction]:
@@ -153,13 +148,13 @@ class PayloadWriter:
             case StreamAccepted() | StreamCredited():
                 self._credited(event)
             case SendBlocked(now_us, stream):
-                column = self._streams.get(stream)
-                if column is not None and column.waiting_since_us is None:
-                    column.waiting_since_us = now_us
+                if (column := self._streams.get(stream)) is not None:
+                    column.blocked(now_us)
                 return actions
             case SendMoved(now_us, stream):
                 column = self._streams.get(stream)
                 if column is not None and column.state is not ColumnState.OPENING:
+                    column.moved_us = now_us
                     self._progress(column, now_us)
                 return actions
             case StreamSealed():
@@ -189,6 +184,7 @@ class PayloadWriter:
         assert size <= column.credit_bytes, "a fragment was sent beyond credit"
         column.credit_bytes -= size
         column.sent_bytes += size
+        column.sent_us = event.now_us
         column.next_stripe += 1
         self._await_target(column, event.now_us)
         if column.next_stripe == self._stripe_count:
@@ -198,11 +194,13 @@ class PayloadWriter:
         column = self._streams.get(event.stream)
         if column is None:
             return
+        column.heard_us, column.pace = event.now_us, event.pace or column.pace
         if isinstance(event, StreamAccepted):
             if column.state is not ColumnState.OPENING:
                 return
             column.state = ColumnState.STREAMING
-        elif column.state is not ColumnState.STREAMING:
+            column.open_us = event.now_us - column.opened_us
+        elif column.state is not ColumnState.STREAMING or event.credit_bytes <= 0:
             return
         column.credit_bytes += max(0, event.credit_bytes)
         self._progress(column, event.now_us)
@@ -219,6 +217,7 @@ class PayloadWriter:
             return
         del self._streams[column.stream]
         column.state, column.proof, column.stream = ColumnState.SEALED, event.proof, 0
+        column.seal_us = event.now_us - column.seal_asked_us
         column.late, column.waiting_since_us, column.progress_us = False, None, event.now_us
 
     def _broken(self, stream: int, now_us: int, actions: list[WriterAction]) -> None:
@@ -268,14 +267,25 @@ class PayloadWriter:
         for column in self.columns:
             if column.waiting_since_us is None:
                 continue
-            if self.has_stalled(column, now_us):
-                self._hedge(column, now_us, actions)
-            elif self.is_slow(column, now_us):
-                spare = self._take_spare(column)
-                if spare is not None:
-                    self._slow_moves += 1
-                    self._leave(column, AbandonReason.SLOW, actions)
-                    self._open(column, spare, now_us, actions)
+            if is_silent(column, self.columns, now_us):
+                if not self._move(column, AbandonReason.STALLED, now_us, actions):
+                    self._be_late(column, actions)
+            elif is_late_to_open(column, self.columns, now_us):
+                self._move(column, AbandonReason.SLOW, now_us, actions)
+            elif is_slow(column, self.columns, now_us):
+                self._slow(column, now_us, actions)
+            else:
+                column.slow_since_us = None
+
+    def _slow(self, column: Column, now_us: int, actions: list[WriterAction]) -> None:
+        """To a spare at once; without one, or after m such moves, it is late after HEDGE_US."""
+        if column.slow_since_us is None:
+            column.slow_since_us = now_us
+        may_move = not column.failed and self._slow_moves < self.layout.code.m
+        if may_move and self._move(column, AbandonReason.SLOW, now_us, actions):
+            self._slow_moves += 1
+        elif now_us - column.slow_since_us >= HEDGE_US:
+            self._be_late(column, actions)
 
     def _forgive_absence(self, now_us: int) -> None:
         """A gap between ticks is time in which we did not look: nobody else is late by it."""
@@ -304,30 +314,6 @@ class PayloadWriter:
             and proof.column_crc == manifest.column_crcs[column.number]
             and proof.manifest_digest == manifest.digest
         )
-
-    def has_stalled(self, column: Column, now_us: int) -> bool:
-        """It has waited for HEDGE_US; when most peers stand still too, for HEDGE_LAST_US."""
-        since = column.waiting_since_us
-        if since is None or now_us - since < HEDGE_US:
-            return False
-        peers = [c for c in self.columns if c is not column and c.place is not None]
-        moving = sum(c.state is ColumnState.SEALED or c.progress_us > since for c in peers)
-        return 2 * moving >= len(peers) or now_us - since >= HEDGE_LAST_US
-
-    def is_slow(self, column: Column, now_us: int) -> bool:
-        """On its first place, waiting for its target, far behind the median of its peers."""
-        if (
-            column.state is not ColumnState.STREAMING
-            or column.failed
-            or not self._spares
-            or self._slow_moves >= self.layout.code.m
-            or now_us - self._begun_us < SLOW_AFTER_US
-        ):
-            return False
-        peers = sorted(
-            c.sent_bytes for c in self.columns if c is not column and c.place is not None
-        )
-        return bool(peers) and column.sent_bytes * SLOW_FRACTION < peers[len(peers) // 2]
 
     def may_take(self, column: Column, place: Place) -> bool:
         """One target never holds two columns of a payload; where a column failed it
@@ -360,9 +346,7 @@ class PayloadWriter:
     def _open(self, column: Column, place: Place, now_us: int, actions: list[WriterAction]) -> None:
         assert self.is_free(column, place)
         assert not column.stream
-        column.state, column.place, column.stream = ColumnState.OPENING, place, next(self._numbers)
-        column.credit_bytes = column.next_stripe = column.sent_bytes = 0
-        column.waiting_since_us, column.late, column.proof = now_us, False, None
+        column.begins(place, next(self._numbers), now_us)
         self._streams[column.stream] = column
         actions.append(OpenStream(column.number, column.stream, place))
 
@@ -376,16 +360,28 @@ class PayloadWriter:
             column.failed.append((column.place.target, column.place.boot))
         column.state, column.place, column.stream, column.proof = ColumnState.WAITING, None, 0, None
 
-    def _hedge(self, column: Column, now_us: int, actions: list[WriterAction]) -> None:
-        """Past its deadline: to a spare; without one it stays where it is, and is late."""
+    def _move(
+        self, column: Column, reason: AbandonReason, now_us: int, actions: list[WriterAction]
+    ) -> bool:
+        """Away from a late target, where a spare is at hand; nobody is asked for one."""
         spare = self._take_spare(column)
-        if spare is not None:
-            self._leave(column, AbandonReason.STALLED, actions)
-            self._open(column, spare, now_us, actions)
-            return
+        if spare is None:
+            return False
+        self._note_slow(column)
+        self._leave(column, reason, actions)
+        self._open(column, spare, now_us, actions)
+        return True
+
+    def _be_late(self, column: Column, actions: list[WriterAction]) -> None:
+        """It stays where it is; the payload need not wait for it."""
         if not column.late:
             column.late = True
+            self._note_slow(column)
             self._ask(column, actions)
+
+    def _note_slow(self, column: Column) -> None:
+        assert column.place is not None
+        self._slow_targets[column.place.target] = None
 
     def _place_or_fail(self, column: Column, now_us: int, actions: list[WriterAction]) -> None:
         """For a column without a stream: the next spare, else more spares, else it fails."""
@@ -435,6 +431,7 @@ class PayloadWriter:
         for column in self.columns:
             if column.state is ColumnState.STREAMING and column.next_stripe == self._stripe_count:
                 column.state, column.waiting_since_us = ColumnState.SEALING, now_us
+                column.seal_asked_us, column.slow_since_us = now_us, None
                 actions.append(SealStream(column.number, column.stream))
 
     def _conclude(self, actions: list[WriterAction]) -> None:
@@ -450,7 +447,7 @@ class PayloadWriter:
             proofs = tuple(c.proof for c in self.columns if c.proof is not None)
             if proofs != self._certified:
                 self._certified = proofs
-                actions.append(CertifyPayload(proofs))
+                actions.append(CertifyPayload(proofs, tuple(self._slow_targets)))
 
     def _stop(self, reason: AbandonReason, actions: list[WriterAction]) -> None:
         for column in self.columns:

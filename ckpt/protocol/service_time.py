@@ -1,0 +1,74 @@
+"""How long one server takes for what it is given, however many wait: no queue is in it.
+
+Of operations that are under way together each is charged from the end of the one before it, as in
+any single server. What is under way counts as it grows, so that a server that hangs shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ckpt.base.units import US_PER_S
+
+MEMORY_US: Final = US_PER_S
+"""Whoever holds one fades it so often: a server that changes is seen to."""
+BUSY_US_MIN: Final = US_PER_S // 10
+"""Of a server that was busy for less, and did less than a unit, nothing is said."""
+HANG_US: Final = US_PER_S
+"""A server that has something to do and ends nothing for so long hangs."""
+
+
+@dataclass(slots=True)
+class ServiceTime:
+    """One kind of work, in units of `unit`."""
+
+    unit: int
+    #: Given to the device and not answered.
+    _open_count: int = 0
+    #: While something is open: since when the device works on what ends next.
+    _since_us: int = 0
+    #: Busy time and work done, both fading.
+    _busy_us: int = 0
+    _done: int = 0
+
+    def began(self, now_us: int) -> None:
+        """One more operation is under way."""
+        if not self._open_count:
+            self._since_us = now_us
+        self._open_count += 1
+
+    def ended(self, now_us: int, amount: int) -> None:
+        """One of them is answered; `amount` is 0 when it failed."""
+        self._busy_us += now_us - self._since_us
+        self._since_us = now_us
+        self._done += amount
+        self._open_count -= 1
+
+    def given_up(self) -> None:
+        """One of them is waited for no more; that is no sign of life."""
+        self._open_count -= 1
+
+    def worked_elsewhere(self, now_us: int) -> None:
+        """The device did something else until now."""
+        self._since_us = now_us
+
+    def fade(self) -> None:
+        """Once each MEMORY_US."""
+        self._busy_us //= 2
+        self._done //= 2
+
+    def hangs(self, now_us: int) -> bool:
+        """It has something to do and ends nothing."""
+        return self._open_count > 0 and now_us - self._since_us >= HANG_US
+
+    def unit_us(self, now_us: int) -> int:
+        """Microseconds for one unit; of less than a unit, for as much as there was. 0: too little
+        was seen to say. What hangs for HANG_US takes at least so long, whatever was done before.
+        """
+        under_way_us = now_us - self._since_us if self._open_count else 0
+        busy_us = self._busy_us + under_way_us
+        if self._done < self.unit and busy_us < BUSY_US_MIN:
+            return 0
+        hangs_us = under_way_us if self.hangs(now_us) else 0
+        return max(hangs_us, busy_us * self.unit // max(self.unit, self._done))

@@ -1,0 +1,201 @@
+"""Who may send how much: the memory for fragments, parted among the streams of all columns.
+
+A stream has *taken* what it may still send and what came and is not written. Taken bytes of all
+streams never exceed the pool. Freed bytes go to those that wait:
+
+    - generations in turn, so that a small save does not wait for the end of a large one;
+    - within a generation most bytes left first, so that its ranks finish together;
+    - each up to its share, the pool divided by the streams that want some of it, at least one cell.
+
+So every stream of a crowd moves all the time, and none waits for another's end. Who waits hears
+from us at least each BEAT_US: how long the device takes, and how many wait. Silence then means that
+this process hangs, never that it is busy.
+
+Credit that nobody uses for DORMANT_US while others wait is lent on: its sender is stopped, or
+starved itself. It stays good; when it is used after all, others wait until as much is free again.
+Memory holds: fragments land in slots, and a socket is not read while there is none.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ckpt.base.ids import CheckpointId
+from ckpt.base.limits import BEAT_US
+from ckpt.base.units import US_PER_S, align_down, align_up
+from ckpt.format.messages import ColumnAccepted, CreditGranted
+from ckpt.format.target_messages import TargetPace
+from ckpt.protocol.events import Session
+from ckpt.protocol.target.core import Core
+from ckpt.protocol.target.stream import Stream, StreamState
+
+DORMANT_US: Final = US_PER_S
+"""Credit that was not touched for so long is lent to streams that wait."""
+
+
+class Credit:
+    """I hold the pool. `Columns` tells me what its streams do; only I change their credit."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._limits = core.limits
+        #: What nobody has taken. Below 0 while lent credit was used by those that it was lent from.
+        self._free_bytes = core.limits.credit_pool_bytes
+        #: Streams that take part, by their session and request.
+        self._streams: dict[tuple[Session, int], Stream] = {}
+        #: Those among them whose fragments have not all come: they part the pool.
+        self._arriving: dict[tuple[Session, int], Stream] = {}
+        #: Of each generation, those that could send and have nothing to send with.
+        self._thirsty: dict[CheckpointId, list[Stream]] = {}
+
+    # ----------------------------------------------------------------------- what streams do
+
+    def join(self, stream: Stream) -> None:
+        """The column is open: accept it, with what is there."""
+        self._streams[stream.key] = self._arriving[stream.key] = stream
+        amount = self._amount(stream, self._free_bytes // 2)
+        self._take(stream, amount)
+        self._say(stream, ColumnAccepted(amount, self._told()))
+        self._note_thirst(stream)
+
+    def used(self, stream: Stream, size: int) -> None:
+        """A fragment came: credit turned into bytes that wait for the disk."""
+        woken = min(stream.dormant_bytes, size)
+        stream.dormant_bytes -= woken
+        self._free_bytes -= woken
+        stream.credit_bytes -= size
+        stream.writing_bytes += size
+        stream.moved_us = self._core.now_us
+
+    def freed(self, stream: Stream, size: int) -> None:
+        """A fragment is written, or was not wanted."""
+        stream.writing_bytes -= size
+        self._free_bytes += size
+        if stream.is_whole:
+            self._arriving.pop(stream.key, None)
+            self._give_back_credit(stream)
+        self._refill(stream)
+        self.water()
+
+    def leave(self, stream: Stream) -> None:
+        """The column has ended; what it had is for others."""
+        if self._streams.pop(stream.key, None) is None:
+            return
+        self._arriving.pop(stream.key, None)
+        self._give_back_credit(stream)
+        self._free_bytes += stream.writing_bytes
+        stream.writing_bytes = 0
+        self._quench(stream)
+
+    def water(self) -> None:
+        """Give what is free to those that wait, generation by generation."""
+        while self._free_bytes > 0 and (stream := self._next()) is not None:
+            self._quench(stream)
+            checkpoint = stream.column.payload.checkpoint
+            if checkpoint in self._thirsty:
+                # Its others come after those of the next generation.
+                self._thirsty[checkpoint] = self._thirsty.pop(checkpoint)
+            self._grant(stream, self._amount(stream, self._free_bytes))
+
+    def _next(self) -> Stream | None:
+        for waiting in self._thirsty.values():
+            able = [each for each in waiting if self._amount(each, self._free_bytes)]
+            if able:
+                return max(able, key=_left)
+        return None
+
+    def forget(self, stream: Stream) -> None:
+        """Its session is gone: it gets nothing more, though its last writes are not answered."""
+        self._quench(stream)
+
+    # ----------------------------------------------------------------------- time
+
+    def ticked(self) -> None:
+        """Lend on what nobody uses, and let those that wait hear that we live."""
+        now = self._core.now_us
+        self._core.pace.ticked(now)
+        if self._thirsty:
+            self._lend_dormant(now)
+            self.water()
+        for stream in self._streams.values():
+            if stream.waits_for_target and now - stream.told_us >= BEAT_US:
+                self._say(stream, CreditGranted(0, self._told()))
+
+    def _lend_dormant(self, now_us: int) -> None:
+        for stream in self._streams.values():
+            idle = stream.credit_bytes - stream.dormant_bytes
+            if idle and not stream.writing_bytes and now_us - stream.moved_us >= DORMANT_US:
+                stream.dormant_bytes += idle
+                self._free_bytes += idle
+
+    # ----------------------------------------------------------------------- inside
+
+    def _amount(self, stream: Stream, at_most: int) -> int:
+        """What it would get now: whole cells, up to its share; 0 when that is less than one."""
+        cell, limits = stream.layout.cell_bytes, self._limits
+        share = limits.credit_pool_bytes // max(1, len(self._arriving))
+        share = min(share, limits.stream_credit_bytes)
+        room = max(cell, share) - stream.taken_bytes
+        want = min(room, align_up(stream.left_bytes, cell), max(cell, at_most), self._free_bytes)
+        return max(0, align_down(want, cell))
+
+    def _refill(self, stream: Stream) -> None:
+        """Return freed credit in parts of half a share, so that grants stay few."""
+        cell = stream.layout.cell_bytes
+        if not stream.left_bytes or stream.state is not StreamState.OPEN:
+            return
+        amount = self._amount(stream, self._free_bytes) if not self._thirsty else 0
+        if amount and (amount >= stream.taken_bytes or stream.credit_bytes < cell):
+            self._grant(stream, amount)
+        else:
+            self._note_thirst(stream)
+
+    def _note_thirst(self, stream: Stream) -> None:
+        if stream.credit_bytes < stream.layout.cell_bytes and stream.left_bytes:
+            waiting = self._thirsty.setdefault(stream.column.payload.checkpoint, [])
+            if stream not in waiting:
+                waiting.append(stream)
+
+    def _quench(self, stream: Stream) -> None:
+        checkpoint = stream.column.payload.checkpoint
+        waiting = self._thirsty.get(checkpoint, [])
+        if stream in waiting:
+            waiting.remove(stream)
+            if not waiting:
+                del self._thirsty[checkpoint]
+
+    def _grant(self, stream: Stream, amount: int) -> None:
+        self._take(stream, amount)
+        self._say(stream, CreditGranted(amount, self._told()))
+
+    def _take(self, stream: Stream, amount: int) -> None:
+        stream.credit_bytes += amount
+        stream.moved_us = self._core.now_us
+        self._free_bytes -= amount
+
+    def _give_back_credit(self, stream: Stream) -> None:
+        self._free_bytes += stream.credit_bytes - stream.dormant_bytes
+        stream.credit_bytes = stream.dormant_bytes = 0
+
+    def _say(self, stream: Stream, message: ColumnAccepted | CreditGranted) -> None:
+        stream.told_us = self._core.now_us
+        self._core.send(stream.session, stream.request, message)
+
+    def _told(self) -> TargetPace | None:
+        return self._core.pace.told(self._core.now_us, self.waiting_count)
+
+    @property
+    def waiting_count(self) -> int:
+        """Streams that could send and may not."""
+        return sum(map(len, self._thirsty.values()))
+
+    def check(self) -> None:
+        """Assert that nothing is lost or given twice."""
+        taken = sum(stream.taken_bytes for stream in self._streams.values())
+        assert taken + self._free_bytes == self._limits.credit_pool_bytes
+        for stream in self._streams.values():
+            assert 0 <= stream.dormant_bytes <= stream.credit_bytes
+
+
+def _left(stream: Stream) -> int:
+    return stream.left_bytes

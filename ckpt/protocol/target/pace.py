@@ -1,0 +1,61 @@
+"""How long this target takes for what it is given: its own service time, whoever waits.
+
+A sender compares it with what its other targets say (`ckpt.protocol.writer.lateness`). Time in a
+queue is not in it (`ckpt.protocol.service_time`). A write is charged from the end of whatever ended
+before it, so that a device which has reads and files to make as well is not called slow; a step of
+a seal from the end of the step before it, so that a sync that hangs shows although writes go on.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ckpt.base.units import KiB, MiB
+from ckpt.format.target_messages import TargetPace
+from ckpt.protocol.service_time import MEMORY_US, ServiceTime
+
+WRITE_BYTES_MIN: Final = 256 * KiB
+"""A shorter write counts as one of so many bytes: most of its cost is its own."""
+
+
+class Pace:
+    """I measure writes and the steps of seals apart: a device may do one well and not the other."""
+
+    def __init__(self) -> None:
+        self._writes = ServiceTime(unit=MiB)
+        self._seal_steps = ServiceTime(unit=1)
+        self._faded_us = 0
+
+    def write_began(self, now_us: int) -> None:
+        """A fragment goes to the device."""
+        self._writes.began(now_us)
+
+    def write_ended(self, now_us: int, size: int) -> None:
+        """It is written."""
+        self._writes.ended(now_us, max(size, WRITE_BYTES_MIN))
+
+    def seal_step_began(self, now_us: int) -> None:
+        """One operation of a seal."""
+        self._seal_steps.began(now_us)
+
+    def seal_step_ended(self, now_us: int) -> None:
+        """It is answered."""
+        self._seal_steps.ended(now_us, 1)
+
+    def disk_answered(self, now_us: int) -> None:
+        """Whatever it was: until now the device was not busy with a write."""
+        self._writes.worked_elsewhere(now_us)
+
+    def ticked(self, now_us: int) -> None:
+        """Forget slowly."""
+        if now_us - self._faded_us >= MEMORY_US:
+            self._faded_us = now_us
+            self._writes.fade()
+            self._seal_steps.fade()
+
+    def told(self, now_us: int, waiting_count: int) -> TargetPace | None:
+        """As senders hear it; None as long as there is nothing to say."""
+        write_us, seal_us = self._writes.unit_us(now_us), self._seal_steps.unit_us(now_us)
+        if not write_us and not seal_us and not waiting_count:
+            return None
+        return TargetPace(write_us, seal_us, waiting_count)

@@ -1,0 +1,157 @@
+"""A burst of many ranks on few targets, every device serving one write after another: the machines,
+streams and messages of the world, without a fault.
+
+Times are those of real devices under real crowds, seconds of queue for each column; sizes are not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ckpt.base.ids import RunName, TargetId
+from ckpt.base.units import align_up
+from ckpt.erasure.code import Code
+from ckpt.format import messages as m
+from ckpt.format.layout import Layout
+from ckpt.protocol.events import Send
+from ckpt.protocol.stager.events import SaveCommitted
+from ckpt.protocol.target.core import TargetLimits
+from ckpt.protocol.writer.column import ColumnState
+from tests.sim.clockwork import Clockwork
+from tests.sim.coordinator_node import CoordinatorNode
+from tests.sim.network import Network
+from tests.sim.oracles import Oracles
+from tests.sim.payloads import Job, content
+from tests.sim.rank_node import RankNode
+from tests.sim.target_node import TargetNode
+
+CELL = 4096
+RUN = RunName("crowd")
+STEPS_MAX = 20_000_000
+LIMITS = TargetLimits(
+    stream_credit_bytes=4 * CELL,
+    credit_pool_bytes=24 * CELL,
+    read_piece_bytes=CELL,
+    read_window_bytes=2 * CELL,
+    read_pool_bytes=4 * CELL,
+    read_keep_bytes=2 * CELL,
+)
+"""In cells as the daemon's defaults: four for a stream, two dozen for all."""
+
+
+class CountingNetwork(Network):
+    """I count what stagers ask and what they send."""
+
+    def __init__(self, clock: Clockwork) -> None:
+        super().__init__(clock)
+        self.sent: Counter[type[m.Message]] = Counter()
+        self.fragment_bytes = 0
+
+    def send(self, action: Send) -> None:
+        self.sent[type(action.message)] += 1
+        if isinstance(action.message, m.Fragment):
+            self.fragment_bytes += len(action.bulk)
+        super().send(action)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a burst came to."""
+
+    columns_missing: int
+    targets_survivable: int
+    fragment_bytes: int
+    planned_bytes: int
+    """Of all fragments, each sent once."""
+    spares_asked: int
+    abandoned: int
+    """Columns that left a target."""
+    seconds: float
+    """Of virtual time, from the first open to the durable record."""
+
+
+class Crowd:
+    """I build the nodes of one burst. `slow[i]` is how many times slower target i's device is."""
+
+    def __init__(
+        self, seed: int, ranks: int, slow: Sequence[int], code: Code, cells_per_column: int,
+        steps: tuple[int, ...] = (10,),
+    ) -> None:  # fmt: skip
+        self.clock = Clockwork(seed, STEPS_MAX)
+        self.network = CountingNetwork(self.clock)
+        self.targets: dict[TargetId, TargetNode] = {}
+        self.code = code
+        payload_bytes = cells_per_column * code.k * CELL - 100
+        self.job = Job(RUN, "key", "L1", ranks, steps, 0, payload_bytes)
+        oracles = Oracles(
+            content_of=lambda payload: content(
+                self.job, payload.checkpoint.step, payload.rank, seed
+            ),
+            disk_of=lambda id: self.targets[id].disk,
+            is_lost=lambda _id: False,
+            is_unknown_loss=lambda _id: False,
+            is_harmed=lambda _id: False,
+        )
+        self.coordinator = CoordinatorNode(self.clock, self.network, oracles, code)
+        for number, times in enumerate(slow):
+            node = TargetNode(self.clock, self.network, self.coordinator, number, seed, LIMITS)
+            node.disk.bytes_total = 1 << 34
+            node.disk_slow, node.one_at_a_time = times, True
+            self.targets[node.id] = node
+        self.ranks = [
+            RankNode(
+                self.clock, self.network, oracles, self.coordinator,
+                self.targets.__getitem__, self.job, rank, seed,
+            )
+            for rank in range(ranks)
+        ]  # fmt: skip
+        for node in self.ranks:
+            node.half_bytes = align_up(payload_bytes, CELL * code.k)
+
+    def burst(self, harm: Callable[[], None] = lambda: None) -> Outcome:
+        """Every rank saves its steps at once; `harm` is done when the first columns stream."""
+        self.start()
+        harm()
+        return self.finish()
+
+    def start(self) -> None:
+        """Up to the first columns that stream."""
+        self.coordinator.start()
+        for target in self.targets.values():
+            target.start()
+        members = self.coordinator.machine.members
+        assert self.clock.run(lambda: len(members.live()) == len(self.targets), 60_000_000)
+        for node in self.ranks:
+            self.clock.after(self.clock.between(0, 3000), node.start)
+        streaming = (ColumnState.STREAMING, ColumnState.SEALING)
+        self.clock.run(
+            lambda: any(c.state in streaming for node in self.ranks for c in node.columns),
+            60_000_000,
+        )
+
+    def finish(self) -> Outcome:
+        """Until every rank has heard of its saves."""
+        count = len(self.job.steps)
+        ended = self.clock.run(
+            lambda: all(len(node.outcomes) == count for node in self.ranks), 3_600_000_000
+        )
+        assert ended, "the burst does not end"
+        return self._outcome()
+
+    def _outcome(self) -> Outcome:
+        layout = Layout(self.code, self.job.payload_bytes, CELL)
+        ends = [end for node in self.ranks for end in node.outcomes.values()]
+        failed = [end for end in ends if not isinstance(end, SaveCommitted)]
+        assert not failed, failed[0]
+        infos = [end.info for end in ends if isinstance(end, SaveCommitted)]
+        return Outcome(
+            columns_missing=max(info.columns_missing for info in infos),
+            targets_survivable=min(info.targets_survivable for info in infos),
+            fragment_bytes=self.network.fragment_bytes,
+            planned_bytes=len(ends) * self.code.n * align_up(layout.column_bytes, 1),
+            spares_asked=self.network.sent[m.RequestSpares],
+            abandoned=self.network.sent[m.AbandonColumn],
+            seconds=max(info.commit_us for info in infos) / 1e6,
+        )

@@ -1,0 +1,133 @@
+"""P1, P4: load alone costs no redundancy, and a bad target is found in a crowd as well.
+
+A column waits for seconds at a healthy target, since many others do: it stays where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from ckpt.erasure.code import Code
+from ckpt.protocol.writer.column import ColumnState
+from tests.sim.crowd import Crowd, Outcome
+from tests.sim.rank_node import TICK_US
+from tests.sim.target_node import TargetNode
+
+SLOW = 40
+"""A device of the crowd takes 1 to 16 ms for an operation, so that queues last for seconds."""
+
+
+def equal(targets: int) -> list[int]:
+    return [SLOW] * targets
+
+
+def unequal(targets: int, seed: int = 3) -> list[int]:
+    """Devices of which some are three times slower than others."""
+    rng = Random(seed)
+    return [SLOW * rng.choice((1, 1, 2, 3)) for _ in range(targets)]
+
+
+def check_whole(outcome: Outcome, code: Code) -> None:
+    assert outcome.seconds > 4, "a crowd in which nobody waited shows nothing"
+    assert outcome.columns_missing == 0
+    assert outcome.targets_survivable == code.m
+    assert outcome.spares_asked == 0
+    assert outcome.fragment_bytes <= 1.005 * outcome.planned_bytes
+
+
+@pytest.mark.parametrize("devices", [equal, unequal])
+@pytest.mark.parametrize(
+    ("ranks", "targets", "code"),
+    [(64, 12, Code(8, 2)), (128, 16, Code(4, 2)), (128, 12, Code(2, 1)), (32, 7, Code(4, 2))],
+)
+def test_load_alone_moves_no_column_and_loses_none(
+    ranks: int, targets: int, code: Code, devices: Callable[[int], list[int]]
+) -> None:
+    check_whole(Crowd(1, ranks, devices(targets), code, cells_per_column=10).burst(), code)
+
+
+@pytest.mark.parametrize("targets", [6, 7])
+def test_writers_that_are_starved_themselves_blame_nobody(targets: int) -> None:
+    crowd = Crowd(2, 48, equal(targets), Code(4, 2), cells_per_column=8)
+    rng = Random(5)
+
+    def starve() -> None:
+        """Each rank in turn stands still, for longer than any deadline."""
+        for node in crowd.ranks:
+            begin_us = rng.randrange(6_000_000)
+            crowd.clock.after(begin_us, setattr, node, "stopped", True)
+            crowd.clock.after(begin_us + 3_000_000, setattr, node, "stopped", False)
+
+    check_whole(crowd.burst(starve), Code(4, 2))
+
+
+def test_credit_of_writers_that_stand_still_is_lent_to_the_others() -> None:
+    """Two dozen cells are a target's whole pool: as many stopped ranks hold all of it."""
+    crowd = Crowd(3, 40, equal(6), Code(4, 2), cells_per_column=12)
+    asleep, awake = crowd.ranks[:32], crowd.ranks[32:]
+
+    def are_sealed() -> bool:
+        sealed = (c.state is ColumnState.SEALED for node in awake for c in node.columns)
+        return all(node.writers for node in awake) and all(sealed)
+
+    def have_begun() -> bool:
+        begun = (c.state is ColumnState.STREAMING for node in crowd.ranks for c in node.columns)
+        return all(node.writers for node in crowd.ranks) and all(begun)
+
+    crowd.start()
+    assert crowd.clock.run(have_begun, 120_000_000)
+    for node in asleep:
+        node.stopped = True
+    assert crowd.clock.run(are_sealed, 120_000_000)
+    for node in asleep:
+        node.stopped = False
+    check_whole(crowd.finish(), Code(4, 2))
+
+
+def slow_down(target: TargetNode) -> None:
+    target.disk_slow *= 100
+
+
+def stop(target: TargetNode) -> None:
+    target.stopped = True
+
+
+def kill(target: TargetNode) -> None:
+    target.crash()
+
+
+@pytest.mark.parametrize("harm", [slow_down, stop, kill])
+@pytest.mark.parametrize(("targets", "missing"), [(12, 0), (7, 0), (6, 1)])
+def test_a_bad_target_is_left_in_a_crowd_too(
+    harm: Callable[[TargetNode], None], targets: int, missing: int
+) -> None:
+    """To spares while there are any; without one the payload goes on without that column."""
+    code = Code(4, 2)
+
+    def burst(harm: Callable[[TargetNode], None] | None) -> Outcome:
+        crowd = Crowd(4, 32, equal(targets), code, cells_per_column=8)
+        victim = list(crowd.targets.values())[3]
+        return crowd.burst(lambda: harm(victim) if harm is not None else None)
+
+    healthy, harmed = burst(None), burst(harm)
+    assert (harmed.columns_missing > 0) == bool(missing)
+    assert harmed.targets_survivable == code.m - missing
+    # What the others do for it, and the time in which it was found: silence, or a lease.
+    spread = targets / (targets - 1)
+    assert harmed.seconds <= 1.2 * healthy.seconds * spread + 3 + 2 * TICK_US / 1e6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("devices", [equal, unequal])
+@pytest.mark.parametrize(
+    ("ranks", "targets", "code"),
+    [(4096, 256, Code(8, 2)), (4096, 256, Code(4, 2)), (2048, 128, Code(2, 1))],
+)
+def test_load_alone_moves_no_column_of_thousands_of_ranks(
+    ranks: int, targets: int, code: Code, devices: Callable[[int], list[int]]
+) -> None:
+    check_whole(Crowd(1, ranks, devices(targets), code, cells_per_column=4).burst(), code)
