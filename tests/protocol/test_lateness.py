@@ -180,7 +180,9 @@ def test_a_begin_that_is_late_as_its_peers_were_is_waited_for() -> None:
     assert pass_time(writer, dict.fromkeys(range(3), BUSY), 0, 1_500_000) == []
 
 
-def test_a_link_that_lets_little_pass_loses_its_column_and_one_that_fills_in_turn_does_not() -> None:
+def test_a_link_that_lets_little_pass_loses_its_column_and_one_that_fills_in_turn_does_not() -> (
+    None
+):
     writer = new_writer("2+2", stripes=64, spares=1)
     writer.begin()
     for column in range(4):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from ckpt.base.ids import CheckpointId, Generation, RunName, Step
+from ckpt.base.limits import BEAT_US
 from ckpt.format.messages import (
     AbandonColumn,
     ColumnAccepted,
@@ -11,11 +13,13 @@ from ckpt.format.messages import (
     CreditGranted,
 )
 from ckpt.format.target_messages import TargetPace
-from ckpt.protocol.events import Session, SessionClosed
+from ckpt.protocol.events import Session, SessionClosed, Ticked
 from ckpt.protocol.target.core import TargetLimits
+from ckpt.protocol.target.credit import DORMANT_US
 from tests.protocol.target_world import WRITER, Column, TargetWorld, reserve, write
 
 OTHER = Session(4)
+LATER = CheckpointId(RunName("other"), Step(8), Generation(1, 5))
 
 
 def test_credit_never_exceeds_the_window_and_returns_as_writes_end() -> None:
@@ -75,3 +79,119 @@ def test_a_window_that_comes_free_goes_to_nobody_whose_session_is_gone() -> None
     world.feed(SessionClosed(world.now_us, WRITER))
     assert world.messages(WRITER) == []
     assert world.messages(OTHER) == [CreditGranted(65536)]
+
+
+CELL = 65536
+
+
+def begun(world: TargetWorld, columns: list[Column]) -> None:
+    """Each with a reservation and a request of its own: 20, 21, ..."""
+    for rank, column in enumerate(columns):
+        reserve(world, column, rank + 1)
+        world.tell(WRITER, column.begin(rank + 1), request=20 + rank)
+
+
+def grants(world: TargetWorld) -> list[tuple[int, int]]:
+    """(request, bytes) of what was granted, in order."""
+    sent = [each for each in world.sent if each.session == WRITER]
+    world.sent.clear()
+    return [
+        (each.request, each.message.credit_bytes)
+        for each in sent
+        if isinstance(each.message, ColumnAccepted | CreditGranted) and each.message.credit_bytes
+    ]
+
+
+def send(world: TargetWorld, columns: list[Column], request: int, stripe: int) -> None:
+    message, cell = columns[request - 20].fragment(stripe)
+    world.tell(WRITER, message, cell, request=request)
+
+
+def test_a_stream_gets_its_share_of_a_crowd_and_none_waits_for_anothers_end() -> None:
+    """Two cells for three streams: whoever has most left comes next."""
+    limits = TargetLimits(stream_credit_bytes=4 * CELL, credit_pool_bytes=2 * CELL)
+    world = TargetWorld(limits=limits)
+    columns = [Column(rank=rank, payload_bytes=2_000_000) for rank in range(3)]
+    begun(world, columns)
+    assert grants(world) == [(20, CELL), (21, CELL)]
+    send(world, columns, 20, 0)
+    assert grants(world) == [(22, CELL)]
+    send(world, columns, 21, 0)
+    assert grants(world) == [(20, CELL)]
+    send(world, columns, 22, 0)
+    assert grants(world) == [(21, CELL)]
+
+
+def test_a_small_save_takes_turns_with_a_large_one() -> None:
+    limits = TargetLimits(stream_credit_bytes=CELL, credit_pool_bytes=CELL)
+    world = TargetWorld(limits=limits)
+    large = [Column(rank=rank, payload_bytes=4_000_000) for rank in range(2)]
+    small = Column(rank=2, payload_bytes=600_000, checkpoint=LATER)
+    columns = [*large, small]
+    begun(world, columns)
+    turns = [request for request, _ in grants(world)]
+    sent = dict.fromkeys((20, 21, 22), 0)
+    for _ in range(5):
+        send(world, columns, turns[-1], sent[turns[-1]])
+        sent[turns[-1]] += 1
+        turns += [request for request, _ in grants(world)]
+    assert turns == [20, 21, 22, 20, 22, 21]
+
+
+def test_whoever_waits_hears_that_its_target_lives_and_how_long_it_takes() -> None:
+    limits = TargetLimits(stream_credit_bytes=CELL, credit_pool_bytes=CELL)
+    world = TargetWorld(limits=limits)
+    columns = [Column(rank=rank, payload_bytes=2_000_000) for rank in range(2)]
+    begun(world, columns)
+    world.sent.clear()
+    world.feed(Ticked(world.now_us + BEAT_US - 1))
+    assert world.messages(WRITER) == []
+    world.now_us += BEAT_US
+    world.feed(Ticked(world.now_us))
+    (beat,) = world.sent
+    assert (beat.request, beat.message) == (21, CreditGranted(0, TargetPace(0, 0, 1)))
+
+
+def test_a_seal_that_waits_for_its_disk_is_heard_of_too() -> None:
+    world, column = TargetWorld(), Column()
+    reserve(world, column)
+    write(world, column)
+    world.held = deque()
+    world.tell(WRITER, column.seal, column.manifest, request=20)
+    world.sent.clear()
+    world.now_us += 2 * BEAT_US
+    world.feed(Ticked(world.now_us))
+    (beat,) = world.messages(WRITER)
+    assert isinstance(beat, CreditGranted)
+    assert beat.pace is not None
+    assert beat.pace.seal_us == 2 * BEAT_US, "as long as its first step has taken so far"
+
+
+def test_credit_that_nobody_uses_is_lent_and_stays_good() -> None:
+    limits = TargetLimits(stream_credit_bytes=CELL, credit_pool_bytes=CELL)
+    world = TargetWorld(limits=limits)
+    columns = [Column(rank=rank, payload_bytes=2_000_000) for rank in range(2)]
+    begun(world, columns)
+    assert grants(world) == [(20, CELL)]
+    world.now_us += DORMANT_US
+    world.feed(Ticked(world.now_us))
+    assert grants(world) == [(21, CELL)]
+    world.held = deque()
+    send(world, columns, 20, 0)
+    assert world.closed == [], "it had been granted"
+    send(world, columns, 21, 0)
+    while world.held:
+        world.step()
+    assert [request for request, _ in grants(world)] == [20], "until as much is free again"
+    world.machine.check()
+
+
+def test_a_repeated_fragment_returns_its_credit() -> None:
+    limits = TargetLimits(stream_credit_bytes=CELL, credit_pool_bytes=CELL)
+    world = TargetWorld(limits=limits)
+    columns = [Column(payload_bytes=2_000_000)]
+    begun(world, columns)
+    for _ in range(3):
+        assert grants(world) == [(20, CELL)]
+        send(world, columns, 20, 0)
+    assert grants(world) == [(20, CELL)]
