@@ -216,10 +216,13 @@ def document_targets(candidates: Sequence[Candidate], count: int) -> tuple[Targe
     """Up to `count` live targets for small documents: as few as possible in one power feed,
     then rack, host, device.
 
-    Wider domains count first; among equals the least loaded, then the lowest id. Room is not asked
-    for: documents live on the part of a device that no reservation gets.
+    Wider domains count first; among equals those that are not slow, then the least loaded, then the
+    lowest id. Room is not asked for: documents live on the part of a device that no reservation
+    gets.
     """
-    left = sorted((c for c in candidates if c.live), key=lambda c: (c.load_bytes, c.target))
+    left = sorted(
+        (c for c in candidates if c.live), key=lambda c: (c.slow, c.load_bytes, c.target)
+    )
     seen: Counter[str] = Counter()
     chosen: list[TargetId] = []
     while left and len(chosen) < count:

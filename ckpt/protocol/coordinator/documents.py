@@ -104,6 +104,7 @@ class _Spread:
 
     def _is_late(self, target: TargetId) -> None:
         if target in self._asked:
+            self._members.note_slow(target)
             self._late.add(target)
             self.fill()
 
