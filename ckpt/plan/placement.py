@@ -220,9 +220,7 @@ def document_targets(candidates: Sequence[Candidate], count: int) -> tuple[Targe
     lowest id. Room is not asked for: documents live on the part of a device that no reservation
     gets.
     """
-    left = sorted(
-        (c for c in candidates if c.live), key=lambda c: (c.slow, c.load_bytes, c.target)
-    )
+    left = sorted((c for c in candidates if c.live), key=lambda c: (c.slow, c.load_bytes, c.target))
     seen: Counter[str] = Counter()
     chosen: list[TargetId] = []
     while left and len(chosen) < count:

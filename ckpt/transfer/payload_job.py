@@ -16,6 +16,7 @@ from typing import Final
 from ckpt.aio.link import Link, LinkState
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import ColumnId, ColumnNumber, TargetId
+from ckpt.base.units import US_PER_S
 from ckpt.format import messages as m
 from ckpt.format.target_messages import (
     ColumnProof,
@@ -84,6 +85,12 @@ class PayloadStatistics:
     seconds: float
     """From the start to the last proof so far."""
     columns: tuple[ColumnStatistics, ...]
+
+    @property
+    def column_us(self) -> int | None:
+        """What a column took, the median; None when none was sealed."""
+        took = sorted(column.seconds for column in self.columns)
+        return round(took[len(took) // 2] * US_PER_S) if took else None
 
 
 class PayloadJob:

@@ -34,7 +34,7 @@ from ckpt.aio.link import (
     LinkReceived,
 )
 from ckpt.base.errors import CkptError
-from ckpt.base.ids import ColumnNumber, PayloadId
+from ckpt.base.ids import ColumnNumber, PayloadId, RunName
 from ckpt.format.messages import Place
 from ckpt.protocol.stager.events import PayloadFailed, PayloadStopped, StartPayload
 from ckpt.protocol.writer.payload_events import ColumnsReopened, SparesGiven
@@ -72,6 +72,8 @@ class PayloadSender:
         self._results: deque[SenderResult] = deque()
         self._statistics: dict[PayloadId, PayloadStatistics] = {}
         #: Of ended payloads, oldest first, at most STATISTICS_MAX.
+        self._usual_us: dict[RunName, int | None] = {}
+        #: What a column of each run's last payload took.
         self._lost: deque[tuple[Link, str]] = deque()
         #: Links cut while a job was at work; their other streams hear of it afterwards.
         self._broken: deque[tuple[PayloadId, CkptError]] = deque()
@@ -168,7 +170,10 @@ class PayloadSender:
         if lendable is not None:
             self._loop.lendables.add(lendable)
         try:
-            writer = PayloadWriter(action.plan, action.payload_bytes, self._streams, now_us())
+            writer = PayloadWriter(
+                action.plan, action.payload_bytes, self._streams, now_us(),
+                usual_us=self._usual_us.get(payload.checkpoint.run),
+            )  # fmt: skip
             arena = arena.cast("B")
             zero_tail(writer.layout, arena)
             encoder = PayloadEncoder(
@@ -279,7 +284,8 @@ class PayloadSender:
             since = job.stopping_since_us
             if job.is_stopped:
                 job.encoder.forget_arena()
-                self._statistics[payload] = job.statistics()
+                self._statistics[payload] = ended = job.statistics()
+                self._usual_us[payload.checkpoint.run] = ended.column_us
                 while len(self._statistics) > STATISTICS_MAX:
                     del self._statistics[next(iter(self._statistics))]
                 self._jobs = {key: other for key, other in self._jobs.items() if other is not job}

@@ -36,6 +36,8 @@ has been sent yet.
 """
 SLOW_AFTER_US: Final = 500_000
 """Before this, sent bytes say more about socket buffers and scheduling than about links."""
+SLOW_AFTER_US_MIN: Final = 150_000
+"""And where a run's columns are there in no time."""
 SLOW_FRACTION: Final = 4
 LATE_FACTOR: Final = 8
 """Devices of one cluster differ by less, those that fail by more."""
@@ -73,11 +75,23 @@ def is_late_to_open(column: Column, columns: Sequence[Column], now_us: int) -> b
     return now_us - column.waiting_since_us >= limit_us
 
 
-def is_slow(column: Column, columns: Sequence[Column], now_us: int) -> bool:
+def slow_after_us(usual_us: int | None) -> int:
+    """How long a full socket is watched, where a column of this run usually takes `usual_us`; None:
+    nobody knows.
+    """
+    if usual_us is None:
+        return SLOW_AFTER_US
+    return min(SLOW_AFTER_US, max(SLOW_AFTER_US_MIN, usual_us // 2))
+
+
+def is_slow(
+    column: Column, columns: Sequence[Column], now_us: int, after_us: int = SLOW_AFTER_US
+) -> bool:
     """Its link or its target's device is slower by itself than those of its peers."""
     peers = _peers(column, columns)
     if column.state is ColumnState.STREAMING and column.blocked_since_us is not None:
-        return _link_is_slow(column, column.blocked_since_us, peers, now_us)
+        span_us = now_us - column.blocked_since_us
+        return span_us >= after_us and _link_is_slow(column, span_us, peers)
     if column.pace is None:
         return False
     if column.state is ColumnState.STREAMING:
@@ -115,10 +129,7 @@ def _seal_us(column: Column) -> int:
     return column.pace.seal_us if column.pace is not None else 0
 
 
-def _link_is_slow(column: Column, since_us: int, peers: list[Column], now_us: int) -> bool:
-    span_us = now_us - since_us
-    if span_us < SLOW_AFTER_US:
-        return False
+def _link_is_slow(column: Column, span_us: int, peers: list[Column]) -> bool:
     rates = sorted(c.sent_bytes / max(1, c.sent_us - c.opened_us) for c in peers)
     passed = (column.sent_bytes - column.blocked_at_bytes) / span_us
     return bool(rates) and passed * SLOW_FRACTION < rates[len(rates) // 2]

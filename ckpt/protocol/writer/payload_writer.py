@@ -29,7 +29,12 @@ from ckpt.format.messages import PayloadPlanned, Place
 from ckpt.format.target_messages import ColumnProof
 from ckpt.protocol.events import Ticked
 from ckpt.protocol.writer.column import Column, ColumnState
-from ckpt.protocol.writer.lateness import is_late_to_open, is_silent, is_slow
+from ckpt.protocol.writer.lateness import (
+    is_late_to_open,
+    is_silent,
+    is_slow,
+    slow_after_us,
+)
 from ckpt.protocol.writer.payload_events import (
     AbandonReason,
     AbandonStream,
@@ -66,8 +71,10 @@ class PayloadWriter:
     """
 
     def __init__(
-        self, plan: PayloadPlanned, payload_bytes: int, streams: Iterator[int], now_us: int
-    ) -> None:
+        self, plan: PayloadPlanned, payload_bytes: int, streams: Iterator[int], now_us: int,
+        usual_us: int | None = None,
+    ) -> None:  # fmt: skip
+        """`usual_us`: what a column of this run took lately."""
         code = Code.parse(plan.code)
         self.payload: PayloadId = plan.payload
         self._code = str(code)
@@ -85,6 +92,7 @@ class PayloadWriter:
         self._manifest: ManifestReady | None = None
         self._certified: tuple[ColumnProof, ...] = ()
         self._slow_moves = 0
+        self._slow_after_us = slow_after_us(usual_us)
         #: Those that were late, in the order in which they were found.
         self._slow_targets: dict[TargetId, None] = {}
         self._begun_us = self._ticked_us = now_us
@@ -272,7 +280,7 @@ class PayloadWriter:
                     self._be_late(column, actions)
             elif is_late_to_open(column, self.columns, now_us):
                 self._move(column, AbandonReason.SLOW, now_us, actions)
-            elif is_slow(column, self.columns, now_us):
+            elif is_slow(column, self.columns, now_us, self._slow_after_us):
                 self._slow(column, now_us, actions)
             else:
                 column.slow_since_us = None
