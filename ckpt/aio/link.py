@@ -178,6 +178,8 @@ class LinkLoop:
         self._links: dict[Session, Link] = {}
         #: What the next `poll` returns.
         self._events: list[LinkEvent] = []
+        self.waited_us = 0
+        """In all, for sockets: what `poll` was given and did not need is not in it."""
 
     def __enter__(self) -> Self:
         return self
@@ -317,7 +319,10 @@ class LinkLoop:
         """
         self._expire()
         timeout_s = self._patience_s(0 if self._events else timeout_us)
-        for key, mask in self._selector.select(timeout_s):
+        begun_us = now_us()
+        ready = self._selector.select(timeout_s)
+        self.waited_us += now_us() - begun_us
+        for key, mask in ready:
             link = key.data
             if link is None:
                 os.eventfd_read(self._wake_fd)

@@ -33,6 +33,7 @@ from ckpt.aio.link import (
     LinkReceived,
     LinkState,
 )
+from ckpt.aio.own_time import OwnTime
 from ckpt.base.errors import Corrupt, Unauthorized, Unavailable
 from ckpt.base.ids import ColumnId, ColumnNumber, TargetId
 from ckpt.base.limits import MANIFEST_BYTES_MAX
@@ -178,6 +179,8 @@ class PayloadReceiver:
 
     def _work(self) -> None:
         tick_at_us = 0
+        own_time = OwnTime(now_us())
+        own_time.since_last(now_us(), self._loop.waited_us)
         while self._jobs or self._reads:
             while self._jobs and len(self._reads) < self._options.concurrent_max:
                 self._begin(self._jobs.popleft())
@@ -187,7 +190,9 @@ class PayloadReceiver:
                 self._note(note)
             if now_us() >= tick_at_us:
                 tick_at_us = now_us() + TICK_US
+                own_us = own_time.since_last(now_us(), self._loop.waited_us)
                 for read in list(self._reads):
+                    read.machine.note_own_time(own_us)
                     self._feed(read, Ticked(now_us()))
                 self._tell_progress()
         self._forget_unanswered()

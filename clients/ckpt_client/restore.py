@@ -14,6 +14,7 @@ again.
 from __future__ import annotations
 
 import logging
+import random
 import time
 import warnings
 import weakref
@@ -53,7 +54,8 @@ if TYPE_CHECKING:
 RESOLVE_COUNT_MAX: Final = 64
 """Times one load may be resolved again."""
 RETRY_S: Final = (0.05, 1.0)
-"""First and longest rest before that."""
+"""First and longest rest before that; half of each is jitter."""
+_jitter: Final = random.Random()
 
 _log = logging.getLogger("ckpt.restore")
 Value = TypeVar("Value")
@@ -409,7 +411,9 @@ class Checkpoint:
                     if self._goes_to_store(error.message):
                         continue
                     raise
-                time.sleep(min(RETRY_S[1], RETRY_S[0] * 2 ** min(attempt, 8)))
+                # Thousands of ranks lose the same target at the same instant.
+                rest_s = min(RETRY_S[1], RETRY_S[0] * 2 ** min(attempt, 8))
+                time.sleep(rest_s * _jitter.uniform(0.5, 1.0))
                 self._resolve_same(error.message)
             finally:
                 self._memories.clear()

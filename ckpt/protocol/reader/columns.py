@@ -99,6 +99,12 @@ class Column:
             self.owing_us += max(0, now_us - self.owing_until_us)
         self.owing_until_us = now_us
 
+    def excuse(self, own_us: int, now_us: int) -> None:
+        """The reader itself took so much of the time that was just charged."""
+        if self.asks:
+            self.owing_us = max(0, self.owing_us - own_us)
+            self.waiting_since_us = min(now_us, self.waiting_since_us + own_us)
+
     def note_turn(self, now_us: int, size: int) -> None:
         """Its target brought bytes of something else that this process asked for."""
         self.charge(now_us)

@@ -90,6 +90,7 @@ class PayloadReader:
         )
         self._requests = requests
         self._now_us = self._tick_us = now_us
+        self._own_us = 0
         self._out: list[ReaderAction] = []
         self._coming = wanted_stripes(layout, wish.spans)
         self._all_begun = False
@@ -103,7 +104,8 @@ class PayloadReader:
         self._scratch = Scratch(wish.limits.scratch_bytes, is_direct)
         self._stuck_since_us: int | None = None
         self._effort = Effort()
-        self._done_bytes = self._rebuilt_bytes = 0
+        self._rebuilt_bytes = 0
+        self.done_bytes = 0  # Wanted bytes that were handed out.
 
     # ----------------------------------------------------------------------- outside
 
@@ -143,14 +145,13 @@ class PayloadReader:
         """The column's target gave this process bytes of another payload: it serves both."""
         self.columns[column].note_turn(now_us, size)
 
-    @property
-    def done_bytes(self) -> int:
-        """Wanted bytes that were handed out."""
-        return self._done_bytes
+    def note_own_time(self, own_us: int) -> None:
+        """So long since the last tick this process worked or starved: no target is charged that."""
+        self._own_us += own_us
 
     def statistics(self) -> ReadStatistics:
         """As of now."""
-        return statistics_of(self.wish, self.columns, self._done_bytes, self._rebuilt_bytes)
+        return statistics_of(self.wish, self.columns, self.done_bytes, self._rebuilt_bytes)
 
     def check(self) -> None:
         """Assert the invariants that the module states."""
@@ -297,12 +298,11 @@ class PayloadReader:
     def _ticked(self) -> None:
         gap_us = self._now_us - self._tick_us
         self._tick_us = self._now_us
+        own_us = gap_us if gap_us > TICK_GAP_US_MAX else self._own_us
+        self._own_us = 0
         for column in self.columns:
-            if gap_us > TICK_GAP_US_MAX:
-                column.waiting_since_us += gap_us
-                column.owing_until_us = self._now_us
-            else:
-                column.charge(self._now_us)
+            column.charge(self._now_us)
+            column.excuse(own_us, self._now_us)
         k, effort = self.wish.layout.code.k, self._effort.factor
         late = laggard(self.columns, self.wish.limits, self._now_us, k, effort)
         if late is not None:
@@ -337,7 +337,7 @@ class PayloadReader:
         if stripe is None or not stripe.finishing:
             return
         if not wrong:
-            self._done_bytes += stripe.wanted_bytes
+            self.done_bytes += stripe.wanted_bytes
             self._rebuilt_bytes += sum((p.end - p.start) * len(p.wanted) for p in stripe.parts)
             self._scratch.give_back(stripe)
             del self._stripes[number]
