@@ -162,6 +162,23 @@ def test_a_repeated_document_is_answered_again_and_another_record_is_refused() -
     assert document(world, DocumentKind.RECORD) == RECORD
 
 
+@pytest.mark.parametrize("data", [RECORD, INDEX])
+def test_every_bulk_of_a_document_that_was_kept_is_released_once(data: bytes) -> None:
+    """Each is a piece of the pool that all sessions receive into."""
+    world = _ready()
+    put_document(world, DocumentKind.INDEX, data, part=1000)
+    assert world.released == world.kept
+    assert bool(world.kept) == (data is INDEX)
+
+
+def test_a_document_without_space_is_refused_once() -> None:
+    world = _ready(FakeDisk(bytes_total=40 * 4096))
+    put_document(world, DocumentKind.INDEX, INDEX)
+    (failed,) = _answers(world)
+    assert isinstance(failed, Failed)
+    assert failed.code == "no_space"
+
+
 def test_another_index_of_the_same_generation_replaces_the_first() -> None:
     world = _ready()
     put_document(world, DocumentKind.INDEX, INDEX)
@@ -318,12 +335,16 @@ def test_a_failed_drop_says_so_and_a_repeated_one_succeeds() -> None:
     world, column = _ready(), Column()
     store(world, column)
     world.messages(COORDINATOR)
+    (name,) = world.disk.list_directory("columns")
+    file_bytes = world.disk.file_bytes(f"columns/{name}")
     world.disk.faults.append(Fault("sync_directory"))
     world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    assert world.machine.column_count == 1, "whether it is gone is not known"
     world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
     failed, dropped = _answers(world)
     assert isinstance(failed, Failed)
-    assert isinstance(dropped, Dropped)
+    assert dropped == Dropped(bytes_freed=file_bytes)
+    assert world.machine.column_count == 0
 
 
 def test_pages_list_every_column_and_document_once() -> None:
