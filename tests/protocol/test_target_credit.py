@@ -68,6 +68,21 @@ def test_a_fragment_that_comes_again_returns_its_credit() -> None:
     assert world.closed == []
 
 
+def test_fragments_behind_the_end_of_their_stream_are_not_written() -> None:
+    """Its file serves the next stream as soon as its last write has ended."""
+    world, column = TargetWorld(), Column()
+    reserve(world, column)
+    world.held = deque()
+    write(world, column, stripes=[0])
+    message, cell = column.fragment(1)
+    world.tell(WRITER, message, b"!" + cell[1:], request=20)
+    under_way = list(world.held)
+    assert len(under_way) == 1
+    world.tell(WRITER, message, cell, request=20)
+    assert list(world.held) == under_way
+    assert world.closed == []
+
+
 def test_streams_beyond_the_pool_wait_for_a_window_and_then_get_it() -> None:
     limits = TargetLimits(stream_credit_bytes=65536, credit_pool_bytes=2 * 65536)
     world = TargetWorld(limits=limits)

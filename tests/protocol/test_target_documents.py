@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from ckpt.base.errors import Corrupt
-from ckpt.base.ids import Step
+from ckpt.base.ids import CheckpointId, Generation, Step
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.document import (
     DocumentHeader,
@@ -389,3 +389,18 @@ def test_a_tombstone_in_another_coordinators_words_is_there_already() -> None:
     world.tell(READER, ReadDocument(DocumentKind.TOMBSTONE, CHECKPOINT))
     (read,) = [each for each in world.sent if each.session == READER]
     assert bytes(read.bulk) == b"deleted under term 1"
+
+
+def test_so_many_dropped_generations_are_remembered_and_no_more() -> None:
+    """A target runs for months; what nobody begins any more need not be known."""
+    world, column = _ready(), Column()
+    world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    for counter in range(100, 100 + 4095):
+        other = CheckpointId(CHECKPOINT.run, CHECKPOINT.step, Generation(1, counter))
+        world.tell(COORDINATOR, DropGeneration(1, other))
+    world.tell(WRITER, column.begin(), request=20)
+    last = CheckpointId(CHECKPOINT.run, CHECKPOINT.step, Generation(2, 1))
+    world.tell(COORDINATOR, DropGeneration(1, last))
+    world.tell(WRITER, column.begin(), request=21)
+    codes = [each.code for each in world.messages(WRITER) if isinstance(each, Failed)]
+    assert codes == ["aborted", "refused"], "the second for want of a reservation"
