@@ -90,7 +90,9 @@ class Pytest:
 
     def _stages(self, tree: Path, mutant: Mutant) -> list[list[str]]:
         if self.which == "sim":
-            return [["tests/sim/test_simulation.py"]]
+            main = "tests/sim/test_simulation.py"
+            files = nearest_first(tree, "tests/sim", mutant.path)
+            return [[main], [file for file in files if file != main]]
         near = next(where for room, where in NEAR.items() if mutant.path.startswith(room))
         stages = [nearest_first(tree, folder, mutant.path) for folder in near]
         if self.which == "all":

@@ -14,6 +14,7 @@ from ckpt.format.target_messages import (
     ColumnsListed,
     DocumentKind,
     ListColumns,
+    RegisterTarget,
 )
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.events import Received
@@ -229,6 +230,19 @@ def test_a_target_counts_only_when_it_has_listed_to_the_end() -> None:
     rank.seal(0, again.places[0])
     rank.certify()
     assert len(rank.commits()) == 1
+
+
+def test_a_target_of_a_domain_that_is_none_is_told_so_and_is_no_member() -> None:
+    bench = Bench(3)
+    session = bench.session(m.Role.TARGET)
+    register = RegisterTarget(
+        TargetId("t9"), BootId(9), "t9:1", "", "host-without-levels", "d/t9", 1, 1 << 40, 1 << 40,
+        0, 0, (),
+    )  # fmt: skip
+    (failed,) = bench.tell(session, register)
+    assert isinstance(failed, m.Failed)
+    assert "host-without-levels" in failed.message
+    assert sorted(bench.machine.members.targets) == ["t0", "t1", "t2"]
 
 
 def test_what_any_page_of_a_listing_names_counts() -> None:
