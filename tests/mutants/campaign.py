@@ -1,7 +1,8 @@
 """Plants bugs one at a time and runs the tests: `python -m tests.mutants.campaign --count 60`.
 
     pick by seed --> plant in a copy of the tree --> the tests of its room, nearest file first
-                 --> killed by TEST | survived | timeout --> a line of the log --> report by file
+        --> killed by a test that passes without it | survived | timeout | unsure
+        --> a line of the log --> report by file
 
 The tree stays untouched. What the log holds already is not run again, so a campaign that was
 stopped goes on, and a greater count adds to it.
@@ -21,7 +22,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
@@ -63,7 +64,7 @@ class Verdict(msgspec.Struct, frozen=True):
     line: int
     operator: str
     end: str
-    """`killed`, `survived` or `timeout`."""
+    """`killed`, `survived`, `timeout`, or `unsure`: the test fails without the bug, too."""
     by: str = ""
     """The test that noticed it."""
     diff: str = ""
@@ -80,6 +81,8 @@ class Pytest:
     which: str = "near"
     limit_s: float = LIMIT_S
     sim_seeds: int = 100
+    known: dict[str, bool] = field(default_factory=dict)
+    #: Test files of which a test passed, or failed, on the tree as it is.
 
     def __call__(self, tree: Path, mutant: Mutant) -> tuple[str, str]:
         for files in self._stages(tree, mutant):
@@ -87,6 +90,14 @@ class Pytest:
             if end != "survived":
                 return end, by
         return "survived", ""
+
+    def passes(self, tree: Path, test: str) -> bool:
+        """Whether a test passes in a tree without a bug; a file of tests is asked once."""
+        file = test.partition("::")[0]
+        if file not in self.known:
+            end, _ = run_pytest(tree, [test], self.limit_s, self.sim_seeds)
+            self.known[file] = end == "survived"
+        return self.known[file]
 
     def _stages(self, tree: Path, mutant: Mutant) -> list[list[str]]:
         if self.which == "sim":
@@ -183,9 +194,17 @@ def _files(place: Path) -> list[Path]:
 
 
 def run(
-    tree: Path, mutants: Iterable[Mutant], log: Path, judge: Judge, *, workers: int = 1
+    tree: Path,
+    mutants: Iterable[Mutant],
+    log: Path,
+    judge: Judge,
+    *,
+    passes: Callable[[Path, str], bool] = lambda _tree, _test: True,
+    workers: int = 1,
 ) -> list[Verdict]:
-    """A verdict for each, those of the log without running them again."""
+    """A verdict for each, those of the log without running them again. `passes`: whether a test
+    that noticed a bug passes in a tree without it.
+    """
     mutants = list(mutants)
     known = {verdict.key: verdict for verdict in read_log(log)}
     copies: SimpleQueue[Path] = SimpleQueue()
@@ -196,7 +215,7 @@ def run(
         def judged(mutant: Mutant) -> None:
             copy = copies.get()
             try:
-                known[mutant.key] = verdict = one(copy, mutant, judge)
+                known[mutant.key] = verdict = one(copy, mutant, judge, passes)
             finally:
                 copies.put(copy)
             lines.write(msgspec.json.encode(verdict) + b"\n")
@@ -208,7 +227,7 @@ def run(
     return [known[mutant.key] for mutant in mutants]
 
 
-def one(copy: Path, mutant: Mutant, judge: Judge) -> Verdict:
+def one(copy: Path, mutant: Mutant, judge: Judge, passes: Callable[[Path, str], bool]) -> Verdict:
     """Plant it, look who notices, and take it out again."""
     file = copy / mutant.path
     source = file.read_text()
@@ -217,6 +236,8 @@ def one(copy: Path, mutant: Mutant, judge: Judge) -> Verdict:
         end, by = judge(copy, mutant)
     finally:
         file.write_text(source)
+    if end == "killed" and not passes(copy, by):
+        end = "unsure"
     diff = mutant.diff(source)
     return Verdict(mutant.key, mutant.path, mutant.line, mutant.operator, end, by, diff)
 
@@ -247,13 +268,13 @@ def copy_of(tree: Path, copy: Path) -> Path:
 def report(verdicts: Sequence[Verdict]) -> str:
     """By file, then what survived, each as a diff."""
     ends = Counter((verdict.path, verdict.end) for verdict in verdicts)
-    lines = [f"{'killed':>7} {'timeout':>7} {'survived':>8}  file"]
+    lines = [f"{'killed':>7} {'timeout':>7} {'unsure':>7} {'survived':>8}  file"]
     for path in [*sorted({verdict.path for verdict in verdicts}), "all"]:
         counts = [
             sum(n for (p, e), n in ends.items() if e == end and path in (p, "all"))
-            for end in ("killed", "timeout", "survived")
+            for end in ("killed", "timeout", "unsure", "survived")
         ]
-        lines.append(f"{counts[0]:>7} {counts[1]:>7} {counts[2]:>8}  {path}")
+        lines.append("{:>7} {:>7} {:>7} {:>8}  {}".format(*counts, path))
     for verdict in verdicts:
         if verdict.end == "survived":
             where = f"{verdict.path}:{verdict.line}: {verdict.operator}"
@@ -277,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.parent.mkdir(parents=True, exist_ok=True)
     mutants = pick(ROOT, chosen.only or MUTATED, chosen.seed, chosen.count)
     judge = Pytest(chosen.judge, chosen.limit_s, chosen.sim_seeds)
-    verdicts = run(ROOT, mutants, log, judge, workers=chosen.workers)
+    verdicts = run(ROOT, mutants, log, judge, passes=judge.passes, workers=chosen.workers)
     sys.stdout.write(report(verdicts))
     return any(verdict.end == "survived" for verdict in verdicts)
 

@@ -68,7 +68,7 @@ def test_bugs_that_a_test_notices_are_killed_and_holes_survive(tree: Path, tmp_p
     (killed,) = (verdict for verdict in verdicts if verdict.end == "killed")
     assert killed.by == "tests/test_numbers.py::test_a_great_number_is_added"
     text = report(verdicts)
-    assert "      1       0        1  ckpt/numbers.py" in text
+    assert "      1       0       0        1  ckpt/numbers.py" in text
     assert "-    if number > 2:\n+    if number >= 2:" in text
     assert (tree / "ckpt/numbers.py").read_text() == CODE
 
@@ -76,6 +76,14 @@ def test_bugs_that_a_test_notices_are_killed_and_holes_survive(tree: Path, tmp_p
 def test_a_test_that_hangs_on_a_bug_is_ended(tree: Path) -> None:
     (tree / "tests/test_numbers.py").write_text('"""Never ends."""\nwhile True:\n    True\n')
     assert run_pytest(tree, ["tests"], limit_s=3) == ("timeout", "")
+
+
+def test_a_test_that_fails_without_the_bug_proves_nothing(tree: Path, tmp_path: Path) -> None:
+    (tree / "tests/test_numbers.py").write_text('"""Red."""\n\n\ndef test_red():\n    assert 0\n')
+    (mutant,) = pick(tree, ["ckpt/numbers.py"], seed=1, count=1)
+    judge = Pytest(limit_s=100)
+    (verdict,) = run(tree, [mutant], tmp_path / "log", own_tests, passes=judge.passes)
+    assert (verdict.end, verdict.by) == ("unsure", "tests/test_numbers.py::test_red")
 
 
 def test_a_campaign_goes_on_where_it_was_stopped(tree: Path, tmp_path: Path) -> None:
