@@ -8,7 +8,7 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -110,6 +110,63 @@ def test_a_read_buffer_is_not_lent_twice_before_it_is_released(tmp_path: Path) -
     disk.release(second)
     disk.release(third)
     assert disk.buffers_lent == 0
+    disk.close()
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of what the kernel was told to sync, in order; it is synced, too."""
+    names: list[str] = []
+
+    def recorded(sync: Callable[[int], None]) -> Callable[[int], None]:
+        def call(descriptor: int) -> None:
+            names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            sync(descriptor)
+
+        return call
+
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, recorded(getattr(os, name)))
+    return names
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_what_is_to_be_synced_is_synced_in_the_kernel(
+    tmp_path: Path, synced: list[str], direct: bool
+) -> None:
+    disk = _real(tmp_path, direct=direct)
+    assert synced == [str(tmp_path)] * 2, "of the two directories that were made"
+    synced.clear()
+    disk.write_at("a/x", 0, b"z" * PAGE_BYTES)
+    disk.sync_file("a/x")
+    disk.rename_file("a/x", "b/x")
+    disk.sync_directory("b")
+    disk.sync_directory("")
+    assert synced == [f"{tmp_path}/{name}" for name in ("a/x", "b")] + [str(tmp_path)]
+    disk.close()
+
+
+def test_after_a_failed_sync_the_descriptor_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells a failed write-back once; a second sync of that descriptor would succeed."""
+    opened: list[str] = []
+
+    def open_file(path: str, flags: int, mode: int) -> int:
+        opened.append(os.path.basename(path))
+        return os.open(path, flags, mode)
+
+    def fails(_descriptor: int) -> None:
+        raise OSError(errno.EIO, "write-back failed")
+
+    disk = _real(tmp_path, open_file=open_file, direct=False)
+    disk.write_at("a/x", 0, b"z")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fails)
+        with pytest.raises(OSError, match="write-back failed"):
+            disk.sync_file("a/x")
+    disk.sync_file("a/x")
+    assert opened == ["x", "x"]
     disk.close()
 
 

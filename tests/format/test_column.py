@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import ColumnId, ColumnNumber
 from ckpt.base.limits import PAGE_BYTES
+from ckpt.format import column
 from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.column import (
     FRAGMENTS_OFFSET,
@@ -129,3 +130,13 @@ def test_another_payloads_trailer_is_refused(manifest: RankManifest) -> None:
         decode_trailer(replace(header, manifest_digest=bytes(16)), trailer)
     with pytest.raises(Corrupt):
         decode_trailer(header, trailer[:-1])
+
+
+@given(headers())
+def test_a_header_with_checksums_of_another_kind_is_refused_by_name(header: ColumnHeader) -> None:
+    """A program to come wrote it: whole, and not to be read with ours."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(column, "CHECKSUM_ID", column.CHECKSUM_ID + 1)
+        page = encode_header(header)
+    with pytest.raises(Corrupt, match="checksums of kind"):
+        decode_header(page)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ckpt.base.errors import Corrupt, NotFound, Refused, Unavailable
 from ckpt.base.ids import (
@@ -40,6 +41,7 @@ from ckpt.format.index_pages import (
     decode_directory,
     decode_header,
     decode_tensor_page,
+    encode_directory,
 )
 from ckpt.format.table import Meaning
 from tests.format.strategies import flipped, generations, layouts, masks, positions, u32
@@ -362,3 +364,24 @@ def test_a_page_of_another_place_is_refused() -> None:
     assert decode_tensor_page(first, packed)[0].name == first.first
     with pytest.raises(Corrupt):
         decode_tensor_page(second, packed)
+
+
+@pytest.mark.parametrize("packed_bytes", [0, -1, PAGE_PACKED_BYTES_MAX + 1])
+@pytest.mark.parametrize("raw_bytes", [None, 0, INDEX_PAGE_BYTES_MAX + 1])
+def test_a_directory_with_a_page_out_of_bounds_is_corrupt(
+    packed_bytes: int, raw_bytes: int | None
+) -> None:
+    """All pages together are as long as the document says: each is looked at by itself."""
+    header = decode_header(DOCUMENT[:HEADER_BYTES])
+    start = header.directory_offset
+    directory = decode_directory(header, DOCUMENT[start : start + header.directory_bytes])
+    first, second, *rest = directory.tensor_pages
+    if raw_bytes is None:
+        both = first.packed_bytes + second.packed_bytes
+        first = structs.replace(first, packed_bytes=packed_bytes)
+        second = structs.replace(second, packed_bytes=both - packed_bytes)
+    else:
+        first = structs.replace(first, raw_bytes=raw_bytes)
+    made = structs.replace(directory, tensor_pages=(first, second, *rest))
+    with pytest.raises(Corrupt, match=f"a page of {first.packed_bytes}, {first.raw_bytes} bytes"):
+        decode_directory(header, encode_directory(made))

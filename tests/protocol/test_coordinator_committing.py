@@ -353,6 +353,33 @@ def test_columns_that_the_index_does_not_name_are_dropped_after_the_commit() -> 
     assert len(rank.commits()) == 1
 
 
+def test_a_stray_goes_from_a_target_that_keeps_another_column_of_the_payload() -> None:
+    bench = Bench(4)
+    (rank,) = ready(bench)
+    places = rank.places()
+    target = bench.targets[places[ColumnNumber(0)].target]
+    kept, stray = (ColumnId(rank.payload, ColumnNumber(j)) for j in (0, 1))
+    bench.stop(target.id)
+    target.columns[stray] = target.proof(stray, "2+1", rank.payload_bytes)
+    bench.start(target)
+    rank.certify()
+    assert len(rank.commits()) == 1
+    assert set(target.columns) == {kept}
+    assert set(bench.targets[places[ColumnNumber(1)].target].columns) == {stray}
+
+
+def test_a_target_that_comes_back_with_a_stray_beside_its_column_keeps_the_column() -> None:
+    bench = Bench(4)
+    id = bench.save(1)
+    target = next(t for t in bench.targets.values() if t.columns)
+    (kept,) = target.columns
+    stray = ColumnId(PayloadId(id, Rank(0)), ColumnNumber((kept.column + 1) % 3))
+    bench.stop(target.id)
+    target.columns[stray] = target.proof(stray, "2+1", 10_000)
+    bench.start(target)
+    assert set(target.columns) == {kept}
+
+
 def test_the_answer_states_what_may_be_lost_and_who_was_slowest() -> None:
     bench = Bench(8, "4+2", hosts=4, max_per_domain=2)
     ranks = ready(bench, 3)

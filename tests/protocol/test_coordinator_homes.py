@@ -316,6 +316,56 @@ def test_no_more_is_promised_than_the_home_can_keep() -> None:
     assert view["generations"][0]["targets_survivable"] == 2
 
 
+def test_the_record_says_what_the_home_could_lose_at_the_commit() -> None:
+    """It is all that a rebuilt catalog, or a reader of the documents alone, has."""
+    bench = Bench(6, "1+2")
+    first = bench.save(1)
+    rank = referring(bench, first)
+    rank.open(2)
+    rank.seal_all()
+    bench.stop(only_there(bench, first, rank.payload.checkpoint)[0])
+    rank.certify()
+    id = rank.commits()[0].info.checkpoint
+    records = [t.documents.get((DocumentKind.RECORD, id)) for t in bench.targets.values()]
+    told = {decode_record(record).info for record in records if record}
+    assert {(info.targets_survivable, info.domains_survivable) for info in told} == {(1, 1)}
+    assert {info.columns_missing for info in told} == {0}, "its own columns are all there"
+
+
+def test_what_refers_to_a_home_that_is_gone_can_be_read_by_nobody() -> None:
+    bench = Bench(4)
+    first = bench.save(1)
+    second = save_referring(bench, 2, first)
+    checkpoints = bench.machine.checkpoints
+    home, user = checkpoints.get(first), checkpoints.get(second)
+    assert home is not None
+    assert user is not None
+    assert checkpoints.redundancy(user).targets == 1
+    checkpoints.forget(home)
+    assert checkpoints.redundancy(user).targets == -1
+    assert not checkpoints.readable(user)
+
+
+def test_what_a_reader_and_ls_are_told_is_the_least_of_the_checkpoint_and_its_homes() -> None:
+    """P1: nobody is promised more than the home can keep, nor less than is missing there."""
+    bench = Bench(12, "2+2", hosts=12)
+    first = bench.save(1)
+    id = save_referring(bench, 2, first)
+    whole = resolved(bench).info
+    assert (whole.targets_survivable, whole.columns_missing) == (2, 0)
+    assert whole.domains_survivable == 2
+    lost = only_there(bench, first, id)
+    index_on = {t.id for t in bench.targets.values() if (DocumentKind.INDEX, id) in t.documents}
+    bench.stop(next(one for one in lost if one not in index_on))
+    now = resolved(bench).info
+    assert now.checkpoint == id
+    assert (now.targets_survivable, now.domains_survivable, now.columns_missing) == (1, 1, 1)
+    view = bench.ask("show", RUN, 2)
+    assert isinstance(view, dict)
+    shown = view["generations"][0]
+    assert (shown["targets_survivable"], shown["domains_survivable"]) == (1, 1)
+
+
 def test_a_home_below_its_floor_is_waited_for_and_then_ends_the_attempt() -> None:
     bench = Bench(6)
     first = bench.save(1)

@@ -9,6 +9,7 @@ import pytest
 
 from ckpt.erasure.code import Code
 from ckpt.format.manifest import RankManifest
+from ckpt.protocol.reader.columns import WRONG_CELLS_MAX
 from ckpt.protocol.reader.events import ReadCompleted, ReadFailed, ReadLimits
 from ckpt.protocol.run_sets import total
 from ckpt.transfer.assembly import Checks
@@ -234,6 +235,19 @@ def test_without_the_check_after_decoding_wrong_sources_would_get_through() -> N
     behaviours[0], behaviours[4] = Behaviour("absent"), Behaviour("stale")
     behaviours[5] = Behaviour("absent")
     assert not read(behaviours, checks=Blind()).right()
+
+
+@pytest.mark.parametrize("wrong_cells", [1, 2, 3])
+def test_a_column_is_left_for_its_third_wrong_cell_and_not_before(wrong_cells: int) -> None:
+    """Its target's checksums fit the bytes, which the manifest knows better."""
+    columns = data()
+    for stripe in range(wrong_cells):
+        columns.columns[1][stripe * CELL + 7] ^= 1
+    reading = Reading(columns, good(), [(0, WHOLE)])
+    assert reading.run() == ReadCompleted()
+    assert reading.right()
+    told = [column for column, reason in reading.cut if "not what the manifest says" in reason]
+    assert told == ([1] if wrong_cells == WRONG_CELLS_MAX else [])
 
 
 def test_a_lying_source_of_a_part_is_found_by_reading_sources_whole() -> None:

@@ -242,6 +242,18 @@ def test_a_retry_after_is_kept() -> None:
     assert rig.tick(1) == [Send(S1, request, opened(10, 1))]
 
 
+def test_a_launch_that_cannot_be_joined_now_is_asked_for_again_when_it_is_told_to() -> None:
+    rig = Rig()
+    rig.do(e.TrainerAttached(0))
+    rig.open_session()
+    request = request_in(rig.ask(1, 10), m.JoinLaunch)
+    assert rig.receive(m.Failed("unavailable", "not yet", "", 3 * RETRY_US), request) == []
+    assert rig.tick(3 * RETRY_US - 1) == []
+    assert request_in(rig.tick(1), m.JoinLaunch) == request
+    assert rig.receive(m.Failed("unavailable", "not yet"), request) == []
+    assert request_in(rig.tick(RETRY_US), m.JoinLaunch) == request
+
+
 def test_a_refusal_without_retry_after_ends_the_save() -> None:
     rig = joined()
     request = request_in(rig.hand_over(1), m.OpenPayload)

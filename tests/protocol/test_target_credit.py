@@ -53,6 +53,41 @@ def test_more_than_the_credit_cuts_the_peer_off() -> None:
     assert [each.reason for each in world.closed] == ["more bytes than its credit"]
 
 
+def test_a_fragment_that_comes_again_returns_its_credit() -> None:
+    """Else a sender that repeats after a lost answer runs dry."""
+    limits = TargetLimits(stream_credit_bytes=65536)
+    world, column = TargetWorld(limits=limits), Column()
+    reserve(world, column)
+    write(world, column, stripes=[0])
+    assert world.messages(WRITER) == [ColumnAccepted(65536), CreditGranted(65536)]
+    message, cell = column.fragment(0)
+    for _ in range(3):
+        world.tell(WRITER, message, cell, request=20)
+        assert world.messages(WRITER) == [CreditGranted(65536)]
+    for stripe in range(1, column.layout.stripe_count):
+        world.tell(WRITER, *column.fragment(stripe), request=20)
+    world.messages(WRITER)
+    world.tell(WRITER, column.seal, column.manifest, request=20)
+    (sealed,) = world.messages(WRITER)
+    assert isinstance(sealed, ColumnSealed)
+    assert world.closed == []
+
+
+def test_fragments_behind_the_end_of_their_stream_are_not_written() -> None:
+    """Its file serves the next stream as soon as its last write has ended."""
+    world, column = TargetWorld(), Column()
+    reserve(world, column)
+    world.held = deque()
+    write(world, column, stripes=[0])
+    message, cell = column.fragment(1)
+    world.tell(WRITER, message, b"!" + cell[1:], request=20)
+    under_way = list(world.held)
+    assert len(under_way) == 1
+    world.tell(WRITER, message, cell, request=20)
+    assert list(world.held) == under_way
+    assert world.closed == []
+
+
 def test_streams_beyond_the_pool_wait_for_a_window_and_then_get_it() -> None:
     limits = TargetLimits(stream_credit_bytes=65536, credit_pool_bytes=2 * 65536)
     world = TargetWorld(limits=limits)

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from ckpt.base.errors import Corrupt
-from ckpt.base.ids import Step
+from ckpt.base.ids import CheckpointId, Generation, Step
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.document import (
     DocumentHeader,
@@ -160,6 +160,23 @@ def test_a_repeated_document_is_answered_again_and_another_record_is_refused() -
     assert isinstance(third, Failed)
     assert third.code == "refused"
     assert document(world, DocumentKind.RECORD) == RECORD
+
+
+@pytest.mark.parametrize("data", [RECORD, INDEX])
+def test_every_bulk_of_a_document_that_was_kept_is_released_once(data: bytes) -> None:
+    """Each is a piece of the pool that all sessions receive into."""
+    world = _ready()
+    put_document(world, DocumentKind.INDEX, data, part=1000)
+    assert world.released == world.kept
+    assert bool(world.kept) == (data is INDEX)
+
+
+def test_a_document_without_space_is_refused_once() -> None:
+    world = _ready(FakeDisk(bytes_total=40 * 4096))
+    put_document(world, DocumentKind.INDEX, INDEX)
+    (failed,) = _answers(world)
+    assert isinstance(failed, Failed)
+    assert failed.code == "no_space"
 
 
 def test_another_index_of_the_same_generation_replaces_the_first() -> None:
@@ -318,12 +335,16 @@ def test_a_failed_drop_says_so_and_a_repeated_one_succeeds() -> None:
     world, column = _ready(), Column()
     store(world, column)
     world.messages(COORDINATOR)
+    (name,) = world.disk.list_directory("columns")
+    file_bytes = world.disk.file_bytes(f"columns/{name}")
     world.disk.faults.append(Fault("sync_directory"))
     world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    assert world.machine.column_count == 1, "whether it is gone is not known"
     world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
     failed, dropped = _answers(world)
     assert isinstance(failed, Failed)
-    assert isinstance(dropped, Dropped)
+    assert dropped == Dropped(bytes_freed=file_bytes)
+    assert world.machine.column_count == 0
 
 
 def test_pages_list_every_column_and_document_once() -> None:
@@ -368,3 +389,18 @@ def test_a_tombstone_in_another_coordinators_words_is_there_already() -> None:
     world.tell(READER, ReadDocument(DocumentKind.TOMBSTONE, CHECKPOINT))
     (read,) = [each for each in world.sent if each.session == READER]
     assert bytes(read.bulk) == b"deleted under term 1"
+
+
+def test_so_many_dropped_generations_are_remembered_and_no_more() -> None:
+    """A target runs for months; what nobody begins any more need not be known."""
+    world, column = _ready(), Column()
+    world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    for counter in range(100, 100 + 4095):
+        other = CheckpointId(CHECKPOINT.run, CHECKPOINT.step, Generation(1, counter))
+        world.tell(COORDINATOR, DropGeneration(1, other))
+    world.tell(WRITER, column.begin(), request=20)
+    last = CheckpointId(CHECKPOINT.run, CHECKPOINT.step, Generation(2, 1))
+    world.tell(COORDINATOR, DropGeneration(1, last))
+    world.tell(WRITER, column.begin(), request=21)
+    codes = [each.code for each in world.messages(WRITER) if isinstance(each, Failed)]
+    assert codes == ["aborted", "refused"], "the second for want of a reservation"

@@ -1,0 +1,1 @@
+"""Systematic bugs, planted one at a time: what no test notices is a hole (`make mutants`)."""

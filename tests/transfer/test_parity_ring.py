@@ -1,0 +1,63 @@
+"""The ring's slots are free or in use, never both, in whatever order they come back."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpt.base.limits import PAGE_BYTES
+from ckpt.transfer.parity_ring import RING_BYTES_MAX, ParityRing, ring_for
+
+SLOTS = 6
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.lists(st.integers(0, SLOTS - 1), max_size=4))))
+def test_no_slot_is_given_out_while_it_is_in_use(steps: list[tuple[int, list[int]]]) -> None:
+    """Each step takes some, then gives some back, out of the order in which they were taken."""
+    ring = ParityRing(64, SLOTS)
+    used: list[int] = []
+    for count, given_back in steps:
+        taken = ring.take(count)
+        if count > SLOTS - len(used):
+            assert taken is None
+        else:
+            assert taken is not None
+            assert len(taken) == count
+            used += taken
+        assert len(set(used)) == len(used), "a slot that is in use was given out"
+        assert set(used) <= set(range(SLOTS))
+        for position in given_back:
+            if position < len(used):
+                ring.give(used.pop(position))
+        assert ring.free_count == SLOTS - len(used)
+    ring.close()
+
+
+def test_the_slot_given_back_last_is_taken_first() -> None:
+    ring = ParityRing(64, SLOTS)
+    taken = ring.take(3)
+    assert taken is not None
+    for slot in (taken[0], taken[2], taken[1]):
+        ring.give(slot)
+    again = [ring.take(1) for _ in range(3)]
+    assert again == [[taken[1]], [taken[2]], [taken[0]]]
+    ring.close()
+
+
+def test_bytes_of_one_slot_are_no_other_s() -> None:
+    ring = ParityRing(64, SLOTS)
+    for slot in range(SLOTS):
+        ring.view(slot, 64)[:] = bytes([slot]) * 64
+    assert [bytes(ring.view(slot, 3)) for slot in range(SLOTS)] == [
+        bytes([slot]) * 3 for slot in range(SLOTS)
+    ]
+    ring.close()
+
+
+def test_a_ring_for_any_cell_stays_within_its_bound() -> None:
+    for cell_bytes in (PAGE_BYTES, 1 << 20, 8 << 20, RING_BYTES_MAX):
+        ring = ring_for(cell_bytes)
+        assert ring.slot_bytes >= cell_bytes
+        assert ring.slot_count * ring.slot_bytes <= RING_BYTES_MAX
+        assert ring.slot_count == RING_BYTES_MAX // ring.slot_bytes
+        ring.close()
