@@ -7,7 +7,7 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -77,6 +77,8 @@ class Oracles:
     """Harmed so lately that the coordinator cannot know it yet: a loss after the answer."""
     is_harmed: Callable[[TargetId], bool]
     """Lost or wiped at any time."""
+    targets: Collection[TargetId] = ()
+    """All that there are."""
     announced: dict[CheckpointId, Announced] = field(default_factory=dict)
     #: Every committed checkpoint that anybody was told of.
     aborted: set[CheckpointId] = field(default_factory=set)
@@ -85,6 +87,8 @@ class Oracles:
     decided: dict[CheckpointId, catalog.AttemptDecided] = field(default_factory=dict)
     harm_counted: dict[CheckpointId, set[TargetId]] = field(default_factory=dict)
     #: Targets that were lost or wiped when it was decided, as the second count could know.
+    harmed_before: dict[CheckpointId, set[TargetId]] = field(default_factory=dict)
+    #: The same of all targets: what holds its record is named nowhere.
     deleted: set[CheckpointId] = field(default_factory=set)
     begun: dict[str, LaunchNumber] = field(default_factory=dict)
     #: Run -> the newest launch with a durable opening.
@@ -142,9 +146,9 @@ class Oracles:
         placement = decode_placement(entry.placement)
         self._check_ranks(info, placement)
         named = {t for columns in placement.values() for t in columns if t is not None}
-        self.harm_counted[entry.checkpoint] = {
-            t for t in named if self.is_harmed(t) and not self.is_unknown_loss(t)
-        }
+        known = {t for t in self.targets if self.is_harmed(t) and not self.is_unknown_loss(t)}
+        self.harmed_before[entry.checkpoint] = known
+        self.harm_counted[entry.checkpoint] = known & named
         for rank, columns in placement.items():
             payload = PayloadId(entry.checkpoint, rank)
             self._check_floor(info, payload, columns, self._durable(info, payload, columns))

@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from ckpt.base.ids import ColumnNumber, Domain, Generation
+from ckpt.base.ids import ColumnNumber, Domain, Generation, TargetId
 from ckpt.erasure.codec import codec_for
 from ckpt.format.messages import OpenPayload
-from ckpt.format.target_messages import RegisterTarget
+from ckpt.format.target_messages import DocumentKind, RegisterTarget
 from ckpt.protocol.coordinator import attempts, catalog, committing, ending, launches, opening
 from ckpt.protocol.coordinator.attempts import Attempt, AttemptState, Payload
+from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.committing import Committer
 from ckpt.protocol.coordinator.deletion import Deleter
 from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.documents import store_document
 from ckpt.protocol.coordinator.ending import Ending
 from ckpt.protocol.coordinator.launches import Launches
 from ckpt.protocol.coordinator.membership import Membership, Target
@@ -38,6 +40,7 @@ from ckpt.protocol.target.stream import Stream
 from ckpt.testing.disk import FakeDisk
 from ckpt.transfer.assembly import Assembly, Checks
 
+StoredThen = Callable[[tuple[TargetId, ...]], None]
 Patch = tuple[object, str, Callable[..., object]]
 
 
@@ -135,6 +138,28 @@ def _decided_is_open(self: Opening, row: catalog.CatalogRow) -> None:
 
 
 _recover = Opening.recover
+
+
+def _one_copy_of(kind: DocumentKind) -> Callable[..., None]:
+    """The catalog has it, after all."""
+
+    def store(
+        self: Committer, attempt: Attempt, asked: DocumentKind, document: bytes, then: StoredThen
+    ) -> None:
+        if asked is not kind:
+            _store(self, attempt, asked, document, then)
+            return
+        store_document(self._desk, self._members, attempt.checkpoint, kind, document, 1, then)
+
+    return store
+
+
+_store = Committer._store
+
+
+def _everywhere(self: Checkpoints, checkpoint: Checkpoint) -> list[Target]:
+    """An index is small, so there are enough of it."""
+    return self._members.live()
 
 
 def _keep_pins(self: Resolver, session: Session) -> None:
@@ -268,6 +293,14 @@ PLANTS: tuple[Plant, ...] = (
         ),
     ),
     Plant("no-second-count", "P1", ((committing, "count_columns", _proofs_as_they_came),)),
+    Plant("one-record", "P1", ((Committer, "_store", _one_copy_of(DocumentKind.RECORD)),)),
+    Plant(
+        "one-index-uncounted", "P1",
+        (
+            (Committer, "_store", _one_copy_of(DocumentKind.INDEX)),
+            (Checkpoints, "index_copies", _everywhere),
+        ),
+    ),
     Plant("reuse-a-half-before-commit", "P2", ((StagerState, "half_is_free", lambda *_: True),)),
     Plant("give-up-when-cut", "P2", ((StagerMachine, "_coordinator_event", _give_up_when_cut),)),
     Plant("generation-without-term", "P10", ((opening, "Generation", _without_term),)),

@@ -61,6 +61,7 @@ class World:
             is_lost=lambda id: targets[id].lost,
             is_unknown_loss=lambda id: _is_unknown_loss(coordinator, targets[id]),
             is_harmed=lambda id: targets[id].lost or targets[id].wiped,
+            targets=targets.keys(),
         )
         code = code or CODES[seed % len(CODES)]
         coordinator = CoordinatorNode(clock, network, oracles, code)
