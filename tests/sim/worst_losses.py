@@ -19,7 +19,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from ckpt.base.errors import Corrupt
-from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, Domain, PayloadId, TargetId
+from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, TargetId
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.erasure.code import Code
 from ckpt.erasure.codec import codec_for
@@ -76,7 +76,7 @@ class _Judge:
             for lost in combinations(left, allowed):
                 self._restore(set(left).difference(lost), f"targets {sorted({*gone, *lost})}")
         level = check_level(self._info.domain_level)
-        domain_of = {t: domain_key(t, Domain.parse(n.domain), level) for t, n in targets.items()}
+        domain_of = {t: domain_key(t, n.domain, level) for t, n in targets.items()}
         broken = {domain_of[id] for id in gone}
         whole = sorted(set(domain_of.values()) - broken)
         allowed = self._info.domains_survivable - len(broken)
