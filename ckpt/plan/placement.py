@@ -212,9 +212,11 @@ def pick_replacement(
     return tuple(seat.candidate.target for seat in (*strict, *loose)[:count])
 
 
-def document_targets(candidates: Sequence[Candidate], count: int) -> tuple[TargetId, ...]:
+def document_targets(
+    candidates: Sequence[Candidate], count: int, beside: Collection[Holder] = ()
+) -> tuple[TargetId, ...]:
     """Up to `count` live targets for small documents: as few as possible in one power feed,
-    then rack, host, device.
+    then rack, host, device, those counted that are to hold it already (`beside`).
 
     Wider domains count first; among equals those that are not slow, then the least loaded, then the
     lowest id. Room is not asked for: documents live on the part of a device that no reservation
@@ -222,6 +224,8 @@ def document_targets(candidates: Sequence[Candidate], count: int) -> tuple[Targe
     """
     left = sorted((c for c in candidates if c.live), key=lambda c: (c.slow, c.load_bytes, c.target))
     seen: Counter[str] = Counter()
+    for holder in beside:
+        seen.update(_keys(holder.target, holder.domain))
     chosen: list[TargetId] = []
     while left and len(chosen) < count:
         best = min(left, key=lambda c: [seen[key] for key in _keys(c.target, c.domain)[::-1]])

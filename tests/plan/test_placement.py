@@ -329,6 +329,12 @@ def test_documents_lie_in_distinct_domains_where_possible() -> None:
     assert document_targets([replace(c, live=False) for c in candidates], 3) == ()
 
 
+def test_a_document_that_lies_somewhere_goes_to_another_domain_next() -> None:
+    candidates = [candidate(i, f"w/r/h{i // 2}/d{i}", load_bytes=i) for i in range(4)]
+    there = [Holder(candidates[0].target, candidates[0].domain)]
+    assert document_targets(candidates[1:], 1, there) == (candidates[2].target,)
+
+
 def test_documents_prefer_the_least_loaded_target() -> None:
     candidates = [candidate(i, f"w/r/h{i}/d", load_bytes=9 - i) for i in range(5)]
     assert document_targets(candidates, 2) == (candidates[4].target, candidates[3].target)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from ckpt.erasure.code import Code
 from ckpt.format.messages import Message, Role
 from ckpt.format.target_messages import Reserve
+from ckpt.plan.placement import Level
 from ckpt.protocol.coordinator.catalog import (
     AttemptDecided,
     CatalogEntry,
@@ -37,7 +38,10 @@ TICK_US = 500_000
 class CoordinatorNode:
     """I restart with a new term from what was durable. `durable` outlives my crashes."""
 
-    def __init__(self, clock: Clockwork, network: Network, oracles: Oracles, code: Code) -> None:
+    def __init__(
+        self, clock: Clockwork, network: Network, oracles: Oracles, code: Code,
+        level: Level = "target", max_per_domain: int = 1,
+    ) -> None:  # fmt: skip
         self.name = "coordinator"
         self.up = False
         self.stopped = False
@@ -46,7 +50,12 @@ class CoordinatorNode:
         self._network = network
         self._oracles = oracles
         self.machine_policy = CoordinatorPolicy(
-            CLUSTER, code, cell_bytes=4096, level="target", orphan_grace_us=1_000_000
+            CLUSTER,
+            code,
+            cell_bytes=4096,
+            level=level,
+            max_per_domain=max_per_domain,
+            orphan_grace_us=1_000_000,
         )
         self._term = 0
         self._pending: list[Persist] = []

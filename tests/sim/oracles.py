@@ -7,17 +7,27 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ckpt.base.errors import Corrupt
-from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, LaunchNumber, PayloadId, TargetId
+from ckpt.base.ids import (
+    CheckpointId,
+    ColumnId,
+    ColumnNumber,
+    Domain,
+    LaunchNumber,
+    PayloadId,
+    TargetId,
+)
 from ckpt.erasure.code import Code
 from ckpt.format import messages
 from ckpt.format.column import ColumnHeader, decode_header
 from ckpt.format.record import decode_record
+from ckpt.plan.placement import Level, domain_key
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
 from ckpt.protocol.coordinator.placements import Placement, decode_placement
@@ -58,6 +68,17 @@ def _header(first: bytes, last: bytes) -> ColumnHeader:
         return decode_header(last)
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The cluster's rule: so many columns of a payload at most in one domain of the level."""
+
+    level: Level
+    max_per_domain: int
+
+
+ALONE = Spread("target", 1)
+
+
 @dataclass(slots=True)
 class Announced:
     """A checkpoint that somebody outside heard of."""
@@ -77,6 +98,11 @@ class Oracles:
     """Harmed so lately that the coordinator cannot know it yet: a loss after the answer."""
     is_harmed: Callable[[TargetId], bool]
     """Lost or wiped at any time."""
+    targets: Collection[TargetId] = ()
+    """All that there are."""
+    domain_of: Callable[[TargetId], Domain] | None = None
+    """Where a target stands; None when nobody asks."""
+    spread: Spread = ALONE
     announced: dict[CheckpointId, Announced] = field(default_factory=dict)
     #: Every committed checkpoint that anybody was told of.
     aborted: set[CheckpointId] = field(default_factory=set)
@@ -85,6 +111,8 @@ class Oracles:
     decided: dict[CheckpointId, catalog.AttemptDecided] = field(default_factory=dict)
     harm_counted: dict[CheckpointId, set[TargetId]] = field(default_factory=dict)
     #: Targets that were lost or wiped when it was decided, as the second count could know.
+    harmed_before: dict[CheckpointId, set[TargetId]] = field(default_factory=dict)
+    #: The same of all targets: what holds its record is named nowhere.
     deleted: set[CheckpointId] = field(default_factory=set)
     begun: dict[str, LaunchNumber] = field(default_factory=dict)
     #: Run -> the newest launch with a durable opening.
@@ -142,9 +170,9 @@ class Oracles:
         placement = decode_placement(entry.placement)
         self._check_ranks(info, placement)
         named = {t for columns in placement.values() for t in columns if t is not None}
-        self.harm_counted[entry.checkpoint] = {
-            t for t in named if self.is_harmed(t) and not self.is_unknown_loss(t)
-        }
+        known = {t for t in self.targets if self.is_harmed(t) and not self.is_unknown_loss(t)}
+        self.harmed_before[entry.checkpoint] = known
+        self.harm_counted[entry.checkpoint] = known & named
         for rank, columns in placement.items():
             payload = PayloadId(entry.checkpoint, rank)
             self._check_floor(info, payload, columns, self._durable(info, payload, columns))
@@ -209,6 +237,10 @@ class Oracles:
         named = [target for target in columns if target is not None]
         if len(set(named)) != len(named):
             raise Violation(f"P13: {payload} has two columns on one target: {columns}")
+        if self.domain_of is not None:
+            held = Counter(domain_key(t, self.domain_of(t), self.spread.level) for t in named)
+            if max(held.values(), default=0) > self.spread.max_per_domain:
+                raise Violation(f"P13: {payload} breaks the rule of {self.spread}: {columns}")
         counted = self.harm_counted[info.checkpoint]
         later = sum(self.is_harmed(target) and target not in counted for target in named)
         floor = Code.parse(info.code).floor

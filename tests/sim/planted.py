@@ -6,19 +6,32 @@ rule it breaks; `tests/sim/test_planted_bugs.py` runs seeds until one fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ckpt.base.ids import ColumnNumber, Domain, Generation
+from ckpt.base.ids import ColumnNumber, Domain, Generation, TargetId
+from ckpt.erasure.code import Code
 from ckpt.erasure.codec import codec_for
 from ckpt.format.messages import OpenPayload
-from ckpt.format.target_messages import RegisterTarget
-from ckpt.protocol.coordinator import attempts, catalog, committing, ending, launches, opening
+from ckpt.format.target_messages import DocumentKind, RegisterTarget
+from ckpt.plan.placement import Candidate, Holder, Level, Placement, document_targets, place
+from ckpt.protocol.coordinator import (
+    attempts,
+    catalog,
+    committing,
+    documents,
+    ending,
+    launches,
+    opening,
+    reservations,
+)
 from ckpt.protocol.coordinator.attempts import Attempt, AttemptState, Payload
+from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.committing import Committer
 from ckpt.protocol.coordinator.deletion import Deleter
 from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.documents import store_document
 from ckpt.protocol.coordinator.ending import Ending
 from ckpt.protocol.coordinator.launches import Launches
 from ckpt.protocol.coordinator.membership import Membership, Target
@@ -38,6 +51,7 @@ from ckpt.protocol.target.stream import Stream
 from ckpt.testing.disk import FakeDisk
 from ckpt.transfer.assembly import Assembly, Checks
 
+StoredThen = Callable[[tuple[TargetId, ...]], None]
 Patch = tuple[object, str, Callable[..., object]]
 
 
@@ -103,6 +117,28 @@ def _each_column_twice(
 attempts_count = attempts.count_columns
 
 
+def _one_more_in_each_domain(
+    payload: Payload, members: Membership, rule: SpreadRule
+) -> list[ColumnNumber]:
+    """It is certified, so it counts."""
+    return attempts_count(payload, members, replace(rule, max_per_domain=rule.max_per_domain + 1))
+
+
+def _place_one_more(
+    code: Code, column_bytes: int, candidates: Sequence[Candidate], level: Level,
+    max_per_domain: int, spare_count: int, turn: int,
+) -> Placement:  # fmt: skip
+    """A host seldom fails."""
+    return place(code, column_bytes, candidates, level, max_per_domain + 1, spare_count, turn)
+
+
+def _wherever(
+    candidates: Sequence[Candidate], count: int, beside: Collection[Holder] = ()
+) -> tuple[TargetId, ...]:
+    """Who takes the place of a target that failed need not look where the others are."""
+    return document_targets(candidates, count)
+
+
 def _any_launch(self: Opening, message: OpenPayload) -> Attempt | None:
     """The step is the same, so the attempt must be."""
     fitting = [
@@ -135,6 +171,28 @@ def _decided_is_open(self: Opening, row: catalog.CatalogRow) -> None:
 
 
 _recover = Opening.recover
+
+
+def _one_copy_of(kind: DocumentKind) -> Callable[..., None]:
+    """The catalog has it, after all."""
+
+    def store(
+        self: Committer, attempt: Attempt, asked: DocumentKind, document: bytes, then: StoredThen
+    ) -> None:
+        if asked is not kind:
+            _store(self, attempt, asked, document, then)
+            return
+        store_document(self._desk, self._members, attempt.checkpoint, kind, document, 1, then)
+
+    return store
+
+
+_store = Committer._store
+
+
+def _everywhere(self: Checkpoints, checkpoint: Checkpoint) -> list[Target]:
+    """An index is small, so there are enough of it."""
+    return self._members.live()
 
 
 def _keep_pins(self: Resolver, session: Session) -> None:
@@ -268,6 +326,22 @@ PLANTS: tuple[Plant, ...] = (
         ),
     ),
     Plant("no-second-count", "P1", ((committing, "count_columns", _proofs_as_they_came),)),
+    Plant(
+        "one-more-in-each-domain", "P13",
+        (
+            (committing, "count_columns", _one_more_in_each_domain),
+            (reservations, "place", _place_one_more),
+        ),
+    ),
+    Plant("documents-anywhere", "P1", ((documents, "document_targets", _wherever),)),
+    Plant("one-record", "P1", ((Committer, "_store", _one_copy_of(DocumentKind.RECORD)),)),
+    Plant(
+        "one-index-uncounted", "P1",
+        (
+            (Committer, "_store", _one_copy_of(DocumentKind.INDEX)),
+            (Checkpoints, "index_copies", _everywhere),
+        ),
+    ),
     Plant("reuse-a-half-before-commit", "P2", ((StagerState, "half_is_free", lambda *_: True),)),
     Plant("give-up-when-cut", "P2", ((StagerMachine, "_coordinator_event", _give_up_when_cut),)),
     Plant("generation-without-term", "P10", ((opening, "Generation", _without_term),)),

@@ -21,6 +21,7 @@ from tests.sim.payloads import encode_cells
 from tests.sim.rank_node import HALF_BYTES, RankNode
 from tests.sim.reader_node import CRASHED
 from tests.sim.world import World
+from tests.sim.worst_losses import check_worst_losses
 
 SETTLE_US = 90_000_000
 PHASE_WAIT_US = 600_000
@@ -112,7 +113,7 @@ def run_seed(seed: int) -> Report:
     """Run a seed to its end; raises Violation (or a machine's AssertionError)
     when a promise breaks.
     """
-    return run_history(World.build(seed))
+    return run_history(World.build(seed, shared_hosts=seed % 3 == 0))
 
 
 def run_history(world: World) -> Report:
@@ -279,6 +280,7 @@ def _check_end(world: World, last: list[RankNode]) -> None:
     for id, announced in world.oracles.announced.items():
         if id not in world.oracles.deleted:
             _check_readable(world, id, announced)
+    check_worst_losses(world)
     _check_launches(world)
     _check_no_leak(world)
     _check_nothing_held(world)

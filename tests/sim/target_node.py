@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from ckpt.aio.disk import perform, scan
-from ckpt.base.ids import BootId, TargetId
+from ckpt.base.ids import BootId, Domain, TargetId
 from ckpt.format.messages import (
     AbandonColumn,
     Fragment,
@@ -79,6 +79,7 @@ class TargetNode:
         and only what waits for the device waits."""
         self._clock, self._network, self._coordinator = clock, network, coordinator
         self._number = number
+        self.domain = Domain("power", "rack", "host", f"dev{number}")
         self._boots = 0
         self._measured: tuple[int, int] | None = None
         """The disk's operations and size when this process last saw its room."""
@@ -103,8 +104,7 @@ class TargetNode:
             return
         self._boots += 1
         boot = BootId(self._number * 1000 + self._boots)
-        domain = f"power/rack/host/dev{self._number}"
-        identity = TargetIdentity(CLUSTER, self.id, boot, domain, self.id)
+        identity = TargetIdentity(CLUSTER, self.id, boot, str(self.domain), self.id)
         self.machine = TargetMachine(identity, SECRET, self._limits)
         self.memory = TargetMemory(self.name, self._limits, lambda: self._clock.now_us)
         self._measured = None

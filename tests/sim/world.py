@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ckpt.base.ids import PayloadId, RunName, TargetId
+from ckpt.base.ids import Domain, PayloadId, RunName, TargetId
 from ckpt.erasure.code import Code
 from ckpt.format.target_messages import Reserve
 from ckpt.protocol.coordinator.attempts import Attempt
@@ -16,7 +16,7 @@ from ckpt.protocol.events import Send
 from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CoordinatorNode
 from tests.sim.network import Network, Weather
-from tests.sim.oracles import Oracles, Violation
+from tests.sim.oracles import ALONE, Oracles, Spread, Violation
 from tests.sim.payloads import Job, content
 from tests.sim.rank_node import RankNode
 from tests.sim.reader_node import ReaderNode
@@ -25,6 +25,8 @@ from tests.sim.target_node import DISK_BYTES, TargetNode
 CODES = (Code(4, 2), Code(2, 1), Code(2, 2), Code(2, 1))
 """Each seed has one of these: those that are chosen by default, and one with three spares."""
 TARGET_COUNT = 7
+HOSTS = 4
+"""Where two targets share one; the last has one alone."""
 RANK_COUNT = 4
 RUN = RunName("sim run")
 
@@ -50,7 +52,11 @@ class World:
     #: `TARGET/FILE` of every column that a fault has harmed at rest.
 
     @classmethod
-    def build(cls, seed: int, target_count: int = TARGET_COUNT, code: Code | None = None) -> World:
+    def build(
+        cls, seed: int, target_count: int = TARGET_COUNT, code: Code | None = None, *,
+        shared_hosts: bool = False,
+    ) -> World:  # fmt: skip
+        """`shared_hosts`: two targets stand on each host, and hosts are what the rule counts."""
         clock = Clockwork(seed)
         network = Network(clock)
         targets: dict[TargetId, TargetNode] = {}
@@ -61,11 +67,19 @@ class World:
             is_lost=lambda id: targets[id].lost,
             is_unknown_loss=lambda id: _is_unknown_loss(coordinator, targets[id]),
             is_harmed=lambda id: targets[id].lost or targets[id].wiped,
+            targets=targets.keys(),
+            domain_of=lambda id: targets[id].domain,
         )
         code = code or CODES[seed % len(CODES)]
-        coordinator = CoordinatorNode(clock, network, oracles, code)
+        spread = _on_hosts(code) if shared_hosts else ALONE
+        coordinator = CoordinatorNode(
+            clock, network, oracles, code, spread.level, spread.max_per_domain
+        )
+        oracles.spread = spread
         for number in range(target_count):
             node = TargetNode(clock, network, coordinator, number, seed)
+            if shared_hosts:
+                node.domain = Domain("power", "rack", f"host{number // 2}", f"dev{number}")
             targets[node.id] = node
         world.append(cls(seed, clock, network, oracles, coordinator, targets, []))
         return world[0]
@@ -186,6 +200,11 @@ class World:
             target.disk.bytes_total = DISK_BYTES
             target.start()
             target.measure()  # Nobody may be refused for room that is there again.
+
+
+def _on_hosts(code: Code) -> Spread:
+    """A column for each host where there are enough of them, else two."""
+    return Spread("host", 1 if code.n <= HOSTS else 2)
 
 
 def _is_unknown_loss(coordinator: CoordinatorNode, target: TargetNode) -> bool:

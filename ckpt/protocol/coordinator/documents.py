@@ -21,7 +21,7 @@ from ckpt.format.target_messages import (
     DocumentSummary,
     PutDocument,
 )
-from ckpt.plan.placement import document_targets
+from ckpt.plan.placement import Holder, document_targets
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.membership import Membership
 from ckpt.protocol.events import Buffer
@@ -82,7 +82,10 @@ class _Spread:
         wanted = self._copies - len(self._stored) - len(self._asked - self._late)
         if wanted > 0:
             untried = [c for c in self._members.candidates() if c.target not in self._tried]
-            chosen = document_targets(untried, wanted)
+            # A late one may never store it: its domain is open to whoever comes in its place.
+            hold = sorted(self._stored | (self._asked - self._late))
+            beside = [Holder(id, self._members.targets[id].domain) for id in hold]
+            chosen = document_targets(untried, wanted, beside)
             self._tried.update(chosen)
             self._asked.update(chosen)
             for target in chosen:
