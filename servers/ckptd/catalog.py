@@ -35,6 +35,8 @@ from ckpt.protocol.coordinator.catalog import (
     AttemptOpened,
     CatalogEntry,
     CatalogImage,
+    CatalogOutdated,
+    CatalogReached,
     CatalogRow,
     CheckpointDrained,
     LaunchEntered,
@@ -50,7 +52,7 @@ from ckpt.protocol.coordinator.catalog import (
     StoreOpened,
     TargetSeen,
 )
-from ckptd import drain_tables, launch_tables
+from ckptd import drain_tables, launch_tables, standing_tables
 from ckptd.catalog_file import connect, lock_directory, unusable
 from ckptd.directory import make_directory
 
@@ -74,6 +76,7 @@ CREATE TABLE repair (
     rank INTEGER NOT NULL, columns TEXT NOT NULL,
     PRIMARY KEY (run, step, term, counter, rank));
 """
+_LATER_SCHEMA: Final = launch_tables.SCHEMA + drain_tables.SCHEMA + standing_tables.SCHEMA
 _ROW_FIELDS: Final = "state, launch, launch_key, world_size, record, placement, reason"
 _KEY: Final = "run = ? AND step = ? AND term = ? AND counter = ?"
 
@@ -153,19 +156,13 @@ class Catalog:
             self._waiting.append(persist)
             self._changed.notify()
 
-    def close(self, term_seen: int = 0) -> None:
-        """Write what waits, end the writer, close the file, free the lock.
-
-        The next `open` begins above `term_seen`, durably.
-        """
+    def close(self) -> None:
+        """Write what waits, end the writer, close the file, free the lock."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         if self._writer is not None:
             self._writer.join()
-        if self.image.term < term_seen <= _TERM_MAX:
-            with self._connection:
-                _set_meta(self._connection, "term", term_seen)
         self._connection.close()
         os.close(self._lock)
 
@@ -231,6 +228,7 @@ def create_catalog(
                     _upsert_target(connection, seen)
                 for (checkpoint, rank), columns in image.repairs.items():
                     _upsert_repair(connection, RepairNeeded(checkpoint, rank, columns))
+                standing_tables.note(connection, image)
                 for entry in (*image.launch_entries(), *image.drain_entries()):
                     _apply(connection, entry)
         finally:
@@ -279,12 +277,12 @@ def _create(connection: sqlite3.Connection, directory: Path, cluster: str) -> No
         (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
-        _run_all(connection, launch_tables.SCHEMA + drain_tables.SCHEMA)
+        _run_all(connection, _LATER_SCHEMA)
         return
     # One transaction: a crash leaves an empty file of version 0, which the next start fills.
     with connection:
         connection.execute("BEGIN IMMEDIATE")
-        _run_all(connection, _SCHEMA + launch_tables.SCHEMA + drain_tables.SCHEMA)
+        _run_all(connection, _SCHEMA + _LATER_SCHEMA)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         _set_meta(connection, "cluster", cluster)
@@ -315,6 +313,7 @@ def _begin_term(connection: sqlite3.Connection, image: CatalogImage) -> int:
     assert term <= _TERM_MAX, "a launch number is (term << 32) | counter in 63 bits"
     with connection:
         _set_meta(connection, "term", term)
+        standing_tables.note(connection, image)
     return term
 
 
@@ -335,6 +334,7 @@ def _load(connection: sqlite3.Connection) -> CatalogImage:
         image.repairs[key] = tuple(int(number) for number in columns.split())
     launch_tables.load(connection, image)
     drain_tables.load(connection, image)
+    standing_tables.load(connection, image)
     return image
 
 
@@ -393,6 +393,9 @@ def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
         case RowForgotten():
             for table in ("checkpoint", "repair"):
                 connection.execute(f"DELETE FROM {table} WHERE {_KEY}", _key(entry.checkpoint))
+            standing_tables.store(connection, entry)
+        case CatalogReached() | CatalogOutdated():
+            standing_tables.store(connection, entry)
         case LaunchNumbered() | LaunchEntered() | LaunchResolved() | LaunchForgotten():
             launch_tables.store(connection, entry)
         case StoreOpened() | StoreHolds() | CheckpointDrained() | StoreForgotten():

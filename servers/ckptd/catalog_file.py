@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import sqlite3
 from pathlib import Path
 from typing import Final
 
 from ckpt.base.errors import Busy, CkptError, Corrupt, NoSpace, Unavailable
+from ckptd.cluster_file import FILE_NAME
 from ckptd.directory import open_lock
 
 LOCK_NAME: Final = "coordinator.lock"
@@ -67,5 +69,16 @@ def unusable(directory: Path, error: sqlite3.Error) -> CkptError:
         )
     return Corrupt(
         f"the catalog in {directory} is unreadable: {error}",
-        hint="move it away and run `ckpt catalog rebuild`",
+        hint=f"run: {mending_command(directory)}".replace("{targets}", "HOST:PORT ..."),
     )
+
+
+def mending_command(directory: Path) -> str:
+    """Makes a catalog of what the targets hold; `{targets}` stands for the addresses of targets.
+
+    A local cluster is stopped first, and its targets are found by it. Elsewhere targets run on.
+    """
+    quoted = shlex.quote(str(directory.absolute()))
+    if (directory / FILE_NAME).exists():
+        return f"ckpt local stop {quoted} && ckpt catalog rebuild {quoted}"
+    return f"ckpt catalog rebuild {quoted} --targets '{{targets}}'"

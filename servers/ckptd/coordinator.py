@@ -29,13 +29,12 @@ from ckpt.aio.clock import now_us
 from ckpt.aio.secret import read_secret
 from ckpt.aio.server import Server, serve
 from ckpt.aio.slots import SlotPool
-from ckpt.base.errors import CkptError, Refused, Unavailable
+from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import BootId, CheckpointId, RunName, Step
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX, STANDSTILL_US
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.erasure.code import Code
 from ckpt.format.messages import Message, Role
-from ckpt.format.target_messages import RegisterTarget
 from ckpt.plan.placement import Level
 from ckpt.protocol.coordinator import catalog as entries
 from ckpt.protocol.coordinator.answers import CoordinatorView
@@ -43,7 +42,6 @@ from ckpt.protocol.coordinator.catalog import Persist, Persisted
 from ckpt.protocol.coordinator.desk import Action
 from ckpt.protocol.coordinator.evicting import Watermarks
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
-from ckpt.protocol.coordinator.membership import TargetState
 from ckpt.protocol.events import (
     CloseSession,
     Received,
@@ -59,6 +57,7 @@ from ckpt.protocol.handshake import Established, Identity
 from ckptd import config as options
 from ckptd import event_loop
 from ckptd.catalog import Catalog
+from ckptd.catalog_file import mending_command
 from ckptd.fail_stop import FailStop
 from ckptd.http_plane import served
 from ckptd.log import Reporter, configure, reporter
@@ -136,6 +135,7 @@ class CoordinatorConfig:
             orphan_grace_us=self.orphan_grace_s * US_PER_S,
             keep=self.keep or None,
             watermarks=Watermarks(self.evict_below_percent / 100, self.evict_above_percent / 100),
+            mend=mending_command(self.directory),
         )
 
 
@@ -159,14 +159,12 @@ async def run_coordinator(config: CoordinatorConfig, secret: bytes) -> None:
     report = reporter("ckptd.coordinator")
     report("info", "starting", {k: str(v) for k, v in options.as_text(config).items()})
     catalog = Catalog.open(config.directory, config.cluster or None, secrets.token_hex(8))
-    term_seen = 0
     try:
         shell = CoordinatorShell(config.policy(catalog.cluster), catalog, secret, report)
         defects = FailStop(asyncio.get_running_loop(), report, shell.stopped.set)
         await _serve(config, shell, catalog, secret)
-        term_seen = shell.term_seen
     finally:
-        catalog.close(term_seen)
+        catalog.close()
     defects.check()
     if shell.failure is not None:
         raise shell.failure
@@ -210,8 +208,6 @@ class CoordinatorShell:
         self.machine = CoordinatorMachine(policy, catalog.image, secret=secret, wall_s=time.time)
         self.stopped = asyncio.Event()
         self.failure: CkptError | None = None
-        self.term_seen = 0
-        """A higher term than ours that a target has acknowledged; the next start is above it."""
         self._server: Server | None = None
         self._catalog = catalog
         self._report = report
@@ -248,9 +244,6 @@ class CoordinatorShell:
         self.feed(SessionOpened(now_us(), session, peer.role, peer.name))
 
     def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
-        if isinstance(message, RegisterTarget) and message.term_seen > self._catalog.image.term:
-            self._stop_above(message)
-            return
         content = b"" if bulk is None else bulk.view
         if self._handling:
             content = bytes(content)  # It is handled later, when the slot may be another's.
@@ -341,16 +334,6 @@ class CoordinatorShell:
         except CkptError as error:
             self._stop_for(error)
 
-    def _stop_above(self, message: RegisterTarget) -> None:
-        """This catalog is older than what a target has obeyed: rebuilt without it, or a copy.
-
-        Generations of this term might repeat ones that exist, so nothing is done under it.
-        """
-        self.term_seen = message.term_seen
-        term = self._catalog.image.term
-        text = f"target {message.target} has obeyed term {message.term_seen}, this one is {term}"
-        self._stop_for(Unavailable(text, hint="start again: the next term is above it"))
-
     def _stop_for(self, error: CkptError) -> None:
         self.failure = self.failure or error
         self.stopped.set()
@@ -363,7 +346,8 @@ class CoordinatorShell:
             return self.machine.views.answer(what, run, step)
         idle_s = 0.0 if self.client_count else (now_us() - self._idle_since_us) / 1e6
         live = [target.id for target in self.machine.members.live()]
-        return json.dumps({"clients": self.client_count, "idle_s": idle_s, "live": live}).encode()
+        told = {"clients": self.client_count, "idle_s": idle_s, "live": live}
+        return json.dumps({**told, "catalog": self.machine.vouching.standing.value}).encode()
 
     def metrics(self) -> str:
         """Prometheus text."""
@@ -379,6 +363,5 @@ class CoordinatorShell:
         )
 
     def is_ready(self) -> bool:
-        """The catalog takes entries and a target is live."""
-        targets = self.machine.members.targets.values()
-        return self.failure is None and any(t.state is TargetState.LIVE for t in targets)
+        """The catalog takes entries and its targets vouch for it."""
+        return self.failure is None and self.machine.vouching.serves

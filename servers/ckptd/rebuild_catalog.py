@@ -12,9 +12,11 @@ reason, and left untouched on the targets:
     undecodable, conflicting  a record that is damaged on every target, or of which two differ
     index missing             on none of the targets that answered: bring them and rebuild again
 
-The new catalog's term is the highest seen in records, generations, tombstones and the targets' own
-term files. The next coordinator begins above it; a target that has acknowledged a higher one (it
-was away) makes that coordinator start once more, above that (ckptd.coordinator).
+The new catalog's term is far above the highest seen in records, generations, tombstones and the
+targets' own term files, so that no target that is away now has obeyed it. When one comes that
+holds a record or a tombstone that was not found here, the coordinator serves nobody any more, and
+this is to be done again, with that target (ckpt/protocol/coordinator/vouching.py). What is refused
+is noted in the catalog: it proves nothing against it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from typing import Final, Protocol
 from ckpt.aio.rpc import RpcClient
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, Corrupt, Degraded, NotFound, Unavailable
-from ckpt.base.ids import CheckpointId, LaunchNumber, TargetId
+from ckpt.base.ids import CatalogPosition, CheckpointId, LaunchNumber, TargetId
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import MiB
 from ckpt.format.checksum import xxh3_128
@@ -49,6 +51,8 @@ from ckptd.catalog import CATALOG_NAME, create_catalog
 from ckptd.cluster_file import FILE_NAME, device_of, read_cluster
 
 PART_BYTES: Final = 1 * MiB
+TERM_SKIP: Final = 1000
+"""More starts than a coordinator makes while a target is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,8 @@ def rebuild(cluster: str, sources: Sequence[Source]) -> Rebuilt:
         raise Unavailable(f"no target answers: {'; '.join(unreachable) or 'none was named'}")
     image = CatalogImage(max(holdings.term for _, holdings in held))
     committed, refused = [], []
-    for checkpoint in sorted(set().union(*(holdings.checkpoints for _, holdings in held))):
+    seen = set().union(*(holdings.checkpoints for _, holdings in held))
+    for checkpoint in sorted(seen):
         try:
             row, record_term = _row(cluster, checkpoint, held)
         except CkptError as error:
@@ -137,6 +142,9 @@ def rebuild(cluster: str, sources: Sequence[Source]) -> Rebuilt:
             refused.append(Refusal(checkpoint, row.reason))
     refused += _settle_homes(cluster, image, held, committed)
     _spare_homes(cluster, image, held, refused)
+    image.passed_over = seen - image.rows.keys()
+    image.rebuilt_term, image.term = image.term, image.term + TERM_SKIP
+    image.position = CatalogPosition(image.term, 0)
     return Rebuilt(cluster, image, tuple(committed), tuple(refused), tuple(unreachable))
 
 

@@ -227,7 +227,7 @@ class Membership:
         target.bytes_free, target.bytes_used = message.bytes_free, message.bytes_used
         target.device_bytes_free = _of_device(message)
         target.counters = message.counters
-        self._desk.send(session, request, LeaseRenewed(self.epoch))
+        self._desk.send(session, request, LeaseRenewed(self.epoch, self._desk.position))
 
     def session_closed(self, session: Session) -> None:
         """A target without its session does not count; it may register again at once."""
