@@ -53,7 +53,7 @@ from ckpt.protocol.coordinator.catalog import (
     TargetSeen,
 )
 from ckptd import drain_tables, launch_tables, standing_tables
-from ckptd.catalog_file import connect, lock_directory, unusable
+from ckptd.catalog_file import connect, copy_catalog, lock_directory, unusable
 from ckptd.directory import make_directory
 
 CATALOG_NAME: Final = "catalog.sqlite"
@@ -97,6 +97,8 @@ class Catalog:
         self._lock = lock
         #: Tickets that wait for the writer; filled by the loop's thread, emptied by the writer's.
         self._waiting: deque[Persist] = deque()
+        self._copies: list[tuple[Path, Callable[[CkptError | None], None]]] = []
+        #: Copies that wait for it, likewise.
         self._changed = threading.Condition()
         self._closing = False
         self._failure: CkptError | None = None
@@ -156,6 +158,17 @@ class Catalog:
             self._waiting.append(persist)
             self._changed.notify()
 
+    def copy_to(self, path: Path, done: Callable[[CkptError | None], None]) -> None:
+        """Copy all that is durable; `done` comes from the writer's thread. Tickets wait meanwhile.
+
+        Raises the error that ended the writer.
+        """
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            self._copies.append((path, done))
+            self._changed.notify()
+
     def close(self) -> None:
         """Write what waits, end the writer, close the file, free the lock."""
         with self._changed:
@@ -182,10 +195,11 @@ class Catalog:
     ) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                batch = list(self._waiting)
+                self._changed.wait_for(lambda: self._waiting or self._copies or self._closing)
+                batch, copies = list(self._waiting), self._copies
                 self._waiting.clear()
-            if not batch:
+                self._copies = []
+            if not batch and not copies:
                 return
             try:
                 _store(self._connection, [entry for persist in batch for entry in persist.entries])
@@ -198,6 +212,16 @@ class Catalog:
                 return
             for persist in batch:
                 on_durable(persist.ticket)
+            for path, done in copies:
+                done(_copied(self._connection, path))
+
+
+def _copied(connection: sqlite3.Connection, path: Path) -> CkptError | None:
+    try:
+        copy_catalog(connection, path)
+    except CkptError as error:
+        return error
+    return None
 
 
 def create_catalog(
@@ -260,13 +284,18 @@ def read_image(directory: Path) -> tuple[str, CatalogImage]:
     try:
         connection = connect(directory / CATALOG_NAME)
         try:
-            return str(_meta(connection, "cluster")), _load(connection)
+            return load_image(connection)
         except sqlite3.DatabaseError as error:
             raise unusable(directory, error) from error
         finally:
             connection.close()
     finally:
         os.close(lock)
+
+
+def load_image(connection: sqlite3.Connection) -> tuple[str, CatalogImage]:
+    """(cluster id, image) of an open catalog. Raises sqlite3.DatabaseError."""
+    return str(_meta(connection, "cluster")), _load(connection)
 
 
 def _create(connection: sqlite3.Connection, directory: Path, cluster: str) -> None:

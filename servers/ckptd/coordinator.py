@@ -29,12 +29,12 @@ from ckpt.aio.clock import now_us
 from ckpt.aio.secret import read_secret
 from ckpt.aio.server import Server, serve
 from ckpt.aio.slots import SlotPool
-from ckpt.base.errors import CkptError, Refused
+from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import BootId, CheckpointId, RunName, Step
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX, STANDSTILL_US
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.erasure.code import Code
-from ckpt.format.messages import Message, Role
+from ckpt.format.messages import Answer, Ask, Failed, Message, Role
 from ckpt.plan.placement import Level
 from ckpt.protocol.coordinator import catalog as entries
 from ckpt.protocol.coordinator.answers import CoordinatorView
@@ -56,6 +56,7 @@ from ckpt.protocol.events import (
 from ckpt.protocol.handshake import Established, Identity
 from ckptd import config as options
 from ckptd import event_loop
+from ckptd.backup_catalog import backup_path
 from ckptd.catalog import Catalog
 from ckptd.catalog_file import mending_command
 from ckptd.fail_stop import FailStop
@@ -67,6 +68,9 @@ TICK_S: Final = 0.05
 SLOT_BYTES: Final = 64 * MiB
 """For bulks of requests (tables); what does not fit waits in the sender."""
 CLOSE_LINGER_S: Final = 1.0
+
+BACKUP: Final = "backup"
+"""The question that this shell answers itself: the machine has no catalog file."""
 
 CLIENT_ROLES: Final = (Role.STAGER, Role.READER, Role.ADMIN)
 
@@ -160,7 +164,8 @@ async def run_coordinator(config: CoordinatorConfig, secret: bytes) -> None:
     report("info", "starting", {k: str(v) for k, v in options.as_text(config).items()})
     catalog = Catalog.open(config.directory, config.cluster or None, secrets.token_hex(8))
     try:
-        shell = CoordinatorShell(config.policy(catalog.cluster), catalog, secret, report)
+        policy = config.policy(catalog.cluster)
+        shell = CoordinatorShell(policy, catalog, config.directory, secret, report)
         defects = FailStop(asyncio.get_running_loop(), report, shell.stopped.set)
         await _serve(config, shell, catalog, secret)
     finally:
@@ -203,13 +208,15 @@ class CoordinatorShell:
     """
 
     def __init__(
-        self, policy: CoordinatorPolicy, catalog: Catalog, secret: bytes, report: Reporter
-    ) -> None:
+        self, policy: CoordinatorPolicy, catalog: Catalog, directory: Path, secret: bytes,
+        report: Reporter,
+    ) -> None:  # fmt: skip
         self.machine = CoordinatorMachine(policy, catalog.image, secret=secret, wall_s=time.time)
         self.stopped = asyncio.Event()
         self.failure: CkptError | None = None
         self._server: Server | None = None
         self._catalog = catalog
+        self._directory = directory
         self._report = report
         self._loop = asyncio.get_running_loop()
         #: Events that came while another was handled; a send may end a session.
@@ -244,6 +251,9 @@ class CoordinatorShell:
         self.feed(SessionOpened(now_us(), session, peer.role, peer.name))
 
     def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
+        if isinstance(message, Ask) and message.what == BACKUP:
+            self._back_up(session, request)
+            return
         content = b"" if bulk is None else bulk.view
         if self._handling:
             content = bytes(content)  # It is handled later, when the slot may be another's.
@@ -333,6 +343,37 @@ class CoordinatorShell:
             self._catalog.submit(action)
         except CkptError as error:
             self._stop_for(error)
+
+    def _back_up(self, session: Session, request: int) -> None:
+        """Copy the catalog, once its targets vouch for it; the answer says where the copy is."""
+        position = self.machine.vouching.position
+        problem = self.machine.vouching.problem()
+        if problem is not None or position is None:
+            self._fail(session, request, problem or Unavailable("the catalog has no entry yet"))
+            return
+        path = backup_path(self._directory, position).absolute()
+
+        def answer(failure: CkptError | None) -> None:
+            if self.stopped.is_set() or self._server is None:
+                return
+            if failure is not None:
+                self._fail(session, request, failure)
+                return
+            size, cluster = path.stat().st_size, self._catalog.cluster
+            told = {"path": str(path), "cluster": cluster, "bytes": size}
+            self._server.send(session, request, Answer(), json.dumps(told).encode())
+
+        def copied(failure: CkptError | None) -> None:
+            self._loop.call_soon_threadsafe(answer, failure)
+
+        try:
+            self._catalog.copy_to(path, copied)
+        except CkptError as error:
+            self._fail(session, request, error)
+
+    def _fail(self, session: Session, request: int, error: CkptError) -> None:
+        assert self._server is not None
+        self._server.send(session, request, Failed(error.code, error.message, error.hint))
 
     def _stop_for(self, error: CkptError) -> None:
         self.failure = self.failure or error

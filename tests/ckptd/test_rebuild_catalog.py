@@ -111,7 +111,7 @@ def test_what_has_a_record_and_its_index_comes_back_all_else_is_named(tmp_path: 
     assert "cannot be decoded" in reasons[5]
     assert found.image.rows[checkpoint(3)].state is RowState.DELETED
     assert (found.image.rebuilt_term, found.image.term) == (11, 11 + TERM_SKIP)
-    assert found.image.passed_over == {checkpoint(2), checkpoint(4), checkpoint(5)}
+    assert found.image.passed_over == {checkpoint(4), checkpoint(5)}
     assert [name.split(":")[0] for name in found.unreachable] == [str(missing)]
 
 

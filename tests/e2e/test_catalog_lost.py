@@ -4,27 +4,28 @@ brings back all that was acknowledged.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import ckpt
+from tests.e2e.catalogs import (
+    NAME,
+    WAIT_S,
+    check_all_is_there,
+    command_in,
+    refusal,
+    remove,
+    run_line,
+    state,
+)
 from tests.e2e.cluster import Cluster, command
-from tests.e2e.states import form_of
 
 OPTIONS = "targets=3&code=2+1"
-WAIT_S = 60.0
-NAME = "catalog.sqlite"
-
-
-def state(step: int) -> dict[str, object]:
-    return {"a": np.random.default_rng(step).integers(0, 255, 100_000, "u1")}
 
 
 def save(cluster: Cluster, *steps: int) -> None:
@@ -44,18 +45,17 @@ def copy_of(cluster: Cluster, folder: Path) -> Path:
 
 
 def put_back(cluster: Cluster, copy: Path) -> None:
-    remove(cluster)
+    remove(cluster.directory)
     for file in copy.iterdir():
         shutil.copy2(file, cluster.directory)
 
 
-def remove(cluster: Cluster) -> None:
-    for file in cluster.directory.glob(f"{NAME}*"):
-        file.unlink()
+def lose(cluster: Cluster) -> None:
+    remove(cluster.directory)
 
 
 def empty(cluster: Cluster) -> None:
-    remove(cluster)
+    remove(cluster.directory)
     (cluster.directory / NAME).touch()
 
 
@@ -77,49 +77,16 @@ def cluster(mark: str, tmp_path: Path) -> Iterator[Cluster]:
     command("local", "stop", str(made.directory))
 
 
-def refusal(cluster: Cluster) -> str:
-    """What a job hears that begins now; it must not hear that there is nothing, or less."""
-    try:
-        with ckpt.open(cluster.url) as store:
-            newest = store.latest("run")
-    except ckpt.CkptError as error:
-        return str(error)
-    pytest.fail(f"the newest step is said to be {newest}")
-
-
-def run_what_it_says(text: str) -> None:
-    """The command that an error names, as a person would run it."""
-    _, marker, line = text.partition("run: ")
-    assert marker, f"no command in: {text}"
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["/bin/sh", "-c", line], env={**os.environ, "PATH": path}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
-
-
-def check_all_is_there(cluster: Cluster, *steps: int) -> None:
-    with ckpt.open(cluster.url) as store:
-        assert store.latest("run") == steps[-1]
-        for step in steps:
-            assert form_of(store.load("run", step=step)) == form_of(state(step))
-        generations = [commit.generation for commit in store.steps("run")]
-        store.save("run", steps[-1] + 1, state(0)).wait(WAIT_S)
-        (new,) = {c.generation for c in store.steps("run")} - set(generations)
-        assert new.term > max(generation.term for generation in generations)
-
-
-@pytest.mark.parametrize("harm", [remove, empty, tear, spoil])
+@pytest.mark.parametrize("harm", [lose, empty, tear, spoil])
 def test_a_harmed_catalog_serves_nobody_and_names_the_command_that_mends_it(
     cluster: Cluster, harm: Callable[[Cluster], None]
 ) -> None:
     save(cluster, 1, 2)
     harm(cluster)
-    told = refusal(cluster)
+    told = refusal(cluster.url)
     assert str(cluster.directory) in told
-    run_what_it_says(told)
-    check_all_is_there(cluster, 1, 2)
+    run_line(command_in(told))
+    check_all_is_there(cluster.url, 1, 2)
 
 
 @pytest.mark.parametrize("lives", [1, 2, 3])
@@ -132,14 +99,14 @@ def test_a_catalog_that_is_older_than_its_targets_serves_nobody(
     for life in range(lives):
         save(cluster, 2 + life)
     put_back(cluster, copy)
-    told = refusal(cluster)
+    told = refusal(cluster.url)
     assert "older" in told
     # Nothing changes by trying again, though each start is another term.
     for _ in range(3):
         cluster.stop()
-        assert "older" in refusal(cluster)
-    run_what_it_says(told)
-    check_all_is_there(cluster, *range(1, 2 + lives))
+        assert "older" in refusal(cluster.url)
+    run_line(command_in(told))
+    check_all_is_there(cluster.url, *range(1, 2 + lives))
 
 
 def test_a_copy_from_the_life_that_was_the_last_one_serves_nobody(
@@ -152,21 +119,54 @@ def test_a_copy_from_the_life_that_was_the_last_one_serves_nobody(
         store.save("run", 2, state(2)).wait(WAIT_S)
     cluster.stop()
     put_back(cluster, copy)
-    told = refusal(cluster)
+    told = refusal(cluster.url)
     assert "older" in told
-    run_what_it_says(told)
-    check_all_is_there(cluster, 1, 2)
+    run_line(command_in(told))
+    check_all_is_there(cluster.url, 1, 2)
+
+
+def test_a_backup_made_while_it_runs_is_restored_without_losing_what_came_behind_it(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    file, directory = tmp_path / "away" / "catalog.sqlite", str(cluster.directory)
+    with ckpt.open(cluster.url) as store:
+        store.save("run", 1, state(1)).wait(WAIT_S)
+        store.save("run", 2, state(2)).wait(WAIT_S)
+        command("catalog", "backup", directory, "--to", str(file))
+        store.delete("run", 1)
+        store.save("run", 3, state(3)).wait(WAIT_S)
+    cluster.stop()
+    # As somebody would who does not know better.
+    remove(cluster.directory)
+    shutil.copy2(file, cluster.directory / NAME)
+    assert "older" in refusal(cluster.url)
+    cluster.stop()
+    command("catalog", "restore", directory, "--from", str(file))
+    check_all_is_there(cluster.url, 2, 3)
+
+
+def test_a_backup_of_a_cluster_that_rests_is_the_catalog_of_the_next_start(
+    cluster: Cluster,
+) -> None:
+    save(cluster, 1)
+    told = command("catalog", "backup", str(cluster.directory), "--json").stdout
+    (copy,) = (cluster.directory / "backups").iterdir()
+    assert json.loads(told)["path"] == str(copy)
+    assert copy.stat().st_mode & 0o777 == 0o600
+    remove(cluster.directory)
+    copy.rename(cluster.directory / NAME)
+    check_all_is_there(cluster.url, 1)
 
 
 def test_one_target_that_holds_records_is_enough_to_refuse_an_empty_catalog(
     cluster: Cluster,
 ) -> None:
     save(cluster, 1)
-    remove(cluster)
+    remove(cluster.directory)
     for id in ("t0", "t1"):
         (cluster.directory / "targets" / id / "held").touch()
-    refusal(cluster)
+    refusal(cluster.url)
     for id in ("t0", "t1"):
         (cluster.directory / "targets" / id / "held").unlink()
-    run_what_it_says(refusal(cluster))
-    check_all_is_there(cluster, 1)
+    run_line(command_in(refusal(cluster.url)))
+    check_all_is_there(cluster.url, 1)

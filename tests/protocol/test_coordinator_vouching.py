@@ -199,6 +199,27 @@ def _newest(bench: Bench) -> CheckpointId:
     return max(id for target in bench.targets.values() for _, id in target.documents)
 
 
+def test_a_save_under_way_is_not_said_to_have_failed_by_an_old_catalog() -> None:
+    """It may be committed: its stager waits for a coordinator that knows."""
+    bench = Bench()
+    bench.save(1)
+    copy = copy_of(bench)
+    rank = RankFake(bench)
+    rank.open(2)
+    rank.seal_all()
+    rank.certify()
+    assert rank.commits()
+    begin_from(bench, copy, "t0", "t1")
+    rank.reconnect()
+    bench.tick(GATHERING_S + 2)
+    rank.resume(2, rank.payload.checkpoint)
+    bench.tick(GATHERING_S + 2)
+    assert rank.heard == []
+    new = RankFake(bench, key="new")
+    bench.tick(GATHERING_S + 2)
+    assert [type(heard) for heard in new.heard] == [m.Failed]
+
+
 # --------------------------------------------------------------------------- each proof
 
 NEW = CheckpointId(RunName("run"), Step(9), Generation(1, 900))
@@ -244,6 +265,7 @@ def known() -> tuple[Bench, dict[str, CheckpointId]]:
 
 
 PROVES = {
+    # "passed over": a record that a rebuild has seen.
     RECORD: {"open", "aborted", "new", "new since"},
     TOMBSTONE: {"open", "decided", "committed", "damaged", "new", "new since"},
     INDEX: {"new since"},

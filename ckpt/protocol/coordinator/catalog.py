@@ -316,7 +316,7 @@ class CatalogImage:
     rebuilt_term: int = 0
     """The highest that was seen when the catalog was made from the targets; 0 for one that grew."""
     passed_over: set[CheckpointId] = field(default_factory=set)
-    #: Generations without a row that targets held then: told to whoever rebuilt.
+    #: Generations without a row whose record or tombstone was found then, and refused.
     outdated: str = ""
     """What proved that another catalog is newer; empty when nothing has."""
 

@@ -40,9 +40,7 @@ from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.proofs import check_proof
 
 GATHERING_US = 2 * LEASE_US
-"""After its start a coordinator waits so long for targets that it knows before it
-says they are missing.
-"""
+"""After its start a coordinator waits so long for targets before it says they are missing."""
 
 
 class TargetState(Enum):
@@ -127,13 +125,12 @@ class Membership:
 
     @property
     def gathering(self) -> bool:
-        """Whether more targets are about to count: this coordinator is new,
-        or one is being listed.
+        """Whether more targets are about to count: this coordinator is new, and its catalog may
+        not know them all, or one is being listed.
         """
         young = self._born_us is None or self._desk.now_us - self._born_us < GATHERING_US
         coming = any(t.state is TargetState.RECONCILING for t in self.targets.values())
-        known_away = any(t.session is None for t in self.targets.values())
-        return coming or (young and (known_away or not self.targets))
+        return coming or young
 
     def is_late(self, target: Target) -> bool:
         """Its lease ran out on an open session, less than another lease ago."""

@@ -25,8 +25,9 @@ came; of a catalog without a checkpoint, at least as many as its code has column
                       term, and a position not much older than the newest entry
 
 Until then people may ask for the status. What stagers ask waits; what others ask waits as long as
-targets are given to come, then fails naming who is away. A proof that comes later than VOUCHED
-ends the service, too.
+targets are given to come, then fails naming who is away. OLD refuses all, but for what stagers ask
+about saves under way: these may be committed, so they wait for a coordinator that knows. A proof
+that comes later than VOUCHED ends the service, too.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ckpt.base.errors import CkptError, Corrupt, Unavailable
-from ckpt.base.ids import CheckpointId, Generation, TargetId
+from ckpt.base.ids import CatalogPosition, CheckpointId, Generation, TargetId
 from ckpt.erasure.code import Code
-from ckpt.format.messages import Failed, Message, Role
+from ckpt.format.messages import Failed, JoinLaunch, Message, OpenPayload, Role
 from ckpt.format.target_messages import Attest, Attested, DocumentKind, RegisterTarget
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
@@ -97,7 +98,7 @@ class Vouching:
         self._state_of = state_of
         self._forgotten = forgotten
         self._vouched = vouched
-        self._position = image.position
+        self._began_at = image.position
         """Of the newest entry in the catalog when this coordinator began."""
         self._rebuilt_term = image.rebuilt_term
         self._passed_over = frozenset(image.passed_over)
@@ -120,6 +121,11 @@ class Vouching:
     @property
     def serves(self) -> bool:
         return self.standing is Standing.VOUCHED
+
+    @property
+    def position(self) -> CatalogPosition | None:
+        """How far the catalog is durable; None before the targets vouched for it."""
+        return self._desk.position
 
     def problem(self) -> CkptError | None:
         """Why nobody is served, with what to do."""
@@ -152,7 +158,7 @@ class Vouching:
 
     def hold(self, role: Role, event: Received) -> None:
         """Keep a request until service begins; refuse it when it never will."""
-        if self.standing is Standing.OLD:
+        if self._is_refused(role, event):
             self._refuse(event)
             return
         size = len(event.bulk)
@@ -164,6 +170,28 @@ class Vouching:
         )
         self._held.append(_Held(role, kept))
         self._held_bytes += size
+
+    def _is_refused(self, role: Role, event: Received) -> bool:
+        """Whether it is told that the catalog is old. What a stager asks about a save under way is
+        not: that save may be committed, as the next catalog will know.
+        """
+        if self.standing is not Standing.OLD or self._learns_addresses():
+            return False
+        match event.message:
+            case JoinLaunch(launch=known):
+                return role is not Role.STAGER or known is None
+            case OpenPayload(resume=attempt):
+                return attempt is None
+        return role is not Role.STAGER
+
+    def _learns_addresses(self) -> bool:
+        """Whether targets may still come that the command which mends is to name."""
+        return "{targets}" in self._mend and not self._is_patient()
+
+    def _is_patient(self) -> bool:
+        """Whether targets have had their time to come."""
+        born_us = self._desk.now_us if self._born_us is None else self._born_us
+        return self._desk.now_us - born_us >= GATHERING_US
 
     def session_closed(self, session: Session) -> None:
         self._keep([held for held in self._held if held.event.session != session])
@@ -189,8 +217,8 @@ class Vouching:
     def objection(self, message: RegisterTarget) -> str:
         """What a target that registers says against the catalog; empty when nothing."""
         id, term, told = message.target, self._members.term, message.catalog
-        if told is not None and told > self._position and told.term < term:
-            return f"target {id} was told of its entry {told}, it ends with {self._position}"
+        if told is not None and told > self._began_at and told.term < term:
+            return f"target {id} was told of its entry {told}, it ends with {self._began_at}"
         if message.term_seen > term or (message.term_seen == term and id not in self._met):
             return (
                 f"target {id} has obeyed a coordinator of term {message.term_seen}, "
@@ -253,12 +281,15 @@ class Vouching:
     def _is_news(self, id: CheckpointId, kind: DocumentKind | None) -> bool:
         """Whether a catalog that is not old would have a row of it.
 
-        A rebuild leaves rows of what has a record, or a tombstone, on a target that it could ask;
-        columns and indexes of attempts that never committed have none.
+        Columns and indexes alone are left of attempts that never committed: a rebuild makes no rows
+        of them, nor of records that it has found and refused.
         """
-        if self._state_of(id) is not None or id in self._passed_over:
+        if self._state_of(id) is not None:
             return False
-        if kind in (None, DocumentKind.INDEX) and id.generation.term <= self._rebuilt_term:
+        if kind in (DocumentKind.RECORD, DocumentKind.TOMBSTONE):
+            if id in self._passed_over:
+                return False
+        elif id.generation.term <= self._rebuilt_term:
             return False
         return id.generation > self._forgotten()
 
@@ -269,6 +300,8 @@ class Vouching:
         if self._born_us is None:
             self._born_us = self._desk.now_us
         self._count()
+        if self.standing is Standing.OLD and self._held and not self._learns_addresses():
+            self._refuse_all()
         if self.standing is not Standing.GATHERING:
             return
         due = [
@@ -285,9 +318,7 @@ class Vouching:
     def _count(self) -> None:
         if self.standing is not Standing.GATHERING:
             return
-        born_us = self._desk.now_us if self._born_us is None else self._born_us
-        patient = self._desk.now_us - born_us >= GATHERING_US
-        if len(self._vouching()) < self._needed(patient=patient):
+        if len(self._vouching()) < self._needed(patient=self._is_patient()):
             return
         self.standing = Standing.VOUCHED
         self._desk.report("info", "the targets vouch for the catalog", targets=len(self._obey))
@@ -303,5 +334,11 @@ class Vouching:
         self._desk.report("error", problem.message, remedy=self.remedy())
         # Each start takes a term more: it would outgrow the proof.
         self._desk.persist((catalog.CatalogOutdated(reason),), lambda: None)
-        for event in self.release():
-            self._refuse(event)
+        if not self._learns_addresses():
+            self._refuse_all()
+
+    def _refuse_all(self) -> None:
+        refused = [held for held in self._held if self._is_refused(held.role, held.event)]
+        self._keep([held for held in self._held if held not in refused])
+        for held in refused:
+            self._refuse(held.event)
