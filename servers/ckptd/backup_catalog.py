@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ckpt.base.errors import Refused
+from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import CatalogPosition, CheckpointId
 from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
 from ckptd import config as options
@@ -66,6 +66,8 @@ def main(argv: Sequence[str]) -> int:
     if not (directory / CATALOG_NAME).exists():
         raise Refused(f"there is no catalog in {directory}")
     cluster, image = read_image(directory)
+    if image.outdated:
+        raise Corrupt(f"the catalog in {directory} is older than its targets: {image.outdated}")
     path = Path(to) if to else backup_path(directory, image.position)
     lock = lock_directory(directory)
     try:

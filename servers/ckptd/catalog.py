@@ -53,7 +53,13 @@ from ckpt.protocol.coordinator.catalog import (
     TargetSeen,
 )
 from ckptd import drain_tables, launch_tables, standing_tables
-from ckptd.catalog_file import connect, copy_catalog, lock_directory, unusable
+from ckptd.catalog_file import (
+    connect,
+    copy_catalog,
+    lock_directory,
+    mending_command,
+    unusable,
+)
 from ckptd.directory import make_directory
 
 CATALOG_NAME: Final = "catalog.sqlite"
@@ -122,7 +128,8 @@ class Catalog:
                 found = _meta(connection, "cluster")
                 if cluster is not None and found != cluster:
                     raise Refused(
-                        f"the catalog in {directory} is of cluster {found}, not {cluster}"
+                        f"the catalog in {directory} is of cluster {found}, not {cluster}",
+                        hint=f"put its own back, or run: {mending_command(directory)}",
                     )
                 image = _load(connection)
                 image.term = _begin_term(connection, image)

@@ -99,16 +99,16 @@ def unusable(directory: Path, error: sqlite3.Error, *, what: str = "") -> CkptEr
         )
     return Corrupt(
         f"{what} is unreadable: {error}",
-        hint=f"run: {mending_command(directory)}".replace("{targets}", "HOST:PORT ..."),
+        hint=f"run: {mending_command(directory)}",
     )
 
 
-def mending_command(directory: Path) -> str:
-    """Makes a catalog of what the targets hold; `{targets}` stands for the addresses of targets.
+def mending_command(directory: Path, targets: str = "HOST:PORT ...") -> str:
+    """Makes a catalog of what the targets hold, which `targets` names by their addresses.
 
     A local cluster is stopped first, and its targets are found by it. Elsewhere targets run on.
     """
     quoted = shlex.quote(str(directory.absolute()))
     if (directory / FILE_NAME).exists():
         return f"ckpt local stop {quoted} && ckpt catalog rebuild {quoted}"
-    return f"ckpt catalog rebuild {quoted} --targets '{{targets}}'"
+    return f"ckpt catalog rebuild {quoted} --targets '{targets}'"

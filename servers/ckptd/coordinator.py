@@ -139,7 +139,7 @@ class CoordinatorConfig:
             orphan_grace_us=self.orphan_grace_s * US_PER_S,
             keep=self.keep or None,
             watermarks=Watermarks(self.evict_below_percent / 100, self.evict_above_percent / 100),
-            mend=mending_command(self.directory),
+            mend=mending_command(self.directory, "{targets}"),
         )
 
 

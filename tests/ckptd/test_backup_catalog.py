@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import (
     AttemptOpened,
     CatalogImage,
+    CatalogOutdated,
     CatalogRow,
     Persist,
     RowState,
@@ -139,3 +142,24 @@ def test_a_copy_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
         catalog.submit(Persist(1, ()))
     assert [type(failure) for failure in told] == [Refused]
     assert durable == [1]
+
+
+def backup_command(directory: Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "ckptd.cli", "backup-catalog", "--directory", str(directory)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_an_old_catalog_is_not_copied(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, CLUSTER, "") as catalog:
+        catalog.start(lambda _ticket: None, lambda _error: None)
+        assert backup_command(tmp_path).returncode == 11
+        catalog.submit(Persist(1, (CatalogOutdated("t0 knows better"),)))
+    done = backup_command(tmp_path)
+    assert (done.returncode, "t0 knows better" in done.stderr) == (4, True)
+    assert not (tmp_path / "backups").exists()
+
+
+def test_another_clusters_catalog_is_refused_with_the_command_that_mends_it(tmp_path: Path) -> None:
+    Catalog.open(tmp_path, "c2", "").close()
+    with pytest.raises(Refused, match=f"run: ckpt catalog rebuild {tmp_path}"):
+        Catalog.open(tmp_path, CLUSTER, "")

@@ -335,6 +335,35 @@ def test_all_but_m_vouch_at_once_and_a_majority_behind_the_time_to_gather(
         assert bench.machine.vouching.serves, (come, waits)
 
 
+def test_all_domains_but_m_vouch_at_once_however_many_targets_each_has() -> None:
+    """As many may be lost as a commit's answer states, and the coordinator may start again."""
+    bench = Bench(6, "1+1", hosts=2)
+    bench.save(1)
+    bench.restart("t1", "t3")
+    bench.tick(GATHERING_S + 1)
+    assert "CATALOG_UNPROVED" in checks(bench), "a target of this host may have the record"
+    bench.start("t5")
+    bench.tick()
+    assert_serves(bench, 1)
+    bench.restart("t0", "t2", "t4")
+    bench.tick()
+    assert_serves(bench, 1)
+
+
+def test_a_catalog_without_a_checkpoint_counts_targets_and_not_domains() -> None:
+    bench = Bench(6, "1+1", hosts=2)
+    bench.save(1)
+    for target in bench.targets.values():
+        target.term_seen, target.catalog = 0, None
+    holders = {t.id for t in bench.targets.values() if (RECORD, _newest(bench)) in t.documents}
+    begin_from(bench, EMPTY)
+    bench.tick(1)
+    assert "CATALOG_UNPROVED" in checks(bench)
+    bench.start(holders.pop())
+    bench.tick()
+    assert_old(bench)
+
+
 def test_readers_that_waited_in_vain_are_told_who_is_away_and_stagers_wait_on() -> None:
     bench = Bench()
     bench.save(1)

@@ -196,7 +196,7 @@ def _blind(_self: Vouching, _said: object) -> str:
 
 @pytest.mark.parametrize("plant", [
     {"_objection_of_holdings": _blind, "objection": _blind},
-    {"_needed": lambda _self, *, patient: 0},
+    {"_is_enough": lambda _self: True},
 ], ids=["believes-its-catalog", "asks-nobody"])  # fmt: skip
 def test_the_history_finds_a_coordinator_that(
     monkeypatch: pytest.MonkeyPatch, plant: dict[str, Callable[..., object]]

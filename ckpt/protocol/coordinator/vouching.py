@@ -18,8 +18,8 @@ A target vouches when none of these speaks against the catalog, it has listed al
 this coordinator's term is on its stable storage. N are all targets that the catalog knows or that
 came; of a catalog without a checkpoint, at least as many as its code has columns. Enough are
 
-    at once           N - m: a record lies on m + 1 targets before its commit is acknowledged, so
-                      one of those that vouch has it
+    at once           N - m, or those of all domains but m: before its commit is acknowledged, a
+                      record lies on m + 1 targets, in as many domains: one of them vouches
     behind 6 seconds  the majority of N, when that is fewer: larger clusters miss more than m
                       targets on any day; two majorities share a target, which knows the newest
                       term, and a position not much older than the newest entry
@@ -38,13 +38,14 @@ from enum import Enum
 
 from ckpt.base.errors import CkptError, Corrupt, Unavailable
 from ckpt.base.ids import CatalogPosition, CheckpointId, Generation, TargetId
-from ckpt.erasure.code import Code
 from ckpt.format.messages import Failed, JoinLaunch, Message, OpenPayload, Role
 from ckpt.format.target_messages import Attest, Attested, DocumentKind, RegisterTarget
+from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.membership import GATHERING_US, Membership, Target, TargetState
+from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.events import Buffer, Received, Session
 
 HELD_COUNT_MAX = 65_536
@@ -84,8 +85,7 @@ class Vouching:
         desk: Desk,
         members: Membership,
         image: CatalogImage,
-        code: Code,
-        mend: str,
+        policy: CoordinatorPolicy,
         *,
         state_of: Callable[[CheckpointId], RowState | None],
         forgotten: Callable[[], Generation],
@@ -93,8 +93,9 @@ class Vouching:
     ) -> None:
         self._desk = desk
         self._members = members
-        self._code = code
-        self._mend = mend
+        self._parity = policy.code.m
+        self._level = policy.level
+        self._mend = policy.mend
         self._state_of = state_of
         self._forgotten = forgotten
         self._vouched = vouched
@@ -102,7 +103,8 @@ class Vouching:
         """Of the newest entry in the catalog when this coordinator began."""
         self._rebuilt_term = image.rebuilt_term
         self._passed_over = frozenset(image.passed_over)
-        self._target_count_min = 1 if image.rows else code.n
+        self._is_empty = not image.rows
+        self._target_count_min = policy.code.n if self._is_empty else 1
         self._met: set[TargetId] = set()
         #: Targets that this process has told its term.
         self._obey: set[TargetId] = set()
@@ -151,8 +153,21 @@ class Vouching:
 
     def _needed(self, *, patient: bool) -> int:
         count = max(len(self._members.targets), self._target_count_min)
-        most = count - self._code.m
+        most = count - self._parity
         return max(1, min(most, count // 2 + 1) if patient else most)
+
+    def _is_enough(self) -> bool:
+        vouching = set(self._vouching())
+        if len(vouching) >= self._needed(patient=self._is_patient()):
+            return True
+        if self._is_empty or not vouching:
+            return False
+        domains = {
+            target.id: domain_key(target.id, target.domain, self._level)
+            for target in self._members.targets.values()
+        }
+        away = {domain for id, domain in domains.items() if id not in vouching}
+        return len(away) <= min(self._parity, len(set(domains.values())) - 1)
 
     # ----------------------------------------------------------------------- requests
 
@@ -318,7 +333,7 @@ class Vouching:
     def _count(self) -> None:
         if self.standing is not Standing.GATHERING:
             return
-        if len(self._vouching()) < self._needed(patient=self._is_patient()):
+        if not self._is_enough():
             return
         self.standing = Standing.VOUCHED
         self._desk.report("info", "the targets vouch for the catalog", targets=len(self._obey))
