@@ -30,6 +30,7 @@ from ckpt.base.errors import Busy
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, PAGE_BYTES
 from ckpt.base.units import KiB, MiB, align_down, align_up
 from ckpt.protocol.events import Buffer
+from ckpt.protocol.target.catalog_note import CATALOG_FILE, decode_note
 from ckpt.protocol.target.core import COLUMNS, DIRECTORIES, DOCUMENTS, STAGING
 from ckpt.protocol.target.directory import DirectoryLoaded, FoundFile, identify
 from ckpt.protocol.target.disk_events import (
@@ -118,7 +119,9 @@ def scan(disk: Disk, now_us: int) -> DirectoryLoaded:
     for directory in (COLUMNS, DOCUMENTS, STAGING):
         for name in disk.list_directory(directory):
             files.append(_found(disk, f"{directory}/{name}", read=directory != STAGING))
-    return DirectoryLoaded(now_us, tuple(files), _read_term(disk))
+    term = decode_term(_read_note(disk, TERM_FILE)) or 0
+    position = decode_note(_read_note(disk, CATALOG_FILE))
+    return DirectoryLoaded(now_us, tuple(files), term, position)
 
 
 def _found(disk: Disk, file: str, *, read: bool) -> FoundFile:
@@ -138,15 +141,15 @@ def _found(disk: Disk, file: str, *, read: bool) -> FoundFile:
     return FoundFile(file, size, identify(file, tuple(pages)))
 
 
-def _read_term(disk: Disk) -> int:
-    """The highest term that was made durable; 0 when there is none or it cannot be read."""
+def _read_note(disk: Disk, file: str) -> bytes:
+    """A small file whole; empty when there is none or it cannot be read."""
     try:
-        data = disk.read_at(TERM_FILE, 0, PAGE_BYTES)
+        data = disk.read_at(file, 0, PAGE_BYTES)
     except OSError:
-        return 0
-    term = decode_term(bytes(data))
+        return b""
+    content = bytes(data)
     disk.release(data)
-    return term or 0
+    return content
 
 
 # --------------------------------------------------------------------------- the real one

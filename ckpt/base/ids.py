@@ -50,6 +50,16 @@ class Generation(Struct, frozen=True, order=True, gc=False):
         return cls(int(term), int(counter))
 
 
+class CatalogPosition(Struct, frozen=True, order=True, gc=False):
+    """How far a catalog had come: the newest ticket of a coordinator that was durable."""
+
+    term: int
+    ticket: int
+
+    def __str__(self) -> str:
+        return f"{self.term}.{self.ticket}"
+
+
 class CheckpointId(Struct, frozen=True, order=True, gc=False):
     """One generation of one step of one run."""
 

@@ -10,7 +10,15 @@ from enum import Enum
 
 from msgspec import Struct, field
 
-from ckpt.base.ids import BootId, CheckpointId, ColumnId, Epoch, ReservationId, TargetId
+from ckpt.base.ids import (
+    BootId,
+    CatalogPosition,
+    CheckpointId,
+    ColumnId,
+    Epoch,
+    ReservationId,
+    TargetId,
+)
 
 
 class DocumentKind(Enum):
@@ -68,6 +76,8 @@ class RegisterTarget(Struct, frozen=True, gc=False):
     device_bytes_free: int | None = None
     """What all targets of this device may take together; None: `bytes_free`. `bytes_free` is less
     when this target has a capacity of its own."""
+    catalog: CatalogPosition | None = None
+    """The newest position of a catalog that this target was told and has on stable storage."""
 
 
 class TargetRegistered(Struct, frozen=True, gc=False):
@@ -94,6 +104,8 @@ class LeaseRenewed(Struct, frozen=True, gc=False):
     """The current epoch of the cluster map."""
 
     epoch: Epoch
+    catalog: CatalogPosition | None = None
+    """How far the catalog is durable, for the target to keep; None before the targets vouched."""
 
 
 class Reserve(Struct, frozen=True, gc=False):

@@ -159,9 +159,10 @@ def _start(directory: Path, options: LocalOptions, deadline_s: float) -> ReadyFi
             return ready
         if not is_supervised(directory) and not (started and _runs(started)):
             if started:
-                raise CkptError(
-                    f"the supervisor of {directory} ended: {_tail(log)}", hint=f"see {log}"
-                )
+                told = _tail(log)
+                # A command that it names stands last, so that it can be copied.
+                hint = "" if "run: " in told else f"see {log}"
+                raise CkptError(f"the supervisor of {directory} ended: {told}", hint=hint)
             started = start_detached(start_arguments(directory, options), log=log)
         time.sleep(POLL_S)
     raise Unavailable(f"the cluster in {directory} did not come up in time", hint=f"see {log}")

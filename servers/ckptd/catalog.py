@@ -35,6 +35,8 @@ from ckpt.protocol.coordinator.catalog import (
     AttemptOpened,
     CatalogEntry,
     CatalogImage,
+    CatalogOutdated,
+    CatalogReached,
     CatalogRow,
     CheckpointDrained,
     LaunchEntered,
@@ -50,8 +52,14 @@ from ckpt.protocol.coordinator.catalog import (
     StoreOpened,
     TargetSeen,
 )
-from ckptd import drain_tables, launch_tables
-from ckptd.catalog_file import connect, lock_directory, unusable
+from ckptd import drain_tables, launch_tables, standing_tables
+from ckptd.catalog_file import (
+    connect,
+    copy_catalog,
+    lock_directory,
+    mending_command,
+    unusable,
+)
 from ckptd.directory import make_directory
 
 CATALOG_NAME: Final = "catalog.sqlite"
@@ -74,6 +82,7 @@ CREATE TABLE repair (
     rank INTEGER NOT NULL, columns TEXT NOT NULL,
     PRIMARY KEY (run, step, term, counter, rank));
 """
+_LATER_SCHEMA: Final = launch_tables.SCHEMA + drain_tables.SCHEMA + standing_tables.SCHEMA
 _ROW_FIELDS: Final = "state, launch, launch_key, world_size, record, placement, reason"
 _KEY: Final = "run = ? AND step = ? AND term = ? AND counter = ?"
 
@@ -94,6 +103,8 @@ class Catalog:
         self._lock = lock
         #: Tickets that wait for the writer; filled by the loop's thread, emptied by the writer's.
         self._waiting: deque[Persist] = deque()
+        self._copies: list[tuple[Path, Callable[[CkptError | None], None]]] = []
+        #: Copies that wait for it, likewise.
         self._changed = threading.Condition()
         self._closing = False
         self._failure: CkptError | None = None
@@ -117,7 +128,8 @@ class Catalog:
                 found = _meta(connection, "cluster")
                 if cluster is not None and found != cluster:
                     raise Refused(
-                        f"the catalog in {directory} is of cluster {found}, not {cluster}"
+                        f"the catalog in {directory} is of cluster {found}, not {cluster}",
+                        hint=f"put its own back, or run: {mending_command(directory)}",
                     )
                 image = _load(connection)
                 image.term = _begin_term(connection, image)
@@ -153,19 +165,24 @@ class Catalog:
             self._waiting.append(persist)
             self._changed.notify()
 
-    def close(self, term_seen: int = 0) -> None:
-        """Write what waits, end the writer, close the file, free the lock.
+    def copy_to(self, path: Path, done: Callable[[CkptError | None], None]) -> None:
+        """Copy all that is durable; `done` comes from the writer's thread. Tickets wait meanwhile.
 
-        The next `open` begins above `term_seen`, durably.
+        Raises the error that ended the writer.
         """
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            self._copies.append((path, done))
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Write what waits, end the writer, close the file, free the lock."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         if self._writer is not None:
             self._writer.join()
-        if self.image.term < term_seen <= _TERM_MAX:
-            with self._connection:
-                _set_meta(self._connection, "term", term_seen)
         self._connection.close()
         os.close(self._lock)
 
@@ -185,10 +202,11 @@ class Catalog:
     ) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                batch = list(self._waiting)
+                self._changed.wait_for(lambda: self._waiting or self._copies or self._closing)
+                batch, copies = list(self._waiting), self._copies
                 self._waiting.clear()
-            if not batch:
+                self._copies = []
+            if not batch and not copies:
                 return
             try:
                 _store(self._connection, [entry for persist in batch for entry in persist.entries])
@@ -201,6 +219,16 @@ class Catalog:
                 return
             for persist in batch:
                 on_durable(persist.ticket)
+            for path, done in copies:
+                done(_copied(self._connection, path))
+
+
+def _copied(connection: sqlite3.Connection, path: Path) -> CkptError | None:
+    try:
+        copy_catalog(connection, path)
+    except CkptError as error:
+        return error
+    return None
 
 
 def create_catalog(
@@ -231,6 +259,7 @@ def create_catalog(
                     _upsert_target(connection, seen)
                 for (checkpoint, rank), columns in image.repairs.items():
                     _upsert_repair(connection, RepairNeeded(checkpoint, rank, columns))
+                standing_tables.note(connection, image)
                 for entry in (*image.launch_entries(), *image.drain_entries()):
                     _apply(connection, entry)
         finally:
@@ -262,13 +291,18 @@ def read_image(directory: Path) -> tuple[str, CatalogImage]:
     try:
         connection = connect(directory / CATALOG_NAME)
         try:
-            return str(_meta(connection, "cluster")), _load(connection)
+            return load_image(connection)
         except sqlite3.DatabaseError as error:
             raise unusable(directory, error) from error
         finally:
             connection.close()
     finally:
         os.close(lock)
+
+
+def load_image(connection: sqlite3.Connection) -> tuple[str, CatalogImage]:
+    """(cluster id, image) of an open catalog. Raises sqlite3.DatabaseError."""
+    return str(_meta(connection, "cluster")), _load(connection)
 
 
 def _create(connection: sqlite3.Connection, directory: Path, cluster: str) -> None:
@@ -279,12 +313,12 @@ def _create(connection: sqlite3.Connection, directory: Path, cluster: str) -> No
         (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
-        _run_all(connection, launch_tables.SCHEMA + drain_tables.SCHEMA)
+        _run_all(connection, _LATER_SCHEMA)
         return
     # One transaction: a crash leaves an empty file of version 0, which the next start fills.
     with connection:
         connection.execute("BEGIN IMMEDIATE")
-        _run_all(connection, _SCHEMA + launch_tables.SCHEMA + drain_tables.SCHEMA)
+        _run_all(connection, _SCHEMA + _LATER_SCHEMA)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         _set_meta(connection, "cluster", cluster)
@@ -315,6 +349,7 @@ def _begin_term(connection: sqlite3.Connection, image: CatalogImage) -> int:
     assert term <= _TERM_MAX, "a launch number is (term << 32) | counter in 63 bits"
     with connection:
         _set_meta(connection, "term", term)
+        standing_tables.note(connection, image)
     return term
 
 
@@ -335,6 +370,7 @@ def _load(connection: sqlite3.Connection) -> CatalogImage:
         image.repairs[key] = tuple(int(number) for number in columns.split())
     launch_tables.load(connection, image)
     drain_tables.load(connection, image)
+    standing_tables.load(connection, image)
     return image
 
 
@@ -393,6 +429,9 @@ def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
         case RowForgotten():
             for table in ("checkpoint", "repair"):
                 connection.execute(f"DELETE FROM {table} WHERE {_KEY}", _key(entry.checkpoint))
+            standing_tables.store(connection, entry)
+        case CatalogReached() | CatalogOutdated():
+            standing_tables.store(connection, entry)
         case LaunchNumbered() | LaunchEntered() | LaunchResolved() | LaunchForgotten():
             launch_tables.store(connection, entry)
         case StoreOpened() | StoreHolds() | CheckpointDrained() | StoreForgotten():

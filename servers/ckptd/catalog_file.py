@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import sqlite3
 from pathlib import Path
 from typing import Final
 
-from ckpt.base.errors import Busy, CkptError, Corrupt, NoSpace, Unavailable
-from ckptd.directory import open_lock
+from ckpt.aio.durable import sync_directory
+from ckpt.base.errors import Busy, CkptError, Corrupt, NoSpace, Refused, Unavailable
+from ckptd.cluster_file import FILE_NAME
+from ckptd.directory import make_directory, open_lock
 
 LOCK_NAME: Final = "coordinator.lock"
 
@@ -55,17 +58,57 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def unusable(directory: Path, error: sqlite3.Error) -> CkptError:
-    """A catalog that is damaged is another thing than one that its disk keeps from being used."""
+def copy_catalog(connection: sqlite3.Connection, path: Path) -> None:
+    """A whole catalog in a file of its own, durable on return. Raises Refused, or as `unusable`.
+
+    It appears under its name when it is complete; one that stands there is replaced.
+    """
+    make_directory(path.parent, mode=0o700)
+    aside = path.with_name(f"{path.name}.new")
+    try:
+        aside.unlink(missing_ok=True)
+        os.close(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        connection.execute("VACUUM INTO ?", (str(aside),))
+        descriptor = os.open(aside, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        aside.rename(path)
+        sync_directory(path.parent)
+    except sqlite3.DatabaseError as error:
+        aside.unlink(missing_ok=True)
+        raise unusable(path.parent, error, what=str(path)) from error
+    except OSError as error:
+        raise Refused(f"cannot write {path}: {error.strerror}") from None
+
+
+def unusable(directory: Path, error: sqlite3.Error, *, what: str = "") -> CkptError:
+    """A catalog that is damaged is another thing than one that its disk keeps from being used.
+
+    `what` names another file than the catalog in `directory`.
+    """
+    what = what or f"the catalog in {directory}"
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     if code == sqlite3.SQLITE_FULL:
-        return NoSpace(f"no room for the catalog in {directory}: {error}", hint="make room there")
+        return NoSpace(f"no room for {what}: {error}", hint="make room there")
     if code in _KEPT_FROM_USE:
         return Unavailable(
-            f"the catalog in {directory} cannot be used: {error}",
+            f"{what} cannot be used: {error}",
             hint="look at the disk, its permissions, and who else has the file open",
         )
     return Corrupt(
-        f"the catalog in {directory} is unreadable: {error}",
-        hint="move it away and run `ckpt catalog rebuild`",
+        f"{what} is unreadable: {error}",
+        hint=f"run: {mending_command(directory)}",
     )
+
+
+def mending_command(directory: Path, targets: str = "HOST:PORT ...") -> str:
+    """Makes a catalog of what the targets hold, which `targets` names by their addresses.
+
+    A local cluster is stopped first, and its targets are found by it. Elsewhere targets run on.
+    """
+    quoted = shlex.quote(str(directory.absolute()))
+    if (directory / FILE_NAME).exists():
+        return f"ckpt local stop {quoted} && ckpt catalog rebuild {quoted}"
+    return f"ckpt catalog rebuild {quoted} --targets '{targets}'"

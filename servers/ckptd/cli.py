@@ -24,6 +24,10 @@ PROGRAMS: Final = {
         "ckptd.rebuild_catalog",
         "make a lost catalog again from the targets alone",
     ),
+    "backup-catalog": (
+        "ckptd.backup_catalog",
+        "copy the catalog of a coordinator that does not run",
+    ),
 }
 """Name -> the module that has its `main`, and what it does."""
 

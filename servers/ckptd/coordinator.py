@@ -34,8 +34,7 @@ from ckpt.base.ids import BootId, CheckpointId, RunName, Step
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX, STANDSTILL_US
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.erasure.code import Code
-from ckpt.format.messages import Message, Role
-from ckpt.format.target_messages import RegisterTarget
+from ckpt.format.messages import Answer, Ask, Failed, Message, Role
 from ckpt.plan.placement import Level
 from ckpt.protocol.coordinator import catalog as entries
 from ckpt.protocol.coordinator.answers import CoordinatorView
@@ -43,7 +42,6 @@ from ckpt.protocol.coordinator.catalog import Persist, Persisted
 from ckpt.protocol.coordinator.desk import Action
 from ckpt.protocol.coordinator.evicting import Watermarks
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
-from ckpt.protocol.coordinator.membership import TargetState
 from ckpt.protocol.events import (
     CloseSession,
     Received,
@@ -58,7 +56,9 @@ from ckpt.protocol.events import (
 from ckpt.protocol.handshake import Established, Identity
 from ckptd import config as options
 from ckptd import event_loop
+from ckptd.backup_catalog import backup_path
 from ckptd.catalog import Catalog
+from ckptd.catalog_file import mending_command
 from ckptd.fail_stop import FailStop
 from ckptd.http_plane import served
 from ckptd.log import Reporter, configure, reporter
@@ -68,6 +68,9 @@ TICK_S: Final = 0.05
 SLOT_BYTES: Final = 64 * MiB
 """For bulks of requests (tables); what does not fit waits in the sender."""
 CLOSE_LINGER_S: Final = 1.0
+
+BACKUP: Final = "backup"
+"""The question that this shell answers itself: the machine has no catalog file."""
 
 CLIENT_ROLES: Final = (Role.STAGER, Role.READER, Role.ADMIN)
 
@@ -136,6 +139,7 @@ class CoordinatorConfig:
             orphan_grace_us=self.orphan_grace_s * US_PER_S,
             keep=self.keep or None,
             watermarks=Watermarks(self.evict_below_percent / 100, self.evict_above_percent / 100),
+            mend=mending_command(self.directory, "{targets}"),
         )
 
 
@@ -159,14 +163,13 @@ async def run_coordinator(config: CoordinatorConfig, secret: bytes) -> None:
     report = reporter("ckptd.coordinator")
     report("info", "starting", {k: str(v) for k, v in options.as_text(config).items()})
     catalog = Catalog.open(config.directory, config.cluster or None, secrets.token_hex(8))
-    term_seen = 0
     try:
-        shell = CoordinatorShell(config.policy(catalog.cluster), catalog, secret, report)
+        policy = config.policy(catalog.cluster)
+        shell = CoordinatorShell(policy, catalog, config.directory, secret, report)
         defects = FailStop(asyncio.get_running_loop(), report, shell.stopped.set)
         await _serve(config, shell, catalog, secret)
-        term_seen = shell.term_seen
     finally:
-        catalog.close(term_seen)
+        catalog.close()
     defects.check()
     if shell.failure is not None:
         raise shell.failure
@@ -205,15 +208,15 @@ class CoordinatorShell:
     """
 
     def __init__(
-        self, policy: CoordinatorPolicy, catalog: Catalog, secret: bytes, report: Reporter
-    ) -> None:
+        self, policy: CoordinatorPolicy, catalog: Catalog, directory: Path, secret: bytes,
+        report: Reporter,
+    ) -> None:  # fmt: skip
         self.machine = CoordinatorMachine(policy, catalog.image, secret=secret, wall_s=time.time)
         self.stopped = asyncio.Event()
         self.failure: CkptError | None = None
-        self.term_seen = 0
-        """A higher term than ours that a target has acknowledged; the next start is above it."""
         self._server: Server | None = None
         self._catalog = catalog
+        self._directory = directory
         self._report = report
         self._loop = asyncio.get_running_loop()
         #: Events that came while another was handled; a send may end a session.
@@ -248,8 +251,8 @@ class CoordinatorShell:
         self.feed(SessionOpened(now_us(), session, peer.role, peer.name))
 
     def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
-        if isinstance(message, RegisterTarget) and message.term_seen > self._catalog.image.term:
-            self._stop_above(message)
+        if isinstance(message, Ask) and message.what == BACKUP:
+            self._back_up(session, request)
             return
         content = b"" if bulk is None else bulk.view
         if self._handling:
@@ -341,15 +344,36 @@ class CoordinatorShell:
         except CkptError as error:
             self._stop_for(error)
 
-    def _stop_above(self, message: RegisterTarget) -> None:
-        """This catalog is older than what a target has obeyed: rebuilt without it, or a copy.
+    def _back_up(self, session: Session, request: int) -> None:
+        """Copy the catalog, once its targets vouch for it; the answer says where the copy is."""
+        position = self.machine.vouching.position
+        problem = self.machine.vouching.problem()
+        if problem is not None or position is None:
+            self._fail(session, request, problem or Unavailable("the catalog has no entry yet"))
+            return
+        path = backup_path(self._directory, position).absolute()
 
-        Generations of this term might repeat ones that exist, so nothing is done under it.
-        """
-        self.term_seen = message.term_seen
-        term = self._catalog.image.term
-        text = f"target {message.target} has obeyed term {message.term_seen}, this one is {term}"
-        self._stop_for(Unavailable(text, hint="start again: the next term is above it"))
+        def answer(failure: CkptError | None) -> None:
+            if self.stopped.is_set() or self._server is None:
+                return
+            if failure is not None:
+                self._fail(session, request, failure)
+                return
+            size, cluster = path.stat().st_size, self._catalog.cluster
+            told = {"path": str(path), "cluster": cluster, "bytes": size}
+            self._server.send(session, request, Answer(), json.dumps(told).encode())
+
+        def copied(failure: CkptError | None) -> None:
+            self._loop.call_soon_threadsafe(answer, failure)
+
+        try:
+            self._catalog.copy_to(path, copied)
+        except CkptError as error:
+            self._fail(session, request, error)
+
+    def _fail(self, session: Session, request: int, error: CkptError) -> None:
+        assert self._server is not None
+        self._server.send(session, request, Failed(error.code, error.message, error.hint))
 
     def _stop_for(self, error: CkptError) -> None:
         self.failure = self.failure or error
@@ -363,7 +387,8 @@ class CoordinatorShell:
             return self.machine.views.answer(what, run, step)
         idle_s = 0.0 if self.client_count else (now_us() - self._idle_since_us) / 1e6
         live = [target.id for target in self.machine.members.live()]
-        return json.dumps({"clients": self.client_count, "idle_s": idle_s, "live": live}).encode()
+        told = {"clients": self.client_count, "idle_s": idle_s, "live": live}
+        return json.dumps({**told, "catalog": self.machine.vouching.standing.value}).encode()
 
     def metrics(self) -> str:
         """Prometheus text."""
@@ -379,6 +404,5 @@ class CoordinatorShell:
         )
 
     def is_ready(self) -> bool:
-        """The catalog takes entries and a target is live."""
-        targets = self.machine.members.targets.values()
-        return self.failure is None and any(t.state is TargetState.LIVE for t in targets)
+        """The catalog takes entries and its targets vouch for it."""
+        return self.failure is None and self.machine.vouching.serves

@@ -34,7 +34,7 @@ from typing import Final
 
 from ckpt.aio.durable import write_aside
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
-from ckpt.base.errors import Busy, CkptError, Refused, Unavailable
+from ckpt.base.errors import ERRORS, Busy, CkptError, Refused, Unavailable
 from ckpt.erasure.code import Code
 from ckptd import cli
 from ckptd import config as options
@@ -65,6 +65,9 @@ JOIN_LAST_S: Final = 45.0
 and a cluster without targets is of no use. Less than an opener waits."""
 JOIN_POLL_S: Final = 0.05
 IDLE_POLL_S: Final = 1.0
+LOG_TAIL_BYTES: Final = 4000
+CATALOG_OLD: Final = "old"
+"""What the coordinator's `/v1/sessions` says of a catalog that it does not serve."""
 LOCK_POLL_S: Final = 0.02
 
 TARGET: Final = "target"
@@ -300,10 +303,7 @@ class LocalCluster:
                 if (self._directory / f"{DRAIN}.toml").exists():
                     self._drain = self._supervisor.add(self._drain_plan(child))
         elif not self._targets:
-            log = self._log(COORDINATOR)
-            raise Unavailable(
-                f"the coordinator did not start, status {child.exit_status}: see {log}"
-            )
+            raise did_not_start(child.exit_status, self._log(COORDINATOR))
 
     # ----------------------------------------------------------------------- ready and idle
 
@@ -336,11 +336,14 @@ class LocalCluster:
             for id, child in self._targets.items()
             if child.exit_status is None and not _is_held(child)
         }
-        live = self._ask_sessions().get("live")
+        sessions = self._ask_sessions()
+        live = sessions.get("live")
         missing = started - set(live if isinstance(live, list) else ())
         enough = len(started) - len(missing) >= Code.parse(self._cluster.code).n
         patience_s = 0.0 if enough else JOIN_LAST_S - JOIN_WAIT_S
-        if missing and now_s < self._join_until_s + patience_s:
+        # Of an old catalog not all targets will be live, and who opens is to hear why.
+        waits = sessions.get("catalog") != CATALOG_OLD
+        if missing and waits and now_s < self._join_until_s + patience_s:
             return
         if missing:
             self._report("warning", "ready without", {"targets": " ".join(sorted(missing))})
@@ -452,6 +455,19 @@ def _incarnation(pid: int) -> str:
     except OSError:
         return ""
     return "" if after_name[0] in "ZX" else f"{pid} {after_name[19]}"
+
+
+def did_not_start(status: int | None, log: Path) -> CkptError:
+    """What the coordinator said at its end, as an error of the kind that its status names."""
+    try:
+        lines = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    prefix = f"ckptd {COORDINATOR}: "
+    said = lines[-1].removeprefix(prefix) if lines and lines[-1].startswith(prefix) else ""
+    kinds = {kind.exit_code: kind for kind in reversed(ERRORS.values())}
+    kind = kinds.get(status or 0, Unavailable)
+    return kind(f"the coordinator did not start, status {status}: {said or f'see {log}'}")
 
 
 def _is_held(child: Child) -> bool:

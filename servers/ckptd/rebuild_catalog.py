@@ -12,9 +12,11 @@ reason, and left untouched on the targets:
     undecodable, conflicting  a record that is damaged on every target, or of which two differ
     index missing             on none of the targets that answered: bring them and rebuild again
 
-The new catalog's term is the highest seen in records, generations, tombstones and the targets' own
-term files. The next coordinator begins above it; a target that has acknowledged a higher one (it
-was away) makes that coordinator start once more, above that (ckptd.coordinator).
+The new catalog's term is far above the highest seen in records, generations, tombstones and the
+targets' own term files, so that no target that is away now has obeyed it. When one comes that
+holds a record or a tombstone that was not found here, the coordinator serves nobody any more, and
+this is to be done again, with that target (ckpt/protocol/coordinator/vouching.py). What is refused
+is noted in the catalog: it proves nothing against it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from typing import Final, Protocol
 from ckpt.aio.rpc import RpcClient
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, Corrupt, Degraded, NotFound, Unavailable
-from ckpt.base.ids import CheckpointId, LaunchNumber, TargetId
+from ckpt.base.ids import CatalogPosition, CheckpointId, LaunchNumber, TargetId
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import MiB
 from ckpt.format.checksum import xxh3_128
@@ -45,10 +47,15 @@ from ckpt.protocol.coordinator.placements import encode_placement
 from ckpt.protocol.target.directory import identify
 from ckpt.protocol.target.machine import TERM_FILE, decode_term
 from ckptd import config as options
+from ckptd.backup_catalog import read_backup, take_from
 from ckptd.catalog import CATALOG_NAME, create_catalog
 from ckptd.cluster_file import FILE_NAME, device_of, read_cluster
 
 PART_BYTES: Final = 1 * MiB
+_TOLD: Final = (DocumentKind.RECORD, DocumentKind.TOMBSTONE)
+"""Of a generation without a row it was found, and refused: that proves nothing afterwards."""
+TERM_SKIP: Final = 1000
+"""More starts than a coordinator makes while a target is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,8 @@ class RebuildConfig:
     """Of the coordinator; without targets, of a local cluster that does not run."""
     targets: str = ""
     """HOST:PORT of each running target, separated by spaces."""
+    backup: str = ""
+    """A copy of the catalog, for what no target knows; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +115,10 @@ class Rebuilt:
     """Targets that did not answer, each with its error."""
 
 
-def rebuild(cluster: str, sources: Sequence[Source]) -> Rebuilt:
+def rebuild(cluster: str, sources: Sequence[Source], backup: CatalogImage | None = None) -> Rebuilt:
     """Ask every source; decide about every generation. Writes nothing.
+
+    A backup adds what no source knows (ckptd.backup_catalog).
 
     Raises Unavailable when no source answers.
     """
@@ -122,7 +133,8 @@ def rebuild(cluster: str, sources: Sequence[Source]) -> Rebuilt:
         raise Unavailable(f"no target answers: {'; '.join(unreachable) or 'none was named'}")
     image = CatalogImage(max(holdings.term for _, holdings in held))
     committed, refused = [], []
-    for checkpoint in sorted(set().union(*(holdings.checkpoints for _, holdings in held))):
+    seen = set().union(*(holdings.checkpoints for _, holdings in held))
+    for checkpoint in sorted(seen):
         try:
             row, record_term = _row(cluster, checkpoint, held)
         except CkptError as error:
@@ -135,12 +147,20 @@ def rebuild(cluster: str, sources: Sequence[Source]) -> Rebuilt:
             committed.append(checkpoint)
         else:
             refused.append(Refusal(checkpoint, row.reason))
+    if backup is not None:
+        take_from(backup, image, seen)
+        committed = sorted(id for id, row in image.rows.items() if row.state is RowState.COMMITTED)
+        refused = [each for each in refused if each.checkpoint not in committed]
     refused += _settle_homes(cluster, image, held, committed)
     _spare_homes(cluster, image, held, refused)
+    told = {id for _, each in held for kind, id in each.documents if kind in _TOLD}
+    image.passed_over = told - image.rows.keys()
+    image.rebuilt_term, image.term = image.term, image.term + TERM_SKIP
+    image.position = CatalogPosition(image.term, 0)
     return Rebuilt(cluster, image, tuple(committed), tuple(refused), tuple(unreachable))
 
 
-def rebuild_directory(directory: Path) -> tuple[Rebuilt, Path]:
+def rebuild_directory(directory: Path, backup: Path | None = None) -> tuple[Rebuilt, Path]:
     """Rebuild a local cluster's catalog, at rest, from its target directories; (found, new file).
 
     An old catalog is kept beside it as `catalog.sqlite.N`. Raises Busy while the cluster runs.
@@ -148,7 +168,8 @@ def rebuild_directory(directory: Path) -> tuple[Rebuilt, Path]:
     local = read_cluster(directory / FILE_NAME)
     folders = [directory / "targets" / id for id in local.target_ids]
     sources = [RestingTarget(folder, local.cluster) for folder in folders]
-    found = rebuild(local.cluster, sources)
+    kept = None if backup is None else read_backup(backup, local.cluster)
+    found = rebuild(local.cluster, sources, kept)
     for id, folder in zip(local.target_ids, folders, strict=True):
         domain = local.domain(id, device_of(directory))
         found.image.targets[TargetId(id)] = TargetSeen(TargetId(id), domain, str(folder))
@@ -156,7 +177,7 @@ def rebuild_directory(directory: Path) -> tuple[Rebuilt, Path]:
 
 
 def rebuild_running(
-    directory: Path, addresses: Sequence[str], secret: bytes
+    directory: Path, addresses: Sequence[str], secret: bytes, backup: Path | None = None
 ) -> tuple[Rebuilt, Path]:
     """Rebuild the catalog in `directory` from running targets at HOST:PORT; as above."""
     sources = [RunningTarget(address, secret) for address in addresses]
@@ -166,7 +187,9 @@ def rebuild_running(
             raise Corrupt(
                 f"these targets belong to several clusters: {', '.join(sorted(clusters))}"
             )
-        found = rebuild(clusters.pop(), sources)
+        cluster = clusters.pop()
+        kept = None if backup is None else read_backup(backup, cluster)
+        found = rebuild(cluster, sources, kept)
     finally:
         for source in sources:
             source.close()
@@ -189,11 +212,12 @@ def main(argv: Sequence[str]) -> int:
         argv=argv,
     )
     directory, addresses = loaded.config.directory, loaded.config.targets.split()
+    backup = Path(loaded.config.backup) if loaded.config.backup else None
     if addresses:
         secret = read_secret(loaded.secret_file)
-        found, path = rebuild_running(directory, addresses, secret)
+        found, path = rebuild_running(directory, addresses, secret, backup)
     else:
-        found, path = rebuild_directory(directory)
+        found, path = rebuild_directory(directory, backup)
     document = {
         "catalog": str(path),
         "cluster": found.cluster,

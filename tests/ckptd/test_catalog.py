@@ -298,15 +298,6 @@ def test_a_rebuilt_catalog_is_loaded_with_a_term_above_the_seen_one(tmp_path: Pa
     assert read_image(tmp_path)[1].rows == image.rows
 
 
-def test_a_term_seen_elsewhere_is_exceeded_by_the_next_start(tmp_path: Path) -> None:
-    Catalog.open(tmp_path, None, "c1").close(term_seen=9)
-    with Catalog.open(tmp_path, None, "c1") as catalog:
-        assert catalog.image.term == 10
-    Catalog.open(tmp_path, None, "c1").close(term_seen=3)
-    with Catalog.open(tmp_path, None, "c1") as catalog:
-        assert catalog.image.term == 12
-
-
 def test_acknowledged_tickets_survive_sigkill(tmp_path: Path) -> None:
     promised: set[tuple[int, int]] = set()
     for life, lines in enumerate((0, 1, 3, 40, 200, 7, 90), 1):

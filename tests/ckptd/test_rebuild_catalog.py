@@ -35,7 +35,7 @@ from ckpt.protocol.coordinator.placements import decode_placement
 from ckpt.protocol.target.machine import encode_term
 from ckptd.catalog import Catalog, read_image
 from ckptd.cluster_file import ClusterOptions, load_or_create
-from ckptd.rebuild_catalog import RestingTarget, rebuild
+from ckptd.rebuild_catalog import TERM_SKIP, RestingTarget, rebuild
 
 COLUMNS = (TargetId("t0"), TargetId("t1"), None)
 CLUSTER = "c1"
@@ -110,7 +110,8 @@ def test_what_has_a_record_and_its_index_comes_back_all_else_is_named(tmp_path: 
     assert "t0, t1" in reasons[4]
     assert "cannot be decoded" in reasons[5]
     assert found.image.rows[checkpoint(3)].state is RowState.DELETED
-    assert found.image.term == 11
+    assert (found.image.rebuilt_term, found.image.term) == (11, 11 + TERM_SKIP)
+    assert found.image.passed_over == {checkpoint(4), checkpoint(5)}
     assert [name.split(":")[0] for name in found.unreachable] == [str(missing)]
 
 
@@ -195,7 +196,8 @@ def test_the_command_replaces_the_catalog_and_keeps_the_old_one(tmp_path: Path) 
     command = [sys.executable, "-m", "ckptd.cli", "rebuild-catalog", "--directory", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, timeout=60, check=True)
     printed = json.loads(done.stdout)
-    assert (printed["cluster"], printed["term"], printed["refused"]) == (made.cluster, 7, [])
+    term = 7 + TERM_SKIP
+    assert (printed["cluster"], printed["term"], printed["refused"]) == (made.cluster, term, [])
     cluster, image = read_image(tmp_path)
-    assert (cluster, image.term, sorted(image.targets)) == (made.cluster, 7, ["t0", "t1"])
+    assert (cluster, image.term, sorted(image.targets)) == (made.cluster, term, ["t0", "t1"])
     assert (tmp_path / "catalog.sqlite.1").exists()

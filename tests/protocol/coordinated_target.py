@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ckpt.base.ids import BootId, CheckpointId, ColumnId, ReservationId, TargetId
+from ckpt.base.ids import (
+    BootId,
+    CatalogPosition,
+    CheckpointId,
+    ColumnId,
+    ReservationId,
+    TargetId,
+)
 from ckpt.erasure.code import Code
 from ckpt.format import messages as m
 from ckpt.format.checksum import xxh3_128
@@ -22,11 +29,13 @@ from ckpt.format.target_messages import (
     DropColumn,
     DropGeneration,
     Dropped,
+    LeaseRenewed,
     ListColumns,
     PutDocument,
     ReleaseReservation,
     Reserve,
     Reserved,
+    TargetRegistered,
 )
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.proofs import make_proof, proof_key
@@ -63,6 +72,9 @@ class FakeTarget:
     capacity_bytes: int | None = None
     """Of columns of COLUMN_BYTES each; None has room for all."""
     parts: dict[tuple[DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
+    term_seen: int = 0
+    catalog: CatalogPosition | None = None
+    """The newest position that it was told."""
 
     part_bytes: int = 1 << 20
     """A document is given in parts of at most so many bytes."""
@@ -81,6 +93,10 @@ class FakeTarget:
         if type(message) in self.refuses:
             return self.refuses[type(message)]
         match message:
+            case TargetRegistered():
+                self.term_seen = message.term
+            case LeaseRenewed():
+                self.catalog = message.catalog or self.catalog
             case Reserve():
                 self.reservations.add(message.reservation)
                 return Reserved(message.reservation)

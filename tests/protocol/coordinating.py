@@ -144,7 +144,8 @@ class Bench:
             target.session,
             RegisterTarget(
                 target.id, target.boot, f"{target.id}:1", "", target.domain, f"d/{target.id}", 1,
-                1 << 40, target.bytes_free, 0, 0, tuple(sorted(target.reservations)),
+                1 << 40, target.bytes_free, 0, target.term_seen,
+                tuple(sorted(target.reservations)), catalog=target.catalog,
             ),
         )  # fmt: skip
 

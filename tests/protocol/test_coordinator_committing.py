@@ -277,7 +277,7 @@ def test_nothing_goes_on_before_the_step_before_it_is_durable() -> None:
     bench.sync()
     assert len(holders(bench, RECORD)) == 2
     (closed,) = bench.tickets
-    assert closed.entries == (catalog.AttemptCommitted(rank.payload.checkpoint),)
+    assert closed.entries[0] == catalog.AttemptCommitted(rank.payload.checkpoint)
     assert rank.commits() == []
     assert bench.ask("steps", "run") == []
     bench.sync()
@@ -293,14 +293,14 @@ def test_a_decided_attempt_is_rolled_forward_after_a_restart_with_the_same_bytes
     for id in ("t0", "t1", "t2", "t3"):
         bench.targets[TargetId(id)].refuses.clear()
     rank.certify()
-    (decided,) = [e for t in bench.tickets for e in t.entries]
+    decided = bench.tickets[0].entries[0]
     assert isinstance(decided, catalog.AttemptDecided)
     bench.durable.append(decided)
     bench.persist_at_once = True
     bench.restart("t0")
     bench.tick(1)
-    assert holders(bench, RECORD) == ["t0"]
-    assert bench.states() == {"run@1#1.1": "decided"}, "m + 1 targets, not the first that comes"
+    assert holders(bench, RECORD) == [], "whether it is decided, the targets know better"
+    assert bench.states() == {"run@1#1.1": "decided"}
     for id in ("t1", "t2", "t3"):
         bench.start(id)
     bench.tick(1)
@@ -321,7 +321,11 @@ def test_a_decided_attempt_commits_on_what_lives_when_targets_stay_away() -> Non
     rank.certify()
     bench.durable.extend(e for t in bench.tickets for e in t.entries)
     bench.persist_at_once = True
-    bench.restart("t0")
+    for id in ("t1", "t2"):
+        bench.targets[TargetId(id)].refuses[PutDocument] = m.Failed("unavailable", "it ends")
+    bench.restart("t0", "t1", "t2")
+    assert bench.states() == {"run@1#1.1": "decided"}, "m + 1 targets, not the first that comes"
+    bench.stop("t1", "t2")
     bench.tick(10)
     assert bench.states() == {"run@1#1.1": "committed"}
     assert holders(bench, RECORD) == ["t0"]

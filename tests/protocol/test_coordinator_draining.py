@@ -106,7 +106,7 @@ def test_what_is_drained_is_durable_before_it_is_answered_and_is_never_leased_ag
     assert bench.tell(worker.session, d.EndDrain(URL, "a", id)) == []
     bench.sync()
     assert bench.to(worker.session)[-1] == d.DrainNoted(LEASE_US)
-    assert bench.durable[-1] == catalog.CheckpointDrained(URL, id)
+    assert bench.durable[-2] == catalog.CheckpointDrained(URL, id)
     bench.persist_at_once = True
     bench.restart(*bench.targets)
     assert WorkerFake(bench, "b").lease() is None

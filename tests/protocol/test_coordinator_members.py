@@ -362,7 +362,7 @@ def test_a_number_is_durable_before_it_is_told_and_never_given_twice() -> None:
     bench.persist_at_once = False
     file = writer.open("x0")
     assert file.plan is None
-    ((entry,),) = [ticket.entries for ticket in bench.tickets]
+    ((entry, _),) = [ticket.entries for ticket in bench.tickets]
     assert isinstance(entry, catalog.AttemptOpened)
     assert (entry.launch, entry.world_size) == (0, NUMBERS_HELD)
     bench.sync()

@@ -21,7 +21,7 @@ def test_the_generation_is_durable_before_the_plan_leaves() -> None:
     mark = bench.mark()
     assert rank.open(1) == []
     (ticket,) = bench.tickets
-    (opened,) = ticket.entries
+    (opened, _) = ticket.entries
     assert isinstance(opened, catalog.AttemptOpened)
     bench.sync()
     rank.take_plan()
@@ -269,12 +269,12 @@ def test_another_process_cannot_take_a_payload_over() -> None:
 
 
 def test_a_payload_waits_for_its_plan_while_the_targets_gather_after_a_start() -> None:
-    bench = Bench(targets_live=False)
+    bench = Bench(3)
+    bench.restart("t0", "t1")
     rank = RankFake(bench)
     assert rank.open(1) == []
     bench.tick(2)
-    for target in bench.targets:
-        bench.start(target)
+    bench.start("t2")
     bench.tick()
     rank.take_plan()
     assert rank.plan is not None

@@ -4,6 +4,8 @@ crashes honestly.
 
 from __future__ import annotations
 
+import copy
+
 from ckpt.erasure.code import Code
 from ckpt.format.messages import Message, Role
 from ckpt.format.target_messages import Reserve
@@ -46,6 +48,8 @@ class CoordinatorNode:
         self.up = False
         self.stopped = False
         self.durable: list[CatalogEntry] = []
+        self._base = CatalogImage(0)
+        """What `durable` goes on from."""
         self._clock = clock
         self._network = network
         self._oracles = oracles
@@ -69,7 +73,9 @@ class CoordinatorNode:
 
     def start(self) -> None:
         self._term += 1
-        image = apply_all(CatalogImage(self._term), self.durable)
+        image = copy.deepcopy(self._base)
+        image.term = self._term
+        apply_all(image, self.durable)
         self._oracles.coordinator_started(image)
         self.machine = CoordinatorMachine(
             self.machine_policy, image, secret=SECRET, wall_s=lambda: self._clock.now_us / 1e6
@@ -87,6 +93,26 @@ class CoordinatorNode:
             self._oracles.catalog_wrote(persist.entries)
         self._pending.clear()
         self._network.died(self)
+
+    # ----------------------------------------------------------------------- its disk
+
+    @property
+    def term(self) -> int:
+        return self._term
+
+    def copy(self) -> tuple[list[CatalogEntry], int]:
+        """Of the catalog, as a backup of its disk has it."""
+        return list(self.durable), self._term
+
+    def put_back(self, durable: list[CatalogEntry], term: int) -> None:
+        """Another catalog lies there when I start again."""
+        assert not self.up
+        self.durable, self._term = list(durable), term
+
+    def begin_from(self, image: CatalogImage) -> None:
+        """One that was made from the targets."""
+        self.put_back([], image.term)
+        self._base = image
 
     # ----------------------------------------------------------------------- network
 

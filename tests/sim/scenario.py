@@ -139,7 +139,7 @@ def run_history(world: World) -> Report:
     missing = GENERATIONS_MIN - len(world.oracles.opened)
     steps = (30, 40, 50)[: max(missing, 1 if rng.random() < 0.85 else 2)]
     second = world.launch(steps, 50_000, rng.choice(sizes))
-    _settle(world, second)
+    settle(world, second)
     _check_last_read(world)
     _check_end(world, second)
     return _report(world, strikes)
@@ -242,7 +242,9 @@ def _went_astray(world: World, node: RankNode) -> bool:
     return [e.process for e in entered if e.rank == node.rank] == [node.process]
 
 
-def _settle(world: World, nodes: list[RankNode]) -> None:
+def settle(world: World, nodes: list[RankNode]) -> None:
+    """All saves of these ranks end; one that went astray starts again."""
+
     def quiet() -> bool:
         return all(_finished(n) for n in nodes) and not world.attempts
 

@@ -17,11 +17,23 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar
 
-from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step, TargetId
+from ckpt.base.ids import (
+    CatalogPosition,
+    CheckpointId,
+    Generation,
+    LaunchNumber,
+    Rank,
+    RunName,
+    Step,
+    TargetId,
+)
 from ckpt.plan.drains import StorePolicy
 
 TURNS_KEPT = 16
 """Of the resolutions of a launch, besides the first one."""
+BEGINNING = CatalogPosition(0, 0)
+NO_GENERATION = Generation(0, 0)
+"""Below every other."""
 Kept = TypeVar("Kept")
 
 
@@ -194,6 +206,20 @@ class StoreForgotten:
     url: str
 
 
+@dataclass(frozen=True, slots=True)
+class CatalogReached:
+    """Everything up to this position is in the catalog, this entry's own ticket too."""
+
+    position: CatalogPosition
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogOutdated:
+    """A target has proved that another catalog is newer: this one is served never again."""
+
+    reason: str
+
+
 CatalogEntry = (
     StoreOpened
     | StoreHolds
@@ -213,6 +239,8 @@ CatalogEntry = (
     | LaunchForgotten
     | TargetSeen
     | RepairNeeded
+    | CatalogReached
+    | CatalogOutdated
 )
 
 
@@ -281,6 +309,16 @@ class CatalogImage:
     repairs: dict[tuple[CheckpointId, int], tuple[int, ...]] = field(default_factory=dict)
     launches: dict[tuple[RunName, LaunchNumber], LaunchRow] = field(default_factory=dict)
     stores: dict[str, StoreRow] = field(default_factory=dict)
+    position: CatalogPosition = BEGINNING
+    """Of the newest entry that was made durable while the targets vouched for the catalog."""
+    forgotten: Generation = NO_GENERATION
+    """The newest generation whose row was forgotten: above it, none is missing."""
+    rebuilt_term: int = 0
+    """The highest that was seen when the catalog was made from the targets; 0 for one that grew."""
+    passed_over: set[CheckpointId] = field(default_factory=set)
+    #: Generations without a row whose record or tombstone was found then, and refused.
+    outdated: str = ""
+    """What proved that another catalog is newer; empty when nothing has."""
 
     def launch_entries(self) -> Iterator[CatalogEntry]:
         """What makes the same launches again."""
@@ -314,6 +352,7 @@ class CatalogImage:
                 )
             case RowForgotten():
                 self.rows.pop(entry.checkpoint, None)
+                self.forgotten = max(self.forgotten, entry.checkpoint.generation)
                 for key in [key for key in self.repairs if key[0] == entry.checkpoint]:
                     del self.repairs[key]
             case LaunchNumbered():
@@ -329,6 +368,10 @@ class CatalogImage:
                 self.launches.pop((entry.run, entry.launch), None)
             case TargetSeen():
                 self.targets[entry.target] = entry
+            case CatalogReached():
+                self.position = entry.position
+            case CatalogOutdated():
+                self.outdated = entry.reason
             case RepairNeeded():
                 self.repairs[(entry.checkpoint, entry.rank)] = entry.columns
             case StoreOpened() | StoreHolds() | CheckpointDrained() | StoreForgotten():

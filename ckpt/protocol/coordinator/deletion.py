@@ -88,6 +88,8 @@ class Deleter:
         self._keep = keep
         self._let_go = let_go
         self._needed = needed
+        self.forgotten = catalog.NO_GENERATION
+        """The newest generation whose row was forgotten."""
         self.gone: dict[CheckpointId, RowState] = {}
         #: Generations whose columns nobody may keep: aborted, deleted, or tombstoned without pins.
         self._unspread: dict[CheckpointId, list[Then]] = {}
@@ -309,6 +311,7 @@ class Deleter:
             if self.gone[id] is not RowState.TOMBSTONED and newest_of_run[id.run] != id
         ]
         for id in forgotten:
+            self.forgotten = max(self.forgotten, id.generation)
             del self.gone[id]
             self._checkpoints.forget_row(id)
         if forgotten:

@@ -14,9 +14,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpt.base.errors import CkptError
+from ckpt.base.ids import CatalogPosition
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Failed, Message
-from ckpt.protocol.coordinator.catalog import CatalogEntry, Persist
+from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogReached, Persist
 from ckpt.protocol.events import Buffer, CloseSession, Report, Send, Session
 
 NO_ANSWER: Final = Failed("unavailable", "no answer in time")
@@ -53,6 +54,10 @@ class Desk:
         self._tickets: dict[int, Then] = {}
         #: What to do when a Persist is acknowledged.
         self._next_ticket = 1
+        self._term: int | None = None
+        """Under which entries are written; None before the targets vouched for the catalog."""
+        self.position: CatalogPosition | None = None
+        """How far the catalog is durable; None before that."""
 
     def take(self) -> list[Action]:
         """The actions since the last call."""
@@ -108,7 +113,14 @@ class Desk:
         ticket = self._next_ticket
         self._next_ticket += 1
         self._tickets[ticket] = then
+        if self._term is not None:
+            entries = (*entries, CatalogReached(CatalogPosition(self._term, ticket)))
         self._actions.append(Persist(ticket, entries))
+
+    def vouched(self, term: int) -> None:
+        """From now on each ticket notes how far the catalog has come, and this one is the first."""
+        self._term = term
+        self.persist((), lambda: None)
 
     # ----------------------------------------------------------------------- reading
 
@@ -126,6 +138,8 @@ class Desk:
 
     def persisted(self, ticket: int) -> None:
         """The entries of a ticket are durable."""
+        if self._term is not None:
+            self.position = CatalogPosition(self._term, ticket)
         then = self._tickets.pop(ticket, None)
         if then is not None:
             then()

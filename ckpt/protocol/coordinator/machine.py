@@ -16,6 +16,7 @@
     SharedReads     who of them reads what from the tier           (sharing.py)
     Deleter, Judge  tombstones, retention; proved damage          (deletion.py, judging.py,
                     index_inquiry.py)
+    Vouching        whether the catalog is the newest              (vouching.py)
     DrainQueue      what goes to object stores, under leases      (draining.py)
     Evictor         room for saves from what was drained          (evicting.py)
 
@@ -27,11 +28,9 @@ rolled forward with the same record, committed ones count again as their targets
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from ckpt.base.errors import CkptError
-from ckpt.base.limits import CELL_BYTES_DEFAULT
-from ckpt.erasure.code import Code
+from ckpt.base.ids import CheckpointId
 from ckpt.format.messages import (
     Answer,
     Ask,
@@ -64,9 +63,7 @@ from ckpt.format.target_messages import (
     RenewLease,
     Reserved,
 )
-from ckpt.plan.placement import Level
-from ckpt.protocol.coordinator.answers import StoreStatus
-from ckpt.protocol.coordinator.attempts import Attempt, AttemptBook
+from ckpt.protocol.coordinator.attempts import ABORTABLE, ENDED, Attempt, AttemptBook
 from ckpt.protocol.coordinator.catalog import CatalogImage, Persisted, RowState
 from ckpt.protocol.coordinator.certifying import Certifying
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
@@ -76,17 +73,19 @@ from ckpt.protocol.coordinator.desk import Action, Desk
 from ckpt.protocol.coordinator.drain_views import store_statuses
 from ckpt.protocol.coordinator.draining import DrainQueue, DrainRequest
 from ckpt.protocol.coordinator.ending import Ending
-from ckpt.protocol.coordinator.evicting import Evictor, Watermarks
+from ckpt.protocol.coordinator.evicting import Evictor
 from ckpt.protocol.coordinator.homes import Homes
 from ckpt.protocol.coordinator.judging import Judge
 from ckpt.protocol.coordinator.launches import Launches
 from ckpt.protocol.coordinator.members import Members
 from ckpt.protocol.coordinator.membership import Membership, Target
 from ckpt.protocol.coordinator.opening import Opening
-from ckpt.protocol.coordinator.reservations import Reservations, SpreadRule
+from ckpt.protocol.coordinator.policy import CoordinatorPolicy as CoordinatorPolicy
+from ckpt.protocol.coordinator.reservations import Reservations
 from ckpt.protocol.coordinator.resolving import Resolver
 from ckpt.protocol.coordinator.sharing import SharedReads
 from ckpt.protocol.coordinator.views import Views
+from ckpt.protocol.coordinator.vouching import Vouching
 from ckpt.protocol.events import (
     Buffer,
     Received,
@@ -102,32 +101,6 @@ Event = SessionOpened | SessionClosed | Received | StoodStill | Ticked | Persist
 TARGET_MESSAGES = (RegisterTarget, RenewLease)
 LATE_ANSWERS = (Failed, DocumentStored, DocumentData)
 """What a target may still say when nobody waits for it any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorPolicy:
-    """What a cluster decides once."""
-
-    cluster: str
-    code: Code
-    cell_bytes: int = CELL_BYTES_DEFAULT
-    level: Level = "host"
-    """Columns of a payload are spread over domains of this level."""
-    max_per_domain: int = 1
-    spare_count: int = 1
-    orphan_grace_us: int = 60_000_000
-    keep: int | None = None
-    """How many steps of a run stay; None keeps all."""
-    watermarks: Watermarks = field(default_factory=Watermarks)
-
-    @property
-    def spread(self) -> SpreadRule:
-        return SpreadRule(self.level, self.max_per_domain, self.spare_count, self.orphan_grace_us)
-
-    @property
-    def report_level(self) -> Level:
-        """What `domains_survivable` counts: a target alone is no failure domain."""
-        return "device" if self.level == "target" else self.level
 
 
 class CoordinatorMachine:
@@ -147,8 +120,6 @@ class CoordinatorMachine:
         """`wall_s` is asked only for the time that people see in a commit (P12)."""
         self.policy = policy
         self._desk = Desk()
-        self._began = False
-        #: Whether the first event came, which says what time it is.
         self._roles: dict[Session, Role] = {}
         self.members = Membership(
             self._desk,
@@ -165,6 +136,15 @@ class CoordinatorMachine:
         self.book = AttemptBook()
         self.judge = Judge(self._desk, self.members, self.checkpoints)
         self._make_saving_parts(secret, wall_s)
+        self.vouching = Vouching(
+            self._desk,
+            self.members,
+            image,
+            policy,
+            state_of=self._state_of,
+            forgotten=lambda: self.deleter.forgotten,
+            vouched=self._begin_service,
+        )
         self.resolver = Resolver(
             self._desk,
             self.checkpoints,
@@ -183,7 +163,8 @@ class CoordinatorMachine:
             self.book,
             self.files,
             policy.code,
-            self._stores,
+            lambda: store_statuses(self.drains, self._desk.now_us),
+            self.vouching,
         )
         self._recover(image)
 
@@ -275,10 +256,6 @@ class CoordinatorMachine:
     def handle(self, event: Event) -> list[Action]:
         """Everything that follows from one event."""
         self._desk.now_us = event.now_us
-        if not self._began:
-            self._began = True
-            for attempt in self.book.open():
-                attempt.opened_us = event.now_us  # Recovered ones have all their time from now on.
         match event:
             case SessionOpened():
                 self._roles[event.session] = event.role
@@ -293,7 +270,8 @@ class CoordinatorMachine:
                 self._tick()
             case Received():
                 self._received(event)
-        self.resolver.tick()
+        if self.vouching.serves:
+            self.resolver.tick()
         return self._desk.take()
 
     # ----------------------------------------------------------------------- events
@@ -303,7 +281,11 @@ class CoordinatorMachine:
             return
         if self._desk.answered(event.session, event.request, event.message, event.bulk):
             return
-        from_target = self._roles[event.session] is Role.TARGET
+        role = self._roles[event.session]
+        from_target = role is Role.TARGET
+        if not from_target and not self.vouching.serves and not _is_of_people(event.message):
+            self.vouching.hold(role, event)
+            return
         if from_target and isinstance(event.message, Reserved):
             self.reservations.answered_late(event.session, event.message.reservation)
             return
@@ -320,10 +302,7 @@ class CoordinatorMachine:
     def _dispatch(self, session: Session, request: int, message: Message, bulk: Buffer) -> None:
         match message:
             case RegisterTarget():
-                self.members.register(session, request, message)
-                target = self.members.target_of(session)
-                if target is not None:
-                    self.reservations.reconcile(target, message.reservations)
+                self._register(session, request, message)
             case RenewLease():
                 self.members.renew(session, request, message)
             case JoinLaunch():
@@ -371,6 +350,15 @@ class CoordinatorMachine:
             case _:
                 self._desk.close(session, f"{type(message).__name__} is no request")
 
+    def _register(self, session: Session, request: int, message: RegisterTarget) -> None:
+        if self.vouching.refuses(session, request, message):
+            return
+        self.members.register(session, request, message)
+        target = self.members.target_of(session)
+        if target is not None:
+            self.vouching.registered(target)
+            self.reservations.reconcile(target, message.reservations)
+
     def _join(self, session: Session, request: int, message: JoinLaunch) -> None:
         """Told when a restart would find the same launch."""
         from_stager = self._roles[session] is Role.STAGER
@@ -393,6 +381,7 @@ class CoordinatorMachine:
     def _closed(self, session: Session) -> None:
         self._roles.pop(session, None)
         self._desk.lost(session)
+        self.vouching.session_closed(session)
         self.members.session_closed(session)
         self.launches.session_closed(session, self._desk.now_us)
         self.ending.session_closed(session)
@@ -403,6 +392,9 @@ class CoordinatorMachine:
     def _tick(self) -> None:
         self._desk.tick()
         self.members.tick()
+        self.vouching.tick()
+        if not self.vouching.serves:
+            return
         self.reservations.tick()
         self.deleter.tick()
         self._tick_attempts()
@@ -420,8 +412,31 @@ class CoordinatorMachine:
     # ------------------------------------------------------------ what parts tell each other
 
     def _target_came(self, target: Target) -> None:
-        self.deleter.reconcile(target)
+        served = self.vouching.serves
+        self.vouching.listed(target)
+        if served and self.vouching.serves:
+            self.deleter.reconcile(target)
+            self._tick_attempts()
+
+    def _begin_service(self) -> None:
+        """The catalog is the newest: what it says is done, who waited is answered."""
+        for attempt in self.book.open():
+            attempt.opened_us = self._desk.now_us  # Recovered ones have all their time from now on.
+        for target in self.members.live():
+            self.deleter.reconcile(target)
         self._tick_attempts()
+        for event in self.vouching.release():
+            self._received(event)
+
+    def _state_of(self, id: CheckpointId) -> RowState | None:
+        """How far a generation has come, as far as is known of it."""
+        checkpoint = self.checkpoints.get(id)
+        if checkpoint is not None:
+            return checkpoint.state
+        attempt = self.book.attempts.get(id)
+        if attempt is not None and attempt.state not in ENDED:
+            return RowState.OPEN if attempt.state in ABORTABLE else RowState.DECIDED
+        return self.deleter.gone.get(id)
 
     def _target_left(self, target: Target) -> None:
         self.reservations.forget_target(target)
@@ -441,9 +456,6 @@ class CoordinatorMachine:
         self.deleter.drop_strays(checkpoint)
         self.deleter.expire(checkpoint.id.run)
 
-    def _stores(self) -> tuple[StoreStatus, ...]:
-        return store_statuses(self.drains, self._desk.now_us)
-
     def _aborted(self, attempt: Attempt) -> None:
         self.committer.forget(attempt)
         self.deleter.aborted(attempt.checkpoint)
@@ -451,6 +463,7 @@ class CoordinatorMachine:
     # ----------------------------------------------------------------------- restart
 
     def _recover(self, image: CatalogImage) -> None:
+        self.deleter.forgotten = image.forgotten
         joined = [
             (run, self.launches.recover(run, number, known), known.resolved)
             for (run, number), known in sorted(image.launches.items())
@@ -476,3 +489,8 @@ class CoordinatorMachine:
                 self.homes.hold(attempt.checkpoint, homes)
         for run, launch, resolved in joined:
             self.resolver.rounds.recover(run, launch, resolved)
+
+
+def _is_of_people(message: Message) -> bool:
+    """The status is told also while nobody is served."""
+    return isinstance(message, Ask) and message.what == "status"

@@ -41,9 +41,7 @@ from ckpt.protocol.proofs import check_proof
 from ckpt.protocol.service_time import MEMORY_US, ServiceTime
 
 GATHERING_US = 2 * LEASE_US
-"""After its start a coordinator waits so long for targets that it knows before it
-says they are missing.
-"""
+"""After its start a coordinator waits so long for targets before it says they are missing."""
 SLOW_US = 60_000_000
 """A target that was slow under a save is a last choice for so long; then it is tried again."""
 RESERVE_GOOD_US = 250_000
@@ -139,13 +137,12 @@ class Membership:
 
     @property
     def gathering(self) -> bool:
-        """Whether more targets are about to count: this coordinator is new,
-        or one is being listed.
+        """Whether more targets are about to count: this coordinator is new, and its catalog may
+        not know them all, or one is being listed.
         """
         young = self._born_us is None or self._desk.now_us - self._born_us < GATHERING_US
         coming = any(t.state is TargetState.RECONCILING for t in self.targets.values())
-        known_away = any(t.session is None for t in self.targets.values())
-        return coming or (young and (known_away or not self.targets))
+        return coming or young
 
     def is_late(self, target: Target) -> bool:
         """Its lease ran out on an open session, less than another lease ago."""
@@ -255,7 +252,7 @@ class Membership:
         target.bytes_free, target.bytes_used = message.bytes_free, message.bytes_used
         target.device_bytes_free = _of_device(message)
         target.counters = message.counters
-        self._desk.send(session, request, LeaseRenewed(self.epoch))
+        self._desk.send(session, request, LeaseRenewed(self.epoch, self._desk.position))
 
     def session_closed(self, session: Session) -> None:
         """A target without its session does not count; it may register again at once."""

@@ -34,6 +34,7 @@ from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.drain_views import UNSERVED_US
 from ckpt.protocol.coordinator.members import Members
 from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
+from ckpt.protocol.coordinator.vouching import Standing, Vouching
 
 
 class Views:
@@ -48,6 +49,7 @@ class Views:
         files: Members,
         code: Code,
         stores: Callable[[], tuple[StoreStatus, ...]],
+        vouching: Vouching,
     ) -> None:
         self._cluster = cluster
         self._members = members
@@ -55,14 +57,19 @@ class Views:
         self._book = book
         self._files = files
         self._code = code
+        self._vouching = vouching
         self.stores = stores
         self.coordinator = CoordinatorView()
 
     def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
         """The JSON for a question.
 
-        Raises Refused for an unknown one, NotFound for an unknown run or step.
+        Raises Refused for an unknown one, NotFound for an unknown run or step, and why nobody is
+        served yet: then the status alone is told.
         """
+        problem = self._vouching.problem()
+        if problem is not None and what != "status":
+            raise problem
         view: object
         match what:
             case "status":
@@ -194,7 +201,7 @@ class Views:
         return tuple(views)
 
     def _checks(self) -> tuple[Check, ...]:
-        checks: list[Check] = []
+        checks = self._catalog_checks()
         targets = list(self._members.targets.values())
         down = [t.id for t in targets if t.state is TargetState.DOWN]
         if down:
@@ -210,6 +217,14 @@ class Views:
             checks.append(Check("CHECKPOINT_LOST", "error", text, "ckpt fetch or ckpt rm RUN@STEP"))
         checks.extend(self._redundancy_checks())
         return tuple(checks)
+
+    def _catalog_checks(self) -> list[Check]:
+        problem = self._vouching.problem()
+        if problem is None:
+            return []
+        if self._vouching.standing is Standing.OLD:
+            return [Check("CATALOG_OLD", "error", problem.message, self._vouching.remedy())]
+        return [Check("CATALOG_UNPROVED", "error", problem.message, problem.hint)]
 
     def _redundancy_checks(self) -> list[Check]:
         unreadable: list[str] = []

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckpt.base.errors import Corrupt
+from ckpt.base.ids import CatalogPosition
 from ckpt.format.checksum import Buffer
 from ckpt.format.column import ColumnHeader, decode_header
 from ckpt.format.document import DocumentHeader, decode_document_header, document_name
@@ -39,13 +40,14 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryLoaded:
-    """The scan's whole result: files of `columns/`, `documents/` and `staging/` in name order, and
-    the term.
+    """The scan's whole result: files of `columns/`, `documents/` and `staging/` in name order, the
+    term, and how far the catalog had come.
     """
 
     now_us: int
     files: tuple[FoundFile, ...]
     term: int = 0
+    catalog: CatalogPosition | None = None
 
 
 def identify(file: str, pages: tuple[Buffer, ...]) -> ColumnHeader | DocumentHeader | None:

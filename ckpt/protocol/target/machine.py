@@ -54,6 +54,7 @@ from ckpt.protocol.events import (
     SessionOpened,
     Ticked,
 )
+from ckpt.protocol.target.catalog_note import CatalogNote
 from ckpt.protocol.target.columns import Columns
 from ckpt.protocol.target.core import (
     ATTEST_COLUMNS_MAX,
@@ -134,6 +135,7 @@ class TargetMachine:
         self._documents = Documents(
             self._core, self._space, self._reservations, self._columns, self._tables, self._reads
         )
+        self._note = CatalogNote(self._core, self._reservations)
         self._term = 0
         self._term_pending: int | None = None
         self._held: list[Received] = []
@@ -227,6 +229,7 @@ class TargetMachine:
                 self._session_closed(session)
             case DirectoryLoaded():
                 self._term = max(self._term, event.term)
+                self._note.stored = event.catalog
                 adopt(core, event)
         self._reads.pump()
         out, core.out = core.out, []
@@ -276,8 +279,9 @@ class TargetMachine:
                 self._command(event, message)
             case TargetRegistered():
                 self._register(session, message)
-            case LeaseRenewed(epoch=epoch) if session == self._coordinator:
+            case LeaseRenewed(epoch=epoch, catalog=position) if session == self._coordinator:
                 self.epoch = epoch
+                self._note.told(position)
             case Failed(message=text):
                 self._core.report("warning", "the coordinator refused", why=text)
                 self._core.out.append(CloseSession(session, f"refused: {text}"))
@@ -347,6 +351,7 @@ class TargetMachine:
             term_seen=self._term,
             reservations=self._reservations.standing,
             device_bytes_free=max(0, space.device_available),
+            catalog=self._note.stored,
         )
         self._core.send(session, self._next_request(), register)
 

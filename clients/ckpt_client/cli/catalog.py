@@ -1,9 +1,11 @@
-"""Make a lost catalog again from the targets alone, and list what does not come back.
+"""Copy the catalog (backup), or make a lost one from what targets hold (rebuild, restore).
 
 DIR is a local cluster's directory, or that of a coordinator (then name the
-running targets with --targets). Nothing may run on that catalog meanwhile. An
-old catalog is kept beside the new one; targets are only read. Exit code 3: some
-target did not answer.
+running targets with --targets, and for a backup while it runs the coordinator
+with --store). Nothing may run on the catalog while it is made again. An old
+catalog is kept beside the new one; targets are only read. restore takes from a
+backup what no target knows, such as what was drained where; it never takes the
+catalog back to an older state. Exit code 3: some target did not answer.
 """
 
 from __future__ import annotations
@@ -16,20 +18,32 @@ from typing import Final
 
 import msgspec
 
+from ckpt.aio.durable import write_aside
 from ckpt.base.errors import ERRORS, CkptError, Refused
-from ckpt_client.cli.cluster import TARGETS_FOLDER, check_idle, read_made
+from ckpt.base.units import format_bytes
+from ckpt_client.cli.cluster import (
+    TARGETS_FOLDER,
+    CatalogCopy,
+    check_idle,
+    conversation,
+    read_made,
+)
 from ckpt_client.cli.exits import Exit
 from ckpt_client.cli.local import cluster_directory
 from ckpt_client.cli.output import Output, Tone, counted
 from ckpt_client.detach import child_environment
-from ckpt_client.local import CLUSTER_NAME
+from ckpt_client.local import CLUSTER_NAME, is_supervised
+from ckpt_client.url import LocalUrl, parse_url
 
 EXAMPLE = (
     "ckpt catalog rebuild /scratch/burst\n"
-    "ckpt catalog rebuild /var/lib/ckpt --targets '10.0.0.2:7071 10.0.0.3:7071'"
+    "ckpt catalog rebuild /var/lib/ckpt --targets '10.0.0.2:7071 10.0.0.3:7071'\n"
+    "ckpt catalog backup --to /backup/catalog.sqlite\n"
+    "ckpt catalog restore /scratch/burst --from /backup/catalog.sqlite"
 )
 
-PROGRAM: Final = ("-P", "-m", "ckptd.cli", "rebuild-catalog")
+REBUILD: Final = "rebuild-catalog"
+BACKUP: Final = "backup-catalog"
 _ERROR_OF_CODE: Final = {error.exit_code: error for error in reversed(ERRORS.values())}
 
 
@@ -52,7 +66,8 @@ class RebuiltCatalog(msgspec.Struct, frozen=True):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("rebuild",), help="what to do")
+    actions = ("rebuild", "backup", "restore")
+    parser.add_argument("action", choices=actions, help="what to do")
     parser.add_argument(
         "directories", nargs="*", metavar="DIR", help="of the catalog; else that of --store"
     )
@@ -60,13 +75,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--targets", metavar="ADDRESSES", help="HOST:PORT of each running target, by spaces"
     )
 
+    parser.add_argument("--to", metavar="FILE", help="of backup; else one in DIR/backups")
+    parser.add_argument(
+        "--from", dest="backup", metavar="FILE", help="of restore: a copy that backup made"
+    )
+
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
+    if arguments.action == "backup":
+        return _back_up(arguments, output)
+    if (arguments.action == "restore") is not bool(arguments.backup):
+        raise Refused("restore needs --from FILE, and only restore takes it")
     named: list[str | None] = list(arguments.directories) or [None]
     paths = [_owner(cluster_directory(name, arguments.store)) for name in named]
     directories = list(dict.fromkeys(paths))
-    if arguments.targets and len(directories) > 1:
-        raise Refused("--targets names the targets of one catalog", hint="give one DIR")
+    if (arguments.targets or arguments.backup) and len(directories) > 1:
+        raise Refused("--targets and --from are of one catalog", hint="give one DIR")
     for directory in directories:
         if not arguments.targets:
             read_made(directory)
@@ -74,11 +98,61 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     found = []
     for directory in directories:
         with output.waiting(f"rebuilding the catalog in {directory}"):
-            found.append(_rebuild(directory, arguments.targets))
+            found.append(_rebuild(directory, arguments.targets, arguments.backup))
     output.document({"catalogs": found})
     for each in found:
         _print(each, output)
     return Exit.DEGRADED if any(each.unreachable for each in found) else Exit.OK
+
+
+def _back_up(arguments: argparse.Namespace, output: Output) -> int:
+    """Asked of the coordinator while it runs, else read from its directory."""
+    if len(arguments.directories) > 1:
+        raise Refused("one catalog is copied at a time", hint="give one DIR")
+    directory = _directory_of_backup(arguments)
+    if directory is None or is_supervised(directory):
+        if directory is not None:
+            arguments.store = f"ckpt+local://{directory}"
+        with conversation(arguments, output) as talk:
+            copy = talk.back_up()
+        if arguments.to:
+            copy = _moved(copy, Path(arguments.to))
+    else:
+        told = ["--directory", str(directory)]
+        told += ["--to", arguments.to] if arguments.to else []
+        copy = msgspec.json.decode(_told_by(BACKUP, told), type=CatalogCopy)
+    output.document(copy)
+    output.line(f"{copy.path}: cluster {copy.cluster}, {format_bytes(copy.bytes)}")
+    return Exit.OK
+
+
+def _directory_of_backup(arguments: argparse.Namespace) -> Path | None:
+    """None for a coordinator that --store names by its address."""
+    if arguments.directories:
+        return _owner(cluster_directory(arguments.directories[0], arguments.store))
+    url = parse_url(arguments.store)
+    return Path(url.directory) if isinstance(url, LocalUrl) else None
+
+
+def _moved(copy: CatalogCopy, to: Path) -> CatalogCopy:
+    """From where the coordinator put it, when that is on this machine."""
+    source = Path(copy.path)
+    try:
+        same = source.stat().st_size == copy.bytes
+    except OSError:
+        same = False
+    if not same:
+        raise Refused(
+            f"the copy is {copy.path} on the coordinator's host, which this machine does not see",
+            hint="fetch it from there, or run this there",
+        )
+    try:
+        to.absolute().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_aside(to.absolute(), source.read_bytes())
+        source.unlink()
+    except OSError as error:
+        raise Refused(f"cannot write {to}: {error.strerror}; the copy is {source}") from None
+    return CatalogCopy(str(to.absolute()), copy.cluster, copy.bytes)
 
 
 def _owner(directory: Path) -> Path:
@@ -89,13 +163,19 @@ def _owner(directory: Path) -> Path:
     return directory
 
 
-def _rebuild(directory: Path, targets: str | None) -> RebuiltCatalog:
-    """Raises the error that the daemon's program ended with."""
+def _rebuild(directory: Path, targets: str | None, backup: str | None) -> RebuiltCatalog:
     arguments = ["--directory", str(directory)]
     if targets:
         arguments += ["--targets", targets]
+    if backup:
+        arguments += ["--backup", backup]
+    return msgspec.json.decode(_told_by(REBUILD, arguments), type=RebuiltCatalog)
+
+
+def _told_by(program: str, arguments: list[str]) -> bytes:
+    """What a daemon's program prints. Raises the error that it ended with."""
     process = subprocess.Popen(
-        [sys.executable, *PROGRAM, *arguments],
+        [sys.executable, "-P", "-m", "ckptd.cli", program, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -111,8 +191,8 @@ def _rebuild(directory: Path, targets: str | None) -> RebuiltCatalog:
         lines = errors.decode(errors="replace").strip().splitlines()
         said = lines[-1] if lines else f"ended with status {process.returncode}"
         kind = _ERROR_OF_CODE.get(process.returncode, CkptError)
-        raise kind(said.removeprefix("ckptd rebuild-catalog: "))
-    return msgspec.json.decode(told, type=RebuiltCatalog)
+        raise kind(said.removeprefix(f"ckptd {program}: "))
+    return told
 
 
 def _print(found: RebuiltCatalog, output: Output) -> None:

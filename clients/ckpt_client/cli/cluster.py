@@ -62,6 +62,14 @@ class LocalReady(msgspec.Struct, frozen=True):
     targets: tuple[ReadyTarget, ...] = ()
 
 
+class CatalogCopy(msgspec.Struct, frozen=True):
+    """A copy of a catalog that was made."""
+
+    path: str
+    cluster: str
+    bytes: int
+
+
 class LocalMade(msgspec.Struct, frozen=True):
     """What of DIR/cluster.toml is told here."""
 
@@ -111,6 +119,10 @@ class Conversation:
         message = DeleteStep(run, step)
         answer, _ = self.control.call(message, StepDeleted, timeout_s=self.timeout_s)
         return answer
+
+    def back_up(self) -> CatalogCopy:
+        """A copy of the catalog, on the coordinator's host. Raises why it is not to be trusted."""
+        return self._ask(CatalogCopy, "backup")
 
     def forget_store(self, url: str) -> None:
         """Nothing is drained there any more. Raises NotFound, Busy while a worker serves it."""
@@ -250,7 +262,7 @@ def allocated_bytes(directory: Path) -> int:
 def _greeted(talk: Conversation) -> Conversation:
     """One question, so that a wrong address or secret is told before anything else is done."""
     try:
-        talk.runs()
+        talk.status()
     except BaseException:
         talk.control.close()
         raise

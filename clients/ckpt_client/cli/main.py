@@ -71,7 +71,7 @@ VERBS: Final = {
     ),
     "catalog": (
         "ckpt_client.cli.catalog",
-        "rebuild: make a lost catalog again from the targets alone",
+        "rebuild, restore: make a lost catalog again from the targets; backup: copy it",
     ),
     "local": (
         "ckpt_client.cli.local",

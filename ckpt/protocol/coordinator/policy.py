@@ -1,0 +1,39 @@
+"""What a cluster decides once, and its coordinator goes by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ckpt.base.limits import CELL_BYTES_DEFAULT
+from ckpt.erasure.code import Code
+from ckpt.plan.placement import Level
+from ckpt.protocol.coordinator.evicting import Watermarks
+from ckpt.protocol.coordinator.reservations import SpreadRule
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorPolicy:
+    """What a cluster decides once."""
+
+    cluster: str
+    code: Code
+    cell_bytes: int = CELL_BYTES_DEFAULT
+    level: Level = "host"
+    """Columns of a payload are spread over domains of this level."""
+    max_per_domain: int = 1
+    spare_count: int = 1
+    orphan_grace_us: int = 60_000_000
+    keep: int | None = None
+    """How many steps of a run stay; None keeps all."""
+    mend: str = "ckpt catalog rebuild DIR"
+    """The command that makes an old catalog anew; `{targets}` becomes the targets' addresses."""
+    watermarks: Watermarks = field(default_factory=Watermarks)
+
+    @property
+    def spread(self) -> SpreadRule:
+        return SpreadRule(self.level, self.max_per_domain, self.spare_count, self.orphan_grace_us)
+
+    @property
+    def report_level(self) -> Level:
+        """What `domains_survivable` counts: a target alone is no failure domain."""
+        return "device" if self.level == "target" else self.level

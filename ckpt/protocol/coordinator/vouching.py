@@ -1,0 +1,359 @@
+"""Is this coordinator's catalog the newest there is? Nothing is served before its targets say so.
+
+    GATHERING --enough targets have vouched--> VOUCHED
+        +----- one target proves it old -------+------> OLD, for good: it is noted in the catalog
+
+A catalog may be lost, emptied, put back from a copy, or rolled back with its disk. It cannot see
+that by itself, and acknowledged steps would be gone, or a generation given out twice. What targets
+keep tells:
+
+    term      a target obeys the highest coordinator that it ever met; another process than this
+              one had a term that this one has just taken for new
+    position  (term, ticket) of the newest entry that a coordinator had made durable: told to
+              targets with each lease, kept on their stable storage; the catalog's own is before it
+    holdings  a commit record, a tombstone, an index or a column of a generation that the catalog
+              has never opened, or has open, or aborted; a tombstone of one that it calls committed
+
+A target vouches when none of these speaks against the catalog, it has listed all that it holds, and
+this coordinator's term is on its stable storage. N are all targets that the catalog knows or that
+came; of a catalog without a checkpoint, at least as many as its code has columns. Enough are
+
+    at once           N - m, or those of all domains but m: before its commit is acknowledged, a
+                      record lies on m + 1 targets, in as many domains: one of them vouches
+    behind 6 seconds  the majority of N, when that is fewer: larger clusters miss more than m
+                      targets on any day; two majorities share a target, which knows the newest
+                      term, and a position not much older than the newest entry
+
+Until then people may ask for the status. What stagers ask waits; what others ask waits as long as
+targets are given to come, then fails naming who is away. OLD refuses all, but for what stagers ask
+about saves under way: these may be committed, so they wait for a coordinator that knows. A proof
+that comes later than VOUCHED ends the service, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from ckpt.base.errors import CkptError, Corrupt, Unavailable
+from ckpt.base.ids import CatalogPosition, CheckpointId, Generation, TargetId
+from ckpt.format.messages import Failed, JoinLaunch, Message, OpenPayload, Role
+from ckpt.format.target_messages import Attest, Attested, DocumentKind, RegisterTarget
+from ckpt.plan.placement import domain_key
+from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.membership import GATHERING_US, Membership, Target, TargetState
+from ckpt.protocol.coordinator.policy import CoordinatorPolicy
+from ckpt.protocol.events import Buffer, Received, Session
+
+HELD_COUNT_MAX = 65_536
+HELD_BYTES_MAX = 64 << 20
+"""Requests that wait for the targets, and what they carry; who asks for more is cut off."""
+
+_BEFORE_RECORD = (RowState.OPEN, RowState.ABORTED)
+"""A record is put on targets only after the catalog has decided: then it is in neither state."""
+_BEFORE_TOMBSTONE = (RowState.OPEN, RowState.DECIDED, RowState.COMMITTED, RowState.DAMAGED)
+
+
+class Standing(Enum):
+    """See the drawing above."""
+
+    GATHERING = "gathering"
+    VOUCHED = "vouched"
+    OLD = "old"
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A request that waits; its bulk is a copy."""
+
+    role: Role
+    event: Received
+
+
+class Vouching:
+    """I compare what targets say with the catalog. My owner asks me before it serves anybody.
+
+    `state_of` says what the coordinator knows of a generation now, None for nothing. `vouched` is
+    called once, when service may begin.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        members: Membership,
+        image: CatalogImage,
+        policy: CoordinatorPolicy,
+        *,
+        state_of: Callable[[CheckpointId], RowState | None],
+        forgotten: Callable[[], Generation],
+        vouched: Callable[[], None],
+    ) -> None:
+        self._desk = desk
+        self._members = members
+        self._parity = policy.code.m
+        self._level = policy.level
+        self._mend = policy.mend
+        self._state_of = state_of
+        self._forgotten = forgotten
+        self._vouched = vouched
+        self._began_at = image.position
+        """Of the newest entry in the catalog when this coordinator began."""
+        self._rebuilt_term = image.rebuilt_term
+        self._passed_over = frozenset(image.passed_over)
+        self._is_empty = not image.rows
+        self._target_count_min = policy.code.n if self._is_empty else 1
+        self._met: set[TargetId] = set()
+        #: Targets that this process has told its term.
+        self._obey: set[TargetId] = set()
+        #: Of those, they that have it on stable storage.
+        self._addresses: dict[TargetId, str] = {}
+        #: Of every target that registered, taken in or not, for the command that mends.
+        self._held: list[_Held] = []
+        self._held_bytes = 0
+        self._born_us: int | None = None
+        self.reason = image.outdated
+        """What proves the catalog old; empty while nothing does."""
+        self.standing = Standing.OLD if image.outdated else Standing.GATHERING
+
+    # ----------------------------------------------------------------------- questions
+
+    @property
+    def serves(self) -> bool:
+        return self.standing is Standing.VOUCHED
+
+    @property
+    def position(self) -> CatalogPosition | None:
+        """How far the catalog is durable; None before the targets vouched for it."""
+        return self._desk.position
+
+    def problem(self) -> CkptError | None:
+        """Why nobody is served, with what to do."""
+        match self.standing:
+            case Standing.VOUCHED:
+                return None
+            case Standing.OLD:
+                text = f"the catalog is older than its targets: {self.reason}"
+                return Corrupt(text, hint=f"run: {self.remedy()}")
+        here, needed = len(self._vouching()), self._needed(patient=True)
+        away = [t.id for t in self._members.targets.values() if t.state is not TargetState.LIVE]
+        text = f"the catalog may be older than its targets: {here} of {needed} have vouched for it"
+        named = f"; away: {', '.join(away)}" if away else ""
+        return Unavailable(text + named, hint="start the targets", retry_after_s=1.0)
+
+    def remedy(self) -> str:
+        """The command that makes a catalog of what the targets hold."""
+        addresses = " ".join(address for _, address in sorted(self._addresses.items()) if address)
+        return self._mend.replace("{targets}", addresses)
+
+    def _vouching(self) -> list[TargetId]:
+        return [target.id for target in self._members.live() if target.id in self._obey]
+
+    def _needed(self, *, patient: bool) -> int:
+        count = max(len(self._members.targets), self._target_count_min)
+        most = count - self._parity
+        return max(1, min(most, count // 2 + 1) if patient else most)
+
+    def _is_enough(self) -> bool:
+        vouching = set(self._vouching())
+        if len(vouching) >= self._needed(patient=self._is_patient()):
+            return True
+        if self._is_empty or not vouching:
+            return False
+        domains = {
+            target.id: domain_key(target.id, target.domain, self._level)
+            for target in self._members.targets.values()
+        }
+        away = {domain for id, domain in domains.items() if id not in vouching}
+        return len(away) <= min(self._parity, len(set(domains.values())) - 1)
+
+    # ----------------------------------------------------------------------- requests
+
+    def hold(self, role: Role, event: Received) -> None:
+        """Keep a request until service begins; refuse it when it never will."""
+        if self._is_refused(role, event):
+            self._refuse(event)
+            return
+        size = len(event.bulk)
+        if len(self._held) >= HELD_COUNT_MAX or self._held_bytes + size > HELD_BYTES_MAX:
+            self._desk.close(event.session, "too much waits for the targets to come")
+            return
+        kept = Received(
+            event.now_us, event.session, event.request, event.message, bytes(event.bulk)
+        )
+        self._held.append(_Held(role, kept))
+        self._held_bytes += size
+
+    def _is_refused(self, role: Role, event: Received) -> bool:
+        """Whether it is told that the catalog is old. What a stager asks about a save under way is
+        not: that save may be committed, as the next catalog will know.
+        """
+        if self.standing is not Standing.OLD or self._learns_addresses():
+            return False
+        match event.message:
+            case JoinLaunch(launch=known):
+                return role is not Role.STAGER or known is None
+            case OpenPayload(resume=attempt):
+                return attempt is None
+        return role is not Role.STAGER
+
+    def _learns_addresses(self) -> bool:
+        """Whether targets may still come that the command which mends is to name."""
+        return "{targets}" in self._mend and not self._is_patient()
+
+    def _is_patient(self) -> bool:
+        """Whether targets have had their time to come."""
+        born_us = self._desk.now_us if self._born_us is None else self._born_us
+        return self._desk.now_us - born_us >= GATHERING_US
+
+    def session_closed(self, session: Session) -> None:
+        self._keep([held for held in self._held if held.event.session != session])
+
+    def release(self) -> list[Received]:
+        """What waited, in its order."""
+        released = [held.event for held in self._held]
+        self._keep([])
+        return released
+
+    def _keep(self, held: list[_Held]) -> None:
+        self._held = held
+        self._held_bytes = sum(len(each.event.bulk) for each in held)
+
+    def _refuse(self, event: Received) -> None:
+        problem = self.problem()
+        assert problem is not None
+        if event.request:
+            self._desk.fail(event.session, event.request, problem)
+
+    # ----------------------------------------------------------------------- targets
+
+    def objection(self, message: RegisterTarget) -> str:
+        """What a target that registers says against the catalog; empty when nothing."""
+        id, term, told = message.target, self._members.term, message.catalog
+        if told is not None and told > self._began_at and told.term < term:
+            return f"target {id} was told of its entry {told}, it ends with {self._began_at}"
+        if message.term_seen > term or (message.term_seen == term and id not in self._met):
+            return (
+                f"target {id} has obeyed a coordinator of term {message.term_seen}, "
+                f"which began from another catalog"
+            )
+        return ""
+
+    def refuses(self, session: Session, request: int, message: RegisterTarget) -> bool:
+        """Whether a target that registers is not taken in, since it proves the catalog old."""
+        self._addresses[message.target] = message.address
+        objection = self.objection(message)
+        if not objection:
+            self._met.add(message.target)
+            return False
+        self._obey.discard(message.target)
+        self._is_old(objection)
+        problem = self.problem()
+        assert problem is not None
+        self._desk.send(session, request, Failed(problem.code, problem.message, problem.hint))
+        return True
+
+    def registered(self, target: Target) -> None:
+        """It was told the term: does it have that on stable storage?"""
+        assert target.session is not None
+        session = target.session
+        self._obey.discard(target.id)
+
+        def obeys(message: Message, _bulk: Buffer) -> None:
+            if isinstance(message, Attested) and target.session == session:
+                self._obey.add(target.id)
+                self._count()
+
+        self._desk.ask(session, Attest(self._members.term, ()), obeys)
+
+    def listed(self, target: Target) -> None:
+        """All that it holds is known."""
+        objection = self._objection_of_holdings(target)
+        if objection:
+            self._is_old(objection)
+        else:
+            self._count()
+
+    def _objection_of_holdings(self, target: Target) -> str:
+        for document in sorted(target.documents, key=lambda d: (d.kind.value, d.checkpoint)):
+            state = self._state_of(document.checkpoint)
+            doubt = {
+                DocumentKind.RECORD: _BEFORE_RECORD,
+                DocumentKind.TOMBSTONE: _BEFORE_TOMBSTONE,
+                DocumentKind.INDEX: (),
+            }[document.kind]
+            known = "it does not know that" if state is None else f"there it is {state.value}"
+            if state in doubt or self._is_news(document.checkpoint, document.kind):
+                what = f"{document.kind.value} of {document.checkpoint}"
+                return f"target {target.id} holds the {what}, {known}"
+        for id in sorted({column.payload.checkpoint for column in target.proved}):
+            if self._is_news(id, None):
+                return f"target {target.id} holds a column of {id}, it does not know that"
+        return ""
+
+    def _is_news(self, id: CheckpointId, kind: DocumentKind | None) -> bool:
+        """Whether a catalog that is not old would have a row of it.
+
+        Columns and indexes alone are left of attempts that never committed: a rebuild makes no rows
+        of them, nor of records that it has found and refused.
+        """
+        if self._state_of(id) is not None:
+            return False
+        if kind in (DocumentKind.RECORD, DocumentKind.TOMBSTONE):
+            if id in self._passed_over:
+                return False
+        elif id.generation.term <= self._rebuilt_term:
+            return False
+        return id.generation > self._forgotten()
+
+    # ----------------------------------------------------------------------- time
+
+    def tick(self) -> None:
+        """Targets have come, or have had their time."""
+        if self._born_us is None:
+            self._born_us = self._desk.now_us
+        self._count()
+        if self.standing is Standing.OLD and self._held and not self._learns_addresses():
+            self._refuse_all()
+        if self.standing is not Standing.GATHERING:
+            return
+        due = [
+            held
+            for held in self._held
+            if held.role is not Role.STAGER
+            and self._desk.now_us - held.event.now_us >= GATHERING_US
+        ]
+        for held in due:
+            self._refuse(held.event)
+        if due:
+            self._keep([held for held in self._held if held not in due])
+
+    def _count(self) -> None:
+        if self.standing is not Standing.GATHERING:
+            return
+        if not self._is_enough():
+            return
+        self.standing = Standing.VOUCHED
+        self._desk.report("info", "the targets vouch for the catalog", targets=len(self._obey))
+        self._desk.vouched(self._members.term)
+        self._vouched()
+
+    def _is_old(self, reason: str) -> None:
+        if self.standing is Standing.OLD:
+            return
+        self.standing, self.reason = Standing.OLD, reason
+        problem = self.problem()
+        assert problem is not None
+        self._desk.report("error", problem.message, remedy=self.remedy())
+        # Each start takes a term more: it would outgrow the proof.
+        self._desk.persist((catalog.CatalogOutdated(reason),), lambda: None)
+        if not self._learns_addresses():
+            self._refuse_all()
+
+    def _refuse_all(self) -> None:
+        refused = [held for held in self._held if self._is_refused(held.role, held.event)]
+        self._keep([held for held in self._held if held not in refused])
+        for held in refused:
+            self._refuse(held.event)

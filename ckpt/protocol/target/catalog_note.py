@@ -1,0 +1,90 @@
+"""How far the catalog had come, as far as this target was told: kept on its stable storage.
+
+A coordinator tells it with every lease. One that begins from an older catalog hears of it when
+this target registers, and serves nobody (ckpt/protocol/coordinator/vouching.py). The first word of
+a coordinator is written at once, later ones at most every NOTE_US: commits and deletions are told
+by their documents as well.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+
+from ckpt.base.ids import CatalogPosition
+from ckpt.format.checksum import crc32
+from ckpt.protocol.target.core import Core
+from ckpt.protocol.target.disk_events import (
+    DiskFailed,
+    RemoveFile,
+    RenameFile,
+    SyncDirectory,
+    SyncFile,
+    WriteAt,
+)
+from ckpt.protocol.target.space import Reservations
+
+CATALOG_FILE = "catalog"
+NOTE_US = 5_000_000
+_NOTE = struct.Struct("<4sQQ")
+_NOTE_MAGIC = b"CKPN"
+
+
+def encode_note(position: CatalogPosition) -> bytes:
+    """The `catalog` file: magic, u64 term, u64 ticket, CRC-32 of all three, all little-endian."""
+    body = _NOTE.pack(_NOTE_MAGIC, position.term, position.ticket)
+    return body + crc32(body).to_bytes(4, "little")
+
+
+def decode_note(data: bytes) -> CatalogPosition | None:
+    """The inverse; None when the bytes are not a note."""
+    body = data[: _NOTE.size]
+    if len(data) != _NOTE.size + 4 or crc32(body) != int.from_bytes(data[-4:], "little"):
+        return None
+    magic, term, ticket = _NOTE.unpack(body)
+    return CatalogPosition(term, ticket) if magic == _NOTE_MAGIC else None
+
+
+class CatalogNote:
+    """I keep the newest position that I was told. `stored` is on stable storage."""
+
+    def __init__(self, core: Core, reservations: Reservations) -> None:
+        self._core = core
+        self._reservations = reservations
+        self._writing = False
+        self._written_us: int | None = None
+        """When this process last wrote."""
+        self.stored: CatalogPosition | None = None
+
+    def told(self, position: CatalogPosition | None) -> None:
+        """By the coordinator that is obeyed here."""
+        if position is None or self._writing:
+            return
+        stored, now_us = self.stored, self._core.now_us
+        if stored is not None and position <= stored:
+            return
+        rested = self._written_us is None or now_us - self._written_us >= NOTE_US
+        if rested or stored is None or stored.term < position.term:
+            self._write(position)
+
+    def _write(self, position: CatalogPosition) -> None:
+        self._writing, self._written_us = True, self._core.now_us
+        aside = self._reservations.new_file("catalog")
+
+        def written(failure: DiskFailed | None) -> None:
+            self._writing = False
+            if failure is None:
+                self.stored = position
+                return
+            self._core.report("warning", "the catalog's note fails", error=failure.errno_name)
+            self._core.chain([partial(RemoveFile, file=aside)], lambda _: None)
+
+        self._core.chain(
+            [
+                partial(WriteAt, file=aside, offset=0, data=encode_note(position)),
+                partial(SyncFile, file=aside),
+                partial(RenameFile, old=aside, new=CATALOG_FILE),
+                partial(SyncDirectory, directory=""),
+            ],
+            written,
+        )

@@ -1,0 +1,85 @@
+"""How far a catalog has come, and what it has let go: by this, and by what targets keep, an old
+copy of it is known (ckpt/protocol/coordinator/vouching.py).
+
+Rows of `meta`, and a table beside those of checkpoints, made when they are missing: catalogs of
+schema 1 may lack them, and a version that does not know them leaves them be.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+from ckpt.base.ids import CatalogPosition, CheckpointId, Generation, RunName, Step
+from ckpt.protocol.coordinator.catalog import (
+    NO_GENERATION,
+    CatalogImage,
+    CatalogOutdated,
+    CatalogReached,
+    RowForgotten,
+)
+
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS passed_over (
+    run TEXT NOT NULL, step INTEGER NOT NULL, term INTEGER NOT NULL, counter INTEGER NOT NULL,
+    PRIMARY KEY (run, step, term, counter));
+"""
+_FORGOTTEN: Final = "forgotten"
+
+StandingEntry = CatalogReached | CatalogOutdated | RowForgotten
+
+
+def store(connection: sqlite3.Connection, entry: StandingEntry) -> None:
+    """Fold one entry into the rows, as `CatalogImage.apply` does."""
+    match entry:
+        case CatalogReached(position):
+            _set(connection, "position", position)
+        case CatalogOutdated(reason):
+            _set(connection, "outdated", reason)
+        case RowForgotten(checkpoint):
+            known = _generation(connection) or NO_GENERATION
+            if checkpoint.generation > known:
+                _set(connection, _FORGOTTEN, checkpoint.generation)
+
+
+def load(connection: sqlite3.Connection, image: CatalogImage) -> None:
+    """Behind the rows of checkpoints: they say what one without a note may have forgotten."""
+    position = _get(connection, "position")
+    if position is not None:
+        term, _, ticket = position.partition(".")
+        image.position = CatalogPosition(int(term), int(ticket))
+    forgotten = _generation(connection)
+    if forgotten is None:
+        forgotten = max((id.generation for id in image.rows), default=NO_GENERATION)
+    image.forgotten = forgotten
+    image.rebuilt_term = int(_get(connection, "rebuilt_term") or 0)
+    image.outdated = _get(connection, "outdated") or ""
+    for run, step, term, counter in connection.execute("SELECT * FROM passed_over"):
+        id = CheckpointId(RunName(run), Step(step), Generation(term, counter))
+        image.passed_over.add(id)
+
+
+def note(connection: sqlite3.Connection, image: CatalogImage) -> None:
+    """All of it: of a catalog that is made, or that had no note of what it has forgotten."""
+    _set(connection, "position", image.position)
+    _set(connection, _FORGOTTEN, image.forgotten)
+    _set(connection, "rebuilt_term", str(image.rebuilt_term))
+    for id in sorted(image.passed_over):
+        key = (id.run, id.step, id.generation.term, id.generation.counter)
+        connection.execute("INSERT OR REPLACE INTO passed_over VALUES (?, ?, ?, ?)", key)
+
+
+def _generation(connection: sqlite3.Connection) -> Generation | None:
+    text = _get(connection, _FORGOTTEN)
+    return None if text is None else Generation.parse(text)
+
+
+def _get(connection: sqlite3.Connection, key: str) -> str | None:
+    found = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return None if found is None else str(found[0])
+
+
+def _set(
+    connection: sqlite3.Connection, key: str, value: str | CatalogPosition | Generation
+) -> None:
+    connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, str(value)))

@@ -1,0 +1,165 @@
+"""What a copy of the catalog adds to what the targets hold, and how a copy is made."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ckpt.base.errors import CkptError, Corrupt, Refused
+from ckpt.base.ids import LaunchNumber, RunName, TargetId
+from ckpt.format.target_messages import DocumentKind
+from ckpt.plan.drains import StorePolicy
+from ckpt.protocol.coordinator.catalog import (
+    AttemptOpened,
+    CatalogImage,
+    CatalogOutdated,
+    CatalogRow,
+    Persist,
+    RowState,
+    StoreRow,
+    TargetSeen,
+)
+from ckpt.protocol.coordinator.placements import encode_placement
+from ckptd.backup_catalog import backup_path, read_backup
+from ckptd.catalog import Catalog
+from ckptd.rebuild_catalog import RestingTarget, rebuild
+from tests.ckptd.test_rebuild_catalog import (
+    CLUSTER,
+    COLUMNS,
+    checkpoint,
+    commit,
+    index_of,
+    record_of,
+    store,
+)
+
+
+def row(step: int, state: RowState) -> CatalogRow:
+    id = checkpoint(step)
+    return CatalogRow(
+        id, state, LaunchNumber(5), "k", 1, record_of(id, index_of(id)),
+        encode_placement({0: COLUMNS}), "why",
+    )  # fmt: skip
+
+
+def restored(target: Path, *rows: CatalogRow) -> dict[int, RowState]:
+    """The state of each step, of one target's holdings and a backup with these rows."""
+    backup = CatalogImage(7, {each.checkpoint: each for each in rows})
+    found = rebuild(CLUSTER, [RestingTarget(target, CLUSTER)], backup)
+    assert set(found.committed) == {
+        id for id, each in found.image.rows.items() if each.state is RowState.COMMITTED
+    }
+    assert found.image.passed_over.isdisjoint(found.image.rows)
+    return {int(id.step): each.state for id, each in found.image.rows.items()}
+
+
+@pytest.mark.parametrize(("in_backup", "with_record", "without", "nothing_held"), [
+    (RowState.OPEN, RowState.COMMITTED, None, None),
+    (RowState.DECIDED, RowState.COMMITTED, None, None),
+    (RowState.COMMITTED, RowState.COMMITTED, RowState.COMMITTED, None),
+    (RowState.DAMAGED, RowState.DAMAGED, RowState.DAMAGED, None),
+    (RowState.TOMBSTONED, RowState.TOMBSTONED, RowState.TOMBSTONED, None),
+    (RowState.DELETED, RowState.DELETED, RowState.DELETED, RowState.DELETED),
+    (RowState.ABORTED, RowState.ABORTED, RowState.ABORTED, RowState.ABORTED),
+])  # fmt: skip
+def test_targets_say_what_is_there_and_the_copy_what_can_never_change(
+    tmp_path: Path,
+    in_backup: RowState,
+    with_record: RowState,
+    without: RowState | None,
+    nothing_held: RowState | None,
+) -> None:
+    backup = row(1, in_backup)
+    for name in ("record", "index", "nothing"):
+        (tmp_path / name / "documents").mkdir(parents=True)
+    commit(tmp_path / "record", checkpoint(1))
+    store(tmp_path / "index", DocumentKind.INDEX, checkpoint(1), index_of(checkpoint(1)))
+    assert restored(tmp_path / "record", backup).get(1) is with_record
+    assert restored(tmp_path / "index", backup).get(1) is without
+    assert restored(tmp_path / "nothing", backup).get(1) is nothing_held
+
+
+def test_a_checkpoint_behind_the_copy_is_there_and_the_term_is_above_both(tmp_path: Path) -> None:
+    commit(tmp_path, checkpoint(1))
+    commit(tmp_path, checkpoint(2))
+    assert restored(tmp_path, row(1, RowState.COMMITTED)) == {
+        1: RowState.COMMITTED,
+        2: RowState.COMMITTED,
+    }
+    found = rebuild(CLUSTER, [RestingTarget(tmp_path, CLUSTER)], CatalogImage(70))
+    assert found.image.term > 70
+
+
+def test_where_it_is_drained_to_comes_from_the_copy(tmp_path: Path) -> None:
+    commit(tmp_path, checkpoint(1))
+    id = checkpoint(1)
+    policy = StorePolicy("file:///durable", 1, None, ("*",))
+    drained = StoreRow(policy, {RunName("a run"): {(id.step, id.generation)}})
+    backup = CatalogImage(7, stores={policy.url: drained})
+    seen = TargetSeen(TargetId("t9"), "p/r/h/d", "/t9")
+    backup.targets[seen.target] = seen
+    found = rebuild(CLUSTER, [RestingTarget(tmp_path, CLUSTER)], backup)
+    assert found.image.stores == {policy.url: drained}
+    assert found.image.targets == {seen.target: seen}
+
+
+def test_a_copy_made_while_entries_are_written_has_all_that_were_durable(tmp_path: Path) -> None:
+    path = tmp_path / "copies" / "catalog.sqlite"
+    durable, copied = threading.Event(), threading.Event()
+    told: list[CkptError | None] = []
+
+    def done(failure: CkptError | None) -> None:
+        told.append(failure)
+        copied.set()
+
+    with Catalog.open(tmp_path, CLUSTER, "") as catalog:
+        catalog.start(lambda _ticket: durable.set(), lambda _error: None)
+        catalog.submit(Persist(1, (AttemptOpened(checkpoint(1), LaunchNumber(1), "k", 1),)))
+        assert durable.wait(30)
+        catalog.copy_to(path, done)
+        assert copied.wait(30)
+    assert told == [None]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(read_backup(path, CLUSTER).rows) == [checkpoint(1)]
+    with pytest.raises(Refused, match="is of cluster c1"):
+        read_backup(path, "c2")
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(Corrupt, match=str(path)):
+        read_backup(path, CLUSTER)
+
+
+def test_a_copy_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
+    (tmp_path / "backups").write_text("a file is in the way")
+    told: list[CkptError | None] = []
+    durable: list[int] = []
+    with Catalog.open(tmp_path, CLUSTER, "") as catalog:
+        catalog.start(durable.append, lambda _error: None)
+        catalog.copy_to(backup_path(tmp_path, catalog.image.position), told.append)
+        catalog.submit(Persist(1, ()))
+    assert [type(failure) for failure in told] == [Refused]
+    assert durable == [1]
+
+
+def backup_command(directory: Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "ckptd.cli", "backup-catalog", "--directory", str(directory)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_an_old_catalog_is_not_copied(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, CLUSTER, "") as catalog:
+        catalog.start(lambda _ticket: None, lambda _error: None)
+        assert backup_command(tmp_path).returncode == 11
+        catalog.submit(Persist(1, (CatalogOutdated("t0 knows better"),)))
+    done = backup_command(tmp_path)
+    assert (done.returncode, "t0 knows better" in done.stderr) == (4, True)
+    assert not (tmp_path / "backups").exists()
+
+
+def test_another_clusters_catalog_is_refused_with_the_command_that_mends_it(tmp_path: Path) -> None:
+    Catalog.open(tmp_path, "c2", "").close()
+    with pytest.raises(Refused, match=f"run: ckpt catalog rebuild {tmp_path}"):
+        Catalog.open(tmp_path, CLUSTER, "")

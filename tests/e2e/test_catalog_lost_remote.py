@@ -1,0 +1,152 @@
+"""The same where coordinator and targets are daemons of their own, as on many machines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ckpt
+from tests.e2e.catalogs import (
+    NAME,
+    WAIT_S,
+    check_all_is_there,
+    command_in,
+    refusal,
+    remove,
+    run_line,
+    state,
+)
+from tests.e2e.cluster import command
+
+SECRET = bytes(range(32))
+
+
+class Daemons:
+    """A coordinator and three targets, each of its own; I end only those."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.secret = root / "secret"
+        self.secret.touch(mode=0o600)
+        self.secret.write_text(SECRET.hex())
+        self.directory = root / "coordinator"
+        self.address = "127.0.0.1:0"
+        self.coordinator: subprocess.Popen[bytes] | None = None
+        self.targets: dict[str, subprocess.Popen[bytes]] = {}
+        self.addresses: dict[str, str] = {}
+
+    @property
+    def url(self) -> str:
+        return f"ckpt://{self.address}"
+
+    def _start(self, *line: str) -> tuple[subprocess.Popen[bytes], dict[str, object]]:
+        log = self.root / f"{line[0]}.log"
+        with log.open("ab") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ckptd.cli", *line, "--secret-file", str(self.secret)],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        assert first, log.read_text()
+        ready: dict[str, object] = json.loads(first)
+        return process, ready
+
+    def start_coordinator(self) -> None:
+        self.coordinator, ready = self._start(
+            "coordinator", "--directory", str(self.directory), "--listen", self.address,
+            "--code", "2+1", "--level", "target", "--cluster", "many",
+        )  # fmt: skip
+        self.address = str(ready["address"])
+
+    def stop_coordinator(self) -> None:
+        assert self.coordinator is not None
+        end(self.coordinator)
+        self.coordinator = None
+
+    def start_target(self, id: str) -> None:
+        self.targets[id], ready = self._start(
+            "target", "--directory", str(self.root / id), "--id", id, "--cluster", "many",
+            "--coordinator", self.address, "--listen", "127.0.0.1:0",
+        )  # fmt: skip
+        self.addresses[id] = str(ready["address"])
+
+    def stop(self) -> None:
+        for process in (*self.targets.values(), self.coordinator):
+            if process is not None:
+                end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.communicate(timeout=WAIT_S)
+
+
+@pytest.fixture
+def daemons(mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemons]:
+    made = Daemons(tmp_path)
+    monkeypatch.setenv("CKPT_SECRET_FILE", str(made.secret))
+    try:
+        made.start_coordinator()
+        for id in ("a", "b", "c"):
+            made.start_target(id)
+        yield made
+    finally:
+        made.stop()
+
+
+def checks(daemons: Daemons) -> dict[str, str]:
+    told = json.loads(command("status", "--json", "--store", daemons.url).stdout)
+    return {check["name"]: check["remedy"] for check in told["checks"]}
+
+
+@pytest.mark.parametrize("harm", ["removed", "rolled back"])
+def test_an_old_catalog_serves_nobody_until_it_is_made_from_the_running_targets(
+    daemons: Daemons, harm: str
+) -> None:
+    with ckpt.open(daemons.url) as store:
+        store.save("run", 1, state(1)).wait(WAIT_S)
+        # Made by the running coordinator, in its own directory.
+        command("catalog", "backup", "--store", daemons.url)
+        store.save("run", 2, state(2)).wait(WAIT_S)
+    (copy,) = (daemons.directory / "backups").iterdir()
+    daemons.stop_coordinator()
+    remove(daemons.directory)
+    if harm == "rolled back":
+        shutil.copy2(copy, daemons.directory / NAME)
+    daemons.start_coordinator()
+    told = refusal(daemons.url)
+    assert "older than its targets" in told
+    assert checks(daemons)["CATALOG_OLD"] == command_in(told)
+    daemons.stop_coordinator()
+    run_line(command_in(told))
+    daemons.start_coordinator()
+    check_all_is_there(daemons.url, 1, 2)
+
+
+def test_a_record_on_a_target_that_was_not_asked_at_a_rebuild_ends_the_service(
+    daemons: Daemons,
+) -> None:
+    with ckpt.open(daemons.url) as store:
+        store.save("run", 1, state(1)).wait(WAIT_S)
+    daemons.stop_coordinator()
+    remove(daemons.directory)
+    (without,) = [
+        id for id in daemons.targets if not list(daemons.root.glob(f"{id}/documents/record-*"))
+    ]
+    address = daemons.addresses[without]
+    command("catalog", "rebuild", str(daemons.directory), "--targets", address)
+    daemons.start_coordinator()
+    told = refusal(daemons.url)
+    assert "holds the record" in told
+    daemons.stop_coordinator()
+    run_line(command_in(told))
+    daemons.start_coordinator()
+    check_all_is_there(daemons.url, 1)
