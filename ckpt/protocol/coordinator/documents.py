@@ -81,9 +81,9 @@ class _Spread:
             return
         wanted = self._copies - len(self._stored) - len(self._asked - self._late)
         if wanted > 0:
-            untried = [c for c in self._members.candidates() if c.target not in self._tried]
-            chosen = document_targets(untried, wanted)
-            self._tried.update(chosen)
+            chosen = self._choose(wanted, last_resort=False)
+            # A device that fails may still take a small one.
+            chosen += self._choose(wanted - len(chosen), last_resort=True)
             self._asked.update(chosen)
             for target in chosen:
                 self._put(target)
@@ -92,6 +92,12 @@ class _Spread:
             possible = max(1, len(self._members.live()))
             needed = self._copies if self._members.gathering else min(self._copies, possible)
             self._then(tuple(sorted(self._stored)) if len(self._stored) >= needed else ())
+
+    def _choose(self, count: int, *, last_resort: bool) -> tuple[TargetId, ...]:
+        known = self._members.candidates(last_resort=last_resort)
+        chosen = document_targets([c for c in known if c.target not in self._tried], count)
+        self._tried.update(chosen)
+        return chosen
 
     def _answered(self, target: TargetId, stored: bool) -> None:
         self._asked.discard(target)

@@ -257,6 +257,9 @@ def _target_view(target: Target) -> TargetView:
         columns=len(target.proved),
         boot=f"{target.boot:016x}",
         counters=target.counters,
+        device_failing=target.is_failing,
+        device_error=target.device.latest,
+        device_errors=target.device.errors,
     )
 
 

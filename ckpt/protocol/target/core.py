@@ -23,6 +23,7 @@ from ckpt.format.messages import Failed, Message
 from ckpt.format.target_messages import ColumnProof, DocumentKind
 from ckpt.protocol.events import Buffer, CloseSession, Report, Send, Session
 from ckpt.protocol.proofs import make_proof, proof_key
+from ckpt.protocol.target.device import DeviceHealth
 from ckpt.protocol.target.disk_events import DiskAction, DiskDone, DiskFailed, ReleaseBulk
 
 TargetAction = DiskAction | ReleaseBulk | Send | CloseSession | Report
@@ -191,6 +192,7 @@ class Core:
         self.removing: dict[ColumnId, None] = {}
         #: Columns whose files are on their way out: they may not begin until that is durable.
         self.bytes_used = 0
+        self.device = DeviceHealth()
         self._key = proof_key(secret, identity.target, identity.boot)
         self._operations: dict[int, Callable[[Completion], None]] = {}
         self._operation_count = 0
@@ -242,6 +244,7 @@ class Core:
         """The disk answered."""
         if isinstance(event, DiskFailed):
             self.counters.disk_failures += 1
+            self.device.failed(event)
         then = self._operations.pop(event.op, None)
         assert then is not None, f"operation {event.op} was answered twice or never asked"
         then(event)

@@ -15,8 +15,10 @@ from __future__ import annotations
 import struct
 from functools import partial
 
+from msgspec import UNSET
+
 from ckpt.base.ids import Epoch, TargetId
-from ckpt.base.limits import RENEW_US
+from ckpt.base.limits import PAGE_BYTES, RENEW_US
 from ckpt.format.checksum import crc32
 from ckpt.format.messages import (
     AbandonColumn,
@@ -58,16 +60,19 @@ from ckpt.protocol.target.columns import Columns
 from ckpt.protocol.target.core import (
     ATTEST_COLUMNS_MAX,
     STAGING,
+    Completion,
     Core,
     Space,
     TargetAction,
     TargetIdentity,
     TargetLimits,
 )
+from ckpt.protocol.target.device import DeviceHealth
 from ckpt.protocol.target.directory import DirectoryLoaded, adopt
 from ckpt.protocol.target.disk_events import (
     DiskDone,
     DiskFailed,
+    ProbeFile,
     RemoveFile,
     RenameFile,
     SessionDrained,
@@ -145,6 +150,8 @@ class TargetMachine:
         self._renewed_us = 0
         self._told = self._seen = (0, 0, 0)
         #: What had moved when the lease was renewed, and at the last tick.
+        self._told_failing = False
+        #: What the present session was told of the device.
         self._still_us = 0
         #: When nothing had moved since the tick before.
         self._request_count = 0
@@ -177,6 +184,11 @@ class TargetMachine:
     def refusals(self) -> dict[str, int]:
         """Columns refused since boot, by the code of the answer."""
         return dict(self._core.refusals)
+
+    @property
+    def device(self) -> DeviceHealth:
+        """What the device refused; to be read only."""
+        return self._core.device
 
     @property
     def space(self) -> Space:
@@ -213,6 +225,8 @@ class TargetMachine:
             case DiskDone() | DiskFailed():
                 core.complete(event)
                 self._documents.retry_drops()
+                if core.device.is_failing is not self._told_failing:
+                    self._renew()
             case SessionDrained(session=session):
                 self._reads.drained(session)
             case Ticked():
@@ -402,7 +416,7 @@ class TargetMachine:
 
     def _accept(self) -> None:
         """The term is durable: the commands that waited for it are obeyed in order."""
-        self._registered = True
+        self._registered, self._told_failing = True, False
         self._renewed_us = self._core.now_us
         held, self._held = self._held, []
         for each in held:
@@ -410,9 +424,17 @@ class TargetMachine:
 
     def _tick(self) -> None:
         self._reads.ticked()
-        if self._coordinator is None or not self._registered or not self._renewal_is_due():
+        if self._core.device.begin_probe(self._core.now_us):
+            self._probe()
+        if self._renewal_is_due():
+            self._renew()
+
+    def _renew(self) -> None:
+        if self._coordinator is None or not self._registered:
             return
         self._renewed_us, self._told = self._core.now_us, self._seen
+        device = self._core.device
+        self._told_failing = device.is_failing
         renew = RenewLease(
             target=self._core.identity.target,
             boot=self._core.identity.boot,
@@ -420,14 +442,30 @@ class TargetMachine:
             bytes_used=self._core.bytes_used,
             counters=self.counters,
             device_bytes_free=max(0, self._space.device_available),
+            device=device.report or UNSET,
         )
         self._core.send(self._coordinator, self._next_request(), renew)
 
+    def _probe(self) -> None:
+        """A small file, as far as a column's way is the same, on a device that fails."""
+        device = self._core.device
+
+        def probed(event: Completion) -> None:
+            failure = event if isinstance(event, DiskFailed) else None
+            device.probed(event.now_us, failure)
+            if not device.is_failing:
+                self._core.report("info", "the device is well again")
+
+        file = self._reservations.new_file("probe")
+        self._core.out.append(ProbeFile(self._core.expect(probed), file, bytes(PAGE_BYTES)))
+
     def _renewal_is_due(self) -> bool:
         """Each second; and what people see of a burst is told when it begins, each time it has
-        lasted twice as long, and when it ends.
+        lasted twice as long, and when it ends. That the device fails is told at once.
         """
         now, counters = self._core.now_us, self._core.counters
+        if self._core.device.is_failing is not self._told_failing:
+            return True
         moved = counters.fragments, counters.bytes_given, counters.columns_verified
         if moved == self._seen:
             self._still_us = now
