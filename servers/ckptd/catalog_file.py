@@ -67,5 +67,6 @@ def unusable(directory: Path, error: sqlite3.Error) -> CkptError:
         )
     return Corrupt(
         f"the catalog in {directory} is unreadable: {error}",
-        hint="move it away and run `ckpt catalog rebuild`",
+        hint=f"make it again from the targets: ckpt catalog rebuild {directory}"
+        " (with --targets where they run on other machines)",
     )

@@ -34,7 +34,7 @@ from typing import Final
 
 from ckpt.aio.durable import write_aside
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
-from ckpt.base.errors import Busy, CkptError, Refused, Unavailable
+from ckpt.base.errors import ERROR_OF_EXIT, Busy, CkptError, Refused, Unavailable
 from ckpt.erasure.code import Code
 from ckptd import cli
 from ckptd import config as options
@@ -47,7 +47,7 @@ from ckptd.cluster_file import (
 from ckptd.directory import make_directory, open_lock
 from ckptd.http_client import HttpAsker
 from ckptd.log import Reporter, configure, reporter
-from ckptd.supervise import Child, ChildPlan, ChildState, RestartPolicy, Supervisor
+from ckptd.supervise import Child, ChildPlan, ChildState, RestartPolicy, Supervisor, last_line
 
 READY_NAME: Final = "ready.json"
 LOCK_NAME: Final = "supervisor.lock"
@@ -300,10 +300,15 @@ class LocalCluster:
                 if (self._directory / f"{DRAIN}.toml").exists():
                     self._drain = self._supervisor.add(self._drain_plan(child))
         elif not self._targets:
-            log = self._log(COORDINATOR)
-            raise Unavailable(
-                f"the coordinator did not start, status {child.exit_status}: see {log}"
-            )
+            raise self._did_not_start(child)
+
+    def _did_not_start(self, coordinator: Child) -> CkptError:
+        """What it said itself."""
+        log = self._log(COORDINATOR)
+        kind = ERROR_OF_EXIT.get(coordinator.exit_status or 0, Unavailable)
+        said, _, hint = last_line(log).removeprefix("ckptd coordinator: ").partition("; ")
+        text = f"the coordinator did not start, status {coordinator.exit_status}: {said}"
+        return kind(text, hint=f"{hint}; see {log}" if hint else f"see {log}")
 
     # ----------------------------------------------------------------------- ready and idle
 
@@ -378,6 +383,11 @@ class LocalCluster:
             "http": self._coordinator.ready["http"],
             "pid": os.getpid(),
             "coordinator_pid": self._coordinator.pid,
+            "coordinator_exit": (
+                None
+                if self._coordinator.state is ChildState.READY
+                else self._coordinator.exit_status
+            ),
             "drain_pid": self._drain.pid if self._drain is not None else None,
             "cluster": self._cluster.cluster,
             "boot": self._boot,

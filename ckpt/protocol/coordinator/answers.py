@@ -42,7 +42,13 @@ class Check:
     severity: str
     """`warning` or `error`."""
     message: str
+    """What is wrong, and why."""
     remedy: str
+    """What to do."""
+    command: str = ""
+    """The command that does it; empty where it is no command's business."""
+    targets: tuple[str, ...] = ()
+    """Which targets have to be started for it to go."""
 
 
 @dataclass(frozen=True, slots=True)

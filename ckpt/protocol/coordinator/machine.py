@@ -184,6 +184,7 @@ class CoordinatorMachine:
             self.files,
             policy.code,
             self._stores,
+            lambda: self._desk.now_us,
         )
         self._recover(image)
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from ckpt.base.errors import ERRORS, CkptError, Refused
+from ckpt.base.errors import ERROR_OF_EXIT, CkptError, Refused
 from ckpt_client.cli.cluster import TARGETS_FOLDER, check_idle, read_made
 from ckpt_client.cli.exits import Exit
 from ckpt_client.cli.local import cluster_directory
@@ -30,7 +30,6 @@ EXAMPLE = (
 )
 
 PROGRAM: Final = ("-P", "-m", "ckptd.cli", "rebuild-catalog")
-_ERROR_OF_CODE: Final = {error.exit_code: error for error in reversed(ERRORS.values())}
 
 
 class RefusedGeneration(msgspec.Struct, frozen=True):
@@ -110,7 +109,7 @@ def _rebuild(directory: Path, targets: str | None) -> RebuiltCatalog:
     if process.returncode not in (Exit.OK, Exit.DEGRADED):
         lines = errors.decode(errors="replace").strip().splitlines()
         said = lines[-1] if lines else f"ended with status {process.returncode}"
-        kind = _ERROR_OF_CODE.get(process.returncode, CkptError)
+        kind = ERROR_OF_EXIT.get(process.returncode, CkptError)
         raise kind(said.removeprefix("ckptd rebuild-catalog: "))
     return msgspec.json.decode(told, type=RebuiltCatalog)
 
