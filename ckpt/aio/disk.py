@@ -46,7 +46,7 @@ from ckpt.protocol.target.disk_events import (
     TruncateFile,
     WriteAt,
 )
-from ckpt.protocol.target.machine import TERM_FILE, decode_term
+from ckpt.protocol.target.term import TERM_FILE, decode_term
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,8 @@ class Case:
         assert found["command"]
         assert re.search(command, found["command"]), found
         text = run("status", "--timeout", "5", environ=self.environ).out
-        assert f"{name}: {found['message'][:20]}" in text
+        assert f"{name}: " in text
+        assert f"$ {found['command']}\n" in text
         self.shell(found["command"])
         wait_until(lambda: self.check(name) is None, f"{name} goes", PATIENCE_S, ASKED_S)
         assert isinstance(found, dict)
@@ -190,6 +191,24 @@ def a_failing_device_whose_cause_is_mended(folder: Path) -> None:
         wait_until(lambda: case.check("DEVICE_FAILING") is None, "it is well", PATIENCE_S, ASKED_S)
         fill(case.url, "again", tuple(range(1, 9)), ranks=2)
         assert len(list(case.directory.glob("targets/t1/columns/*"))) > len(sealed)
+
+
+def a_failing_device_and_a_new_coordinator(folder: Path) -> None:
+    """The new term cannot be made durable there; what lies there is read all the same."""
+    with made(folder) as case:
+        holder = case.columns(1)[0].parents[1]
+        staging = holder / "staging"
+        staging.rename(staging.with_name("taken away"))
+        os.kill(case.status().document()["coordinator"]["pid"], signal.SIGKILL)
+        wait_until(
+            lambda: case.check("DEVICE_FAILING") is not None, "it fails", PATIENCE_S, ASKED_S
+        )
+        names = {each["name"] for each in case.status().document()["checks"]}
+        assert names == {"DEVICE_FAILING"}, "no column is missed"
+        assert run("verify", f"{RUN_NAME}@1", environ=case.environ).code == 0
+        found = case.prove("DEVICE_FAILING", r"^kill \d+$", f"^{holder.name}: .*ENOENT")
+        assert str(holder) in found["remedy"]
+        assert run("verify", f"{RUN_NAME}@1", environ=case.environ).code == 0
 
 
 def too_few_targets(folder: Path) -> None:
@@ -355,7 +374,10 @@ PROOFS: dict[str, list[Callable[[Path], None]]] = {
         a_held_target, a_stopped_target, a_target_that_is_not_started_again,
         a_target_of_another_host,
     ],
-    "DEVICE_FAILING": [a_failing_device, a_failing_device_whose_cause_is_mended],
+    "DEVICE_FAILING": [
+        a_failing_device, a_failing_device_whose_cause_is_mended,
+        a_failing_device_and_a_new_coordinator,
+    ],
     "TOO_FEW_TARGETS": [too_few_targets],
     "REDUNDANCY_LOW": [columns_on_a_target_that_is_down, columns_that_are_gone],
     "CHECKPOINT_UNREACHABLE": [

@@ -2,7 +2,8 @@
 
 The table of docs/operations.md is this one, and a test proves each entry: it brings the check
 about, runs the command that it names, and sees it go. So a check without a cause and a command that
-mends it does not pass. Nothing of the coordinator is imported here: the command line names checks, too.
+mends it does not pass. Nothing of the coordinator is imported here: the command line names checks,
+too.
 """
 
 from __future__ import annotations

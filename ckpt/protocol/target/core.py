@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
 from ckpt.base.ids import BootId, CheckpointId, ColumnId, RunName, TargetId
-from ckpt.base.limits import RESERVE_FRACTION
+from ckpt.base.limits import PAGE_BYTES, RESERVE_FRACTION
 from ckpt.base.units import KiB, MiB
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader
@@ -24,7 +24,13 @@ from ckpt.format.target_messages import ColumnProof, DocumentKind
 from ckpt.protocol.events import Buffer, CloseSession, Report, Send, Session
 from ckpt.protocol.proofs import make_proof, proof_key
 from ckpt.protocol.target.device import DeviceHealth
-from ckpt.protocol.target.disk_events import DiskAction, DiskDone, DiskFailed, ReleaseBulk
+from ckpt.protocol.target.disk_events import (
+    DiskAction,
+    DiskDone,
+    DiskFailed,
+    ProbeFile,
+    ReleaseBulk,
+)
 
 TargetAction = DiskAction | ReleaseBulk | Send | CloseSession | Report
 
@@ -268,6 +274,16 @@ class Core:
                 self.out.append(step(self.expect(next_step)))
 
         next_step(None)
+
+    def probe(self, file: str) -> None:
+        """Try the device with a small file, whose way is that of a column as far as it goes."""
+
+        def probed(event: Completion) -> None:
+            self.device.probed(event.now_us, event if isinstance(event, DiskFailed) else None)
+            if not self.device.is_failing:
+                self.report("info", "the device is well again")
+
+        self.out.append(ProbeFile(self.expect(probed), file, bytes(PAGE_BYTES)))
 
     # ----------------------------------------------------------------------- content
 
