@@ -104,7 +104,7 @@ def test_a_coordinator_speaks_the_format_and_drops_counters_with_hostile_names()
     assert 'ckpt_target_bytes_written_total{target="t0"} 5' in lines
     assert 'ckpt_target_streams{target="t0"} 2' in lines
     assert 'ckpt_target_device_failing{target="t0"} 1' in lines
-    refused = {kind: 0 for kind in DEVICE_ERROR_KINDS} | {"write": 3, "space": 9}
+    refused = dict.fromkeys(DEVICE_ERROR_KINDS, 0) | {"write": 3, "space": 9}
     for kind, count in refused.items():
         name = "ckpt_target_device_errors_total"
         assert f'{name}{{target="t0",kind="{kind}"}} {count}' in lines
