@@ -142,7 +142,7 @@ def test_status_tells_the_errors_of_every_device() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["x" * 10_000, ""])
+@pytest.mark.parametrize("text", ["x" * 10_000, "", "\x1b[2J\nEIO"])
 def test_what_a_target_says_is_bounded(text: str) -> None:
     bench = Bench(4)
     target = bench.targets[TargetId("t0")]
@@ -151,3 +151,4 @@ def test_what_a_target_says_is_bounded(text: str) -> None:
     bench.tell(target.session, RenewLease(target.id, target.boot, *target.space, device=report))
     kept = bench.machine.members.targets[TargetId("t0")].device
     assert (len(kept.errors), len(kept.latest) <= 200) == (5, True)
+    assert kept.latest.isprintable()

@@ -309,7 +309,8 @@ class Membership:
             target.device = WELL
         else:
             errors = {kind: told.errors.get(kind, 0) for kind in DEVICE_ERROR_KINDS}
-            latest = told.latest[:DEVICE_TEXT_MAX]
+            kept = told.latest[:DEVICE_TEXT_MAX]
+            latest = "".join(each if each.isprintable() else "?" for each in kept)
             target.device = DeviceReport(errors, told.failures, latest)
         if target.is_failing and not was_failing:
             why = target.device.latest
