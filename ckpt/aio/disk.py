@@ -18,7 +18,7 @@ import mmap
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -38,6 +38,7 @@ from ckpt.protocol.target.disk_events import (
     DiskDone,
     DiskFailed,
     Preallocate,
+    ProbeFile,
     ReadAt,
     RemoveFile,
     RenameFile,
@@ -46,7 +47,7 @@ from ckpt.protocol.target.disk_events import (
     TruncateFile,
     WriteAt,
 )
-from ckpt.protocol.target.machine import TERM_FILE, decode_term
+from ckpt.protocol.target.term import TERM_FILE, decode_term
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +103,37 @@ def perform(disk: Disk, action: DiskAction, now_us: int) -> DiskDone | DiskFaile
             case RemoveFile(file=file):
                 with contextlib.suppress(FileNotFoundError):
                     disk.remove_file(file)
+            case ProbeFile(file=file, data=wanted):
+                _probe(disk, file, wanted)
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "EIO")
-        return DiskFailed(now_us, action.op, name, os.strerror(error.errno or errno.EIO))
+        text = os.strerror(error.errno or errno.EIO)
+        return DiskFailed(now_us, action.op, name, text, _KINDS[type(action)])
     return DiskDone(now_us, action.op, data)
+
+
+_KINDS: Final[Mapping[type[DiskAction], str]] = {
+    WriteAt: "write", TruncateFile: "write", ReadAt: "read", SyncFile: "sync",
+    SyncDirectory: "sync", Preallocate: "create", RenameFile: "create", RemoveFile: "create",
+    ProbeFile: "probe",
+}  # fmt: skip
+
+
+def _probe(disk: Disk, file: str, wanted: bytes) -> None:
+    """A small file's whole life. Raises OSError, EIO also for what does not read back the same."""
+    try:
+        disk.write_at(file, 0, wanted)
+        disk.sync_file(file)
+        found = disk.read_at(file, 0, len(wanted))
+        same = bytes(found) == wanted
+        disk.release(found)
+        if not same:
+            raise OSError(errno.EIO, "it does not read back what was written")
+    except OSError:
+        with contextlib.suppress(OSError):
+            disk.remove_file(file)
+        raise
+    disk.remove_file(file)
 
 
 def scan(disk: Disk, now_us: int) -> DirectoryLoaded:

@@ -128,6 +128,11 @@ ERRORS: Final[dict[str, type[CkptError]]] = {
     )
 }  # fmt: skip
 """Code on the wire -> class."""
+ERROR_OF_EXIT: Final[dict[int, type[CkptError]]] = {
+    **{error.exit_code: error for error in reversed(ERRORS.values())},
+    Corrupt.exit_code: Corrupt,
+}
+"""Exit code of a process of ours -> class. None ends because it found a checkpoint to be Lost."""
 
 
 def error_from_wire(

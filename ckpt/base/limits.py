@@ -63,6 +63,16 @@ STAGER_AWAY_US = 2_000_000
 # Targets.
 RESERVE_FRACTION = 0.05
 """Of each device, never given to a reservation."""
+DEVICE_FAILURES_MAX = 3
+"""With so many operations refused since it was last proved well, a device fails: its target gets no
+new columns. One alone may be a bad sector, which costs one column."""
+DEVICE_PROBE_US = 2_000_000
+"""The first probe of a device that fails comes so much later; each further one twice as late, but
+no later than"""
+DEVICE_PROBE_LAST_US = 300_000_000
+"""this."""
+DEVICE_CALM_US = 600_000_000
+"""Without a failure for so long a device has a clean slate."""
 
 assert PAGE_BYTES <= BLOCK_BYTES <= CELL_BYTES_DEFAULT <= CELL_BYTES_MAX
 assert BLOCK_BYTES & (BLOCK_BYTES - 1) == 0, "blocks of a cell are found by shifting"
@@ -71,4 +81,5 @@ assert CELL_BYTES_MAX <= FRAME_BULK_BYTES_MAX, "one fragment travels in one fram
 assert CODE_PARITY_MAX < CODE_COLUMNS_MAX
 assert 3 * BEAT_US < HEDGE_US, "two lost or late words must not cost a place"
 assert 2 * RENEW_US < LEASE_US, "one lost renewal must not cost the lease"
+assert DEVICE_PROBE_US < DEVICE_PROBE_LAST_US < DEVICE_CALM_US, "a relapse is known"
 assert STANDSTILL_US <= RENEW_US, "what is not excused costs no more than one renewal"

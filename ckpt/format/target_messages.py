@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from ckpt.base.ids import (
     BootId,
@@ -88,6 +88,22 @@ class TargetRegistered(Struct, frozen=True, gc=False):
     lease_us: int
 
 
+class DeviceReport(Struct, frozen=True, gc=False):
+    """What a target's device refused."""
+
+    errors: dict[str, int]
+    """Since boot, by kind, of DEVICE_ERROR_KINDS."""
+    failures: int
+    """Since the device was last proved well; a device that is full has not failed."""
+    latest: str = ""
+    """Of these: `write: EIO: Input/output error`."""
+
+
+DEVICE_ERROR_KINDS = ("write", "read", "sync", "create", "space")
+"""`create`: a file could not be made, renamed or removed. `space`: there was no room, whatever was
+tried."""
+
+
 class RenewLease(Struct, frozen=True, gc=False):
     """I live. Counters are cumulative since boot."""
 
@@ -98,6 +114,8 @@ class RenewLease(Struct, frozen=True, gc=False):
     counters: dict[str, int] = field(default_factory=dict)
     device_bytes_free: int | None = None
     """As in RegisterTarget."""
+    device: DeviceReport | UnsetType = UNSET
+    """Unset while nothing was refused."""
 
 
 class LeaseRenewed(Struct, frozen=True, gc=False):

@@ -9,6 +9,7 @@ supervisor runs on its own: it is nobody's child and has its own session.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import socket
 import time
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
-from ckpt.base.errors import CkptError, Corrupt, Refused, Unavailable
+from ckpt.base.errors import ERROR_OF_EXIT, CkptError, Corrupt, Refused, Unavailable
 from ckpt_client.detach import start_detached
 from ckpt_client.locate import ReadyFile, read_ready
 from ckpt_client.url import LocalOptions, LocalUrl
@@ -135,7 +136,7 @@ def start_arguments(directory: Path, options: LocalOptions) -> list[str]:
     """The supervisor's command: `ckptd local DIR` with what the URL says;
     DIR remembers the rest.
     """
-    arguments = ["-m", "ckptd.cli", "local", str(directory)]
+    arguments = ["-m", "ckptd.cli", "local", str(directory), "--json"]
     for option, _, flag in _KEYS:
         value = getattr(options, option)
         if option == "targets" and value is None and not (directory / CLUSTER_NAME).exists():
@@ -159,13 +160,21 @@ def _start(directory: Path, options: LocalOptions, deadline_s: float) -> ReadyFi
             return ready
         if not is_supervised(directory) and not (started and _runs(started)):
             if started:
-                told = _tail(log)
-                # A command that it names stands last, so that it can be copied.
-                hint = "" if "run: " in told else f"see {log}"
-                raise CkptError(f"the supervisor of {directory} ended: {told}", hint=hint)
+                raise _why_ended(directory, log)
             started = start_detached(start_arguments(directory, options), log=log)
         time.sleep(POLL_S)
     raise Unavailable(f"the cluster in {directory} did not come up in time", hint=f"see {log}")
+
+
+def _why_ended(directory: Path, log: Path) -> CkptError:
+    """What the supervisor said last: its own error, where it had one."""
+    said = last_line(log)
+    try:
+        told = json.loads(said)
+        error = ERROR_OF_EXIT[told["code"]](told["message"], hint=told["hint"] or f"see {log}")
+    except (ValueError, KeyError, TypeError):
+        return CkptError(f"the supervisor of {directory} ended: {said}", hint=f"see {log}")
+    return error
 
 
 def _wait_for_lock(directory: Path, deadline_s: float) -> int:
@@ -190,7 +199,8 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def _tail(log: Path) -> str:
+def last_line(log: Path) -> str:
+    """Of a log, for people."""
     try:
         lines = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
     except OSError:

@@ -16,6 +16,7 @@ from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import US_PER_S
 from ckpt.protocol.target.core import STAGING
 from ckpt.protocol.target.disk_events import (
+    FULL_ERRNOS,
     DiskAction,
     DiskDone,
     DiskFailed,
@@ -23,7 +24,6 @@ from ckpt.protocol.target.disk_events import (
     SyncFile,
     WriteAt,
 )
-from ckpt.protocol.target.space import FULL_ERRNOS
 
 PROBE_OP: Final = 0
 """The number of all operations of mine; a machine's own begin at 1."""

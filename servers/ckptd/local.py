@@ -34,7 +34,7 @@ from typing import Final
 
 from ckpt.aio.durable import write_aside
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
-from ckpt.base.errors import ERRORS, Busy, CkptError, Refused, Unavailable
+from ckpt.base.errors import Busy, CkptError, Refused
 from ckpt.erasure.code import Code
 from ckptd import cli
 from ckptd import config as options
@@ -46,6 +46,7 @@ from ckptd.cluster_file import (
 )
 from ckptd.directory import make_directory, open_lock
 from ckptd.http_client import HttpAsker
+from ckptd.last_words import why_it_ended
 from ckptd.log import Reporter, configure, reporter
 from ckptd.supervise import Child, ChildPlan, ChildState, RestartPolicy, Supervisor
 
@@ -65,7 +66,6 @@ JOIN_LAST_S: Final = 45.0
 and a cluster without targets is of no use. Less than an opener waits."""
 JOIN_POLL_S: Final = 0.05
 IDLE_POLL_S: Final = 1.0
-LOG_TAIL_BYTES: Final = 4000
 CATALOG_OLD: Final = "old"
 """What the coordinator's `/v1/sessions` says of a catalog that it does not serve."""
 LOCK_POLL_S: Final = 0.02
@@ -303,7 +303,7 @@ class LocalCluster:
                 if (self._directory / f"{DRAIN}.toml").exists():
                     self._drain = self._supervisor.add(self._drain_plan(child))
         elif not self._targets:
-            raise did_not_start(child.exit_status, self._log(COORDINATOR))
+            raise why_it_ended(COORDINATOR, child.exit_status, self._log(COORDINATOR))
 
     # ----------------------------------------------------------------------- ready and idle
 
@@ -381,6 +381,11 @@ class LocalCluster:
             "http": self._coordinator.ready["http"],
             "pid": os.getpid(),
             "coordinator_pid": self._coordinator.pid,
+            "coordinator_exit": (
+                None
+                if self._coordinator.state is ChildState.READY
+                else self._coordinator.exit_status
+            ),
             "drain_pid": self._drain.pid if self._drain is not None else None,
             "cluster": self._cluster.cluster,
             "boot": self._boot,
@@ -455,19 +460,6 @@ def _incarnation(pid: int) -> str:
     except OSError:
         return ""
     return "" if after_name[0] in "ZX" else f"{pid} {after_name[19]}"
-
-
-def did_not_start(status: int | None, log: Path) -> CkptError:
-    """What the coordinator said at its end, as an error of the kind that its status names."""
-    try:
-        lines = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    prefix = f"ckptd {COORDINATOR}: "
-    said = lines[-1].removeprefix(prefix) if lines and lines[-1].startswith(prefix) else ""
-    kinds = {kind.exit_code: kind for kind in reversed(ERRORS.values())}
-    kind = kinds.get(status or 0, Unavailable)
-    return kind(f"the coordinator did not start, status {status}: {said or f'see {log}'}")
 
 
 def _is_held(child: Child) -> bool:

@@ -19,7 +19,7 @@ from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.evicting import Evictor
 from ckpt.protocol.coordinator.membership import Membership, TargetState
 from ckptd.exposition import Family, Histogram, Kind, render
-from ckptd.target_metrics import build_info, family_of_counter
+from ckptd.target_metrics import add_device, build_info, device_families, family_of_counter
 
 STALL_BOUNDS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 COMMIT_BOUNDS_S: Final = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
@@ -143,12 +143,14 @@ def _targets(members: Membership) -> Iterator[Family]:
     up = Family("ckpt_target_up", Kind.GAUGE, "1 when the target is live.")
     capacity = Family("ckpt_capacity_bytes", Kind.GAUGE, "Of live targets, by state.")
     columns = Family("ckpt_target_columns", Kind.GAUGE, "Columns proved in the current boot.")
+    devices = device_families()
     counters: dict[str, Family] = {}
     used = free = 0
     for target in members.targets.values():
         live = target.state is TargetState.LIVE
         up.add(int(live), target=target.id)
         columns.add(len(target.proved), target=target.id)
+        add_device(devices, target.id, target.device.errors, failing=target.is_failing)
         if live:
             used, free = used + target.bytes_used, free + target.bytes_free
         for name, value in sorted(target.counters.items())[:COUNTERS_LABELED_MAX]:
@@ -156,7 +158,7 @@ def _targets(members: Membership) -> Iterator[Family]:
                 family = family_of_counter(name)
                 counters.setdefault(family.name, family).add(value, target=target.id)
     capacity.add(used, state="used").add(free, state="free")
-    yield from (up, capacity, columns)
+    yield from (up, capacity, columns, *devices)
     yield from (counters[name] for name in sorted(counters)[:COUNTERS_LABELED_MAX])
 
 

@@ -26,6 +26,8 @@ def render_page(status: Json, runs: object) -> str:
         "<!doctype html><html lang=en><meta charset=utf-8><title>ckpt</title>",
         f"<style>{_STYLE}</style><h1>ckpt</h1>",
         _facts(facts),
+        "<h2>Checks</h2>",
+        _table(_rows(status.get("checks"))),
         "<h2>Targets</h2>",
         _table(targets),
         "<h2>Runs</h2>",

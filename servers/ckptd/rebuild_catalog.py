@@ -45,7 +45,7 @@ from ckpt.format.target_messages import ColumnsListed, DocumentKind, ListColumns
 from ckpt.protocol.coordinator.catalog import CatalogImage, CatalogRow, RowState, TargetSeen
 from ckpt.protocol.coordinator.placements import encode_placement
 from ckpt.protocol.target.directory import identify
-from ckpt.protocol.target.machine import TERM_FILE, decode_term
+from ckpt.protocol.target.term import TERM_FILE, decode_term
 from ckptd import config as options
 from ckptd.backup_catalog import read_backup, take_from
 from ckptd.catalog import CATALOG_NAME, create_catalog

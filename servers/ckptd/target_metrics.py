@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
+from ckpt.format.target_messages import DEVICE_ERROR_KINDS
 from ckpt.protocol.target.core import LEVELS
 from ckptd.exposition import Family, Histogram, Kind, render
 
@@ -28,6 +29,28 @@ def family_of_counter(name: str) -> Family:
     return Family(total, Kind.COUNTER, "Of one target, since it began.")
 
 
+def device_families() -> tuple[Family, Family]:
+    """The empty families of what devices refuse, and of which fail, for `add_device`."""
+    return (
+        Family("ckpt_target_device_failing", Kind.GAUGE, "1 while its device gets no new columns."),
+        Family(
+            "ckpt_target_device_errors_total",
+            Kind.COUNTER,
+            "What its device refused since the target began, by kind; space is no failure.",
+        ),
+    )
+
+
+def add_device(
+    families: tuple[Family, Family], target: str, errors: Mapping[str, int], *, failing: bool
+) -> None:
+    """One target's."""
+    fails, refused = families
+    fails.add(int(failing), target=target)
+    for kind in DEVICE_ERROR_KINDS:
+        refused.add(errors.get(kind, 0), target=target, kind=kind)
+
+
 def build_info(version: str) -> Family:
     """What runs here."""
     return Family("ckpt_build_info", Kind.GAUGE, "Version, always 1.").add(1, version=version)
@@ -47,6 +70,7 @@ def render_target_metrics(
         [
             build_info(version),
             *_columns(machine, target),
+            *_device(machine, target),
             *_space(machine.space, machine.bytes_used, target),
             *_pools(pools, target),
             *_peers(statistics, target),
@@ -75,6 +99,13 @@ def _columns(machine: TargetMachine, target: str) -> Iterator[Family]:
     for reason, count in sorted(machine.refusals.items()):
         by_reason.add(count, target=target, reason=reason)
     yield by_reason
+
+
+def _device(machine: TargetMachine, target: str) -> tuple[Family, Family]:
+    families = device_families()
+    device = machine.device
+    add_device(families, target, device.errors, failing=device.is_failing)
+    return families
 
 
 def _space(space: Space, bytes_used: int, target: str) -> Iterator[Family]:

@@ -47,7 +47,9 @@ class FakeReports:
         if run == "absent":
             raise NotFound("no run 'absent'")
         targets = [{"id": "<t0>", "state": "live", "bytes_used": 2048}]
-        return json.dumps({"what": what, "run": run, "step": step, "targets": targets}).encode()
+        checks = [{"name": "TARGET_DOWN", "message": "<t1>", "command": "kill -CONT 7"}]
+        answer = {"what": what, "run": run, "step": step, "targets": targets, "checks": checks}
+        return json.dumps(answer).encode()
 
     def metrics(self) -> str:
         return "ckpt_target_up 1\n"
@@ -180,6 +182,7 @@ def test_the_token_opens_metrics_and_the_page_but_no_question(plane: Plane) -> N
     assert b"&lt;t0&gt;" in page
     assert b"2 KiB" in page
     assert b"<t0>" not in page
+    assert b"TARGET_DOWN<td>&lt;t1&gt;<td>kill -CONT 7" in page
 
 
 def test_a_wrong_question_is_an_error_in_json(plane: Plane) -> None:

@@ -11,6 +11,7 @@ import pytest
 from ckpt.base.ids import BootId, TargetId
 from ckpt.erasure.code import Code
 from ckpt.format.messages import Role
+from ckpt.format.target_messages import DEVICE_ERROR_KINDS, DeviceReport
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import CatalogImage, StoreRow, TargetSeen
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
@@ -83,6 +84,7 @@ def test_a_coordinator_speaks_the_format_and_drops_counters_with_hostile_names()
     machine = CoordinatorMachine(policy, image, secret=bytes(32), wall_s=lambda: 0.0)
     target = machine.members.targets[TargetId("t0")]
     target.boot = BootId(1)
+    target.device = DeviceReport({"write": 3, "space": 9}, 3, "write: EIO")
     target.counters = {"bytes_written": 5, 'x"} 1\nckpt_evil': 1, "streams": 2}
     text = render_metrics(
         version="1",
@@ -101,6 +103,11 @@ def test_a_coordinator_speaks_the_format_and_drops_counters_with_hostile_names()
     assert 'ckpt_target_up{target="t0"} 0' in lines
     assert 'ckpt_target_bytes_written_total{target="t0"} 5' in lines
     assert 'ckpt_target_streams{target="t0"} 2' in lines
+    assert 'ckpt_target_device_failing{target="t0"} 1' in lines
+    refused = dict.fromkeys(DEVICE_ERROR_KINDS, 0) | {"write": 3, "space": 9}
+    for kind, count in refused.items():
+        name = "ckpt_target_device_errors_total"
+        assert f'{name}{{target="t0",kind="{kind}"}} {count}' in lines
     assert 'ckpt_sessions{role="stager"} 3' in lines
     assert 'ckpt_save_stall_seconds_bucket{le="+Inf"} 0' in lines
     assert 'ckpt_drain_backlog{store="s3://b"} 0' in lines

@@ -32,7 +32,7 @@ from ckpt.format.target_messages import DocumentKind
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
 from ckpt.protocol.coordinator.placements import decode_placement
-from ckpt.protocol.target.machine import encode_term
+from ckpt.protocol.target.term import encode_term
 from ckptd.catalog import Catalog, read_image
 from ckptd.cluster_file import ClusterOptions, load_or_create
 from ckptd.rebuild_catalog import TERM_SKIP, RestingTarget, rebuild

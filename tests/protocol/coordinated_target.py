@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from msgspec import UNSET, UnsetType
+
 from ckpt.base.ids import (
     BootId,
     CatalogPosition,
@@ -23,6 +25,7 @@ from ckpt.format.target_messages import (
     Attested,
     ColumnProof,
     ColumnsListed,
+    DeviceReport,
     DocumentKind,
     DocumentStored,
     DocumentSummary,
@@ -59,6 +62,8 @@ class FakeTarget:
     domain: str
     boot: BootId
     bytes_free: int = 1 << 40
+    device: DeviceReport | UnsetType = UNSET
+    """What its renewals say."""
     session: Session | None = None
     columns: dict[ColumnId, ColumnProof] = field(default_factory=dict)
     documents: dict[tuple[DocumentKind, CheckpointId], bytes] = field(default_factory=dict)

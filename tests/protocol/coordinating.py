@@ -107,7 +107,7 @@ class Bench:
             self.now_us = min(end_us, self.now_us + SECOND_US)
             for target in self.targets.values():
                 if target.session is not None:
-                    renew = RenewLease(target.id, target.boot, *target.space)
+                    renew = RenewLease(target.id, target.boot, *target.space, device=target.device)
                     self.tell(target.session, renew)
             self.feed(Ticked(self.now_us))
             if self.now_us >= end_us:

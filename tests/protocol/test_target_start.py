@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections import deque
 
+from msgspec import UNSET
+
 from ckpt.base.ids import CheckpointId, Epoch, Generation, ReservationId, RunName, Step
-from ckpt.format.messages import Failed, Role
+from ckpt.base.limits import DEVICE_FAILURES_MAX, DEVICE_PROBE_US
+from ckpt.format.messages import ColumnVerified, Failed, Role, VerifyColumn
 from ckpt.format.target_messages import (
     DocumentKind,
     DropGeneration,
+    Dropped,
     ListColumns,
     RegisterTarget,
+    ReleaseReservation,
     RenewLease,
     Reserve,
     Reserved,
     TargetRegistered,
 )
-from ckpt.protocol.events import Send, SessionClosed, SessionOpened
+from ckpt.protocol.events import Send, Session, SessionClosed, SessionOpened
 from ckpt.protocol.target.core import column_name
-from ckpt.protocol.target.machine import decode_term, encode_term
+from ckpt.protocol.target.term import decode_term, encode_term
 from ckpt.testing.disk import FakeDisk, Fault, Keep
 from tests.protocol.target_world import (
     CHECKPOINT,
@@ -106,12 +111,69 @@ def test_of_two_terms_that_arrive_at_once_the_higher_stays() -> None:
     assert TargetWorld(world.disk, boot=12, term=0).machine.term == 7
 
 
-def test_a_term_that_cannot_be_written_is_not_taken() -> None:
+def test_under_a_term_that_cannot_be_written_nothing_is_obeyed_and_all_is_read() -> None:
+    """A device that went read-only before its coordinator started again still serves."""
+    world, column = _ready(), Column()
+    store(world, column)
+    world.disk.faults.append(Fault("write", "EROFS", count=1 << 30))
+    reserve(world, Column(rank=3), 7)
+    _come(world, 6)
+    assert (world.machine.term, world.machine.registered, world.closed) == (1, False, [])
+    world.tell(COORDINATOR, ReleaseReservation(6, ReservationId(7)), request=0)
+    world.messages(COORDINATOR)
+    for term in (1, 6):
+        world.tell(COORDINATOR, DropGeneration(term, CHECKPOINT), request=4)
+        (failed,) = _answers(world)
+        assert isinstance(failed, Failed)
+        assert failed.code == "unavailable"
+        assert "EROFS" in failed.message
+    for _ in range(DEVICE_FAILURES_MAX):
+        world.tick(us=DEVICE_PROBE_US)
+    renewal = [each for each in _answers(world) if isinstance(each, RenewLease)][-1]
+    assert renewal.device is not UNSET
+    assert renewal.device.failures >= DEVICE_FAILURES_MAX
+    world.tell(READER, VerifyColumn(column.id))
+    assert world.messages(READER) == [
+        ColumnVerified(column.id, False, column.layout.column_bytes, ())
+    ]
+    tried = len(world.performed)
+    world.tick(us=DEVICE_PROBE_US // 2)
+    assert len(world.performed) == tried, "while the device fails its probe goes first"
+
+    world.disk.faults.clear()
+    for _ in range(4):
+        world.tick(us=4 * DEVICE_PROBE_US)
+    assert (world.machine.term, world.machine.registered, world.closed) == (6, True, [])
+    assert world.disk.list_directory("staging") == [], "what was to be released is"
+    world.messages(COORDINATOR)
+    world.tell(COORDINATOR, DropGeneration(6, CHECKPOINT))
+    assert [type(each) for each in _answers(world)] == [Dropped]
+
+
+def test_commands_that_waited_for_a_term_that_cannot_be_written_are_answered() -> None:
     world = _ready()
+    world.held = deque()
     world.disk.faults.append(Fault("sync"))
     world.tell(COORDINATOR, TargetRegistered(6, Epoch(6), 3_000_000))
-    assert world.machine.term == 1
-    assert [each.session for each in world.closed] == [COORDINATOR]
+    world.tell(COORDINATOR, DropGeneration(6, CHECKPOINT), request=4)
+    world.messages(COORDINATOR)
+    while world.held:
+        world.step()
+    assert [getattr(each, "code", "") for each in _answers(world)] == ["unavailable"]
+
+
+def test_a_term_that_fails_behind_its_session_holds_nobody_out() -> None:
+    world = _ready()
+    world.held = deque()
+    world.disk.faults.append(Fault("sync"))
+    world.tell(COORDINATOR, TargetRegistered(6, Epoch(6), 3_000_000))
+    later = Session(77)
+    world.feed(SessionOpened(world.now_us, later, Role.COORDINATOR, ""))
+    while world.held:
+        world.step()
+    world.held = None
+    world.tell(later, TargetRegistered(7, Epoch(7), 3_000_000))
+    assert (world.machine.term, world.machine.registered) == (7, True)
 
 
 def test_a_command_from_a_session_that_was_not_dialed_cuts_it_off() -> None:

@@ -6,7 +6,7 @@ imported here: whoever only asks need not load its machines.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,12 @@ class TargetView:
     columns: int
     boot: str
     counters: dict[str, int]
+    device_failing: bool = False
+    """It refuses what it is asked: no new columns go there, while others will do."""
+    device_error: str = ""
+    """What it refused last, since the target began."""
+    device_errors: dict[str, int] = field(default_factory=dict)
+    """How much it refused since then, by kind: write, read, sync, create, space. Empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,13 @@ class Check:
     severity: str
     """`warning` or `error`."""
     message: str
+    """What is wrong, and why."""
     remedy: str
+    """What to do."""
+    command: str = ""
+    """The command that does it; empty where it is no command's business."""
+    targets: tuple[str, ...] = ()
+    """Which targets have to be started for it to go."""
 
 
 @dataclass(frozen=True, slots=True)

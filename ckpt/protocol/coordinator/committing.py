@@ -267,7 +267,8 @@ class Committer:
         since = self._short_since.setdefault(attempt.checkpoint, self._desk.now_us)
         if self._desk.now_us - since < RECOUNT_GRACE_US:
             return
-        text = f"{lack}; {len(self._members.live())} targets are live"
+        live = len(self._members.live())
+        text = f"{lack}; {live} targets are live{self._members.failing_text()}"
         hint = "start the missing targets (ckpt status shows them) and save again"
         self._abort(attempt, Unavailable(text, hint=hint))
 

@@ -81,13 +81,9 @@ class _Spread:
             return
         wanted = self._copies - len(self._stored) - len(self._asked - self._late)
         if wanted > 0:
-            untried = [c for c in self._members.candidates() if c.target not in self._tried]
-            # A late one may never store it: its domain is open to whoever comes in its place.
-            hold = sorted(self._stored | (self._asked - self._late))
-            beside = [Holder(id, self._members.targets[id].domain) for id in hold]
-            chosen = document_targets(untried, wanted, beside)
-            self._tried.update(chosen)
-            self._asked.update(chosen)
+            chosen = self._choose(wanted, last_resort=False)
+            # A device that fails may still take a small one.
+            chosen += self._choose(wanted - len(chosen), last_resort=True)
             for target in chosen:
                 self._put(target)
         if not self._done and (len(self._stored) >= self._copies or not self._asked):
@@ -95,6 +91,17 @@ class _Spread:
             possible = max(1, len(self._members.live()))
             needed = self._copies if self._members.gathering else min(self._copies, possible)
             self._then(tuple(sorted(self._stored)) if len(self._stored) >= needed else ())
+
+    def _choose(self, count: int, *, last_resort: bool) -> tuple[TargetId, ...]:
+        known = self._members.candidates(last_resort=last_resort)
+        # A late one may never store it: its domain is open to whoever comes in its place.
+        hold = sorted(self._stored | (self._asked - self._late))
+        beside = [Holder(id, self._members.targets[id].domain) for id in hold]
+        untried = [c for c in known if c.target not in self._tried]
+        chosen = document_targets(untried, count, beside)
+        self._tried.update(chosen)
+        self._asked.update(chosen)
+        return chosen
 
     def _answered(self, target: TargetId, stored: bool) -> None:
         self._asked.discard(target)

@@ -164,6 +164,7 @@ class CoordinatorMachine:
             self.files,
             policy.code,
             lambda: store_statuses(self.drains, self._desk.now_us),
+            lambda: self._desk.now_us,
             self.vouching,
         )
         self._recover(image)

@@ -18,14 +18,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
+
+from msgspec import UNSET, UnsetType
 
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import BootId, ColumnId, Domain, Epoch, TargetId
-from ckpt.base.limits import LEASE_US
+from ckpt.base.limits import DEVICE_FAILURES_MAX, LEASE_US, PAYLOAD_BYTES_MAX
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Failed, Message, TargetAddress
 from ckpt.format.target_messages import (
+    DEVICE_ERROR_KINDS,
     ColumnsListed,
+    DeviceReport,
     DocumentSummary,
     LeaseRenewed,
     ListColumns,
@@ -40,6 +45,8 @@ from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.proofs import check_proof
 from ckpt.protocol.service_time import MEMORY_US, ServiceTime
 
+LAST_LOAD_BYTES: Final = PAYLOAD_BYTES_MAX << 8
+"""What a failing target seems to carry: placement takes the least loaded first."""
 GATHERING_US = 2 * LEASE_US
 """After its start a coordinator waits so long for targets before it says they are missing."""
 SLOW_US = 60_000_000
@@ -48,6 +55,12 @@ RESERVE_GOOD_US = 250_000
 """A target that reserves once within this is not passed over for being slow,"""
 RESERVE_FACTOR = 8
 """nor one that takes less than so many times what the others take."""
+
+
+WELL = DeviceReport({}, 0)
+"""Of a target that has not told of any failure."""
+DEVICE_TEXT_MAX = 200
+"""Of what a target says of its device, so much is kept."""
 
 
 class TargetState(Enum):
@@ -84,12 +97,21 @@ class Target:
     """How long it takes to reserve space once."""
     slow_until_us: int = 0
     """A save found it slow beside its peers: until then others come before it."""
+    device: DeviceReport = WELL
+    """What its device refused, as this boot told last."""
     load_bytes: int = 0
     """Planned onto it by attempts that have not ended; the balance of a burst."""
     proved: set[ColumnId] = field(default_factory=set)
     #: Columns that this boot has proved, sealed or listed. Emptied at every registration.
     documents: set[DocumentSummary] = field(default_factory=set)
     #: Documents that this boot listed or stored.
+
+    @property
+    def is_failing(self) -> bool:
+        """Its device refuses what it is asked: no new column goes there while others will do. What
+        it holds counts and is read.
+        """
+        return self.device.failures >= DEVICE_FAILURES_MAX
 
     @property
     def where(self) -> TargetAddress:
@@ -173,9 +195,18 @@ class Membership:
         held = self.targets.get(target)
         return held is not None and held.state is TargetState.LIVE and column in held.proved
 
-    def candidates(self) -> list[Candidate]:
+    def failing(self) -> list[Target]:
+        """Live targets whose device fails, by id."""
+        return [target for target in self.live() if target.is_failing]
+
+    def failing_text(self) -> str:
+        """Which these are and why; empty when there are none."""
+        told = [f"{target.id} ({target.device.latest})" for target in self.failing()]
+        return f"; the device fails of {', '.join(told)}" if told else ""
+
+    def candidates(self, *, last_resort: bool = False) -> list[Candidate]:
         """All targets as placement sees them; those that do not count keep their seat
-        but take nothing.
+        but take nothing. Nor do those whose device fails, but as a last resort, behind all others.
         """
         return [
             Candidate(
@@ -185,8 +216,8 @@ class Membership:
                 device=str(t.domain),
                 bytes_free=t.device_bytes_free,
                 own_bytes_free=t.bytes_free,
-                load_bytes=t.load_bytes,
-                live=t.state is TargetState.LIVE,
+                load_bytes=t.load_bytes + LAST_LOAD_BYTES * t.is_failing,
+                live=t.state is TargetState.LIVE and (last_resort or not t.is_failing),
                 slow=self._desk.now_us < t.slow_until_us,
             )
             for t in self.targets.values()
@@ -252,6 +283,7 @@ class Membership:
         target.bytes_free, target.bytes_used = message.bytes_free, message.bytes_used
         target.device_bytes_free = _of_device(message)
         target.counters = message.counters
+        self._note_device(target, message.device)
         self._desk.send(session, request, LeaseRenewed(self.epoch, self._desk.position))
 
     def session_closed(self, session: Session) -> None:
@@ -286,6 +318,8 @@ class Membership:
     def _adopt(
         self, target: Target, session: Session, domain: Domain, message: RegisterTarget
     ) -> None:
+        if target.boot != message.boot:
+            target.device = WELL
         target.session, target.boot, target.state = session, message.boot, TargetState.RECONCILING
         target.silent_since_us = None
         target.domain, target.directory = domain, message.directory
@@ -298,6 +332,21 @@ class Membership:
         target.reserving = ServiceTime(unit=1)
         self._by_session[session] = target.id
         self.version += 1
+
+    def _note_device(self, target: Target, told: DeviceReport | UnsetType) -> None:
+        was_failing = target.is_failing
+        if told is UNSET:
+            target.device = WELL
+        else:
+            errors = {kind: told.errors.get(kind, 0) for kind in DEVICE_ERROR_KINDS}
+            kept = told.latest[:DEVICE_TEXT_MAX]
+            latest = "".join(each if each.isprintable() else "?" for each in kept)
+            target.device = DeviceReport(errors, told.failures, latest)
+        if target.is_failing and not was_failing:
+            why = target.device.latest
+            self._desk.report("error", "target's device fails", target=target.id, why=why)
+        elif was_failing and not target.is_failing:
+            self._desk.report("info", "target's device is well again", target=target.id)
 
     def _list(self, target: Target, boot: BootId, cursor: str) -> None:
         assert target.session is not None

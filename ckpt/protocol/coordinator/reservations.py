@@ -2,6 +2,7 @@
 
     request --Reserve to n + spares targets--> all held --> Allotment
        ^             | refused or late: next candidate, at last the column is absent
+       |             |   (one whose device fails only where the floor is not reached otherwise)
        |             +-- fewer than the floor: everything is released, NoSpace or Unavailable
        +--- enough live, but late: with twice the patience
 
@@ -264,15 +265,19 @@ class Reservations:
         self._turn += 1
         rule = self._rule
         live = {target.id for target in self._members.live()}
-        placement = place(
-            layout.code,
-            size,
-            self._members.candidates(),
-            rule.level,
-            rule.max_per_domain,
-            rule.spare_count,
-            self._turn,
-        )
+        for last_resort in (False, True):
+            placement = place(
+                layout.code,
+                size,
+                self._members.candidates(last_resort=last_resort),
+                rule.level,
+                rule.max_per_domain,
+                rule.spare_count,
+                self._turn,
+            )
+            given = sum(target is not None for target in placement.columns)
+            if given >= layout.code.floor or not self._members.failing():
+                break
 
         def answered(column: ColumnNumber | None, held: Place | None) -> None:
             allotment.open_questions -= 1
@@ -324,9 +329,11 @@ class Reservations:
             for j, id in allotment.intended.items()
             if j != column and id in targets
         ]
+        left = sum(holder.target not in allotment.refused for holder in others)
+        spares = sum(place.target not in allotment.refused for place in allotment.spares)
         chosen = pick_replacement(
             allotment.file_bytes,
-            self._members.candidates(),
+            self._members.candidates(last_resort=left + spares < allotment.layout.code.floor),
             others,
             self._rule.level,
             self._rule.max_per_domain,
@@ -420,7 +427,7 @@ class Reservations:
         done(
             Unavailable(
                 f"{live} targets are live and {given} gave space, {needed} are needed for {code}"
-                f"{self._members.silence()}",
+                f"{self._members.silence()}{self._members.failing_text()}",
                 hint="start the missing targets (ckpt status shows them) and save again",
             )
         )
@@ -459,6 +466,7 @@ class Reservations:
             place.target in targets
             and targets[place.target].session is not None
             and targets[place.target].boot == place.boot
+            and not targets[place.target].is_failing
             for place in allotment.places
         )
 

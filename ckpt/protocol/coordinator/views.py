@@ -4,7 +4,7 @@ HTTP `/v1/…` and the CLI. Its records are those of answers.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
@@ -15,7 +15,6 @@ from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages import CommitInfo
 from ckpt.protocol.coordinator.answers import (
     AttemptView,
-    Check,
     ColumnsView,
     CoordinatorView,
     FilesView,
@@ -31,10 +30,10 @@ from ckpt.protocol.coordinator.answers import (
 from ckpt.protocol.coordinator.attempts import Attempt, AttemptBook
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
-from ckpt.protocol.coordinator.drain_views import UNSERVED_US
+from ckpt.protocol.coordinator.health import Health
 from ckpt.protocol.coordinator.members import Members
-from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
-from ckpt.protocol.coordinator.vouching import Standing, Vouching
+from ckpt.protocol.coordinator.membership import Membership, Target
+from ckpt.protocol.coordinator.vouching import Vouching
 
 
 class Views:
@@ -49,6 +48,7 @@ class Views:
         files: Members,
         code: Code,
         stores: Callable[[], tuple[StoreStatus, ...]],
+        now_us: Callable[[], int],
         vouching: Vouching,
     ) -> None:
         self._cluster = cluster
@@ -57,6 +57,8 @@ class Views:
         self._book = book
         self._files = files
         self._code = code
+        self._health = Health(members, checkpoints, code, vouching)
+        self._now_us = now_us
         self._vouching = vouching
         self.stores = stores
         self.coordinator = CoordinatorView()
@@ -93,7 +95,7 @@ class Views:
 
     def status(self) -> StatusView:
         stores = self.stores()
-        checks = (*self._checks(), *_drain_checks(stores))
+        checks = tuple(self._health.checks(stores, self.coordinator.address, self._now_us()))
         worst = {check.severity for check in checks}
         health = "HEALTH_ERR" if "error" in worst else "HEALTH_WARN" if worst else "HEALTH_OK"
         return StatusView(
@@ -200,63 +202,6 @@ class Views:
             views.append(ColumnsView(rank, columns, live))
         return tuple(views)
 
-    def _checks(self) -> tuple[Check, ...]:
-        checks = self._catalog_checks()
-        targets = list(self._members.targets.values())
-        down = [t.id for t in targets if t.state is TargetState.DOWN]
-        if down:
-            remedy = "ckptd target on its host; ckpt target release if it is held"
-            checks.append(Check("TARGET_DOWN", "warning", f"down: {', '.join(down)}", remedy))
-        live = len(self._members.live())
-        if live < self._code.floor:
-            text = f"{live} targets are live, a save needs {self._code.floor} for {self._code}"
-            checks.append(Check("TOO_FEW_TARGETS", "error", text, "start the missing targets"))
-        lost = [str(c.id) for c in self._checkpoints.all() if c.state is RowState.DAMAGED]
-        if lost:
-            text = f"damaged beyond repair: {', '.join(lost)}"
-            checks.append(Check("CHECKPOINT_LOST", "error", text, "ckpt fetch or ckpt rm RUN@STEP"))
-        checks.extend(self._redundancy_checks())
-        return tuple(checks)
-
-    def _catalog_checks(self) -> list[Check]:
-        problem = self._vouching.problem()
-        if problem is None:
-            return []
-        if self._vouching.standing is Standing.OLD:
-            return [Check("CATALOG_OLD", "error", problem.message, self._vouching.remedy())]
-        return [Check("CATALOG_UNPROVED", "error", problem.message, problem.hint)]
-
-    def _redundancy_checks(self) -> list[Check]:
-        unreadable: list[str] = []
-        degraded: list[str] = []
-        for checkpoint in self._checkpoints.all():
-            if checkpoint.state is not RowState.COMMITTED:
-                continue
-            now = self._checkpoints.redundancy(checkpoint)
-            if now.targets < 0:
-                unreadable.append(str(checkpoint.id))
-            elif now.columns_missing:
-                degraded.append(str(checkpoint.id))
-        checks = []
-        if unreadable:
-            text = f"{len(unreadable)} checkpoints are out of reach: {', '.join(unreadable[-3:])}"
-            checks.append(Check("CHECKPOINT_UNREACHABLE", "error", text, "start the targets"))
-        if degraded:
-            text = f"{len(degraded)} checkpoints have less redundancy: {', '.join(degraded[-3:])}"
-            checks.append(Check("REDUNDANCY_LOW", "warning", text, "start the targets"))
-        return checks
-
-
-def _drain_checks(stores: tuple[StoreStatus, ...]) -> Iterator[Check]:
-    for store in stores:
-        if store.error:
-            text = f"{store.url}: {store.error}"
-            yield Check("DRAIN_FAILING", "warning", text, "see the drain's log")
-        elif store.backlog and store.unserved_s * 1e6 >= UNSERVED_US:
-            text = f"{store.backlog} checkpoints wait for {store.url}, and no worker serves it"
-            remedy = f"start ckptd drain, or: ckpt drain forget {store.url}"
-            yield Check("DRAIN_STOPPED", "warning", text, remedy)
-
 
 def _target_view(target: Target) -> TargetView:
     return TargetView(
@@ -272,6 +217,9 @@ def _target_view(target: Target) -> TargetView:
         columns=len(target.proved),
         boot=f"{target.boot:016x}",
         counters=target.counters,
+        device_failing=target.is_failing,
+        device_error=target.device.latest,
+        device_errors=target.device.errors,
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
 from ckpt.base.ids import BootId, CheckpointId, ColumnId, RunName, TargetId
-from ckpt.base.limits import RESERVE_FRACTION
+from ckpt.base.limits import PAGE_BYTES, RESERVE_FRACTION
 from ckpt.base.units import KiB, MiB
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader
@@ -23,7 +23,14 @@ from ckpt.format.messages import Failed, Message
 from ckpt.format.target_messages import ColumnProof, DocumentKind
 from ckpt.protocol.events import Buffer, CloseSession, Report, Send, Session
 from ckpt.protocol.proofs import make_proof, proof_key
-from ckpt.protocol.target.disk_events import DiskAction, DiskDone, DiskFailed, ReleaseBulk
+from ckpt.protocol.target.device import DeviceHealth
+from ckpt.protocol.target.disk_events import (
+    DiskAction,
+    DiskDone,
+    DiskFailed,
+    ProbeFile,
+    ReleaseBulk,
+)
 from ckpt.protocol.target.pace import Pace
 
 TargetAction = DiskAction | ReleaseBulk | Send | CloseSession | Report
@@ -193,6 +200,7 @@ class Core:
         self.removing: dict[ColumnId, None] = {}
         #: Columns whose files are on their way out: they may not begin until that is durable.
         self.bytes_used = 0
+        self.device = DeviceHealth()
         self._key = proof_key(secret, identity.target, identity.boot)
         self._operations: dict[int, Callable[[Completion], None]] = {}
         self._operation_count = 0
@@ -244,6 +252,7 @@ class Core:
         """The disk answered."""
         if isinstance(event, DiskFailed):
             self.counters.disk_failures += 1
+            self.device.failed(event)
         then = self._operations.pop(event.op, None)
         assert then is not None, f"operation {event.op} was answered twice or never asked"
         then(event)
@@ -276,6 +285,16 @@ class Core:
                 self.out.append(step(self.expect(next_step)))
 
         next_step(None)
+
+    def probe(self, file: str) -> None:
+        """Try the device with a small file, whose way is that of a column as far as it goes."""
+
+        def probed(event: Completion) -> None:
+            self.device.probed(event.now_us, event if isinstance(event, DiskFailed) else None)
+            if not self.device.is_failing:
+                self.report("info", "the device is well again")
+
+        self.out.append(ProbeFile(self.expect(probed), file, bytes(PAGE_BYTES)))
 
     # ----------------------------------------------------------------------- content
 

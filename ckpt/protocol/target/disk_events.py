@@ -87,6 +87,14 @@ class ReadAt(Struct, frozen=True, gc=False):
     length: int
 
 
+class ProbeFile(Struct, frozen=True, gc=False):
+    """Write `data` into a new file, sync it, read it back, compare, and remove it."""
+
+    op: int
+    file: str
+    data: bytes
+
+
 class ReleaseBulk(Struct, frozen=True, gc=False):
     """The buffer of this operation (see above) may be used again. Not answered."""
 
@@ -102,7 +110,11 @@ DiskAction = (
     | SyncDirectory
     | RemoveFile
     | ReadAt
+    | ProbeFile
 )
+
+FULL_ERRNOS = frozenset({"ENOSPC", "EDQUOT", "EFBIG"})
+"""The device is in order, and has no more room."""
 
 # --------------------------------------------------------------------------- events
 
@@ -123,6 +135,8 @@ class DiskFailed(Struct, frozen=True, gc=False):
     errno_name: str
     """`EIO`, `ENOSPC`, …"""
     message: str = ""
+    kind: str = "write"
+    """What was tried: `write`, `read`, `sync`, `create` (or rename, or remove), or `probe`."""
 
 
 class SpaceMeasured(Struct, frozen=True, gc=False):

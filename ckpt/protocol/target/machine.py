@@ -4,6 +4,9 @@
     sessions   stagers write columns (columns.py), readers read (reads.py, documents.py),
                the coordinator, which this target dials, commands
     term       NONE --TargetRegistered(term >= seen)--> PERSISTING --durable--> ACCEPTED(term)
+                                               every TERM_RETRY_US ^ `-- disk refused --> HELD OUT
+
+Held out, it renews its lease and is read, so that what it holds counts; it obeys no command.
 
 Invariants: a command of a term below the highest that is durable here is refused; a command of the
 term that is being persisted waits until it is durable, so that any answered command proves it.
@@ -12,12 +15,12 @@ Remote input never raises. `check()` asserts the parts' invariants after any eve
 
 from __future__ import annotations
 
-import struct
 from functools import partial
+
+from msgspec import UNSET
 
 from ckpt.base.ids import Epoch, TargetId
 from ckpt.base.limits import RENEW_US
-from ckpt.format.checksum import crc32
 from ckpt.format.messages import (
     AbandonColumn,
     BeginColumn,
@@ -65,6 +68,7 @@ from ckpt.protocol.target.core import (
     TargetIdentity,
     TargetLimits,
 )
+from ckpt.protocol.target.device import DeviceHealth
 from ckpt.protocol.target.directory import DirectoryLoaded, adopt
 from ckpt.protocol.target.disk_events import (
     DiskDone,
@@ -81,6 +85,7 @@ from ckpt.protocol.target.documents import Documents
 from ckpt.protocol.target.pieces import TableCache
 from ckpt.protocol.target.reads import Reads
 from ckpt.protocol.target.space import Reservations
+from ckpt.protocol.target.term import TERM_FILE, encode_term
 
 TargetEvent = (
     SessionOpened
@@ -99,25 +104,8 @@ Command = Reserve | ReleaseReservation | Attest | PutDocument | DropGeneration |
 
 COMMANDS_HELD_MAX = 256
 """Commands that may wait while a term is made durable."""
-
-TERM_FILE = "term"
-_TERM = struct.Struct("<4sQ")
-_TERM_MAGIC = b"CKPT"
-
-
-def encode_term(term: int) -> bytes:
-    """The `term` file: magic, u64 term, CRC-32 of both, all little-endian."""
-    body = _TERM.pack(_TERM_MAGIC, term)
-    return body + crc32(body).to_bytes(4, "little")
-
-
-def decode_term(data: bytes) -> int | None:
-    """The inverse; None when the bytes are not a term file."""
-    body = data[: _TERM.size]
-    if len(data) != _TERM.size + 4 or crc32(body) != int.from_bytes(data[-4:], "little"):
-        return None
-    magic, term = _TERM.unpack(body)
-    return int(term) if magic == _TERM_MAGIC else None
+TERM_RETRY_US = 100_000
+"""Between two tries, while the device counts as well."""
 
 
 class TargetMachine:
@@ -144,9 +132,13 @@ class TargetMachine:
         self._registered = False
         self._offered_term = 0
         #: Of the present session's TargetRegistered; 0 before it came.
+        self._held_out_us: int | None = None
+        #: Since when the disk has kept the offered term from being durable.
         self._renewed_us = 0
         self._told = self._seen = (0, 0, 0)
         #: What had moved when the lease was renewed, and at the last tick.
+        self._told_failing = False
+        #: What the present session was told of the device.
         self._still_us = 0
         #: When nothing had moved since the tick before.
         self._request_count = 0
@@ -179,6 +171,11 @@ class TargetMachine:
     def refusals(self) -> dict[str, int]:
         """Columns refused since boot, by the code of the answer."""
         return dict(self._core.refusals)
+
+    @property
+    def device(self) -> DeviceHealth:
+        """What the device refused; to be read only."""
+        return self._core.device
 
     @property
     def space(self) -> Space:
@@ -215,6 +212,8 @@ class TargetMachine:
             case DiskDone() | DiskFailed():
                 core.complete(event)
                 self._documents.retry_drops()
+                if core.device.is_failing is not self._told_failing and self._may_renew:
+                    self._renew()
             case SessionDrained(session=session):
                 self._reads.drained(session)
             case Ticked():
@@ -241,7 +240,8 @@ class TargetMachine:
         self._documents.session_closed(session)
         self._held = [each for each in self._held if each.session != session]
         if session == self._coordinator:
-            self._coordinator, self._registered = None, False
+            self._coordinator, self._registered, self._held_out_us = None, False, None
+            self._offered_term = 0
 
     # ----------------------------------------------------------------------- messages
 
@@ -299,6 +299,13 @@ class TargetMachine:
                 core.fail(session, request, "unavailable", "the term is not durable yet")
                 return
             self._held.append(Received(event.now_us, session, request, message, bytes(event.bulk)))
+            return
+        if self._held_out_us is not None:
+            if isinstance(message, ReleaseReservation) and len(self._held) < COMMANDS_HELD_MAX:
+                self._held.append(event)  # Nobody would hear that it was not done.
+                return
+            text = f"term {message.term} cannot be made durable: {core.device.latest}"
+            core.fail(session, request, "unavailable", text)
             return
         if message.term < self._term or not self._registered:
             text = f"term {message.term} is not the one in force here, {self._term}"
@@ -383,11 +390,8 @@ class TargetMachine:
         def persisted(failure: DiskFailed | None) -> None:
             newest, self._term_pending = self._term_pending, None
             if failure is not None:
-                self._core.report("error", "term not persisted", error=failure.errno_name)
                 self._core.chain([partial(RemoveFile, file=aside)], lambda _: None)
-                self._held.clear()
-                reason = "the term could not be made durable"
-                self._core.out.append(CloseSession(self._coordinator or session, reason))
+                self._hold_out(failure)
                 return
             self._term = term
             if newest is not None and newest > term:
@@ -405,9 +409,31 @@ class TargetMachine:
             persisted,
         )
 
+    def _hold_out(self, failure: DiskFailed) -> None:
+        """No command is obeyed under a term that is not durable; what lies here is read all the
+        same.
+        """
+        if self._coordinator is None or not self._offered_term:
+            return  # Whoever offered it is gone; the next one's is tried anew.
+        if self._held_out_us is None:
+            self._core.report("error", "term not persisted", error=failure.errno_name)
+        self._registered, self._held_out_us = False, self._core.now_us
+        held, self._held = self._held, []
+        for each in held:
+            self._received(each)
+
+    def _try_term_again(self) -> None:
+        """While the device fails its probe goes first."""
+        since, pending = self._held_out_us, self._term_pending
+        if since is None or pending is not None or not self._offered_term:
+            return
+        assert self._coordinator is not None
+        if self._core.now_us - since >= TERM_RETRY_US and not self._core.device.is_failing:
+            self._persist_term(self._coordinator, self._offered_term)
+
     def _accept(self) -> None:
         """The term is durable: the commands that waited for it are obeyed in order."""
-        self._registered = True
+        self._registered, self._told_failing, self._held_out_us = True, False, None
         self._renewed_us = self._core.now_us
         held, self._held = self._held, []
         for each in held:
@@ -416,9 +442,23 @@ class TargetMachine:
     def _tick(self) -> None:
         self._reads.ticked()
         self._columns.ticked()
-        if self._coordinator is None or not self._registered or not self._renewal_is_due():
-            return
+        if self._core.device.begin_probe(self._core.now_us):
+            self._core.probe(self._reservations.new_file("probe"))
+        self._try_term_again()
+        if self._may_renew and self._renewal_is_due():
+            self._renew()
+
+    @property
+    def _may_renew(self) -> bool:
+        """It was taken in, or is held out and read."""
+        known = self._registered or self._held_out_us is not None
+        return self._coordinator is not None and known
+
+    def _renew(self) -> None:
+        assert self._coordinator is not None
         self._renewed_us, self._told = self._core.now_us, self._seen
+        device = self._core.device
+        self._told_failing = device.is_failing
         renew = RenewLease(
             target=self._core.identity.target,
             boot=self._core.identity.boot,
@@ -426,14 +466,17 @@ class TargetMachine:
             bytes_used=self._core.bytes_used,
             counters=self.counters,
             device_bytes_free=max(0, self._space.device_available),
+            device=device.report or UNSET,
         )
         self._core.send(self._coordinator, self._next_request(), renew)
 
     def _renewal_is_due(self) -> bool:
         """Each second; and what people see of a burst is told when it begins, each time it has
-        lasted twice as long, and when it ends.
+        lasted twice as long, and when it ends. That the device fails is told at once.
         """
         now, counters = self._core.now_us, self._core.counters
+        if self._core.device.is_failing is not self._told_failing:
+            return True
         moved = counters.fragments, counters.bytes_given, counters.columns_verified
         if moved == self._seen:
             self._still_us = now

@@ -23,13 +23,11 @@ from ckpt.format.messages import Failed
 from ckpt.format.target_messages import ReleaseReservation, Reserve, Reserved
 from ckpt.protocol.events import Session
 from ckpt.protocol.target.core import STAGING, Completion, Core, Space
-from ckpt.protocol.target.disk_events import DiskFailed, Preallocate, RemoveFile
+from ckpt.protocol.target.disk_events import FULL_ERRNOS, DiskFailed, Preallocate, RemoveFile
 
 NO_SPACE_RETRY_US = 5_000_000
 CONSUMED_MAX = 4096
 """Reservations that are remembered when they have become columns."""
-FULL_ERRNOS = frozenset({"ENOSPC", "EDQUOT", "EFBIG"})
-"""The device is in order, and has no more room."""
 
 
 class ReservationState(Enum):

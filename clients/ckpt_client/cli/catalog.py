@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from ckpt.aio.durable import write_aside
-from ckpt.base.errors import ERRORS, CkptError, Refused
+from ckpt.base.errors import ERROR_OF_EXIT, CkptError, Refused
 from ckpt.base.units import format_bytes
 from ckpt_client.cli.cluster import (
     TARGETS_FOLDER,
@@ -44,7 +44,6 @@ EXAMPLE = (
 
 REBUILD: Final = "rebuild-catalog"
 BACKUP: Final = "backup-catalog"
-_ERROR_OF_CODE: Final = {error.exit_code: error for error in reversed(ERRORS.values())}
 
 
 class RefusedGeneration(msgspec.Struct, frozen=True):
@@ -190,7 +189,7 @@ def _told_by(program: str, arguments: list[str]) -> bytes:
     if process.returncode not in (Exit.OK, Exit.DEGRADED):
         lines = errors.decode(errors="replace").strip().splitlines()
         said = lines[-1] if lines else f"ended with status {process.returncode}"
-        kind = _ERROR_OF_CODE.get(process.returncode, CkptError)
+        kind = ERROR_OF_EXIT.get(process.returncode, CkptError)
         raise kind(said.removeprefix(f"ckptd {program}: "))
     return told
 

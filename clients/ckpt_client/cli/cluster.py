@@ -59,6 +59,8 @@ class LocalReady(msgspec.Struct, frozen=True):
     pid: int
     http: str = ""
     coordinator_pid: int | None = None
+    coordinator_exit: int | None = None
+    """How it ended, while it does not serve."""
     targets: tuple[ReadyTarget, ...] = ()
 
 
@@ -78,6 +80,7 @@ class LocalMade(msgspec.Struct, frozen=True):
     targets: int
     code: str
     linger_s: float
+    restart: str = "always"
 
     @property
     def target_ids(self) -> tuple[str, ...]:
@@ -238,13 +241,18 @@ def parse_checkpoint(text: str) -> tuple[RunName, Step]:
 
 def is_running(pid: int | None) -> bool:
     """Whether there is such a process, one that has ended and waits for its parent not counted."""
+    return process_state(pid) != ""
+
+
+def process_state(pid: int | None) -> str:
+    """Its letter in /proc, as `S` or, of one that is stopped, `T`; empty when it does not run."""
     if pid is None:
-        return False
+        return ""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
     except OSError:
-        return False
-    return state not in ("Z", "X")
+        return ""
+    return "" if state in ("Z", "X") else state
 
 
 def allocated_bytes(directory: Path) -> int:

@@ -2,7 +2,8 @@
 
 Redundancy is what it is now, not what it was at the write: how many more targets
 and failure domains, any of them, may be lost, and how many columns are missing.
-Saves under way are listed with their state.
+Saves under way are listed with their state. Exit code 3: a step cannot be read from
+the targets that are up; 4: one is lost.
 """
 
 from __future__ import annotations
@@ -48,7 +49,15 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     for view in steps:
         if view.reason:
             output.line(output.tone(f"{view.run}@{view.step}: {view.reason}", Tone.WARN))
-    return Exit.OK
+    return _exit_code(steps)
+
+
+def _exit_code(steps: list[StepView]) -> Exit:
+    """Of what is listed: a step that cannot be read is no success."""
+    states = {state_text(view) for view in steps}
+    if "lost" in states:
+        return Exit.LOST
+    return Exit.DEGRADED if "unreachable" in states else Exit.OK
 
 
 def state_text(view: StepView) -> str:

@@ -1,20 +1,21 @@
 """The cluster on one screen: health with named checks, targets, runs, saves under way.
 
-A local cluster that does not run is reported from its directory, not started
-(exit code 3). The exit code is 0 when the coordinator answered; with --check it
-follows the health: 3 for HEALTH_WARN and HEALTH_ERR, 4 when a checkpoint is lost.
+The exit code follows the health: 0 for HEALTH_OK and HEALTH_WARN (with --check
+that is 3), 3 for HEALTH_ERR, 4 when a checkpoint is lost or the catalog cannot be
+read, 75 when the coordinator does not answer. A local cluster that does not run
+is reported from its directory, not started: 3.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from ckpt.base.errors import Unavailable
-from ckpt.base.units import MiB, format_bytes, format_seconds
+from ckpt.base.units import format_bytes, format_seconds
 from ckpt.protocol.coordinator.answers import (
     AttemptView,
     Check,
@@ -23,6 +24,9 @@ from ckpt.protocol.coordinator.answers import (
     StoreStatus,
     TargetView,
 )
+from ckpt.protocol.coordinator.checks import check as health_check
+from ckpt.protocol.coordinator.checks import exit_code
+from ckpt_client.cli.advice import Local, Process, is_corrupt, with_store
 from ckpt_client.cli.cluster import (
     HOLD_NAME,
     TARGETS_FOLDER,
@@ -31,10 +35,10 @@ from ckpt_client.cli.cluster import (
     allocated_bytes,
     conversation,
     is_running,
+    read_local_ready,
     read_made,
     wait_local_ready,
 )
-from ckpt_client.cli.exits import Exit
 from ckpt_client.cli.output import Output, Tone, age_text, counted
 from ckpt_client.url import LocalUrl, parse_url
 
@@ -43,9 +47,6 @@ EXAMPLE = (
     "ckpt status --json | jq '.targets[] | select(.pid == null) | .id'"
 )
 
-CHECKPOINT_LOST: Final = "CHECKPOINT_LOST"
-ROOM_BYTES_MIN: Final = MiB
-"""With less the catalog cannot grow."""
 _TONES: Final = {"HEALTH_OK": Tone.GOOD, "HEALTH_WARN": Tone.WARN, "HEALTH_ERR": Tone.BAD}
 _STATE_TONES: Final = {"live": Tone.GOOD, "reconciling": Tone.WARN}
 
@@ -75,6 +76,12 @@ class TargetStatus:
     bytes_total: int
     columns: int | None = None
     held: bool = False
+    device_failing: bool = False
+    """It gets no new columns while others will do."""
+    device_error: str = ""
+    """What its device refused last."""
+    device_errors: dict[str, int] = field(default_factory=dict)
+    """How much, since the target began, by kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,53 +108,62 @@ class Status:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--check", action="store_true", help="let the exit code follow the health: 3 or 4"
-    )
+    parser.add_argument("--check", action="store_true", help="exit with 3 for a warning, too")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     url = parse_url(arguments.store)
     if isinstance(url, LocalUrl):
-        status, code = _local_status(Path(url.directory), arguments, output)
+        status = _local_status(Path(url.directory), arguments, output)
     else:
         with conversation(arguments, output) as talk:
             view = talk.status()
             place = CoordinatorStatus(talk.address, None)
             targets = tuple(_target(target, target.pid, held=False) for target in view.targets)
-            status, code = _status(view, place, targets), Exit.OK
+            status = _status(view, place, targets)
+    checks = tuple(with_store(each, arguments.store) for each in status.checks)
+    status = replace(status, checks=checks)
     if output.json:
         output.document(status)
     else:
         _print(status, output)
-    if arguments.check and code == Exit.OK and status.health != "HEALTH_OK":
-        lost = any(check.name == CHECKPOINT_LOST for check in status.checks)
-        return Exit.LOST if lost else Exit.DEGRADED
-    return code
+    return exit_code(checks, strict=arguments.check)
 
 
 # --------------------------------------------------------------------------- gathering
 
 
-def _local_status(
-    directory: Path, arguments: argparse.Namespace, output: Output
-) -> tuple[Status, Exit]:
+def _local_status(directory: Path, arguments: argparse.Namespace, output: Output) -> Status:
     made = read_made(directory)
     with output.waiting(f"the cluster in {directory} is starting"):
         ready = wait_local_ready(directory, arguments.timeout)
     if ready is None:
-        return _stopped(directory, made), Exit.DEGRADED
+        return _stopped(directory, made)
+    pids = {target.id: target.pid for target in ready.targets if is_running(target.pid)}
+    known_here = [
+        Process(id, pids.get(id), (_folder(directory, id) / HOLD_NAME).exists())
+        for id in made.target_ids
+    ]
+    local = Local(directory, restarts=made.restart == "always", targets=known_here)
     place = CoordinatorStatus(
         ready.address,
         ready.coordinator_pid if is_running(ready.coordinator_pid) else None,
     )
+    if is_corrupt(ready.coordinator_exit):
+        return _silent(directory, made, ready, place, local.catalog_corrupt())
     try:
         with conversation(arguments, output) as talk:
             view = talk.status()
     except Unavailable as error:
-        return _silent(directory, made, ready, place, error), Exit.TRY_LATER
+        # What it is now, and how it ended meanwhile.
+        ready = read_local_ready(directory) or ready
+        pid = ready.coordinator_pid if is_running(ready.coordinator_pid) else None
+        if is_corrupt(ready.coordinator_exit):
+            check = local.catalog_corrupt()
+        else:
+            check = local.coordinator_down(error.message, pid)
+        return _silent(directory, made, ready, CoordinatorStatus(ready.address, pid), check)
     known = {target.id: target for target in view.targets}
-    pids = {target.id: target.pid for target in ready.targets if is_running(target.pid)}
     targets = []
     for id in dict.fromkeys((*made.target_ids, *known)):
         held = (_folder(directory, id) / HOLD_NAME).exists()
@@ -156,7 +172,8 @@ def _local_status(
             targets.append(_target(known[id], pids.get(id, said), held=held))
         else:
             targets.append(_resting(directory, id, "down", pids.get(id)))
-    return _status(view, place, tuple(targets), directory, ready.http or None), Exit.OK
+    status = _status(view, place, tuple(targets), directory, ready.http or None)
+    return replace(status, checks=tuple(map(local.advise, status.checks)))
 
 
 def _status(
@@ -198,15 +215,18 @@ def _target(view: TargetView, pid: int | None, *, held: bool) -> TargetStatus:
         bytes_total=view.bytes_total,
         columns=view.columns,
         held=held,
+        device_failing=view.device_failing,
+        device_error=view.device_error,
+        device_errors=view.device_errors,
     )
 
 
 def _stopped(directory: Path, made: LocalMade) -> Status:
-    check = Check(
-        name="NOT_RUNNING",
-        severity="warning",
-        message=f"the cluster in {directory} is not running",
-        remedy=f"ckpt ls or ckpt.open() starts it; in the foreground: ckptd local {directory}",
+    check = health_check(
+        "NOT_RUNNING",
+        f"the cluster in {directory} is not running",
+        f"ckpt ls or ckpt.open() starts it; in the foreground: ckptd local {directory}",
+        "ckpt ls",
     )
     return Status(
         coordinator=CoordinatorStatus(None, None),
@@ -220,25 +240,14 @@ def _stopped(directory: Path, made: LocalMade) -> Status:
     )
 
 
-def _room_hint(directory: Path) -> str:
-    """Empty while the catalog's disk has room: without any the coordinator ends until there is."""
-    found = os.statvfs(directory)
-    free = found.f_bavail * found.f_frsize
-    if free >= ROOM_BYTES_MIN:
-        return ""
-    return f"make room: the disk of {directory} has {format_bytes(free)} left; it goes on by itself"
-
-
 def _silent(
     directory: Path,
     made: LocalMade,
     ready: LocalReady,
     place: CoordinatorStatus,
-    error: Unavailable,
+    check: Check,
 ) -> Status:
     """The supervisor runs, its coordinator does not answer."""
-    log = directory / "logs" / "coordinator.log"
-    check = Check("COORDINATOR_DOWN", "error", error.message, _room_hint(directory) or f"see {log}")
     pids = {target.id: target.pid for target in ready.targets if is_running(target.pid)}
     return Status(
         coordinator=place,
@@ -285,8 +294,9 @@ def _print(status: Status, output: Output) -> None:
     for check in status.checks:
         tone = Tone.BAD if check.severity == "error" else Tone.WARN
         output.line(f"         {output.tone(check.name, tone)}: {check.message}")
-        if check.remedy:
-            output.line(f"         {'':<{len(check.name)}}  {check.remedy}")
+        for line in (check.remedy, f"$ {check.command}" if check.command else ""):
+            if line:
+                output.line(f"         {'':<{len(check.name)}}  {line}")
     output.line(f"served   {_served(status)}")
     up = sum(target.state == "live" for target in status.targets)
     output.line(f"targets  {up}/{len(status.targets)} live, code {status.code}")
@@ -317,7 +327,7 @@ def _print_targets(status: Status, output: Output) -> None:
     rows = [
         (
             target.id,
-            f"{target.state} (held)" if target.held else target.state,
+            _state_text(target),
             "-" if target.pid is None else str(target.pid),
             target.address or "-",
             format_bytes(target.bytes_used),
@@ -329,6 +339,14 @@ def _print_targets(status: Status, output: Output) -> None:
     ]
     head = ("target", "state", ">pid", "address", ">used", ">free", "domain", "directory")
     output.table(head, rows)
+
+
+def _state_text(target: TargetStatus) -> str:
+    remarks = ["held"] if target.held else []
+    remarks += ["device fails"] if target.device_failing else []
+    refused = sum(count for kind, count in target.device_errors.items() if kind != "space")
+    remarks += [counted(refused, "device error")] if refused and not target.device_failing else []
+    return f"{target.state} ({', '.join(remarks)})" if remarks else target.state
 
 
 def _print_runs(listed: tuple[RunView, ...], output: Output) -> None:

@@ -1,0 +1,183 @@
+"""What is wrong now, why, and what mends it: the health checks that a coordinator can make.
+
+Each names its cause as far as it is seen from here, and the command that mends it. Who knows more,
+as the command line does of a local cluster's processes, gives a better one: `targets` says which
+targets have to be started for the check to go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ckpt.base.ids import TargetId
+from ckpt.base.units import US_PER_S
+from ckpt.erasure.code import Code
+from ckpt.protocol.coordinator.answers import Check, StoreStatus
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.checks import check, quoted
+from ckpt.protocol.coordinator.drain_views import UNSERVED_US
+from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
+from ckpt.protocol.coordinator.vouching import Standing, Vouching
+
+START_THEM = "start them on their hosts"
+NAMED_MAX = 3
+"""So many checkpoints are named in one message."""
+
+
+class Health:
+    """I look; I change nothing."""
+
+    def __init__(
+        self, members: Membership, checkpoints: Checkpoints, code: Code, vouching: Vouching
+    ) -> None:
+        self._vouching = vouching
+        self._members = members
+        self._checkpoints = checkpoints
+        self._code = code
+
+    def checks(self, stores: Sequence[StoreStatus], address: str, now_us: int) -> Iterator[Check]:
+        """All that stand now. `address`: of this coordinator, for commands."""
+        yield from self._catalog(address)
+        targets = self._members.targets
+        down = [t for t in targets.values() if t.state is TargetState.DOWN]
+        if down:
+            text = f"down: {', '.join(_away(target, now_us) for target in down)}"
+            ids = [target.id for target in down]
+            yield check("TARGET_DOWN", text, START_THEM, self._start(ids, address), ids)
+        yield from map(_device_check, self._members.failing())
+        yield from self._too_few(down, address)
+        yield from self._lost(stores)
+        yield from self._redundancy(address)
+        yield from _drain_checks(stores)
+
+    def _catalog(self, address: str) -> Iterator[Check]:
+        """Why nobody is served yet, or ever from this catalog."""
+        problem = self._vouching.problem()
+        if problem is None:
+            return
+        if self._vouching.standing is Standing.OLD:
+            remedy = "make it again from what the targets hold"
+            yield check("CATALOG_OLD", problem.message, remedy, self._vouching.remedy())
+            return
+        away = [t.id for t in self._members.targets.values() if t.state is not TargetState.LIVE]
+        command = self._start(away, address)
+        yield check("CATALOG_UNPROVED", problem.message, START_THEM, command, away)
+
+    def _start(self, ids: Sequence[TargetId], address: str) -> str:
+        """What brings these targets back, each on its host."""
+        lines = []
+        for id in ids:
+            target = self._members.targets[id]
+            where, domain = quoted(target.directory), quoted(str(target.domain))
+            lines.append(
+                f"ckptd target --directory {where} --coordinator {address} --domain {domain}"
+            )
+        return "; ".join(lines)
+
+    def _too_few(self, down: Sequence[Target], address: str) -> Iterator[Check]:
+        failing = self._members.failing()
+        well = len(self._members.live()) - len(failing)
+        if well >= self._code.floor:
+            return
+        resort = f"; {', '.join(t.id for t in failing)} only as a last resort" if failing else ""
+        text = f"{well} targets are live and well, a save needs {self._code.floor} for {self._code}"
+        if down:
+            ids = [target.id for target in down]
+            yield check(
+                "TOO_FEW_TARGETS", text + resort, START_THEM, self._start(ids, address), ids
+            )
+        elif failing:
+            remedy = "mend the devices that fail (DEVICE_FAILING), or add targets"
+            command = _device_check(failing[0]).command
+            yield check("TOO_FEW_TARGETS", text + resort, remedy, command, ())
+        else:
+            command = f"ckptd target --directory NEW_DIR --coordinator {address}"
+            yield check("TOO_FEW_TARGETS", text, "add targets, each with a directory", command)
+
+    def _lost(self, stores: Sequence[StoreStatus]) -> Iterator[Check]:
+        lost = [c for c in self._checkpoints.all() if c.state is RowState.DAMAGED]
+        if not lost:
+            return
+        text = f"damaged beyond repair: {_some(lost)}"
+        name = _step(lost[-1])
+        if stores:
+            remedy = "bring it back from the object store; or let it go: ckpt rm"
+            yield check("CHECKPOINT_LOST", text, remedy, f"ckpt fetch {name}")
+        else:
+            remedy = "no object store is known that may have it: let it go"
+            yield check("CHECKPOINT_LOST", text, remedy, f"ckpt rm {name}")
+
+    def _redundancy(self, address: str) -> Iterator[Check]:
+        unreadable: list[Checkpoint] = []
+        degraded: list[Checkpoint] = []
+        for checkpoint in self._checkpoints.all():
+            if checkpoint.state is not RowState.COMMITTED:
+                continue
+            now = self._checkpoints.redundancy(checkpoint)
+            if now.targets < 0:
+                unreadable.append(checkpoint)
+            elif now.columns_missing:
+                degraded.append(checkpoint)
+        if unreadable:
+            text = f"{len(unreadable)} checkpoints are out of reach: {_some(unreadable)}"
+            remedy = "their columns are not on their targets, which are up: see what is left"
+            command = f"ckpt verify {_step(unreadable[-1])}"
+            yield self._with_away(
+                "CHECKPOINT_UNREACHABLE", text, unreadable, address, remedy, command
+            )
+        if degraded:
+            text = f"{len(degraded)} checkpoints have less redundancy: {_some(degraded)}"
+            remedy = "columns of theirs are gone: the next save has all of its own, then drop these"
+            # The oldest; the only one of a run is not removed without being told twice.
+            command = f"ckpt rm {_step(degraded[0])}"
+            yield self._with_away("REDUNDANCY_LOW", text, degraded, address, remedy, command)
+
+    def _with_away(
+        self, name: str, text: str, harmed: Sequence[Checkpoint], address: str, remedy: str,
+        command: str,
+    ) -> Check:  # fmt: skip
+        """The advice is to start what is down; where all are up, `remedy` and `command`."""
+        away = sorted({id for each in harmed for id in self._checkpoints.unreachable(each)})
+        known = [id for id in away if id in self._members.targets]
+        if known:
+            text = f"{text}; on {', '.join(known)}, which are down"
+            return check(name, text, START_THEM, self._start(known, address), known)
+        return check(name, text, remedy, command)
+
+
+def _away(target: Target, now_us: int) -> str:
+    """Its name, and how it went."""
+    if target.silent_since_us is not None:
+        silent_s = (now_us - target.silent_since_us) / US_PER_S
+        return f"{target.id} (silent for {silent_s:.0f} s: it hangs or is stopped)"
+    return f"{target.id} (not connected)"
+
+
+def _device_check(target: Target) -> Check:
+    errors = ", ".join(f"{kind} {count}" for kind, count in target.device.errors.items() if count)
+    text = f"{target.id}: {target.device.latest} (since it began: {errors})"
+    where = f"{target.directory} on {target.domain.host}"
+    remedy = f"mend {where}; it is tried again by itself, at once when its target starts again"
+    return check("DEVICE_FAILING", text, remedy, f"kill {target.pid}")
+
+
+def _drain_checks(stores: Sequence[StoreStatus]) -> Iterator[Check]:
+    for store in stores:
+        forget = f"ckpt drain forget {quoted(store.url)}"
+        if store.error:
+            served = f"end {', '.join(store.workers)}, and forget it" if store.workers else "forget"
+            remedy = f"mend it, it is tried again by itself; when the store is no more: {served}"
+            yield check("DRAIN_FAILING", f"{store.url}: {store.error}", remedy, forget)
+        elif store.backlog and store.unserved_s * 1e6 >= UNSERVED_US:
+            text = f"{store.backlog} checkpoints wait for {store.url}, and no worker serves it"
+            remedy = f"start ckptd drain --to {store.url}; when the store is no more"
+            yield check("DRAIN_STOPPED", text, remedy, forget)
+
+
+def _step(checkpoint: Checkpoint) -> str:
+    return quoted(f"{checkpoint.id.run}@{checkpoint.id.step}")
+
+
+def _some(checkpoints: Sequence[Checkpoint]) -> str:
+    return ", ".join(str(each.id) for each in checkpoints[-NAMED_MAX:])

@@ -1,0 +1,130 @@
+"""What mends a local cluster? The coordinator's advice, made exact by what this machine knows:
+which processes run, are stopped or held, and what a coordinator that is gone said last.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from ckpt.base.errors import Corrupt
+from ckpt.base.units import MiB, format_bytes
+from ckpt.protocol.coordinator.answers import Check
+from ckpt.protocol.coordinator.checks import check, quoted
+from ckpt_client.cli.cluster import process_state
+from ckpt_client.local import last_line
+
+ROOM_BYTES_MIN: Final = MiB
+"""With less the catalog cannot grow."""
+_STOPPED: Final = "Tt"
+_STORE_LESS: Final = ("ckpt local ", "ckpt catalog ")
+"""Commands that name their directory themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A target of the cluster, as its supervisor and its directory know it."""
+
+    id: str
+    pid: int | None
+    """None when none runs."""
+    held: bool
+
+
+class Local:
+    """I know DIR, whether its supervisor starts targets again, and its targets."""
+
+    def __init__(self, directory: Path, *, restarts: bool, targets: Sequence[Process]) -> None:
+        self._directory = directory
+        self._restarts = restarts
+        self._targets = {target.id: target for target in targets}
+        self._anew = f"ckpt local stop {quoted(str(directory))} && ckpt ls"
+
+    def advise(self, found: Check) -> Check:
+        """The same check with what mends it here."""
+        if found.name == "DEVICE_FAILING" and not self._restarts:
+            return replace(found, command=self._anew)
+        known = [self._targets[id] for id in found.targets if id in self._targets]
+        if not known:
+            return found
+        told = [self._mend(target) for target in known]
+        remedy = "; ".join(text for text, _ in told)
+        # Each once, and that which starts all anew at the end.
+        commands = sorted(dict.fromkeys(line for _, line in told), key=lambda c: c == self._anew)
+        return replace(found, remedy=remedy, command=" && ".join(commands))
+
+    def coordinator_down(self, reason: str, pid: int | None) -> Check:
+        """The supervisor runs, its coordinator does not answer."""
+        log = self._log("coordinator")
+        text = f"{reason}; it said last: {last_line(log)}" if pid is None else reason
+        state = process_state(pid)
+        if state and state in _STOPPED:
+            remedy, command = f"its process {pid} is stopped: let it go on", f"kill -CONT {pid}"
+        elif room := _room_hint(self._directory):
+            remedy, command = room, ""
+        elif state:
+            remedy = (
+                f"its process {pid} hangs: end it, and its supervisor starts another; see {log}"
+            )
+            command = f"kill -KILL {pid}"
+        else:
+            remedy, command = f"start it anew; see {log}", self._anew
+        return check("COORDINATOR_DOWN", text, remedy, command)
+
+    def catalog_corrupt(self) -> Check:
+        """Its coordinator ended so."""
+        said = last_line(self._log("coordinator")).removeprefix("ckptd coordinator: ")
+        where = quoted(str(self._directory))
+        command = f"ckpt local stop {where} && ckpt catalog rebuild {where}"
+        remedy = "make it again from the targets, which know all that was committed"
+        return check("CATALOG_CORRUPT", said.partition(";")[0], remedy, command)
+
+    def _mend(self, target: Process) -> tuple[str, str]:
+        """For one that is not live: why, and what brings it back."""
+        state = process_state(target.pid)
+        if state and state in _STOPPED:
+            return f"{target.id} is stopped: let it go on", f"kill -CONT {target.pid}"
+        if state:
+            log = self._log(target.id)
+            text = f"{target.id} runs and is not taken in ({log} says why): start it again"
+            return text, f"kill -KILL {target.pid}" if self._restarts else self._anew
+        if target.held:
+            return f"{target.id} is held: release it", f"ckpt target release {target.id}"
+        return f"{target.id} has ended: {last_line(self._log(target.id))[:200]}", self._anew
+
+    def _log(self, name: str) -> Path:
+        return self._directory / "logs" / f"{name}.log"
+
+
+def is_corrupt(exit_code: int | None) -> bool:
+    """Whether a coordinator that ended so could not read its catalog."""
+    return exit_code == Corrupt.exit_code
+
+
+def with_store(found: Check, store: str | None) -> Check:
+    """Its commands name the store as it was named to us; without one it is in the environment."""
+    if store is None:
+        return found
+    return replace(found, command=_each(found.command, lambda line: _named(line, store)))
+
+
+def _named(line: str, store: str) -> str:
+    if not line.startswith("ckpt ") or line.startswith(_STORE_LESS):
+        return line
+    return f"{line} --store {quoted(store)}"
+
+
+def _each(command: str, change: Callable[[str], str]) -> str:
+    return " && ".join(change(line) for line in command.split(" && "))
+
+
+def _room_hint(directory: Path) -> str:
+    """Empty while the catalog's disk has room: without any the coordinator ends until there is."""
+    found = os.statvfs(directory)
+    free = found.f_bavail * found.f_frsize
+    if free >= ROOM_BYTES_MIN:
+        return ""
+    return f"make room: the disk of {directory} has {format_bytes(free)} left; it goes on by itself"

@@ -1,0 +1,440 @@
+"""Every health check of the code: brought about in a real cluster, its command run, and it goes.
+
+The list is the code's own (`checks.py`): a check without a proof fails here, and so does one whose
+advice names no command or one that does not help.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt.base.limits import DEVICE_FAILURES_MAX
+from ckpt.format.checksum import xxh3_128
+from ckpt.format.column import FRAGMENTS_OFFSET
+from ckpt.format.drain_messages import ForgetStore
+from ckpt.protocol.coordinator.answers import Check
+from ckpt.protocol.coordinator.checks import CHECKS, exit_code
+from tests.client.clikit import Ended, environment, fill, run
+from tests.client.remote_daemons import remote
+from tests.protocol.coordinating import Bench
+from tests.protocol.test_coordinator_draining import WorkerFake
+from tests.waiting import ASKED_S, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN_NAME = "llama/7b"
+PATIENCE_S = 60.0
+
+
+class Case:
+    """A local cluster of four targets, 2+1, with two steps, in DIR."""
+
+    def __init__(self, directory: Path, options: str = "targets=4&code=2+1") -> None:
+        self.directory = directory
+        self.url = f"ckpt+local://{directory}"
+        bin_folder = Path(sys.executable).parent
+        path = f"{bin_folder}:{os.environ['PATH']}"
+        self.environ = environment(CKPT_STORE=self.url, PATH=path)
+        fill(f"{self.url}?{options}", RUN_NAME, (1, 2), ranks=1)
+
+    def status(self, *flags: str) -> Ended:
+        return run("status", "--json", "--timeout", "5", *flags, environ=self.environ)
+
+    def check(self, name: str) -> dict[str, Any] | None:
+        found = [each for each in self.status().document()["checks"] if each["name"] == name]
+        return found[0] if found else None
+
+    def pid_of(self, target: str) -> int:
+        targets = {each["id"]: each for each in self.status().document()["targets"]}
+        pid = targets[target]["pid"]
+        assert isinstance(pid, int)
+        return pid
+
+    def kill(self, *targets: str, held: bool = True) -> None:
+        """SIGKILL; held ones are not started again."""
+        for target in targets:
+            if held:
+                assert run("target", "hold", target, environ=self.environ).code == 0
+            os.kill(self.pid_of(target), signal.SIGKILL)
+
+    def columns(self, step: int) -> list[Path]:
+        prefix = xxh3_128(RUN_NAME.encode()).hex()
+        return sorted(self.directory.glob(f"targets/*/columns/{prefix}-{step}-*"))
+
+    def shell(self, command: str) -> None:
+        """As a person runs it."""
+        done = subprocess.run(
+            ["bash", "-c", command], env=self.environ, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        # What verifies a lost checkpoint says so by its code.
+        codes = (0, 4) if "ckpt verify" in command else (0,)
+        assert done.returncode in codes, f"$ {command}\n{done.stdout}{done.stderr}"
+
+    def rested(self, change: Callable[[], None]) -> None:
+        """Something happens to the files of a cluster that does not run."""
+        assert run("local", "stop", str(self.directory)).code == 0
+        change()
+        assert run("ls", environ=self.environ).code in (0, 3)
+
+    def prove(self, name: str, command: str = "", cause: str = "") -> dict[str, Any]:
+        """The check stands, with its cause and its command (patterns), which mends it."""
+        wait_until(lambda: self.check(name) is not None, f"{name} stands", PATIENCE_S, ASKED_S)
+        ended = self.status()
+        document = ended.document()
+        checks = [Check(**{**each, "targets": ()}) for each in document["checks"]]
+        assert ended.code == exit_code(checks, strict=False)
+        assert self.status("--check").code != 0
+        (found,) = [each for each in document["checks"] if each["name"] == name]
+        assert found["severity"] == CHECKS[name].severity
+        assert document["health"] == (
+            "HEALTH_ERR" if "error" in severities(document) else "HEALTH_WARN"
+        )
+        assert re.search(cause, found["message"]), found
+        assert found["remedy"]
+        assert found["command"]
+        assert re.search(command, found["command"]), found
+        text = run("status", "--timeout", "5", environ=self.environ).out
+        assert f"{name}: " in text
+        assert f"$ {found['command']}\n" in text
+        self.shell(found["command"])
+        wait_until(lambda: self.check(name) is None, f"{name} goes", PATIENCE_S, ASKED_S)
+        assert isinstance(found, dict)
+        return found
+
+
+def severities(document: dict[str, Any]) -> set[str]:
+    return {each["severity"] for each in document["checks"]}
+
+
+@contextmanager
+def made(directory: Path, options: str = "targets=4&code=2+1") -> Iterator[Case]:
+    case = Case(directory / "burst", options)
+    try:
+        yield case
+    finally:
+        run("local", "stop", str(case.directory))
+
+
+# --------------------------------------------------------------------------- proofs
+
+
+def a_held_target(folder: Path) -> None:
+    with made(folder) as case:
+        case.kill("t1")
+        case.prove("TARGET_DOWN", "^ckpt target release t1$", r"down: t1 \(not connected\)")
+
+
+def a_stopped_target(folder: Path) -> None:
+    with made(folder) as case:
+        pid = case.pid_of("t1")
+        os.kill(pid, signal.SIGSTOP)
+        case.prove("TARGET_DOWN", f"^kill -CONT {pid}$", r"t1 \(silent for \d+ s")
+
+
+def a_target_that_is_not_started_again(folder: Path) -> None:
+    with made(folder, "targets=4&code=2+1&restart=never") as case:
+        case.kill("t1", held=False)
+        case.prove("TARGET_DOWN", r"^ckpt local stop \S+ && ckpt ls$")
+
+
+def a_target_of_another_host(folder: Path) -> None:
+    """Its command is run there, by a person."""
+    with remote(folder) as case:
+        case.end_target()
+        for name in ("TARGET_DOWN", "TOO_FEW_TARGETS", "REDUNDANCY_LOW"):
+            found = case.wait(name)
+            assert found["command"].startswith("ckptd target --directory ")
+            assert "held" not in found["remedy"]
+        assert case.status().returncode == 3
+        case.start(found["command"])
+        wait_until(lambda: case.status().returncode == 0, "all is well", PATIENCE_S, ASKED_S)
+        assert case.document()["checks"] == []
+
+
+def a_failing_device(folder: Path) -> None:
+    with made(folder) as case:
+        staging = case.directory / "targets" / "t1" / "staging"
+        staging.rename(staging.with_name("taken away"))
+        fill(case.url, "burst", tuple(range(1, 5 + DEVICE_FAILURES_MAX)), ranks=2)
+        found = case.prove("DEVICE_FAILING", r"^kill \d+$", "^t1: .*ENOENT")
+        assert str(staging.parent) in found["remedy"]
+        rows = run("ls", "burst", "--json", environ=case.environ).document()["steps"]
+        assert all(row["columns_missing"] == 0 for row in rows), "nothing was lost by it"
+
+
+def a_failing_device_whose_cause_is_mended(folder: Path) -> None:
+    """No command at all: its target finds out."""
+    with made(folder) as case:
+        staging = case.directory / "targets" / "t1" / "staging"
+        staging.rename(staging.with_name("taken away"))
+        fill(case.url, "burst", tuple(range(1, 5 + DEVICE_FAILURES_MAX)), ranks=2)
+        wait_until(
+            lambda: case.check("DEVICE_FAILING") is not None, "it fails", PATIENCE_S, ASKED_S
+        )
+        shown = {each["id"]: each for each in case.status().document()["targets"]}
+        assert (shown["t1"]["state"], shown["t1"]["device_failing"]) == ("live", True)
+        assert sum(shown["t1"]["device_errors"].values()) >= DEVICE_FAILURES_MAX
+        assert "live (device fails)" in run("status", environ=case.environ).out
+        fill(case.url, "later", (1, 2, 3), ranks=2)
+        sealed = list(case.directory.glob("targets/t1/columns/*"))
+        staging.with_name("taken away").rename(staging)
+        wait_until(lambda: case.check("DEVICE_FAILING") is None, "it is well", PATIENCE_S, ASKED_S)
+        fill(case.url, "again", tuple(range(1, 9)), ranks=2)
+        assert len(list(case.directory.glob("targets/t1/columns/*"))) > len(sealed)
+
+
+def a_failing_device_and_a_new_coordinator(folder: Path) -> None:
+    """The new term cannot be made durable there; what lies there is read all the same."""
+    with made(folder) as case:
+        holder = case.columns(1)[0].parents[1]
+        staging = holder / "staging"
+        staging.rename(staging.with_name("taken away"))
+        os.kill(case.status().document()["coordinator"]["pid"], signal.SIGKILL)
+        wait_until(
+            lambda: case.check("DEVICE_FAILING") is not None, "it fails", PATIENCE_S, ASKED_S
+        )
+        names = {each["name"] for each in case.status().document()["checks"]}
+        assert names == {"DEVICE_FAILING"}, "no column is missed"
+        assert run("verify", f"{RUN_NAME}@1", environ=case.environ).code == 0
+        found = case.prove("DEVICE_FAILING", r"^kill \d+$", f"^{holder.name}: .*ENOENT")
+        assert str(holder) in found["remedy"]
+        assert run("verify", f"{RUN_NAME}@1", environ=case.environ).code == 0
+
+
+def too_few_targets(folder: Path) -> None:
+    with made(folder) as case:
+        case.kill("t0", "t1")
+        case.prove(
+            "TOO_FEW_TARGETS", "release t0 && ckpt target release t1", "a save needs 3 for 2"
+        )
+
+
+def columns_on_a_target_that_is_down(folder: Path) -> None:
+    with made(folder) as case:
+        holder = case.columns(1)[0].parents[1].name
+        case.kill(holder)
+        case.prove(
+            "REDUNDANCY_LOW", f"^ckpt target release {holder}$", f"on {holder}, which are down"
+        )
+
+
+def columns_that_are_gone(folder: Path) -> None:
+    with made(folder) as case:
+        case.rested(case.columns(1)[0].unlink)
+        case.prove(
+            "REDUNDANCY_LOW", f"^ckpt rm {RUN_NAME}@1$", "1 checkpoints have less redundancy"
+        )
+
+
+def too_many_columns_on_targets_that_are_down(folder: Path) -> None:
+    with made(folder) as case:
+        one, two = sorted(path.parents[1].name for path in case.columns(1)[:2])
+        case.kill(one, two)
+        case.prove("CHECKPOINT_UNREACHABLE", f"release {one} && ckpt target release {two}")
+        assert run("ls", environ=case.environ).code == 0
+
+
+def too_many_columns_that_are_gone(folder: Path) -> None:
+    with made(folder) as case:
+        case.rested(lambda: [path.unlink() for path in case.columns(1)[:2]] and None)
+        listed = run("ls", environ=case.environ)
+        assert (listed.code, "unreachable" in listed.out) == (3, True)
+        case.prove("CHECKPOINT_UNREACHABLE", f"^ckpt verify {RUN_NAME}@1$", "1 checkpoints are out")
+        assert case.check("CHECKPOINT_LOST") is not None
+        assert run("ls", environ=case.environ).code == 4
+
+
+def a_checkpoint_that_is_lost(folder: Path) -> None:
+    with made(folder) as case:
+        spoil(case)
+        case.prove("CHECKPOINT_LOST", f"^ckpt rm {RUN_NAME}@1$", "damaged beyond repair")
+
+
+def a_checkpoint_that_an_object_store_has(folder: Path) -> None:
+    (folder / "burst").mkdir()
+    (folder / "burst" / "drain.toml").write_text(f'to = "file://{folder}/store"\npoll_s = 0.2\n')
+    with made(folder) as case:
+        drained = lambda: case.status().document()["stores"][0]["backlog"] == 0  # noqa: E731
+        wait_until(lambda: bool(case.status().document()["stores"]), "a store", PATIENCE_S, ASKED_S)
+        wait_until(drained, "all is drained", PATIENCE_S, ASKED_S)
+        spoil(case)
+        case.prove("CHECKPOINT_LOST", f"^ckpt fetch {RUN_NAME}@1$")
+        listed = run("ls", "--json", environ=case.environ).document()["steps"]
+        assert [each["step"] for each in listed if each["readable"]] == [1, 2]
+
+
+def spoil(case: Case) -> None:
+    """Two columns of step 1 rot, and a reader finds out."""
+    for path in case.columns(1)[:2]:
+        with path.open("r+b") as file:
+            file.seek(FRAGMENTS_OFFSET)
+            (byte,) = file.read(1)
+            file.seek(FRAGMENTS_OFFSET)
+            file.write(bytes([byte ^ 1]))
+    # Not a load: that may still find it in the memory of its stager.
+    out = str(case.directory / "exported")
+    line = ("export", f"{RUN_NAME}@1", out, "--format", "npz")
+    assert run(*line, environ=case.environ).code == 4
+
+
+def a_store_that_cannot_be_used(folder: Path) -> None:
+    (folder / "store").write_text("a file, where a folder should be")
+    with made(folder) as case:
+        line = [
+            "ckptd", "drain", "--to", f"file://{folder}/store/x", "--poll-s", "0.2",
+            "--coordinator", case.status().document()["coordinator"]["address"],
+            "--secret-file", str(case.directory / "secret"), "--patience-s", "0.5",
+        ]  # fmt: skip
+        with subprocess.Popen(line, env=case.environ, stderr=subprocess.DEVNULL) as drain:
+            wait_until(
+                lambda: case.check("DRAIN_FAILING") is not None, "it fails", PATIENCE_S, ASKED_S
+            )
+            drain.terminate()
+        left = lambda: not case.status().document()["stores"][0]["workers"]  # noqa: E731
+        wait_until(left, "its worker is gone", PATIENCE_S, ASKED_S)
+        case.prove("DRAIN_FAILING", f"^ckpt drain forget file://{folder}/store/x$")
+
+
+def a_store_that_nobody_serves(_folder: Path) -> None:
+    """It stands after a minute only, so its proof is of the machine, in its own time."""
+    bench = Bench()
+    bench.save(1)
+    worker = WorkerFake(bench)
+    bench.close(worker.session)
+    bench.tick(70)
+    view = bench.ask("status")
+    assert isinstance(view, dict)
+    (found,) = view["checks"]
+    assert (found["name"], found["severity"]) == ("DRAIN_STOPPED", "warning")
+    *verb, url = shlex.split(found["command"])
+    assert verb == ["ckpt", "drain", "forget"]
+    bench.tell(bench.session(), ForgetStore(url))
+    view = bench.ask("status")
+    assert isinstance(view, dict)
+    assert view["checks"] == []
+
+
+def a_cluster_that_rests(folder: Path) -> None:
+    with made(folder) as case:
+        assert run("local", "stop", str(case.directory)).code == 0
+        case.prove("NOT_RUNNING", "^ckpt ls$")
+
+
+def a_stopped_coordinator(folder: Path) -> None:
+    with made(folder) as case:
+        pid = case.status().document()["coordinator"]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        assert case.status().code == 75
+        case.prove("COORDINATOR_DOWN", f"^kill -CONT {pid}$")
+
+
+def a_catalog_that_became_unreadable(folder: Path) -> None:
+    with made(folder) as case:
+        pid = case.status().document()["coordinator"]["pid"]
+        for path in case.directory.glob("catalog.sqlite-*"):
+            path.unlink()
+        (case.directory / "catalog.sqlite").write_bytes(b"no catalog any more " * 1000)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: case.status().code == 4, "it is known", PATIENCE_S, ASKED_S)
+        case.prove(
+            "CATALOG_CORRUPT", "&& ckpt catalog rebuild ", "is unreadable: file is not a data"
+        )
+        listed = run("ls", "--json", environ=case.environ).document()["steps"]
+        assert [each["step"] for each in listed] == [1, 2]
+
+
+def a_catalog_that_was_unreadable_before_the_start(folder: Path) -> None:
+    with made(folder) as case:
+        assert run("local", "stop", str(case.directory)).code == 0
+        for path in case.directory.glob("catalog.sqlite-*"):
+            path.unlink()
+        (case.directory / "catalog.sqlite").write_bytes(b"no catalog any more " * 1000)
+        ended = run("ls", "--json", environ=case.environ)
+        assert ended.code == 4
+        told = ended.error()
+        assert "is unreadable: file is not a database" in told["message"]
+        command = f"ckpt catalog rebuild {case.directory}"
+        assert command in told["hint"]
+        case.shell(command)
+        assert run("ls", environ=case.environ).code == 0
+
+
+def a_catalog_that_was_removed(folder: Path) -> None:
+    with made(folder) as case:
+        assert run("local", "stop", str(case.directory)).code == 0
+        for path in case.directory.glob("catalog.sqlite*"):
+            path.unlink()
+        assert run("ls", environ=case.environ).code != 0
+        case.prove("CATALOG_OLD", "&& ckpt catalog rebuild ", "older than its targets")
+        listed = run("ls", "--json", environ=case.environ).document()["steps"]
+        assert [each["step"] for each in listed] == [1, 2]
+
+
+def a_catalog_for_which_too_few_vouch(folder: Path) -> None:
+    with made(folder) as case:
+        coordinator = case.status().document()["coordinator"]["pid"]
+        case.kill("t1", "t2")
+        os.kill(coordinator, signal.SIGKILL)
+        case.prove("CATALOG_UNPROVED", "^ckpt target release t1 ", "away: t1, t2")
+
+
+PROOFS: dict[str, list[Callable[[Path], None]]] = {
+    "CATALOG_OLD": [a_catalog_that_was_removed],
+    "CATALOG_UNPROVED": [a_catalog_for_which_too_few_vouch],
+    "TARGET_DOWN": [
+        a_held_target, a_stopped_target, a_target_that_is_not_started_again,
+        a_target_of_another_host,
+    ],
+    "DEVICE_FAILING": [
+        a_failing_device, a_failing_device_whose_cause_is_mended,
+        a_failing_device_and_a_new_coordinator,
+    ],
+    "TOO_FEW_TARGETS": [too_few_targets],
+    "REDUNDANCY_LOW": [columns_on_a_target_that_is_down, columns_that_are_gone],
+    "CHECKPOINT_UNREACHABLE": [
+        too_many_columns_on_targets_that_are_down, too_many_columns_that_are_gone,
+    ],
+    "CHECKPOINT_LOST": [a_checkpoint_that_is_lost, a_checkpoint_that_an_object_store_has],
+    "DRAIN_FAILING": [a_store_that_cannot_be_used],
+    "DRAIN_STOPPED": [a_store_that_nobody_serves],
+    "NOT_RUNNING": [a_cluster_that_rests],
+    "COORDINATOR_DOWN": [a_stopped_coordinator],
+    "CATALOG_CORRUPT": [
+        a_catalog_that_became_unreadable, a_catalog_that_was_unreadable_before_the_start,
+    ],
+}  # fmt: skip
+
+
+def test_every_check_has_a_proof_and_none_is_made_but_of_the_list() -> None:
+    assert PROOFS.keys() == CHECKS.keys()
+    rooms = ("ckpt", "clients", "servers")
+    sources = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+    texts = {path: path.read_text() for path in sources}
+    made_by_hand = re.compile(r"(?<!def )\bCheck\(\s*(name=)?\"[A-Z_]+\"")
+    assert [path for path, text in texts.items() if made_by_hand.search(text)] == []
+    used = {name for text in texts.values() for name in re.findall(r'check\(\s*"([A-Z_]+)"', text)}
+    assert used <= CHECKS.keys()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "proof", [proof for proofs in PROOFS.values() for proof in proofs], ids=lambda p: p.__name__
+)
+def test_the_command_that_a_check_names_mends_it(
+    proof: Callable[[Path], None], tmp_path: Path
+) -> None:
+    proof(tmp_path)
+
+
+# --------------------------------------------------------------------------- another host
