@@ -45,6 +45,7 @@ from ckpt.protocol.coordinator.catalog import (
     RepairNeeded,
     RowForgotten,
     RowState,
+    StepForgotten,
     StoreForgotten,
     StoreHolds,
     StoreOpened,
@@ -393,7 +394,13 @@ def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
         case RowForgotten():
             for table in ("checkpoint", "repair"):
                 connection.execute(f"DELETE FROM {table} WHERE {_KEY}", _key(entry.checkpoint))
-        case LaunchNumbered() | LaunchEntered() | LaunchResolved() | LaunchForgotten():
+        case (
+            LaunchNumbered()
+            | LaunchEntered()
+            | LaunchResolved()
+            | StepForgotten()
+            | LaunchForgotten()
+        ):
             launch_tables.store(connection, entry)
         case StoreOpened() | StoreHolds() | CheckpointDrained() | StoreForgotten():
             drain_tables.store(connection, entry)
