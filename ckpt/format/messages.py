@@ -48,6 +48,7 @@ from ckpt.base.ids import (
     ColumnId,
     ColumnNumber,
     Epoch,
+    Generation,
     Home,
     LaunchNumber,
     PayloadId,
@@ -71,6 +72,7 @@ from ckpt.format.drain_messages import (
     TellStored,
     TellTrouble,
 )
+from ckpt.format.lending_messages import LendMemory, MemoryReturned, TakeBackMemory
 from ckpt.format.target_messages import (
     Attest,
     Attested,
@@ -165,25 +167,6 @@ class Failed(Struct, frozen=True, gc=False):
 
 class CancelRequest(Struct, frozen=True, gc=False):
     """The answer to the request of this frame's number is not wanted any more. Never answered."""
-
-
-class LendMemory(Struct, frozen=True, gc=False):
-    """A memfd comes along (SCM_RIGHTS): bulks may lie in it from now on. Unix sockets only."""
-
-    region: int
-    size_bytes: int
-
-
-class TakeBackMemory(Struct, frozen=True, gc=False):
-    """The region is lent no more."""
-
-    region: int
-
-
-class MemoryReturned(Struct, frozen=True, gc=False):
-    """The borrower is done with these bulks; lent ones are counted from 0 on each connection."""
-
-    bulks: tuple[int, ...]
 
 
 # =========================================================================== data plane: write
@@ -355,6 +338,8 @@ class JoinLaunch(Struct, frozen=True, gc=False):
     saved_step: Step | None = None
     saved_ago_us: int = 0
     """What it handed over last in this launch, and since a coordinator has answered that."""
+    reads: bool = False
+    """It only loads. In a launch with a key it holds no rank: another process may, and keeps it."""
 
 
 class LaunchJoined(Struct, frozen=True, gc=False):
@@ -365,6 +350,8 @@ class LaunchJoined(Struct, frozen=True, gc=False):
     """Of this rank's next resolution of "newest"; see ckpt.protocol.coordinator.rounds."""
     references: bool = False
     """This coordinator understands OpenPayload's homes, and tables that refer to them."""
+    by_number: bool = False
+    """It holds a launch together also where its ranks ask for a step by its number."""
 
 
 class ReplicaPolicy(Enum):
@@ -591,6 +578,8 @@ class CommitMembers(Struct, frozen=True, gc=False):
     checkpoint: CheckpointId
     alone: bool = False
     """Refused when the list has other files too: somebody else is writing them."""
+    launch: LaunchNumber | None = None
+    """The writer's own: what its ranks load of this step from now on is this, or newer."""
 
 
 class Departure(Enum):
@@ -614,7 +603,7 @@ class TrainerLeft(Struct, frozen=True, gc=False):
 
 
 class Resolve(Struct, frozen=True, gc=False):
-    """Which generation to read. With a launch, `step=None` is resolved once for all its ranks."""
+    """Which generation to read. With a launch, it is resolved once for all its ranks."""
 
     run: RunName
     step: Step | None
@@ -624,11 +613,14 @@ class Resolve(Struct, frozen=True, gc=False):
     timeout_us: int = 10_000_000
     fallback: bool = False
     turn: int = 0
-    """Which of the launch's resolutions is asked for; the same again gives the same."""
+    """Which of the launch's resolutions is asked for; the same again gives the same. By number: of
+    the loads of this step that the rank's process has had confirmed the how manieth it will be."""
     stored: bool = False
     """The reader can read object stores: what is not to be had here, whole there, may be named."""
     away: bool = False
     """It asked its targets in vain: a store that has it shall be named now."""
+    only: Generation | None = None
+    """It goes on reading what it was confirmed: no other will do."""
 
 
 class TargetAddress(Struct, frozen=True, gc=False):
@@ -672,6 +664,8 @@ class LoadBegan(Struct, frozen=True, gc=False):
     launch: LaunchNumber
     rank: Rank
     turn: int
+    step: Step | None = None
+    """As it was asked for."""
 
 
 class ConfirmLoad(Struct, frozen=True, gc=False):
@@ -684,6 +678,10 @@ class ConfirmLoad(Struct, frozen=True, gc=False):
     turn: int
     checkpoint: CheckpointId
     timeout_us: int
+    step: Step | None = None
+    """As it was asked for."""
+    stored: bool = False
+    """It was read from an object store, of which nothing was resolved here."""
 
 
 class LoadConfirmed(Struct, frozen=True, gc=False):

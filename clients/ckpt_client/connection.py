@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt.aio.secret import find_secret_file
+from ckpt.base.errors import Refused
+from ckpt.base.ids import Rank, RunName
+from ckpt.format.messages import LaunchJoined
 from ckpt_client.control import Control
+from ckpt_client.environment import Place, find_place
 from ckpt_client.local import is_serving, is_supervised, opened_cluster
 from ckpt_client.locate import Locator, client_name
 from ckpt_client.url import LocalUrl, RemoteUrl
@@ -63,6 +67,18 @@ class Connection:
         return ReaderContext(
             self.locator.address, control.secret, control.cluster, client_name(), durable
         )
+
+    def launch_by_environment(self, run: RunName) -> tuple[Place, LaunchJoined | None]:
+        """Who this process is without being told, and the launch whose ranks read one generation
+        of a step; None for one rank alone, and where nothing names this start of the job.
+        """
+        try:
+            place = find_place()
+        except Refused:  # It is not said who this is: that is no reason to read nothing.
+            return Place(Rank(0), 1), None
+        if self._launch_key is None:
+            return place, None
+        return place, self.control.join_to_read(run, place.rank, place.world_size)
 
     def close(self) -> None:
         self.control.close()

@@ -8,10 +8,12 @@ import threading
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from ckpt.aio.clock import now_us
 from ckpt.aio.rpc import RpcClient
 from ckpt.aio.secret import read_secret
-from ckpt.base.errors import PeerError, Unavailable, error_from_wire
+from ckpt.base.errors import Busy, PeerError, Refused, Unavailable, error_from_wire
 from ckpt.base.ids import Rank, RunName, Step
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import (
@@ -50,6 +52,8 @@ class Control:
         #: turn is that of the next resolution, which a restarted coordinator may not know.
         self._came_us: dict[Seat, int] = {}
         #: When each of them was joined first.
+        self._readers: dict[Seat, str | None] = {}
+        #: Seats that only load, with the key of the launch that they are of.
 
     @property
     def cluster(self) -> str:
@@ -103,10 +107,37 @@ class Control:
     def join(self, run: RunName, rank: Rank, world_size: int) -> LaunchJoined:
         """The launch of this rank, and the turn of its next resolution. Joining begins nothing."""
         seat = (run, rank, world_size)
+        self._readers.pop(seat, None)
+        return self._joined(seat)
+
+    def join_to_read(self, run: RunName, rank: Rank, world_size: int) -> LaunchJoined | None:
+        """The launch whose ranks load the same generation of a step that this one asks for by its
+        number. Holds no rank of a launch with a key: this may be a helper of the process that does.
+
+        None when nobody loads with this rank, or the coordinator knows only of "newest".
+        """
+        seat = (run, rank, world_size)
+        if world_size == 1:
+            return None
+        if seat not in self._launches:
+            self._readers[seat] = self.launch_key
+        try:
+            joined = self._joined(seat)
+        except Busy:  # A coordinator that does not know who only reads.
+            return None
+        except Refused:
+            if self.launch_key is None:
+                raise
+            # A part of the launch's ranks, which load together: a launch of their own.
+            self._readers[seat] = f"{self.launch_key} {world_size}"
+            joined = self._joined(seat)
+        return joined if joined.by_number else None
+
+    def _joined(self, seat: Seat) -> LaunchJoined:
         known = self._launches.get(seat)
         joined, _ = self.call(self._joining(seat), LaunchJoined)
         if known is not None and known.launch == joined.launch:
-            joined = LaunchJoined(joined.launch, max(joined.turn, known.turn))
+            joined = replace(joined, turn=max(joined.turn, known.turn))
         else:
             self._came_us[seat] = now_us()
         self._launches[seat] = joined
@@ -116,18 +147,20 @@ class Control:
         """As a rank of the launch that was joined before, and since when, or of a new one."""
         run, rank, world_size = seat
         known = self._launches.get(seat)
+        reads = seat in self._readers
+        key = self._readers[seat] if reads else self.launch_key
         if known is None:
-            return JoinLaunch(run, self.launch_key, rank, world_size, process_name())
+            return JoinLaunch(run, key, rank, world_size, process_name(), reads=reads)
         came_ago_us = now_us() - self._came_us[seat]
         return JoinLaunch(
-            run, self.launch_key, rank, world_size, process_name(), known.launch, came_ago_us
+            run, key, rank, world_size, process_name(), known.launch, came_ago_us, reads=reads
         )
 
     def resolved(self, run: RunName, rank: Rank, world_size: int, turn: int) -> None:
         """This turn's resolution was taken; before the rank's first save all are one."""
         seat = (run, rank, world_size)
         if turn:
-            self._launches[seat] = LaunchJoined(self._launches[seat].launch, turn + 1)
+            self._launches[seat] = replace(self._launches[seat], turn=turn + 1)
 
     def close(self) -> None:
         with self._lock:

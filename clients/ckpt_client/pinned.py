@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from ckpt.aio.rpc import RpcClient
-from ckpt.base.errors import CkptError, PeerError
-from ckpt.base.ids import Step
+from ckpt.base.errors import CkptError, Lost, PeerError
+from ckpt.base.ids import CheckpointId, Step
 from ckpt.base.units import US_PER_S
 from ckpt.format.index import IndexReader
 from ckpt.format.messages import (
@@ -32,6 +32,7 @@ from ckpt.format.messages import (
 from ckpt.format.record import CommitRecord, decode_record
 from ckpt.transfer.damage import have_judged
 from ckpt.transfer.payload_finder import PayloadFinder
+from ckpt_client import load_counts
 from ckpt_client.meeting import ANSWER_SLACK_S, Meeting, ask_shared
 
 _log = logging.getLogger("ckpt.restore")
@@ -65,6 +66,8 @@ class Pinned:
         self._rpc: RpcClient | None = None
         self._pin_session = 0
         self._finder: PayloadFinder | None = None
+        self._confirmed: CheckpointId | None = None
+        #: All ranks load this one, for good.
         try:
             self.resolve()
         except BaseException:
@@ -75,7 +78,7 @@ class Pinned:
     def shared(self) -> bool:
         """Whether other ranks load what this one does."""
         asked = self.question
-        return asked.step is None and asked.launch is not None and (asked.world_size or 1) > 1
+        return asked.launch is not None and (asked.world_size or 1) > 1
 
     def resolve(self, step: Step | None = None, *, away: bool = False) -> None:
         """Ask which generation it is, or for that step's; warns about steps that were passed
@@ -87,12 +90,21 @@ class Pinned:
         question = self.question
         if step is not None:
             question = replace(question, step=step, launch=None, turn=0)
+        if (
+            self._confirmed is not None
+            and question.launch is not None
+            and question.step is not None
+        ):
+            question = replace(question, only=self._confirmed.generation)
         if away:
             question = replace(question, away=True, timeout_us=0, fallback=False)
         patience_s = question.timeout_us / US_PER_S + ANSWER_SLACK_S
         reply, bulk = rpc.call(question, timeout_s=patience_s)
         if not isinstance(reply, Resolved):
             raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
+        found = reply.info.checkpoint
+        if question.only is not None and found != self._confirmed:
+            raise Lost(f"{self._confirmed} is deleted or lost, {found} is another")
         self._close_finder()
         self.resolved, self.record = reply, decode_record(bulk)
         self._pin_session = self.session_count
@@ -122,8 +134,10 @@ class Pinned:
     def begin(self) -> None:
         """Say that it is read from now on, so that ranks which finish earlier wait for this one."""
         asked = self.question
+        if self._is_confirmed:
+            return
         if self.shared and asked.launch is not None and asked.rank is not None:
-            began = LoadBegan(asked.run, asked.launch, asked.rank, asked.turn)
+            began = LoadBegan(asked.run, asked.launch, asked.rank, asked.turn, asked.step)
             self._connection().tell(began)
 
     def confirm(self) -> str:
@@ -131,16 +145,27 @@ class Pinned:
         else why not. Waits for ranks that are loading, for at most `timeout_s`.
         """
         asked = self.question
-        if not self.shared or asked.launch is None or asked.rank is None:
+        if self._is_confirmed or not self.shared or asked.launch is None or asked.rank is None:
             return ""
         checkpoint = self.resolved.info.checkpoint
         message = ConfirmLoad(
-            asked.run, asked.launch, asked.rank, asked.turn, checkpoint, int(self.timeout_s * 1e6)
-        )
+            asked.run, asked.launch, asked.rank, asked.turn, checkpoint,
+            int(self.timeout_s * 1e6), asked.step,
+        )  # fmt: skip
         reply, _ = self._connection().call(message, timeout_s=self.timeout_s + ANSWER_SLACK_S)
         if not isinstance(reply, LoadConfirmed):
             raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
+        if not reply.superseded:
+            self._confirmed = checkpoint
+            step = checkpoint.step
+            key = (self.context.cluster, asked.run, asked.launch, asked.rank, step)
+            is_counted = asked.step is not None
+            load_counts.confirmed(key, asked.turn if is_counted else load_counts.next_load(key))
         return reply.superseded
+
+    @property
+    def _is_confirmed(self) -> bool:
+        return self._confirmed == self.resolved.info.checkpoint
 
     def meeting(self) -> Meeting:
         """Where this reader meets others of the same generation: in the session of its pin."""

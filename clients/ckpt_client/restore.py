@@ -39,6 +39,7 @@ from ckpt.transfer.payload_receiver import PayloadReceiver
 from ckpt.transfer.read_job import PayloadDamaged, ReadJob, ReceiverOptions, ReceiverStatistics
 from ckpt.transfer.read_set import ReadSet
 from ckpt_client.contents import Contents
+from ckpt_client.load_counts import next_load
 from ckpt_client.meeting import share_key
 from ckpt_client.memory_check import is_committed
 from ckpt_client.pinned import Pinned, ReaderContext
@@ -86,22 +87,26 @@ def resolve(
     timeout_s: float = 10.0,
     fallback: bool = False,
     progress: OnProgress | None = None,
+    together: bool = True,
 ) -> Checkpoint:
     """The committed checkpoint to read, pinned until it is closed, in a session of its own.
 
-    With a launch, `step=None` is the same for all its ranks. Ranks of one `launch_key`, or of one
-    world size, that read at the same time read each byte from the tier once.
+    With a launch, it is the same for all its ranks. Ranks of one `launch_key`, or of one world
+    size, that read at the same time read each byte from the tier once, if `together`.
 
     Raises NotFound, Unavailable after `timeout_s` (with `fallback` an older step instead), Lost
     when its damage is proved.
     """
-    launch, turn = (None, 0) if joined is None else (joined.launch, joined.turn)
+    launch = None if joined is None else joined.launch
+    turn = 0 if joined is None else joined.turn
+    if joined is not None and step is not None and rank is not None:
+        turn = next_load((context.cluster, run, joined.launch, rank, step))
     question = Resolve(
         run, step, launch, rank, world_size, int(timeout_s * 1e6), fallback, turn,
         stored=bool(context.durable),
     )  # fmt: skip
     pinned = Pinned(context, question, timeout_s)
-    return Checkpoint(pinned, progress, share_key(launch_key, world_size))
+    return Checkpoint(pinned, progress, share_key(launch_key, world_size) if together else None)
 
 
 class Checkpoint:

@@ -318,15 +318,17 @@ class Store:
     ) -> Checkpoint:
         """The committed checkpoint to read, pinned until closed.
 
-        `step=None` is the same for all ranks of a launch: once one of them has loaded it, no other
-        loads another.
+        It is the same for all ranks of a launch, by number too: once one of them has loaded it, no
+        other loads another, also when the step is saved again meanwhile. When all of them have it,
+        or their launch has saved the step again, the next load sees what is the newest then.
 
         What is lost in the tier, or out of reach for `timeout_s`, and whole in an object store that
         was drained to is named all the same when the store was opened with `durable`, and loads
         from there, with a warning.
 
         Raises NotFound, Unavailable after `timeout_s` (with `fallback=True` an older step instead),
-        Lost, also when it is lost or deleted after another rank of the launch has loaded it.
+        Lost, also when it is lost or deleted after another rank of the launch has loaded it;
+        Unavailable, too, for a step that this rank has saved and its launch has not committed yet.
         """
         from ckpt_client import restore
 
@@ -335,7 +337,8 @@ class Store:
         number = check_step(step) if step is not None else None
         place = find_place(rank, world_size)
         self._connection.ensure_answers()
-        joined = self._control.join(name, place.rank, place.world_size) if step is None else None
+        join = self._control.join if number is None else self._control.join_to_read
+        joined = join(name, place.rank, place.world_size)
         found = restore.resolve(
             self._connection.reader(self._settings.durable),
             name,
@@ -347,7 +350,7 @@ class Store:
             timeout_s=timeout_s,
             fallback=fallback,
         )
-        if joined is not None:
+        if joined is not None and number is None:
             self._control.resolved(name, place.rank, place.world_size, joined.turn)
         return found
 
@@ -382,7 +385,7 @@ class Store:
 
             place = find_place(rank, world_size)
             return stored.load_instead(
-                self._connection.reader(self._settings.durable), run, step, like, place, error,
+                self._connection, self._settings.durable, run, step, like, place, error,
                 launch_key=self._settings.launch, timeout_s=timeout_s, strict=strict, whole=whole,
             )  # fmt: skip
         try:

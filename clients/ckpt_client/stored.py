@@ -17,10 +17,11 @@ from functools import partial
 import numpy as np
 
 from ckpt.aio.first_touch import FirstTouch
-from ckpt.base.errors import CkptError, NotFound, Refused
-from ckpt.base.ids import CheckpointId, Rank, check_run_name, check_step
+from ckpt.base.errors import CkptError, Lost, NotFound, Refused
+from ckpt.base.ids import CheckpointId, Rank, Step, check_run_name, check_step
 from ckpt.base.units import format_bytes
 from ckpt.format.index import Box, IndexTensor
+from ckpt.format.messages import ConfirmLoad, LoadConfirmed
 from ckpt.format.table import Meaning
 from ckpt.format.tree import (
     DictNode,
@@ -37,10 +38,11 @@ from ckpt.objects.names import parse_stored
 from ckpt.objects.reader import StoredCheckpoint, StoreStatistics, Together, open_stored
 from ckpt.objects.source import Source, Wish
 from ckpt.objects.stores import open_sink
+from ckpt_client import load_counts
+from ckpt_client.connection import Connection
 from ckpt_client.declare import Replicated
 from ckpt_client.environment import Place, find_place
-from ckpt_client.meeting import Meeting, open_meeting, share_key
-from ckpt_client.pinned import ReaderContext
+from ckpt_client.meeting import ANSWER_SLACK_S, Meeting, open_meeting, share_key
 from ckpt_client.restore_plan import Reads
 from ckpt_client.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
 from ckpt_client.shared_store import StoreTogether
@@ -81,7 +83,8 @@ def load(
 
 
 def load_instead(
-    context: ReaderContext,
+    connection: Connection,
+    durable: str,
     run: str,
     step: int | None,
     like: object,
@@ -93,12 +96,13 @@ def load_instead(
     strict: bool,
     whole: bool,
 ) -> object:
-    """A step from the context's object store, without a number the newest one there, because of why
-    the tier cannot give it; warns.
+    """A step from the object store, without a number the newest one there, because of why the tier
+    cannot give it; warns.
 
-    All ranks find the same one: a run of which the tier has nothing that can be loaded is drained
-    no further. Raises that reason when the store has not got it either.
+    Raises that reason when the store has not got it either; Lost when other ranks of the launch
+    have another generation, because the step was saved, or drained, again meanwhile.
     """
+    context = connection.reader(durable)
     number = None if step is None else check_step(step)
     try:
         stored = open_stored(open_sink(context.durable), check_run_name(run), number)
@@ -118,7 +122,40 @@ def load_instead(
             stored, like, place.rank, place.world_size, together, strict=strict, whole=whole
         )
         _tell(stored)
+        _confirm(connection, stored, number, place, timeout_s)
         return state
+
+
+def _confirm(
+    connection: Connection,
+    stored: StoredCheckpoint,
+    step: Step | None,
+    place: Place,
+    timeout_s: float,
+) -> None:
+    """Ask whether all ranks of the launch load what this one has found in the store."""
+    control, id = connection.control, CheckpointId(*stored.header.key)
+    run = id.run
+    join = control.join if step is None else control.join_to_read
+    joined = join(run, place.rank, place.world_size)
+    if place.world_size == 1 or joined is None or not joined.by_number:
+        return
+    key = (connection.cluster, run, joined.launch, place.rank, id.step)
+    number = load_counts.next_load(key)
+    turn = joined.turn if step is None else number
+    question = ConfirmLoad(
+        run, joined.launch, place.rank, turn, id, int(timeout_s * 1e6), step, stored=True
+    )
+    answer, _ = control.call(question, LoadConfirmed, timeout_s=timeout_s + ANSWER_SLACK_S)
+    if answer.superseded:
+        raise Lost(
+            f"{id} was loaded from {stored.url}, but {answer.superseded}: two generations would "
+            "meet in one job",
+            hint="end all ranks and start them again",
+        )
+    load_counts.confirmed(key, number)
+    if step is None:
+        control.resolved(run, place.rank, place.world_size, turn)
 
 
 def _tell(stored: StoredCheckpoint) -> None:

@@ -47,6 +47,7 @@ from ckpt.protocol.coordinator.catalog import (
     RepairNeeded,
     RowForgotten,
     RowState,
+    StepForgotten,
     StoreForgotten,
     StoreHolds,
     StoreOpened,
@@ -432,7 +433,9 @@ def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
             standing_tables.store(connection, entry)
         case CatalogReached() | CatalogOutdated():
             standing_tables.store(connection, entry)
-        case LaunchNumbered() | LaunchEntered() | LaunchResolved() | LaunchForgotten():
+        case LaunchNumbered() | LaunchEntered() | LaunchForgotten():
+            launch_tables.store(connection, entry)
+        case LaunchResolved() | StepForgotten():
             launch_tables.store(connection, entry)
         case StoreOpened() | StoreHolds() | CheckpointDrained() | StoreForgotten():
             drain_tables.store(connection, entry)

@@ -18,6 +18,7 @@ from ckpt.protocol.coordinator.catalog import (
     LaunchNumbered,
     LaunchResolved,
     LaunchRow,
+    StepForgotten,
 )
 
 SCHEMA: Final = """
@@ -31,11 +32,15 @@ CREATE TABLE IF NOT EXISTS resolution (
     run TEXT NOT NULL, number INTEGER NOT NULL, turn INTEGER NOT NULL,
     step INTEGER NOT NULL, term INTEGER NOT NULL, counter INTEGER NOT NULL,
     PRIMARY KEY (run, number, turn));
+CREATE TABLE IF NOT EXISTS resolution_by_number (
+    run TEXT NOT NULL, number INTEGER NOT NULL,
+    step INTEGER NOT NULL, term INTEGER NOT NULL, counter INTEGER NOT NULL,
+    PRIMARY KEY (run, number, step));
 """
-_TABLES: Final = ("launch", "process", "resolution")
+_TABLES: Final = ("launch", "process", "resolution", "resolution_by_number")
 _LAUNCH: Final = "run = ? AND number = ?"
 
-LaunchEntry = LaunchNumbered | LaunchEntered | LaunchResolved | LaunchForgotten
+LaunchEntry = LaunchNumbered | LaunchEntered | LaunchResolved | StepForgotten | LaunchForgotten
 
 
 def store(connection: sqlite3.Connection, entry: LaunchEntry) -> None:
@@ -47,8 +52,13 @@ def store(connection: sqlite3.Connection, entry: LaunchEntry) -> None:
         case LaunchEntered(run, number, rank, process):
             held = (run, number, rank, process)
             connection.execute("INSERT OR REPLACE INTO process VALUES (?, ?, ?, ?)", held)
+        case LaunchResolved() if entry.by_number:
+            _store_by_number(connection, entry)
         case LaunchResolved():
             _store_resolution(connection, entry)
+        case StepForgotten(run, number, step):
+            of_step = f"DELETE FROM resolution_by_number WHERE {_LAUNCH} AND step = ?"
+            connection.execute(of_step, (run, number, step))
         case LaunchForgotten(run, number):
             for table in _TABLES:
                 connection.execute(f"DELETE FROM {table} WHERE {_LAUNCH}", (run, number))
@@ -65,6 +75,15 @@ def _store_resolution(connection: sqlite3.Connection, entry: LaunchResolved) -> 
     connection.execute(f"DELETE FROM resolution WHERE {old}", (*launch, entry.turn - TURNS_KEPT))
 
 
+def _store_by_number(connection: sqlite3.Connection, entry: LaunchResolved) -> None:
+    id, launch = entry.checkpoint, (entry.run, entry.launch)
+    connection.execute(
+        "INSERT OR REPLACE INTO resolution_by_number SELECT ?, ?, ?, ?, ?"
+        f" WHERE EXISTS (SELECT 1 FROM launch WHERE {_LAUNCH})",
+        (*launch, id.step, id.generation.term, id.generation.counter, *launch),
+    )
+
+
 def load(connection: sqlite3.Connection, image: CatalogImage) -> None:
     """Every launch, with its processes and resolutions."""
     for run, number, key, world_size in connection.execute("SELECT * FROM launch"):
@@ -77,3 +96,8 @@ def load(connection: sqlite3.Connection, image: CatalogImage) -> None:
     ):
         id = CheckpointId(RunName(run), Step(step), Generation(term, counter))
         image.launches[(RunName(run), LaunchNumber(number))].resolved[int(turn)] = id
+    for run, number, step, term, counter in connection.execute(
+        "SELECT * FROM resolution_by_number ORDER BY rowid"
+    ):
+        id = CheckpointId(RunName(run), Step(step), Generation(term, counter))
+        image.launches[(RunName(run), LaunchNumber(number))].by_number[id.step] = id

@@ -35,6 +35,7 @@ from ckpt.protocol.coordinator.catalog import (
     RepairNeeded,
     RowForgotten,
     RowState,
+    StepForgotten,
     StoreForgotten,
     StoreHolds,
     StoreOpened,
@@ -94,8 +95,14 @@ def every_entry() -> list[CatalogEntry]:
             LaunchResolved(RunName("run/ä b"), LaunchNumber(7), turn, checkpoint(1))
             for turn in (0, 1, 1 + TURNS_KEPT)
         ),
+        *(
+            LaunchResolved(RunName("run/ä b"), LaunchNumber(7), 0, id, by_number=True)
+            for id in (checkpoint(1), checkpoint(2), checkpoint(1, 2), checkpoint(3))
+        ),
+        StepForgotten(RunName("run/ä b"), LaunchNumber(7), Step(3)),
         LaunchNumbered(RunName("run/ä b"), LaunchNumber(8), "key", 2),
         LaunchResolved(RunName("run/ä b"), LaunchNumber(8), 0, checkpoint(1)),
+        LaunchResolved(RunName("run/ä b"), LaunchNumber(8), 0, checkpoint(1), by_number=True),
         LaunchForgotten(RunName("run/ä b"), LaunchNumber(8)),
         *drain_entries(),
     ]

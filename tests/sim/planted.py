@@ -37,7 +37,8 @@ from ckpt.protocol.coordinator.launches import Launches
 from ckpt.protocol.coordinator.membership import Membership, Target
 from ckpt.protocol.coordinator.opening import Opening
 from ckpt.protocol.coordinator.reservations import Reservations, SpreadRule
-from ckpt.protocol.coordinator.resolving import Resolver
+from ckpt.protocol.coordinator.resolving import Resolver, _Waiting
+from ckpt.protocol.coordinator.rounds import LaunchRounds, Round
 from ckpt.protocol.events import Session, SessionClosed
 from ckpt.protocol.reader.events import DecodePart
 from ckpt.protocol.stager.events import CoordinatorEvent, Outcome, SaveFailed
@@ -193,6 +194,21 @@ _store = Committer._store
 def _everywhere(self: Checkpoints, checkpoint: Checkpoint) -> list[Target]:
     """An index is small, so there are enough of it."""
     return self._members.live()
+
+
+def _newest_of_the_number(*_: object) -> None:
+    """A number says what is wanted: no launch is needed for that."""
+
+
+def _whoever_asks_moves_on(self: Resolver, waiting: _Waiting, given: Round) -> bool:
+    """There is a newer one, why not give it?"""
+    return self._is_newer(waiting.message, given)
+
+
+def _who_has_had_it_moves_on(self: Resolver, waiting: _Waiting, given: Round) -> bool:
+    """All ranks have had the older one, so it is done with."""
+    done = len(given.confirmed) == given.launch.world_size
+    return done and self._is_newer(waiting.message, given)
 
 
 def _keep_pins(self: Resolver, session: Session) -> None:
@@ -367,3 +383,11 @@ PLANTS: tuple[Plant, ...] = (
     Plant("half-back-while-it-is-read", "P5", ((StagerMachine, "_finish", _end_at_once),)),
     Plant("columns-without-reservation", "P6", ((FakeDisk, "preallocate", _no_space_held),)),
 )  # fmt: skip
+
+BY_NUMBER_PLANTS: tuple[Plant, ...] = (
+    Plant("newest-of-the-number", "P2", ((LaunchRounds, "by_number", _newest_of_the_number),)),
+    Plant("whoever-asks-moves-on", "P2", ((Resolver, "_all_move_on", _whoever_asks_moves_on),)),
+    Plant("who-has-had-it-moves-on", "P2", ((Resolver, "_all_move_on", _who_has_had_it_moves_on),)),
+    Plant("numbers-forgotten-at-restart", "P2", ((LaunchRounds, "recover", lambda *_: None),)),
+)
+"""Found by tests/sim/test_by_number.py."""

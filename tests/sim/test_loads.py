@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank, RunName
+from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank, RunName, Step
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.erasure.code import Code
 from ckpt.format.document import document_name
@@ -162,8 +162,10 @@ def _late_ranks_walk_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who comes late takes what is left, whatever the others hold."""
     real = LaunchRounds.get
 
-    def get(self: LaunchRounds, run: RunName, launch: Launch, turn: int) -> Round | None:
-        one = real(self, run, launch, turn)
+    def get(
+        self: LaunchRounds, run: RunName, launch: Launch, step: Step | None, turn: int
+    ) -> Round | None:
+        one = real(self, run, launch, step, turn)
         return one if one is not None and one.is_readable else None
 
     monkeypatch.setattr(LaunchRounds, "get", get)

@@ -145,6 +145,8 @@ class Attempt:
     """Of the next member. For an open member list `world_size` is the durable bound of numbers."""
     askers: list[tuple[Session, int]] = field(default_factory=list)
     #: Who asked for the commit of members, and waits for its end.
+    written_by: set[LaunchNumber] = field(default_factory=set)
+    #: Launches whose ranks asked for it.
 
     @property
     def handed_over(self) -> bool:

@@ -147,6 +147,17 @@ class LaunchResolved:
     launch: LaunchNumber
     turn: int
     checkpoint: CheckpointId
+    by_number: bool = False
+    """It was asked for by its step's number, and stands instead of what did before; turn 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepForgotten:
+    """What a launch has resolved by this number binds it no more."""
+
+    run: RunName
+    launch: LaunchNumber
+    step: Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +247,7 @@ CatalogEntry = (
     | LaunchNumbered
     | LaunchEntered
     | LaunchResolved
+    | StepForgotten
     | LaunchForgotten
     | TargetSeen
     | RepairNeeded
@@ -288,6 +300,8 @@ class LaunchRow:
     #: Of a launch without a key.
     resolved: dict[int, CheckpointId] = field(default_factory=dict)
     #: By turn: the first one, and the newest ones.
+    by_number: dict[Step, CheckpointId] = field(default_factory=dict)
+    #: What was asked for by its step's number.
 
 
 @dataclass(slots=True)
@@ -328,6 +342,8 @@ class CatalogImage:
                 yield LaunchEntered(run, number, rank, process)
             for turn, checkpoint in row.resolved.items():
                 yield LaunchResolved(run, number, turn, checkpoint)
+            for checkpoint in row.by_number.values():
+                yield LaunchResolved(run, number, 0, checkpoint, by_number=True)
 
     def drain_entries(self) -> Iterator[CatalogEntry]:
         """What makes the same object stores again."""
@@ -361,9 +377,15 @@ class CatalogImage:
                 self.launches[(entry.run, entry.launch)].processes[entry.rank] = entry.process
             case LaunchResolved():
                 known = self.launches.get((entry.run, entry.launch))
-                if known is not None:
+                if known is not None and entry.by_number:
+                    known.by_number[entry.checkpoint.step] = entry.checkpoint
+                elif known is not None:
                     known.resolved[entry.turn] = entry.checkpoint
                     forget_old_turns(known.resolved, entry.turn)
+            case StepForgotten():
+                known = self.launches.get((entry.run, entry.launch))
+                if known is not None:
+                    known.by_number.pop(entry.step, None)
             case LaunchForgotten():
                 self.launches.pop((entry.run, entry.launch), None)
             case TargetSeen():

@@ -112,6 +112,8 @@ class Launch:
     key: str | None
     world_size: int
     members: dict[Rank, Member] = field(default_factory=dict)
+    readers: set[Session] = field(default_factory=set)
+    #: Of processes that only load, whoever holds their ranks.
     closed: bool = False
     """Known from its attempts or from a rank that came back alone: nobody knows its processes, so
     nobody new joins it without its key."""
@@ -124,7 +126,7 @@ class Launch:
 
     @property
     def live(self) -> bool:
-        return any(member.live for member in self.members.values())
+        return bool(self.readers) or any(member.live for member in self.members.values())
 
     def away_since_us(self, rank: Rank) -> int | None:
         """Since when a rank's stager is away that never said that it goes; None for others."""
@@ -206,6 +208,7 @@ class Launches:
         self._counter = 0
         self.runs: dict[RunName, Run] = {}
         self._by_session: dict[Session, list[Member]] = {}
+        self._reading: dict[Session, list[Launch]] = {}
 
     def join(
         self, session: Session, message: JoinLaunch, now_us: int, *, from_stager: bool
@@ -228,7 +231,13 @@ class Launches:
                 f"rank {message.rank} says {message.world_size}",
                 hint="give every start of the run its own launch key",
             )
-        entered = self._enter(launch, session, message, now_us, from_stager)
+        if message.reads and launch.key is not None:
+            # A helper of the rank, perhaps: the seat is its trainer's, also while that is away.
+            launch.readers.add(session)
+            self._reading.setdefault(session, []).append(launch)
+            entered = False
+        else:
+            entered = self._enter(launch, session, message, now_us, from_stager)
         entries: list[CatalogEntry] = []
         if found is None:
             entries.append(
@@ -300,6 +309,8 @@ class Launches:
     def session_closed(self, session: Session, now_us: int) -> None:
         for member in self._by_session.pop(session, ()):
             member.session_ended(session, now_us)
+        for launch in self._reading.pop(session, ()):
+            launch.readers.discard(session)
 
     # ----------------------------------------------------------------------- inside
 

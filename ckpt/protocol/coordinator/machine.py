@@ -367,7 +367,7 @@ class CoordinatorMachine:
             session, message, self._desk.now_us, from_stager=from_stager
         )
         turn = self.resolver.rounds.next_turn(message.run, launch, message.rank)
-        joined = LaunchJoined(launch.number, turn, references=True)
+        joined = LaunchJoined(launch.number, turn, references=True, by_number=True)
         if not entries and not launch.unwritten:
             self._desk.send(session, request, joined)
             return
@@ -453,6 +453,7 @@ class CoordinatorMachine:
         attempt.info = self.checkpoints.info_now(checkpoint)
         self.checkpoints.add(checkpoint)
         self.homes.keep_only(checkpoint.id, checkpoint.homes)
+        self.resolver.rounds.written(checkpoint.id, sorted(attempt.written_by))
         self.ending.announce(attempt)
         self.deleter.drop_strays(checkpoint)
         self.deleter.expire(checkpoint.id.run)
@@ -466,7 +467,7 @@ class CoordinatorMachine:
     def _recover(self, image: CatalogImage) -> None:
         self.deleter.forgotten = image.forgotten
         joined = [
-            (run, self.launches.recover(run, number, known), known.resolved)
+            (run, self.launches.recover(run, number, known), known)
             for (run, number), known in sorted(image.launches.items())
         ]
         for row in sorted(image.rows.values(), key=lambda row: row.checkpoint):
@@ -488,8 +489,8 @@ class CoordinatorMachine:
             if attempt.info is not None:
                 homes = (home.id(attempt.checkpoint.run) for home in attempt.info.homes)
                 self.homes.hold(attempt.checkpoint, homes)
-        for run, launch, resolved in joined:
-            self.resolver.rounds.recover(run, launch, resolved)
+        for run, launch, known in joined:
+            self.resolver.rounds.recover(run, launch, known)
 
 
 def _is_of_people(message: Message) -> bool:

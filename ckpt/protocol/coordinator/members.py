@@ -220,6 +220,8 @@ class Members:
             return
         if not attempt.of_members:
             raise Refused(f"{message.checkpoint} is a checkpoint of ranks, not of files")
+        if message.launch is not None:
+            attempt.written_by.add(message.launch)
         if attempt.state in (AttemptState.COMMITTED, AttemptState.ABORTED):
             self._ending.tell_asker(attempt, session, request)
             return

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
-from ckpt.base.ids import CheckpointId, RunName, Step
+from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step
 from ckpt.base.limits import RESOLVE_WAIT_US, STAGER_AWAY_US
 from ckpt.format.messages import (
     ConfirmLoad,
@@ -134,20 +134,52 @@ class Resolver:
     def _choose(self, waiting: _Waiting) -> tuple[Checkpoint | None, tuple[str, ...]]:
         """The checkpoint to read, or None to wait longer; raises what to tell the reader."""
         message = waiting.message
+        if message.only is not None:
+            return self._the_same(waiting, message.only)
         given = self._given(message)
-        if given is not None and given.chosen is not None:
-            if self._is_to_be_had(given.chosen, message):
-                return self._reachable(waiting, [given.chosen], given.skipped)
-            self._check_reads_stores(given, message)
-        if given is not None:
-            good, _ = self._candidates(message)
-            raise given.mix(good[0].id if good else None)
+        self._check_not_past(message, given)
+        if self._should_wait_for_its_own(waiting, given) or self._should_meet(waiting, given):
+            return None, ()
+        if given is not None and not self._all_move_on(waiting, given):
+            return self._of_round(waiting, given)
         if self._should_wait_for_attempts(waiting):
             return None, ()
         good, skipped = self._candidates(message)
         if not good:
             raise self._nothing(message, skipped)
+        other = self._met(message, good[0]) if given is None else None
+        if other is not None:
+            return self._of_round(waiting, other)
         return self._reachable(waiting, good, skipped)
+
+    def _the_same(
+        self, waiting: _Waiting, only: Generation
+    ) -> tuple[Checkpoint | None, tuple[str, ...]]:
+        """For who goes on reading it."""
+        message = waiting.message
+        good, skipped = self._candidates(message)
+        same = [one for one in good if one.id.generation == only]
+        if same:
+            return self._reachable(waiting, same, ())
+        if not good:
+            raise self._nothing(message, skipped)
+        raise Lost(
+            f"{message.run}@{message.step}#{only} is deleted or lost, {good[0].id} is another",
+            hint="load again",
+        )
+
+    def _of_round(
+        self, waiting: _Waiting, given: Round
+    ) -> tuple[Checkpoint | None, tuple[str, ...]]:
+        """What other ranks of the launch have, or why this one cannot have it."""
+        message = waiting.message
+        if given.chosen is not None and self._is_to_be_had(given.chosen, message):
+            return self._reachable(waiting, [given.chosen], given.skipped)
+        self._check_reads_stores(given, message)
+        good, skipped = self._candidates(message)
+        if not good and (given.chosen is None or message.step is not None):
+            raise self._nothing(message, skipped)  # A store may have it; that is confirmed, too.
+        raise given.mix(good[0].id if good else None)
 
     def _candidates(self, message: Resolve) -> tuple[list[Checkpoint], tuple[str, ...]]:
         """Resolvable checkpoints, newest first; and damaged ones newer than the first."""
@@ -230,22 +262,122 @@ class Resolver:
     # ----------------------------------------------------------------------- launches
 
     def _launch_of(self, message: Resolve) -> Launch | None:
-        if message.step is not None or message.launch is None or message.rank is None:
+        if message.launch is None or message.rank is None:
             return None
         return self._launches.get(message.run, message.launch)
+
+    def _should_wait_for_its_own(self, waiting: _Waiting, given: Round | None) -> bool:
+        """A rank that has handed this step over loads what it saved; what is there now would be
+        another generation than its peers get behind the commit.
+
+        Raises Unavailable when that does not come in time.
+        """
+        message, launch = waiting.message, self._launch_of(waiting.message)
+        if launch is None or message.step is None or self._is_repeated(message, given):
+            return False
+        own = next(
+            (
+                attempt
+                for attempt in self._open_attempts(message.run)
+                if attempt.checkpoint.step == message.step
+                and attempt.launch == launch.number
+                and message.rank in attempt.payloads
+            ),
+            None,
+        )
+        if own is None:
+            return False
+        if self._desk.now_us < waiting.deadline_us:
+            return True
+        good, skipped = self._candidates(message)
+        if not good:
+            raise self._nothing(message, skipped)
+        raise Unavailable(
+            f"{own.checkpoint}, which this rank has saved, is not committed yet, {good[0].id} is: "
+            "its launch would load both",
+            hint="wait() for the save on all ranks, then load",
+        )
 
     def _given(self, message: Resolve) -> Round | None:
         """What this rank's launch has resolved already, as long as that stands."""
         launch = self._launch_of(message)
         if launch is None:
             return None
-        known = self.rounds.get(message.run, launch, message.turn)
+        if message.step is None:
+            known = self.rounds.get(message.run, launch, None, message.turn)
+        else:
+            known = self.rounds.by_number(message.run, launch, message.step)
         return known if known is not None and known.stands else None
+
+    def _is_repeated(self, message: Resolve, given: Round | None) -> bool:
+        """The rank was told of it already for this load."""
+        if given is None or message.rank is None:
+            return False
+        return given.told.get(message.rank) == message.turn
+
+    def _check_not_past(self, message: Resolve, given: Round | None) -> None:
+        """Raises Lost for what was the newest once, when its launch has moved on by the number."""
+        launch = self._launch_of(message)
+        if given is None or launch is None or message.step is not None:
+            return
+        other = self.rounds.by_number(message.run, launch, given.id.step)
+        if other is not None and other.id != given.id and other.stands:
+            raise Lost(
+                f"this launch had {given.id} as the newest, and has loaded {other.id} by its "
+                "number since: two generations would meet in one job",
+                hint="load the step by its number on all ranks",
+            )
+
+    def _all_move_on(self, waiting: _Waiting, given: Round) -> bool:
+        """Every rank asks for the step by its number, for the same of its loads, and there is a
+        newer generation: nobody can be left behind with the older one."""
+        return self._is_newer(waiting.message, given) and not self._missing(waiting, given)
+
+    def _should_meet(self, waiting: _Waiting, given: Round | None) -> bool:
+        """There is a newer one, and all other ranks may be about to ask for it, too."""
+        message, before = waiting.message, waiting.message.turn - 1
+        limit = min(waiting.deadline_us, waiting.asked_us + RESOLVE_WAIT_US)
+        if given is None or self._desk.now_us >= limit or not self._is_newer(message, given):
+            return False
+        if given.is_of_files or (given.recovered and not before):
+            return False  # Somebody has had it, who will not ask for its first load again.
+        unknown = before if given.recovered else 0
+        missing = [Rank(r) for r in self._missing(waiting, given)]
+        have = [given.counts.get(r, unknown) for r in missing]
+        told = [given.told.get(r, before) for r in missing]
+        return bool(missing) and set(have) == {before} and max(told) <= before
+
+    def _missing(self, waiting: _Waiting, given: Round) -> set[int]:
+        """Ranks of its launch that do not ask for the same of their loads."""
+        mine = waiting.message
+        asked = [each.message for each in (*self._waiting, waiting)]
+        asking = {each.rank for each in asked if _load_of(each) == _load_of(mine)}
+        return set(range(given.launch.world_size)) - asking
+
+    def _is_newer(self, message: Resolve, given: Round) -> bool:
+        if message.step is None or self._is_repeated(message, given):
+            return False
+        good, _ = self._candidates(message)
+        return bool(good) and good[0].id.generation > given.id.generation
+
+    def _met(self, message: Resolve, chosen: Checkpoint) -> Round | None:
+        """Another generation of the step, which other ranks of the launch have in another way: by
+        its number, while this one asks for the newest, or the other way round."""
+        launch, step = self._launch_of(message), chosen.id.step
+        if launch is None:
+            return None
+        of_others = self.rounds.by_number if message.step is None else self.rounds.as_newest
+        other = of_others(message.run, launch, step)
+        is_another = other is not None and other.id != chosen.id and other.stands
+        return other if is_another else None
 
     def _note(self, message: Resolve, chosen: Checkpoint, skipped: tuple[str, ...]) -> None:
         launch = self._launch_of(message)
-        if launch is not None and message.rank is not None:
-            self.rounds.take(launch, message.turn, message.rank, chosen, skipped)
+        if launch is not None and message.rank is not None and message.only is None:
+            by_number = message.step is not None
+            self.rounds.take(
+                launch, message.turn, message.rank, chosen, skipped, by_number=by_number
+            )
 
     # ----------------------------------------------------------------------- pins
 
@@ -297,3 +429,8 @@ class Resolver:
     def _release_if_unpinned(self, checkpoint: Checkpoint) -> None:
         if not checkpoint.pins:
             self._released(checkpoint)
+
+
+def _load_of(message: Resolve) -> tuple[RunName, Step | None, LaunchNumber | None, int]:
+    """What the ranks of a launch ask together."""
+    return message.run, message.step, message.launch, message.turn

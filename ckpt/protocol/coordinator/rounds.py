@@ -11,8 +11,14 @@ that is proved once a round is settled is an error for the ranks that come later
 steps; two steps never meet silently in one launch. A wait that is too long only settles the round
 earlier.
 
-Rounds of a launch are numbered by turns: what a rank loads before its own first save is turn 0;
+Rounds of "newest" are numbered by turns: what a rank loads before its own first save is turn 0;
 after it, the n-th resolution of each rank meets the n-th of every other.
+
+A step that is asked for by its number has one round at a time (decision 0017): all ranks get it,
+whatever is committed meanwhile. It makes way for a newer generation when the launch itself has
+committed the step again, or when all its ranks ask for it at once, each for its n-th load: then
+nobody can be behind. Files, of which each rank reads what it likes and when, bind a launch for
+ROUND_HELD_US. What some ranks have by the number, and others as the newest, is one generation.
 
 What is lost here and whole in an object store is read from there by all ranks of the launch: no
 reason to walk back.
@@ -23,14 +29,15 @@ checkpoint, also across a restart.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ckpt.base.errors import CkptError, Lost
-from ckpt.base.ids import CheckpointId, LaunchNumber, Rank, RunName
+from ckpt.base.ids import CheckpointId, LaunchNumber, Rank, RunName, Step
+from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages import ConfirmLoad, LoadBegan, LoadConfirmed
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.catalog import LaunchRow, RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.launches import Launch
@@ -38,6 +45,8 @@ from ckpt.protocol.events import Session
 
 ROUND_HELD_US = 300_000_000
 """So long a resolution is held for ranks of its launch that have not come for it yet."""
+STEPS_KEPT = 256
+"""Of each launch: the numbers that were resolved last."""
 RANKS_NAMED_MAX = 8
 
 
@@ -48,6 +57,7 @@ class _Confirming:
     session: Session
     request: int
     rank: Rank
+    turn: int
     until_us: int
 
 
@@ -60,6 +70,8 @@ class Round:
     id: CheckpointId
     chosen: Checkpoint | None
     """None for what was settled before a restart and is deleted."""
+    by_number: bool = False
+    """It was asked for by its step's number, which has one round at a time."""
     skipped: tuple[str, ...] = ()
     """Told to every rank, not only to the one that found the damage."""
     pin: int = 0
@@ -76,6 +88,17 @@ class Round:
     """The ranks read it from an object store: its damage here ends nothing."""
     settling: bool = False
     settled: bool = False
+    recovered: bool = False
+    """A restart found it."""
+    counts: dict[Rank, int] = field(default_factory=dict)
+    #: By number: how many loads of the step each rank has had confirmed.
+    told: dict[Rank, int] = field(default_factory=dict)
+    #: By number: for which of its loads each rank was told of this round.
+
+    @property
+    def step(self) -> Step | None:
+        """As it was asked for."""
+        return self.id.step if self.by_number else None
 
     @property
     def stands(self) -> bool:
@@ -85,7 +108,7 @@ class Round:
     @property
     def is_readable(self) -> bool:
         if self.chosen is None:
-            return False
+            return self.from_store
         is_lost = self.chosen.state is RowState.DAMAGED
         return self.chosen.state is RowState.COMMITTED or (is_lost and self.from_store)
 
@@ -94,12 +117,18 @@ class Round:
         return len(self.ranks) >= self.launch.world_size
 
     @property
+    def is_of_files(self) -> bool:
+        return self.chosen is not None and self.chosen.info.launch == NO_LAUNCH
+
+    @property
     def is_abandoned(self) -> bool:
         return not self.launch.live
 
     @property
     def why_not(self) -> str:
-        """Why it cannot be read any more."""
+        """Why it cannot be read any more, or not here."""
+        if self.chosen is None and self.from_store:
+            return f"{self.id} is in an object store only"
         if self.chosen is None or self.chosen.state is RowState.TOMBSTONED:
             return f"{self.id} is deleted"
         return f"{self.id} is lost ({self.chosen.reason})"
@@ -110,15 +139,19 @@ class Round:
         named = ", ".join(map(str, known[:RANKS_NAMED_MAX]))
         more = ", ..." if len(known) > RANKS_NAMED_MAX else ""
         whose = f"ranks {named}{more} of this launch have" if known else "this launch has"
-        other = "no older step" if older is None else str(older)
+        none = "no other generation" if self.by_number else "no older step"
+        other = none if older is None else str(older)
+        two = "generations" if self.by_number else "steps"
+        together = "load it on all ranks at once, or " if self.by_number else ""
         return Lost(
-            f"{self.why_not}, and {whose} loaded it already: with {other} on the others, two steps "
-            "would meet in one job",
-            hint=f"end all ranks and start them again: a new launch resolves to {other}",
+            f"{self.why_not}, and {whose} loaded it already: with {other} on the others, two "
+            f"{two} would meet in one job",
+            hint=f"{together}end all ranks and start them again: a new launch resolves to {other}",
         )
 
 
-Rounds = dict[tuple[RunName, LaunchNumber], dict[int, Round]]
+Rounds = dict[tuple[RunName, LaunchNumber, Step | None], dict[int, Round]]
+Seat = tuple[RunName, Launch, Step | None, int, Rank]
 
 
 class LaunchRounds:
@@ -136,24 +169,35 @@ class LaunchRounds:
         self._new_pin = new_pin
         self._unpinned = unpinned
         self._rounds: Rounds = {}
+        #: By turn; under None those of "newest".
         self._held: list[Round] = []
         #: Rounds that some rank has not come for.
         self._asked: list[Round] = []
         #: Rounds with ranks that wait for a confirmation.
         self._served: dict[tuple[RunName, LaunchNumber, Rank], int] = {}
         #: The turn after the last one that a rank has taken.
-        self._loading: dict[Session, list[tuple[RunName, Launch, int, Rank]]] = {}
+        self._loading: dict[Session, list[Seat]] = {}
         #: What is read over which session, to hear of readers that go away.
 
-    def recover(self, run: RunName, launch: Launch, resolved: dict[int, CheckpointId]) -> None:
+    def recover(self, run: RunName, launch: Launch, row: LaunchRow) -> None:
         """What was settled before this coordinator started."""
-        for turn, id in resolved.items():
-            chosen = self._checkpoints.get(id)
-            found = Round(launch, turn, id, chosen, settling=True, settled=True)
-            self._rounds.setdefault((run, launch.number), {})[turn] = found
+        for turn, id in row.resolved.items():
+            self._turns(run, launch, None)[turn] = self._recovered(launch, turn, id)
+        for step, id in row.by_number.items():
+            found = self._turns(run, launch, step)[0] = self._recovered(launch, 0, id)
+            found.by_number = True
+            if found.is_readable:
+                self._hold(found)  # The next commit of the step would be its end.
 
-    def get(self, run: RunName, launch: Launch, turn: int) -> Round | None:
-        return self._rounds.get((run, launch.number), {}).get(turn)
+    def _recovered(self, launch: Launch, turn: int, id: CheckpointId) -> Round:
+        chosen = self._checkpoints.get(id)
+        return Round(launch, turn, id, chosen, settling=True, settled=True, recovered=True)
+
+    def _turns(self, run: RunName, launch: Launch, step: Step | None) -> dict[int, Round]:
+        return self._rounds.setdefault((run, launch.number, step), {})
+
+    def get(self, run: RunName, launch: Launch, step: Step | None, turn: int) -> Round | None:
+        return self._rounds.get((run, launch.number, step), {}).get(turn)
 
     def next_turn(self, run: RunName, launch: Launch, rank: Rank) -> int:
         """The turn of this rank's next resolution."""
@@ -161,74 +205,139 @@ class LaunchRounds:
             return 0
         return max(1, self._served.get((run, launch.number, rank), 1))
 
+    def by_number(self, run: RunName, launch: Launch, step: Step) -> Round | None:
+        """What the launch's ranks get that ask for a step by its number, if some have asked."""
+        one = self.get(run, launch, step, 0)
+        return None if one is None or self._is_left(one) else one
+
+    def as_newest(self, run: RunName, launch: Launch, step: Step) -> Round | None:
+        """What some of them have had as the newest, when it is of this step."""
+        turns = self._rounds.get((run, launch.number, None), {})
+        of_step = [one for _, one in sorted(turns.items()) if one.id.step == step and one.stands]
+        return None if not of_step or self._is_left(of_step[-1]) else of_step[-1]
+
+    def _is_left(self, one: Round) -> bool:
+        """Who asks for its step now asks for what is behind it: all ranks of the launch have saved
+        the step again since; or it is of files, and a while ago."""
+        held = self._checkpoints.of_step(one.id.run, one.id.step, *RowState)
+        own = [c for c in held if c.info.launch == one.launch.number]
+        if any(c.id.generation > one.id.generation for c in own):
+            return True
+        return self._is_past(one)
+
+    def _is_past(self, one: Round) -> bool:
+        """Files bind for a while only, where they are asked for by number."""
+        return one.by_number and one.is_of_files and self._until_us(one) <= self._desk.now_us
+
+    def written(self, id: CheckpointId, launches: Iterable[LaunchNumber]) -> None:
+        """Files, by ranks of these launches: what those ask for from now on is this, or newer."""
+        for number in launches:
+            turns = self._rounds.get((id.run, number, id.step), {})
+            if 0 in turns and turns[0].id.generation < id.generation:
+                self._forget_step(turns[0])
+
     def take(
-        self, launch: Launch, turn: int, rank: Rank, chosen: Checkpoint, skipped: tuple[str, ...]
+        self,
+        launch: Launch,
+        turn: int,
+        rank: Rank,
+        chosen: Checkpoint,
+        skipped: tuple[str, ...],
+        *,
+        by_number: bool,
     ) -> None:
-        """A rank was told this checkpoint for that turn."""
+        """A rank was told this checkpoint for that turn; by number, for its how manieth load."""
         run = chosen.id.run
-        one = self.get(run, launch, turn)
-        if one is None or (one.chosen is not chosen and not one.settling):
-            one = self._choose(launch, turn, chosen, skipped, one)
+        one = self.get(run, launch, *((chosen.id.step, 0) if by_number else (None, turn)))
+        is_other = one is not None and one.chosen is not chosen
+        if one is None or self._is_past(one) or (is_other and (by_number or not one.settling)):
+            fresh = Round(launch, 0 if by_number else turn, chosen.id, chosen, by_number, skipped)
+            one = self._choose(fresh, one)
+        if by_number:
+            one.told[rank] = turn
         # What some have from the tier and others from a store is the same generation.
         one.from_store = chosen.state is RowState.DAMAGED
         one.ranks.add(rank)
         key = (run, launch.number, rank)
-        if turn:
+        if turn and not by_number:
             self._served[key] = max(self._served.get(key, 1), turn + 1)
         if one.is_complete:
             self._let_go(one)
 
-    def _choose(
-        self,
-        launch: Launch,
-        turn: int,
-        chosen: Checkpoint,
-        skipped: tuple[str, ...],
-        before: Round | None,
-    ) -> Round:
-        until_us = self._desk.now_us + ROUND_HELD_US
-        one = Round(launch, turn, chosen.id, chosen, skipped, self._new_pin(), until_us)
-        chosen.pins.add(one.pin)
-        self._held.append(one)
-        turns = self._rounds.setdefault((chosen.id.run, launch.number), {})
-        turns[turn] = one
-        catalog.forget_old_turns(turns, turn)
+    def _choose(self, one: Round, before: Round | None) -> Round:
+        """Put it in the place of what stood there before."""
+        run = one.id.run
+        if one.chosen is not None:
+            self._hold(one)
+        turns = self._turns(run, one.launch, one.step)
+        turns[one.turn] = one
+        catalog.forget_old_turns(turns, one.turn)
+        self._forget_old_steps(run, one.launch)
         if before is not None:
             self._let_go(before)
             one.loading.update(before.loading)  # They will hear, and load this one.
             self._overrule(before, f"the launch resolves to {one.id} now")
         return one
 
+    def _forget_old_steps(self, run: RunName, launch: Launch) -> None:
+        """All but the last numbers that were asked for."""
+        own = (run, launch.number)
+        mine = [key for key in self._rounds if key[:2] == own and key[2] is not None]
+        for key in mine[: max(0, len(mine) - STEPS_KEPT)]:
+            self._forget_step(self._rounds[key][0])
+
+    def _forget_step(self, one: Round) -> None:
+        """What was asked for by this number binds nobody any more."""
+        self._let_go(one)
+        del self._rounds[(one.id.run, one.launch.number, one.step)]
+        forgotten = catalog.StepForgotten(one.id.run, one.launch.number, one.id.step)
+        self._desk.persist((forgotten,), lambda: None)
+
     # ----------------------------------------------------------------------- loads
 
     def began(self, session: Session, launch: Launch, message: LoadBegan) -> None:
         """A rank reads; who finishes before it waits for it."""
-        one = self.get(message.run, launch, message.turn)
+        turn = message.turn if message.step is None else 0
+        one = self.get(message.run, launch, message.step, turn)
         if one is not None:
             one.loading[message.rank] = session
-            seat = (message.run, launch, message.turn, message.rank)
+            seat = (message.run, launch, message.step, turn, message.rank)
             self._loading.setdefault(session, []).append(seat)
 
     def confirm(self, session: Session, request: int, launch: Launch, message: ConfirmLoad) -> None:
         """A rank has loaded this checkpoint, whole and verified: may it return it?"""
-        one = self.get(message.run, launch, message.turn) or self._adopted(launch, message)
+        one = self._confirming(launch, message)
         if one is None or one.id != message.checkpoint or not one.stands:
             now = f"{message.checkpoint} is deleted" if one is None else _instead(one, message)
             self._desk.send(session, request, LoadConfirmed(now))
             return
         one.loading.pop(message.rank, None)
         until_us = self._desk.now_us + message.timeout_us
-        one.confirming.append(_Confirming(session, request, message.rank, until_us))
+        each = _Confirming(session, request, message.rank, message.turn, until_us)
+        one.confirming.append(each)
         if one not in self._asked:
             self._asked.append(one)
         self._settle(one)
 
-    def _adopted(self, launch: Launch, message: ConfirmLoad) -> Round | None:
-        """A restart lost what was chosen and not settled: the first that comes names it."""
+    def _confirming(self, launch: Launch, message: ConfirmLoad) -> Round | None:
+        """What a rank has loaded, or what stands in its place."""
+        run, step = message.run, message.step
+        turn = message.turn if step is None else 0
+        known = self.get(run, launch, step, turn)
+        if known is not None and (known.id == message.checkpoint or not self._is_left(known)):
+            return known
+        other = None if step is None else self.as_newest(run, launch, step)
+        if other is not None and other.id != message.checkpoint:
+            return other
+        # A restart lost what was chosen and not settled: the first that comes names it.
         chosen = self._checkpoints.get(message.checkpoint)
         if chosen is None or chosen.state is RowState.TOMBSTONED:
-            return None
-        return self._choose(launch, message.turn, chosen, (), None)
+            if not message.stored:
+                return None
+            chosen = None
+        one = Round(launch, turn, message.checkpoint, chosen, step is not None)
+        one.from_store = message.stored
+        return self._choose(one, known)
 
     def _settle(self, one: Round) -> None:
         """Answer those who wait, as soon as nobody's load can change the answer."""
@@ -249,13 +358,12 @@ class LaunchRounds:
             one.settled = True
             self._confirm_all(one)
 
-        number = one.launch.number
-        entry = catalog.LaunchResolved(one.id.run, number, one.turn, one.id)
-        self._desk.persist((entry,), durable)
+        self._desk.persist((_entry(one),), durable)
 
     def _confirm_all(self, one: Round) -> None:
         for each in one.confirming:
             one.confirmed.add(each.rank)
+            one.counts[each.rank] = max(one.counts.get(each.rank, 0), each.turn)
             self._desk.send(each.session, each.request, LoadConfirmed())
         self._forget_asked(one)
 
@@ -272,15 +380,15 @@ class LaunchRounds:
     # ----------------------------------------------------------------------- time and sessions
 
     def tick(self) -> None:
-        for one in [one for one in self._held if one.until_us <= self._desk.now_us]:
+        for one in [one for one in self._held if self._until_us(one) <= self._desk.now_us]:
             self._let_go(one)
         for one in list(self._asked):
             self._settle(one)
 
     def released(self, session: Session) -> None:
         """A reader is done: what it has not confirmed it has given up."""
-        for run, launch, turn, rank in self._loading.pop(session, ()):
-            one = self.get(run, launch, turn)
+        for run, launch, step, turn, rank in self._loading.pop(session, ()):
+            one = self.get(run, launch, step, turn)
             if one is not None and one.loading.get(rank) == session:
                 del one.loading[rank]
 
@@ -291,11 +399,28 @@ class LaunchRounds:
         for one in [one for one in self._held if one.is_abandoned]:
             self._let_go(one)
 
+    def _until_us(self, one: Round) -> int:
+        """Until when it is held; at a restart nobody knows the time yet."""
+        one.until_us = one.until_us or self._desk.now_us + ROUND_HELD_US
+        return one.until_us
+
+    def _hold(self, one: Round) -> None:
+        assert one.chosen is not None
+        one.pin = self._new_pin()
+        one.chosen.pins.add(one.pin)
+        self._held.append(one)
+
     def _let_go(self, one: Round) -> None:
         if one in self._held and one.chosen is not None:
             self._held.remove(one)
             one.chosen.pins.discard(one.pin)
             self._unpinned(one.chosen)
+
+
+def _entry(one: Round) -> catalog.LaunchResolved:
+    return catalog.LaunchResolved(
+        one.id.run, one.launch.number, one.turn, one.id, by_number=one.by_number
+    )
 
 
 def _instead(one: Round, message: ConfirmLoad) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from ckpt_client.connection import Connection
+from ckpt_client.environment import find_launch_key
 from ckpt_client.fs.publishing import Publisher
 from ckpt_client.fs.steps import Steps
 
@@ -25,7 +26,7 @@ class Live:
     """I am thread safe. Close me."""
 
     def __init__(self, url: LocalUrl | RemoteUrl) -> None:
-        self.connection = Connection(url, None, START_TIMEOUT_S)
+        self.connection = Connection(url, find_launch_key(), START_TIMEOUT_S)
         self.steps = Steps(self.connection)
         self.publisher = Publisher(self.connection)
         #: Files that are being written, by path; a forgotten one goes, with its memory.

@@ -212,7 +212,9 @@ class Publisher:
             sender.give_up(sent)
 
     def _commit(self, checkpoint: CheckpointId, members: list[Member], *, alone: bool) -> None:
-        message = CommitMembers(checkpoint, alone)
+        _, joined = self._connection.launch_by_environment(checkpoint.run)
+        launch = None if joined is None else joined.launch
+        message = CommitMembers(checkpoint, alone, launch)
         document = encode_members(members)
         deadline = time.monotonic() + COMMIT_TIMEOUT_S
         while True:

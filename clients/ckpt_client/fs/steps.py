@@ -4,6 +4,9 @@ A generation never changes, so its list of files is fetched once, and holds noth
 read stays resolved and pinned while a file of it is open and HELD_S longer: files that are opened
 one after another come from one generation, and nobody's retention is held up by who has read once.
 Each costs a session and its thread, so of those that nobody has open the last few are kept.
+
+Where the environment says which rank of which launch this is, all ranks of the launch read one
+generation of a step (decision 0017).
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from ckpt.base.errors import NotFound
-from ckpt.base.ids import Generation, RunName, Step
+from ckpt.base.errors import Lost, NotFound
+from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.format.members import NO_LAUNCH, entry_name, name_of_entry
 from ckpt.protocol.coordinator.answers import FilesView
 from ckpt_client import restore
@@ -44,6 +47,8 @@ class _Held:
 
     checkpoint: Checkpoint
     names: Mapping[str, int]
+    id: CheckpointId
+    """Of which the names are, and every byte that is given."""
     users: int = 0
     idle_since_s: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -77,6 +82,13 @@ class HeldStep:
 
         with held.lock:
             held.checkpoint.read(fill)
+            found = held.checkpoint.info.checkpoint
+        if found != held.id:
+            raise Lost(
+                f"{held.id} is not to be had any more, and {found} is another: a file that was "
+                f"open would be {name} of both",
+                hint="open it again",
+            )
 
     def close(self) -> None:
         """Idempotent. Takes no lock: files are closed by finalizers too, in any thread."""
@@ -128,7 +140,7 @@ class Steps:
                 self._lists.move_to_end(key)
                 return known
             held = self._held.get((run, step))
-            if held is not None and str(held.checkpoint.generation) == view.generation:
+            if held is not None and str(held.id.generation) == view.generation:
                 return held.names
         try:
             checkpoint, names = self._resolve(run, step)
@@ -146,12 +158,16 @@ class Steps:
         key = (run, step)
         with self._lock:
             held = self._held.get(key)
-            if held is not None and wanted in (None, held.checkpoint.generation):
+            if held is not None and wanted in (None, held.id.generation):
                 return self._use(held)
         checkpoint, names = self._resolve(run, step)
         with self._lock:
+            held = self._held.get(key)
+            if held is not None and held.id == checkpoint.info.checkpoint:
+                checkpoint.close()  # The ranks of our launch read on in what we hold.
+                return self._use(held)
             self._replace(key)
-            held = self._held[key] = _Held(checkpoint, names)
+            held = self._held[key] = _Held(checkpoint, names, checkpoint.info.checkpoint)
             hold = self._use(held)
             self._sweep()
             return hold
@@ -171,11 +187,14 @@ class Steps:
             self._replaced.clear()
 
     def _resolve(self, run: RunName, step: Step) -> tuple[Checkpoint, Mapping[str, int]]:
-        """The newest generation, pinned until it is closed, and its list."""
+        """The newest generation, or the one that ranks of our launch read, pinned until it is
+        closed, and its list."""
         self._connection.ensure_answers()
+        place, joined = self._connection.launch_by_environment(run)
         checkpoint = restore.resolve(
-            self._connection.reader(), run, step, timeout_s=RESOLVE_TIMEOUT_S
-        )
+            self._connection.reader(), run, step, rank=place.rank, world_size=place.world_size,
+            joined=joined, timeout_s=RESOLVE_TIMEOUT_S, together=False,
+        )  # fmt: skip
         try:
             if checkpoint.info.launch != NO_LAUNCH:
                 raise NotFound(f"{run}@{step} is a checkpoint of ranks, not of files")

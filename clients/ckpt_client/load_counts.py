@@ -1,0 +1,38 @@
+"""How many loads of a step, by its number or as the newest, this process has had confirmed in a
+launch.
+
+A launch moves on to a newer generation of a step when all its ranks ask for it at once, each for
+its n-th load; what n is, only the process knows for sure: coordinators come and go. It is counted
+for all stores of the process, as its script sees them.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+from ckpt.base.ids import LaunchNumber, Rank, RunName, Step
+
+COUNTS_MAX: Final = 4096
+"""Forgotten ones begin anew: their ranks move on with their launch no more, and load no mix."""
+
+Key = tuple[str, RunName, LaunchNumber, Rank, Step]
+"""(cluster, run, launch, rank, step)."""
+
+_counts: dict[Key, int] = {}
+#: Oldest first.
+_lock = threading.Lock()
+
+
+def next_load(key: Key) -> int:
+    """Its number, from 1; the same until it is confirmed."""
+    with _lock:
+        return _counts.get(key, 0) + 1
+
+
+def confirmed(key: Key, number: int) -> None:
+    """That load was."""
+    with _lock:
+        _counts[key] = max(number, _counts.get(key, 0))
+        while len(_counts) > COUNTS_MAX:
+            del _counts[next(iter(_counts))]
