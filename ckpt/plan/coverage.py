@@ -226,6 +226,9 @@ class _Merger:
         return good
 
     def _merge_own(self, name: str, holdings: Sequence[Holding]) -> None:
+        if len(holdings) == 1:
+            ((rank, entry),) = holdings
+            return self._add(name, entry, (_box(rank, entry, holdings),))
         forms: defaultdict[tuple[str, Extent], list[Holding]] = defaultdict(list)
         for rank, entry in holdings:
             forms[entry.dtype, entry.shape].append((rank, entry))
@@ -233,6 +236,7 @@ class _Merger:
             self._add(
                 name, form[0][1], [_box(rank, entry, [(rank, entry)]) for rank, entry in form]
             )
+        return None
 
     def _merge_shards(self, name: str, holdings: Sequence[Holding]) -> None:
         shape = holdings[0][1].global_shape
