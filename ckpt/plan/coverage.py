@@ -177,8 +177,7 @@ class _Merger:
 
     def merge(self, name: str, holdings: Sequence[Holding]) -> None:
         """Add one tensor."""
-        alone = len(holdings) == 1  # Such as all tensors of a launch with one rank.
-        if not (alone or self._agree(name, holdings)) or not self._well_formed(name, holdings):
+        if not (self._agree(name, holdings) and self._well_formed(name, holdings)):
             return
         match holdings[0][1].meaning:
             case Meaning.OWN:
@@ -201,6 +200,8 @@ class _Merger:
         """Meaning is the same everywhere; dtype and global shape too,
         unless each rank has its own.
         """
+        if len(holdings) == 1:
+            return True
         facts = [("meaning", [entry.meaning.value for _, entry in holdings])]
         if holdings[0][1].meaning is not Meaning.OWN:
             facts.append(("dtype", [entry.dtype for _, entry in holdings]))
@@ -233,9 +234,8 @@ class _Merger:
         for rank, entry in holdings:
             forms[entry.dtype, entry.shape].append((rank, entry))
         for form in forms.values():
-            self._add(
-                name, form[0][1], [_box(rank, entry, [(rank, entry)]) for rank, entry in form]
-            )
+            boxes = [_box(rank, entry, [(rank, entry)]) for rank, entry in form]
+            self._add(name, form[0][1], boxes)
         return None
 
     def _merge_shards(self, name: str, holdings: Sequence[Holding]) -> None:
@@ -408,8 +408,8 @@ def _fault(entry: TensorEntry) -> str:
             break
         reach = start + length
     if reach < box_bytes and entry.meaning is Meaning.OWN:
-        beginning = f"{reach} bytes from the beginning of a box of {box_bytes}"
-        return f"stores {beginning}; the next ones are missing"
+        text = f"stores {reach} bytes from the beginning of a box of {box_bytes}"
+        return f"{text}; the next ones are missing"
     return ""
 
 
@@ -443,7 +443,7 @@ def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> Box:
     """
     pieces = [(piece, writer) for writer, held in writers for piece in held.pieces]
     if len(pieces) == 1:
-        ((piece, writer),) = pieces
+        piece, writer = pieces[0]
         place = Location(piece.home, writer, piece.start, piece.payload_offset, piece.length)
         return Box(rank, entry.offset, entry.shape, (place,))
     pieces.sort(key=lambda p: (p[0].start, p[1] != rank, -p[0].length, p[1]))

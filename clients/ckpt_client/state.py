@@ -241,7 +241,8 @@ def _from_array(value: object) -> AnyArray:
 def _checked_key(key: object, where: str) -> Key:
     if not _is_key(key, 0):
         raise Refused(
-            f"{_shown(where)}: a key of type {type(key).__qualname__} cannot be stored: {key!r:.80}",
+            f"{_shown(where)}: a key of type {type(key).__qualname__} cannot be stored: "
+            f"{key!r:.80}",
             hint="keys are str, int, bool or tuples of them",
         )
     return key  # type: ignore[return-value]
