@@ -358,11 +358,9 @@ class _Merger:
     def _add(
         self, name: str, entry: TensorEntry, boxes: Sequence[Box], meaning: Meaning | None = None
     ) -> None:
-        self.tensors.append(
-            IndexTensor(
-                name, meaning or entry.meaning, entry.dtype, entry.global_shape, tuple(boxes)
-            )
-        )
+        meaning = meaning or entry.meaning
+        tensor = IndexTensor(name, meaning, entry.dtype, entry.global_shape, tuple(boxes))
+        self.tensors.append(tensor)
 
 
 # --------------------------------------------------------------------------- helpers
