@@ -15,7 +15,7 @@ def sync_directory(directory: Path | str) -> None:
         os.close(descriptor)
 
 
-def write_aside(path: Path, content: bytes, mode: int = 0o644) -> None:
+def write_aside(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Replace a file atomically and durably: aside, sync, rename, sync the directory.
 
     Raises OSError; then the file is as it was, and nothing is left aside.

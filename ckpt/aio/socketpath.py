@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.aio.address import UNIX_PATH_BYTES_MAX
+from ckpt.aio.private import make_private_directory
 from ckpt.base.errors import Refused
 
 _HASH_DIGITS: Final = 32
@@ -42,7 +43,7 @@ def _runtime_directory() -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR")
     user = os.getuid()
     directory = Path(base) / "ckpt" if base else Path(tempfile.gettempdir()) / f"ckpt-{user}"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_directory(directory)
     status = directory.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != user or status.st_mode & 0o077:
         raise Refused(f"{directory} does not belong to this user alone", hint="remove it")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
+from ckpt.base.printable import printable
+
 
 class CkptError(Exception):
     """Base of everything that ckpt raises on purpose.
@@ -32,7 +34,7 @@ class CkptError(Exception):
             parts.append(f"retry after {self.retry_after_s:g} s")
         if self.hint:
             parts.append(self.hint)
-        return "; ".join(parts)
+        return printable("; ".join(parts), keep="\n\t")
 
 
 class Refused(CkptError):

@@ -23,6 +23,7 @@ _EXTENSION: Final = re.compile(r"(bfloat|float|u?int|b?complex)[0-9]{1,2}(_[a-z0
 DTYPE_CHARS_MAX: Final = 32
 
 
+@lru_cache(maxsize=256)
 def dtype_name(dtype: np.dtype[np.generic]) -> str:
     """The stored name; raises Refused for structured types, objects and unknown extensions."""
     if dtype.type.__module__.partition(".")[0] == "ml_dtypes" and dtype.isnative:

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
 from typing import Final, TypeVar
+
+import msgspec
 
 from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, TargetId
@@ -56,8 +59,7 @@ Fetch = Callable[[int, int], Buffer]
 """Bytes [start, end) of one copy of the document; errors of the way pass through."""
 
 
-@dataclass(frozen=True, slots=True)
-class IndexPayload:
+class IndexPayload(msgspec.Struct, frozen=True):
     """One rank's payload: how it was cut, and the one accepted target of each column."""
 
     rank: Rank
@@ -75,8 +77,7 @@ class IndexPayload:
     """n entries; 0 for a column that was missing at commit."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Location:
+class Location(msgspec.Struct, frozen=True, order=True, gc=False):
     """Bytes [start, start + length) of a box's C-order bytes, in a rank's payload."""
 
     generation: Generation | None
@@ -87,8 +88,7 @@ class Location:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(msgspec.Struct, frozen=True, gc=False):
     """A part of a tensor as one rank declared it, and where its bytes are."""
 
     rank: Rank
@@ -99,8 +99,7 @@ class Box:
     """Ascending by start; together they cover the box's bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class IndexTensor:
+class IndexTensor(msgspec.Struct, frozen=True, gc=False):
     """One form of one name: boxes that share meaning, dtype and global shape.
 
     An OWN tensor has one box for each rank that has it. Ranks whose own tensors of one name
@@ -114,8 +113,7 @@ class IndexTensor:
     boxes: tuple[Box, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+class Index(msgspec.Struct, frozen=True):
     """The whole index in memory."""
 
     checkpoint: CheckpointId
@@ -130,11 +128,12 @@ class Index:
 def encode_index(index: Index) -> bytes:
     """The document; raises Refused when a tensor passes a limit or the whole INDEX_BYTES_MAX."""
     payloads = sorted(index.payloads, key=lambda payload: payload.rank)
-    tensors = sorted(index.tensors, key=tensor_order)
+    keyed = sorted([(tensor_order(tensor), tensor) for tensor in index.tensors], key=itemgetter(0))
+    tensors = [tensor for _, tensor in keyed]
     for tensor in tensors:
         _check_tensor(tensor, Refused)
     assert all(a.rank < b.rank for a, b in pairwise(payloads)), "one payload for each rank"
-    assert all(tensor_order(a) < tensor_order(b) for a, b in pairwise(tensors)), "one form, once"
+    assert all(a[0] < b[0] for a, b in pairwise(keyed)), "one form, once"
     targets = sorted({t for payload in payloads for t in payload.columns if t is not None})
     numbers = {target: number for number, target in enumerate(targets)}
     parts: list[bytes] = []
@@ -178,11 +177,12 @@ def decode_index(*documents: Buffer) -> Index:
 
 
 TensorKey = tuple[str, str, str, tuple[int, ...]]
+_MEANINGS: Final = {meaning: meaning.value for meaning in Meaning}
 
 
 def tensor_order(tensor: IndexTensor) -> TensorKey:
     """The key by which an index is sorted; no two of its tensors have the same."""
-    return tensor.name, tensor.meaning.value, tensor.dtype, tensor.global_shape
+    return tensor.name, _MEANINGS[tensor.meaning], tensor.dtype, tensor.global_shape
 
 
 class IndexReader:
@@ -206,8 +206,12 @@ class IndexReader:
         pages = all_pages(self._directory)
         end = header.directory_offset + header.directory_bytes
         self._starts = list(accumulate((page.packed_bytes for page in pages), initial=end))
+        self._firsts = [page.first for page in self._directory.tensor_pages]
         #: Decoded tensor pages, least recently used first, at most _CACHED_PAGES.
-        self._cache: OrderedDict[int, tuple[WireTensor, ...]] = OrderedDict()
+        self._cache: OrderedDict[int, _NamedPage] = OrderedDict()
+        self._ahead = 1
+        #: Pages that a look-up brings at once: who asks for many names is not asked to wait for
+        #: each page.
 
     @property
     def checkpoint(self) -> CheckpointId:
@@ -253,15 +257,27 @@ class IndexReader:
 
     def variants(self, name: str) -> tuple[IndexTensor, ...]:
         """Every form of a name, at least one; raises NotFound."""
-        found: list[IndexTensor] = []
-        for tensor in self._walk(name, lambda other: other > name, 1):
-            if tensor.name > name:
-                break
-            if tensor.name == name:
-                found.append(tensor)
-        if not found:
+        parts: list[WireTensor] = []
+        # A page that begins with the name may go on with a tensor of the page before.
+        start = number = max(0, bisect_left(self._firsts, name) - 1)
+        missed = False
+        while number < len(self._firsts) and (number == start or self._firsts[number] <= name):
+            if number not in self._cache:
+                ahead = self._ahead if number == start else 1
+                self._load(number, min(len(self._firsts), number + ahead))
+                missed = True
+            self._cache.move_to_end(number)
+            page = self._cache[number]
+            at = bisect_left(page.names, name)
+            while at < len(page.names) and page.names[at] == name:
+                parts.append(page.tensors[at])
+                at += 1
+            number += 1
+        if missed:
+            self._ahead = min(2 * self._ahead, _PAGES_AT_ONCE)
+        if not parts:
             raise NotFound(f"{self.checkpoint} has no tensor {name}")
-        return tuple(found)
+        return (_tensor_of(parts),) if len(parts) == 1 else tuple(_ascending(parts))
 
     def tensors(self, prefix: str = "") -> Iterator[IndexTensor]:
         """All tensors whose name begins with `prefix`, ascending by `tensor_order`."""
@@ -285,21 +301,15 @@ class IndexReader:
         end = start
         while end < len(pages) and (end == start or not beyond(pages[end].first)):
             end += 1
-        before: TensorKey | None = None
-        for key, parts in groupby(self._wire_tensors(start, end, pages_at_once), _wire_order):
-            if before is not None and key <= before:
-                raise Corrupt("index: its tensors do not ascend")
-            before = key
-            # The first page may begin in the middle of a tensor, which then is below `low`.
-            if key[0] >= low:
-                yield _tensor_of(list(parts))
+        # The first page may begin in the middle of a tensor, which then is below `low`.
+        yield from _ascending(self._wire_tensors(start, end, pages_at_once), low)
 
     def _wire_tensors(self, start: int, end: int, pages_at_once: int) -> Iterator[WireTensor]:
         for number in range(start, end):
             if number not in self._cache:
                 self._load(number, min(end, number + pages_at_once))
             self._cache.move_to_end(number)
-            yield from self._cache[number]
+            yield from self._cache[number].tensors
 
     def _load(self, start: int, end: int) -> None:
         """Bring tensor pages [start, end) into the cache, by one fetch if nothing is damaged."""
@@ -316,7 +326,10 @@ class IndexReader:
                 tensors = decode(view[at : at + page.packed_bytes])
             except Corrupt:
                 tensors = self._whole(((offset, offset + page.packed_bytes),), decode)
-            self._cache[number] = tensors
+            names = [tensor.name for tensor in tensors]
+            if names != sorted(names):
+                raise Corrupt("index: its tensors do not ascend")
+            self._cache[number] = _NamedPage(names, tensors)
         while len(self._cache) > _CACHED_PAGES:
             self._cache.popitem(last=False)
 
@@ -345,21 +358,42 @@ class IndexReader:
 
 # --------------------------------------------------------------------------- the wire's own types
 
-_CACHED_PAGES: Final = 64
+_CACHED_PAGES: Final = 1024
+"""Of 64 KiB raw at most: the look-ups of a load come in the order of its tree, not of the names."""
 _PAGES_AT_ONCE: Final = 16
 
 _Part = TypeVar("_Part")
 
 
+@dataclass(frozen=True, slots=True)
+class _NamedPage:
+    """A decoded page."""
+
+    names: list[str]
+    """Of the tensors, ascending; one that goes on has its name in each of its pages."""
+    tensors: tuple[WireTensor, ...]
+
+
+def _ascending(wires: Iterable[WireTensor], low: str = "") -> Iterator[IndexTensor]:
+    """Tensors at or above `low` from their parts; raises Corrupt when they do not ascend."""
+    before: TensorKey | None = None
+    for key, parts in groupby(wires, _wire_order):
+        if before is not None and key <= before:
+            raise Corrupt("index: its tensors do not ascend")
+        before = key
+        if key[0] >= low:
+            yield _tensor_of(list(parts))
+
+
 def _wire_order(tensor: WireTensor) -> TensorKey:
-    return tensor.name, tensor.meaning.value, tensor.dtype, tensor.global_shape
+    return tensor.name, _MEANINGS[tensor.meaning], tensor.dtype, tensor.global_shape
 
 
 def _tensor_of(parts: list[WireTensor]) -> IndexTensor:
     """One tensor from all its parts; raises Corrupt."""
     boxes: list[Box] = []
-    for wire in (box for part in parts for box in part.boxes):
-        locations = tuple(_location_of(location) for location in wire.locations)
+    for wire in [box for part in parts for box in part.boxes]:
+        locations = tuple([_location_of(location) for location in wire.locations])
         if wire.continued:
             if not boxes:
                 raise Corrupt(f"index: {parts[0].name} begins in the middle of a box")
@@ -388,23 +422,27 @@ def _check_tensor(tensor: IndexTensor, problem: type[CkptError]) -> None:
     if text:
         raise problem(f"index: {text}")
     for box in tensor.boxes:
-        if not 0 <= box.rank < WORLD_SIZE_MAX or not _bounded(box.offset + box.shape):
+        if not 0 <= box.rank < WORLD_SIZE_MAX or not _bounded(box.offset, box.shape):
             raise problem(f"index: {tensor.name} has a box that cannot be")
         end = 0
         for location in box.locations:
+            start, offset, length = location.start, location.payload_offset, location.length
             if not (
                 0 <= location.rank < WORLD_SIZE_MAX
-                and end <= location.start
-                and location.length > 0
-                and location.payload_offset >= 0
-                and location.start + location.length <= PAYLOAD_BYTES_MAX
-                and location.payload_offset + location.length <= PAYLOAD_BYTES_MAX
+                and end <= start
+                and length > 0
+                and offset >= 0
+                and start + length <= PAYLOAD_BYTES_MAX
+                and offset + length <= PAYLOAD_BYTES_MAX
             ):
                 raise problem(f"index: {tensor.name} has a location that cannot be: {location}")
-            end = location.start + location.length
+            end = start + length
 
 
-def _bounded(dims: tuple[int, ...]) -> bool:
+@lru_cache(maxsize=4096)
+def _bounded(offset: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Tensors of a model have few shapes."""
+    dims = offset + shape
     return len(dims) <= 2 * TENSOR_DIMS_MAX and all(0 <= dim <= DIM_MAX for dim in dims)
 
 

@@ -15,8 +15,8 @@ An envelope (`CKPB`, version 1, lz4) around MessagePack arrays:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
@@ -51,8 +51,7 @@ class Meaning(Enum):
     """A box of one global tensor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """C-order bytes [start, start + length) of a box lie at `payload_offset` of the payload."""
 
     start: int
@@ -62,8 +61,7 @@ class Piece:
     """The same rank's payload of that generation holds them; None is the payload at hand."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(msgspec.Struct, frozen=True, gc=False):
     """One tensor of a rank, or one of its boxes.
 
     Of a replica, and of a box that other ranks declare too, the pieces are those that this rank
@@ -86,8 +84,7 @@ class TensorEntry:
     """xxh3-128 of the box's C-order bytes, or empty when it was not computed."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankTable:
+class RankTable(msgspec.Struct, frozen=True):
     """All tensors of one rank, sorted by name. Only shards of one tensor share a name: they are
     sorted by offset, which is unique.
     """
@@ -103,17 +100,19 @@ def encode_table(table: RankTable) -> bytes:
     if problem:
         raise Refused(problem)
     entries = tuple(
-        _Entry(
-            name=entry.name,
-            meaning=entry.meaning,
-            dtype=entry.dtype,
-            global_shape=entry.global_shape,
-            offset=entry.offset,
-            shape=entry.shape,
-            pieces=tuple(_wire_piece(piece) for piece in entry.pieces),
-            fingerprint=entry.fingerprint,
-        )
-        for entry in table.entries
+        [
+            _Entry(
+                entry.name,
+                entry.meaning,
+                entry.dtype,
+                entry.global_shape,
+                entry.offset,
+                entry.shape,
+                tuple([_wire_piece(piece) for piece in entry.pieces]),
+                entry.fingerprint,
+            )
+            for entry in table.entries
+        ]
     )
     raw = msgspec.msgpack.encode(_Table(table.rank, table.world_size, entries))
     if len(raw) > TABLE_BYTES_MAX:
@@ -125,17 +124,19 @@ def decode_table(document: Buffer) -> RankTable:
     """The inverse; raises Corrupt on anything that `encode_table` does not make."""
     wire = decode_body(_DECODER, unwrap(MAGIC, VERSION, document, TABLE_BYTES_MAX))
     entries = tuple(
-        TensorEntry(
-            name=entry.name,
-            meaning=entry.meaning,
-            dtype=entry.dtype,
-            global_shape=entry.global_shape,
-            offset=entry.offset,
-            shape=entry.shape,
-            pieces=tuple(_piece_of(entry.name, piece) for piece in entry.pieces),
-            fingerprint=entry.fingerprint,
-        )
-        for entry in wire.entries
+        [
+            TensorEntry(
+                entry.name,
+                entry.meaning,
+                entry.dtype,
+                entry.global_shape,
+                entry.offset,
+                entry.shape,
+                tuple([_piece_of(entry.name, piece) for piece in entry.pieces]),
+                entry.fingerprint,
+            )
+            for entry in wire.entries
+        ]
     )
     table = RankTable(Rank(wire.rank), wire.world_size, entries)
     problem = _table_problem(table)
@@ -153,16 +154,33 @@ def tensor_problem(
     """What is wrong with a tensor and its boxes (offset, shape); empty when nothing is."""
     if len(name) > TENSOR_NAME_BYTES_MAX or len(name.encode()) > TENSOR_NAME_BYTES_MAX:
         return f"{name[:40]}...: a name of more than {TENSOR_NAME_BYTES_MAX} bytes"
+    problem = _form_problem(dtype, global_shape)
+    for offset, shape in () if problem else boxes:
+        problem = _box_problem(global_shape, offset, shape)
+        if problem:
+            break
+    return f"{name}: {problem}" if problem else ""
+
+
+# Tensors of a model have few forms: each is looked at once.
+@lru_cache(maxsize=4096)
+def _form_problem(dtype: str, global_shape: tuple[int, ...]) -> str:
     if not 0 < len(dtype) <= DTYPE_CHARS_MAX or not dtype.isascii() or not dtype.isprintable():
-        return f"{name}: dtype {dtype[:40]!r} is no name of one"
+        return f"dtype {dtype[:40]!r} is no name of one"
     if len(global_shape) > TENSOR_DIMS_MAX or not all(0 <= d <= DIM_MAX for d in global_shape):
-        return f"{name}: shape {global_shape[:8]} is out of bounds"
-    for offset, shape in boxes:
-        if not len(offset) == len(shape) == len(global_shape):
-            return f"{name}: a box of {len(shape)} dimensions in a tensor of {len(global_shape)}"
-        for start, size, whole in zip(offset, shape, global_shape, strict=True):
-            if start < 0 or size < 0 or start + size > whole:
-                return f"{name}: box {shape} at {offset} is not inside {global_shape}"
+        return f"shape {global_shape[:8]} is out of bounds"
+    return ""
+
+
+@lru_cache(maxsize=4096)
+def _box_problem(
+    global_shape: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]
+) -> str:
+    if not len(offset) == len(shape) == len(global_shape):
+        return f"a box of {len(shape)} dimensions in a tensor of {len(global_shape)}"
+    for start, size, whole in zip(offset, shape, global_shape, strict=True):
+        if start < 0 or size < 0 or start + size > whole:
+            return f"box {shape} at {offset} is not inside {global_shape}"
     return ""
 
 
@@ -196,9 +214,9 @@ def _wire_piece(piece: Piece) -> tuple[int, ...]:
 
 def _piece_of(name: str, wire: tuple[int, ...]) -> Piece:
     """Raises Corrupt."""
+    if len(wire) == 3:
+        return Piece(*wire)
     match wire:
-        case (start, offset, length):
-            return Piece(start, offset, length)
         case (start, offset, length, term, counter) if term >= 0 and counter >= 0:
             return Piece(start, offset, length, Generation(term, counter))
         case _:

@@ -55,15 +55,13 @@ class Index:
 Path: TypeAlias = "tuple[Key | Index, ...]"
 
 
-@dataclass(frozen=True, slots=True)
-class LeafNode:
+class LeafNode(msgspec.Struct, frozen=True, gc=False):
     """A tensor; `name` is its entry in the rank's table."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ScalarNode:
+class ScalarNode(msgspec.Struct, frozen=True, gc=False):
     """A plain value that lies in this document."""
 
     value: Scalar
@@ -101,7 +99,16 @@ def decode_tree(document: Buffer) -> Node:
 
 def path_text(path: Path) -> str:
     """The path as text; two paths never give the same one. The root is the empty text."""
-    return "/".join(_step_text(step) for step in path)
+    return "/".join(step_text(step) for step in path)
+
+
+def step_text(step: Key | Index) -> str:
+    """One step of a path as text; `path_text` joins them by `/`."""
+    if type(step) is str:
+        return _escaped(step, ("#~2", "=~3"))
+    if isinstance(step, Index):
+        return f"#{step.position}"
+    return _key_text(step)
 
 
 # --------------------------------------------------------------------------- encoding
@@ -126,9 +133,9 @@ def _document(packed: Packed) -> bytes:
 def _pack(node: Node, path: Path) -> Packed:
     if len(path) > TREE_DEPTH_MAX:
         raise Refused(f"{_shown(path)}: nested deeper than {TREE_DEPTH_MAX}")
+    if type(node) is LeafNode:
+        return [_LEAF, _pack_text(node.name, path)]
     match node:
-        case LeafNode(name):
-            return [_LEAF, _pack_text(name, path)]
         case DictNode(items):
             if len({key for key, _ in items}) != len(items):
                 raise Refused(f"{_shown(path)}: two keys are equal")
@@ -143,6 +150,8 @@ def _pack(node: Node, path: Path) -> Packed:
             return [_TUPLE, *(_pack(child, (*path, Index(i))) for i, child in enumerate(children))]
         case ScalarNode(value):
             return _pack_scalar(value, path)
+        case LeafNode():
+            raise AssertionError("packed above")
 
 
 def _pack_scalar(value: Scalar, path: Path) -> Packed:
@@ -180,6 +189,8 @@ def _pack_int(value: int) -> Packed:
 
 
 def _pack_text(text: str, path: Path) -> str:
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -196,6 +207,10 @@ class TreeTemplate:
     def __init__(self, root: Node) -> None:
         """Raises Refused by path, as `encode_tree` does."""
         self._top = _slotted([_pack(root, ())], [root], (0,))
+
+    def document(self) -> bytes:
+        """The document with the scalars that the tree had. Raises Refused."""
+        return _document(self._top.packed[0])
 
     def encode(self, scalars: Iterable[Scalar]) -> bytes:
         """The document with these scalars, one for each, depth first. Raises Refused."""
@@ -242,21 +257,29 @@ def _filled(slotted: _Slotted, scalars: Iterator[Scalar]) -> list[Packed]:
 # --------------------------------------------------------------------------- decoding
 
 _DECODER: Final = msgspec.msgpack.Decoder(object)
+_PLAIN: Final = (bool, int, float, str, bytes)
 
 
 def _unpack(packed: object, depth: int) -> Node:
     if depth > TREE_DEPTH_MAX:
         raise Corrupt(f"tree document: nested deeper than {TREE_DEPTH_MAX}")
+    if type(packed) is not list:
+        if packed is None or type(packed) in _PLAIN:
+            return ScalarNode(packed)  # type: ignore[arg-type]
+        raise Corrupt("tree document: a node that cannot be")
+    if (
+        len(packed) == 2
+        and packed[0] == _LEAF
+        and type(packed[0]) is int
+        and type(packed[1]) is str
+    ):
+        return LeafNode(packed[1])
     match packed:
-        case None | bool() | int() | float() | str() | bytes():
-            return ScalarNode(packed)
-        case [int(tag), str(name)] if tag == _LEAF:
-            return LeafNode(name)
         case [int(tag), *rest] if tag == _DICT and len(rest) % 2 == 0:
-            keys = tuple(_unpack_key(key, 0) for key in rest[::2])
+            keys = tuple([_unpack_key(key, 0) for key in rest[::2]])
             if len(set(keys)) != len(keys):
                 raise Corrupt("tree document: two keys of a dict are equal")
-            nodes = (_unpack(child, depth + 1) for child in rest[1::2])
+            nodes = [_unpack(child, depth + 1) for child in rest[1::2]]
             return DictNode(tuple(zip(keys, nodes, strict=True)))
         case [int(tag), *rest] if tag == _LIST:
             return ListNode(tuple(_unpack(child, depth + 1) for child in rest))
@@ -271,10 +294,12 @@ def _unpack(packed: object, depth: int) -> Node:
 
 
 def _unpack_key(packed: object, depth: int) -> Key:
+    if type(packed) is str:
+        return packed
     if depth > TREE_DEPTH_MAX:
         raise Corrupt(f"tree document: a key nested deeper than {TREE_DEPTH_MAX}")
     match packed:
-        case bool() | int() | str():
+        case bool() | int():
             return packed
         case [int(tag), *rest] if tag == _TUPLE:
             return tuple(_unpack_key(part, depth + 1) for part in rest)
@@ -285,16 +310,6 @@ def _unpack_key(packed: object, depth: int) -> Key:
 
 
 # --------------------------------------------------------------------------- paths
-
-
-def _step_text(step: Key | Index) -> str:
-    match step:
-        case Index(position):
-            return f"#{position}"
-        case str():
-            return _escaped(step, ("#~2", "=~3"))
-        case _:
-            return _key_text(step)
 
 
 def _key_text(key: Key) -> str:
@@ -317,6 +332,8 @@ def _digits(value: int) -> str:
 def _escaped(text: str, leading: tuple[str, ...]) -> str:
     if not text:
         return "~."
+    if "~" not in text and "/" not in text and text[0] not in "#=)":
+        return text  # As nearly all are.
     text = text.replace("~", "~0").replace("/", "~1")
     for rule in leading:
         if text[0] == rule[0]:

@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import Final
 
 from ckpt.base.errors import Refused
@@ -176,7 +177,7 @@ class _Merger:
 
     def merge(self, name: str, holdings: Sequence[Holding]) -> None:
         """Add one tensor."""
-        if not self._agree(name, holdings) or not self._well_formed(name, holdings):
+        if not (self._agree(name, holdings) and self._well_formed(name, holdings)):
             return
         match holdings[0][1].meaning:
             case Meaning.OWN:
@@ -199,6 +200,8 @@ class _Merger:
         """Meaning is the same everywhere; dtype and global shape too,
         unless each rank has its own.
         """
+        if len(holdings) == 1:
+            return True
         facts = [("meaning", [entry.meaning.value for _, entry in holdings])]
         if holdings[0][1].meaning is not Meaning.OWN:
             facts.append(("dtype", [entry.dtype for _, entry in holdings]))
@@ -224,13 +227,16 @@ class _Merger:
         return good
 
     def _merge_own(self, name: str, holdings: Sequence[Holding]) -> None:
+        if len(holdings) == 1:
+            ((rank, entry),) = holdings
+            return self._add(name, entry, (_box(rank, entry, holdings),))
         forms: defaultdict[tuple[str, Extent], list[Holding]] = defaultdict(list)
         for rank, entry in holdings:
             forms[entry.dtype, entry.shape].append((rank, entry))
         for form in forms.values():
-            self._add(
-                name, form[0][1], [_box(rank, entry, [(rank, entry)]) for rank, entry in form]
-            )
+            boxes = [_box(rank, entry, [(rank, entry)]) for rank, entry in form]
+            self._add(name, form[0][1], boxes)
+        return None
 
     def _merge_shards(self, name: str, holdings: Sequence[Holding]) -> None:
         shape = holdings[0][1].global_shape
@@ -352,11 +358,9 @@ class _Merger:
     def _add(
         self, name: str, entry: TensorEntry, boxes: Sequence[Box], meaning: Meaning | None = None
     ) -> None:
-        self.tensors.append(
-            IndexTensor(
-                name, meaning or entry.meaning, entry.dtype, entry.global_shape, tuple(boxes)
-            )
-        )
+        meaning = meaning or entry.meaning
+        tensor = IndexTensor(name, meaning, entry.dtype, entry.global_shape, tuple(boxes))
+        self.tensors.append(tensor)
 
 
 # --------------------------------------------------------------------------- helpers
@@ -387,39 +391,48 @@ def _look(shape: Extent, boxes: Sequence[tuple[Extent, Extent]]) -> _Geometry:
 
 def _fault(entry: TensorEntry) -> str:
     """What is wrong with an entry by itself; empty when nothing is."""
+    fault, box_bytes = _form_fault(
+        entry.dtype, entry.global_shape, entry.offset, entry.shape, entry.meaning
+    )
+    if fault:
+        return fault
+    reach = 0
+    for piece in entry.pieces:
+        start, length = piece.start, piece.length
+        if start < reach or length < 1 or start + length > box_bytes or piece.payload_offset < 0:
+            end = start + length
+            return f"stores bytes {start} to {end} of a box of {box_bytes}, out of order"
+        if start > reach and entry.meaning is Meaning.OWN:
+            break
+        reach = start + length
+    if reach < box_bytes and entry.meaning is Meaning.OWN:
+        text = f"stores {reach} bytes from the beginning of a box of {box_bytes}"
+        return f"{text}; the next ones are missing"
+    return ""
+
+
+@lru_cache(maxsize=4096)
+def _form_fault(
+    dtype: str, whole: Extent, offset: Extent, shape: Extent, meaning: Meaning
+) -> tuple[str, int]:
+    """What is wrong with an entry's form, which most tensors of a model share with others; and how
+    many bytes its box has.
+    """
     try:
-        item_bytes = dtype_of(entry.dtype).itemsize
+        item_bytes = dtype_of(dtype).itemsize
     except Refused as error:
-        return f"declares what cannot be stored: {error.message}"
-    whole, offset, shape = entry.global_shape, entry.offset, entry.shape
+        return f"declares what cannot be stored: {error.message}", 0
     box = f"a box at {offset} of shape {shape}"
     if not len(whole) == len(offset) == len(shape):
-        return f"declares {box} in the global shape {whole}: the numbers of axes differ"
+        return f"declares {box} in the global shape {whole}: the numbers of axes differ", 0
     if any(
         not (a >= 0 and n >= 0 and a + n <= w < AXIS_ITEMS_MAX)
         for a, n, w in zip(offset, shape, whole, strict=True)
     ):
-        return f"declares {box}, which reaches out of the global shape {whole}"
-    if entry.meaning is not Meaning.SHARD and shape != whole:
-        return f"declares a box of shape {shape} of a tensor of shape {whole} that is no shard"
-
-    box_bytes, reach = volume_of(shape) * item_bytes, 0
-    for piece in entry.pieces:
-        if (
-            piece.start < reach
-            or piece.length < 1
-            or piece.start + piece.length > box_bytes
-            or piece.payload_offset < 0
-        ):
-            end = piece.start + piece.length
-            return f"stores bytes {piece.start} to {end} of a box of {box_bytes}, out of order"
-        if piece.start > reach and entry.meaning is Meaning.OWN:
-            break
-        reach = piece.start + piece.length
-    if reach < box_bytes and entry.meaning is Meaning.OWN:
-        beginning = f"{reach} bytes from the beginning of a box of {box_bytes}"
-        return f"stores {beginning}; the next ones are missing"
-    return ""
+        return f"declares {box}, which reaches out of the global shape {whole}", 0
+    if meaning is not Meaning.SHARD and shape != whole:
+        return f"declares a box of shape {shape} of a tensor of shape {whole} that is no shard", 0
+    return "", volume_of(shape) * item_bytes
 
 
 def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> Box:
@@ -427,6 +440,10 @@ def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> Box:
     then the lowest rank's.
     """
     pieces = [(piece, writer) for writer, held in writers for piece in held.pieces]
+    if len(pieces) == 1:
+        piece, writer = pieces[0]
+        place = Location(piece.home, writer, piece.start, piece.payload_offset, piece.length)
+        return Box(rank, entry.offset, entry.shape, (place,))
     pieces.sort(key=lambda p: (p[0].start, p[1] != rank, -p[0].length, p[1]))
     locations: list[Location] = []
     reach = 0

@@ -94,6 +94,21 @@ class ReadPlan:
     """Ascending by rank; own generation first."""
 
 
+def one_run(
+    boxes: Sequence[Box], byte_count: int, offset: Extent, shape: Extent
+) -> Location | None:
+    """Where the wanted box's bytes lie, when there is one index box, just this one, and all its
+    bytes lie together; nearly every small tensor. None: see `plan_read`.
+    """
+    if len(boxes) != 1:
+        return None
+    (box,) = boxes
+    if box.offset != offset or box.shape != shape or len(box.locations) != 1:
+        return None
+    (run,) = box.locations
+    return run if run.start == 0 and run.length == byte_count else None
+
+
 def plan_read(
     boxes: Sequence[Box], item_bytes: int, offset: Extent, shape: Extent, prefer: Rank | None = None
 ) -> ReadPlan:

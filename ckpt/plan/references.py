@@ -14,8 +14,11 @@ needed, and a few bytes that did not change hold no old generation.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from ckpt.base.ids import Generation, Home
 from ckpt.base.limits import HOMES_MAX, PAGE_BYTES
@@ -42,8 +45,7 @@ class Base:
     """Bytes of this rank's payload in each home."""
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(msgspec.Struct, frozen=True, gc=False):
     """Bytes [source, source + length) of the payload go to `destination`, which is not above."""
 
     source: int

@@ -8,7 +8,7 @@ through a scratch cell.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -23,6 +23,8 @@ GAPS_FRACTION: Final = 64
 """All gaps that are read along are at most this part of what is wanted, or"""
 GAPS_BYTES_MIN: Final = 64 * KiB
 """so many bytes."""
+RUNS_OF_AN_OWNER_MIN: Final = 4
+"""On average; fewer are copied one by one, since a look at how they lie costs more."""
 
 
 class Landings:
@@ -33,6 +35,9 @@ class Landings:
         self._gap_bytes = gap_bytes
         self._memories: list[Bytes] = []
         self._parts: list[tuple[Offsets, Offsets, Offsets, Offsets]] = []
+        #: Starts, ends and owners of runs that each fill a memory: most tensors are one, and many
+        #: are so small that an array of numpy's for each would cost more than its bytes.
+        self._whole: tuple[list[int], list[int], list[int]] = ([], [], [])
         self._sorted: tuple[Offsets, Offsets, Offsets, Offsets, Offsets] | None = None
 
     def add(
@@ -49,22 +54,31 @@ class Landings:
 
     def add_range(self, start: int, memory: memoryview | Bytes) -> None:
         """Payload bytes from `start` fill the memory."""
+        assert self._sorted is None
         size = len(memory)
         if size:
-            self.add(memory, _one(start), _one(size), _one(0))
+            target = np.frombuffer(memory, np.uint8) if isinstance(memory, memoryview) else memory
+            assert target.flags.writeable
+            starts, ends, owners = self._whole
+            starts.append(start)
+            ends.append(start + size)
+            owners.append(len(self._memories))
+            self._memories.append(target)
 
     def __bool__(self) -> bool:
-        return any(len(part[0]) for part in self._parts)
+        return bool(self._whole[0]) or any(len(part[0]) for part in self._parts)
 
     @property
     def wanted_bytes(self) -> int:
         """All landings together."""
-        return sum(int((ends - starts).sum()) for starts, ends, _, _ in self._parts)
+        whole = sum(self._whole[1]) - sum(self._whole[0])
+        return whole + sum(int((ends - starts).sum()) for starts, ends, _, _ in self._parts)
 
     @property
     def end(self) -> int:
         """Behind the last payload byte that is wanted."""
-        return max((int(ends.max()) for _, ends, _, _ in self._parts if len(ends)), default=0)
+        parts = (int(ends.max()) for _, ends, _, _ in self._parts if len(ends))
+        return max(max(self._whole[1], default=0), max(parts, default=0))
 
     def spans(self) -> tuple[tuple[int, int], ...]:
         """As `ranges`, as tuples."""
@@ -115,10 +129,10 @@ class Landings:
             lows = np.maximum(starts[first:last], start)
             lengths = np.minimum(ends[first:last], end) - lows
             places = destinations[first:last] + lows - starts[first:last]
-            for owner in np.unique(owners[first:last]).tolist():
-                mine = (owners[first:last] == owner) & (lengths > 0)
-                if mine.any():
-                    part.add(self._memories[owner], lows[mine], lengths[mine], places[mine])
+            some = np.flatnonzero(lengths > 0)
+            for owner, group in _by_owner(owners[first:last][some]):
+                mine = some[group]
+                part.add(self._memories[owner], lows[mine], lengths[mine], places[mine])
         return part
 
     def gather(self, start: int, end: int) -> memoryview | None:
@@ -156,10 +170,7 @@ class Landings:
     def fill(self, payload: Bytes) -> None:
         """Copy all that is wanted from the whole payload."""
         starts, ends, destinations, owners, _ = self._table()
-        for owner in np.unique(owners).tolist():
-            mine = owners == owner
-            lengths = ends[mine] - starts[mine]
-            copy_runs(self._memories[owner], destinations[mine], payload, starts[mine], lengths)
+        self._copy(owners, destinations, payload, starts, ends - starts)
 
     def scatter(self, start: int, source: Bytes) -> int:
         """Copy payload bytes from `start` on to all their places: how many were copied."""
@@ -182,10 +193,33 @@ class Landings:
         sizes = np.minimum(ends[run], lasts[part]) - lows
         places = destinations[run] + lows - starts[run]
         origins = offsets[part] + lows - firsts[part]
-        for owner in np.unique(owners[run]).tolist():
-            mine = (owners[run] == owner) & (sizes > 0)
-            copy_runs(self._memories[owner], places[mine], source, origins[mine], sizes[mine])
+        some = sizes > 0
+        self._copy(owners[run][some], places[some], source, origins[some], sizes[some])
         return int(sizes.sum())
+
+    def _copy(
+        self, owners: Offsets, to: Offsets, source: Bytes, at: Offsets, lengths: Offsets
+    ) -> None:
+        """As `copy_runs`, each run into its owner's memory."""
+        if len(owners) < RUNS_OF_AN_OWNER_MIN * len(np.unique(owners)):
+            self._copy_each(owners, to, source, at, lengths)
+            return
+        for owner, mine in _by_owner(owners):
+            copy_runs(self._memories[owner], to[mine], source, at[mine], lengths[mine])
+
+    def _copy_each(
+        self, owners: Offsets, to: Offsets, source: Bytes, at: Offsets, lengths: Offsets
+    ) -> None:
+        """Many memories that get a run or two each."""
+        if not len(owners):
+            return
+        assert int(min(to.min(), at.min())) >= 0
+        assert int((at + lengths).max()) <= len(source)
+        memories, view = self._memories, source.data
+        columns = owners.tolist(), to.tolist(), at.tolist(), lengths.tolist()
+        for owner, low, begin, length in zip(*columns, strict=True):
+            # Raises when the memory ends before the run does.
+            memories[owner].data[low : low + length] = view[begin : begin + length]
 
     def _hits(self, start: int, end: int) -> list[int]:
         starts, ends, _, _, reach = self._table()
@@ -197,9 +231,9 @@ class Landings:
         """Starts, ends, destinations, owners ascending by start; and how far the runs so far
         reach."""
         if self._sorted is None:
-            columns = [np.concatenate(parts) for parts in zip(*self._parts, strict=True)]
-            if not columns:
-                columns = [np.zeros(0, np.int64)] * 4
+            whole = [np.array(column, np.int64) for column in self._whole]
+            parts = [*self._parts, (whole[0], whole[1], np.zeros_like(whole[0]), whole[2])]
+            columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
             order = np.argsort(columns[0], kind="stable")
             starts, ends, destinations, owners = (column[order] for column in columns)
             reach = np.maximum.accumulate(ends) if len(ends) else ends
@@ -211,6 +245,14 @@ def _near(starts: Offsets, reach: Offsets, start: int, end: int) -> slice:
     """The runs among which are all that meet [start, end)."""
     first = int(np.searchsorted(reach, start, side="right"))
     return slice(first, max(first, int(np.searchsorted(starts, end, side="left"))))
+
+
+def _by_owner(owners: Offsets) -> Iterator[tuple[int, Offsets]]:
+    """Each owner with the places of its runs, ascending."""
+    order = np.argsort(owners, kind="stable")
+    borders = np.flatnonzero(np.diff(owners[order])) + 1
+    for mine in np.split(order, borders) if len(order) else ():
+        yield int(owners[mine[0]]), mine
 
 
 def _one(value: int) -> Offsets:

@@ -18,7 +18,7 @@ from ckpt.base.ids import Rank
 from ckpt.format.index import Box, IndexTensor
 from ckpt.format.runs import Bytes
 from ckpt.format.table import Meaning
-from ckpt.plan.reads import PayloadKey, plan_read
+from ckpt.plan.reads import PayloadKey, one_run, plan_read
 from ckpt.transfer.landings import Landings
 
 
@@ -55,12 +55,19 @@ class ReadSet:
             self.copies.append((array, memory))
         if not memory.nbytes:
             return
-        plan = plan_read(boxes, memory.dtype.itemsize, offset, array.shape, prefer)
-        if plan.missing_bytes:
-            raise Corrupt(f"{tensor.name}: {plan.missing_bytes} bytes of it lie nowhere")
         whole = array.shape == tensor.global_shape and tensor.meaning is not Meaning.OWN
         into = self.shared if self.sharing and (replica or whole) else self.landings
         flat = memory.reshape(-1).view(np.uint8)
+        run = one_run(boxes, len(flat), offset, array.shape)
+        if run is not None:
+            key = PayloadKey(run.generation, run.rank)
+            if key not in into:
+                into[key] = Landings()
+            into[key].add_range(run.payload_offset, flat)
+            return
+        plan = plan_read(boxes, memory.dtype.itemsize, offset, array.shape, prefer)
+        if plan.missing_bytes:
+            raise Corrupt(f"{tensor.name}: {plan.missing_bytes} bytes of it lie nowhere")
         for source in plan.sources:
             landings = into.setdefault(source.payload, Landings())
             landings.add(flat, source.starts, source.lengths, source.destinations)

@@ -167,7 +167,7 @@ class ForeignForm:
     """What becomes an array by a protocol of its own."""
 
     def gather(self, value: object, found: Found) -> bool:
-        found.arrays.append(as_array(value, ()))
+        found.arrays.append(as_array(value, ""))
         return True
 
 
@@ -205,7 +205,7 @@ class ShardForm:
             return False
         shard = cast(Shard, value)
         array = shard.array
-        found.arrays.append(array if type(array) in ARRAYS else as_array(array, ()))
+        found.arrays.append(array if type(array) in ARRAYS else as_array(array, ""))
         return (
             shard.offset == self.offset
             and shard.global_shape == self.global_shape

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.private import make_private_directory
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
 from ckpt.base.errors import ERROR_OF_EXIT, CkptError, Corrupt, Refused, Unavailable
 from ckpt_client.detach import start_detached
@@ -64,7 +65,7 @@ def opened_cluster(url: LocalUrl, timeout_s: float) -> Iterator[LocalCluster]:
     """
     directory = Path(url.directory)
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_directory(directory)
     except OSError as error:
         reason = "a file is there" if isinstance(error, FileExistsError) else error.strerror
         raise Refused(f"the cluster's directory {directory} cannot be made: {reason}") from None

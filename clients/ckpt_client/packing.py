@@ -18,13 +18,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
+import msgspec
+
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.base.limits import CODE_COLUMNS_MAX, PAGE_BYTES, PAYLOAD_BYTES_MAX
 from ckpt.base.units import align_up, format_bytes
 from ckpt.format.messages import ReplicaPolicy
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
-from ckpt.format.tree import TreeTemplate, encode_tree
+from ckpt.format.tree import TreeTemplate
 from ckpt.plan.replicas import leaf_parts, share_replicas
 from ckpt_client.declaration import Witness, write_declaration
 from ckpt_client.finite import check_finite
@@ -36,8 +38,7 @@ TAIL_BYTES: Final = CODE_COLUMNS_MAX * PAGE_BYTES
 """The last stripe's padding stays below k pages."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True, gc=False):
     """Bytes [start, start + length) of a leaf's C-order bytes lie at `offset` of the half."""
 
     leaf: int
@@ -143,7 +144,8 @@ def plan_packing(
     out. With ReplicaPolicy.KEEP every rank stores its whole replicas: a copy that differs must
     be there to be kept, and which one differs is known only afterwards.
     """
-    document = encode_tree(state.root)
+    template = TreeTemplate(state.root)
+    document = template.document()
     leaves = state.leaves
     stored_parts, witness_parts = _share_out(leaves, rank, world_size, replicas)
     room = align_up(len(document), PAGE_BYTES)
@@ -165,7 +167,7 @@ def plan_packing(
         dtypes=tuple(leaf.dtype for leaf in leaves),
         shapes=tuple(leaf.array.shape for leaf in leaves),
         order=state.order,
-        template=TreeTemplate(state.root),
+        template=template,
         document_room=room,
         spans=spans,
         whole=whole,

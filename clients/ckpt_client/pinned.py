@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import CkptError, Lost, PeerError
 from ckpt.base.ids import CheckpointId, Step
+from ckpt.base.printable import printable
 from ckpt.base.units import US_PER_S
 from ckpt.format.index import IndexReader
 from ckpt.format.messages import (
@@ -110,7 +111,7 @@ class Pinned:
         self._pin_session = self.session_count
         if reply.skipped:
             text = f"{reply.info.checkpoint} is loaded instead of: {'; '.join(reply.skipped)}"
-            warnings.warn(text, UserWarning, stacklevel=5)
+            warnings.warn(printable(text), UserWarning, stacklevel=5)
 
     @property
     def pin_lost(self) -> bool:
@@ -121,14 +122,14 @@ class Pinned:
         """Have damage examined that was met, of a payload or of an index: once it is proved, the
         coordinator names another generation, or another place of this one."""
         before = self.resolved.info.checkpoint
-        _log.warning("damage: %s; asking the coordinator to judge", error.message)
+        _log.warning(printable(f"damage: {error.message}; asking the coordinator to judge"))
         judged = have_judged(self._connection(), before, error)
         if judged.proved:
             self.resolve()
             found = self.resolved.info.checkpoint
             if found != before:
                 text = f"{before} is lost ({judged.reason}); {found} is loaded"
-                warnings.warn(text, UserWarning, stacklevel=6)
+                warnings.warn(printable(text), UserWarning, stacklevel=6)
         return judged
 
     def begin(self) -> None:

@@ -27,6 +27,7 @@ import numpy as np
 
 from ckpt.base.errors import CkptError, Corrupt, Lost, Refused, Unavailable
 from ckpt.base.ids import Generation, PayloadId, Rank, RunName, Step
+from ckpt.base.printable import printable
 from ckpt.format.messages import CommitInfo, LaunchJoined, Resolve
 from ckpt.format.tree import Node, decode_tree
 from ckpt.plan.reads import PayloadKey
@@ -440,7 +441,7 @@ class Checkpoint:
             reason = Unavailable(f"{checkpoint} is out of reach in the tier: {resolved.away}")
         self._stored = StoredReading(checkpoint, urls, reason, meeting, self._share_key)
         text = f"{reason.message}; it is loaded from {self._stored.url}"
-        warnings.warn(text, UserWarning, stacklevel=6)
+        warnings.warn(printable(text), UserWarning, stacklevel=6)
 
     def _close_readers(self) -> None:
         receiver, self._receiver = self._receiver, None
@@ -459,7 +460,7 @@ class Checkpoint:
         if self._stored is not None or not self._pinned.context.durable:
             return False
         before = self.info.checkpoint
-        _log.warning("%s: %s; asking for an object store that has it", before, reason)
+        _log.warning(printable(f"{before}: {reason}; asking for an object store that has it"))
         try:
             self._pinned.resolve(None if self._pinned.shared else before.step, away=True)
         except Unavailable:
@@ -470,25 +471,21 @@ class Checkpoint:
         """It was read whole, but the launch as a whole loads another: so does this rank."""
         before = self.info.checkpoint
         self._pinned.resolve()
-        warnings.warn(
-            f"{before} was loaded, but {reason}: {self.info.checkpoint} is loaded for all ranks",
-            UserWarning,
-            stacklevel=5,
-        )
+        text = f"{before} was loaded, but {reason}: {self.info.checkpoint} is loaded for all ranks"
+        warnings.warn(printable(text), UserWarning, stacklevel=5)
 
     def _resolve_same(self, reason: str) -> None:
         """Targets may have other addresses by now; the generation must be the same."""
         before = self.info.checkpoint
-        _log.warning("%s: %s; resolving it again", before, reason)
+        _log.warning(printable(f"{before}: {reason}; resolving it again"))
         self._pinned.resolve(None if self._pinned.shared else before.step)
         if self.info.checkpoint != before:
-            warnings.warn(
-                f"{before} is not to be had any more ({reason}); {self.info.checkpoint} is loaded",
-                UserWarning,
-                stacklevel=5,
+            text = (
+                f"{before} is not to be had any more ({reason}); {self.info.checkpoint} is loaded"
             )
+            warnings.warn(printable(text), UserWarning, stacklevel=5)
 
 
 def _log_report(report: Report) -> None:
     fields = " ".join(f"{name}={value}" for name, value in report.fields)
-    _log.warning("%s: %s", report.text, fields)
+    _log.warning(printable(f"{report.text}: {fields}"))

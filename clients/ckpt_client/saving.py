@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ckpt.base.errors import Busy, CkptError, Unavailable, error_from_wire
 from ckpt.base.ids import Generation
+from ckpt.base.printable import printable
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import CommitInfo
 from ckpt.protocol.coordinator.answers import StepView
@@ -187,7 +188,8 @@ class Save:
         """Warn of what the commit said; each is told once."""
         untold, self._untold = self._untold, ()
         for text in untold:
-            warnings.warn(f"{self.run}@{self.step}: {text}", UserWarning, stacklevel=stacklevel)
+            told = printable(f"{self.run}@{self.step}: {text}")
+            warnings.warn(told, UserWarning, stacklevel=stacklevel)
 
     # ----------------------------------------------------------------------- for the stager's end
 

@@ -47,9 +47,7 @@ class StagerLink:
         with theirs:
             try:
                 number = theirs.fileno()
-                start_detached(
-                    ["-m", "ckpt_client.stager", str(number)], log=log, pass_fds=(number,)
-                )
+                start_detached(_command(number, attach), log=log, pass_fds=(number,))
             except BaseException:
                 ours.close()
                 raise
@@ -406,3 +404,10 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _command(number: int, attach: wire.Attach) -> list[str]:
+    """Others can read it: no option of the URL, and nothing of the secret."""
+    url = f"ckpt+local://{attach.directory}" if attach.directory else f"ckpt://{attach.address}"
+    place = f"{attach.rank}/{attach.world_size}"
+    return ["-m", "ckpt_client.stager", str(number), "--store", url, "--rank", place]

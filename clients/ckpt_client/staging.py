@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import RunName, Step
+from ckpt.base.printable import printable
 from ckpt_client.copying import Copier
 from ckpt_client.environment import Place
 from ckpt_client.packing import Packing
@@ -57,7 +58,7 @@ class Staging:
         if self._touch_s is None:
             self._refuse("it was skipped, because an earlier save still held the arena")
             text = f"{self.run}@{self.step} was skipped: the arena is full"
-            warnings.warn(text, UserWarning, stacklevel=5)
+            warnings.warn(printable(text), UserWarning, stacklevel=5)
             return Save(self.run, self.step, self.place.rank, None)
         save = Save(self.run, self.step, self.place.rank, self.stager)
         save.staged_bytes = self.packing.layout.payload_bytes

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,12 +31,11 @@ from ckpt.format.tree import (
     LeafNode,
     ListNode,
     Node,
-    Path,
     Scalar,
     ScalarNode,
     TupleNode,
     encode_tree,
-    path_text,
+    step_text,
 )
 from ckpt_client.declare import Replicated, Shard, Shards, check_box
 
@@ -46,8 +46,7 @@ ARRAYS: Final = frozenset((np.ndarray, np.memmap))
 """Exact types: a subclass (a masked array, a matrix) would come back as something else."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(msgspec.Struct, frozen=True, gc=False):
     """One tensor of this rank: what it means, and a view of its bytes."""
 
     name: str
@@ -76,7 +75,7 @@ class FlatState:
 def flatten(state: object, *, replicated: bool = False) -> FlatState:
     """The tree's document and leaves. Raises Refused naming the path of what cannot be stored."""
     leaves: list[Leaf] = []
-    root = _Walk(leaves).visit(state, (), replicated)
+    root = _Walk(leaves).visit(state, "", 0, replicated)
     order = sorted(range(len(leaves)), key=lambda n: (leaves[n].name, leaves[n].offset))
     return FlatState(root, tuple(leaves[n] for n in order), tuple(order))
 
@@ -87,7 +86,10 @@ def unflatten(root: Node, leaf: Callable[[str], object]) -> object:
     """
     match root:
         case DictNode(items):
-            return {key: unflatten(node, leaf) for key, node in items}
+            return {
+                key: leaf(node.name) if type(node) is LeafNode else unflatten(node, leaf)
+                for key, node in items
+            }
         case ListNode(items):
             return [unflatten(node, leaf) for node in items]
         case TupleNode(items):
@@ -104,68 +106,81 @@ class _Walk:
     def __init__(self, leaves: list[Leaf]) -> None:
         self._leaves = leaves
 
-    def visit(self, value: object, path: Path, replicated: bool) -> Node:
-        if len(path) > TREE_DEPTH_MAX:
-            raise Refused(f"{_where(path[:4])}/...: the tree is deeper than {TREE_DEPTH_MAX}")
+    def visit(self, value: object, where: str, depth: int, replicated: bool) -> Node:
+        """where: the value's path as text, which names a tensor; depth: its steps."""
+        if depth > TREE_DEPTH_MAX:
+            above = "/".join(where.split("/")[:4])
+            raise Refused(f"{above}/...: the tree is deeper than {TREE_DEPTH_MAX}")
         if type(value) is dict:
-            return DictNode(
-                tuple(
-                    (key, self.visit(child, (*path, key), replicated))
-                    for key, child in ((_checked_key(k, path), v) for k, v in value.items())
-                )
-            )
+            return DictNode(self._entries(value, where, depth, replicated))
         if type(value) is list:
-            return ListNode(self._items(value, path, replicated))
+            return ListNode(self._items(value, where, depth, replicated))
         if type(value) is tuple:
-            return TupleNode(self._items(value, path, replicated))
+            return TupleNode(self._items(value, where, depth, replicated))
         if type(value) in SCALARS:
-            return self._scalar(value, path, replicated)
+            return self._scalar(value, where, replicated)
         if isinstance(value, Replicated):
-            return self.visit(value.tree, path, True)
+            return self.visit(value.tree, where, depth, True)
         if isinstance(value, Shard):
-            return self._shard(value, path)
+            return self._shard(value, where)
         if isinstance(value, Shards):
-            nodes = [self._shard(box, path) for box in value.boxes]
+            nodes = [self._shard(box, where) for box in value.boxes]
             return nodes[0]
         meaning = Meaning.REPLICATED if replicated else Meaning.OWN
-        array = as_array(value, path)
-        return self._leaf(array, path, meaning, array.shape, (0,) * array.ndim)
+        array = as_array(value, where)
+        return self._leaf(array, where, meaning, array.shape, (0,) * array.ndim)
+
+    def _entries(
+        self, value: dict[object, object], where: str, depth: int, replicated: bool
+    ) -> tuple[tuple[Key, Node], ...]:
+        above, entries = f"{where}/" if depth else "", []
+        for some, child in value.items():
+            key = _checked_key(some, where)
+            entries.append((key, self.visit(child, above + step_text(key), depth + 1, replicated)))
+        return tuple(entries)
 
     def _items(
-        self, values: list[object] | tuple[object, ...], path: Path, replicated: bool
+        self,
+        values: list[object] | tuple[object, ...],
+        where: str,
+        depth: int,
+        replicated: bool,
     ) -> tuple[Node, ...]:
+        above = f"{where}/" if depth else ""
         return tuple(
-            self.visit(child, (*path, Index(number)), replicated)
-            for number, child in enumerate(values)
+            [
+                self.visit(child, above + step_text(Index(number)), depth + 1, replicated)
+                for number, child in enumerate(values)
+            ]
         )
 
-    def _scalar(self, value: object, path: Path, replicated: bool) -> Node:
+    def _scalar(self, value: object, where: str, replicated: bool) -> Node:
         assert value is None or isinstance(value, bool | int | float | complex | str | bytes)
         if isinstance(value, str):
             try:
                 value.encode()
             except UnicodeEncodeError:
-                raise Refused(f"{_where(path)}: the text is not valid Unicode") from None
+                raise Refused(f"{_shown(where)}: the text is not valid Unicode") from None
         node = ScalarNode(value)
         if replicated:
             encoded = encoded_scalar(value)
-            self._leaf(encoded, path, Meaning.REPLICATED, encoded.shape, (0,))
+            self._leaf(encoded, where, Meaning.REPLICATED, encoded.shape, (0,))
         return node
 
-    def _shard(self, shard: Shard, path: Path) -> Node:
-        array = as_array(shard.array, path)
+    def _shard(self, shard: Shard, where: str) -> Node:
+        array = as_array(shard.array, where)
         try:
             check_box("Shard", array.shape, shard.global_shape, shard.offset)
         except Refused as error:
-            raise Refused(f"{_where(path)}: {error.message}") from None
+            raise Refused(f"{_shown(where)}: {error.message}") from None
         return self._leaf(
-            array, path, Meaning.SHARD, shard.global_shape, shard.offset, shard.holders
+            array, where, Meaning.SHARD, shard.global_shape, shard.offset, shard.holders
         )
 
     def _leaf(
         self,
         array: AnyArray,
-        path: Path,
+        where: str,
         meaning: Meaning,
         global_shape: tuple[int, ...],
         offset: tuple[int, ...],
@@ -174,12 +189,11 @@ class _Walk:
         try:
             dtype = dtype_name(array.dtype)
         except Refused as error:
-            raise Refused(f"{_where(path)}: {error.message}", hint=error.hint) from None
-        name = path_text(path)
+            raise Refused(f"{_shown(where)}: {error.message}", hint=error.hint) from None
         self._leaves.append(
-            Leaf(name, meaning, dtype, array, tuple(global_shape), tuple(offset), holders)
+            Leaf(where, meaning, dtype, array, tuple(global_shape), tuple(offset), holders)
         )
-        return LeafNode(name)
+        return LeafNode(where)
 
 
 def encoded_scalar(value: Scalar) -> AnyArray:
@@ -187,7 +201,7 @@ def encoded_scalar(value: Scalar) -> AnyArray:
     return np.frombuffer(encode_tree(ScalarNode(value)), SCALAR_DTYPE)
 
 
-def as_array(value: object, path: Path) -> AnyArray:
+def as_array(value: object, where: str) -> AnyArray:
     """The value's memory as an array, without a copy where it allows that;
     Refused by path otherwise.
     """
@@ -208,7 +222,7 @@ def as_array(value: object, path: Path) -> AnyArray:
                     reasons.append(f"{protocol} said: {error}")
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise Refused(
-        f"{_where(path)}: a {kind} cannot be stored" + "".join(f"; {one}" for one in reasons),
+        f"{_shown(where)}: a {kind} cannot be stored" + "".join(f"; {one}" for one in reasons),
         hint="use dict, list, tuple, arrays, numbers, str, bytes and None",
     )
 
@@ -224,10 +238,11 @@ def _from_array(value: object) -> AnyArray:
     return array
 
 
-def _checked_key(key: object, path: Path) -> Key:
+def _checked_key(key: object, where: str) -> Key:
     if not _is_key(key, 0):
         raise Refused(
-            f"{_where(path)}: a key of type {type(key).__qualname__} cannot be stored: {key!r:.80}",
+            f"{_shown(where)}: a key of type {type(key).__qualname__} cannot be stored: "
+            f"{key!r:.80}",
             hint="keys are str, int, bool or tuples of them",
         )
     return key  # type: ignore[return-value]
@@ -241,5 +256,5 @@ def _is_key(key: object, depth: int) -> bool:
     return type(key) in (int, bool)
 
 
-def _where(path: Path) -> str:
-    return path_text(path) or "the state itself"
+def _shown(where: str) -> str:
+    return where or "the state itself"

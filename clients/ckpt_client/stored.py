@@ -19,6 +19,7 @@ import numpy as np
 from ckpt.aio.first_touch import FirstTouch
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused
 from ckpt.base.ids import CheckpointId, Rank, Step, check_run_name, check_step
+from ckpt.base.printable import printable
 from ckpt.base.units import format_bytes
 from ckpt.format.index import Box, IndexTensor
 from ckpt.format.messages import ConfirmLoad, LoadConfirmed
@@ -109,9 +110,8 @@ def load_instead(
     except NotFound:
         raise reason from None
     found = f"{run}@{stored.header.step}"
-    warnings.warn(
-        f"{found} is loaded from {stored.url}: {reason.message}", UserWarning, stacklevel=4
-    )
+    text = f"{found} is loaded from {stored.url}: {reason.message}"
+    warnings.warn(printable(text), UserWarning, stacklevel=4)
     with ExitStack() as held:
         held.callback(stored.close)
         key = share_key(launch_key, place.world_size)

@@ -63,7 +63,7 @@ def copy_catalog(connection: sqlite3.Connection, path: Path) -> None:
 
     It appears under its name when it is complete; one that stands there is replaced.
     """
-    make_directory(path.parent, mode=0o700)
+    make_directory(path.parent)
     aside = path.with_name(f"{path.name}.new")
     try:
         aside.unlink(missing_ok=True)

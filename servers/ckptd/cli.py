@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
+from ckpt.aio.private import keep_private
 from ckpt.base.errors import CkptError
 
 PROGRAMS: Final = {
@@ -34,6 +35,7 @@ PROGRAMS: Final = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0, or that of the error (see `ckpt.base.errors`)."""
+    keep_private()
     given = list(sys.argv[1:] if argv is None else argv)
     program = given[0] if given else ""
     known = program in PROGRAMS

@@ -59,6 +59,7 @@ from ckptd import event_loop
 from ckptd.backup_catalog import backup_path
 from ckptd.catalog import Catalog
 from ckptd.catalog_file import mending_command
+from ckptd.directory import close_to_others, make_directory
 from ckptd.fail_stop import FailStop
 from ckptd.http_plane import served
 from ckptd.log import Reporter, configure, reporter
@@ -162,6 +163,8 @@ async def run_coordinator(config: CoordinatorConfig, secret: bytes) -> None:
     """Serve until SIGTERM or SIGINT. Raises why it had to stop otherwise, or could not start."""
     report = reporter("ckptd.coordinator")
     report("info", "starting", {k: str(v) for k, v in options.as_text(config).items()})
+    make_directory(config.directory)
+    close_to_others(config.directory, report)
     catalog = Catalog.open(config.directory, config.cluster or None, secrets.token_hex(8))
     try:
         policy = config.policy(catalog.cluster)

@@ -7,17 +7,53 @@ import os
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.private import make_private_directory, tighten
 from ckpt.base.errors import CkptError, NoSpace, Refused
+from ckptd.log import Reporter
 
+NAMES_SHOWN_MAX: Final = 8
+_OURS: Final = (
+    *("catalog.sqlite*", "cluster.toml", "ready.json", "metrics.token", "lock", "*.lock"),
+    *(
+        "backups",
+        "backups/*",
+        "target.toml",
+        "term",
+        "catalog",
+        "socket",
+        "columns",
+        "aside",
+        "staging",
+        "documents",
+    ),
+    *("logs", "logs/*.log", "targets", "targets/*"),
+)
+"""What daemons make in their directory. What lies deeper is behind directories of these names."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-def make_directory(directory: Path, *, mode: int = 0o777) -> None:
-    """Make it, with what stands above it, unless it is there. Raises Refused, NoSpace."""
+def make_directory(directory: Path) -> None:
+    """Make it for this user alone, with what stands above it, unless it is there. Raises Refused,
+    NoSpace.
+    """
     try:
-        directory.mkdir(mode=mode, parents=True, exist_ok=True)
+        make_private_directory(directory)
     except OSError as error:
         raise _not_made(directory, error) from None
+
+
+def close_to_others(directory: Path, report: Reporter) -> None:
+    """Tighten what daemons before this one, with another umask, have left open in their directory,
+    and say so. The directory itself is its owner's: only warned about where others can write.
+    """
+    opened = tighten(path for name in _OURS for path in directory.glob(name))
+    if opened:
+        names = " ".join(str(path.relative_to(directory)) for path in opened[:NAMES_SHOWN_MAX])
+        text = "files were open to other users: they are this user's alone now"
+        report("warning", text, {"directory": str(directory), "count": len(opened), "names": names})
+    if directory.stat().st_mode & 0o022:
+        text = "other users can write into the directory: chmod 700 it"
+        report("warning", text, {"directory": str(directory)})
 
 
 def open_lock(path: Path) -> int:

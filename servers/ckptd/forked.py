@@ -70,7 +70,7 @@ def fork(program: Program, argv: Sequence[str], log: Path, inherited: Sequence[i
     if not gc.get_freeze_count():
         gc.freeze()  # A collection in a child would touch, and so copy, every page that it shares.
     parent = os.getpid()
-    errors = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    errors = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     mine, theirs = os.pipe2(os.O_CLOEXEC)
     # A signal that comes before the child has handlers of its own must not meet mine.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)

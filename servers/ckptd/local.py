@@ -44,7 +44,7 @@ from ckptd.cluster_file import (
     device_of,
     load_or_create,
 )
-from ckptd.directory import make_directory, open_lock
+from ckptd.directory import close_to_others, make_directory, open_lock
 from ckptd.http_client import HttpAsker
 from ckptd.last_words import why_it_ended
 from ckptd.log import Reporter, configure, reporter
@@ -139,7 +139,8 @@ def run_local(config: LocalConfig, *, report: Reporter, secret_named: Path | Non
     can read), Corrupt, Unavailable (the coordinator does not start).
     """
     directory = config.directory.resolve()
-    make_directory(directory, mode=0o700)
+    make_directory(directory)
+    close_to_others(directory, report)
     lock = lock_directory(directory)
     # One that was killed has left it, and clients would look for its coordinator for long.
     (directory / READY_NAME).unlink(missing_ok=True)
@@ -263,7 +264,7 @@ class LocalCluster:
     def _target_plan(self, id: str, address: str) -> ChildPlan:
         cluster = self._cluster
         directory = self._directory / "targets" / id
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         argv = [
             TARGET,
             *("--id", id, "--directory", str(directory), "--coordinator", address),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Final
 
+from ckpt.base.printable import printable
 from ckpt.base.units import format_bytes
 
 Json = dict[str, object]
@@ -74,4 +75,4 @@ def _cell(name: str, value: object) -> str:
         return "&ndash;"
     if "bytes" in name and isinstance(value, int | float):
         return escape(format_bytes(value))
-    return escape(str(value))
+    return escape(printable(str(value)))

@@ -28,6 +28,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.private import make_private_directory
 from ckptd.forked import Process, Program, fork
 from ckptd.log import Reporter
 
@@ -175,7 +176,7 @@ class Supervisor:
         if plan.hold is not None and plan.hold.exists():
             child.start_at_s = time.monotonic() + HOLD_POLL_S
             return
-        plan.log.parent.mkdir(parents=True, exist_ok=True)
+        make_private_directory(plan.log.parent)
         if plan.log.exists() and plan.log.stat().st_size > LOG_BYTES_MAX:
             plan.log.replace(plan.log.with_suffix(".old.log"))
         child.process = process = fork(self._program, plan.argv(), plan.log, self._inherited)

@@ -65,7 +65,7 @@ from ckpt.protocol.target.disk_events import (
 from ckpt.protocol.target.machine import TargetEvent, TargetMachine
 from ckptd import config as options
 from ckptd import event_loop
-from ckptd.directory import make_directory
+from ckptd.directory import close_to_others, make_directory
 from ckptd.disk_probe import PROBE_OP, DiskProbe
 from ckptd.disk_worker import DiskWorker
 from ckptd.exposition import Histogram
@@ -371,7 +371,8 @@ async def run_target(config: TargetConfig, secret: bytes) -> None:
     """Serve until SIGTERM or SIGINT."""
     report = reporter("ckptd.target")
     report("info", "starting", {k: str(v) for k, v in options.as_text(config).items()})
-    make_directory(config.directory, mode=0o700)
+    make_directory(config.directory)
+    close_to_others(config.directory, report)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

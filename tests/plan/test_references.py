@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ckpt.base.ids import Generation, Home, Rank, Step
 from ckpt.base.limits import HOMES_MAX, PAGE_BYTES

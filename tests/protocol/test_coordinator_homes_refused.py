@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from msgspec.structs import replace
 
 from ckpt.base.ids import Generation, Home, Rank
@@ -52,7 +50,7 @@ def test_a_table_may_refer_only_to_bytes_that_its_rank_has_there() -> None:
     first = bench.save(1)
     rank = referring(bench, first)
     piece = Piece(0, 10_000 - HELD_BYTES + 1, HELD_BYTES, first.generation)
-    rank.entries = (dataclasses.replace(referring_entry(first), pieces=(piece,)),)
+    rank.entries = (replace(referring_entry(first), pieces=(piece,)),)
     rank.open(2)
     rank.seal_all()
     answer = rank.certify()[-1]

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ckpt.base.errors import Refused
+from ckpt.base.printable import printable, printable_json
 from ckptbench.compare import compare, compare_text, read_report, unlike
 
 
@@ -32,10 +33,11 @@ def main(argv: Sequence[str]) -> int:
     changes = compare(before, after)
     for job, differ in unlike(before, after).items():
         told = "; ".join(differ)
-        print(f"ckptbench: {job} is not the same work in both: {told}", file=sys.stderr)
+        text = f"ckptbench: {job} is not the same work in both: {told}"
+        print(printable(text), file=sys.stderr)
     if options.json:
         rows = [{**msgspec.to_builtins(one), "verdict": one.verdict} for one in changes]
-        print(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        print(printable_json(msgspec.json.format(msgspec.json.encode(rows)).decode()))
     else:
-        print(compare_text(changes))
+        print(printable(compare_text(changes), keep="\n"))
     return int(options.strict and any(one.verdict == "worse" for one in changes))

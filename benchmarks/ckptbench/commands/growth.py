@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from ckpt.base.errors import CkptError
+from ckpt.base.printable import printable
 from ckptbench import proc
 from ckptbench.commands.goals import settings_of
 from ckptbench.commands.run import local_ranks, reserved_words
@@ -73,7 +74,7 @@ def _point(axis: str, size: int, everywhere: Sequence[Setting], *, isolated: boo
     (job,) = run_jobs(jobs, Context(isolated, local_ranks, 1, lambda name, one: None)).jobs
     if job.errors:
         raise CkptError(f"{job.name}: {job.errors[0]}")
-    print(f"ckptbench: {job.name} is measured", file=sys.stderr)
+    print(printable(f"ckptbench: {job.name} is measured"), file=sys.stderr)
     return _median(size, job)
 
 

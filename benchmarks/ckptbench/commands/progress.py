@@ -12,6 +12,7 @@ import time
 from types import TracebackType
 from typing import Self
 
+from ckpt.base.printable import printable
 from ckptbench.job.jobs import JobList
 from ckptbench.report.numbers import both_rates, size
 from ckptbench.results import Checkpoint
@@ -54,7 +55,7 @@ class Progress:
     def _run(self) -> None:
         while not self._ended.wait(self._interval_s):
             for line in self._lines():
-                print(line, file=sys.stdout if self._as_json else sys.stderr, flush=True)
+                print(printable(line), file=sys.stdout if self._as_json else sys.stderr, flush=True)
 
     def _lines(self) -> list[str]:
         with self._lock:

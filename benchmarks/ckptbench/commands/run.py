@@ -11,6 +11,7 @@ from typing import Final
 
 from ckpt.aio.secret import find_secret_file, read_secret
 from ckpt.base.errors import Refused
+from ckpt.base.printable import printable, printable_json
 from ckptbench import proc
 from ckptbench.checks import find_goals
 from ckptbench.commands.progress import Progress
@@ -137,9 +138,10 @@ def _interval(line: CommandLine) -> float:
 def _report(found: RunResult, formats: Sequence[str], line: CommandLine) -> None:
     parts = []
     if "normal" in formats:
-        parts += [run_text(found), *(bars(job) for job in found.jobs)]
+        texts = [run_text(found), *(bars(job) for job in found.jobs)]
+        parts += [printable(text, keep="\n") for text in texts]
     if "json" in formats or "json+" in formats:
-        parts.append(encode(run_document(found, plus="json+" in formats)))
+        parts.append(printable_json(encode(run_document(found, plus="json+" in formats))))
     text = "\n".join(part for part in parts if part) + "\n"
     if line.last("output"):
         Path(line.last("output")).write_text(text)

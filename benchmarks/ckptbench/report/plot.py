@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.base.errors import Refused
+from ckpt.base.printable import printable
 from ckptbench.report.drawing import COLOURS, LANE_COLOUR, MEANINGS, Drawing, Lane, Row, draw
 from ckptbench.results import RunResult
 
@@ -57,7 +58,9 @@ def check_plot(path: Path) -> None:
 
 def page(drawings: list[Drawing]) -> str:
     """One HTML document that needs nothing else."""
-    parts = [f"<h2>{html.escape(one.title)}</h2>{_legend(one)}{svg(one)}" for one in drawings]
+    parts = [
+        f"<h2>{html.escape(printable(one.title))}</h2>{_legend(one)}{svg(one)}" for one in drawings
+    ]
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>ckptbench</title>'
         f"<style>{_STYLE}</style><body><h1>ckptbench</h1>{''.join(parts)}</body></html>\n"
@@ -98,7 +101,7 @@ def _legend(drawing: Drawing) -> str:
         keys += f"bytes {verb}, all lanes to {drawing.peak:.0f} MB/s"
     if any(lane.marks_ms for lane in drawing.lanes):
         keys += '<span class="key" style="background:#222;width:2px"></span>a column sealed'
-    notes = "".join(f"<p>{html.escape(note)}</p>" for note in drawing.notes)
+    notes = "".join(f"<p>{html.escape(printable(note))}</p>" for note in drawing.notes)
     return f"{notes}<p>{keys}</p>"
 
 

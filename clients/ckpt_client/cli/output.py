@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import TextIO
+from typing import Final, TextIO
 
 import msgspec
 
 from ckpt.base.errors import CkptError
+from ckpt.base.printable import printable, printable_json
 from ckpt.base.units import format_bytes, format_seconds
 
 SLOW_S = 2.0
@@ -38,6 +40,9 @@ class Tone(Enum):
     BAD = "31"
     QUIET = "2"
     HEAD = "1"
+
+
+_TONE: Final = re.compile(rf"(\x1b\[(?:0|{'|'.join(tone.value for tone in Tone)})m)")
 
 
 class Output:
@@ -61,19 +66,19 @@ class Output:
     def line(self, text: str = "") -> None:
         """A line for people; nothing with --json."""
         if not self.json:
-            self._stdout.write(text + "\n")
+            self._stdout.write(_shown(text) + "\n")
 
     def document(self, value: object) -> None:
         """The answer as JSON; nothing without --json. Indented: people read it, too."""
         if self.json:
             text = msgspec.json.format(msgspec.json.encode(value), indent=2)
-            self._stdout.write(text.decode() + "\n")
+            self._stdout.write(printable_json(text.decode()) + "\n")
 
     def record(self, message_type: str, value: Mapping[str, object]) -> None:
         """One JSON line of a command that takes long; flushed, so that a pipe sees it now."""
         if self.json:
             encoded = msgspec.json.encode({"message_type": message_type, **value})
-            self._stdout.write(encoded.decode() + "\n")
+            self._stdout.write(printable_json(encoded.decode()) + "\n")
             self._stdout.flush()
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> None:
@@ -92,17 +97,17 @@ class Output:
     def note(self, text: str) -> None:
         """A remark on stderr for people; nothing with --json."""
         if not self.json:
-            self._say(f"ckpt: {text}")
+            self._say(printable(f"ckpt: {text}"))
 
     def error(self, code: int, message: str, hint: str = "") -> None:
         """What went wrong: thing and cause, then the next step."""
         if self.json:
             told = {"message_type": "exit_error", "code": code, "message": message, "hint": hint}
-            self._say(msgspec.json.encode(told).decode())
+            self._say(printable_json(msgspec.json.encode(told).decode()))
             return
-        self._say(f"ckpt: {message}")
+        self._say(printable(f"ckpt: {message}"))
         if hint:
-            self._say(f"      {hint}")
+            self._say(printable(f"      {hint}"))
 
     def is_interactive(self) -> bool:
         """Whether a person can be asked: a terminal on stdin and stderr, and no --json."""
@@ -110,7 +115,7 @@ class Output:
 
     def ask(self, question: str) -> bool:
         """Yes or no, of the person at the terminal; an end of input is no."""
-        self._stderr.write(f"{question} [y/N] ")
+        self._stderr.write(f"{printable(question)} [y/N] ")
         self._stderr.flush()
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -138,18 +143,19 @@ class Output:
     def _tell(self, what: str, progress: Callable[[], str], done: threading.Event) -> None:
         wait_s = SLOW_S
         while not done.wait(wait_s):
-            self._say(f"ckpt: {_joined(what, progress())}")
+            self._say(printable(f"ckpt: {_joined(what, progress())}"))
             wait_s = REPEAT_S
 
     def _spin(self, what: str, progress: Callable[[], str], done: threading.Event) -> None:
         if done.wait(SLOW_S):
             return
         from rich.console import Console
+        from rich.text import Text  # A name's [red] is no markup.
 
         console = Console(file=self._stderr, no_color=not self._colored, highlight=False)
-        with console.status(_joined(what, progress())) as status:
+        with console.status(Text(printable(_joined(what, progress())))) as status:
             while not done.wait(0.2):
-                status.update(_joined(what, progress()))
+                status.update(Text(printable(_joined(what, progress()))))
 
     def _say(self, text: str) -> None:
         # Whoever closed stderr does not want to hear it.
@@ -162,6 +168,7 @@ def table_lines(
     head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = ""
 ) -> Iterator[str]:
     """The head, then the rows, without trailing spaces."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     right = [title.startswith(">") for title in head]
     titles = [title.removeprefix(">") for title in head]
     widths = [max(map(columns_of, column)) for column in zip(titles, *rows, strict=True)]
@@ -211,6 +218,12 @@ def show_error(output: Output, error: CkptError) -> int:
         message = f"{message}; retry after {error.retry_after_s:g} s"
     output.error(error.exit_code, message, error.hint)
     return error.exit_code
+
+
+def _shown(text: str) -> str:
+    """A line with our own colours, and nothing else that a terminal would obey."""
+    parts = _TONE.split(text)
+    return "".join(part if n % 2 else printable(part) for n, part in enumerate(parts))
 
 
 def _joined(what: str, progress: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ckpt.aio.private import make_private_directory
 from ckpt.base.errors import CkptError, NotFound
 from ckpt_client.cli.cluster import (
     HOLD_NAME,
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def _mark(marker: Path, is_held: bool) -> None:
     try:
         if is_held:
-            marker.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_directory(marker.parent)
             marker.touch(mode=0o600)
         else:
             marker.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
-"""`python -m ckpt_client.stager FD`: started by the trainer,
-which holds the other end of the socket.
+"""`python -m ckpt_client.stager FD --store URL --rank RANK/WORLD_SIZE`: started by the trainer,
+which holds the other end of the socket. What stands behind FD is for who looks at the processes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from ckpt.aio.private import keep_private
 
 NICE: Final = 10
 """A tenth of a trainer's share where both want a processor: a rank that has staged must not slow
@@ -24,6 +26,7 @@ def main() -> int:
     # The terminal's signals are meant for the trainer; its saves go on.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    keep_private()
     _step_back()
     trainer = socket.socket(fileno=int(sys.argv[1]))
     trainer.set_inheritable(False)

@@ -8,10 +8,10 @@ not contiguous is gathered in bounded parts.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ckpt.base.errors import Aborted, Corrupt

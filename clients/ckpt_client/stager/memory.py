@@ -22,6 +22,7 @@ from typing import Final
 
 import msgspec
 
+from ckpt.aio.private import FILE_MODE
 from ckpt.aio.sealed_memory import mapped
 from ckpt.base.errors import Refused
 from ckpt.base.ids import CheckpointId, Rank, RunName
@@ -101,6 +102,7 @@ class MemoryServer:
         try:
             self.socket.setblocking(False)
             self.socket.bind(str(self._path))
+            self._path.chmod(FILE_MODE)
             self.socket.listen(16)
         except OSError:  # As when the directory's name is too long for a socket.
             self.socket.close()
