@@ -28,17 +28,24 @@ from ckpt.aio.channel import Bulk
 from ckpt.aio.clock import now_us
 from ckpt.aio.secret import read_secret
 from ckpt.aio.server import Server, serve
+from ckpt.aio.server_limits import Pressure
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import BootId, CheckpointId, RunName, Step
-from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX, STANDSTILL_US
+from ckpt.base.limits import (
+    BLOCK_BYTES,
+    CELL_BYTES_DEFAULT,
+    CELL_BYTES_MAX,
+    DESCRIPTORS_REMEDY,
+    STANDSTILL_US,
+)
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.erasure.code import Code
 from ckpt.format.messages import Message, Role
 from ckpt.format.target_messages import RegisterTarget
 from ckpt.plan.placement import Level
 from ckpt.protocol.coordinator import catalog as entries
-from ckpt.protocol.coordinator.answers import CoordinatorView
+from ckpt.protocol.coordinator.answers import Check, CoordinatorView
 from ckpt.protocol.coordinator.catalog import Persist, Persisted
 from ckpt.protocol.coordinator.desk import Action
 from ckpt.protocol.coordinator.evicting import Watermarks
@@ -59,6 +66,7 @@ from ckpt.protocol.handshake import Established, Identity
 from ckptd import config as options
 from ckptd import event_loop
 from ckptd.catalog import Catalog
+from ckptd.door_watch import DoorWatch
 from ckptd.fail_stop import FailStop
 from ckptd.http_plane import served
 from ckptd.log import Reporter, configure, reporter
@@ -213,6 +221,7 @@ class CoordinatorShell:
         self.term_seen = 0
         """A higher term than ours that a target has acknowledged; the next start is above it."""
         self._server: Server | None = None
+        self._door: DoorWatch | None = None
         self._catalog = catalog
         self._report = report
         self._loop = asyncio.get_running_loop()
@@ -229,6 +238,8 @@ class CoordinatorShell:
     def begin(self, server: Server) -> None:
         """Take the server; what a restart has to do happens now."""
         self._server = server
+        self._door = DoorWatch(server, self._report)
+        self.machine.views.own_checks = self._own_checks
         self.tick()
 
     async def run(self) -> None:
@@ -296,6 +307,8 @@ class CoordinatorShell:
             self._report("warning", "the coordinator stood still", {"for_s": gap_us / US_PER_S})
             self.feed(StoodStill(self._ticked_us, gap_us))
         self.feed(Ticked(self._ticked_us))
+        assert self._door is not None
+        self._door.look(self._ticked_us)
 
     def durable(self, ticket: int) -> None:
         """Called by the catalog's thread."""
@@ -365,6 +378,11 @@ class CoordinatorShell:
         live = [target.id for target in self.machine.members.live()]
         return json.dumps({"clients": self.client_count, "idle_s": idle_s, "live": live}).encode()
 
+    def _own_checks(self) -> tuple[Check, ...]:
+        need = "" if self._server is None else self._server.need()
+        text = f"the coordinator {need}"
+        return (Check("CONNECTIONS_FULL", "error", text, DESCRIPTORS_REMEDY),) if need else ()
+
     def metrics(self) -> str:
         """Prometheus text."""
         return render_metrics(
@@ -376,6 +394,7 @@ class CoordinatorShell:
             tickets_waiting=len(self._tickets),
             stores=self.machine.views.stores(),
             evictor=self.machine.evictor,
+            pressure=self._server.pressure() if self._server is not None else Pressure(),
         )
 
     def is_ready(self) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import RunName, Step
+from ckpt.base.limits import DESCRIPTORS_REMEDY
 from ckpt.erasure.code import Code
 from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages import CommitInfo
@@ -57,6 +58,8 @@ class Views:
         self._code = code
         self.stores = stores
         self.coordinator = CoordinatorView()
+        self.own_checks: Callable[[], tuple[Check, ...]] = tuple
+        """What the coordinator's shell says of its own process."""
 
     def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
         """The JSON for a question.
@@ -86,7 +89,7 @@ class Views:
 
     def status(self) -> StatusView:
         stores = self.stores()
-        checks = (*self._checks(), *_drain_checks(stores))
+        checks = (*self.own_checks(), *self._checks(), *_drain_checks(stores))
         worst = {check.severity for check in checks}
         health = "HEALTH_ERR" if "error" in worst else "HEALTH_WARN" if worst else "HEALTH_OK"
         return StatusView(
@@ -204,6 +207,14 @@ class Views:
         if live < self._code.floor:
             text = f"{live} targets are live, a save needs {self._code.floor} for {self._code}"
             checks.append(Check("TOO_FEW_TARGETS", "error", text, "start the missing targets"))
+        full = [
+            f"{t.id} (descriptor limit {t.counters.get('descriptor_limit', 0)})"
+            for t in targets
+            if t.state is TargetState.LIVE and t.counters.get("connections_full")
+        ]
+        if full:
+            text = f"no room for trainers and readers: {', '.join(full)}"
+            checks.append(Check("CONNECTIONS_FULL", "error", text, DESCRIPTORS_REMEDY))
         lost = [str(c.id) for c in self._checkpoints.all() if c.state is RowState.DAMAGED]
         if lost:
             text = f"damaged beyond repair: {', '.join(lost)}"

@@ -168,6 +168,16 @@ class TargetMachine:
         """Cumulative since boot."""
         return self._core.counters.as_dict()
 
+    def note_peers(
+        self, *, full: bool, descriptor_limit: int, turned_away: int, evicted: int
+    ) -> None:
+        """How it stands at the shell's port; the next renewal tells it."""
+        counters = self._core.counters
+        counters.connections_full = int(full)
+        counters.descriptor_limit = descriptor_limit
+        counters.peers_turned_away = turned_away
+        counters.strangers_evicted = evicted
+
     @property
     def target(self) -> TargetId:
         """Whose machine it is."""
