@@ -379,7 +379,7 @@ class Channel:
             self._reader.set_key(handshake.keys.client_to_server)
         self.send(0, answer)
         if isinstance(answer, Failed):
-            raise Refused(f"a client looked for something else: {answer.message}")
+            raise Refused(f"a client cannot stay: {answer.message}")
         if isinstance(answer, ServerProof):
             assert handshake.established is not None
             self._establish(handshake.established)

@@ -212,9 +212,11 @@ class RpcClient:
         self._loop.wake()
 
     def _too_late(self, message: Message, timeout_s: float) -> Unavailable:
-        reason = "" if self.last_error is None else f": {self.last_error.message}"
+        last = self.last_error
+        reason, hint = ("", "") if last is None else (f": {last.message}", last.hint)
         what = type(message).__name__
-        return Unavailable(f"no answer to {what} from {self.address} in {timeout_s:g} s{reason}")
+        text = f"no answer to {what} from {self.address} in {timeout_s:g} s{reason}"
+        return Unavailable(text, hint=hint)
 
     # ----------------------------------------------------------------------- the thread
 

@@ -2,7 +2,7 @@
 
     stranger --ClientProof is right--> session --cut off, gone or closed--> nothing
        |                                  |
-       5 s, 4 KiB, 64 at once             bulks in the pool's slots; no slot free: its socket is not
+       5 s, 4 KiB, a seat                 bulks in the pool's slots; no slot free: its socket is not
                                           read
 
 A peer is cut off when it is malformed (any PeerError), stops in the middle of a frame, does not
@@ -10,11 +10,19 @@ read what it asked for (too many bytes queued, or none taken for too long), or f
 It is counted, the daemon lives on. A session that is merely quiet stays; TCP's keepalive finds dead
 hosts.
 
-While 64 strangers are being asked for their proof, or no descriptor is free, nobody else is
-accepted: a burst of honest peers waits in the listen queue instead of being refused.
+Strangers do not shut others out. Seats for them are few, and one that has not proved itself within
+a grace (250 ms) gives its seat to whoever comes next (`accepting`, `seats`); an honest peer needs a
+round trip. Why not a proof in the first packet, or a cookie: a peer of the version before speaks
+neither, and a stranger's connection must be accepted and read all the same before either could be
+looked at. What a seat costs is small; that it could be held for 5 s was the fault.
 
-Memory: pool (bulks) + 4 KiB for each session + what is queued to peers, at most `queued_bytes_max`
-each.
+Where sessions or descriptors are used up, peers are still let in to prove themselves: trainers and
+readers are then told why they cannot stay, under the session's key (Failed, as for another
+cluster's name); tools and targets stay, so that `ckpt status` can say it and the cluster keeps its
+targets.
+
+Memory: pool (bulks) + 4 KiB for each session and seat + what is queued to peers, at most
+`queued_bytes_max` each.
 """
 
 from __future__ import annotations
@@ -27,25 +35,30 @@ from collections import deque
 from dataclasses import replace
 from typing import Final
 
+from ckpt.aio import descriptors
+from ckpt.aio.accepting import Door
 from ckpt.aio.address import UNIX_PATH_BYTES_MAX
 from ckpt.aio.channel import Bulk, Channel, SessionHandler
 from ckpt.aio.clock import now_us
 from ckpt.aio.lending import Borrower
+from ckpt.aio.seats import BACKLOG
 from ckpt.aio.send_queue import Sent
-from ckpt.aio.server_limits import Cut, ServerLimits, ServerStatistics
+from ckpt.aio.server_limits import Cut, Pressure, ServerLimits, ServerStatistics
 from ckpt.aio.slots import Slot, SlotPool
 from ckpt.aio.sockets import tune
 from ckpt.aio.watch import Watch
 from ckpt.base.errors import Busy, CkptError, PeerError, Refused, Unauthorized, Unavailable
+from ckpt.base.limits import DESCRIPTORS_REMEDY
 from ckpt.base.units import US_PER_S
 from ckpt.format.frame import FrameHead
-from ckpt.format.messages import Message
+from ckpt.format.messages import Failed, Message, Role
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.handshake import NONCE_BYTES, Established, Identity, ServerHandshake
 
-_BACKLOG: Final = 4096
-_ACCEPTS_PER_TURN: Final = 16
 _LINGER_STEP_S: Final = 0.01
+_STAYS_IN_NEED: Final = frozenset({Role.ADMIN, Role.TARGET, Role.COORDINATOR})
+_SESSIONS_SHARE: Final = 3, 4
+"""Of the descriptors; the rest is for files and strangers."""
 _SWEEPS_PER_LIMIT: Final = 4
 """How often the shortest time limit is looked at within its length."""
 
@@ -109,18 +122,17 @@ class Server:
         self._unchecked = unchecked
         self._borrows = borrows
         self._loop = asyncio.get_running_loop()
-        self._listeners: list[socket.socket] = []
-        self._accepting = False
-        self._closing = False
+        self._door: Door[Session] = Door(self, limits.unauthenticated_peers_max)
+        share, of = _SESSIONS_SHARE
+        self._sessions_max = min(limits.sessions_max, descriptors.limit() * share // of)
         #: Every connection that is not closed; strangers are those whose channel has no peer yet.
         self._watches: dict[Session, Watch] = {}
-        self._strangers = 0
         #: Connections that wait for a slot, longest first. Only the first may take one, so that a
         #: large bulk is not overtaken by small ones for ever.
         self._waiting: deque[Session] = deque()
         self._serving_waiting = False
         self._cuts = dict.fromkeys(Cut, 0)
-        self._accepted = self._opened = self._slot_waits = self._accept_rests = 0
+        self._opened = self._slot_waits = self._turned_away = 0
         self._past_received_bytes = self._past_sent_bytes = 0
         pool.listen(self._on_slot_free)
         self._timer = self._loop.call_later(self._sweep_s, self._sweep)
@@ -131,10 +143,10 @@ class Server:
         """Only `serve` calls this."""
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
         except OSError as error:
             raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from None
-        self._add_listener(sock)
+        self._door.add(sock)
         self.port = sock.getsockname()[1]
 
     def listen_unix(self, path: str) -> None:
@@ -146,60 +158,17 @@ class Server:
         try:
             sock.bind(path)
             os.chmod(path, 0o600)
-            sock.listen(_BACKLOG)
+            sock.listen(BACKLOG)
         except OSError as error:
             sock.close()
             raise Unavailable(f"cannot listen on {path}: {error.strerror}") from None
-        self._add_listener(sock)
+        self._door.add(sock)
         self.unix = path
 
-    def _add_listener(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        self._listeners.append(sock)
-        if self._accepting:
-            self._loop.add_reader(sock.fileno(), self._accept, sock)
-        self._update_accepting()
+    # ----------------------------------------------------------------------- the door's host
 
-    def _update_accepting(self) -> None:
-        """Look at the listen queue only while there is room."""
-        room = (
-            not self._closing
-            and self._strangers < self.limits.unauthenticated_peers_max
-            and len(self._watches) < self.limits.sessions_max
-        )
-        if room is self._accepting:
-            return
-        self._accepting = room
-        for sock in self._listeners:
-            if room:
-                self._loop.add_reader(sock.fileno(), self._accept, sock)
-            else:
-                self._loop.remove_reader(sock.fileno())
-
-    def _accept(self, listener: socket.socket) -> None:
-        for _ in range(_ACCEPTS_PER_TURN):
-            if not self._accepting:
-                return
-            try:
-                sock, _ = listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError:
-                # No descriptor or no memory: let others go first.
-                self._accept_rests += 1
-                self._loop.remove_reader(listener.fileno())
-                self._loop.call_later(
-                    self.limits.accept_rest_us / US_PER_S, self._accept_again, listener
-                )
-                return
-            self._accepted += 1
-            self._begin(sock)
-
-    def _accept_again(self, listener: socket.socket) -> None:
-        if self._accepting:
-            self._loop.add_reader(listener.fileno(), self._accept, listener)
-
-    def _begin(self, sock: socket.socket) -> None:
+    def welcome(self, sock: socket.socket, source: str) -> None:
+        """The door calls this."""
         try:
             tune(sock)
         except OSError:
@@ -210,7 +179,11 @@ class Server:
         identity = replace(self._identity, epoch=self.epoch)
         borrows = self._borrows and sock.family == socket.AF_UNIX
         handshake = ServerHandshake(
-            secret=self._secret, identity=identity, nonce=os.urandom(NONCE_BYTES), borrows=borrows
+            secret=self._secret,
+            identity=identity,
+            nonce=os.urandom(NONCE_BYTES),
+            borrows=borrows,
+            admit=self._admit,
         )
         channel = Channel(
             sock,
@@ -225,18 +198,46 @@ class Server:
             self.limits.unauthenticated_life_us / US_PER_S, self._expire, channel
         )
         self._watches[channel.session] = watch
-        self._strangers += 1
+        self._door.seats.take(channel.session, source, watch.received_at_us)
         watch.update()
-        self._update_accepting()
+
+    def send_away(self, who: Session) -> None:
+        """The door calls this. What the stranger has said already is heard first: that we are slow
+        is no fault of its own.
+        """
+        watch = self._watches[who]
+        watch.guard(watch.channel.receive)
+        if not watch.channel.closed and watch.channel.peer is None:
+            self._end(watch.channel, Cut.EVICTED, "others came, and it had not proved itself")
+
+    def _admit(self, role: Role) -> Failed | None:
+        """What a peer is told that proved itself and cannot stay; the handshake asks."""
+        sessions = len(self._watches) - len(self._door.seats)
+        if sessions < self._sessions_max and not self._door.is_short():
+            return None
+        if role in _STAYS_IN_NEED and not self._door.reserve.is_low:
+            return None
+        self._turned_away += 1
+        return Failed(
+            Unavailable.code, f"the {self._identity.role.value} {self.need()}", DESCRIPTORS_REMEDY
+        )
+
+    def need(self) -> str:
+        """Why trainers are turned away now; empty when they are not."""
+        sessions = len(self._watches) - len(self._door.seats)
+        if self._door.is_short():
+            return f"has no free descriptor (its limit is {descriptors.limit()})"
+        if sessions >= self._sessions_max:
+            return f"has {sessions} connections, as many as it may"
+        return ""
 
     # ----------------------------------------------------------------------- the channel's owner
 
     def established(self, channel: Channel, peer: Established) -> None:
         """A channel calls this."""
         self._watches[channel.session].cancel_timer()
-        self._strangers -= 1
+        self._door.leave(channel.session)
         self._opened += 1
-        self._update_accepting()
         self._handler.opened(channel.session, peer)
 
     def arrived(self, channel: Channel, request: int, message: Message, bulk: Bulk | None) -> None:
@@ -322,15 +323,21 @@ class Server:
         if watch is not None:
             self._end(watch.channel, Cut.CLOSED, reason)
 
+    def pressure(self) -> Pressure:
+        """What the door has seen; costs little."""
+        door = self._door
+        evicted = self._cuts[Cut.EVICTED]
+        return Pressure(self.need(), evicted, door.shortage_count, self._turned_away)
+
     def statistics(self) -> ServerStatistics:
         """A snapshot."""
         channels = [watch.channel for watch in self._watches.values()]
         return ServerStatistics(
-            sessions=len(channels) - self._strangers,
-            strangers=self._strangers,
+            sessions=len(channels) - len(self._door.seats),
+            strangers=len(self._door.seats),
             waiting=len(self._waiting),
             queued_bytes=sum(channel.queued_bytes for channel in channels),
-            accepted=self._accepted,
+            accepted=self._door.accepted_count,
             opened=self._opened,
             received_bytes=self._past_received_bytes
             + sum(channel.received_bytes for channel in channels),
@@ -342,7 +349,9 @@ class Server:
             unread=self._cuts[Cut.UNREAD],
             gone=self._cuts[Cut.GONE],
             slot_waits=self._slot_waits,
-            accept_rests=self._accept_rests,
+            evicted=self._cuts[Cut.EVICTED],
+            shortages=self._door.shortage_count,
+            turned_away=self._turned_away,
         )
 
     async def close(self, *, linger_s: float = 1.0) -> None:
@@ -367,12 +376,7 @@ class Server:
         self._pool.unlisten(self._on_slot_free)
 
     def _stop_listening(self) -> None:
-        self._closing = True
-        self._update_accepting()
-        for sock in self._listeners:
-            self._loop.remove_reader(sock.fileno())
-            sock.close()
-        self._listeners.clear()
+        self._door.close()
         if self.unix is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.unix)
@@ -400,15 +404,13 @@ class Server:
         self._cuts[cut] += 1
         self._past_received_bytes += channel.received_bytes
         self._past_sent_bytes += channel.sent_bytes
-        if channel.peer is None:
-            self._strangers -= 1
         channel.close()
+        self._door.leave(channel.session)
         if channel.peer is not None:
             # Later, since the handler may be in the middle of something: it sent, and we cut.
             self._loop.call_soon(self._handler.closed, channel.session, reason)
         if self._waiting:
             self._loop.call_soon(self._serve_waiting)
-        self._update_accepting()
 
     # ----------------------------------------------------------------------- time limits
 

@@ -22,8 +22,7 @@ class ServerLimits:
     queued_bytes_max: int = 64 * MiB
     """For one peer."""
     sessions_max: int = 16_384
-    accept_rest_us: int = 100_000
-    """Without descriptors nobody is accepted for so long."""
+    """Also at most three quarters of the descriptors."""
 
 
 class Cut(Enum):
@@ -35,8 +34,22 @@ class Cut(Enum):
     SILENT = "silent"
     UNREAD = "unread"
     GONE = "gone"
+    EVICTED = "evicted"
+    """A stranger, when others came and all seats were taken."""
     CLOSED = "closed"
     """By the handler, or because the server closes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """How it stands at the door: why trainers cannot stay now (empty: they can), and counts since
+    the start, as in ServerStatistics.
+    """
+
+    need: str = ""
+    evicted: int = 0
+    shortages: int = 0
+    turned_away: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +77,9 @@ class ServerStatistics:
     """Did not read what was sent."""
     gone: int
     slot_waits: int
-    accept_rests: int
+    evicted: int
+    """Strangers that gave their seat to others."""
+    shortages: int
+    """Connections that came when no descriptor was free."""
+    turned_away: int
+    """Peers that proved themselves and were told that there is no room."""

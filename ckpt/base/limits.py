@@ -28,8 +28,11 @@ PAYLOAD_BYTES_MAX = 1 << 44
 FRAME_META_BYTES_MAX = 64 * KiB
 FRAME_BULK_BYTES_MAX = 8 * MiB
 UNAUTHENTICATED_BYTES_MAX = 4 * KiB
-UNAUTHENTICATED_PEERS_MAX = 64
+UNAUTHENTICATED_PEERS_MAX = 2048
+"""Seats, of 4 KiB; also at most an eighth of the descriptors."""
 UNAUTHENTICATED_LIFE_US = 5_000_000
+DESCRIPTORS_REMEDY = "raise its limit (LimitNOFILE= of its service, ulimit -Hn) and start it again"
+"""For a daemon that has as many connections as it may."""
 READ_RANGES_MAX = 4096
 """Entries of a question, and"""
 READ_RUNS_MAX = 1 << 17

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -204,8 +205,10 @@ class ServerHandshake:
     """
 
     def __init__(
-        self, *, secret: bytes, identity: Identity, nonce: bytes, borrows: bool = False
-    ) -> None:
+        self, *, secret: bytes, identity: Identity, nonce: bytes, borrows: bool = False,
+        admit: Callable[[Role], Failed | None] = lambda role: None,
+    ) -> None:  # fmt: skip
+        """`admit` is asked for a peer that proved itself: what it is told when it cannot stay."""
         _check_arguments(secret, nonce)
         self.keys: SessionKeys | None = None
         self.established: Established | None = None
@@ -214,6 +217,7 @@ class ServerHandshake:
         self._identity = identity
         self._nonce = nonce
         self._borrows = borrows
+        self._admit = admit
         self._role = Role.ADMIN
         self._version = PROTOCOL_VERSION
         self._offer = b""
@@ -268,6 +272,9 @@ class ServerHandshake:
             return Failed(Refused.code, f"this is cluster {mine.cluster!r}, not {proof.cluster!r}")
         if proof.server and proof.server != mine.name:
             return Failed(Refused.code, f"this is {mine.name!r}, not {proof.server!r}")
+        refusal = self._admit(self._role)
+        if refusal is not None:
+            return refusal
         self.established = Established(
             self._role, proof.name, proof.cluster, BootId(0), Epoch(0), self._version
         )

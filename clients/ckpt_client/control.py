@@ -41,7 +41,15 @@ class Control:
     Every question may be asked twice on the wire; all of them are idempotent.
     """
 
-    def __init__(self, locator: Locator, secret_file: Path, launch_key: str | None) -> None:
+    def __init__(
+        self,
+        locator: Locator,
+        secret_file: Path,
+        launch_key: str | None,
+        role: Role = Role.READER,
+    ) -> None:
+        """`role`: a command is ADMIN, whom a daemon in need still hears."""
+        self._role = role
         self.locator = locator
         self.secret = read_secret(secret_file)
         self.launch_key = launch_key
@@ -178,7 +186,7 @@ class Control:
                 RpcClient(
                     address,
                     secret=self.secret,
-                    role=Role.READER,
+                    role=self._role,
                     name=client_name(),
                     on_opened=self._join_again,
                 ),

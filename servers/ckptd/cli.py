@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
+from ckpt.aio.descriptors import raise_limit
 from ckpt.aio.private import keep_private
 from ckpt.base.errors import CkptError
 
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = program in PROGRAMS
     # numpy's thread pool would be started with the daemon, and never used.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    raise_limit()
     try:
         return (load(program)(given[1:]) or 0) if known else _explain(given)
     except CkptError as error:

@@ -28,17 +28,24 @@ from ckpt.aio.channel import Bulk
 from ckpt.aio.clock import now_us
 from ckpt.aio.secret import read_secret
 from ckpt.aio.server import Server, serve
+from ckpt.aio.server_limits import Pressure
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import BootId, CheckpointId, RunName, Step
-from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX, STANDSTILL_US
+from ckpt.base.limits import (
+    BLOCK_BYTES,
+    CELL_BYTES_DEFAULT,
+    CELL_BYTES_MAX,
+    STANDSTILL_US,
+)
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.erasure.code import Code
 from ckpt.format.messages import Answer, Ask, Failed, Message, Role
 from ckpt.plan.placement import Level
 from ckpt.protocol.coordinator import catalog as entries
-from ckpt.protocol.coordinator.answers import CoordinatorView
+from ckpt.protocol.coordinator.answers import Check, CoordinatorView
 from ckpt.protocol.coordinator.catalog import Persist, Persisted
+from ckpt.protocol.coordinator.checks import connections_full
 from ckpt.protocol.coordinator.desk import Action
 from ckpt.protocol.coordinator.evicting import Watermarks
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
@@ -60,6 +67,7 @@ from ckptd.backup_catalog import backup_path
 from ckptd.catalog import Catalog
 from ckptd.catalog_file import mending_command
 from ckptd.directory import close_to_others, make_directory
+from ckptd.door_watch import DoorWatch
 from ckptd.fail_stop import FailStop
 from ckptd.http_plane import served
 from ckptd.log import Reporter, configure, reporter
@@ -218,6 +226,7 @@ class CoordinatorShell:
         self.stopped = asyncio.Event()
         self.failure: CkptError | None = None
         self._server: Server | None = None
+        self._door: DoorWatch | None = None
         self._catalog = catalog
         self._directory = directory
         self._report = report
@@ -235,6 +244,8 @@ class CoordinatorShell:
     def begin(self, server: Server) -> None:
         """Take the server; what a restart has to do happens now."""
         self._server = server
+        self._door = DoorWatch(server, self._report)
+        self.machine.views.own_checks = self._own_checks
         self.tick()
 
     async def run(self) -> None:
@@ -302,6 +313,8 @@ class CoordinatorShell:
             self._report("warning", "the coordinator stood still", {"for_s": gap_us / US_PER_S})
             self.feed(StoodStill(self._ticked_us, gap_us))
         self.feed(Ticked(self._ticked_us))
+        assert self._door is not None
+        self._door.look(self._ticked_us)
 
     def durable(self, ticket: int) -> None:
         """Called by the catalog's thread."""
@@ -393,6 +406,11 @@ class CoordinatorShell:
         told = {"clients": self.client_count, "idle_s": idle_s, "live": live}
         return json.dumps({**told, "catalog": self.machine.vouching.standing.value}).encode()
 
+    def _own_checks(self) -> tuple[Check, ...]:
+        need = "" if self._server is None else self._server.need()
+        text = f"the coordinator {need}"
+        return (connections_full(text, os.getpid()),) if need else ()
+
     def metrics(self) -> str:
         """Prometheus text."""
         return render_metrics(
@@ -404,6 +422,7 @@ class CoordinatorShell:
             tickets_waiting=len(self._tickets),
             stores=self.machine.views.stores(),
             evictor=self.machine.evictor,
+            pressure=self._server.pressure() if self._server is not None else Pressure(),
         )
 
     def is_ready(self) -> bool:

@@ -10,6 +10,11 @@ and, of a coordinator, which has answers to questions:
 
 Every request is bounded: its size, its time, and how many connections there are. A connection that
 has not made a whole request within UNAUTHENTICATED_LIFE_US is cut off.
+
+Connections without a credential sit in the same kind of seats as the other port's strangers
+(`ckpt.aio.seats`): when all are taken, the next one is let in and an older one goes, also one that
+keeps its connection alive. A credential frees the seat; of such connections there are at most
+CONNECTIONS_MAX, and who comes beyond is answered and then closed.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import asyncio
 import json
 import os
 import secrets
+import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -25,6 +31,9 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
+from ckpt.aio.accepting import Door
+from ckpt.aio.clock import now_us
+from ckpt.aio.seats import BACKLOG
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import RunName, Step, check_run_name, check_step
 from ckpt.base.limits import UNAUTHENTICATED_LIFE_US
@@ -40,11 +49,16 @@ from ckptd.http_auth import (
 from ckptd.page import render_page
 
 CONNECTIONS_MAX: Final = 64
+"""Of those who have shown a credential."""
+SEATS_MAX: Final = 256
+"""Of those who have not."""
 BODY_BYTES_MAX: Final = 4096
 LINE_BYTES_MAX: Final = 4096
 QUESTIONS: Final = ("status", "runs", "steps", "show", "sessions")
 TOKEN_NAME: Final = "metrics.token"
 
+_RESERVE_COUNT: Final = 4
+"""Descriptors: whoever watches this daemon must not take it for dead because it has many peers."""
 _LIFE_S: Final = UNAUTHENTICATED_LIFE_US / US_PER_S
 _STATUS_OF_CODE: Final = {"refused": 400, "not_found": 404, "unavailable": 503, "busy": 409}
 
@@ -79,8 +93,15 @@ class HttpPlane:
         self._key = http_key(secret)
         self._token = token
         self._verifier = Verifier(self._key, secrets.token_bytes)
-        #: Every connection from before it is made until it is lost, by aiohttp's half of it.
+        #: Every connection that has said something, until it is lost, by aiohttp's half of it.
         self._guests: dict[object, _Guest] = {}
+        #: Of them, those that have shown a credential.
+        self._known: set[_Guest] = set()
+        #: Those that have a connection and have said nothing.
+        self._silent: set[_Guest] = set()
+        #: Connections that get their transport; they take no time, but are awaited.
+        self._beginnings: set[asyncio.Task[None]] = set()
+        self._door: Door[_Guest] | None = None
         self._runner = web.AppRunner(
             self._application(),
             access_log=None,
@@ -90,30 +111,35 @@ class HttpPlane:
             keepalive_timeout=_LIFE_S,
             shutdown_timeout=1.0,
         )
-        self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> str:
         """Listen; returns the bound HOST:PORT. Raises Unavailable when it cannot be had."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(self._connection, host, port, backlog=128)
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            listener = socket.create_server((host, port), family=found[0][0], backlog=BACKLOG)
         except OSError as error:
             raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from None
-        bound = self._server.sockets[0].getsockname()
+        self._door = Door(self, SEATS_MAX, _RESERVE_COUNT)
+        self._door.add(listener)
+        bound = listener.getsockname()
         return f"{bound[0]}:{bound[1]}"
 
     async def close(self) -> None:
         """Stop listening, end every connection."""
-        if self._server is not None:
-            self._server.close()
+        if self._door is not None:
+            self._door.close()
+        await asyncio.gather(*self._beginnings)
+        for guest in tuple(self._silent):
+            guest.abort()
         for guest in self._guests.values():
             guest.has_spoken()
         await self._runner.cleanup()
 
     def _application(self) -> web.Application:
         application = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._guarded])
-        application.on_response_prepare.append(_hide_software)
+        application.on_response_prepare.append(self._prepare)
         application.router.add_get("/livez", self._livez)
         application.router.add_get("/readyz", self._readyz)
         application.router.add_get("/metrics", self._metrics)
@@ -122,14 +148,56 @@ class HttpPlane:
             application.router.add_get("/v1/{what}", partial(self._question, self._answers))
         return application
 
-    def _connection(self) -> asyncio.Protocol:
+    # ----------------------------------------------------------------------- the door's host
+
+    def welcome(self, sock: socket.socket, source: str) -> None:
+        """The door calls this."""
+        assert self._door is not None
+        sock.setblocking(False)
+        guest = _Guest(self._enter, self._left)
+        self._door.seats.take(guest, source, now_us())
+        self._silent.add(guest)
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._begin(guest, sock))
+        self._beginnings.add(task)
+        task.add_done_callback(self._beginnings.discard)
+
+    async def _begin(self, guest: _Guest, sock: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: guest, sock)
+        except OSError:
+            # It was gone before it had a transport.
+            sock.close()
+            self._left(guest)
+
+    def send_away(self, who: _Guest) -> None:
+        """The door calls this."""
+        assert self._door is not None
+        self._door.leave(who)
+        who.abort()
+
+    def _enter(self, guest: _Guest) -> asyncio.Protocol:
+        """It has said something: from now on aiohttp listens."""
         assert self._runner.server is not None
-        if len(self._guests) >= CONNECTIONS_MAX:
-            return _Refusal()
         protocol = self._runner.server()
-        guest = _Guest(protocol, lambda: self._guests.pop(protocol))
+        self._silent.discard(guest)
         self._guests[protocol] = guest
-        return guest
+        return protocol
+
+    def _left(self, guest: _Guest) -> None:
+        assert self._door is not None
+        self._door.leave(guest)
+        self._silent.discard(guest)
+        self._known.discard(guest)
+        if guest.inner is not None:
+            del self._guests[guest.inner]
+
+    def _recognize(self, request: web.Request) -> None:
+        """Its credential is right: nobody takes its seat any more."""
+        guest = self._guests.get(request.protocol)
+        if guest is not None and self._door is not None and len(self._known) < CONNECTIONS_MAX:
+            self._known.add(guest)
+            self._door.leave(guest)
 
     # ----------------------------------------------------------------------- who may ask
 
@@ -149,6 +217,7 @@ class HttpPlane:
         if request.path.startswith("/v1/"):
             if not self._verifier.accepts(request.method, request.raw_path, body, authorization):
                 return self._unauthorized("CKPT-HMAC-SHA256")
+            self._recognize(request)
             response = await handler(request)
             assert isinstance(response, web.Response)
             assert isinstance(response.body, bytes)
@@ -162,8 +231,20 @@ class HttpPlane:
         if token_matches(self._token, given) or self._verifier.accepts(
             request.method, request.raw_path, body, authorization
         ):
+            self._recognize(request)
             return await handler(request)
         return self._unauthorized("Bearer")
+
+    async def _prepare(self, request: web.Request, response: web.StreamResponse) -> None:
+        response.headers.popall("Server", None)
+        guest = self._guests.get(request.protocol)
+        if self._door is None or guest is None:
+            return
+        if (
+            len(self._known) >= CONNECTIONS_MAX and guest not in self._known
+        ) or self._door.is_short():
+            response.headers["Connection"] = "close"
+            response.force_close()
 
     def _unauthorized(self, scheme: str) -> web.Response:
         headers = {"WWW-Authenticate": scheme, CHALLENGE_HEADER: self._verifier.challenge}
@@ -223,11 +304,19 @@ def metrics_token(directory: Path) -> str:
 
 
 class _Guest(asyncio.Protocol):
-    """One connection: I pass everything on to aiohttp, and cut off who does not speak in time."""
+    """One connection: I pass everything on to aiohttp, and cut off who does not speak in time.
 
-    def __init__(self, inner: asyncio.Protocol, on_lost: Callable[[], object]) -> None:
-        self._inner = inner
-        self._on_lost = on_lost
+    Aiohttp's half is made when something comes: who says nothing costs a transport and me.
+    """
+
+    def __init__(
+        self, enter: Callable[[_Guest], asyncio.Protocol], left: Callable[[_Guest], None]
+    ) -> None:
+        self.inner: asyncio.Protocol | None = None
+        self._enter = enter
+        self._left = left
+        self._transport: asyncio.Transport | None = None
+        self._unwanted = False
         self._timer: asyncio.TimerHandle | None = None
 
     def has_spoken(self) -> None:
@@ -235,35 +324,42 @@ class _Guest(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
 
+    def abort(self) -> None:
+        """Close it at once, or as soon as there is something to close."""
+        self._unwanted = True
+        if self._transport is not None:
+            self._transport.abort()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
         self._timer = asyncio.get_running_loop().call_later(_LIFE_S, transport.abort)
-        self._inner.connection_made(transport)
+        if self._unwanted:
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.has_spoken()
-        self._on_lost()
-        self._inner.connection_lost(exc)
+        self._left(self)
+        if self.inner is not None:
+            self.inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._inner.data_received(data)
+        if self.inner is None:
+            assert self._transport is not None
+            self.inner = self._enter(self)
+            self.inner.connection_made(self._transport)
+        self.inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        return self._inner.eof_received()
+        return None if self.inner is None else self.inner.eof_received()
 
     def pause_writing(self) -> None:
-        self._inner.pause_writing()
+        if self.inner is not None:
+            self.inner.pause_writing()
 
     def resume_writing(self) -> None:
-        self._inner.resume_writing()
-
-
-class _Refusal(asyncio.Protocol):
-    """One connection too many: closed before a byte is read."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.abort()
+        if self.inner is not None:
+            self.inner.resume_writing()
 
 
 def _run(request: web.Request) -> RunName | None:
@@ -284,7 +380,3 @@ def _failure(error: CkptError) -> web.Response:
     document = {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
     status = _STATUS_OF_CODE.get(error.code, 500)
     return web.json_response(document, status=status)
-
-
-async def _hide_software(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers.popall("Server", None)

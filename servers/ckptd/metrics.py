@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from ckpt.aio.server_limits import Pressure
 from ckpt.format.messages import CommitInfo, Role
 from ckpt.protocol.coordinator.answers import StoreStatus
 from ckpt.protocol.coordinator.catalog import RowState
@@ -59,6 +60,7 @@ def render_metrics(
     tickets_waiting: int,
     stores: Sequence[StoreStatus],
     evictor: Evictor,
+    pressure: Pressure,
 ) -> str:
     """The whole text, from memory."""
     return render(
@@ -70,6 +72,7 @@ def render_metrics(
             *_targets(members),
             *_drains(stores),
             *_evictions(evictor),
+            *_door(pressure),
         ]
     )
 
@@ -198,3 +201,16 @@ def _evictions(evictor: Evictor) -> Iterator[Family]:
     yield Family("ckpt_evicted_bytes_total", Kind.COUNTER, "Payload bytes of those.").add(
         evictor.evicted_bytes
     )
+
+
+def _door(pressure: Pressure) -> Iterator[Family]:
+    full = Family("ckpt_connections_full", Kind.GAUGE, "1 while trainers and readers cannot stay.")
+    yield full.add(int(bool(pressure.need)))
+    away = Family(
+        "ckpt_peers_turned_away_total",
+        Kind.COUNTER,
+        "Connections that did not stay: strangers that others took the seat of, peers for which "
+        "no descriptor was free, and peers that were told so.",
+    )
+    away.add(pressure.evicted, reason="stranger").add(pressure.shortages, reason="descriptors")
+    yield away.add(pressure.turned_away, reason="full")

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio import descriptors
 from ckpt.aio.channel import Bulk
 from ckpt.aio.clock import now_us
 from ckpt.aio.dial import Dialer
@@ -68,6 +69,7 @@ from ckptd import event_loop
 from ckptd.directory import close_to_others, make_directory
 from ckptd.disk_probe import PROBE_OP, DiskProbe
 from ckptd.disk_worker import DiskWorker
+from ckptd.door_watch import DoorWatch
 from ckptd.exposition import Histogram
 from ckptd.fail_stop import FailStop
 from ckptd.http_plane import served
@@ -167,6 +169,7 @@ class TargetShell:
         self._tick: asyncio.TimerHandle | None = None
         self._measured_us = -SPACE_US
         self._closing = False
+        self._door: DoorWatch | None = None
 
     # ----------------------------------------------------------------------- life
 
@@ -203,12 +206,23 @@ class TargetShell:
         if now - self._measured_us >= SPACE_US:
             self._measured_us = now
             self._measure_space()
+            self._look_at_door(now)
         if self._probe is not None:
             self._probe.tick(now)
         self.feed(Ticked(now))
         for peer in (self.server, self.dialer):
             if peer is not None:
                 peer.epoch = self.machine.epoch
+
+    def _look_at_door(self, now: int) -> None:
+        if self._door is None and self.server is not None:
+            self._door = DoorWatch(self.server, self._report)
+        if self._door is not None:
+            seen = self._door.look(now)
+            self.machine.note_peers(
+                full=bool(seen.need), descriptor_limit=descriptors.limit(),
+                turned_away=seen.turned_away, evicted=seen.evicted,
+            )  # fmt: skip
 
     def _measure_space(self) -> None:
         try:

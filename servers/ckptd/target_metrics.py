@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ckpt.protocol.target.machine import TargetMachine
 
 SYNC_BOUNDS_S: Final = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-CUTS: Final = ("malformed", "unauthorized", "timeout", "silent", "unread")
+CUTS: Final = ("malformed", "unauthorized", "timeout", "silent", "unread", "evicted")
 """Why a peer is cut off; fields of ServerStatistics."""
 
 

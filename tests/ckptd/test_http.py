@@ -19,7 +19,7 @@ import pytest
 from ckpt.base.errors import NotFound
 from ckpt.base.ids import RunName, Step
 from ckptd import http as http_module
-from ckptd.http import CONNECTIONS_MAX, HttpPlane, metrics_token
+from ckptd.http import CONNECTIONS_MAX, SEATS_MAX, HttpPlane, metrics_token
 from ckptd.http_auth import (
     CHALLENGE_HEADER,
     CHALLENGE_REQUESTS_MAX,
@@ -30,11 +30,14 @@ from ckptd.http_auth import (
     http_key,
     sign_request,
 )
+from tests.aio.strangers import Crowd
 from tests.waiting import wait_until
 
 T = TypeVar("T")
 SECRET = b"s" * 32
 TOKEN = "t" * 48
+ASK_S = 2.0
+"""What whoever asks is promised beside strangers: a time limit of its own."""
 
 
 class FakeReports:
@@ -80,9 +83,9 @@ class Plane:
         self._loop.close()
 
     def get(
-        self, path: str, headers: dict[str, str] | None = None
+        self, path: str, headers: dict[str, str] | None = None, timeout_s: float = 30.0
     ) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
         try:
             connection.request("GET", path, headers=headers or {})
             response = connection.getresponse()
@@ -93,11 +96,13 @@ class Plane:
     def challenge(self) -> str:
         return self.get("/v1/status")[1][CHALLENGE_HEADER]
 
-    def signed(self, path: str, secret: bytes = SECRET) -> tuple[int, dict[str, str], bytes]:
+    def signed(
+        self, path: str, secret: bytes = SECRET, timeout_s: float = 30.0
+    ) -> tuple[int, dict[str, str], bytes]:
         authorization = sign_request(
             http_key(secret), "GET", path, b"", self.challenge(), secrets.token_hex(16)
         )
-        return self.get(path, {"Authorization": authorization})
+        return self.get(path, {"Authorization": authorization}, timeout_s)
 
 
 @contextmanager
@@ -217,24 +222,73 @@ def test_a_connection_that_makes_no_whole_request_is_cut_off(
                 assert is_cut_off(peer)
 
 
-def test_one_connection_too_many_is_closed_at_once_and_room_is_given_back(
+SLOW_BODY = b"GET /v1/status HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nx"
+STRANGERS = {
+    "nothing": b"",
+    "a line": b"GET /v1/status HTTP/1.1\r\n",
+    "half the headers": b"GET /livez HTTP/1.1\r\nHost: x\r\nX-A: b",
+    "a body that does not come": SLOW_BODY,
+    "a request, to keep its connection": b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n",
+    "requests without end": b"GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n" * 40,
+}
+
+
+@pytest.mark.parametrize("saying", STRANGERS)
+def test_whoever_asks_is_answered_beside_a_crowd(
+    saying: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nobody goes by itself: what frees a seat is that somebody else came.
+    monkeypatch.setattr(http_module, "_LIFE_S", 600.0)
+    count = 2 * SEATS_MAX
+    with running() as plane, Crowd((plane.host, plane.port), count, STRANGERS[saying]) as crowd:
+        crowd.wait_connected(count)
+        for _ in range(3):
+            assert plane.get("/livez", timeout_s=ASK_S)[0] == 200
+            assert plane.signed("/v1/status", timeout_s=ASK_S)[0] == 200
+
+
+def test_strangers_that_come_again_at_once_shut_nobody_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_module, "_LIFE_S", 600.0)
+    with (
+        running() as plane,
+        Crowd((plane.host, plane.port), SEATS_MAX, b"GET ", returning=True) as crowd,
+    ):
+        crowd.wait_connected(SEATS_MAX)
+        assert plane.get("/livez", timeout_s=ASK_S)[0] == 200
+        assert plane.signed("/v1/status", timeout_s=ASK_S)[0] == 200
+
+
+def test_a_connection_with_a_credential_keeps_its_place_beside_a_crowd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_module, "_LIFE_S", 600.0)
+    with running() as plane, socket.create_connection((plane.host, plane.port), ASK_S) as peer:
+        asked = f"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+        peer.sendall(asked.encode())
+        assert b" 200 " in peer.recv(65536)
+        with Crowd((plane.host, plane.port), 3 * SEATS_MAX) as crowd:
+            wait_until(lambda: crowd.cut_count > SEATS_MAX, "strangers gave way to strangers")
+            peer.sendall(asked.encode())
+            assert b" 200 " in peer.recv(65536)
+
+
+def test_beyond_so_many_known_connections_one_is_answered_and_closed() -> None:
     with running() as plane, ExitStack() as peers:
+        bearer = {"Authorization": f"Bearer {TOKEN}"}
         for _ in range(CONNECTIONS_MAX):
-            peers.enter_context(socket.create_connection((plane.host, plane.port), timeout=30))
-        with socket.create_connection((plane.host, plane.port), timeout=30) as one_too_many:
-            assert is_cut_off(one_too_many)
-        peers.close()
-
-        def answers() -> bool:
-            try:
-                return plane.get("/livez")[0] == 200
-            except (http.client.RemoteDisconnected, ConnectionError):
-                return False
-
-        wait_until(answers, "the plane answers again")
+            known = http.client.HTTPConnection(plane.host, plane.port, timeout=30)
+            peers.callback(known.close)
+            known.request("GET", "/metrics", headers=bearer)
+            answer = known.getresponse()
+            answer.read()
+            assert not answer.will_close
+        one_more = http.client.HTTPConnection(plane.host, plane.port, timeout=30)
+        peers.callback(one_more.close)
+        one_more.request("GET", "/metrics", headers=bearer)
+        answer = one_more.getresponse()
+        assert (answer.status, answer.will_close) == (200, True)
 
 
 def is_cut_off(peer: socket.socket) -> bool:

@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from ckpt.aio.server_limits import Pressure
 from ckpt.base.ids import BootId, TargetId
 from ckpt.erasure.code import Code
 from ckpt.format.messages import Role
@@ -95,6 +96,7 @@ def test_a_coordinator_speaks_the_format_and_drops_counters_with_hostile_names()
         tickets_waiting=0,
         stores=machine.views.stores(),
         evictor=machine.evictor,
+        pressure=Pressure("it is full", 3, 2, 1),
     )
     assert all(LINE.fullmatch(line) for line in text.splitlines())
     lines = text.splitlines()
@@ -113,4 +115,8 @@ def test_a_coordinator_speaks_the_format_and_drops_counters_with_hostile_names()
     assert 'ckpt_drain_backlog{store="s3://b"} 0' in lines
     assert 'ckpt_drain_workers{store="s3://b"} 0' in lines
     assert "ckpt_evicted_total 0" in lines
+    assert "ckpt_connections_full 1" in lines
+    away = {"stranger": 3, "descriptors": 2, "full": 1}
+    for reason, count in away.items():
+        assert f'ckpt_peers_turned_away_total{{reason="{reason}"}} {count}' in lines
     assert "evil" not in text

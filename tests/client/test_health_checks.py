@@ -23,6 +23,7 @@ from ckpt.base.limits import DEVICE_FAILURES_MAX
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import FRAGMENTS_OFFSET
 from ckpt.format.drain_messages import ForgetStore
+from ckpt.format.target_messages import RenewLease
 from ckpt.protocol.coordinator.answers import Check
 from ckpt.protocol.coordinator.checks import CHECKS, exit_code
 from tests.client.clikit import Ended, environment, fill, run
@@ -325,6 +326,25 @@ def a_store_that_nobody_serves(_folder: Path) -> None:
     assert view["checks"] == []
 
 
+def a_target_without_descriptors(_folder: Path) -> None:
+    """As the machine hears it; tests/ckptd/test_descriptors.py fills a real daemon, and raises."""
+    bench = Bench(4)
+    target = next(iter(bench.targets.values()))
+    assert target.session is not None
+    counters = {"connections_full": 1, "descriptor_limit": 99}
+    bench.tell(target.session, RenewLease(target.id, target.boot, *target.space, counters=counters))
+    view = bench.ask("status")
+    assert isinstance(view, dict)
+    (found,) = view["checks"]
+    assert (found["name"], found["severity"]) == ("CONNECTIONS_FULL", "error")
+    assert "descriptor limit 99" in found["message"]
+    assert re.match(r"prlimit --pid \d+ --nofile=", found["command"])
+    bench.tell(target.session, RenewLease(target.id, target.boot, *target.space, counters={}))
+    view = bench.ask("status")
+    assert isinstance(view, dict)
+    assert view["checks"] == []
+
+
 def a_cluster_that_rests(folder: Path) -> None:
     with made(folder) as case:
         assert run("local", "stop", str(case.directory)).code == 0
@@ -408,6 +428,7 @@ PROOFS: dict[str, list[Callable[[Path], None]]] = {
     "CHECKPOINT_LOST": [a_checkpoint_that_is_lost, a_checkpoint_that_an_object_store_has],
     "DRAIN_FAILING": [a_store_that_cannot_be_used],
     "DRAIN_STOPPED": [a_store_that_nobody_serves],
+    "CONNECTIONS_FULL": [a_target_without_descriptors],
     "NOT_RUNNING": [a_cluster_that_rests],
     "COORDINATOR_DOWN": [a_stopped_coordinator],
     "CATALOG_CORRUPT": [

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ckpt.base.limits import DESCRIPTORS_REMEDY
 from ckpt.protocol.coordinator.answers import Check
 
 WARNING: Final = "warning"
@@ -20,6 +21,7 @@ OK_CODE: Final = 0
 DEGRADED_CODE: Final = 3
 LOST_CODE: Final = 4
 TRY_LATER_CODE: Final = 75
+DESCRIPTORS_ENOUGH: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,14 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
     ),
     "TOO_FEW_TARGETS": CheckKind(
         ERROR, DEGRADED_CODE, "fewer targets are live and well than a save needs; saves fail", START
+    ),
+    "CONNECTIONS_FULL": CheckKind(
+        ERROR,
+        DEGRADED_CODE,
+        "the coordinator, or a target, has no free descriptor, or as many connections as it may:"
+        " trainers and readers are turned away",
+        "`prlimit --pid PID --nofile=N:N` as root, at once; for good `LimitNOFILE=` of its service;"
+        " it takes the hard limit by itself when it starts",
     ),
     "REDUNDANCY_LOW": CheckKind(
         WARNING,
@@ -128,6 +138,12 @@ def check(
 ) -> Check:
     """One that stands now, of CHECKS."""
     return Check(name, CHECKS[name].severity, message, remedy, command, tuple(targets))
+
+
+def connections_full(message: str, pid: int) -> Check:
+    """A daemon turns peers away."""
+    command = f"prlimit --pid {pid} --nofile={DESCRIPTORS_ENOUGH}:{DESCRIPTORS_ENOUGH}"
+    return check("CONNECTIONS_FULL", message, DESCRIPTORS_REMEDY, command)
 
 
 def exit_code(checks: Sequence[Check], *, strict: bool) -> int:

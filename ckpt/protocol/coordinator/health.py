@@ -15,7 +15,7 @@ from ckpt.erasure.code import Code
 from ckpt.protocol.coordinator.answers import Check, StoreStatus
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
-from ckpt.protocol.coordinator.checks import check, quoted
+from ckpt.protocol.coordinator.checks import check, connections_full, quoted
 from ckpt.protocol.coordinator.drain_views import UNSERVED_US
 from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
 from ckpt.protocol.coordinator.vouching import Standing, Vouching
@@ -47,6 +47,8 @@ class Health:
             yield check("TARGET_DOWN", text, START_THEM, self._start(ids, address), ids)
         yield from map(_device_check, self._members.failing())
         yield from self._too_few(down, address)
+        full = [t for t in self._members.live() if t.counters.get("connections_full")]
+        yield from map(_full_check, full)
         yield from self._lost(stores)
         yield from self._redundancy(address)
         yield from _drain_checks(stores)
@@ -160,6 +162,12 @@ def _device_check(target: Target) -> Check:
     where = f"{target.directory} on {target.domain.host}"
     remedy = f"mend {where}; it is tried again by itself, at once when its target starts again"
     return check("DEVICE_FAILING", text, remedy, f"kill {target.pid}")
+
+
+def _full_check(target: Target) -> Check:
+    limit = target.counters.get("descriptor_limit", 0)
+    text = f"target {target.id} has no room for trainers and readers (descriptor limit {limit})"
+    return connections_full(text, target.pid)
 
 
 def _drain_checks(stores: Sequence[StoreStatus]) -> Iterator[Check]:

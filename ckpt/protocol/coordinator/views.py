@@ -15,6 +15,7 @@ from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages import CommitInfo
 from ckpt.protocol.coordinator.answers import (
     AttemptView,
+    Check,
     ColumnsView,
     CoordinatorView,
     FilesView,
@@ -62,6 +63,8 @@ class Views:
         self._vouching = vouching
         self.stores = stores
         self.coordinator = CoordinatorView()
+        self.own_checks: Callable[[], tuple[Check, ...]] = tuple
+        """What the coordinator's shell says of its own process."""
 
     def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
         """The JSON for a question.
@@ -95,7 +98,9 @@ class Views:
 
     def status(self) -> StatusView:
         stores = self.stores()
-        checks = tuple(self._health.checks(stores, self.coordinator.address, self._now_us()))
+        own = self.own_checks()
+        found = self._health.checks(stores, self.coordinator.address, self._now_us())
+        checks = (*own, *found)
         worst = {check.severity for check in checks}
         health = "HEALTH_ERR" if "error" in worst else "HEALTH_WARN" if worst else "HEALTH_OK"
         return StatusView(

@@ -120,13 +120,18 @@ class Counters:
     reads: int = 0
     disk_failures: int = 0
     set_aside: int = 0
+    connections_full: int = 0
+    """1 while it turns trainers and readers away for want of descriptors or connections."""
+    descriptor_limit: int = 0
+    peers_turned_away: int = 0
+    strangers_evicted: int = 0
 
     def as_dict(self) -> dict[str, int]:
         """Field name to value."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
-LEVELS = frozenset({"reservations", "streams"})
+LEVELS = frozenset({"reservations", "streams", "connections_full", "descriptor_limit"})
 """Among the counters, what also falls."""
 
 

@@ -144,8 +144,7 @@ class TargetMachine:
         self._request_count = 0
         self.epoch = Epoch(0)
 
-    # ----------------------------------------------------------------------- state for shells and
-    # tests
+    # ----------------------------------------------------------------------- for shells and tests
 
     @property
     def term(self) -> int:
@@ -161,6 +160,16 @@ class TargetMachine:
     def counters(self) -> dict[str, int]:
         """Cumulative since boot."""
         return self._core.counters.as_dict()
+
+    def note_peers(
+        self, *, full: bool, descriptor_limit: int, turned_away: int, evicted: int
+    ) -> None:
+        """How it stands at the shell's port; the next renewal tells it."""
+        counters = self._core.counters
+        counters.connections_full = int(full)
+        counters.descriptor_limit = descriptor_limit
+        counters.peers_turned_away = turned_away
+        counters.strangers_evicted = evicted
 
     @property
     def target(self) -> TargetId:
@@ -451,8 +460,7 @@ class TargetMachine:
     @property
     def _may_renew(self) -> bool:
         """It was taken in, or is held out and read."""
-        known = self._registered or self._held_out_us is not None
-        return self._coordinator is not None and known
+        return self._coordinator is not None and (self._registered or self._held_out_us is not None)
 
     def _renew(self) -> None:
         assert self._coordinator is not None

@@ -25,6 +25,7 @@ from ckpt.format.messages import (
     Answer,
     Ask,
     DeleteStep,
+    Role,
     StepDeleted,
 )
 from ckpt.protocol.coordinator.answers import RunView, ShowView, StatusView, StepView
@@ -151,13 +152,15 @@ def conversation(arguments: argparse.Namespace, output: Output) -> Iterator[Conv
             rests = not is_supervised(directory)
             what = f"starting the cluster in {directory}" if rests else f"asking {directory}"
             with output.waiting(what), opened_cluster(url, timeout_s) as cluster:
-                control = Control(Locator(str(directory), ""), cluster.secret_file, None)
+                control = Control(
+                    Locator(str(directory), ""), cluster.secret_file, None, Role.ADMIN
+                )
                 talk = _greeted(Conversation(url, control, timeout_s))
             if rests:
                 rest = f"it stops after {made.linger_s:g} s of rest"
                 output.note(f"started the cluster in {directory}; {rest}")
         case RemoteUrl():
-            control = Control(Locator("", url.address), find_secret_file(), None)
+            control = Control(Locator("", url.address), find_secret_file(), None, Role.ADMIN)
             with output.waiting(f"asking {url.address}"):
                 talk = _greeted(Conversation(url, control, timeout_s))
     try:

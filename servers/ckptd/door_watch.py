@@ -1,0 +1,47 @@
+"""What does a daemon say of those who come to its port and cannot stay? In its log.
+
+Strangers that were sent away for others, and peers for which there was no descriptor, are counted
+by the server; a flood of them must not become a flood of lines: one a period, with the counts.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ckpt.aio.server import Server
+from ckpt.aio.server_limits import Pressure
+from ckpt.base.limits import DESCRIPTORS_REMEDY
+from ckpt.base.units import US_PER_S
+from ckptd.log import Reporter
+
+PERIOD_US: Final = 10 * US_PER_S
+
+
+class DoorWatch:
+    """I look at one server's port now and then."""
+
+    def __init__(self, server: Server, report: Reporter) -> None:
+        self._server = server
+        self._report = report
+        self._told = Pressure()
+        self._told_us: int | None = None
+
+    def look(self, at_us: int) -> Pressure:
+        """How things stand; logs what is new, at most once a period."""
+        now = self._server.pressure()
+        if self._told_us is not None and at_us - self._told_us < PERIOD_US:
+            return now
+        told = self._told
+        evicted = now.evicted - told.evicted
+        shortages, turned_away = now.shortages - told.shortages, now.turned_away - told.turned_away
+        if now.need or shortages or turned_away:
+            counts = {"connections": shortages, "turned_away": turned_away}
+            why = {"why": now.need, "hint": DESCRIPTORS_REMEDY}
+            self._report("warning", "no room for peers", {**why, **counts})
+        if evicted:
+            self._report(
+                "warning", "strangers took all seats, older ones were sent away", {"count": evicted}
+            )
+        if now != told:
+            self._told, self._told_us = now, at_us
+        return now
