@@ -33,14 +33,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     wanted = None if arguments.run_name is None else check_run_name(arguments.run_name)
     with conversation(arguments, output) as talk:
+        # Asked first: it waits until the targets vouch for the catalog, or says why they do not.
+        known_runs = talk.runs()
         status = talk.status()
-        names = [view.run for view in status.runs] if wanted is None else [wanted]
+        names = [view.run for view in known_runs] if wanted is None else [wanted]
         steps = [view for name in names for view in talk.steps(check_run_name(name))]
     attempts = [view for view in status.attempts if wanted in (None, view.run)]
     if wanted is not None and not steps and not attempts:
-        known = ", ".join(view.run for view in status.runs) or "none"
+        known = ", ".join(view.run for view in known_runs) or "none"
         raise NotFound(f"there is no run {wanted!r}", hint=f"runs with checkpoints: {known}")
-    runs = [view for view in status.runs if wanted in (None, view.run)]
+    runs = [view for view in known_runs if wanted in (None, view.run)]
     output.document({"runs": runs, "steps": steps, "attempts": attempts})
     if not (steps or attempts):
         output.line("no checkpoints yet")
