@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import selectors
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Final, Self
 
@@ -32,11 +34,11 @@ def begin_connecting(where: Where) -> socket.socket:
     """A socket whose connection comes about by itself, or never does."""
     sock = socket.socket(socket.AF_UNIX if isinstance(where, str) else socket.AF_INET)
     sock.setblocking(False)
-    try:
-        sock.connect_ex(where)
-    except OSError:
+    code = sock.connect_ex(where)
+    if code not in (0, errno.EINPROGRESS):
+        # A Unix path's listen queue is full, say.
         sock.close()
-        raise
+        raise OSError(code, os.strerror(code))
     return sock
 
 
@@ -51,7 +53,7 @@ class Crowd:
     ) -> None:  # fmt: skip
         """`dripping`: a byte of it a second, to whoever is connected."""
         self.connected_count = 0
-        """How often one of them got through to the system's listen queue."""
+        """How often one of them got through to the system's listen queue, or was refused there."""
         self.cut_count = 0
         self._where, self._saying, self._returning = where, saying, returning
         self._dripping = dripping
@@ -101,8 +103,9 @@ class Crowd:
     def _work(self, sock: socket.socket, mask: int) -> None:
         try:
             if mask & selectors.EVENT_WRITE:
-                sock.send(self._saying)
+                # It may have been sent away before it could speak.
                 self.connected_count += 1
+                sock.send(self._saying)
                 self._selector.modify(sock, selectors.EVENT_READ)
             elif not sock.recv(4096):
                 raise ConnectionResetError
@@ -134,7 +137,8 @@ def flood(where: Where) -> Iterator[None]:
 
     def run() -> None:
         while not ended.is_set():
-            begin_connecting(where).close()
+            with suppress(OSError):
+                begin_connecting(where).close()
 
     thread = threading.Thread(target=run, name="flood")
     thread.start()

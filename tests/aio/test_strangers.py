@@ -14,10 +14,10 @@ from ckpt.aio.descriptors import RESERVE_COUNT, Reserve, limit, raise_limit
 from ckpt.aio.rpc import RpcClient
 from ckpt.aio.server_limits import ServerLimits
 from ckpt.aio.socketpath import socket_path
-from ckpt.base.errors import Unavailable
 from ckpt.format.messages import Answer, Ask, Role
 from tests.aio.netkit import LOOPS, SECRET, RawPeer, ServerThread, serving
 from tests.aio.strangers import HELLO, SAYINGS, Crowd, Where, flood
+from tests.waiting import wait_until
 
 ASK_S = 2.0
 """What a client with the secret is promised: its own time limit."""
@@ -158,12 +158,17 @@ def test_without_descriptors_trainers_hear_why_and_tools_get_in() -> None:
         answering(running)
         tool = stack.enter_context(client_of(running, Role.ADMIN))
         trainer = stack.enter_context(client_of(running, Role.STAGER))
-        # For the clients' own sockets: the server has none.
-        tight = Tight(2)
+        spare = stack.enter_context(socket.socket())
+        # For the tool's own socket: the server has none.
+        tight = Tight(1)
         stack.callback(tight.end)
         assert tool.call(Ask("status"), timeout_s=20.0)[0] == Answer()
-        with pytest.raises(Unavailable, match=r"no free descriptor \(its limit is \d+\)"):
-            trainer.call(Ask("status"), timeout_s=ASK_S)
+        spare.close()
+        trainer.tell(Ask("status"))
+        wait_until(
+            lambda: f"no free descriptor (its limit is {limit()})" in str(trainer.last_error),
+            "the trainer was told why",
+        )
         assert statistic(running, "turned_away") > 0
         tight.end()
         assert trainer.call(Ask("status"), timeout_s=20.0)[0] == Answer()

@@ -86,6 +86,17 @@ def test_health_names_what_is_down_degraded_out_of_reach_and_lost() -> None:
     assert status(bench)["health"] == "HEALTH_ERR"
 
 
+def test_a_target_without_room_for_connections_is_named_with_its_limit() -> None:
+    bench = Bench(3)
+    bench.machine.members.targets[TargetId("t1")].counters = {
+        "connections_full": 1, "descriptor_limit": 1024,
+    }  # fmt: skip
+    (check,) = status(bench)["checks"]
+    assert (check["name"], check["severity"]) == ("CONNECTIONS_FULL", "error")
+    assert "t1 (descriptor limit 1024)" in check["message"]
+    assert "LimitNOFILE" in check["remedy"]
+
+
 def test_open_attempts_are_counted_rank_by_rank() -> None:
     bench = Bench()
     rank = RankFake(bench, 0, 2)

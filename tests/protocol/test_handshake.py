@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from ckpt.base.errors import PeerError, Refused, Unauthorized
+from ckpt.base.errors import PeerError, Refused, Unauthorized, Unavailable
 from ckpt.base.ids import BootId, Epoch
 from ckpt.format.messages import (
     PROTOCOL_VERSION,
@@ -197,6 +197,27 @@ def test_another_cluster_or_target_than_expected_is_refused_with_its_name(
     assert b.keys == a.keys
     with pytest.raises(Refused):
         a.receive(failed)
+
+
+def test_whom_the_server_has_no_room_for_is_told_so_once_it_has_proved_itself() -> None:
+    asked: list[Role] = []
+
+    def admit(role: Role) -> Failed:
+        asked.append(role)
+        return Failed(Unavailable.code, "full")
+
+    b = ServerHandshake(secret=SECRET, identity=TARGET, nonce=b"s" * 32, admit=admit)
+    a, stranger = client(), client(secret=b"another secret, long enough")
+    with pytest.raises(Unavailable, match="full"):
+        shake(a, b)
+    assert asked == [Role.STAGER]
+    assert b.established is None
+    assert b.state is HandshakeState.FAILED
+    b = ServerHandshake(secret=SECRET, identity=TARGET, nonce=b"s" * 32, admit=admit)
+    b.receive(stranger.hello())
+    with pytest.raises(Unauthorized):
+        b.receive(ClientProof(bytes(32), "x"))
+    assert asked == [Role.STAGER], "a stranger learns nothing"
 
 
 def test_a_client_checks_the_names_itself() -> None:
