@@ -10,12 +10,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, Generation, Rank, RunName, Step
 from ckpt.base.units import KiB, MiB
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.messages import Ask, ColumnSealed, JoinLaunch, LaunchJoined, Role
-from ckpt.format.target_messages import DocumentKind, DocumentStored, PutDocument
+from ckpt.format.target_messages import Attest, DocumentKind, DocumentStored, PutDocument
 from ckpt.protocol.target.core import column_name
 from ckptd.catalog import CATALOG_NAME
 from tests.ckptd.target_peers import ANSWER_S, Coordinator, Daemon, Peer, reserve, run
@@ -24,6 +25,8 @@ from tests.ckptd.tracing import Call, parse, traced
 from tests.protocol.target_world import Column
 
 MARK = "traced-run-4711"
+JOINED_FIELD = "turn"
+"""Of LaunchJoined, and of no other message that this coordinator sends."""
 
 
 def the_one(calls: list[Call], what: str) -> Call:
@@ -68,6 +71,7 @@ def test_a_column_s_proof_leaves_only_behind_the_syncs_of_its_file_and_directory
             with traced(daemon.process.pid, tmp_path) as calls:
                 async with Peer(daemon.address) as stager:
                     sealed = await stager.write(column, reservation=1)
+                await coordinator.command(Attest(1, ()))
         assert isinstance(sealed, ColumnSealed)
         said = first_said(calls, sealed.proof.mac.decode("latin-1"))
         check_put_in_place(calls, directory / "columns", column_name(column.id), said)
@@ -88,6 +92,8 @@ def test_a_document_is_confirmed_only_behind_the_syncs_of_its_file_and_directory
                 await coordinator.registrations.get()
             with traced(daemon.process.pid, tmp_path) as calls:
                 answer = await coordinator.command(put, data)
+                # So that the trace of the first answer is whole.
+                await coordinator.command(Attest(1, ()))
         assert answer == DocumentStored(DocumentKind.RECORD, checkpoint)
         said = first_said(calls, MARK)
         check_put_in_place(calls, directory / "documents", "documents/record-", said)
@@ -102,17 +108,23 @@ def test_the_catalog_is_synced_before_a_rank_hears_what_it_says(tmp_path: Path) 
     joins = JoinLaunch(RunName(MARK), "key", Rank(0), 1, "host/1")
     daemon = Coordinating(tmp_path)
     try:
-        with daemon.client(role=Role.STAGER) as client:
-            client.call(Ask("status"))
+        with (
+            # Nobody joins before targets vouch for the catalog.
+            Daemon(tmp_path / "a", daemon.ready["address"], cluster=daemon.ready["cluster"]),
+            Daemon(tmp_path / "b", daemon.ready["address"], cluster=daemon.ready["cluster"]),
+            daemon.client(role=Role.STAGER) as client,
+        ):
+            client.call(replace(joins, run=RunName("earlier")))
             with traced(daemon.process.pid, tmp_path) as calls:
                 answer, _ = client.call(joins)
+                client.call(Ask("status"))
     finally:
         daemon.end()
     assert isinstance(answer, LaunchJoined)
     entry = next(call for call in calls if call.writes and MARK in call.text)
     file = entry.text.partition("<")[2].partition(">")[0]
     assert Path(file).name.startswith(CATALOG_NAME)
-    said = next(call for call in calls if call.sends and call.begin > entry.begin)
+    said = next(c for c in calls if c.sends and c.begin > entry.begin and JOINED_FIELD in c.text)
     written = [c for c in calls if c.writes and f"<{file}>" in c.text and c.begin < said.begin]
     synced = [c for c in calls if c.syncs and f"<{file}>" in c.text and c.end < said.begin]
     assert any(sync.begin > max(write.end for write in written) for sync in synced)
