@@ -210,7 +210,8 @@ def a_failing_device_and_a_new_coordinator(folder: Path) -> None:
         assert run("verify", f"{RUN_NAME}@1", environ=case.environ).code == 0
         found = case.prove("DEVICE_FAILING", r"^kill \d+$", f"^{holder.name}: .*ENOENT")
         assert str(holder) in found["remedy"]
-        assert run("verify", f"{RUN_NAME}@1", environ=case.environ).code == 0
+        whole = lambda: run("verify", f"{RUN_NAME}@1", environ=case.environ).code == 0  # noqa: E731
+        wait_until(whole, "it has started again, with all it held", PATIENCE_S, ASKED_S)
 
 
 def too_few_targets(folder: Path) -> None:

@@ -93,7 +93,8 @@ def test_a_target_without_room_for_connections_is_named_with_its_limit() -> None
     }  # fmt: skip
     (check,) = status(bench)["checks"]
     assert (check["name"], check["severity"]) == ("CONNECTIONS_FULL", "error")
-    assert "t1 (descriptor limit 1024)" in check["message"]
+    assert "target t1 has no room" in check["message"]
+    assert "descriptor limit 1024" in check["message"]
     assert "LimitNOFILE" in check["remedy"]
 
 

@@ -5,6 +5,7 @@ A column waits for seconds at a healthy target, since many others do: it stays w
 
 from __future__ import annotations
 
+import faulthandler
 from collections.abc import Callable
 from random import Random
 
@@ -130,4 +131,5 @@ def test_a_bad_target_is_left_in_a_crowd_too(
 def test_load_alone_moves_no_column_of_thousands_of_ranks(
     ranks: int, targets: int, code: Code, devices: Callable[[int], list[int]]
 ) -> None:
+    faulthandler.cancel_dump_traceback_later()  # It takes minutes.
     check_whole(Crowd(1, ranks, devices(targets), code, cells_per_column=4).burst(), code)

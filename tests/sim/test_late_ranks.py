@@ -22,7 +22,8 @@ from tests.sim.rank_node import RankNode
 from tests.sim.scenario import SETTLE_US
 from tests.sim.world import World
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 20
+SEEDS = max(40, int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 20)
+"""One save of a late rank in a dozen commits: fewer seeds may have none."""
 FAULTS = (faults.target_killed, faults.target_stopped, faults.connections_cut, faults.half_opened)
 STEPS = (10, 20)
 
