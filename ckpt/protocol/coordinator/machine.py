@@ -435,9 +435,11 @@ class CoordinatorMachine:
         if checkpoint is not None:
             return checkpoint.state
         attempt = self.book.attempts.get(id)
-        if attempt is not None and attempt.state not in ENDED:
-            return RowState.OPEN if attempt.state in ABORTABLE else RowState.DECIDED
-        return self.deleter.gone.get(id)
+        if attempt is None:
+            return self.deleter.gone.get(id)
+        if attempt.state in ENDED:  # It is no checkpoint; that it is aborted is being written.
+            return self.deleter.gone.get(id, RowState.ABORTED)
+        return RowState.OPEN if attempt.state in ABORTABLE else RowState.DECIDED
 
     def _target_left(self, target: Target) -> None:
         self.reservations.forget_target(target)
