@@ -10,6 +10,7 @@ WORLD_SIZE_MAX = 1 << 20
 CODE_COLUMNS_MAX = 32
 CODE_PARITY_MAX = 4
 TARGET_ID_BYTES_MAX = 64
+INCARNATION_BYTES = 16
 
 HOMES_MAX = 4
 """Earlier generations that one checkpoint may refer to for bytes that did not change."""

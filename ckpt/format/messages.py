@@ -24,6 +24,7 @@ never used again. Nothing here can carry code.
                                        ShareReads, NextReads, LeaveReads, ReportDamage, DeleteStep
                    coord.  -> reader   LaunchJoined, Resolved, LoadConfirmed, ReadsShared,
                                        DamageJudged, Answer, StepDeleted
+                   admin   -> coord.   Ask, DeleteStep, ReplaceTarget; TargetReplaced comes back
                    target  -> coord.   RegisterTarget, RenewLease (the target dials)
                    coord.  -> target   TargetRegistered, LeaseRenewed; commands: Reserve,
                                        ReleaseReservation, Attest, PutDocument, DropGeneration,
@@ -89,10 +90,12 @@ from ckpt.format.target_messages import (
     RegisterTarget,
     ReleaseReservation,
     RenewLease,
+    ReplaceTarget,
     Reserve,
     Reserved,
     TargetPace,
     TargetRegistered,
+    TargetReplaced,
 )
 
 PROTOCOL_VERSION: Final = 1
@@ -781,6 +784,7 @@ Message = (
     | Attest | Attested | PutDocument | DocumentStored | DropGeneration | DropColumn | Dropped | ListColumns | ColumnsListed
     | OpenStore | TellStored | LeaseDrain | DrainLeased | BeginParts | TakePart | PartTaken
     | RenewDrain | EndDrain | ForgetStore | DrainNoted | TellTrouble
+    | ReplaceTarget | TargetReplaced
 )  # fmt: skip
 
 MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
@@ -801,6 +805,6 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     91: DropGeneration, 92: DropColumn, 93: Dropped, 94: ListColumns, 95: ColumnsListed,
     96: OpenStore, 97: TellStored, 98: LeaseDrain, 99: DrainLeased, 100: BeginParts, 101: TakePart,
     102: PartTaken, 103: RenewDrain, 104: EndDrain, 105: ForgetStore, 106: DrainNoted, 107: HomesRefused,
-    108: TellTrouble,
+    108: TellTrouble, 109: ReplaceTarget, 110: TargetReplaced,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""

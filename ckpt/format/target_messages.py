@@ -78,6 +78,27 @@ class RegisterTarget(Struct, frozen=True, gc=False):
     when this target has a capacity of its own."""
     catalog: CatalogPosition | None = None
     """The newest position of a catalog that this target was told and has on stable storage."""
+    incarnation: bytes = b""
+    """Of the directory: 16 random bytes, made once. Empty: it has none yet."""
+    place: str = ""
+    """The same text only for the same directory on the same machine since that started."""
+
+
+class ReplaceTarget(Struct, frozen=True, gc=False):
+    """Somebody says: the directory that asks for this target's place is the target from now on."""
+
+    target: TargetId
+    incarnation: bytes = b""
+    """Of the directory, when several ask; empty for the only one."""
+
+
+class TargetReplaced(Struct, frozen=True, gc=False):
+    """Durable: what the old directory holds counts no more, should it come back."""
+
+    target: TargetId
+    incarnation: bytes
+    directory: str
+    domain: str
 
 
 class TargetRegistered(Struct, frozen=True, gc=False):

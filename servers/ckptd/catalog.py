@@ -30,7 +30,7 @@ from typing import Final
 
 from ckpt.aio.durable import sync_directory
 from ckpt.base.errors import CkptError, Refused, Unavailable
-from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, RunName, Step, TargetId
+from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, RunName, Step
 from ckpt.protocol.coordinator.catalog import (
     AttemptOpened,
     CatalogEntry,
@@ -53,7 +53,7 @@ from ckpt.protocol.coordinator.catalog import (
     StoreOpened,
     TargetSeen,
 )
-from ckptd import drain_tables, launch_tables, standing_tables
+from ckptd import drain_tables, launch_tables, standing_tables, target_tables
 from ckptd.catalog_file import (
     connect,
     copy_catalog,
@@ -83,7 +83,9 @@ CREATE TABLE repair (
     rank INTEGER NOT NULL, columns TEXT NOT NULL,
     PRIMARY KEY (run, step, term, counter, rank));
 """
-_LATER_SCHEMA: Final = launch_tables.SCHEMA + drain_tables.SCHEMA + standing_tables.SCHEMA
+_LATER_SCHEMA: Final = (
+    launch_tables.SCHEMA + drain_tables.SCHEMA + standing_tables.SCHEMA + target_tables.SCHEMA
+)
 _ROW_FIELDS: Final = "state, launch, launch_key, world_size, record, placement, reason"
 _KEY: Final = "run = ? AND step = ? AND term = ? AND counter = ?"
 
@@ -257,7 +259,7 @@ def create_catalog(
                 for row in image.rows.values():
                     _insert_row(connection, row)
                 for seen in image.targets.values():
-                    _upsert_target(connection, seen)
+                    target_tables.store(connection, seen)
                 for (checkpoint, rank), columns in image.repairs.items():
                     _upsert_repair(connection, RepairNeeded(checkpoint, rank, columns))
                 standing_tables.note(connection, image)
@@ -362,8 +364,7 @@ def _load(connection: sqlite3.Connection) -> CatalogImage:
     ):
         checkpoint = _checkpoint(run, step, term, counter)
         image.rows[checkpoint] = _row(checkpoint, rest)
-    for name, domain, directory in connection.execute("SELECT * FROM target ORDER BY id"):
-        image.targets[TargetId(name)] = TargetSeen(TargetId(name), domain, directory)
+    target_tables.load(connection, image)
     for run, step, term, counter, rank, columns in connection.execute(
         "SELECT * FROM repair ORDER BY run, step, term, counter, rank"
     ):
@@ -440,7 +441,7 @@ def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
         case StoreOpened() | StoreHolds() | CheckpointDrained() | StoreForgotten():
             drain_tables.store(connection, entry)
         case TargetSeen():
-            _upsert_target(connection, entry)
+            target_tables.store(connection, entry)
         case RepairNeeded():
             _upsert_repair(connection, entry)
         case _:
@@ -477,12 +478,6 @@ def _insert_row(connection: sqlite3.Connection, row: CatalogRow) -> None:
     connection.execute(
         "INSERT OR REPLACE INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (*_key(row.checkpoint), *_values(row)),
-    )
-
-
-def _upsert_target(connection: sqlite3.Connection, seen: TargetSeen) -> None:
-    connection.execute(
-        "INSERT OR REPLACE INTO target VALUES (?, ?, ?)", (seen.target, seen.domain, seen.directory)
     )
 
 

@@ -75,7 +75,7 @@ from ckptd.fail_stop import FailStop
 from ckptd.http_plane import served
 from ckptd.log import Reporter, configure, reporter
 from ckptd.target_handlers import CoordinatorHandler, Relay
-from ckptd.target_identity import TargetFile, adopt_identity
+from ckptd.target_identity import TargetFile, adopt_identity, place_of
 from ckptd.target_reports import TargetReports
 
 TICK_S: Final = 0.1
@@ -402,8 +402,9 @@ async def run_target(config: TargetConfig, secret: bytes) -> None:
             if http:
                 report("info", "http", {"http": http})
             identity = await adopt_identity(
-                config.directory, config.id, config.cluster, config.coordinator, secret, stop
-            )
+                config.directory, config.id, config.cluster, config.coordinator, secret, stop,
+                report,
+            )  # fmt: skip
             if identity is not None:
                 await _serve(config, identity, disk, secret, stop, report, reports, http)
     finally:
@@ -433,7 +434,8 @@ async def _serve(
     machine = TargetMachine(
         TargetIdentity(
             known.cluster, TargetId(known.target), boot, domain, address, unix or "",
-            str(config.directory.absolute()), os.getpid(),
+            str(config.directory.absolute()), os.getpid(), known.incarnation,
+            place_of(config.directory),
         ),
         secret, config.limits,
     )  # fmt: skip

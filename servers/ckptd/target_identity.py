@@ -1,24 +1,32 @@
-"""`target.toml`: which target of which cluster a directory is. Written once, at the first start."""
+"""`target.toml`: which target of which cluster a directory is, and which directory it is.
+
+Written once, at the first start; one of an earlier version gets its incarnation at the next start.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
+import socket
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from ckpt.aio.channel import Bulk
 from ckpt.aio.dial import Dialer
 from ckpt.aio.durable import write_aside
 from ckpt.base.errors import Refused
-from ckpt.base.limits import TARGET_ID_BYTES_MAX
+from ckpt.base.limits import INCARNATION_BYTES, TARGET_ID_BYTES_MAX
 from ckpt.format.messages import Message, Role
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established
+from ckptd.log import Reporter
 
 FILE_NAME = "target.toml"
+_BOOT_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +35,14 @@ class TargetFile:
 
     target: str
     cluster: str
+    incarnation: bytes = b""
+    """Told from every other directory by it; a copy has it, too. Empty: of an earlier version."""
 
 
 async def adopt_identity(
-    directory: Path, id: str, cluster: str, coordinator: str, secret: bytes, stop: asyncio.Event
-) -> TargetFile | None:
+    directory: Path, id: str, cluster: str, coordinator: str, secret: bytes, stop: asyncio.Event,
+    report: Reporter,
+) -> TargetFile | None:  # fmt: skip
     """The directory's identity, made at its first start; None when the stop signal came first.
 
     Raises Refused when the directory belongs to another cluster or is another target.
@@ -45,7 +56,7 @@ async def adopt_identity(
             )
         if id and known.target != id:
             raise Refused(f"{directory} is target {known.target}, not {id}")
-        return known
+        return known if known.incarnation else _with_incarnation(directory, known, report)
     if not 0 <= len(id.encode()) <= TARGET_ID_BYTES_MAX:
         raise Refused(f"a target's id has at most {TARGET_ID_BYTES_MAX} bytes")
     if not cluster:
@@ -53,7 +64,8 @@ async def adopt_identity(
         if learned is None:
             return None
         cluster = learned
-    made = TargetFile(id or f"target-{secrets.token_hex(4)}", cluster)
+    name = id or f"target-{secrets.token_hex(4)}"
+    made = TargetFile(name, cluster, secrets.token_bytes(INCARNATION_BYTES))
     _write_target_file(directory, made)
     return made
 
@@ -63,16 +75,42 @@ def read_target_file(directory: Path) -> TargetFile | None:
     path = directory / FILE_NAME
     try:
         values = tomllib.loads(path.read_text())
-        return TargetFile(str(values["target"]), str(values["cluster"]))
+        incarnation = bytes.fromhex(values.get("incarnation", ""))
+        if len(incarnation) not in (0, INCARNATION_BYTES):
+            raise ValueError(f"an incarnation has {2 * INCARNATION_BYTES} hexadecimal digits")
+        return TargetFile(str(values["target"]), str(values["cluster"]), incarnation)
     except FileNotFoundError:
         return None
-    except (OSError, tomllib.TOMLDecodeError, KeyError, UnicodeDecodeError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise Refused(f"{path} cannot be understood: {error}") from None
+
+
+def place_of(directory: Path) -> str:
+    """The same text for the same directory while this machine runs, and for no other one: which
+    start of which machine, which file system, which file. A move within it changes nothing.
+    """
+    try:
+        machine = _BOOT_FILE.read_text().strip()
+    except OSError:
+        machine = socket.gethostname()
+    return f"{machine}/{os.statvfs(directory).f_fsid:x}/{os.stat(directory).st_ino}"
+
+
+def _with_incarnation(directory: Path, known: TargetFile, report: Reporter) -> TargetFile:
+    """A device that takes no writes is read all the same: then the directory stays without one."""
+    made = replace(known, incarnation=secrets.token_bytes(INCARNATION_BYTES))
+    try:
+        _write_target_file(directory, made)
+    except OSError as error:
+        report("warning", "no incarnation could be written", {"error": error.strerror or ""})
+        return known
+    return made
 
 
 def _write_target_file(directory: Path, made: TargetFile) -> None:
     # JSON strings are TOML basic strings.
     text = f"target = {json.dumps(made.target)}\ncluster = {json.dumps(made.cluster)}\n"
+    text += f"incarnation = {json.dumps(made.incarnation.hex())}\n"
     write_aside(directory / FILE_NAME, text.encode())
 
 

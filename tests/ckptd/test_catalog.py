@@ -43,6 +43,7 @@ from ckpt.protocol.coordinator.catalog import (
     apply_all,
 )
 from ckptd import catalog as catalog_module
+from ckptd.backup_catalog import read_backup
 from ckptd.catalog import CATALOG_NAME, Catalog, create_catalog, read_image
 from ckptd.catalog_file import connect
 
@@ -76,7 +77,9 @@ def opened(step: int, counter: int = 1) -> AttemptOpened:
 
 def every_entry() -> list[CatalogEntry]:
     return [
-        TargetSeen(TargetId("t0"), "p/r/h/d", "/data/t0"),
+        TargetSeen(TargetId("t0"), "p/r/h/d", "/data/t0", b"i" * 16, "machine/fs/7"),
+        TargetSeen(TargetId("t1"), "p/r/h/d", "/data/t1"),
+        TargetSeen(TargetId("t1"), "p/r/h/d", "/data/other", b"j" * 16, "machine/fs/8"),
         opened(1),
         opened(2),
         opened(3),
@@ -164,6 +167,25 @@ def test_a_catalog_from_before_launches_were_kept_is_opened_and_keeps_them(tmp_p
         write(catalog, [[numbered]])
     with Catalog.open(tmp_path, "c1", "unused") as catalog:
         assert catalog.image == apply_all(CatalogImage(3), [opened(1), numbered])
+
+
+def test_a_catalog_from_before_directories_were_told_apart_is_opened_and_notes_them(
+    tmp_path: Path,
+) -> None:
+    seen = TargetSeen(TargetId("t0"), "p/r/h/d", "/data/t0")
+    with Catalog.open(tmp_path, None, "c1") as catalog:
+        write(catalog, [[seen]])
+    connection = sqlite3.connect(tmp_path / CATALOG_NAME)
+    connection.execute("DROP TABLE target_directory")
+    connection.close()
+    # As a copy of it is read, where nothing can be written.
+    assert read_backup(tmp_path / CATALOG_NAME, "c1").targets == {seen.target: seen}
+    noted = TargetSeen(TargetId("t0"), "p/r/h/d", "/data/t0", b"i" * 16, "machine/fs/7")
+    with Catalog.open(tmp_path, "c1", "unused") as catalog:
+        assert catalog.image.targets == {seen.target: seen}
+        write(catalog, [[noted]])
+    with Catalog.open(tmp_path, "c1", "unused") as catalog:
+        assert catalog.image.targets == {seen.target: noted}
 
 
 def test_a_forgotten_row_is_gone_with_its_repairs_also_after_a_start(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ class FakeTarget:
     term_seen: int = 0
     catalog: CatalogPosition | None = None
     """The newest position that it was told."""
+    incarnation: bytes = b""
+    place: str = ""
 
     part_bytes: int = 1 << 20
     """A document is given in parts of at most so many bytes."""

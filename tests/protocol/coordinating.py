@@ -146,6 +146,7 @@ class Bench:
                 target.id, target.boot, f"{target.id}:1", "", target.domain, f"d/{target.id}", 1,
                 1 << 40, target.bytes_free, 0, target.term_seen,
                 tuple(sorted(target.reservations)), catalog=target.catalog,
+                incarnation=target.incarnation, place=target.place,
             ),
         )  # fmt: skip
 

@@ -175,6 +175,10 @@ class TargetSeen:
     target: TargetId
     domain: str
     directory: str
+    incarnation: bytes = b""
+    """Of its directory, 16 random bytes; empty while no process has told one."""
+    place: str = ""
+    """Where that lies, as its process told: the same only for the same file on the same machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,21 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
     "TARGET_DOWN": CheckKind(
         WARNING, OK_CODE, "a target's connection ended, or it was silent for a lease", START
     ),
+    "DIRECTORY_UNKNOWN": CheckKind(
+        WARNING,
+        OK_CODE,
+        "a process presents another directory under a target's name: it was emptied, or put in the"
+        " place of the old one; it is not taken in",
+        "bring the old directory back and start its target; when it is gone for good"
+        " `ckpt target replace ID`: then saves use the new one, and what the old one held is gone",
+    ),
+    "DIRECTORY_COPIED": CheckKind(
+        WARNING,
+        OK_CODE,
+        "a process presents a copy of a target's directory, under its name or another one, while"
+        " the target is there; it is not taken in",
+        "`kill PID` on its host; a target that is to be added begins with an empty directory",
+    ),
     "DEVICE_FAILING": CheckKind(
         WARNING,
         OK_CODE,

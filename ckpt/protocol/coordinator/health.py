@@ -16,6 +16,7 @@ from ckpt.protocol.coordinator.answers import Check, StoreStatus
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.checks import check, connections_full, quoted
+from ckpt.protocol.coordinator.claims import Claim
 from ckpt.protocol.coordinator.drain_views import UNSERVED_US
 from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
 from ckpt.protocol.coordinator.vouching import Standing, Vouching
@@ -41,10 +42,12 @@ class Health:
         yield from self._catalog(address)
         targets = self._members.targets
         down = [t for t in targets.values() if t.state is TargetState.DOWN]
-        if down:
-            text = f"down: {', '.join(_away(target, now_us) for target in down)}"
-            ids = [target.id for target in down]
+        gone = [target for target in down if not self._members.replacing(target.id)]
+        if gone:
+            text = f"down: {', '.join(_away(target, now_us) for target in gone)}"
+            ids = [target.id for target in gone]
             yield check("TARGET_DOWN", text, START_THEM, self._start(ids, address), ids)
+        yield from map(_claim_check, self._members.claims())
         yield from map(_device_check, self._members.failing())
         yield from self._too_few(down, address)
         full = [t for t in self._members.live() if t.counters.get("connections_full")]
@@ -63,19 +66,26 @@ class Health:
             yield check("CATALOG_OLD", problem.message, remedy, self._vouching.remedy())
             return
         away = [t.id for t in self._members.targets.values() if t.state is not TargetState.LIVE]
-        command = self._start(away, address)
-        yield check("CATALOG_UNPROVED", problem.message, START_THEM, command, away)
+        command, unclaimed = self._start(away, address), self._unclaimed(away)
+        yield check("CATALOG_UNPROVED", problem.message, START_THEM, command, unclaimed)
 
     def _start(self, ids: Sequence[TargetId], address: str) -> str:
         """What brings these targets back, each on its host."""
         lines = []
         for id in ids:
             target = self._members.targets[id]
+            if self._members.replacing(id):
+                lines.append(f"ckpt target replace {quoted(id)}")
+                continue
             where, domain = quoted(target.directory), quoted(str(target.domain))
             lines.append(
                 f"ckptd target --directory {where} --coordinator {address} --domain {domain}"
             )
         return "; ".join(lines)
+
+    def _unclaimed(self, ids: Sequence[TargetId]) -> list[TargetId]:
+        """Those of them that a start brings back, and not a word."""
+        return [id for id in ids if not self._members.replacing(id)]
 
     def _too_few(self, down: Sequence[Target], address: str) -> Iterator[Check]:
         failing = self._members.failing()
@@ -86,9 +96,8 @@ class Health:
         text = f"{well} targets are live and well, a save needs {self._code.floor} for {self._code}"
         if down:
             ids = [target.id for target in down]
-            yield check(
-                "TOO_FEW_TARGETS", text + resort, START_THEM, self._start(ids, address), ids
-            )
+            command, unclaimed = self._start(ids, address), self._unclaimed(ids)
+            yield check("TOO_FEW_TARGETS", text + resort, START_THEM, command, unclaimed)
         elif failing:
             remedy = "mend the devices that fail (DEVICE_FAILING), or add targets"
             command = _device_check(failing[0]).command
@@ -144,7 +153,8 @@ class Health:
         known = [id for id in away if id in self._members.targets]
         if known:
             text = f"{text}; on {', '.join(known)}, which are down"
-            return check(name, text, START_THEM, self._start(known, address), known)
+            command, unclaimed = self._start(known, address), self._unclaimed(known)
+            return check(name, text, START_THEM, command, unclaimed)
         return check(name, text, remedy, command)
 
 
@@ -154,6 +164,15 @@ def _away(target: Target, now_us: int) -> str:
         silent_s = (now_us - target.silent_since_us) / US_PER_S
         return f"{target.id} (silent for {silent_s:.0f} s: it hangs or is stopped)"
     return f"{target.id} (not connected)"
+
+
+def _claim_check(claim: Claim) -> Check:
+    text = f"{claim.why}: {claim.where}"
+    if not claim.replaces:
+        return check("DIRECTORY_COPIED", text, "end the process on the copy", f"kill {claim.pid}")
+    remedy = "bring the old directory back; when it is gone for good: replace it"
+    command = f"ckpt target replace {quoted(claim.target)}"
+    return check("DIRECTORY_UNKNOWN", text, remedy, command)
 
 
 def _device_check(target: Target) -> Check:

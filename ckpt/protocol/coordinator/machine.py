@@ -61,6 +61,7 @@ from ckpt.format.target_messages import (
     DocumentStored,
     RegisterTarget,
     RenewLease,
+    ReplaceTarget,
     Reserved,
 )
 from ckpt.protocol.coordinator.attempts import ABORTABLE, ENDED, Attempt, AttemptBook
@@ -85,7 +86,7 @@ from ckpt.protocol.coordinator.reservations import Reservations
 from ckpt.protocol.coordinator.resolving import Resolver
 from ckpt.protocol.coordinator.sharing import SharedReads
 from ckpt.protocol.coordinator.views import Views
-from ckpt.protocol.coordinator.vouching import Vouching
+from ckpt.protocol.coordinator.vouching import Vouching, is_of_people
 from ckpt.protocol.events import (
     Buffer,
     Received,
@@ -284,7 +285,7 @@ class CoordinatorMachine:
             return
         role = self._roles[event.session]
         from_target = role is Role.TARGET
-        if not from_target and not self.vouching.serves and not _is_of_people(event.message):
+        if not from_target and not self.vouching.serves and not is_of_people(event.message):
             self.vouching.hold(role, event)
             return
         if from_target and isinstance(event.message, Reserved):
@@ -341,6 +342,8 @@ class CoordinatorMachine:
                 self.resolver.release(session, message.pin)
             case ReportDamage():
                 self.judge.report(session, request, message)
+            case ReplaceTarget():
+                self.members.replace(session, request, message)
             case DeleteStep():
                 self.deleter.delete_step(session, request, message)
             case Ask():
@@ -352,12 +355,13 @@ class CoordinatorMachine:
                 self._desk.close(session, f"{type(message).__name__} is no request")
 
     def _register(self, session: Session, request: int, message: RegisterTarget) -> None:
-        if self.vouching.refuses(session, request, message):
+        # A copy under another name speaks of what the original was told: that proves nothing.
+        renamed = self.members.is_renamed(message)
+        if not renamed and self.vouching.refuses(session, request, message):
             return
-        self.members.register(session, request, message)
-        target = self.members.target_of(session)
+        target = self.members.register(session, request, message)
         if target is not None:
-            self.vouching.registered(target)
+            self.vouching.registered(target, message.incarnation)
             self.reservations.reconcile(target, message.reservations)
 
     def _join(self, session: Session, request: int, message: JoinLaunch) -> None:
@@ -493,8 +497,3 @@ class CoordinatorMachine:
                 self.homes.hold(attempt.checkpoint, homes)
         for run, launch, known in joined:
             self.resolver.rounds.recover(run, launch, known)
-
-
-def _is_of_people(message: Message) -> bool:
-    """The status is told also while nobody is served."""
-    return isinstance(message, Ask) and message.what == "status"

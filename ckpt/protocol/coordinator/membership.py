@@ -22,11 +22,11 @@ from typing import Final
 
 from msgspec import UNSET, UnsetType
 
-from ckpt.base.errors import CkptError
+from ckpt.base.errors import Busy, CkptError
 from ckpt.base.ids import BootId, ColumnId, Domain, Epoch, TargetId
 from ckpt.base.limits import DEVICE_FAILURES_MAX, LEASE_US, PAYLOAD_BYTES_MAX
 from ckpt.base.units import US_PER_S
-from ckpt.format.messages import Failed, Message, TargetAddress
+from ckpt.format.messages import Message, TargetAddress
 from ckpt.format.target_messages import (
     DEVICE_ERROR_KINDS,
     ColumnsListed,
@@ -36,10 +36,13 @@ from ckpt.format.target_messages import (
     ListColumns,
     RegisterTarget,
     RenewLease,
+    ReplaceTarget,
     TargetRegistered,
+    TargetReplaced,
 )
 from ckpt.plan.placement import Candidate
 from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.claims import Claim, Claims
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.proofs import check_proof
@@ -147,6 +150,7 @@ class Membership:
             for id, seen in sorted(known.items())
         }
         self._by_session: dict[Session, TargetId] = {}
+        self._claims = Claims(known)
         self._born_us: int | None = None
         """When the first event came."""
         self._faded_us = 0
@@ -247,23 +251,40 @@ class Membership:
         target = self.targets.get(proof_target)
         return target is not None and target.session is not None and target.boot == boot
 
+    def claims(self) -> list[Claim]:
+        """Processes that ask for a target's seat and were refused it, by target."""
+        return self._claims.standing(self._desk.now_us)
+
+    def replacing(self, id: TargetId) -> list[Claim]:
+        """Those of them that would be this target as soon as somebody says so."""
+        return self._claims.replacements(id, self._desk.now_us)
+
+    def is_renamed(self, message: RegisterTarget) -> bool:
+        """Whether its directory is known as another target."""
+        return self._claims.is_renamed(message)
+
     # ----------------------------------------------------------------------- events
 
-    def register(self, session: Session, request: int, message: RegisterTarget) -> None:
-        """A target presents itself; an older session of the same id is replaced."""
+    def register(self, session: Session, request: int, message: RegisterTarget) -> Target | None:
+        """A target presents itself; an older session of the same process, or of the one before it
+        in the same place, is replaced. Who may not have the seat is told why: then None.
+        """
+        target = self.targets.get(message.target)
+        seated = target is not None and target.session is not None and target.boot != message.boot
         try:
             domain = Domain.parse(message.domain)
         except CkptError as error:
-            self._desk.send(session, request, Failed(error.code, error.message))
-            return
-        target = self.targets.get(message.target)
+            self._desk.fail(session, request, error)
+            return None
+        refusal = self._claims.judge(message, seated=seated, now_us=self._desk.now_us)
+        if refusal is not None:
+            self._desk.fail(session, request, refusal)
+            return None
         if target is not None and target.session not in (None, session):
             assert target.session is not None
             self._desk.close(target.session, f"target {target.id} registered again")
             self._take_down(target)
-        if target is None or (target.domain, target.directory) != (domain, message.directory):
-            seen = catalog.TargetSeen(message.target, message.domain, message.directory)
-            self._desk.persist((seen,), lambda: None)
+        self._note_seen(self._claims.seen(message))
         if target is None:
             target = self.targets[message.target] = Target(
                 message.target, domain, message.directory
@@ -272,6 +293,22 @@ class Membership:
         self._adopt(target, session, domain, message)
         self._desk.send(session, request, TargetRegistered(self.term, self.epoch, LEASE_US))
         self._list(target, message.boot, "")
+        return target
+
+    def replace(self, session: Session, request: int, message: ReplaceTarget) -> None:
+        """Somebody says that another directory is this target. Raises NotFound, Refused, Busy."""
+        target = self.targets.get(message.target)
+        if target is not None and target.session is not None:
+            raise Busy(
+                f"target {target.id} is live, from {target.directory} on {target.domain.host}",
+                hint=f"end it first, for good: kill {target.pid}",
+            )
+        seen = self._claims.replaced(message.target, message.incarnation, self._desk.now_us)
+        self._desk.report(
+            "warning", "target is replaced", target=seen.target, directory=seen.directory
+        )
+        done = TargetReplaced(seen.target, seen.incarnation, seen.directory, seen.domain)
+        self._desk.persist((seen,), lambda: self._desk.send(session, request, done))
 
     def renew(self, session: Session, request: int, message: RenewLease) -> None:
         """The lease runs anew from now, by the coordinator's clock alone (P12)."""
@@ -298,6 +335,7 @@ class Membership:
         """
         for target in self.targets.values():
             target.lease_ends_us += gap_us
+        self._claims.excuse(gap_us)
 
     def tick(self) -> None:
         """Leases end."""
@@ -332,6 +370,11 @@ class Membership:
         target.reserving = ServiceTime(unit=1)
         self._by_session[session] = target.id
         self.version += 1
+
+    def _note_seen(self, seen: catalog.TargetSeen) -> None:
+        """Before anything is decided that names this target: entries are stored in their order."""
+        if self._claims.took(seen):
+            self._desk.persist((seen,), lambda: None)
 
     def _note_device(self, target: Target, told: DeviceReport | UnsetType) -> None:
         was_failing = target.is_failing
@@ -379,6 +422,7 @@ class Membership:
         assert session is not None
         target.session, target.state = None, TargetState.DOWN
         self._by_session.pop(session, None)
+        self._claims.left(target.id, self._desk.now_us)
         self.version += 1
         self._desk.report("warning", "target is down", target=target.id)
         self._desk.lost(session)

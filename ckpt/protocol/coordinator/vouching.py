@@ -38,8 +38,14 @@ from enum import Enum
 
 from ckpt.base.errors import CkptError, Corrupt, Unavailable
 from ckpt.base.ids import CatalogPosition, CheckpointId, Generation, TargetId
-from ckpt.format.messages import Failed, JoinLaunch, Message, OpenPayload, Role
-from ckpt.format.target_messages import Attest, Attested, DocumentKind, RegisterTarget
+from ckpt.format.messages import Ask, Failed, JoinLaunch, Message, OpenPayload, Role
+from ckpt.format.target_messages import (
+    Attest,
+    Attested,
+    DocumentKind,
+    RegisterTarget,
+    ReplaceTarget,
+)
 from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
@@ -105,7 +111,7 @@ class Vouching:
         self._passed_over = frozenset(image.passed_over)
         self._is_empty = not image.rows
         self._target_count_min = policy.code.n if self._is_empty else 1
-        self._met: set[TargetId] = set()
+        self._met: set[TargetId | bytes] = set()
         #: Targets that this process has told its term.
         self._obey: set[TargetId] = set()
         #: Of those, they that have it on stable storage.
@@ -234,7 +240,8 @@ class Vouching:
         id, term, told = message.target, self._members.term, message.catalog
         if told is not None and told > self._began_at and told.term < term:
             return f"target {id} was told of its entry {told}, it ends with {self._began_at}"
-        if message.term_seen > term or (message.term_seen == term and id not in self._met):
+        met = id in self._met or message.incarnation in self._met
+        if message.term_seen > term or (message.term_seen == term and not met):
             return (
                 f"target {id} has obeyed a coordinator of term {message.term_seen}, "
                 f"which began from another catalog"
@@ -243,11 +250,10 @@ class Vouching:
 
     def refuses(self, session: Session, request: int, message: RegisterTarget) -> bool:
         """Whether a target that registers is not taken in, since it proves the catalog old."""
-        self._addresses[message.target] = message.address
         objection = self.objection(message)
         if not objection:
-            self._met.add(message.target)
             return False
+        self._addresses[message.target] = message.address
         self._obey.discard(message.target)
         self._is_old(objection)
         problem = self.problem()
@@ -255,9 +261,11 @@ class Vouching:
         self._desk.send(session, request, Failed(problem.code, problem.message, problem.hint))
         return True
 
-    def registered(self, target: Target) -> None:
+    def registered(self, target: Target, incarnation: bytes) -> None:
         """It was told the term: does it have that on stable storage?"""
         assert target.session is not None
+        self._met |= {target.id, incarnation} - {b""}
+        self._addresses[target.id] = target.address
         session = target.session
         self._obey.discard(target.id)
 
@@ -357,3 +365,10 @@ class Vouching:
         self._keep([held for held in self._held if held not in refused])
         for held in refused:
             self._refuse(held.event)
+
+
+def is_of_people(message: Message) -> bool:
+    """What is answered also while nobody is served: the status, and which directory is a target."""
+    return isinstance(message, ReplaceTarget) or (
+        isinstance(message, Ask) and message.what == "status"
+    )

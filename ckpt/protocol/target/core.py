@@ -63,6 +63,10 @@ class TargetIdentity:
     unix: str = ""
     directory: str = ""
     pid: int = 0
+    incarnation: bytes = b""
+    """Of the directory; empty: it has none."""
+    place: str = ""
+    """Of the directory on this machine, as it runs now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,7 @@ class TargetMachine:
         self._told = self._seen = (0, 0, 0)
         #: What had moved when the lease was renewed, and at the last tick.
         self._told_failing = False
+        self._refusal = ""
         #: What the present session was told of the device.
         self._still_us = 0
         #: When nothing had moved since the tick before.
@@ -277,14 +278,7 @@ class TargetMachine:
                 self._reads.cancel(session, request)
             case ListColumns():
                 self._documents.list_page(session, request, message)
-            case (
-                Reserve()
-                | ReleaseReservation()
-                | Attest()
-                | PutDocument()
-                | DropGeneration()
-                | DropColumn()
-            ):
+            case _ if isinstance(message, Command):
                 self._command(event, message)
             case TargetRegistered():
                 self._register(session, message)
@@ -292,7 +286,9 @@ class TargetMachine:
                 self.epoch = epoch
                 self._note.told(position)
             case Failed(message=text):
-                self._core.report("warning", "the coordinator refused", why=text)
+                if text != self._refusal:
+                    self._core.report("error", "the coordinator refused", why=text)
+                self._refusal = text
                 self._core.out.append(CloseSession(session, f"refused: {text}"))
             case _:
                 reason = f"{type(message).__name__} is nothing that a target is told"
@@ -368,6 +364,8 @@ class TargetMachine:
             reservations=self._reservations.standing,
             device_bytes_free=max(0, space.device_available),
             catalog=self._note.stored,
+            incarnation=identity.incarnation,
+            place=identity.place,
         )
         self._core.send(session, self._next_request(), register)
 
@@ -443,6 +441,7 @@ class TargetMachine:
     def _accept(self) -> None:
         """The term is durable: the commands that waited for it are obeyed in order."""
         self._registered, self._told_failing, self._held_out_us = True, False, None
+        self._refusal = ""
         self._renewed_us = self._core.now_us
         held, self._held = self._held, []
         for each in held:

@@ -19,7 +19,7 @@ import msgspec
 
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Busy, CkptError, Corrupt, NotFound, Refused
-from ckpt.base.ids import RunName, Step, check_run_name, check_step
+from ckpt.base.ids import RunName, Step, TargetId, check_run_name, check_step
 from ckpt.format.drain_messages import DrainNoted, ForgetStore
 from ckpt.format.messages import (
     Answer,
@@ -28,6 +28,7 @@ from ckpt.format.messages import (
     Role,
     StepDeleted,
 )
+from ckpt.format.target_messages import ReplaceTarget, TargetReplaced
 from ckpt.protocol.coordinator.answers import RunView, ShowView, StatusView, StepView
 from ckpt_client.cli.output import Output
 from ckpt_client.control import Control
@@ -131,6 +132,14 @@ class Conversation:
     def forget_store(self, url: str) -> None:
         """Nothing is drained there any more. Raises NotFound, Busy while a worker serves it."""
         self.control.call(ForgetStore(url), DrainNoted, timeout_s=self.timeout_s)
+
+    def replace_target(self, id: TargetId, incarnation: bytes) -> TargetReplaced:
+        """The directory that asks for its place is this target. Raises NotFound when none does,
+        Refused when several do and none is named, Busy while the target is live.
+        """
+        message = ReplaceTarget(id, incarnation)
+        answer, _ = self.control.call(message, TargetReplaced, timeout_s=self.timeout_s)
+        return answer
 
     def _ask(
         self, kind: type[View], what: str, run: RunName | None = None, step: Step | None = None

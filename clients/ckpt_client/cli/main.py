@@ -79,7 +79,7 @@ VERBS: Final = {
     ),
     "target": (
         "ckpt_client.cli.target",
-        "hold, release: keep a local target from being started again",
+        "hold, release: keep a local target from being started; replace: it has another directory",
     ),
 }
 """Verb -> its module, and what it does."""

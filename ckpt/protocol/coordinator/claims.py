@@ -1,0 +1,216 @@
+"""Which process is a target? One at a time, and of the one directory that is known by its name.
+
+A directory has an incarnation: 128 random bits, made once and kept in it. By that it is told from
+another one of the same name, emptied or put in its place. A copy of a directory has the same
+incarnation; it is told by its place (this start of which machine, which file), and that only one
+process can hold the lock there.
+
+    a process presents                          it is
+    a name or an incarnation that is new        taken in, and its incarnation noted
+    the incarnation known for this name         taken in; while another place has the seat, refused
+    another incarnation of this name            refused, until somebody says that it replaces the old
+    an incarnation known by another name        refused: a directory is one target
+    none, as daemons before 0.2 do              taken in; while another place has the seat, refused
+
+A place keeps its seat for a lease after its session ended, and after the coordinator began: a
+connection that breaks gives no copy the chance to step in. The process that comes back there has
+it at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ckpt.base.errors import Busy, CkptError, NotFound, Refused
+from ckpt.base.ids import TargetId
+from ckpt.base.limits import INCARNATION_BYTES, LEASE_US
+from ckpt.base.units import US_PER_S
+from ckpt.format.target_messages import RegisterTarget
+from ckpt.protocol.coordinator.catalog import TargetSeen
+
+CLAIM_US: Final = 8_000_000
+"""A process that was refused dials again every other second; one that does not has gone."""
+CLAIMS_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A process that was refused a target's seat."""
+
+    target: TargetId
+    incarnation: bytes
+    place: str
+    directory: str
+    domain: str
+    address: str
+    pid: int
+    replaces: bool
+    """It may take the seat when somebody says so; else it has to end."""
+    why: str
+    heard_us: int
+
+    @property
+    def where(self) -> str:
+        """For people."""
+        host = self.domain.split("/")[2] if self.domain.count("/") > 2 else self.domain
+        return f"{self.directory} on {host} (process {self.pid})"
+
+
+class Claims:
+    """I know each target's directory, and who else asks for its seat. `known` is my owner's."""
+
+    def __init__(self, known: Mapping[TargetId, TargetSeen]) -> None:
+        self._known = dict(known)
+        self._refused: dict[tuple[TargetId, bytes, str], Claim] = {}
+        self._left_us: dict[TargetId, int] = {}
+        """When the session of its seat ended."""
+        self._born_us: int | None = None
+
+    # ----------------------------------------------------------------------- questions
+
+    def standing(self, now_us: int) -> list[Claim]:
+        """Those that were refused and still knock, by target."""
+        heard = [each for each in self._refused.values() if now_us - each.heard_us < CLAIM_US]
+        return sorted(heard, key=lambda each: (each.target, each.incarnation, each.place))
+
+    def replacements(self, target: TargetId, now_us: int) -> list[Claim]:
+        """Directories that would take this target's place."""
+        return [each for each in self.standing(now_us) if each.replaces and each.target == target]
+
+    def is_renamed(self, message: RegisterTarget) -> bool:
+        """Whether its directory is known as another target."""
+        return self._of_another_name(message) is not None
+
+    def seen(self, message: RegisterTarget) -> TargetSeen:
+        """What is to be known of a process that is taken in."""
+        known = self._known.get(message.target)
+        kept = message.incarnation or (known.incarnation if known is not None else b"")
+        return TargetSeen(message.target, message.domain, message.directory, kept, message.place)
+
+    # ----------------------------------------------------------------------- events
+
+    def judge(self, message: RegisterTarget, *, seated: bool, now_us: int) -> CkptError | None:
+        """Why this process is refused the seat that it asks for; None when it is taken in.
+
+        `seated`: a session of another process of this target stands.
+        """
+        if self._born_us is None:
+            self._born_us = now_us
+        if len(message.incarnation) not in (0, INCARNATION_BYTES):
+            return Refused(f"an incarnation has {INCARNATION_BYTES} bytes")
+        known = self._known.get(message.target)
+        error = (
+            self._of_another_name(message)
+            or (known and _of_another_directory(known, message))
+            or (known and self._of_a_taken_seat(known, message, seated=seated, now_us=now_us))
+        )
+        key = (message.target, message.incarnation, message.place)
+        if not error:
+            self._refused.pop(key, None)
+            return None
+        self._note(key, message, error, now_us)
+        return error
+
+    def took(self, seen: TargetSeen) -> bool:
+        """This process has the seat; True when what is known of the target changes by it."""
+        self._left_us.pop(seen.target, None)
+        was, self._known[seen.target] = self._known.get(seen.target), seen
+        return was != seen
+
+    def left(self, target: TargetId, now_us: int) -> None:
+        """The session of its seat ended."""
+        self._left_us[target] = now_us
+
+    def excuse(self, gap_us: int) -> None:
+        """The coordinator stood still for so long, and heard nobody."""
+        self._left_us = {target: left_us + gap_us for target, left_us in self._left_us.items()}
+
+    def replaced(self, target: TargetId, incarnation: bytes, now_us: int) -> TargetSeen:
+        """Somebody says that this directory, or the only one that asks, is the target from now on.
+
+        Raises NotFound when none asks, Refused when several do and none is named.
+        """
+        asking = [
+            each
+            for each in self.replacements(target, now_us)
+            if incarnation in (b"", each.incarnation)
+        ]
+        if not asking:
+            raise NotFound(
+                f"no other directory asks for the place of target {target}",
+                hint="start `ckptd target` on it, under that name; ckpt status then shows it",
+            )
+        if len(asking) > 1:
+            told = "; ".join(f"{each.incarnation.hex()}: {each.where}" for each in asking)
+            raise Refused(
+                f"{len(asking)} directories ask for the place of target {target}: {told}",
+                hint="end all but one, or name one with --incarnation",
+            )
+        claim = asking[0]
+        seen = TargetSeen(target, claim.domain, claim.directory, claim.incarnation, claim.place)
+        self._known[target] = seen
+        self._refused = {k: c for k, c in self._refused.items() if c != claim}
+        return seen
+
+    # ----------------------------------------------------------------------- inside
+
+    def _of_another_name(self, message: RegisterTarget) -> CkptError | None:
+        if not message.incarnation:
+            return None
+        for other in self._known.values():
+            if other.target != message.target and other.incarnation == message.incarnation:
+                return Refused(
+                    f"{message.directory} is the directory of target {other.target}, or a copy of"
+                    f" it, under the name {message.target}",
+                    hint="end this process; start a target in an empty directory instead",
+                )
+        return None
+
+    def _of_a_taken_seat(
+        self, known: TargetSeen, message: RegisterTarget, *, seated: bool, now_us: int
+    ) -> CkptError | None:
+        if not known.place or message.place == known.place:
+            return None
+        born_us = now_us if self._born_us is None else self._born_us
+        held_until_us = LEASE_US + self._left_us.get(message.target, born_us)
+        if not seated and now_us >= held_until_us:
+            return None
+        after_s = LEASE_US / US_PER_S if seated else (held_until_us - now_us) / US_PER_S
+        return Busy(
+            f"target {message.target} is {known.directory}, which has another process;"
+            f" {message.directory} is a copy of that directory, or was moved while it was in use",
+            hint="end the process on the copy",
+            retry_after_s=after_s,
+        )
+
+    def _note(
+        self,
+        key: tuple[TargetId, bytes, str],
+        message: RegisterTarget,
+        error: CkptError,
+        now_us: int,
+    ) -> None:
+        self._refused = {
+            k: c for k, c in self._refused.items() if now_us - c.heard_us < CLAIM_US and k != key
+        }
+        if len(self._refused) >= CLAIMS_MAX:
+            return
+        known = self._known.get(message.target)
+        self._refused[key] = Claim(
+            *key, message.directory, message.domain, message.address, message.pid,
+            known is not None and known.incarnation != message.incarnation != b"",
+            error.message, now_us,
+        )  # fmt: skip
+
+
+def _of_another_directory(known: TargetSeen, message: RegisterTarget) -> CkptError | None:
+    if message.incarnation in (b"", known.incarnation) or not known.incarnation:
+        return None
+    return Refused(
+        f"target {message.target} is another directory than {message.directory}: it was emptied,"
+        " or this one was put in its place",
+        hint=f"bring the old one back; when it is gone for good: ckpt target replace"
+        f" {message.target}",
+    )

@@ -1,0 +1,235 @@
+"""One directory is one target, and one process of it: copies, emptied and renamed directories."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ckpt.base.ids import BootId, TargetId
+from ckpt.base.limits import INCARNATION_BYTES, LEASE_US
+from ckpt.format import messages as m
+from ckpt.format.target_messages import RegisterTarget, ReplaceTarget, TargetReplaced
+from ckpt.protocol.coordinator.catalog import TargetSeen
+from ckpt.protocol.coordinator.membership import TargetState
+from tests.protocol.coordinated_target import FakeTarget
+from tests.protocol.coordinating import Bench
+
+LEASE_S = LEASE_US / 1e6
+T1 = TargetId("t1")
+
+
+def incarnation(number: int) -> bytes:
+    return number.to_bytes(INCARNATION_BYTES, "big")
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """Four targets, each with a directory of its own, that have saved a step."""
+    made = Bench(targets_live=False)
+    for number, target in enumerate(made.targets.values()):
+        target.incarnation, target.place = incarnation(number + 1), f"host/fs/{number}"
+        made.start(target)
+    made.tick()
+    made.save(1)
+    return made
+
+
+def copy_of(bench: Bench, place: str = "host/fs/copy", boot: int = 99) -> FakeTarget:
+    """Another process on a copy of t1's directory."""
+    return replace(bench.targets[T1], boot=BootId(boot), session=None, place=place)
+
+
+def answer(bench: Bench, target: FakeTarget) -> m.Message:
+    """What a process that registers is told."""
+    session = bench.session(m.Role.TARGET)
+    register = RegisterTarget(
+        target.id, target.boot, "a:1", "", target.domain, f"/copies/{target.place}", 77, 1 << 40,
+        1 << 40, 0, target.term_seen, incarnation=target.incarnation, place=target.place,
+    )  # fmt: skip
+    return bench.tell(session, register)[0]
+
+
+def refused(bench: Bench, target: FakeTarget) -> m.Failed:
+    told = answer(bench, target)
+    assert isinstance(told, m.Failed), told
+    return told
+
+
+def is_live(bench: Bench, boot: int = 2) -> bool:
+    target = bench.machine.members.targets[T1]
+    return target.state is TargetState.LIVE and target.boot == boot
+
+
+def checks(bench: Bench) -> dict[str, dict[str, str]]:
+    view = bench.ask("status")
+    assert isinstance(view, dict)
+    return {each["name"]: each for each in view["checks"]}
+
+
+def replace_it(bench: Bench, wanted: bytes = b"") -> m.Message:
+    return bench.tell(bench.session(m.Role.ADMIN), ReplaceTarget(T1, wanted))[0]
+
+
+def test_a_copy_is_refused_by_name_while_the_original_lives_and_nothing_flips(
+    bench: Bench,
+) -> None:
+    for _ in range(5):
+        told = refused(bench, copy_of(bench))
+        assert "target t1 is d/t1, which has another process" in told.message
+        assert "/copies/host/fs/copy is a copy" in told.message
+        assert told.retry_after_us
+        bench.tick(1)
+        assert is_live(bench)
+    assert checks(bench)["DIRECTORY_COPIED"]["command"] == "kill 77"
+    bench.tick(20)
+    assert checks(bench) == {}, "it has ended"
+
+
+def test_a_process_that_comes_again_in_its_place_has_the_seat_at_once(bench: Bench) -> None:
+    """Killed with its host's connection half open, say."""
+    again = copy_of(bench, bench.targets[T1].place, boot=100)
+    assert isinstance(answer(bench, again), m.TargetRegistered)
+    assert bench.machine.members.targets[T1].boot == 100
+
+
+def test_a_connection_that_broke_gives_a_copy_no_chance_for_a_lease(bench: Bench) -> None:
+    bench.stop("t1")
+    bench.tick(LEASE_S * 0.9)
+    assert refused(bench, copy_of(bench)).code == "busy"
+    bench.start(T1)
+    assert is_live(bench)
+    bench.stop("t1")
+    bench.tick(LEASE_S * 1.1)
+    assert isinstance(answer(bench, copy_of(bench)), m.TargetRegistered)
+    assert refused(bench, bench.targets[T1]).code == "busy"
+
+
+def test_a_new_coordinator_keeps_the_known_place_its_seat_for_a_lease(bench: Bench) -> None:
+    bench.restart("t0", "t2", "t3")
+    assert refused(bench, copy_of(bench)).code == "busy"
+    bench.start(T1)
+    bench.tick()
+    assert is_live(bench)
+    bench.restart("t0", "t2", "t3")
+    bench.tick(LEASE_S * 1.1)
+    moved = copy_of(bench, "another host/fs/1")
+    assert isinstance(answer(bench, moved), m.TargetRegistered), "a directory may move"
+
+
+def test_an_emptied_directory_is_refused_until_somebody_says_so(bench: Bench) -> None:
+    bench.stop("t1")
+    bench.tick(60)
+    emptied = replace(copy_of(bench), incarnation=incarnation(9))
+    told = refused(bench, emptied)
+    assert told.code == "refused"
+    assert "emptied" in told.message
+    assert "ckpt target replace t1" in told.hint
+    standing = checks(bench)
+    assert "TARGET_DOWN" not in standing, "its process runs; to start it mends nothing"
+    assert standing["DIRECTORY_UNKNOWN"]["command"] == "ckpt target replace t1"
+    assert standing["REDUNDANCY_LOW"]["command"] == "ckpt target replace t1"
+    replaced = replace_it(bench)
+    assert isinstance(replaced, TargetReplaced)
+    assert (replaced.incarnation, replaced.target) == (incarnation(9), "t1")
+    assert isinstance(answer(bench, emptied), m.TargetRegistered)
+    assert "DIRECTORY_UNKNOWN" not in checks(bench)
+    # The old directory comes back: it counts no more.
+    old = refused(bench, replace(bench.targets[T1], boot=BootId(101)))
+    assert "t1 is another directory" in old.message
+
+
+def test_what_was_said_holds_behind_a_restart(bench: Bench) -> None:
+    bench.stop("t1")
+    emptied = replace(copy_of(bench), incarnation=incarnation(9))
+    refused(bench, emptied)
+    replace_it(bench)
+    bench.restart("t0", "t2", "t3")
+    assert isinstance(answer(bench, emptied), m.TargetRegistered)
+    bench.restart("t0", "t2", "t3")
+    refused(bench, replace(bench.targets[T1], boot=BootId(101)))
+
+
+def test_a_replacement_is_told_only_when_it_is_durable(bench: Bench) -> None:
+    bench.stop("t1")
+    refused(bench, replace(copy_of(bench), incarnation=incarnation(9)))
+    bench.persist_at_once = False
+    assert bench.tell(bench.session(m.Role.ADMIN), ReplaceTarget(T1)) == []
+    (ticket,) = bench.tickets
+    seen = [entry for entry in ticket.entries if isinstance(entry, TargetSeen)]
+    assert [each.incarnation for each in seen] == [incarnation(9)]
+
+
+def test_nothing_is_replaced_blindly(bench: Bench) -> None:
+    live = replace_it(bench)
+    assert isinstance(live, m.Failed)
+    assert "t1 is live, from d/t1" in live.message
+    bench.stop("t1")
+    nobody = replace_it(bench)
+    assert isinstance(nobody, m.Failed)
+    assert nobody.code == "not_found"
+    for number in (8, 9):
+        refused(bench, replace(copy_of(bench, f"p{number}"), incarnation=incarnation(number)))
+    several = replace_it(bench)
+    assert isinstance(several, m.Failed)
+    assert incarnation(8).hex() in several.message
+    assert incarnation(9).hex() in several.message
+    one = replace_it(bench, incarnation(9))
+    assert isinstance(one, TargetReplaced)
+    assert one.incarnation == incarnation(9)
+
+
+def test_a_directory_under_another_name_is_refused_also_when_the_first_is_away(
+    bench: Bench,
+) -> None:
+    bench.stop("t1")
+    bench.tick(60)
+    renamed = replace(copy_of(bench), id=TargetId("t9"))
+    told = refused(bench, renamed)
+    assert "is the directory of target t1, or a copy of it, under the name t9" in told.message
+    assert checks(bench)["DIRECTORY_COPIED"]["command"] == "kill 77"
+    assert TargetId("t9") not in bench.machine.members.targets
+    stolen = replace(copy_of(bench), id=TargetId("t2"), place="elsewhere")
+    assert "of target t1" in refused(bench, stolen).message
+
+
+def test_targets_of_the_version_before_are_taken_in_and_their_first_incarnation_is_noted() -> None:
+    bench = Bench()
+    bench.start(T1)
+    assert is_live(bench)
+    grown = replace(bench.targets[T1], boot=BootId(50), incarnation=incarnation(5), place="here")
+    assert isinstance(answer(bench, grown), m.TargetRegistered)
+    other = replace(grown, boot=BootId(51), incarnation=incarnation(6))
+    assert "another directory" in refused(bench, other).message
+    # The version before again, on the same directory: it tells nothing.
+    bench.tick(LEASE_S * 2.1)
+    older = replace(grown, boot=BootId(52), incarnation=b"", place="")
+    assert isinstance(answer(bench, older), m.TargetRegistered)
+    refused(bench, replace(other, boot=BootId(53)))
+
+
+def test_what_is_no_incarnation_is_refused(bench: Bench) -> None:
+    assert "16 bytes" in refused(bench, replace(copy_of(bench), incarnation=b"short")).message
+
+
+def test_a_directory_that_is_refused_vouches_for_nothing_and_proves_nothing(bench: Bench) -> None:
+    """Else an emptied one would hide that the real one has obeyed another coordinator."""
+    bench.restart("t0", "t2", "t3")
+    bench.tick(LEASE_S * 2)
+    refused(bench, replace(copy_of(bench), incarnation=incarnation(9)))
+    t1 = bench.targets[T1]
+    t1.term_seen = bench.term
+    told = answer(bench, t1)
+    assert isinstance(told, m.Failed)
+    assert told.code == "corrupt", "it obeyed a coordinator of this term, which was not this one"
+
+
+def test_a_directory_that_was_replaced_proves_nothing_under_another_name(bench: Bench) -> None:
+    """It obeyed this very coordinator; nobody is to lose service by it."""
+    bench.stop("t1")
+    refused(bench, replace(copy_of(bench), incarnation=incarnation(9)))
+    replace_it(bench)
+    old = replace(bench.targets[T1], id=TargetId("t9"), boot=BootId(101))
+    old.term_seen = bench.term
+    assert isinstance(answer(bench, old), m.TargetRegistered)
+    assert "CATALOG_OLD" not in checks(bench)
