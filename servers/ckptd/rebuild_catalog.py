@@ -50,7 +50,7 @@ from ckptd import config as options
 from ckptd.backup_catalog import read_backup, take_from
 from ckptd.catalog import CATALOG_NAME, create_catalog
 from ckptd.cluster_file import FILE_NAME, device_of, read_cluster
-from ckptd.target_identity import read_target_file
+from ckptd.target_identity import incarnation_of
 
 PART_BYTES: Final = 1 * MiB
 _TOLD: Final = (DocumentKind.RECORD, DocumentKind.TOMBSTONE)
@@ -173,18 +173,9 @@ def rebuild_directory(directory: Path, backup: Path | None = None) -> tuple[Rebu
     found = rebuild(local.cluster, sources, kept)
     for id, folder in zip(local.target_ids, folders, strict=True):
         domain = local.domain(id, device_of(directory))
-        seen = TargetSeen(TargetId(id), domain, str(folder), _incarnation(folder))
+        seen = TargetSeen(TargetId(id), domain, str(folder), incarnation_of(folder))
         found.image.targets[seen.target] = seen
     return found, write_rebuilt(directory, found)
-
-
-def _incarnation(folder: Path) -> bytes:
-    """Of a directory that says nothing of itself whoever comes first under its name is noted."""
-    try:
-        told = read_target_file(folder)
-    except CkptError:
-        return b""
-    return b"" if told is None else told.incarnation
 
 
 def rebuild_running(

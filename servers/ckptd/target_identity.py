@@ -85,6 +85,15 @@ def read_target_file(directory: Path) -> TargetFile | None:
         raise Refused(f"{path} cannot be understood: {error}") from None
 
 
+def incarnation_of(directory: Path) -> bytes:
+    """Empty for a directory that says nothing of itself: whoever comes first from it is noted."""
+    try:
+        known = read_target_file(directory)
+    except Refused:
+        return b""
+    return b"" if known is None else known.incarnation
+
+
 def place_of(directory: Path) -> str:
     """The same text for the same directory while this machine runs, and for no other one: which
     start of which machine, which file system, which file. A move within it changes nothing.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -410,6 +411,33 @@ def a_catalog_for_which_too_few_vouch(folder: Path) -> None:
         case.prove("CATALOG_UNPROVED", "^ckpt target release t1 ", "away: t1, t2")
 
 
+def an_emptied_directory(folder: Path) -> None:
+    with made(folder) as case:
+        case.rested(lambda: shutil.rmtree(case.directory / "targets" / "t1"))
+        names = {each["name"] for each in case.status().document()["checks"]}
+        assert "TARGET_DOWN" not in names, "its process runs: to start it again mends nothing"
+        case.prove("DIRECTORY_UNKNOWN", "^ckpt target replace t1$", "emptied.*/targets/t1 on ")
+        names = lambda: {each["name"] for each in case.status().document()["checks"]}  # noqa: E731
+        down = lambda: "TARGET_DOWN" in names()  # noqa: E731
+        wait_until(lambda: not down(), "it is taken in", PATIENCE_S, ASKED_S)
+
+
+def a_copied_directory(folder: Path) -> None:
+    with made(folder) as case:
+        copy = folder / "copy"
+        sockets = shutil.ignore_patterns("socket")
+        shutil.copytree(case.directory / "targets" / "t1", copy, ignore=sockets)
+        line = [
+            "ckptd", "target", "--directory", str(copy),
+            "--coordinator", case.status().document()["coordinator"]["address"],
+            "--secret-file", str(case.directory / "secret"),
+        ]  # fmt: skip
+        quiet = subprocess.DEVNULL
+        with subprocess.Popen(line, env=case.environ, stdout=quiet, stderr=quiet) as impostor:
+            case.prove("DIRECTORY_COPIED", f"^kill {impostor.pid}$", "has another process.*copy of")
+        assert impostor.returncode == 0
+
+
 PROOFS: dict[str, list[Callable[[Path], None]]] = {
     "CATALOG_OLD": [a_catalog_that_was_removed],
     "CATALOG_UNPROVED": [a_catalog_for_which_too_few_vouch],
@@ -417,6 +445,8 @@ PROOFS: dict[str, list[Callable[[Path], None]]] = {
         a_held_target, a_stopped_target, a_target_that_is_not_started_again,
         a_target_of_another_host,
     ],
+    "DIRECTORY_UNKNOWN": [an_emptied_directory],
+    "DIRECTORY_COPIED": [a_copied_directory],
     "DEVICE_FAILING": [
         a_failing_device, a_failing_device_whose_cause_is_mended,
         a_failing_device_and_a_new_coordinator,

@@ -1,4 +1,4 @@
-"""Copied, emptied, renamed and moved directories of real targets: what an operator's mistake does."""
+"""Copied, emptied and renamed directories of real targets: what an operator's mistake does."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_a_directory_of_the_version_before_gets_its_incarnation_and_keeps_it(hou
     file = directory / "target.toml"
     told = re.sub(r"incarnation = .*\n", "", file.read_text())
     file.write_text(told)
-    # Its incarnation is another one now, as the coordinator sees it: a person says that it is right.
+    # It has another incarnation now, as the coordinator sees it: a person says that it is right.
     again = house.start(directory)
     house.wait_for("DIRECTORY_UNKNOWN")
     with house.cluster.client() as client:

@@ -6,6 +6,7 @@ from typing import get_args
 
 from ckpt.aio.disk import perform, scan
 from ckpt.base.ids import BootId, Domain, TargetId
+from ckpt.base.limits import INCARNATION_BYTES
 from ckpt.format.messages import (
     AbandonColumn,
     Fragment,
@@ -56,7 +57,7 @@ class TargetNode:
 
     def __init__(
         self, clock: Clockwork, network: Network, coordinator: Node, number: int, seed: int,
-        limits: TargetLimits | None = None,
+        limits: TargetLimits | None = None, *, first_boot: int = 0,
     ) -> None:  # fmt: skip
         self.id = TargetId(f"t{number}")
         self.name = self.id
@@ -80,7 +81,9 @@ class TargetNode:
         self._clock, self._network, self._coordinator = clock, network, coordinator
         self._number = number
         self.domain = Domain("power", "rack", "host", f"dev{number}")
-        self._boots = 0
+        self._boots = first_boot
+        self.incarnation = (number + 1).to_bytes(INCARNATION_BYTES, "big")
+        self.place = self.name
         self._measured: tuple[int, int] | None = None
         """The disk's operations and size when this process last saw its room."""
         self._draining: set[Session] = set()
@@ -104,7 +107,10 @@ class TargetNode:
             return
         self._boots += 1
         boot = BootId(self._number * 1000 + self._boots)
-        identity = TargetIdentity(CLUSTER, self.id, boot, str(self.domain), self.id)
+        identity = TargetIdentity(
+            CLUSTER, self.id, boot, str(self.domain), self.id,
+            incarnation=self.incarnation, place=self.place,
+        )  # fmt: skip
         self.machine = TargetMachine(identity, SECRET, self._limits)
         self.memory = TargetMemory(self.name, self._limits, lambda: self._clock.now_us)
         self._measured = None
@@ -130,6 +136,8 @@ class TargetNode:
         assert not self.up
         self.wiped = True
         self.disk = FakeDisk(self._number, DISK_BYTES)
+        self.incarnation = (self._number + 1001).to_bytes(INCARNATION_BYTES, "big")
+        self.place = f"{self.name}, another device"
 
     # ----------------------------------------------------------------------- network
 

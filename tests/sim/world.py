@@ -16,6 +16,7 @@ from ckpt.protocol.events import Send
 from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CoordinatorNode
 from tests.sim.network import Network, Weather
+from tests.sim.operator_node import OperatorNode
 from tests.sim.oracles import ALONE, Oracles, Spread, Violation
 from tests.sim.payloads import Job, content
 from tests.sim.rank_node import RankNode
@@ -86,6 +87,7 @@ class World:
 
     def start(self) -> None:
         self.coordinator.start()
+        OperatorNode(self.clock, self.network, self.coordinator).look()
         for target in self.targets.values():
             target.start()
         self.clock.run(lambda: self.live_targets == len(self.targets), 5_000_000)

@@ -7,10 +7,10 @@ process can hold the lock there.
 
     a process presents                          it is
     a name or an incarnation that is new        taken in, and its incarnation noted
-    the incarnation known for this name         taken in; while another place has the seat, refused
+    the incarnation known for this name         taken in; while another has the seat, refused
     another incarnation of this name            refused, until somebody says that it replaces the old
     an incarnation known by another name        refused: a directory is one target
-    none, as daemons before 0.2 do              taken in; while another place has the seat, refused
+    none, as daemons of before do               taken in; while another has the seat, refused
 
 A place keeps its seat for a lease after its session ended, and after the coordinator began: a
 connection that breaks gives no copy the chance to step in. The process that comes back there has

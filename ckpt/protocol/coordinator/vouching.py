@@ -112,7 +112,7 @@ class Vouching:
         self._is_empty = not image.rows
         self._target_count_min = policy.code.n if self._is_empty else 1
         self._met: set[TargetId | bytes] = set()
-        #: Targets that this process has told its term.
+        #: Targets, and their directories' incarnations, that this process has told its term.
         self._obey: set[TargetId] = set()
         #: Of those, they that have it on stable storage.
         self._addresses: dict[TargetId, str] = {}
@@ -264,7 +264,9 @@ class Vouching:
     def registered(self, target: Target, incarnation: bytes) -> None:
         """It was told the term: does it have that on stable storage?"""
         assert target.session is not None
-        self._met |= {target.id, incarnation} - {b""}
+        self._met.add(target.id)
+        if incarnation:
+            self._met.add(incarnation)
         self._addresses[target.id] = target.address
         session = target.session
         self._obey.discard(target.id)
