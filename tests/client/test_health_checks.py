@@ -414,12 +414,10 @@ def a_catalog_for_which_too_few_vouch(folder: Path) -> None:
 def an_emptied_directory(folder: Path) -> None:
     with made(folder) as case:
         case.rested(lambda: shutil.rmtree(case.directory / "targets" / "t1"))
-        names = {each["name"] for each in case.status().document()["checks"]}
-        assert "TARGET_DOWN" not in names, "its process runs: to start it again mends nothing"
+        assert case.check("TARGET_DOWN") is None, "its process runs: a start mends nothing"
         case.prove("DIRECTORY_UNKNOWN", "^ckpt target replace t1$", "emptied.*/targets/t1 on ")
-        names = lambda: {each["name"] for each in case.status().document()["checks"]}  # noqa: E731
-        down = lambda: "TARGET_DOWN" in names()  # noqa: E731
-        wait_until(lambda: not down(), "it is taken in", PATIENCE_S, ASKED_S)
+        back = lambda: case.check("TARGET_DOWN") is None  # noqa: E731
+        wait_until(back, "it is taken in", PATIENCE_S, ASKED_S)
 
 
 def a_copied_directory(folder: Path) -> None:

@@ -8,7 +8,7 @@ process can hold the lock there.
     a process presents                          it is
     a name or an incarnation that is new        taken in, and its incarnation noted
     the incarnation known for this name         taken in; while another has the seat, refused
-    another incarnation of this name            refused, until somebody says that it replaces the old
+    another incarnation of this name            refused, until somebody says that it is the target
     an incarnation known by another name        refused: a directory is one target
     none, as daemons of before do               taken in; while another has the seat, refused
 
