@@ -1,0 +1,109 @@
+"""The frozen cluster of 0.1.0 is started, read, verified, written and rebuilt by this version."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+
+import ckpt
+from tests.client.bits import bits_of
+from tests.client.clikit import environment, run
+from tests.versions import states
+
+ARCHIVE: Final = Path(__file__).parent / "v0_1_0" / "cluster.tar.xz"
+TIMEOUT_S: Final = 60.0
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Path]:
+    """At rest, as 0.1.0 left it, but for the host's name: it is refused on another one."""
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    directory = tmp_path / "cluster"
+    made = directory / "cluster.toml"
+    made.write_text(re.sub(r'host = ".*"', f'host = "{socket.gethostname()}"', made.read_text()))
+    (directory / "secret").chmod(0o600)
+    try:
+        yield directory
+    finally:
+        run("local", "stop", str(directory))
+
+
+def url(directory: Path) -> str:
+    return f"ckpt+local://{directory}"
+
+
+def check_step(store: ckpt.Store, step: int) -> None:
+    """Bit by bit, on every rank."""
+    for rank in range(states.RANKS):
+        found = store.load(states.RUN, step, rank=rank, world_size=states.RANKS)
+        assert isinstance(found, dict)
+        wanted = states.state(step, rank)
+        assert list(found) == list(wanted)
+        for name, value in wanted.items():
+            check_value(found[name], value, name)
+
+
+def check_value(found: object, wanted: object, name: str) -> None:
+    match wanted:
+        case ckpt.Shard():
+            assert isinstance(found, ckpt.Shard)
+            assert (found.global_shape, found.offset) == (wanted.global_shape, wanted.offset)
+            assert bits_of(found.array) == bits_of(wanted.array)
+        case ckpt.Replicated(tree=value):
+            assert bits_of(found) == bits_of(value), name
+        case np.ndarray():
+            assert bits_of(found) == bits_of(wanted), name
+        case _:
+            assert (found, type(found)) == (wanted, type(wanted)), name
+
+
+def test_all_that_the_first_version_kept_is_read_bit_by_bit(cluster: Path) -> None:
+    with ckpt.open(url(cluster)) as store:
+        assert [each.step for each in store.steps(states.RUN)] == [200, 300]
+        assert store.latest(states.RUN) == 300
+        for step in (200, 300):
+            check_step(store, step)
+        assert store.load(states.OTHER_RUN) == {"x": 1}
+
+
+def test_it_is_verified_written_deleted_and_told_as_its_own(cluster: Path) -> None:
+    environ = environment(CKPT_STORE=url(cluster))
+    assert run("verify", f"{states.RUN}@200", environ=environ).code == 0
+    assert run("verify", f"{states.RUN}@300", environ=environ).code == 0
+    with ckpt.open(url(cluster)) as store:
+        saves = [
+            store.save(states.RUN, 400, states.state(400, r), rank=r, world_size=states.RANKS)
+            for r in range(states.RANKS)
+        ]
+        for save in saves:
+            save.wait(TIMEOUT_S)
+    assert run("rm", f"{states.RUN}@200", environ=environ).code == 0
+    status = run("status", "--json", environ=environ).document()
+    assert (status["health"], status["checks"]) == ("HEALTH_OK", [])
+    with ckpt.open(url(cluster)) as store:
+        assert [each.step for each in store.steps(states.RUN)] == [300, 400]
+        for step in (300, 400):
+            check_step(store, step)
+
+
+def test_a_lost_target_of_it_is_made_up_for_and_its_catalog_is_made_again(cluster: Path) -> None:
+    shutil.rmtree(cluster / "targets" / "t3" / "columns")
+    for file in cluster.glob("catalog.sqlite*"):
+        file.unlink()
+    rebuilt = run("catalog", "rebuild", str(cluster), "--json")
+    assert rebuilt.code == 0, rebuilt.err
+    (catalog,) = json.loads(rebuilt.out)["catalogs"]
+    assert len(catalog["committed"]) == 3
+    with ckpt.open(url(cluster)) as store:
+        for step in (200, 300):
+            check_step(store, step)

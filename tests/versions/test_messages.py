@@ -1,0 +1,97 @@
+"""The frozen messages of 0.1.0 are read by this version, which would say the same again.
+
+What a frame holds besides the message (prefix, MAC, checksums) is frozen in tests/golden.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from ckpt.format.messages import MESSAGE_TYPES
+from tests.versions.specimens import fields_of, specimens
+
+FOLDER: Final = Path(__file__).parent / "v0_1_0"
+ADDED_SINCE: Final = {109: "ReplaceTarget", 110: "TargetReplaced"}
+"""By later versions; a peer of 0.1.0 is never sent them unasked."""
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (FOLDER / name).read_text().splitlines()]
+
+
+MESSAGES: Final = rows("messages.jsonl")
+CONVERSATION: Final = rows("conversation.jsonl")
+
+
+def said_again(number: int, meta: bytes) -> dict[str, Any]:
+    """The fields of what this version read, as it writes them."""
+    message = msgspec.msgpack.decode(meta, type=MESSAGE_TYPES[number])
+    fields = fields_of(msgspec.msgpack.encode(message))
+    assert isinstance(fields, dict)
+    return fields
+
+
+def lost(before: object, now: object, where: str = "") -> list[str]:
+    """What a reader of 0.1.0 would miss, or find otherwise; what was added is no loss."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return [
+            each
+            for name, value in before.items()
+            for each in (
+                lost(value, now[name], f"{where}.{name}") if name in now else [f"{where}.{name}"]
+            )
+        ]
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = enumerate(zip(before, now, strict=True))
+        return [each for i, (one, other) in pairs for each in lost(one, other, f"{where}[{i}]")]
+    return [] if before == now else [f"{where}: {before!r} is {now!r}"]
+
+
+@pytest.mark.parametrize("row", MESSAGES, ids=lambda row: f"{row['name']}-{row['fields']}")
+def test_every_message_of_the_first_version_is_read_and_said_as_ever(row: dict[str, Any]) -> None:
+    assert MESSAGE_TYPES[row["number"]].__name__ == row["name"], "a number is given once"
+    meta = bytes.fromhex(row["meta"])
+    assert lost(fields_of(meta), said_again(row["number"], meta)) == []
+
+
+def test_a_conversation_of_the_first_version_is_read_and_said_as_ever() -> None:
+    for row in CONVERSATION:
+        meta = bytes.fromhex(row["meta"])
+        name = MESSAGE_TYPES[row["number"]].__name__
+        assert lost(fields_of(meta), said_again(row["number"], meta)) == [], name
+    assert len({row["number"] for row in CONVERSATION}) > 45
+
+
+def test_every_message_of_today_is_frozen_or_named_as_added() -> None:
+    frozen = {row["number"]: row["name"] for row in MESSAGES}
+    assert frozen.keys().isdisjoint(ADDED_SINCE)
+    today = {number: kind.__name__ for number, kind in MESSAGE_TYPES.items()}
+    assert today == {**frozen, **ADDED_SINCE}
+
+
+def test_what_was_added_may_be_left_out_and_is_said_in_full() -> None:
+    """The specimens cover every field, so that a new one without a default fails above."""
+    for number, (whole, least) in specimens().items():
+        kind = MESSAGE_TYPES[number]
+        for message in (whole, least):
+            meta = msgspec.msgpack.encode(message)
+            assert msgspec.msgpack.decode(meta, type=kind) == message
+        assert fields_of(msgspec.msgpack.encode(whole)).keys() == set(kind.__struct_fields__)
+
+
+def test_what_a_later_version_adds_is_passed_over() -> None:
+    for row in MESSAGES:
+        meta = bytes.fromhex(row["meta"])
+        later = msgspec.msgpack.encode({**fields_of(meta), "of a later version": [1, {"x": 2}]})
+        assert said_again(row["number"], later) == said_again(row["number"], meta)
+
+
+def test_the_comparison_sees_what_is_lost() -> None:
+    before = {"a": 1, "b": [{"c": 2}]}
+    assert lost(before, {"a": 1, "b": [{"c": 2, "d": 3}], "e": 4}) == []
+    assert lost(before, {"b": [{"c": 3}]}) == [".a", ".b[0].c: 2 is 3"]
