@@ -5,9 +5,9 @@
 writes into a directory that must not exist yet:
 
     messages.jsonl       each message type with all fields, and with the required ones only
-    conversation.jsonl   what a coordinator, targets, stagers and a trainer said to each other in one
-                         life: start, saves, a reference, a load, a deletion; one frame a line, each
-                         kind at most TOLD_MAX times
+    conversation.jsonl   what a coordinator, targets, stagers and a trainer said to each other in
+                         one life: start, saves, a reference, a load, a deletion; one frame a line,
+                         each kind at most TOLD_MAX times
     cluster.tar.xz       the directory of the local cluster of that life, at rest
 """
 

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from ckpt.format.messages import MESSAGE_TYPES
+from tests.versions import make
 from tests.versions.specimens import fields_of, specimens
 
 FOLDER: Final = Path(__file__).parent / "v0_1_0"
@@ -89,6 +90,11 @@ def test_what_a_later_version_adds_is_passed_over() -> None:
         meta = bytes.fromhex(row["meta"])
         later = msgspec.msgpack.encode({**fields_of(meta), "of a later version": [1, {"x": 2}]})
         assert said_again(row["number"], later) == said_again(row["number"], meta)
+
+
+def test_a_version_is_frozen_once() -> None:
+    with pytest.raises(FileExistsError):
+        make.main(FOLDER)
 
 
 def test_the_comparison_sees_what_is_lost() -> None:
