@@ -227,6 +227,12 @@ class FakeDisk:
         """Flip one bit at rest."""
         self._inode(file).flip(offset, bit)
 
+    def misplace(self, file: str, page: int, source: str, source_page: int) -> None:
+        """At rest a page holds what another page holds: whole, valid, and not its own."""
+        start = source_page * PAGE_BYTES
+        content = self._inode(source).read(start, PAGE_BYTES)
+        self._inode(file).lay(page, content.ljust(PAGE_BYTES, b"\0"))
+
     def files(self) -> list[str]:
         """Every name, in order."""
         return sorted(

@@ -76,6 +76,10 @@ class PagedFile:
         if offset < self.durable_size:
             self.durable[page] = _flipped(self.durable.get(page, _ZEROS), index, bit)
 
+    def lay(self, page: int, content: bytes) -> None:
+        """Another page's bytes lie here, at rest."""
+        self.live[page] = self.durable[page] = content
+
     # ----------------------------------------------------------------------- durability
 
     def sync(self) -> None:

@@ -69,6 +69,8 @@ class CoordinatorNode:
         self.crash_after: str | None = None
         """Crash just before an entry of this type is durable, once."""
         self.crashes_at_write = 0
+        self.wall_jump_s = 0
+        """By so much its wall clock is wrong."""
         self.machine: CoordinatorMachine
 
     def start(self) -> None:
@@ -78,10 +80,13 @@ class CoordinatorNode:
         apply_all(image, self.durable)
         self._oracles.coordinator_started(image)
         self.machine = CoordinatorMachine(
-            self.machine_policy, image, secret=SECRET, wall_s=lambda: self._clock.now_us / 1e6
+            self.machine_policy, image, secret=SECRET, wall_s=self._wall_s
         )
         self.up, self.stopped = True, False
         self._tick(self._term)
+
+    def _wall_s(self) -> float:
+        return self._clock.now_us / 1e6 + self.wall_jump_s
 
     def crash(self) -> None:
         if not self.up:

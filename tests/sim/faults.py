@@ -60,6 +60,21 @@ def target_torn(world: World) -> Strike | None:
     return _crash(world, Keep.SOME)
 
 
+def host_killed(world: World) -> Strike | None:
+    """F22: all targets of a host at once, where two share one; they come back together."""
+    running = [t for t in world.targets.values() if t.up and not t.stopped]
+    hosts = sorted({t.domain.host for t in running})
+    if len(hosts) < 2:
+        return None
+    host, keep = world.clock.rng.choice(hosts), world.clock.rng.choice(list(Keep))
+    down_us = _down_for(world)
+    for target in running:
+        if target.domain.host == host:
+            target.crash(keep)
+            world.clock.after(down_us, target.start)
+    return _at_once
+
+
 def target_lost(world: World) -> Strike | None:
     """F21: for good, at most once in a history."""
     target = _live(world)
@@ -162,6 +177,71 @@ def bit_rotted(world: World) -> Strike | None:
     offset = world.clock.rng.randrange(target.disk.file_bytes(file))
     target.disk.rot(file, offset, world.clock.rng.randrange(8))
     world.rotted.append(f"{target.id}/{file}")
+    return _at_once
+
+
+def pages_misplaced(world: World) -> Strike | None:
+    """F8: a page of a column, or all of them, are those of another column, or stand at another
+    place of the same: each is what was once written, and passes for whole. Instead of a flipped
+    bit, and of what was committed: before that, no program could know.
+    """
+    rng = world.clock.rng
+    lost = any(t.lost or t.wiped for t in world.targets.values())
+    target = rng.choice(list(world.targets.values()))
+    columns = [file for file in target.disk.files() if file.startswith("columns/")]
+    kept = [file for file in columns if file in world.oracles.announced_columns()]
+    if lost or world.rotted or not kept:
+        return None
+    file = rng.choice(kept)
+    source = rng.choice([file, rng.choice(columns)])
+    disk = target.disk
+    pages, source_pages = disk.file_bytes(file) // 4096, disk.file_bytes(source) // 4096
+    if file == source or rng.random() < 0.5:
+        disk.misplace(file, rng.randrange(pages), source, rng.randrange(source_pages))
+    else:
+        for page in range(min(pages, source_pages)):
+            disk.misplace(file, page, source, page)
+    world.rotted.append(f"{target.id}/{file}")
+    return _at_once
+
+
+def document_rotted(world: World) -> Strike | None:
+    """F7: one bit of one record, index or tombstone, which exists twice: nothing is lost by it.
+    Once in a history.
+    """
+    documents = [
+        (t, file) for t in world.targets.values() for file in t.disk.files()
+        if file.startswith("documents/")
+    ]  # fmt: skip
+    if world.document_rotted or not documents:
+        return None
+    target, file = world.clock.rng.choice(documents)
+    offset = world.clock.rng.randrange(target.disk.file_bytes(file))
+    target.disk.rot(file, offset, world.clock.rng.randrange(8))
+    world.document_rotted = True
+    return _at_once
+
+
+def parted_one_way(world: World) -> Strike | None:
+    """F17: what one node says to another does not come through for a while; the answers would.
+    What was sent meanwhile comes all at once, as from a kernel that sends it again.
+    """
+    rng, network = world.clock.rng, world.network
+    ranks = [rank for rank in world.ranks if rank.up]
+    target = rng.choice(list(world.targets.values()))
+    pairs = [(target, world.coordinator)]
+    if ranks:
+        pairs += [(rng.choice(ranks), target), (rng.choice(ranks), world.coordinator)]
+    one, other = rng.sample(rng.choice(pairs), 2)
+    for_us = rng.choice([50_000, 1_000_000, 2_500_000, 4_000_000, LONG_US])
+    network.hold(one.name, other.name, world.clock.now_us + for_us)
+    held = network.held_frames
+    return lambda: network.held_frames > held
+
+
+def clock_jumped(world: World) -> Strike | None:
+    """F26: the coordinator's wall clock is wrong by an hour or a day, from now on."""
+    world.coordinator.wall_jump_s += world.clock.rng.choice([-86_400, -3600, 3600, 86_400])
     return _at_once
 
 
@@ -285,6 +365,8 @@ FAULTS: dict[str, Callable[[World], Strike | None]] = {
     "F5 full": disk_filled,
     "F6 wire": bits_flipped_on_the_wire,
     "F7 rot": bit_rotted,
+    "F7 document": document_rotted,
+    "F8 misplaced": pages_misplaced,
     "F9 torn": target_torn,
     "F10 power": target_power_lost,
     "F11 fsync": sync_failed,
@@ -297,6 +379,9 @@ FAULTS: dict[str, Callable[[World], Strike | None]] = {
     "F16 twice": frames_stuttered,
     "F16 late": command_came_late,
     "F17 half open": half_opened,
+    "F17 one way": parted_one_way,
     "F21 lost": target_lost,
     "F21 wiped": target_wiped,
+    "F22 host": host_killed,
+    "F26 clock": clock_jumped,
 }

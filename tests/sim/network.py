@@ -21,6 +21,8 @@ from ckpt.format.messages import (
 from ckpt.protocol.events import Send, Session
 from tests.sim.clockwork import Clockwork
 
+UNANSWERED_US = 1_000_000
+"""Who dials and hears nothing gives up after so long."""
 STOPPED_US = 100_000
 """A stopped process is looked at again after so long."""
 
@@ -55,7 +57,8 @@ class _End:
     swallowed: bool = False
     """Half open: what is sent to this end vanishes."""
     unread: list[tuple[Send, bytes]] = field(default_factory=list)
-    #: What came while the process was stopped, in order; what comes behind it waits, too.
+    #: What came while the process was stopped, or was held on its way, in order; what comes behind
+    #: it waits, too.
 
 
 @dataclass(slots=True)
@@ -91,12 +94,14 @@ class Network:
         self.weather = Weather()
         self.slow: dict[str, int] = {}
         #: Node name -> extra latency of everything it receives.
+        self.held: dict[tuple[str, str], int] = {}
+        #: (from, to) -> until when nothing that one says reaches the other.
         self._sessions: dict[Session, Connection] = {}
         self._incarnations: dict[str, int] = {}
         self._next_session = 1
         self.corrupt_fragments = 0
         """So many of the next fragments arrive with one bit flipped."""
-        self.flipped_frames = self.repeated_frames = self.cut_frames = 0
+        self.flipped_frames = self.repeated_frames = self.cut_frames = self.held_frames = 0
         """What bad weather has done so far."""
 
     def incarnation(self, node: Node) -> int:
@@ -116,6 +121,9 @@ class Network:
                 return
             if not server.up or server.stopped or client.stopped:
                 failed()
+                return
+            if self._are_parted(client.name, server.name):
+                self.clock.after(UNANSWERED_US, failed)
                 return
             connection = self._connect(client, server)
             opened(connection.client.session)
@@ -169,13 +177,28 @@ class Network:
         end.ready_us = at_us
         clock.at(at_us, self._arrive, connection, end, action, bulk)
 
+    def _is_held(self, connection: Connection, end: _End) -> bool:
+        """What is said to this end does not come through now; its kernel is sent it again."""
+        sender = connection.other(end.session).node.name
+        return self.held.get((sender, end.node.name), 0) > self.clock.now_us
+
+    def _are_parted(self, one: str, other: str) -> bool:
+        ways = (self.held.get((one, other), 0), self.held.get((other, one), 0))
+        return max(ways) > self.clock.now_us
+
+    def hold(self, one: str, other: str, until_us: int) -> None:
+        """What one says to the other waits until then; no connection between them is made."""
+        self.held[one, other] = until_us
+
     def _arrive(self, connection: Connection, end: _End, action: Send, bulk: bytes) -> None:
         node = end.node
         if not (connection.open and node.up) or end.swallowed:
             return
         if self._incarnations.get(node.name, 0) != end.incarnation:
             return
-        if node.stopped or end.unread:
+        held = bool(self.held) and self._is_held(connection, end)
+        self.held_frames += held
+        if node.stopped or end.unread or held:
             if not end.unread:
                 self.clock.after(STOPPED_US, self._read_on, connection, end)
             end.unread.append((action, bulk))
@@ -183,7 +206,8 @@ class Network:
         node.received(end.session, action.request, action.message, bulk)
 
     def _read_on(self, connection: Connection, end: _End) -> None:
-        if end.node.stopped and connection.open and self._alive(end):
+        waits = end.node.stopped or self._is_held(connection, end)
+        if waits and connection.open and self._alive(end):
             self.clock.after(STOPPED_US, self._read_on, connection, end)
             return
         unread, end.unread = end.unread, []
@@ -209,13 +233,13 @@ class Network:
         connection.open = False
         for end in (connection.client, connection.server):
             del self._sessions[end.session]
-            self.clock.after(self._delay(end.node.name), self._tell_closed, end)
+            self.clock.after(self._delay(end.node.name), self._tell_closed, connection, end)
 
-    def _tell_closed(self, end: _End) -> None:
+    def _tell_closed(self, connection: Connection, end: _End) -> None:
         if not self._alive(end):
             return
-        if end.node.stopped:
-            self.clock.after(STOPPED_US, self._tell_closed, end)
+        if end.node.stopped or self._is_held(connection, end):
+            self.clock.after(STOPPED_US, self._tell_closed, connection, end)
             return
         end.node.session_closed(end.session)
 

@@ -11,7 +11,7 @@ from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CoordinatorNode
 from tests.sim.network import Network
 
-LOOKS_US = 700_000
+LOOKS_US = 100_000
 
 
 class OperatorNode:

@@ -126,6 +126,15 @@ class Oracles:
     #: Payloads whose arena half was given on while their attempt was open.
     refusals: list[str] = field(default_factory=list)
 
+    def announced_columns(self) -> set[str]:
+        """Files of all columns of checkpoints that anybody was told of."""
+        return {
+            f"columns/{column_name(ColumnId(PayloadId(id, rank), ColumnNumber(j)))}"
+            for id, announced in self.announced.items()
+            for rank, columns in announced.placement.items()
+            for j in range(len(columns))
+        }
+
     # ----------------------------------------------------------------------- catalog
 
     def coordinator_started(self, image: CatalogImage) -> None:

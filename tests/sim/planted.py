@@ -295,6 +295,17 @@ def _pump_all(self: Reads) -> None:
 # --------------------------------------------------------------------------- readers
 
 
+def _older_when_out_of_reach(
+    self: Resolver, waiting: _Waiting, good: list[Checkpoint], skipped: tuple[str, ...]
+) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """Better an older step than none."""
+    here = [one for one in good if self._checkpoints.readable(one)]
+    return (here[0], skipped) if here else _reachable(self, waiting, good, skipped)
+
+
+_reachable = Resolver._reachable
+
+
 def _wrong_decode(self: Assembly, stripe: int, parts: tuple[DecodePart, ...]) -> None:
     """The right sources under the wrong names."""
     for part in parts:
@@ -351,7 +362,7 @@ PLANTS: tuple[Plant, ...] = (
             (reservations, "place", _place_one_more),
         ),
     ),
-    Plant("documents-anywhere", "P1", ((documents, "document_targets", _wherever),), 1900),
+    Plant("documents-anywhere", "P1", ((documents, "document_targets", _wherever),), 1700),
     Plant("one-record", "P1", ((Committer, "_store", _one_copy_of(DocumentKind.RECORD)),)),
     Plant(
         "one-index-uncounted", "P1",
@@ -378,10 +389,11 @@ PLANTS: tuple[Plant, ...] = (
             (Checks, "fragment_is_right", lambda *_: True),
         ),
     ),
+    Plant("older-when-out-of-reach", "P2", ((Resolver, "_reachable", _older_when_out_of_reach),)),
     Plant("pins-of-the-dead", "P5", ((Resolver, "session_closed", _keep_pins),)),
     Plant("credit-without-a-slot", "P5", ((Credit, "_amount", _credit_of_nobody),)),
     Plant("credit-before-the-write", "P5", ((Credit, "used", _credit_at_once),)),
-    Plant("read-without-a-window", "P5", ((Reads, "pump", _pump_all),), 3000),
+    Plant("read-without-a-window", "P5", ((Reads, "pump", _pump_all),), 600),
     Plant("half-back-while-it-is-read", "P5", ((StagerMachine, "_finish", _end_at_once),)),
     Plant("columns-without-reservation", "P6", ((FakeDisk, "preallocate", _no_space_held),)),
 )  # fmt: skip

@@ -16,6 +16,7 @@ from ckpt.protocol.coordinator.catalog import LaunchEntered, LaunchNumbered
 from ckpt.protocol.target.core import column_name
 from ckpt.protocol.writer.column import ColumnState
 from tests.sim.faults import FAULTS, Strike
+from tests.sim.live_losses import check_live_losses
 from tests.sim.oracles import Announced, Violation
 from tests.sim.payloads import encode_cells
 from tests.sim.rank_node import HALF_BYTES, RankNode
@@ -32,8 +33,8 @@ FAULTS_MIN = 2
 """Of every history; those that found nothing to strike, or waited in vain, are not counted."""
 LOAD_US = 3_000
 """About what a load takes: where in it a fault strikes is left to chance."""
-LEAK_US = 1_700_000
-"""Longer than an orphan's grace and the ticks around it."""
+LEAK_US = 3_500_000
+"""Longer than an orphan's grace and the ticks around it, of a target that has just dialed again."""
 COMMITTING = (
     AttemptState.INDEXING,
     AttemptState.DECIDING,
@@ -142,6 +143,7 @@ def run_history(world: World) -> Report:
     settle(world, second)
     _check_last_read(world)
     _check_end(world, second)
+    check_live_losses(world)
     return _report(world, strikes)
 
 

@@ -51,6 +51,8 @@ class World:
     """Commands of an earlier term that were sent again."""
     rotted: list[str] = field(default_factory=list)
     #: `TARGET/FILE` of every column that a fault has harmed at rest.
+    document_rotted: bool = False
+    """A fault has harmed one copy of a document."""
 
     @classmethod
     def build(
@@ -192,6 +194,7 @@ class World:
         self.network.weather = Weather()
         self.network.cut_half_open()
         self.network.slow.clear()
+        self.network.held.clear()
         self.network.corrupt_fragments = 0
         self.coordinator.crash_after = None
         self.coordinator.stopped = False

@@ -57,6 +57,11 @@ def check_worst_losses(world: World) -> None:
             _Judge(world, id, announced.info).check()
 
 
+def targets_gone(world: World, id: CheckpointId) -> set[TargetId]:
+    """What a history has taken of this checkpoint's allowance by now."""
+    return _Judge(world, id, world.oracles.announced[id].info).gone()
+
+
 class _Judge:
     """I take targets away from one checkpoint."""
 
@@ -69,7 +74,7 @@ class _Judge:
 
     def check(self) -> None:
         """Every set of targets, and every set of domains."""
-        targets, gone = self._world.targets, self._gone()
+        targets, gone = self._world.targets, self.gone()
         left = [id for id in targets if id not in gone]
         allowed = self._info.targets_survivable - len(gone)
         if allowed >= 0:
@@ -84,7 +89,7 @@ class _Judge:
             stay = {id for id in left if domain_of[id] not in fallen}
             self._restore(stay, f"{level}s {sorted({*broken, *fallen})}")
 
-    def _gone(self) -> set[TargetId]:
+    def gone(self) -> set[TargetId]:
         """Targets that lost something of it since it was decided, or while nobody could know."""
         world, decided = self._world, self._world.oracles.harmed_before[self._id]
         harmed = {id for id in world.targets if world.oracles.is_harmed(id)}

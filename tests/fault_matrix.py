@@ -1,0 +1,191 @@
+"""Every fault in every phase of a checkpoint's life, and the tests that try it.
+
+A cell is proved only by a test that would fail if a promise broke there. What nobody tries is open,
+and stands in docs/failure_model.md; a test holds that table to this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+PHASES: Final[Mapping[str, str]] = {
+    "R": "reserve", "S": "stream", "L": "seal", "C": "commit", "A": "at rest", "D": "drain",
+    "E": "evict", "X": "load",
+}  # fmt: skip
+"""Rebuild and scrub do not exist yet."""
+CAMPAIGN: Final = (
+    "tests/sim/test_simulation.py"
+    "::test_no_seed_breaks_a_promise_and_every_cell_of_the_matrix_is_hit"
+)
+DRAINS: Final = "tests/sim/test_drains.py::test_no_drain_breaks_a_promise"
+CATALOGS: Final = (
+    "tests/sim/test_catalogs.py"
+    "::test_an_old_catalog_is_never_served_and_all_comes_back_from_the_targets"
+)
+CROWDS: Final = "tests/sim/test_crowds.py::test_load_alone_moves_no_column_and_loses_none"
+KILLS: Final = "tests/soak/test_kill_at_random.py::test_a_short_campaign_loses_nothing"
+STORE_FAULTS: Final = "tests/stores/test_store_faults.py::test_"
+LOSSES: Final = "tests/e2e/test_losses.py::test_"
+BURSTS: Final = "tests/e2e/test_bursts.py::test_"
+FULL: Final = "tests/e2e/test_full_disk.py::test_a_full_disk_ends_saves_honestly_and_loses_nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One row."""
+
+    name: str
+    phases: str
+    """In which it can strike, of PHASES."""
+    in_campaign: str = ""
+    """In these the simulator's campaign strikes with it, and counts that it did."""
+    proofs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Phases -> further tests."""
+    waits_for: str = ""
+    """What has to be built before its open cells can be tried."""
+
+    @property
+    def tests(self) -> dict[str, list[str]]:
+        """By phase; none for an open cell."""
+        found: dict[str, list[str]] = {phase: [] for phase in self.phases}
+        for phase in self.in_campaign:
+            found[phase].append(CAMPAIGN)
+        for phases, tests in self.proofs.items():
+            for phase in phases:
+                found[phase] += tests
+        return found
+
+
+MATRIX: Final[tuple[Fault, ...]] = (
+    Fault("F1 target killed", "RSLCADEX", "RSLCAX", {
+        "DE": (DRAINS,), "SLC": (KILLS,),
+        "S": (BURSTS + "a_target_killed_in_mid_stream_loses_its_column_to_the_spare",),
+    }),
+    Fault("F2 target hangs", "RSLCADX", "RSLCAX", {
+        "D": (DRAINS,), "S": (BURSTS + "a_target_that_hangs_in_mid_burst_does_not_hold_the_commit_up",),
+    }),
+    Fault("F3 target slow", "RSLCADX", "RSLCAX", {
+        "S": (
+            "tests/e2e_remote/test_slow_target.py"
+            "::test_a_target_that_slows_in_mid_stream_loses_its_column_to_the_spare",
+        ),
+    }),
+    Fault("F4 EIO, short write", "RSLCX", "RSLCX"),
+    Fault("F5 no space", "RSLD", "RSL", {"SL": (FULL,)}),
+    Fault("F6 bit flip on the wire", "SLCDX", "SLCX", {
+        "D": (STORE_FAULTS + "bits_that_rot_on_the_way_are_found_before_the_commit",),
+        "S": (
+            "tests/e2e/test_wrong_machine.py"
+            "::test_a_save_whose_stager_computes_wrong_parity_is_refused_before_a_byte_is_stored",
+        ),
+    }),
+    Fault("F7 bit flip at rest", "ADEX", "AX", {
+        "X": (LOSSES + "rot_in_one_column_is_repaired_and_counted",),
+        "D": (STORE_FAULTS + "bits_that_rot_while_reading_are_told_by_name",),
+    }),
+    Fault("F8 misplaced valid page", "LCADX", "LCAX"),
+    Fault("F9 torn write", "SLCA", "SLCA"),
+    Fault("F10 power loss", "RSLCADE", "RSLCA"),
+    Fault("F11 fsync fails once", "LC", "LC"),
+    Fault("F12 coordinator crash", "RSLCADEX", "RSLCAX", {
+        "DE": (DRAINS,), "A": (CATALOGS,),
+        "C": (BURSTS + "a_coordinator_killed_in_mid_save_only_delays_the_commit",),
+    }),
+    Fault("F13 old coordinator alive", "RSLCADEX", waits_for="coordinators on etcd"),
+    Fault("F14 client crash", "RSLCAD", "RSLCA", {
+        "D": ("tests/stores/test_drain_kills.py::test_killed_anywhere_once_and_whole",),
+        "C": (BURSTS + "trainers_killed_after_save_returned_still_commit",),
+    }),
+    Fault("F15 answer lost", "RSLCDEX", "RSLCX", {
+        "D": (DRAINS, STORE_FAULTS + "the_markers_lost_answer_is_looked_up"),
+    }),
+    Fault("F16 twice, late, reordered", "RSLCADX", "RSLCAX"),
+    Fault("F17 asymmetric partition", "RSLCADX", "RSLCAX", {"D": (DRAINS,)}),
+    Fault("F18 half open, no descriptors", "RSDX", "", {
+        "RSX": (
+            "tests/ckptd/test_descriptors.py"
+            "::test_a_daemon_full_of_sessions_says_so_to_tools_and_trainers_and_recovers",
+        ),
+    }),
+    Fault("F19 crowd of ranks", "RSLCD", "", {
+        "RSLC": (CROWDS, "tests/e2e/test_crowds.py"
+                 "::test_a_dozen_ranks_on_seven_targets_lack_no_column_and_send_none_twice"),
+    }),
+    Fault("F20 incast on restore", "RX"),
+    Fault("F21 m targets lost, then one more", "RSLCADX", "RSLCAX", {
+        "AX": (
+            LOSSES + "any_two_targets_may_be_lost_after_the_commit",
+            LOSSES + "one_loss_too_many_is_unavailable_and_never_an_older_step",
+        ),
+        "D": ("tests/objects/test_lost_while_draining.py",),
+    }),
+    Fault("F22 a failure domain lost", "RSLCADX", "RSLCAX", {
+        "AX": (
+            "tests/e2e_remote/test_remote_cluster.py"
+            "::test_a_lost_host_costs_nothing_but_redundancy",
+        ),
+    }),
+    Fault("F24 targets added, removed in a burst", "RSLCADEX"),
+    Fault("F25 mixed versions", "RSLCADX", "", {
+        "AX": (
+            "tests/versions/test_cluster.py"
+            "::test_all_that_the_first_version_kept_is_read_bit_by_bit",
+        ),
+        "RSLC": (
+            "tests/versions/test_messages.py"
+            "::test_every_message_of_the_first_version_is_read_and_said_as_ever",
+        ),
+    }),
+    Fault("F26 clock jumps", "RSLCADEX", "RSLCAX"),
+    Fault("F27 object store fails, throttles", "ADEX", "", {
+        "D": (STORE_FAULTS + "a_store_that_fails_often_holds_the_checkpoint_once_and_whole", DRAINS),
+        "AE": (DRAINS,),
+        "X": (STORE_FAULTS + "a_store_that_never_answers_ends_at_the_deadline",),
+    }),
+    Fault("F28 timeout behind success; 409, 412", "DE", "", {
+        "D": (
+            STORE_FAULTS + "the_markers_lost_answer_is_looked_up",
+            STORE_FAULTS + "a_marker_that_another_wrote_first_is_not_overwritten",
+        ),
+    }),
+    Fault("F29 orphan uploads", "D", "", {
+        "D": ("tests/objects/test_leftovers.py::test_it_goes_when_nothing_changed_for_long",),
+    }),
+    Fault("F30 memory cap of a process", "RSLCADX"),
+    Fault("F31 wrong decode, dirty buffer", "SX", "", {
+        "X": (
+            "tests/e2e/test_wrong_machine.py"
+            "::test_a_reader_whose_erasure_code_is_wrong_refuses_to_decode",
+        ),
+        "S": (
+            "tests/e2e/test_wrong_machine.py"
+            "::test_a_save_whose_stager_computes_wrong_parity_is_refused_before_a_byte_is_stored",
+        ),
+    }),
+)  # fmt: skip
+
+
+def open_cells() -> Iterator[tuple[Fault, list[str]]]:
+    """What nobody tries, by fault."""
+    for fault in MATRIX:
+        phases = [phase for phase, tests in fault.tests.items() if not tests]
+        if phases:
+            yield fault, phases
+
+
+def open_table() -> str:
+    """As docs/failure_model.md shows it."""
+    cells = sum(len(fault.phases) for fault in MATRIX)
+    left = sum(len(phases) for _, phases in open_cells())
+    rows = [
+        f"Of {cells} cells of faults and phases {left} have no test yet:",
+        "",
+        "| fault | phases | waits for |",
+        "|---|---|---|",
+    ]
+    for fault, phases in open_cells():
+        names = ", ".join(PHASES[phase] for phase in phases)
+        rows.append(f"| {fault.name} | {names} | {fault.waits_for or 'a test'} |")
+    return "\n".join(rows) + "\n"
