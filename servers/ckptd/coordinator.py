@@ -402,9 +402,11 @@ class CoordinatorShell:
         if what != "sessions":
             return self.machine.views.answer(what, run, step)
         idle_s = 0.0 if self.client_count else (now_us() - self._idle_since_us) / 1e6
-        live = [target.id for target in self.machine.members.live()]
-        told = {"clients": self.client_count, "idle_s": idle_s, "live": live}
-        return json.dumps({**told, "catalog": self.machine.vouching.standing.value}).encode()
+        members, catalog = self.machine.members, self.machine.vouching.standing.value
+        live = [target.id for target in members.live()]
+        refused = [claim.target for claim in members.claims() if claim.replaces]
+        told = {"clients": self.client_count, "idle_s": idle_s, "live": live, "refused": refused}
+        return json.dumps({**told, "catalog": catalog}).encode()
 
     def _own_checks(self) -> tuple[Check, ...]:
         need = "" if self._server is None else self._server.need()

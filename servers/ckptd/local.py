@@ -25,7 +25,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -327,7 +327,7 @@ class LocalCluster:
                 self._stop_when_idle()
 
     def _wait_for_targets(self, now_s: float) -> None:
-        """Ready when each target is live, held, or has failed; or when that takes too long.
+        """Ready when each target is live, held, refused, or has failed; or that takes too long.
 
         With columns for a whole code live, too long comes earlier.
         """
@@ -338,9 +338,10 @@ class LocalCluster:
             if child.exit_status is None and not _is_held(child)
         }
         sessions = self._ask_sessions()
-        live = sessions.get("live")
-        missing = started - set(live if isinstance(live, list) else ())
-        enough = len(started) - len(missing) >= Code.parse(self._cluster.code).n
+        live = started.intersection(_named(sessions, "live"))
+        # One that is refused joins when somebody has said a word: who opens is to hear of it.
+        missing = started.difference(live, _named(sessions, "refused"))
+        enough = len(live) >= Code.parse(self._cluster.code).n
         patience_s = 0.0 if enough else JOIN_LAST_S - JOIN_WAIT_S
         # Of an old catalog not all targets will be live, and who opens is to hear why.
         waits = sessions.get("catalog") != CATALOG_OLD
@@ -446,6 +447,12 @@ def lock_directory(directory: Path) -> int:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, _incarnation(os.getpid()).encode(), 0)
     return descriptor
+
+
+def _named(sessions: Mapping[str, object], what: str) -> list[object]:
+    """Targets that the coordinator's `/v1/sessions` names."""
+    found = sessions.get(what)
+    return found if isinstance(found, list) else []
 
 
 def _is_alive(holder: str) -> bool:

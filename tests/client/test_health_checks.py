@@ -420,6 +420,20 @@ def an_emptied_directory(folder: Path) -> None:
         wait_until(back, "it is taken in", PATIENCE_S, ASKED_S)
 
 
+def all_directories_emptied(folder: Path) -> None:
+    """The cluster comes up all the same, and says at once why nobody is served."""
+    with made(folder) as case:
+        assert run("local", "stop", str(case.directory)).code == 0
+        for number in range(4):
+            shutil.rmtree(case.directory / "targets" / f"t{number}")
+        listed = run("ls", environ=case.environ)
+        assert (listed.code, "0 of 3 have vouched" in listed.err) == (75, True)
+        named = run("status", "--json", "--store", case.url, environ=case.environ).document()
+        (found,) = [each for each in named["checks"] if each["name"] == "CATALOG_UNPROVED"]
+        assert found["command"].count(f"--store {case.url}") == 4
+        case.prove("CATALOG_UNPROVED", "^ckpt target replace t0; ckpt target replace t1; ")
+
+
 def a_copied_directory(folder: Path) -> None:
     with made(folder) as case:
         copy = folder / "copy"
@@ -438,7 +452,7 @@ def a_copied_directory(folder: Path) -> None:
 
 PROOFS: dict[str, list[Callable[[Path], None]]] = {
     "CATALOG_OLD": [a_catalog_that_was_removed],
-    "CATALOG_UNPROVED": [a_catalog_for_which_too_few_vouch],
+    "CATALOG_UNPROVED": [a_catalog_for_which_too_few_vouch, all_directories_emptied],
     "TARGET_DOWN": [
         a_held_target, a_stopped_target, a_target_that_is_not_started_again,
         a_target_of_another_host,

@@ -189,8 +189,18 @@ def test_a_directory_under_another_name_is_refused_also_when_the_first_is_away(
     assert "is the directory of target t1, or a copy of it, under the name t9" in told.message
     assert checks(bench)["DIRECTORY_COPIED"]["command"] == "kill 77"
     assert TargetId("t9") not in bench.machine.members.targets
+
+
+def test_a_directory_of_another_target_never_replaces_one(bench: Bench) -> None:
+    """Else one directory would be two targets, and each column of the one a column of both."""
+    bench.stop("t1", "t2")
+    bench.tick(60)
     stolen = replace(copy_of(bench), id=TargetId("t2"), place="elsewhere")
     assert "of target t1" in refused(bench, stolen).message
+    assert "DIRECTORY_UNKNOWN" not in checks(bench)
+    answered = bench.tell(bench.session(m.Role.ADMIN), ReplaceTarget(TargetId("t2")))[0]
+    assert isinstance(answered, m.Failed)
+    assert answered.code == "not_found"
 
 
 def test_targets_of_the_version_before_are_taken_in_and_their_first_incarnation_is_noted() -> None:

@@ -59,7 +59,7 @@ class Claim:
 
 
 class Claims:
-    """I know each target's directory, and who else asks for its seat. `known` is my owner's."""
+    """I know each target's directory, and who else asks for its seat."""
 
     def __init__(self, known: Mapping[TargetId, TargetSeen]) -> None:
         self._known = dict(known)
@@ -101,16 +101,14 @@ class Claims:
         if len(message.incarnation) not in (0, INCARNATION_BYTES):
             return Refused(f"an incarnation has {INCARNATION_BYTES} bytes")
         known = self._known.get(message.target)
-        error = (
-            self._of_another_name(message)
-            or (known and _of_another_directory(known, message))
-            or (known and self._of_a_taken_seat(known, message, seated=seated, now_us=now_us))
-        )
-        key = (message.target, message.incarnation, message.place)
-        if not error:
-            self._refused.pop(key, None)
-            return None
-        self._note(key, message, error, now_us)
+        unknown = _of_another_directory(known, message) if known is not None else None
+        error = self._of_another_name(message) or unknown
+        if error is None and known is not None:
+            error = self._of_a_taken_seat(known, message, seated=seated, now_us=now_us)
+        if error is None:
+            self._refused.pop(_key(message), None)
+        else:
+            self._note(message, error, replaces=error is unknown, now_us=now_us)
         return error
 
     def took(self, seen: TargetSeen) -> bool:
@@ -186,23 +184,22 @@ class Claims:
         )
 
     def _note(
-        self,
-        key: tuple[TargetId, bytes, str],
-        message: RegisterTarget,
-        error: CkptError,
-        now_us: int,
+        self, message: RegisterTarget, error: CkptError, *, replaces: bool, now_us: int
     ) -> None:
+        key = _key(message)
         self._refused = {
             k: c for k, c in self._refused.items() if now_us - c.heard_us < CLAIM_US and k != key
         }
         if len(self._refused) >= CLAIMS_MAX:
             return
-        known = self._known.get(message.target)
         self._refused[key] = Claim(
-            *key, message.directory, message.domain, message.address, message.pid,
-            known is not None and known.incarnation != message.incarnation != b"",
+            *key, message.directory, message.domain, message.address, message.pid, replaces,
             error.message, now_us,
         )  # fmt: skip
+
+
+def _key(message: RegisterTarget) -> tuple[TargetId, bytes, str]:
+    return message.target, message.incarnation, message.place
 
 
 def _of_another_directory(known: TargetSeen, message: RegisterTarget) -> CkptError | None:

@@ -22,6 +22,7 @@ from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
 from ckpt.protocol.coordinator.vouching import Standing, Vouching
 
 START_THEM = "start them on their hosts"
+REPLACE_THEM = "bring the old directories back; when they are gone for good: replace them"
 NAMED_MAX = 3
 """So many checkpoints are named in one message."""
 
@@ -66,8 +67,7 @@ class Health:
             yield check("CATALOG_OLD", problem.message, remedy, self._vouching.remedy())
             return
         away = [t.id for t in self._members.targets.values() if t.state is not TargetState.LIVE]
-        command, unclaimed = self._start(away, address), self._unclaimed(away)
-        yield check("CATALOG_UNPROVED", problem.message, START_THEM, command, unclaimed)
+        yield check("CATALOG_UNPROVED", problem.message, *self._bring_back(away, address))
 
     def _start(self, ids: Sequence[TargetId], address: str) -> str:
         """What brings these targets back, each on its host."""
@@ -83,9 +83,11 @@ class Health:
             )
         return "; ".join(lines)
 
-    def _unclaimed(self, ids: Sequence[TargetId]) -> list[TargetId]:
-        """Those of them that a start brings back, and not a word."""
-        return [id for id in ids if not self._members.replacing(id)]
+    def _bring_back(self, ids: Sequence[TargetId], address: str) -> tuple[str, str, list[TargetId]]:
+        """Remedy, command, and those of them that a start brings back, and not a word."""
+        unclaimed = [id for id in ids if not self._members.replacing(id)]
+        remedy = START_THEM if unclaimed else REPLACE_THEM
+        return remedy, self._start(ids, address), unclaimed
 
     def _too_few(self, down: Sequence[Target], address: str) -> Iterator[Check]:
         failing = self._members.failing()
@@ -96,8 +98,7 @@ class Health:
         text = f"{well} targets are live and well, a save needs {self._code.floor} for {self._code}"
         if down:
             ids = [target.id for target in down]
-            command, unclaimed = self._start(ids, address), self._unclaimed(ids)
-            yield check("TOO_FEW_TARGETS", text + resort, START_THEM, command, unclaimed)
+            yield check("TOO_FEW_TARGETS", text + resort, *self._bring_back(ids, address))
         elif failing:
             remedy = "mend the devices that fail (DEVICE_FAILING), or add targets"
             command = _device_check(failing[0]).command
@@ -153,8 +154,7 @@ class Health:
         known = [id for id in away if id in self._members.targets]
         if known:
             text = f"{text}; on {', '.join(known)}, which are down"
-            command, unclaimed = self._start(known, address), self._unclaimed(known)
-            return check(name, text, START_THEM, command, unclaimed)
+            return check(name, text, *self._bring_back(known, address))
         return check(name, text, remedy, command)
 
 

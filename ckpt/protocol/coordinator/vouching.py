@@ -147,7 +147,9 @@ class Vouching:
         away = [t.id for t in self._members.targets.values() if t.state is not TargetState.LIVE]
         text = f"the catalog may be older than its targets: {here} of {needed} have vouched for it"
         named = f"; away: {', '.join(away)}" if away else ""
-        return Unavailable(text + named, hint="start the targets", retry_after_s=1.0)
+        return Unavailable(
+            text + named, hint="start the targets: ckpt status says how", retry_after_s=1.0
+        )
 
     def remedy(self) -> str:
         """The command that makes a catalog of what the targets hold."""

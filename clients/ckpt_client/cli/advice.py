@@ -5,6 +5,7 @@ which processes run, are stopped or held, and what a coordinator that is gone sa
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -118,7 +119,7 @@ def _named(line: str, store: str) -> str:
 
 
 def _each(command: str, change: Callable[[str], str]) -> str:
-    return " && ".join(change(line) for line in command.split(" && "))
+    return "".join(change(part) for part in re.split("( && |; )", command))
 
 
 def _room_hint(directory: Path) -> str:
