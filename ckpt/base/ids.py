@@ -22,7 +22,7 @@ LaunchNumber = NewType("LaunchNumber", int)
 """(term << 32) | counter: grows across coordinator restarts without being durable itself."""
 TargetId = NewType("TargetId", str)
 BootId = NewType("BootId", int)
-"""A target process's own incarnation, 64 random bits, never 0."""
+"""One process of a target, 64 random bits, never 0."""
 Epoch = NewType("Epoch", int)
 """(term << 32) | version of the cluster map."""
 ColumnNumber = NewType("ColumnNumber", int)

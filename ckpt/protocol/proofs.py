@@ -1,7 +1,7 @@
 """A target's word: the MAC over what it sealed, which only it and the coordinator can make.
 
 The key is derived from the cluster's secret, the target and its boot, so that a proof of an earlier
-incarnation, of another target or of another cluster does not verify.
+boot, of another target or of another cluster does not verify.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LABEL: Final = b"ckpt target"
 
 @lru_cache(maxsize=4096)
 def proof_key(secret: bytes, target: TargetId, boot: BootId) -> bytes:
-    """The key, 32 bytes, under which one incarnation of a target signs."""
+    """The key, 32 bytes, under which one boot of a target signs."""
     name = target.encode()
     parts = (_LABEL, len(name).to_bytes(2, "little"), name, boot.to_bytes(8, "little"))
     return hmac.digest(secret, b"".join(parts), "sha256")

@@ -40,7 +40,7 @@ class TargetLinks:
         self._loop = loop
         self._options = options
         self._links: dict[tuple[TargetId, BootId], Link] = {}
-        #: The live link to each incarnation of a target.
+        #: The live link to each boot of a target.
         self._unix_broken: set[str] = set()
         #: Sockets of this host that nobody answered on; TCP is used instead.
 

@@ -247,7 +247,7 @@ class Membership:
         return self.targets[id] if id is not None else None
 
     def accepts(self, proof_target: TargetId, boot: BootId) -> bool:
-        """Whether a proof of this target and boot may count: only of the current incarnation."""
+        """Whether a proof of this target and boot may count: only of the process that is here."""
         target = self.targets.get(proof_target)
         return target is not None and target.session is not None and target.boot == boot
 

@@ -235,7 +235,7 @@ class Core:
         self.refusals[code] += 1
 
     def proof(self, column: SealedColumn) -> ColumnProof:
-        """What this incarnation vouches for."""
+        """What this process vouches for."""
         header, identity = column.header, self.identity
         return make_proof(
             self._key,

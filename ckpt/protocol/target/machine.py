@@ -343,7 +343,7 @@ class TargetMachine:
     # ----------------------------------------------------------------------- coordinator
 
     def _coordinator_came(self, session: Session) -> None:
-        """The dialed session stands: present this incarnation."""
+        """The dialed session stands: present this process."""
         if self._coordinator is not None:
             self._core.out.append(CloseSession(self._coordinator, "a newer session replaces it"))
             self._session_closed(self._coordinator)
