@@ -113,7 +113,10 @@ MATRIX: Final[tuple[Fault, ...]] = (
         "RSLC": (CROWDS, "tests/e2e/test_crowds.py"
                  "::test_a_dozen_ranks_on_seven_targets_lack_no_column_and_send_none_twice"),
     }),
-    Fault("F20 incast on restore", "RX"),
+    Fault("F20 incast on restore", "RX", "", {
+        "X": ("tests/sim/test_incast.py"
+              "::test_a_crowd_of_readers_is_served_from_bounded_memory",),
+    }),
     Fault("F21 m targets lost, then one more", "RSLCADX", "RSLCAX", {
         "AX": (
             LOSSES + "any_two_targets_may_be_lost_after_the_commit",
@@ -127,7 +130,10 @@ MATRIX: Final[tuple[Fault, ...]] = (
             "::test_a_lost_host_costs_nothing_but_redundancy",
         ),
     }),
-    Fault("F24 targets added, removed in a burst", "RSLCADEX"),
+    Fault("F24 targets added, removed in a burst", "RSLCADEX", "", {
+        "RSLCA": ("tests/sim/test_growing.py"
+                  "::test_a_cluster_that_grows_and_shrinks_keeps_its_promises",),
+    }),
     Fault("F25 mixed versions", "RSLCADX", "", {
         "AX": (
             "tests/versions/test_cluster.py"

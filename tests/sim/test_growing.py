@@ -1,0 +1,63 @@
+"""F24: targets join in the middle of bursts, and others leave for good. Every save commits and
+holds what it says, and later ones use who is there.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ckpt.base.ids import TargetId
+from ckpt.erasure.code import Code
+from ckpt.protocol.stager.events import SaveCommitted
+from ckpt.testing.disk import Keep
+from tests.sim.target_node import TargetNode
+from tests.sim.world import World
+from tests.sim.worst_losses import check_worst_losses
+
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 5
+STEPS = tuple(range(10, 130, 10))
+PATIENCE_US = 240_000_000
+COMES = 3
+LEAVES = 2
+"""As many as a checkpoint of before survives."""
+
+
+def comes(world: World, number: int) -> None:
+    """A new target on a new device."""
+    node = TargetNode(world.clock, world.network, world.coordinator, number, world.seed)
+    world.targets[node.id] = node
+    node.start()
+
+
+def leaves(world: World, id: TargetId) -> None:
+    """Switched off, and never seen again."""
+    world.targets[id].crash(Keep.SOME)
+    world.targets[id].lost = True
+
+
+def history(seed: int) -> World:
+    """Bursts of saves while the cluster changes."""
+    world = World.build(seed, 7, Code(4, 2))
+    world.start()
+    rng = world.clock.rng
+    for number in range(7, 7 + COMES):
+        world.clock.after(rng.randint(0, 4_000_000), comes, world, number)
+    for id in rng.sample(sorted(world.targets), LEAVES):
+        world.clock.after(rng.randint(0, 4_000_000), leaves, world, id)
+    nodes = world.launch(STEPS, rng.choice([2_000, 300_000]), rng.choice([100, 20_000]))
+    done = world.clock.run(lambda: all(len(n.outcomes) == len(STEPS) for n in nodes), PATIENCE_US)
+    assert done, f"seed {seed}: saves do not end"
+    ends = [end for node in nodes for end in node.outcomes.values()]
+    assert all(isinstance(end, SaveCommitted) for end in ends), f"seed {seed}: {ends}"
+    world.clock.pass_time(5_000_000)
+    return world
+
+
+def test_a_cluster_that_grows_and_shrinks_keeps_its_promises() -> None:
+    used = 0
+    for seed in range(SEEDS):
+        world = history(seed)
+        check_worst_losses(world)
+        joined = [world.targets[TargetId(f"t{number}")] for number in range(7, 7 + COMES)]
+        used += any(target.machine.counters["columns_sealed"] for target in joined)
+    assert used > SEEDS // 4, "who joins is used"

@@ -1,0 +1,56 @@
+"""F20: everybody reads the same checkpoint at once. Nobody waits for ever, no target holds more
+than its pool, and one bad target is made up for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.sim.target_node import TargetNode
+from tests.sim.world import World
+
+READERS = 64
+PAYLOAD_BYTES = 60_000
+READ_US = 60_000_000
+CLOSED_US = 200_000
+
+
+def nothing(_target: TargetNode) -> None:
+    """All are well."""
+
+
+def kill(target: TargetNode) -> None:
+    target.crash()
+
+
+def stop(target: TargetNode) -> None:
+    target.stopped = True
+
+
+def slow_down(target: TargetNode) -> None:
+    target.disk_slow = 100
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("harm", [nothing, kill, stop, slow_down])
+def test_a_crowd_of_readers_is_served_from_bounded_memory(
+    harm: Callable[[TargetNode], None], seed: int
+) -> None:
+    """What a target has read and not sent is held against its pool at each read (memory.py), what
+    each reader was given against what was saved, as it comes.
+    """
+    world = World.build(seed)
+    world.start()
+    nodes = world.launch((10,), 0, PAYLOAD_BYTES)
+    assert world.clock.run(lambda: all(node.outcomes for node in nodes), READ_US)
+    readers = [world.read() for _ in range(READERS)]
+    world.clock.run(lambda: any(reader.reading for reader in readers), READ_US)
+    harm(next(iter(world.targets.values())))
+    assert world.clock.run(lambda: all(r.outcome is not None for r in readers), READ_US)
+    assert {reader.outcome for reader in readers} == {"read"}
+    world.heal()
+    world.clock.pass_time(CLOSED_US)
+    assert not any(target.memory.held_bytes for target in world.targets.values() if target.up)
+    assert not any(checkpoint.pins for checkpoint in world.coordinator.machine.checkpoints.all())
