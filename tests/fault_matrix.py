@@ -159,7 +159,16 @@ MATRIX: Final[tuple[Fault, ...]] = (
     Fault("F29 orphan uploads", "D", "", {
         "D": ("tests/objects/test_leftovers.py::test_it_goes_when_nothing_changed_for_long",),
     }),
-    Fault("F30 memory cap of a process", "RSLCADX"),
+    Fault("F30 memory cap of a process", "RSLCADX", "", {
+        "RSLCX": (
+            "tests/e2e_remote/test_memory_caps.py"
+            "::test_targets_stay_within_their_pools_however_much_is_sent",
+        ),
+        "A": (
+            "tests/e2e_remote/test_memory_caps.py"
+            "::test_a_target_that_gets_too_little_memory_costs_its_columns_and_nothing_else",
+        ),
+    }),
     Fault("F31 wrong decode, dirty buffer", "SX", "", {
         "X": (
             "tests/e2e/test_wrong_machine.py"

@@ -1,4 +1,4 @@
-"""One cluster of separate daemons for the module; what was started inside is gone behind it."""
+"""Clusters of separate daemons, for a module or for a test; what was started inside is gone behind."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,12 @@ from tests.e2e_remote.cluster import RemoteCluster
 END_TIMEOUT_S = 30.0
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteCluster]:
+@contextmanager
+def started(directory: Path) -> Iterator[RemoteCluster]:
     mark = secrets.token_hex(8)
     # Not below tmp_path: a Unix socket's path has 107 bytes.
     runtime = Path(tempfile.mkdtemp(prefix="ckpt-e2e-"))
-    made = RemoteCluster(tmp_path_factory.mktemp("remote"))
+    made = RemoteCluster(directory)
     try:
         with marked_environment(mark, runtime):
             os.environ["CKPT_SECRET_FILE"] = str(made.secret_file)
@@ -35,6 +36,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteCluster]
     finally:
         end_marked(mark, END_TIMEOUT_S)  # Stagers.
         shutil.rmtree(runtime)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteCluster]:
+    with started(tmp_path_factory.mktemp("remote")) as made:
+        yield made
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[RemoteCluster]:
+    """Of one test alone, which harms it."""
+    with started(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

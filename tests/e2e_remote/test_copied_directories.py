@@ -80,14 +80,11 @@ class House:
     def end(self) -> None:
         for daemon in self._others:
             daemon.end()
-        self.cluster.end()
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    cluster = RemoteCluster(tmp_path)
-    cluster.start()
-    made = House(cluster)
+def house(fresh: RemoteCluster) -> Iterator[House]:
+    made = House(fresh)
     try:
         made.save(1)
         yield made

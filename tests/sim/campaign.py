@@ -19,7 +19,9 @@ from tests.sim.scenario import PHASES, Report, run_seed
 
 CHUNK = 50
 UNREACHABLE = {
-    ("F14 reader", "J"): "a launch some of whose ranks have no number has committed nothing to load"
+    ("F14 reader", "J"): "a launch some of whose ranks have no number has committed nothing",
+    ("F7 document", "J"): "nor is there a document that could rot",
+    ("F8 misplaced", "J"): "nor a committed column",
 }
 """Cells of the matrix that no history can hit, each with its reason."""
 
