@@ -1,4 +1,4 @@
-"""Clusters of separate daemons, for a module or for a test; what was started inside is gone behind."""
+"""Clusters of separate daemons, for a module or a test; what was started inside is ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F30: daemons that may have no more memory than they said they need, and one that gets too little."""
+"""F30: daemons that get no more memory than they say they need, and one that gets less."""
 
 from __future__ import annotations
 
