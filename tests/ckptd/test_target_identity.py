@@ -11,7 +11,6 @@ import pytest
 
 from ckpt.base.errors import Refused
 from ckpt.base.limits import INCARNATION_BYTES
-from ckptd import target_identity
 from ckptd.target_identity import FILE_NAME, TargetFile, adopt_identity, place_of, read_target_file
 
 CLUSTER = "c1"
@@ -52,18 +51,14 @@ def test_a_directory_of_the_version_before_gets_one_and_keeps_the_rest(tmp_path:
     assert read_target_file(tmp_path) == made
 
 
-def test_a_device_that_takes_no_writes_is_served_without_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_takes_no_writes_is_served_without_one(tmp_path: Path) -> None:
+    """Here a directory stands where the new file would be written aside."""
     (tmp_path / FILE_NAME).write_text(OLD)
-
-    def refuse(_path: Path, _content: bytes) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(target_identity, "write_aside", refuse)
+    (tmp_path / f".{FILE_NAME}.{os.getpid()}").mkdir()
     known, reports = adopt(tmp_path)
     assert known == TargetFile("t3", CLUSTER)
     assert reports == ["no incarnation could be written"]
+    assert (tmp_path / FILE_NAME).read_text() == OLD
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,8 @@ def test_a_directory_that_came_back_emptied_waits_for_a_word(house: House) -> No
     house.wait_live(emptied)
     assert set(house.checks()) <= {"REDUNDANCY_LOW"}
     assert house.verify() in (0, 3)
-    assert run("target", "replace", COPIED, environ=house.environ).code != 0, "it is live"
+    other = ("target", "replace", COPIED, "--incarnation", "ab" * 16)
+    assert run(*other, environ=house.environ).code == 11, "it is live, and no other asks"
 
 
 def test_a_directory_of_the_version_before_gets_its_incarnation_and_keeps_it(house: House) -> None:

@@ -160,6 +160,24 @@ def test_a_replacement_is_told_only_when_it_is_durable(bench: Bench) -> None:
     assert [each.incarnation for each in seen] == [incarnation(9)]
 
 
+def test_a_replacement_that_is_asked_again_is_answered_again(bench: Bench) -> None:
+    """The first answer may have been lost, and the target may be live by now."""
+    bench.stop("t1")
+    emptied = replace(copy_of(bench), incarnation=incarnation(9))
+    refused(bench, emptied)
+    first = replace_it(bench)
+    assert isinstance(first, TargetReplaced)
+    assert replace_it(bench) == first
+    assert isinstance(answer(bench, emptied), m.TargetRegistered)
+    assert replace_it(bench) == replace_it(bench, incarnation(9)) == first
+    other = replace_it(bench, incarnation(8))
+    assert isinstance(other, m.Failed), "that was never said"
+    assert "t1 is live" in other.message
+    bench.tick(90)
+    late = replace_it(bench)
+    assert isinstance(late, m.Failed), "nobody repeats a question for so long"
+
+
 def test_nothing_is_replaced_blindly(bench: Bench) -> None:
     live = replace_it(bench)
     assert isinstance(live, m.Failed)
@@ -208,6 +226,8 @@ def test_targets_of_the_version_before_are_taken_in_and_their_first_incarnation_
     bench.start(T1)
     assert is_live(bench)
     grown = replace(bench.targets[T1], boot=BootId(50), incarnation=incarnation(5), place="here")
+    assert refused(bench, grown).code == "busy", "a newer daemon on a copy, say"
+    bench.stop("t1")
     assert isinstance(answer(bench, grown), m.TargetRegistered)
     other = replace(grown, boot=BootId(51), incarnation=incarnation(6))
     assert "another directory" in refused(bench, other).message

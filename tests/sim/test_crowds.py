@@ -14,6 +14,7 @@ import pytest
 from ckpt.erasure.code import Code
 from ckpt.protocol.writer.column import ColumnState
 from tests.sim.crowd import Crowd, Outcome
+from tests.sim.harms import kill, slow_down, stop
 from tests.sim.rank_node import TICK_US
 from tests.sim.target_node import TargetNode
 
@@ -86,18 +87,6 @@ def test_credit_of_writers_that_stand_still_is_lent_to_the_others() -> None:
     for node in asleep:
         node.stopped = False
     check_whole(crowd.finish(), Code(4, 2))
-
-
-def slow_down(target: TargetNode) -> None:
-    target.disk_slow *= 100
-
-
-def stop(target: TargetNode) -> None:
-    target.stopped = True
-
-
-def kill(target: TargetNode) -> None:
-    target.crash()
 
 
 @pytest.mark.parametrize("harm", [slow_down, stop, kill])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.sim.harms import kill, nothing, slow_down, stop
 from tests.sim.target_node import TargetNode
 from tests.sim.world import World
 
@@ -15,22 +16,6 @@ READERS = 64
 PAYLOAD_BYTES = 60_000
 READ_US = 60_000_000
 CLOSED_US = 200_000
-
-
-def nothing(_target: TargetNode) -> None:
-    """All are well."""
-
-
-def kill(target: TargetNode) -> None:
-    target.crash()
-
-
-def stop(target: TargetNode) -> None:
-    target.stopped = True
-
-
-def slow_down(target: TargetNode) -> None:
-    target.disk_slow = 100
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -11,6 +11,7 @@ import pytest
 from ckpt.base.limits import HEDGE_US, LEASE_US
 from ckpt.protocol.stager.events import SaveCommitted
 from ckpt.protocol.writer.column import ColumnState
+from tests.sim.harms import kill, slow_down, stop
 from tests.sim.rank_node import TICK_US as STAGER_TICK_US
 from tests.sim.rank_node import RankNode
 from tests.sim.target_node import TargetNode
@@ -39,18 +40,6 @@ def burst(harm: Callable[[TargetNode], None] | None, seed: int) -> int:
     if harm is not None:
         harm(world.targets[next(iter(world.targets))])
     return commit_us(world, nodes)
-
-
-def kill(target: TargetNode) -> None:
-    target.crash()
-
-
-def stop(target: TargetNode) -> None:
-    target.stopped = True
-
-
-def slow_down(target: TargetNode) -> None:
-    target.disk_slow = 100
 
 
 @pytest.mark.parametrize("seed", range(5))

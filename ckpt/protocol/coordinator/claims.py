@@ -33,6 +33,8 @@ from ckpt.protocol.coordinator.catalog import TargetSeen
 CLAIM_US: Final = 8_000_000
 """A process that was refused dials again every other second; one that does not has gone."""
 CLAIMS_MAX: Final = 64
+REPEAT_US: Final = 60_000_000
+"""Longer than anybody repeats a question whose answer was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Claims:
         self._refused: dict[tuple[TargetId, bytes, str], Claim] = {}
         self._left_us: dict[TargetId, int] = {}
         """When the session of its seat ended."""
+        self._replaced_us: dict[TargetId, int] = {}
+        """When somebody said that its directory is another one."""
         self._born_us: int | None = None
 
     # ----------------------------------------------------------------------- questions
@@ -125,6 +129,15 @@ class Claims:
         """The coordinator stood still for so long, and heard nobody."""
         self._left_us = {target: left_us + gap_us for target, left_us in self._left_us.items()}
 
+    def answered(self, target: TargetId, incarnation: bytes, now_us: int) -> TargetSeen | None:
+        """What the same question did already, whose answer may have been lost; else None."""
+        known, done_us = self._known.get(target), self._replaced_us.get(target)
+        if known is None or done_us is None or now_us - done_us >= REPEAT_US:
+            return None
+        if incarnation not in (b"", known.incarnation) or self.replacements(target, now_us):
+            return None
+        return known
+
     def replaced(self, target: TargetId, incarnation: bytes, now_us: int) -> TargetSeen:
         """Somebody says that this directory, or the only one that asks, is the target from now on.
 
@@ -148,7 +161,7 @@ class Claims:
             )
         claim = asking[0]
         seen = TargetSeen(target, claim.domain, claim.directory, claim.incarnation, claim.place)
-        self._known[target] = seen
+        self._known[target], self._replaced_us[target] = seen, now_us
         self._refused = {k: c for k, c in self._refused.items() if c != claim}
         return seen
 
@@ -169,11 +182,11 @@ class Claims:
     def _of_a_taken_seat(
         self, known: TargetSeen, message: RegisterTarget, *, seated: bool, now_us: int
     ) -> CkptError | None:
-        if not known.place or message.place == known.place:
+        if message.place == known.place:
             return None
         born_us = now_us if self._born_us is None else self._born_us
         held_until_us = LEASE_US + self._left_us.get(message.target, born_us)
-        if not seated and now_us >= held_until_us:
+        if not seated and (not known.place or now_us >= held_until_us):
             return None
         after_s = LEASE_US / US_PER_S if seated else (held_until_us - now_us) / US_PER_S
         return Busy(

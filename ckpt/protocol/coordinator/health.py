@@ -86,7 +86,7 @@ class Health:
     def _bring_back(self, ids: Sequence[TargetId], address: str) -> tuple[str, str, list[TargetId]]:
         """Remedy, command, and those of them that a start brings back, and not a word."""
         unclaimed = [id for id in ids if not self._members.replacing(id)]
-        remedy = START_THEM if unclaimed else REPLACE_THEM
+        remedy = REPLACE_THEM if ids and not unclaimed else START_THEM
         return remedy, self._start(ids, address), unclaimed
 
     def _too_few(self, down: Sequence[Target], address: str) -> Iterator[Check]:

@@ -296,17 +296,27 @@ class Membership:
         return target
 
     def replace(self, session: Session, request: int, message: ReplaceTarget) -> None:
-        """Somebody says that another directory is this target. Raises NotFound, Refused, Busy."""
-        target = self.targets.get(message.target)
+        """Somebody says that another directory is this target; asked again, the same is answered.
+        Raises NotFound, Refused, Busy.
+        """
+        now, target = self._desk.now_us, self.targets.get(message.target)
+        seen = self._claims.answered(message.target, message.incarnation, now)
+        if seen is not None:
+            self._tell_replaced(session, request, seen)
+            return
         if target is not None and target.session is not None:
             raise Busy(
                 f"target {target.id} is live, from {target.directory} on {target.domain.host}",
                 hint=f"end it first, for good: kill {target.pid}",
             )
-        seen = self._claims.replaced(message.target, message.incarnation, self._desk.now_us)
+        seen = self._claims.replaced(message.target, message.incarnation, now)
         self._desk.report(
             "warning", "target is replaced", target=seen.target, directory=seen.directory
         )
+        self._tell_replaced(session, request, seen)
+
+    def _tell_replaced(self, session: Session, request: int, seen: catalog.TargetSeen) -> None:
+        """When it is durable."""
         done = TargetReplaced(seen.target, seen.incarnation, seen.directory, seen.domain)
         self._desk.persist((seen,), lambda: self._desk.send(session, request, done))
 
