@@ -81,7 +81,9 @@ def test_it_answers_on_both_planes_alike_and_stops_cleanly(
         with pytest.raises(Unavailable, match="0 of 2 have vouched"):
             asker.ask("/v1/show?run=run&step=1")
         sessions = asker.ask("/v1/sessions")
-        assert sessions == {"clients": 1, "idle_s": 0.0, "live": [], "catalog": "gathering"}
+        assert sessions == {
+            "clients": 1, "idle_s": 0.0, "live": [], "refused": [], "catalog": "gathering",
+        }  # fmt: skip
     assert status["cluster"] == daemon.ready["cluster"]
     pid, address = daemon.ready["pid"], daemon.ready["address"]
     assert status["coordinator"] == {"address": address, "pid": pid}
