@@ -427,6 +427,8 @@ class RequestSpares(Struct, frozen=True, gc=False):
     payload: PayloadId
     column: ColumnNumber
     failed: tuple[TargetId, ...]
+    held: tuple[tuple[ColumnNumber, TargetId], ...] = ()
+    """Where its other columns are: a coordinator that started meanwhile knows it from here."""
 
 
 class SparesNamed(Struct, frozen=True, gc=False):

@@ -224,8 +224,8 @@ class PayloadJob:
                     self._push_seal(stream, state)
                 case w.AbandonStream(_, stream, _, reason):
                     self._abandon(stream, reason)
-                case w.AskSpares(column, failed):
-                    self._emit(SparesWanted(_now_us(), self.payload, column, failed))
+                case w.AskSpares(column, failed, held):
+                    self._emit(SparesWanted(_now_us(), self.payload, column, failed, held))
                 case w.CertifyPayload(proofs, slow):
                     manifest = self.encoder.manifest
                     assert manifest is not None

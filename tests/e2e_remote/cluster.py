@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -25,9 +26,13 @@ CODE = "4+2"
 class Daemon:
     """One `ckptd` process that has said it is ready; ended by its own id."""
 
-    def __init__(self, program: str, *flags: str) -> None:
+    def __init__(
+        self, program: str, *flags: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         command = [sys.executable, "-W", "error", "-m", "ckptd.cli", program, *flags]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        )
         self._ready: dict[str, object] = {}
 
     @property
@@ -86,18 +91,27 @@ class RemoteCluster:
             "coordinator", "--directory", str(self.coordinator_directory),
             "--listen", self._listen, "--code", CODE, "--level", "host", "--max-per-domain", "2",
             "--secret-file", str(self.secret_file),
+            environment=self.environment(self.coordinator_directory),
         )  # fmt: skip
         self._listen = self.coordinator.address
 
     def start_host(self, host: int) -> None:
         """Both of its targets."""
         for device in range(2):
-            id = f"h{host}d{device}"
-            self.targets[id] = Daemon(
-                "target", "--directory", str(self.directory / id), "--id", id,
-                "--coordinator", self._listen, "--domain", f"power/rack/host{host}/{device}",
-                "--capacity-bytes", "4GiB", "--secret-file", str(self.secret_file),
-            )  # fmt: skip
+            self.start_target(f"h{host}d{device}")
+
+    def start_target(self, id: str) -> None:
+        host, device = id[1], id[3]
+        self.targets[id] = Daemon(
+            "target", "--directory", str(self.directory / id), "--id", id,
+            "--coordinator", self._listen, "--domain", f"power/rack/host{host}/{device}",
+            "--capacity-bytes", "4GiB", "--secret-file", str(self.secret_file),
+            environment=self.environment(self.directory / id),
+        )  # fmt: skip
+
+    def environment(self, directory: Path) -> Mapping[str, str] | None:
+        """Of the daemon that this directory belongs to, when it is not the test's own."""
+        return None
 
     # ----------------------------------------------------------------------- looking
 

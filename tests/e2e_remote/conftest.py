@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -18,13 +19,15 @@ from tests.e2e_remote.cluster import RemoteCluster
 
 END_TIMEOUT_S = 30.0
 
+Made = TypeVar("Made", bound=RemoteCluster)
+
 
 @contextmanager
-def started(directory: Path) -> Iterator[RemoteCluster]:
+def started(made: Made) -> Iterator[Made]:
+    """Everything of it runs inside, and nothing behind."""
     mark = secrets.token_hex(8)
     # Not below tmp_path: a Unix socket's path has 107 bytes.
     runtime = Path(tempfile.mkdtemp(prefix="ckpt-e2e-"))
-    made = RemoteCluster(directory)
     try:
         with marked_environment(mark, runtime):
             os.environ["CKPT_SECRET_FILE"] = str(made.secret_file)
@@ -40,14 +43,14 @@ def started(directory: Path) -> Iterator[RemoteCluster]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteCluster]:
-    with started(tmp_path_factory.mktemp("remote")) as made:
+    with started(RemoteCluster(tmp_path_factory.mktemp("remote"))) as made:
         yield made
 
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[RemoteCluster]:
     """Of one test alone, which harms it."""
-    with started(tmp_path) as made:
+    with started(RemoteCluster(tmp_path)) as made:
         yield made
 
 

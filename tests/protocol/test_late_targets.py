@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ckpt.base.ids import ColumnNumber, TargetId
 from ckpt.format import messages as m
 from ckpt.format.target_messages import (
@@ -204,3 +206,86 @@ def test_a_target_has_the_time_to_answer_that_it_had_before() -> None:
     bench.let_answer("t0")
     rank.take_plan()
     assert rank.plan is not None
+
+
+# --------------------------------------------------------------------------- behind a restart
+
+
+def restarted(count: int) -> RankFake:
+    """A payload has three places; the coordinator starts again, and all but what was at column 1
+    and what is unused come back to it.
+    """
+    bench = gathered(count)
+    rank = RankFake(bench)
+    rank.open(1)
+    rank.take_plan()
+    assert rank.plan is not None
+    first, _, last = (place.target for place in rank.plan.places)
+    bench.restart(first, last)
+    rank.reconnect()
+    rank.ask(replace(rank.question(1), resume=rank.payload.checkpoint))
+    return rank
+
+
+def lost_at(rank: RankFake) -> str:
+    assert rank.plan is not None
+    return rank.plan.places[1].target
+
+
+def unused_by(rank: RankFake) -> str:
+    assert rank.plan is not None
+    (unused,) = set(rank.bench.targets) - {place.target for place in rank.plan.places}
+    return unused
+
+
+def ask_for_column_1(rank: RankFake) -> int:
+    """It failed where it was; the others have their places still."""
+    assert rank.plan is not None
+    first, lost, last = (place.target for place in rank.plan.places)
+    held = ((ColumnNumber(0), first), (ColumnNumber(2), last))
+    mark = rank.bench.mark()
+    rank.bench.tell(rank.session, m.RequestSpares(rank.payload, ColumnNumber(1), (lost,), held))
+    return mark
+
+
+def named_since(rank: RankFake, mark: int) -> list[TargetId] | None:
+    """None while the stager waits for an answer."""
+    named = rank.bench.sent(m.SparesNamed, mark)
+    return [place.target for each in named for place in each.spares] if named else None
+
+
+def test_a_new_place_is_none_where_another_column_of_the_payload_is() -> None:
+    rank = restarted(4)
+    rank.bench.start(unused_by(rank))
+    rank.bench.tick(1)
+    assert named_since(rank, ask_for_column_1(rank)) == [unused_by(rank)]
+
+
+def test_a_new_place_waits_for_targets_that_come_behind_the_coordinator() -> None:
+    """All lost their power: every column lost its place, and few targets are back as yet."""
+    rank = restarted(4)
+    mark = ask_for_column_1(rank)
+    rank.bench.tick(1)
+    assert named_since(rank, mark) is None
+    rank.bench.start(unused_by(rank))
+    rank.bench.tick(1)
+    assert named_since(rank, mark) == [unused_by(rank)]
+
+
+def test_a_target_that_failed_a_column_and_started_again_may_have_it_again() -> None:
+    rank = restarted(3)
+    mark = ask_for_column_1(rank)
+    rank.bench.tick(1)
+    assert named_since(rank, mark) is None
+    rank.bench.start(lost_at(rank))
+    rank.bench.tick(1)
+    assert named_since(rank, mark) == [lost_at(rank)]
+
+
+def test_who_does_not_come_behind_the_coordinator_is_waited_for_two_leases() -> None:
+    rank = restarted(3)
+    mark = ask_for_column_1(rank)
+    rank.bench.tick(LEASE_S)
+    assert named_since(rank, mark) is None
+    rank.bench.tick(LEASE_S + 1)
+    assert named_since(rank, mark) == []

@@ -9,7 +9,16 @@ from ckpt.protocol.events import Ticked
 from ckpt.protocol.writer import payload_events as w
 from ckpt.protocol.writer.lateness import GOOD_SEAL_US, GOOD_WRITE_US, HEDGE_LAST_US, LATE_FACTOR
 from ckpt.protocol.writer.payload_writer import PayloadWriter
-from tests.protocol.writerkit import CELL, accept, manifest, new_writer, place, seal, send_all
+from tests.protocol.writerkit import (
+    CELL,
+    accept,
+    asking,
+    manifest,
+    new_writer,
+    place,
+    seal,
+    send_all,
+)
 
 TICK_US = 100_000
 LONG_US = 40 * HEDGE_US
@@ -153,7 +162,7 @@ def test_a_column_that_waits_for_the_coordinator_is_not_late() -> None:
         seal(writer, column, 1)
     lost = writer.columns[3]
     asked = writer.handle(w.StreamLost(2, lost.stream, "reset"))
-    assert asked[-1] == w.AskSpares(lost.number, ("t3",))
+    assert asked[-1] == asking(3, "t3", among=4)
     assert pass_time(writer, {}, 0, LONG_US) == []
 
 

@@ -20,6 +20,7 @@ from ckpt.protocol.writer.payload_writer import PayloadWriter
 from tests.protocol.writerkit import (
     CELL,
     accept,
+    asking,
     manifest,
     new_writer,
     place,
@@ -75,7 +76,7 @@ def test_an_absent_column_takes_a_spare() -> None:
 
 def test_an_absent_column_without_a_spare_asks_for_one() -> None:
     writer = new_writer("4+2", spares=0, absent=(5,))
-    assert writer.begin()[-1] == w.AskSpares(writer.columns[5].number, ())
+    assert writer.begin()[-1] == asking(5, among=6)
 
 
 def test_nothing_is_sent_before_acceptance_or_beyond_credit() -> None:
@@ -230,7 +231,7 @@ def test_a_late_column_without_a_spare_stays_and_may_be_left_out_from_the_floor_
     proofs = tuple(proof(writer, j) for j in range(3))
     column3 = writer.columns[3]
     assert tick_until(writer, TICK_US, HEDGE_US) == [
-        w.AskSpares(column3.number, (TargetId("t3"),)),
+        asking(3, "t3", among=4),
         w.CertifyPayload(proofs, (TargetId("t3"),)),
     ]
     assert column3.state is ColumnState.SEALING
@@ -253,7 +254,7 @@ def test_a_column_for_which_no_spare_can_be_named_fails_and_the_rest_is_certifie
         seal(writer, column, 1)
     lost = writer.columns[3]
     asked = writer.handle(w.StreamLost(2, lost.stream, "reset"))
-    assert asked[-1] == w.AskSpares(lost.number, (TargetId("t3"),))
+    assert asked[-1] == asking(3, "t3", among=4)
     proofs = tuple(proof(writer, j) for j in range(3))
     assert writer.handle(w.SparesGiven(3, lost.number, ())) == [w.CertifyPayload(proofs)]
     assert writer.handle(w.SparesGiven(4, None, (place(20),))) == [

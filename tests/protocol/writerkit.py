@@ -20,6 +20,7 @@ from ckpt.base.ids import (
 from ckpt.format.messages import PayloadPlanned, Place
 from ckpt.format.target_messages import ColumnProof
 from ckpt.protocol.writer.payload_events import (
+    AskSpares,
     FragmentSent,
     ManifestReady,
     StreamAccepted,
@@ -55,6 +56,12 @@ def plan(
         spares=tuple(place(10 + j) for j in range(spares)),
         absent=tuple(ColumnNumber(j) for j in absent),
     )
+
+
+def asking(column: int, *failed: str, among: int) -> AskSpares:
+    """For a column of so many; all others are where the plan of `new_writer` has them."""
+    others = tuple((ColumnNumber(j), TargetId(f"t{j}")) for j in range(among) if j != column)
+    return AskSpares(ColumnNumber(column), tuple(map(TargetId, failed)), others)
 
 
 def crc_of(column: int) -> int:

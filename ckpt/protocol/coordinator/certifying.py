@@ -70,7 +70,8 @@ class Certifying:
             payload.allotment = self._reservations.empty_allotment(payload.layout)
         for target in message.failed:
             payload.allotment.refused.setdefault(target, Failed("unavailable", "failed its stager"))
-
+        for column, target in message.held:
+            payload.allotment.intended.setdefault(column, target)
         self._reservations.more_spares(
             payload.allotment,
             message.column,

@@ -166,9 +166,16 @@ class Membership:
         """Whether more targets are about to count: this coordinator is new, and its catalog may
         not know them all, or one is being listed.
         """
-        young = self._born_us is None or self._desk.now_us - self._born_us < GATHERING_US
         coming = any(t.state is TargetState.RECONCILING for t in self.targets.values())
-        return coming or young
+        return coming or self._is_young
+
+    @property
+    def _is_young(self) -> bool:
+        return self._born_us is None or self._desk.now_us - self._born_us < GATHERING_US
+
+    def is_expected(self, target: Target) -> bool:
+        """This coordinator is new, and knows the target from its catalog alone."""
+        return self._is_young and target.boot == BootId(0)
 
     def is_late(self, target: Target) -> bool:
         """Its lease ran out on an open session, less than another lease ago."""
@@ -180,7 +187,7 @@ class Membership:
         return [
             t
             for t in self.targets.values()
-            if t.state is TargetState.RECONCILING or self.is_late(t)
+            if t.state is TargetState.RECONCILING or self.is_late(t) or self.is_expected(t)
         ]
 
     def silence(self) -> str:

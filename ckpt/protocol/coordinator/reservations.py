@@ -130,7 +130,7 @@ class Reservations:
     ) -> None:
         """One more place for a column, outside the domains of the others; or none. Without it the
         payload may be below its floor: then targets that were silent when they were asked are asked
-        again, for as long as a lease.
+        again, for as long as a lease. Behind a start of the coordinator its targets are waited for.
         """
         until_us = self._desk.now_us + LEASE_US
 
@@ -138,7 +138,7 @@ class Reservations:
             if place is not None:
                 allotment.spares.append(place)
                 done((place,))
-            elif self._desk.now_us < until_us and self._may_ask_again(allotment):
+            elif self._may_ask_again(allotment, until_us):
                 self._waiting.append(again)
             else:
                 done(())
@@ -149,15 +149,21 @@ class Reservations:
 
         self._replace(allotment, column, placed)
 
-    def _may_ask_again(self, allotment: Allotment) -> bool:
-        """Too few places are left for the payload, and with those that may come they are enough."""
+    def _may_ask_again(self, allotment: Allotment, until_us: int) -> bool:
+        """Too few places are left for the payload, and with those that may come they are enough;
+        or who is expected behind a start has not come yet.
+        """
         if allotment.released:
             return False
         failed, holding = allotment.refused, {place.target for place in allotment.places}
         left = sum(target not in failed for target in holding)
-        counting = [*self._members.live(), *self._members.coming()]
-        more = sum(target.id not in holding and allotment.may_ask(target.id) for target in counting)
-        return left < allotment.layout.code.floor <= left + more
+        coming = self._members.coming()
+        askable = [t for t in coming if t.id not in holding and allotment.may_ask(t.id)]
+        if any(self._members.is_expected(target) for target in askable):
+            return True
+        live = self._members.live()
+        more = sum(t.id not in holding and allotment.may_ask(t.id) for t in live) + len(askable)
+        return self._desk.now_us < until_us and left < allotment.layout.code.floor <= left + more
 
     def reopen(self, allotment: Allotment, kept: Mapping[ColumnNumber, TargetId]) -> None:
         """Only these columns stay; every other place goes back and may be given out anew."""

@@ -209,6 +209,7 @@ class SparesWanted(Struct, frozen=True, gc=False):
     payload: PayloadId
     column: ColumnNumber
     failed: tuple[TargetId, ...]
+    held: tuple[tuple[ColumnNumber, TargetId], ...] = ()
 
 
 class PayloadFailed(Struct, frozen=True, gc=False):

@@ -165,6 +165,8 @@ class AskSpares(Struct, frozen=True, gc=False):
 
     column: ColumnNumber
     failed: tuple[TargetId, ...]
+    held: tuple[tuple[ColumnNumber, TargetId], ...] = ()
+    """Where the other columns are."""
 
 
 class CertifyPayload(Struct, frozen=True, gc=False):

@@ -406,7 +406,9 @@ class PayloadWriter:
             failed = [target for target, _ in column.failed]
             if column.place is not None:
                 failed.append(column.place.target)
-            actions.append(AskSpares(column.number, tuple(dict.fromkeys(failed))))
+            placed = ((c, c.place) for c in self.columns if c.place is not None)
+            held = tuple((c.number, at.target) for c, at in placed if c is not column)
+            actions.append(AskSpares(column.number, tuple(dict.fromkeys(failed)), held))
 
     def _take_spare(self, column: Column) -> Place | None:
         for index, spare in enumerate(self._spares):

@@ -1,0 +1,35 @@
+"""Clusters whose daemons each have a machine of their own; without a C compiler they are skipped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ckpt
+from tests.e2e_remote.conftest import started
+from tests.machines.cluster import MachineCluster
+from tests.machines.recorder import build_recorder
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built = build_recorder(tmp_path_factory.mktemp("recorder")) if sys.platform == "linux" else None
+    if built is None:
+        pytest.skip("no C compiler here: loss of power is NOT tried on real processes; install cc")
+    return built
+
+
+@pytest.fixture
+def cluster(library: Path, tmp_path: Path) -> Iterator[MachineCluster]:
+    with started(MachineCluster(tmp_path, library)) as made:
+        yield made
+
+
+@pytest.fixture
+def store(cluster: MachineCluster) -> Iterator[ckpt.Store]:
+    opened = ckpt.open(cluster.url)
+    yield opened
+    opened.close(0.0)
