@@ -57,6 +57,8 @@ from ckptd import drain_tables, launch_tables, standing_tables, target_tables
 from ckptd.catalog_file import (
     connect,
     copy_catalog,
+    keep_cluster,
+    kept_cluster,
     lock_directory,
     mending_command,
     unusable,
@@ -125,6 +127,7 @@ class Catalog:
         make_directory(directory)
         lock = lock_directory(directory)
         try:
+            cluster = kept_cluster(directory, cluster)
             connection = connect(directory / CATALOG_NAME)
             try:
                 _create(connection, directory, cluster or new_cluster)
@@ -134,6 +137,7 @@ class Catalog:
                         f"the catalog in {directory} is of cluster {found}, not {cluster}",
                         hint=f"put its own back, or run: {mending_command(directory)}",
                     )
+                keep_cluster(directory, str(found))
                 image = _load(connection)
                 image.term = _begin_term(connection, image)
             except sqlite3.DatabaseError as error:
@@ -267,6 +271,7 @@ def create_catalog(
                     _apply(connection, entry)
         finally:
             connection.close()  # The last close folds the log into the file and removes the log.
+        keep_cluster(directory, cluster)
         _move_old_away(path)
         aside.rename(path)
         sync_directory(directory)

@@ -9,12 +9,16 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from ckpt.aio.durable import sync_directory
+from ckpt.aio.durable import sync_directory, write_aside
 from ckpt.base.errors import Busy, CkptError, Corrupt, NoSpace, Refused, Unavailable
 from ckptd.cluster_file import FILE_NAME
 from ckptd.directory import make_directory, open_lock
 
 LOCK_NAME: Final = "coordinator.lock"
+CLUSTER_NAME: Final = "cluster.id"
+"""Beside the catalog, so that one that is gone is missed: a new catalog is of the same cluster, and
+the targets prove it old. Without it a new cluster would seem to begin.
+"""
 
 _KEPT_FROM_USE: Final = frozenset(
     {
@@ -38,6 +42,36 @@ def lock_directory(directory: Path) -> int:
         os.close(descriptor)
         raise Busy(f"another coordinator works on {directory}") from None
     return descriptor
+
+
+def kept_cluster(directory: Path, insisted: str | None) -> str | None:
+    """The id of the cluster whose catalogs lie here; None when it is not known yet.
+
+    Raises Refused when the caller insists on another one.
+    """
+    path = directory / CLUSTER_NAME
+    try:
+        kept = path.read_text().strip()
+    except FileNotFoundError:
+        return insisted
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path} cannot be read: {error}") from None
+    if insisted is not None and kept != insisted:
+        raise Refused(
+            f"{directory} is of cluster {kept}, not {insisted}",
+            hint=f"put its own back, or run: {mending_command(directory)}",
+        )
+    return kept
+
+
+def keep_cluster(directory: Path, cluster: str) -> None:
+    """Durable on return, and written only where it is news. Raises Refused when it cannot be."""
+    path = directory / CLUSTER_NAME
+    try:
+        if not path.exists() or path.read_text().strip() != cluster:
+            write_aside(path, f"{cluster}\n".encode())
+    except OSError as error:
+        raise Refused(f"cannot write {path}: {error.strerror}") from None
 
 
 def connect(path: Path) -> sqlite3.Connection:

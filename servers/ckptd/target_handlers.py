@@ -41,7 +41,9 @@ class Relay:
 
 class CoordinatorHandler:
     """The dialer's view of the shell. I say once why the coordinator is out of reach, and stop the
-    daemon for what it refuses for good: another cluster, which no further dialing will change.
+    daemon for what is refused from its first word: another cluster, a slip of whoever started it.
+    One that was taken in and is refused later goes on dialing: the slip is the coordinator's, whose
+    catalog may be new, and what this target holds is needed to make it again.
     """
 
     def __init__(self, shell: TargetShell, report: Reporter, stop: Callable[[], None]) -> None:
@@ -49,17 +51,18 @@ class CoordinatorHandler:
         self._report = report
         self._stop = stop
         self._told = ""
+        self._was_in = False
         self._refusal: Refused | None = None
         self.received = shell.received
         self.closed = shell.closed
 
     def opened(self, session: Session, peer: Established) -> None:
-        self._told = ""
+        self._told, self._was_in = "", True
         self._shell.coordinator_opened(session, peer)
 
     def failed(self, error: CkptError) -> None:
         """An attempt or a session ended so."""
-        if isinstance(error, Refused):
+        if isinstance(error, Refused) and not self._was_in:
             self._refusal = error
             self._stop()
         elif str(error) != self._told:

@@ -45,7 +45,7 @@ from ckpt.protocol.coordinator.catalog import (
 from ckptd import catalog as catalog_module
 from ckptd.backup_catalog import read_backup
 from ckptd.catalog import CATALOG_NAME, Catalog, create_catalog, read_image
-from ckptd.catalog_file import connect
+from ckptd.catalog_file import CLUSTER_NAME, connect
 
 WRITER = """
 import os, sys, threading
@@ -221,6 +221,36 @@ def test_a_catalog_of_another_cluster_is_refused(tmp_path: Path) -> None:
     assert read_image(tmp_path)[0] == "c1"
 
 
+def test_a_catalog_that_is_gone_is_missed_and_the_new_one_is_of_the_same_cluster(
+    tmp_path: Path,
+) -> None:
+    """So its targets come and prove it old; of a new cluster they would turn away."""
+    Catalog.open(tmp_path, None, "c1").close()
+    for file in tmp_path.glob(f"{CATALOG_NAME}*"):
+        file.unlink()
+    with Catalog.open(tmp_path, None, "c2") as catalog:
+        assert catalog.cluster == "c1"
+
+
+def test_a_catalog_of_before_gets_its_cluster_s_file(tmp_path: Path) -> None:
+    Catalog.open(tmp_path, None, "c1").close()
+    (tmp_path / CLUSTER_NAME).unlink()
+    Catalog.open(tmp_path, None, "c2").close()
+    assert (tmp_path / CLUSTER_NAME).read_text() == "c1\n"
+
+
+def test_another_cluster_s_catalog_is_refused_also_when_its_own_is_gone(tmp_path: Path) -> None:
+    Catalog.open(tmp_path, None, "c1").close()
+    (tmp_path / CATALOG_NAME).unlink()
+    with pytest.raises(Refused, match="is of cluster c1, not c2"):
+        Catalog.open(tmp_path, "c2", "c2")
+    other = tmp_path / "other"
+    Catalog.open(other, None, "c2").close()
+    (other / CATALOG_NAME).rename(tmp_path / CATALOG_NAME)
+    with pytest.raises(Refused, match="is of cluster c2, not c1"):
+        Catalog.open(tmp_path, None, "c3")
+
+
 def test_a_catalog_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     Catalog.open(tmp_path, None, "c1").close()
     connection = sqlite3.connect(tmp_path / CATALOG_NAME)
@@ -319,7 +349,8 @@ def test_a_rebuilt_catalog_is_loaded_with_a_term_above_the_seen_one(tmp_path: Pa
         create_catalog(tmp_path, "c1", image)
     with Catalog.open(tmp_path, "c1", "c1") as catalog:
         assert catalog.image.term == 42
-    assert sorted(path.name for path in tmp_path.iterdir()) == [CATALOG_NAME, "coordinator.lock"]
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == [CATALOG_NAME, CLUSTER_NAME, "coordinator.lock"]
     create_catalog(tmp_path, "c1", CatalogImage(50), keep_old=True)
     assert read_image(tmp_path) == ("c1", CatalogImage(50))
     (tmp_path / CATALOG_NAME).unlink()

@@ -8,7 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -27,12 +27,13 @@ class Daemon:
     """One `ckptd` process that has said it is ready; ended by its own id."""
 
     def __init__(
-        self, program: str, *flags: str, environment: Mapping[str, str] | None = None
+        self, program: str, *flags: str, log: Path, environment: Mapping[str, str] | None = None
     ) -> None:
         command = [sys.executable, "-W", "error", "-m", "ckptd.cli", program, *flags]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-        )
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, env=environment
+            )
         self._ready: dict[str, object] = {}
 
     @property
@@ -61,8 +62,10 @@ class Daemon:
 class RemoteCluster:
     """I start and end daemons below one directory; nothing of me runs behind `end`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, flags: Iterable[str] = ()) -> None:
+        """`flags`: more of the coordinator's."""
         self.directory = directory
+        self._flags = tuple(flags)
         self.secret = secrets.token_bytes(32)
         self.secret_file = directory / "secret"
         self.secret_file.touch(mode=0o600)
@@ -90,7 +93,8 @@ class RemoteCluster:
         self.coordinator = Daemon(
             "coordinator", "--directory", str(self.coordinator_directory),
             "--listen", self._listen, "--code", CODE, "--level", "host", "--max-per-domain", "2",
-            "--secret-file", str(self.secret_file),
+            "--secret-file", str(self.secret_file), *self._flags,
+            log=self.log_of(self.coordinator_directory.name),
             environment=self.environment(self.coordinator_directory),
         )  # fmt: skip
         self._listen = self.coordinator.address
@@ -106,8 +110,12 @@ class RemoteCluster:
             "target", "--directory", str(self.directory / id), "--id", id,
             "--coordinator", self._listen, "--domain", f"power/rack/host{host}/{device}",
             "--capacity-bytes", "4GiB", "--secret-file", str(self.secret_file),
-            environment=self.environment(self.directory / id),
+            log=self.log_of(id), environment=self.environment(self.directory / id),
         )  # fmt: skip
+
+    def log_of(self, name: str) -> Path:
+        """Of all daemons that ran on this directory."""
+        return self.directory / f"{name}.log"
 
     def environment(self, directory: Path) -> Mapping[str, str] | None:
         """Of the daemon that this directory belongs to, when it is not the test's own."""

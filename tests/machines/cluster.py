@@ -1,7 +1,10 @@
-"""Separate daemons on disks that lose, together with their power, what was not synced."""
+"""Separate daemons, each on a machine of its own: with a power switch, a disk that loses at a loss of
+power what was not synced, and a clock.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 from collections import Counter
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.e2e_remote.cluster import HOSTS, Daemon, RemoteCluster
+from tests.machines.clock import LIBRARY, Clock
 from tests.machines.losing import lose_unsynced
 from tests.machines.recorder import Recorder
 
@@ -21,20 +25,29 @@ EVERYTHING: Final = (COORDINATOR, *TARGETS)
 class MachineCluster(RemoteCluster):
     """A daemon is named by its directory. My owner ends me as any RemoteCluster."""
 
-    def __init__(self, directory: Path, library: Path) -> None:
-        super().__init__(directory)
+    def __init__(self, directory: Path, library: Path, flags: Iterable[str] = ()) -> None:
+        """`flags`: more of the coordinator's."""
+        super().__init__(directory, flags)
         self._library = library
         self.lying: set[str] = set()
         """Daemons that are started from now on with a disk that only says it has synced."""
 
     def environment(self, directory: Path) -> Mapping[str, str]:
-        return self._recorder(directory.name).environment()
+        recorder, clock = self._recorder(directory.name), self.clock(directory.name)
+        preload = {"LD_PRELOAD": f"{recorder.library} {LIBRARY}"}
+        return {**os.environ, **preload, **recorder.environment(), **clock.environment()}
+
+    def clock(self, name: str) -> Clock:
+        return Clock(self.directory / f"{name}.clock")
+
+    def daemon(self, name: str) -> Daemon:
+        return self.coordinator if name == COORDINATOR else self.targets[name]
 
     def lose_power(self, names: Iterable[str], choice: random.Random | None = None) -> Counter[str]:
         """All of them at once, before any of them notices that another is gone. Counts what their
         disks lost, by kind of change.
         """
-        daemons = [self._daemon(name) for name in names]
+        daemons = [self.daemon(name) for name in names]
         for daemon in daemons:
             daemon.process.send_signal(signal.SIGKILL)
         for daemon in daemons:
@@ -52,9 +65,6 @@ class MachineCluster(RemoteCluster):
             if name != COORDINATOR:
                 self.start_target(name)
         self.wait_live()
-
-    def _daemon(self, name: str) -> Daemon:
-        return self.coordinator if name == COORDINATOR else self.targets[name]
 
     def _recorder(self, name: str) -> Recorder:
         return Recorder(self._library, self.directory / name, lying=name in self.lying)

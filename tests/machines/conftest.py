@@ -1,4 +1,4 @@
-"""Clusters whose daemons each have a machine of their own; without a C compiler they are skipped."""
+"""Clusters whose daemons each have a machine of their own. Skipped where there is no C compiler."""
 
 from __future__ import annotations
 

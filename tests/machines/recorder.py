@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -42,13 +41,12 @@ class Recorder:
         return self.root.with_name(f"{self.root.name}.journals")
 
     def environment(self) -> dict[str, str]:
-        """What a process must be started with."""
+        """What a process must be started with, beside the library's preload."""
         self.root.mkdir(mode=0o700, exist_ok=True)
         self.journals.mkdir(exist_ok=True)
-        preload = {
-            "LD_PRELOAD": str(self.library),
+        lying = {"CKPT_TEST_LYING": "1"} if self.lying else {}
+        return {
             "CKPT_TEST_ROOT": str(self.root),
             "CKPT_TEST_JOURNALS": str(self.journals),
+            **lying,
         }
-        lying = {"CKPT_TEST_LYING": "1"} if self.lying else {}
-        return {**os.environ, **preload, **lying}

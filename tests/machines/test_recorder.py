@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sqlite3
@@ -38,7 +39,7 @@ def run(recorder: Recorder, *lines: str) -> None:
     program = "\n".join([TOOLS, *lines, "os.kill(os.getpid(), signal.SIGKILL)"])
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env=recorder.environment(),
+        env={**os.environ, **recorder.environment(), "LD_PRELOAD": str(recorder.library)},
         cwd=recorder.root,
         capture_output=True,
         check=False,

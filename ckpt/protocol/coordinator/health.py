@@ -50,7 +50,9 @@ class Health:
             yield check("TARGET_DOWN", text, START_THEM, self._start(ids, address), ids)
         yield from map(_claim_check, self._members.claims())
         yield from map(_device_check, self._members.failing())
-        yield from self._too_few(down, address)
+        # An old catalog's targets are not counted, and a new one beside them mends nothing.
+        if self._vouching.standing is not Standing.OLD:
+            yield from self._too_few(down, address)
         full = [t for t in self._members.live() if t.counters.get("connections_full")]
         yield from map(_full_check, full)
         yield from self._lost(stores)
@@ -61,6 +63,10 @@ class Health:
         """Why nobody is served yet, or ever from this catalog."""
         problem = self._vouching.problem()
         if problem is None:
+            return
+        if self._vouching.learns_addresses() and self._vouching.standing is Standing.OLD:
+            remedy = "wait some seconds until its targets have come, and look again"
+            yield check("CATALOG_UNPROVED", problem.message, remedy, "ckpt status")
             return
         if self._vouching.standing is Standing.OLD:
             remedy = "make it again from what the targets hold"

@@ -156,6 +156,11 @@ class Vouching:
         addresses = " ".join(address for _, address in sorted(self._addresses.items()) if address)
         return self._mend.replace("{targets}", addresses)
 
+    def learns_addresses(self) -> bool:
+        """Whether targets may still come that the command which mends is to name: a catalog that is
+        made from some of them lacks what the others hold."""
+        return "{targets}" in self._mend and not self._is_patient()
+
     def _vouching(self) -> list[TargetId]:
         return [target.id for target in self._members.live() if target.id in self._obey]
 
@@ -198,7 +203,7 @@ class Vouching:
         """Whether it is told that the catalog is old. What a stager asks about a save under way is
         not: that save may be committed, as the next catalog will know.
         """
-        if self.standing is not Standing.OLD or self._learns_addresses():
+        if self.standing is not Standing.OLD or self.learns_addresses():
             return False
         match event.message:
             case JoinLaunch(launch=known):
@@ -206,10 +211,6 @@ class Vouching:
             case OpenPayload(resume=attempt):
                 return attempt is None
         return role is not Role.STAGER
-
-    def _learns_addresses(self) -> bool:
-        """Whether targets may still come that the command which mends is to name."""
-        return "{targets}" in self._mend and not self._is_patient()
 
     def _is_patient(self) -> bool:
         """Whether targets have had their time to come."""
@@ -327,7 +328,7 @@ class Vouching:
         if self._born_us is None:
             self._born_us = self._desk.now_us
         self._count()
-        if self.standing is Standing.OLD and self._held and not self._learns_addresses():
+        if self.standing is Standing.OLD and self._held and not self.learns_addresses():
             self._refuse_all()
         if self.standing is not Standing.GATHERING:
             return
@@ -361,7 +362,7 @@ class Vouching:
         self._desk.report("error", problem.message, remedy=self.remedy())
         # Each start takes a term more: it would outgrow the proof.
         self._desk.persist((catalog.CatalogOutdated(reason),), lambda: None)
-        if not self._learns_addresses():
+        if not self.learns_addresses():
             self._refuse_all()
 
     def _refuse_all(self) -> None:

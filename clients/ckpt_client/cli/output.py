@@ -42,6 +42,8 @@ class Tone(Enum):
     HEAD = "1"
 
 
+AHEAD_S: Final = 60.0
+"""Clocks of one cluster are as close; a time further ahead is told as such."""
 _TONE: Final = re.compile(rf"(\x1b\[(?:0|{'|'.join(tone.value for tone in Tone)})m)")
 
 
@@ -204,10 +206,12 @@ def counted(count: int, noun: str) -> str:
 
 
 def age_text(at_s: float) -> str:
-    """`3 min 20 s ago` for a wall-clock time; a dash for none."""
+    """`3 min 20 s ago` for a wall-clock time; a dash for none. Another machine's clock may be ahead."""
     if at_s <= 0:
         return "-"
     past_s = time.time() - at_s
+    if past_s <= -AHEAD_S:
+        return f"dated {format_seconds(round(-past_s))} ahead"
     return f"{format_seconds(round(past_s))} ago" if past_s >= 1 else "just now"
 
 

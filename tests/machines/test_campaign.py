@@ -1,0 +1,125 @@
+"""A job saves while machines lose power, clocks jump, descriptors run out and catalogs are replaced:
+nothing that was acknowledged is lost, mixed, or silently older.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import ckpt
+from ckpt.base.errors import CkptError, Lost
+from tests.e2e_remote.conftest import started
+from tests.machines.cluster import MachineCluster
+from tests.machines.strikes import Strikes
+from tests.soak.conftest import seed, soak_seconds
+from tests.soak.job import Job
+from tests.soak.judge import Judge
+from tests.soak.rank import Plan
+from tests.soak.states import RANKS
+from tests.waiting import wait_until
+
+__all__ = ["seed", "soak_seconds"]
+
+KEEP = 25
+LOOK_EVERY_S = 5.0
+SHORT_S = 15.0
+SHORT_SEED = 5
+GOES_ON_TIMEOUT_S = 180.0
+
+
+@pytest.fixture
+def kept(library: Path, tmp_path: Path) -> Iterator[MachineCluster]:
+    with started(MachineCluster(tmp_path, library, flags=("--keep", str(KEEP)))) as made:
+        yield made
+
+
+@pytest.mark.timeout(300)
+def test_a_short_campaign_on_failing_machines_loses_nothing(
+    kept: MachineCluster, tmp_path: Path
+) -> None:
+    run_campaign(kept, tmp_path, SHORT_SEED, SHORT_S)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_long_campaign_on_failing_machines_loses_nothing(
+    kept: MachineCluster, tmp_path: Path, seed: int, soak_seconds: float
+) -> None:
+    run_campaign(kept, tmp_path, seed, soak_seconds)
+
+
+def run_campaign(cluster: MachineCluster, tmp_path: Path, seed: int, seconds: float) -> None:
+    print(f"seed {seed}, {seconds:g} s, in {tmp_path}", flush=True)
+    (tmp_path / "ranks").mkdir()
+    over = threading.Event()
+    job = Job(Plan(cluster.url, 0, RANKS, launch=0, seed=seed, pause_s=0.2), tmp_path / "ranks")
+    strikes = Strikes(cluster, seed, over.wait)
+    with ckpt.open(cluster.url) as store:
+        judge = Judge(store, seed, KEEP)
+        try:
+            with beside(lambda: tend(job, over), over), beside(strikes.work, over):
+                observe(judge, time.monotonic() + seconds)
+            reached = judge.list_steps()[-1:]
+            wait_until(lambda: goes_on(job, judge, reached), "saves go on", GOES_ON_TIMEOUT_S)
+            job.end()
+        finally:
+            job.kill()
+            (tmp_path / "strikes.log").write_text("\n".join(strikes.log) + "\n")
+        print(f"strikes {dict(strikes.counts)}, disks lost {dict(strikes.lost)}")
+        print(f"launches {job.launch}, judge {dict(judge.counts)}, latest {judge.latest}")
+        judge.look_at_all()
+        print(f"ranks said {dict(judge.compare(job.said()))}", flush=True)
+    assert strikes.counts
+    assert judge.counts["loaded"]
+
+
+def tend(job: Job, over: threading.Event) -> None:
+    while not over.wait(0.05):
+        job.tend()
+
+
+def goes_on(job: Job, judge: Judge, reached: list[int]) -> bool:
+    job.tend()
+    return judge.list_steps()[-1:] > [step + 2 for step in reached]
+
+
+def observe(judge: Judge, until_s: float) -> None:
+    """What is out of reach now may be so: it is asked for again. What is lost may not."""
+    pause = threading.Event()
+    while time.monotonic() < until_s:
+        try:
+            judge.look()
+        except Lost:
+            raise
+        except CkptError as error:
+            judge.counts[f"{error.code} told"] += 1
+        pause.wait(min(LOOK_EVERY_S, max(0.0, until_s - time.monotonic())))
+
+
+@contextmanager
+def beside(work: Callable[[], None], over: threading.Event) -> Iterator[None]:
+    """It works beside the block until `over`; what goes wrong with it is raised behind it."""
+    errors: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+            over.set()
+
+    thread = threading.Thread(target=guarded)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    if errors:
+        raise errors[0]
