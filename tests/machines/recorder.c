@@ -25,9 +25,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
+
+/* Descriptors above the process's own limit, for as long as one is opened. */
+enum { MORE = 64 };
 
 enum kind { WRITE = 'W', RESIZE = 'T', CREATE = 'C', RENAME = 'R', UNLINK = 'U', MKDIR = 'M', SYNC = 'S' };
 
@@ -79,10 +83,21 @@ __attribute__((constructor)) static void begin(void)
 
 /* ------------------------------------------------------------------------------ the journal */
 
+/* Also where the process may have no more descriptors: that is its trouble, not mine. */
 static int real_open(const char *path, int flags, int mode)
 {
     REAL(open);
-    return real(path, flags | O_CLOEXEC, mode);
+    int descriptor = real(path, flags | O_CLOEXEC, mode);
+    if (descriptor < 0 && errno == EMFILE) {
+        struct rlimit limit, more;
+        getrlimit(RLIMIT_NOFILE, &limit);
+        more = limit;
+        more.rlim_cur = limit.rlim_cur + MORE < limit.rlim_max ? limit.rlim_cur + MORE : limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &more);
+        descriptor = real(path, flags | O_CLOEXEC, mode);
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+    return descriptor;
 }
 
 static void open_journal(void)

@@ -15,11 +15,15 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from ckpt_client.processes import MARK_NAME
 from tests.e2e.cluster import command
 from tests.machines.cluster import COORDINATOR, EVERYTHING, TARGETS, MachineCluster
+from tests.soak.hangman import stager_pids
+from tests.soak.job import Job
 from tests.waiting import wait_until
 
 AWAY_S: Final = (0.0, 6.0)
@@ -33,9 +37,12 @@ CATALOG_OLD: Final = "CATALOG_OLD"
 class Strikes:
     """I strike and mend in my caller's thread, until `ended` says so or it is told to stop."""
 
-    def __init__(self, cluster: MachineCluster, seed: int, ended: Callable[[float], bool]) -> None:
+    def __init__(
+        self, cluster: MachineCluster, job: Job, seed: int, ended: Callable[[float], bool]
+    ) -> None:
         """`ended`: waits for so many seconds, and says whether the campaign is over."""
         self._cluster = cluster
+        self._job = job
         self._random = random.Random(seed)
         self._ended = ended
         self._older: Path | None = None
@@ -50,7 +57,7 @@ class Strikes:
         kinds = (
             (4, self._power_of_targets), (2, self._power_of_a_host), (3, self._power_of_coordinator),
             (2, self._power_of_all), (3, self._clocks), (3, self._descriptors),
-            (2, self._stands_still), (3, self._catalog),
+            (2, self._stands_still), (3, self._catalog), (2, self._ranks), (2, self._stagers),
         )  # fmt: skip
         while not self._ended(self._random.uniform(0.5, 4.0)):
             (strike,) = self._random.choices([kind for _, kind in kinds], [n for n, _ in kinds])
@@ -105,6 +112,26 @@ class Strikes:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
         self._wait_live()
+
+    # ----------------------------------------------------------------------- the job
+
+    def _ranks(self) -> None:
+        """One of them, and the job is started again; what it has staged stays with its stager."""
+        self._kill(self._random.sample(self._job.pids, 1))
+
+    def _stagers(self) -> None:
+        """One of them, or all with all ranks."""
+        stagers = stager_pids(os.environ[MARK_NAME])
+        if stagers and self._random.random() < 0.5:
+            self._kill([self._random.choice(stagers)])
+        else:
+            self._kill([*self._job.pids, *stagers])
+
+    def _kill(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            # It may have ended by itself.
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     # ----------------------------------------------------------------------- the catalog
 

@@ -59,7 +59,7 @@ def run_campaign(cluster: MachineCluster, tmp_path: Path, seed: int, seconds: fl
     (tmp_path / "ranks").mkdir()
     over = threading.Event()
     job = Job(Plan(cluster.url, 0, RANKS, launch=0, seed=seed, pause_s=0.2), tmp_path / "ranks")
-    strikes = Strikes(cluster, seed, over.wait)
+    strikes = Strikes(cluster, job, seed, over.wait)
     with ckpt.open(cluster.url) as store:
         judge = Judge(store, seed, KEEP)
         try:

@@ -123,6 +123,19 @@ def test_names_stay_as_far_as_their_directory_was_synced(
     assert left(recorder) == files
 
 
+def test_a_process_without_a_free_descriptor_is_recorded_all_the_same(recorder: Recorder) -> None:
+    run(
+        recorder,
+        "import resource",
+        "descriptor = os.open('a', os.O_CREAT | os.O_RDWR, 0o600)",
+        "os.pwrite(descriptor, b'old', 0); os.fsync(descriptor); sync()",
+        "most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]",
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor + 1, most))",
+        "os.pwrite(descriptor, b'new', 0)",
+    )
+    assert left(recorder) == {"a": b"old"}
+
+
 def test_a_disk_that_lies_loses_what_it_said_it_had_synced(library: Path, tmp_path: Path) -> None:
     recorder = Recorder(library, tmp_path / "disk", lying=True)
     run(recorder, *AB)

@@ -106,7 +106,9 @@ class Hangman:
         return [pid] if isinstance(pid, int) else []
 
     def _stagers(self) -> list[int]:
-        """Not the relays that start them, which have a program text as an argument."""
-        return [
-            one.pid for one in find_marked(self._mark) if one.is_stager and "-c" not in one.command
-        ]
+        return stager_pids(self._mark)
+
+
+def stager_pids(mark: str) -> list[int]:
+    """Not the relays that start them, which have a program text as an argument."""
+    return [one.pid for one in find_marked(mark) if one.is_stager and "-c" not in one.command]
