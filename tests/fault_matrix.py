@@ -26,6 +26,7 @@ CATALOGS: Final = (
 )
 CROWDS: Final = "tests/sim/test_crowds.py::test_load_alone_moves_no_column_and_loses_none"
 KILLS: Final = "tests/soak/test_kill_at_random.py::test_a_short_campaign_loses_nothing"
+MACHINES: Final = "tests/machines/"
 STORE_FAULTS: Final = "tests/stores/test_store_faults.py::test_"
 LOSSES: Final = "tests/e2e/test_losses.py::test_"
 BURSTS: Final = "tests/e2e/test_bursts.py::test_"
@@ -87,7 +88,12 @@ MATRIX: Final[tuple[Fault, ...]] = (
     }),
     Fault("F8 misplaced valid page", "LCADX", "LCAX"),
     Fault("F9 torn write", "SLCA", "SLCA"),
-    Fault("F10 power loss", "RSLCADE", "RSLCA"),
+    Fault("F10 power loss", "RSLCADE", "RSLCA", {
+        "SLCA": (
+            MACHINES + "test_power_loss.py"
+            "::test_when_everything_loses_power_all_that_was_acknowledged_is_there",
+        ),
+    }),
     Fault("F11 fsync fails once", "LC", "LC"),
     Fault("F12 coordinator crash", "RSLCADEX", "RSLCAX", {
         "DE": (DRAINS,), "A": (CATALOGS,),
@@ -99,6 +105,10 @@ MATRIX: Final[tuple[Fault, ...]] = (
         "C": (BURSTS + "trainers_killed_after_save_returned_still_commit",),
     }),
     Fault("F15 answer lost", "RSLCDEX", "RSLCX", {
+        "RSLCX": (
+            MACHINES + "test_lost_answers.py"
+            "::test_every_answer_is_lost_in_its_turn_and_nothing_else",
+        ),
         "D": (DRAINS, STORE_FAULTS + "the_markers_lost_answer_is_looked_up"),
     }),
     Fault("F16 twice, late, reordered", "RSLCADX", "RSLCAX"),
@@ -144,7 +154,11 @@ MATRIX: Final[tuple[Fault, ...]] = (
             "::test_every_message_of_the_first_version_is_read_and_said_as_ever",
         ),
     }),
-    Fault("F26 clock jumps", "RSLCADEX", "RSLCAX"),
+    Fault("F26 clock jumps", "RSLCADEX", "RSLCAX", {
+        "SCAX": (
+            MACHINES + "test_clock_jumps.py::test_a_clock_that_jumps_in_mid_save_changes_nothing",
+        ),
+    }),
     Fault("F27 object store fails, throttles", "ADEX", "", {
         "D": (STORE_FAULTS + "a_store_that_fails_often_holds_the_checkpoint_once_and_whole", DRAINS),
         "AE": (DRAINS,),

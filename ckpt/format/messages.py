@@ -429,6 +429,8 @@ class RequestSpares(Struct, frozen=True, gc=False):
     failed: tuple[TargetId, ...]
     held: tuple[tuple[ColumnNumber, TargetId], ...] = ()
     """Where its other columns are: a coordinator that started meanwhile knows it from here."""
+    stays: bool = True
+    """It has a place still. Without one it may go where it failed when nothing else is left."""
 
 
 class SparesNamed(Struct, frozen=True, gc=False):

@@ -224,8 +224,9 @@ class PayloadJob:
                     self._push_seal(stream, state)
                 case w.AbandonStream(_, stream, _, reason):
                     self._abandon(stream, reason)
-                case w.AskSpares(column, failed, held):
-                    self._emit(SparesWanted(_now_us(), self.payload, column, failed, held))
+                case w.AskSpares(column, failed, held, stays):
+                    wanted = SparesWanted(_now_us(), self.payload, column, failed, held, stays)
+                    self._emit(wanted)
                 case w.CertifyPayload(proofs, slow):
                     manifest = self.encoder.manifest
                     assert manifest is not None

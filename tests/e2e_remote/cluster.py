@@ -62,10 +62,13 @@ class Daemon:
 class RemoteCluster:
     """I start and end daemons below one directory; nothing of me runs behind `end`."""
 
-    def __init__(self, directory: Path, flags: Iterable[str] = ()) -> None:
+    def __init__(
+        self, directory: Path, flags: Iterable[str] = (), target_flags: Iterable[str] = ()
+    ) -> None:
         """`flags`: more of the coordinator's."""
         self.directory = directory
         self._flags = tuple(flags)
+        self._target_flags = tuple(target_flags)
         self.secret = secrets.token_bytes(32)
         self.secret_file = directory / "secret"
         self.secret_file.touch(mode=0o600)
@@ -110,6 +113,7 @@ class RemoteCluster:
             "target", "--directory", str(self.directory / id), "--id", id,
             "--coordinator", self._listen, "--domain", f"power/rack/host{host}/{device}",
             "--capacity-bytes", "4GiB", "--secret-file", str(self.secret_file),
+            *self._target_flags,
             log=self.log_of(id), environment=self.environment(self.directory / id),
         )  # fmt: skip
 

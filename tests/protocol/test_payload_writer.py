@@ -9,8 +9,9 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from ckpt.base.ids import TargetId
+from ckpt.base.ids import ReservationId, TargetId
 from ckpt.base.limits import HEDGE_US
 from ckpt.protocol.events import Ticked
 from ckpt.protocol.writer import payload_events as w
@@ -231,7 +232,7 @@ def test_a_late_column_without_a_spare_stays_and_may_be_left_out_from_the_floor_
     proofs = tuple(proof(writer, j) for j in range(3))
     column3 = writer.columns[3]
     assert tick_until(writer, TICK_US, HEDGE_US) == [
-        asking(3, "t3", among=4),
+        asking(3, "t3", among=4, stays=True),
         w.CertifyPayload(proofs, (TargetId("t3"),)),
     ]
     assert column3.state is ColumnState.SEALING
@@ -285,6 +286,25 @@ def test_a_spare_that_holds_another_column_of_the_payload_is_passed_over() -> No
     writer.handle(w.StreamLost(1, column.stream, ""))
     given_spares = w.SparesGiven(2, column.number, (place(1), place(0), place(11)))
     assert writer.handle(given_spares) == [w.OpenStream(column.number, column.stream, place(11))]
+
+
+def test_a_place_that_is_named_for_a_column_is_taken_also_where_it_failed() -> None:
+    writer = streaming(spares=0)
+    column = writer.columns[0]
+    writer.handle(w.StreamLost(1, column.stream, "reset"))
+    again = replace(place(0), reservation=ReservationId(500))
+    opened = writer.handle(w.SparesGiven(2, column.number, (again,)))
+    assert opened == [w.OpenStream(column.number, column.stream, again)]
+
+
+def test_a_place_that_is_named_for_another_column_is_not_taken_where_it_failed() -> None:
+    writer = streaming("2+2", spares=0)
+    first, second = writer.columns[:2]
+    writer.handle(w.StreamLost(1, first.stream, "reset"))
+    writer.handle(w.StreamLost(1, second.stream, "reset"))
+    again = replace(place(0), reservation=ReservationId(500))
+    opened = writer.handle(w.SparesGiven(2, second.number, (again,)))
+    assert opened == [w.OpenStream(second.number, second.stream, again)]
 
 
 def test_a_target_that_came_back_with_a_new_boot_may_take_its_column_again() -> None:

@@ -58,10 +58,10 @@ def plan(
     )
 
 
-def asking(column: int, *failed: str, among: int) -> AskSpares:
+def asking(column: int, *failed: str, among: int, stays: bool = False) -> AskSpares:
     """For a column of so many; all others are where the plan of `new_writer` has them."""
     others = tuple((ColumnNumber(j), TargetId(f"t{j}")) for j in range(among) if j != column)
-    return AskSpares(ColumnNumber(column), tuple(map(TargetId, failed)), others)
+    return AskSpares(ColumnNumber(column), tuple(map(TargetId, failed)), others, stays)
 
 
 def crc_of(column: int) -> int:

@@ -355,8 +355,8 @@ class RankNode:
                     self._send_to(sending, column, stream, seal, sending.manifest)
                 case pe.AbandonStream(_, stream, place, reason):
                     self._abandon(stream, place, reason)
-                case pe.AskSpares(column, failed, held):
-                    self._handle(se.SparesWanted(now_us, payload, column, failed, held))
+                case pe.AskSpares(column, failed, held, stays):
+                    self._handle(se.SparesWanted(now_us, payload, column, failed, held, stays))
                 case pe.CertifyPayload(proofs, slow):
                     digest = xxh3_128(sending.manifest)
                     self._handle(se.PayloadSealed(now_us, payload, proofs, digest, slow=slow))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from ckpt.base.errors import Unavailable
@@ -27,6 +28,10 @@ class Allotment:
     #: Who was asked last for each column, answered or not: two columns never share a target.
     asked_spares: set[TargetId] = field(default_factory=set)
     #: Targets that hold a spare or are asked for one: no column goes there by another way.
+    returns: defaultdict[tuple[ColumnNumber, TargetId], list[int]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    #: When a column went back to a target where it had failed.
     open_questions: int = 0
     patience_us: int = PATIENCE_US
     idle_since_us: int = 0

@@ -29,6 +29,7 @@ from ckpt.protocol.coordinator.ending import Ending, discarded
 from ckpt.protocol.coordinator.homes import Homes
 from ckpt.protocol.coordinator.membership import Membership
 from ckpt.protocol.coordinator.reservations import Reservations
+from ckpt.protocol.coordinator.spare_search import Homeless
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.proofs import check_proof
 
@@ -70,12 +71,12 @@ class Certifying:
             payload.allotment = self._reservations.empty_allotment(payload.layout)
         for target in message.failed:
             payload.allotment.refused.setdefault(target, Failed("unavailable", "failed its stager"))
-        for column, target in message.held:
-            payload.allotment.intended.setdefault(column, target)
+        payload.allotment.intended.update(message.held)
         self._reservations.more_spares(
             payload.allotment,
             message.column,
             lambda places: self._desk.send(session, request, SparesNamed(payload.id, places)),
+            None if message.stays else Homeless(message.failed, len(message.held)),
         )
 
     def certify(self, session: Session, request: int, message: Certify, bulk: Buffer) -> None:

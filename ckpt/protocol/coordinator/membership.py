@@ -182,6 +182,10 @@ class Membership:
         since = target.silent_since_us
         return since is not None and self._desk.now_us - since < 2 * LEASE_US
 
+    def may_return(self, target: Target) -> bool:
+        """Its session ended within its lease: where that is all that ended, it is about to dial."""
+        return target.state is TargetState.DOWN and self._desk.now_us < target.lease_ends_us
+
     def coming(self) -> list[Target]:
         """Targets that do not count now, and likely will within a lease."""
         return [

@@ -22,7 +22,6 @@ from functools import partial
 
 from ckpt.base.errors import CkptError, NoSpace, Unavailable
 from ckpt.base.ids import BootId, ColumnNumber, Rank, ReservationId, RunName, TargetId
-from ckpt.base.limits import LEASE_US
 from ckpt.base.units import format_bytes
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
@@ -38,6 +37,7 @@ from ckpt.protocol.coordinator.allotment import PATIENCE_US, Allotment
 from ckpt.protocol.coordinator.desk import NO_ANSWER, Desk
 from ckpt.protocol.coordinator.evicting import NoRoom
 from ckpt.protocol.coordinator.membership import Membership, Target
+from ckpt.protocol.coordinator.spare_search import Homeless, SpareSearch
 from ckpt.protocol.events import Buffer, Session
 
 STANDING_LIFE_US = 600_000_000
@@ -83,8 +83,8 @@ class Reservations:
         #: Asked for by me and not given back; whatever else a target holds is released.
         self._standing: dict[StandingKey, Allotment] = {}
         #: Allotments that wait for the rank's next save of the same shape; only mine.
-        self._waiting: list[Callable[[], None]] = []
-        #: Columns of short payloads without a place; tried again on every tick.
+        self._waiting: list[SpareSearch] = []
+        #: For columns without a place; asked again on every tick.
         self._orphans: list[tuple[int, TargetId, BootId, ReservationId]] = []
         #: Reservations of an earlier term, released when their streams had time to end.
 
@@ -126,44 +126,26 @@ class Reservations:
         self._request(layout, done)
 
     def more_spares(
-        self, allotment: Allotment, column: ColumnNumber, done: Callable[[tuple[Place, ...]], None]
-    ) -> None:
-        """One more place for a column, outside the domains of the others; or none. Without it the
-        payload may be below its floor: then targets that were silent when they were asked are asked
-        again, for as long as a lease. Behind a start of the coordinator its targets are waited for.
-        """
-        until_us = self._desk.now_us + LEASE_US
+        self, allotment: Allotment, column: ColumnNumber, done: Callable[[tuple[Place, ...]], None],
+        homeless: Homeless | None = None,
+    ) -> None:  # fmt: skip
+        """One more place for a column, outside the domains of the others; or none."""
+        SpareSearch(self, self._desk, self._members, allotment, column, homeless, done).begin()
 
-        def placed(place: Place | None) -> None:
-            if place is not None:
-                allotment.spares.append(place)
-                done((place,))
-            elif self._may_ask_again(allotment, until_us):
-                self._waiting.append(again)
-            else:
-                done(())
+    def wait(self, search: SpareSearch) -> None:
+        """It is asked again on the next tick."""
+        self._waiting.append(search)
 
-        def again() -> None:
-            allotment.forgive_silence()
-            self._replace(allotment, column, placed)
-
-        self._replace(allotment, column, placed)
-
-    def _may_ask_again(self, allotment: Allotment, until_us: int) -> bool:
-        """Too few places are left for the payload, and with those that may come they are enough;
-        or who is expected behind a start has not come yet.
-        """
-        if allotment.released:
-            return False
-        failed, holding = allotment.refused, {place.target for place in allotment.places}
-        left = sum(target not in failed for target in holding)
-        coming = self._members.coming()
-        askable = [t for t in coming if t.id not in holding and allotment.may_ask(t.id)]
-        if any(self._members.is_expected(target) for target in askable):
-            return True
-        live = self._members.live()
-        more = sum(t.id not in holding and allotment.may_ask(t.id) for t in live) + len(askable)
-        return self._desk.now_us < until_us and left < allotment.layout.code.floor <= left + more
+    def leave(self, allotment: Allotment, column: ColumnNumber, target: TargetId) -> None:
+        """The column's place there goes back, and it may be asked again."""
+        held = allotment.columns.get(column)
+        if held is not None and held.target == target:
+            self._give_back(allotment.columns.pop(column), allotment.file_bytes)
+        for spare in [spare for spare in allotment.spares if spare.target == target]:
+            allotment.spares.remove(spare)
+            self._give_back(spare, allotment.file_bytes)
+        allotment.refused.pop(target, None)
+        allotment.asked_spares.discard(target)
 
     def reopen(self, allotment: Allotment, kept: Mapping[ColumnNumber, TargetId]) -> None:
         """Only these columns stay; every other place goes back and may be given out anew."""
@@ -208,8 +190,8 @@ class Reservations:
         """
         now = self._desk.now_us
         waiting, self._waiting = self._waiting, []
-        for again in waiting:
-            again()
+        for search in waiting:
+            search.again()
         for key, allotment in list(self._standing.items()):
             if now - allotment.idle_since_us >= STANDING_LIFE_US:
                 self.release(self._standing.pop(key))
@@ -300,12 +282,12 @@ class Reservations:
         allotment.asked_spares.update(placement.spares)
         for column, target in asked:
             then = partial(answered, column)
-            self._reserve_column(allotment, column, target, then)
+            self.reserve_column(allotment, column, target, then)
         for target in placement.spares:
             self._reserve(allotment, target, lambda h: answered(None, h))
         answered(None, None)
 
-    def _reserve_column(
+    def reserve_column(
         self,
         allotment: Allotment,
         column: ColumnNumber,
@@ -316,12 +298,12 @@ class Reservations:
             if held is not None:
                 then(held)
             else:
-                self._replace(allotment, column, then)
+                self.replace(allotment, column, then)
 
         allotment.intended[column] = target
         self._reserve(allotment, target, answered)
 
-    def _replace(
+    def replace(
         self, allotment: Allotment, column: ColumnNumber, then: Callable[[Place | None], None]
     ) -> None:
         if allotment.released:
@@ -347,7 +329,7 @@ class Reservations:
             turn=self._turn,
         )
         if chosen:
-            self._reserve_column(allotment, column, chosen[0], then)
+            self.reserve_column(allotment, column, chosen[0], then)
         else:
             then(None)
 

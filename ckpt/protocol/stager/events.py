@@ -210,6 +210,7 @@ class SparesWanted(Struct, frozen=True, gc=False):
     column: ColumnNumber
     failed: tuple[TargetId, ...]
     held: tuple[tuple[ColumnNumber, TargetId], ...] = ()
+    stays: bool = True
 
 
 class PayloadFailed(Struct, frozen=True, gc=False):

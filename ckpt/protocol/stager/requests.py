@@ -110,7 +110,7 @@ def certify(
 
 
 def spares(wanted: SparesWanted) -> m.RequestSpares:
-    return m.RequestSpares(wanted.payload, wanted.column, wanted.failed, wanted.held)
+    return m.RequestSpares(wanted.payload, wanted.column, wanted.failed, wanted.held, wanted.stays)
 
 
 def give_up(failed: PayloadFailed) -> m.PayloadGivenUp:

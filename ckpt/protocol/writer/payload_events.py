@@ -9,7 +9,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from ckpt.base.ids import ColumnNumber, TargetId
+from ckpt.base.ids import ColumnNumber, PayloadId, TargetId
 from ckpt.format.messages import Place
 from ckpt.format.target_messages import ColumnProof, TargetPace
 from ckpt.protocol.events import Ticked
@@ -167,6 +167,8 @@ class AskSpares(Struct, frozen=True, gc=False):
     failed: tuple[TargetId, ...]
     held: tuple[tuple[ColumnNumber, TargetId], ...] = ()
     """Where the other columns are."""
+    stays: bool = True
+    """It has a place still, and looks for a better one."""
 
 
 class CertifyPayload(Struct, frozen=True, gc=False):
@@ -183,6 +185,13 @@ class FailPayload(Struct, frozen=True, gc=False):
     code: str
     message: str
     hint: str
+
+
+def too_few(payload: PayloadId, live: int, needed: int) -> FailPayload:
+    """The payload cannot reach its floor."""
+    text = f"{payload}: {live} live targets can take its columns, {needed} are needed"
+    hint = "start more targets (`ckpt status` lists them) and save again"
+    return FailPayload("unavailable", text, hint)
 
 
 WriterAction = OpenStream | SealStream | AbandonStream | AskSpares | CertifyPayload | FailPayload

@@ -41,7 +41,6 @@ from ckpt.protocol.writer.payload_events import (
     AskSpares,
     CertifyPayload,
     ColumnsReopened,
-    FailPayload,
     FragmentSent,
     ManifestReady,
     OpenStream,
@@ -57,6 +56,7 @@ from ckpt.protocol.writer.payload_events import (
     WriterAction,
     WriterEvent,
     WriterStopped,
+    too_few,
 )
 
 TICK_GAP_US_MAX: Final = 500_000
@@ -243,6 +243,8 @@ class PayloadWriter:
         for column in self.columns:
             if column.state in homeless and not column.asked:
                 spare = self._take_spare(column)
+                if spare is None and column.number == event.column:
+                    spare = self._take_spare(column, again=True)
                 if spare is not None:
                     self._open(column, spare, event.now_us, actions)
                 else:
@@ -408,11 +410,14 @@ class PayloadWriter:
                 failed.append(column.place.target)
             placed = ((c, c.place) for c in self.columns if c.place is not None)
             held = tuple((c.number, at.target) for c, at in placed if c is not column)
-            actions.append(AskSpares(column.number, tuple(dict.fromkeys(failed)), held))
+            stays = column.place is not None
+            actions.append(AskSpares(column.number, tuple(dict.fromkeys(failed)), held, stays))
 
-    def _take_spare(self, column: Column) -> Place | None:
+    def _take_spare(self, column: Column, *, again: bool = False) -> Place | None:
+        """With `again` also where it failed before."""
+        fits = self.is_free if again else self.may_take
         for index, spare in enumerate(self._spares):
-            if self.may_take(column, spare) and not column.is_on(spare):
+            if fits(column, spare) and not column.is_on(spare):
                 return self._spares.pop(index)
         return None
 
@@ -451,7 +456,7 @@ class PayloadWriter:
         possible, floor = self.places_possible(), self.layout.code.floor
         if possible < floor:
             self._stop(AbandonReason.STOPPED, actions)
-            actions.append(FailPayload("unavailable", *_too_few(self.payload, possible, floor)))
+            actions.append(too_few(self.payload, possible, floor))
             return
         if self.may_certify():
             proofs = tuple(c.proof for c in self.columns if c.proof is not None)
@@ -490,11 +495,3 @@ class PayloadWriter:
         assert len(targets) == len(set(targets)), "no two columns on one target"
         assert not self._certified or len(self._certified) >= self.layout.code.floor
         assert self.done or self.places_possible() >= self.layout.code.floor
-
-
-def _too_few(payload: PayloadId, live: int, needed: int) -> tuple[str, str]:
-    """Message and hint."""
-    return (
-        f"{payload}: {live} live targets can take its columns, {needed} are needed",
-        "start more targets (`ckpt status` lists them) and save again",
-    )

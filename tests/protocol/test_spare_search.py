@@ -1,0 +1,116 @@
+"""Where a column goes that lost its place, when no other target is left."""
+
+from __future__ import annotations
+
+from ckpt.base.ids import ColumnNumber, TargetId
+from ckpt.format import messages as m
+from ckpt.format.target_messages import ReleaseReservation
+from ckpt.protocol.coordinator.spare_search import RETURN_GAP_US, RETURNS_MAX
+from tests.protocol.coordinating import SECOND_US, Bench, RankFake
+from tests.protocol.test_late_targets import LEASE_S, gathered
+
+GAP_S = RETURN_GAP_US / SECOND_US
+
+
+def full(bench: Bench) -> RankFake:
+    """Every target has a column, so that there is no other place."""
+    rank = RankFake(bench)
+    rank.open(1)
+    rank.take_plan()
+    assert rank.plan is not None
+    assert len(rank.plan.places) == len(bench.targets)
+    return rank
+
+
+def ask(rank: RankFake, column: int, *, stays: bool = False, homeless: int = 1) -> list[m.Place]:
+    """Its connection broke, as those of the first so many columns."""
+    assert rank.plan is not None
+    places = rank.plan.places
+    held = tuple((ColumnNumber(j), places[j].target) for j in range(homeless, len(places)))
+    failed = (places[column].target,)
+    question = m.RequestSpares(rank.payload, ColumnNumber(column), failed, held, stays)
+    mark = rank.bench.mark()
+    rank.bench.tell(rank.session, question)
+    return [place for each in rank.bench.sent(m.SparesNamed, mark) for place in each.spares]
+
+
+def test_it_goes_back_at_once_to_the_live_target_where_its_connection_broke() -> None:
+    bench = gathered(3)
+    rank = full(bench)
+    assert rank.plan is not None
+    before = rank.plan.places[0]
+    mark = bench.mark()
+    (place,) = ask(rank, 0)
+    assert (place.target, place.boot) == (before.target, before.boot)
+    assert place.reservation != before.reservation
+    (released,) = bench.sent(ReleaseReservation, mark)
+    assert released.reservation == before.reservation
+
+
+def test_one_that_has_its_place_still_is_named_no_second_one_there() -> None:
+    assert ask(full(gathered(3)), 0, stays=True) == []
+
+
+def test_it_does_not_go_back_to_a_target_that_is_down() -> None:
+    bench = gathered(3)
+    rank = full(bench)
+    assert rank.plan is not None
+    bench.stop(rank.plan.places[0].target)
+    mark = bench.mark()
+    ask(rank, 0)
+    bench.tick(LEASE_S + 1)
+    assert [named.spares for named in bench.sent(m.SparesNamed, mark)] == [()]
+
+
+def test_below_the_floor_it_waits_for_a_target_whose_sessions_all_broke() -> None:
+    bench = gathered(3)
+    rank = full(bench)
+    assert rank.plan is not None
+    target = bench.targets[rank.plan.places[0].target]
+    assert target.session is not None
+    bench.close(target.session)
+    target.session = None
+    mark = bench.mark()
+    assert ask(rank, 0) == []
+    assert bench.sent(m.SparesNamed, mark) == []
+    bench.start(target)
+    bench.tick(1)
+    (named,) = bench.sent(m.SparesNamed, mark)
+    assert [place.target for place in named.spares] == [target.id]
+
+
+def test_with_enough_other_places_it_goes_back_once_only() -> None:
+    bench = Bench(4, "2+2")
+    bench.tick(10)
+    rank = full(bench)
+    assert len(ask(rank, 0)) == 1
+    assert ask(rank, 0) == []
+
+
+def test_below_the_floor_it_goes_back_again_and_again_with_a_gap_but_not_for_ever() -> None:
+    """All connections of the host broke, and break again."""
+    bench = gathered(3)
+    rank = full(bench)
+    assert all(len(ask(rank, column, homeless=3)) == 1 for column in range(3))
+    for _ in range(RETURNS_MAX - 1):
+        mark = bench.mark()
+        assert all(ask(rank, column, homeless=3) == [] for column in range(3))
+        bench.tick(GAP_S)
+        named = bench.sent(m.SparesNamed, mark)
+        assert sorted(each.spares[0].target for each in named) == ["t0", "t1", "t2"]
+    mark = bench.mark()
+    assert all(ask(rank, column, homeless=3) == [] for column in range(3))
+    bench.tick(10)
+    assert [each.spares for each in bench.sent(m.SparesNamed, mark)] == [()] * 3
+
+
+def test_it_goes_nowhere_where_another_column_of_the_payload_is() -> None:
+    rank = full(gathered(3))
+    assert rank.plan is not None
+    place = rank.plan.places[0].target
+    held = ((ColumnNumber(1), place),)
+    question = m.RequestSpares(rank.payload, ColumnNumber(0), (TargetId(place),), held, stays=False)
+    mark = rank.bench.mark()
+    rank.bench.tell(rank.session, question)
+    (named,) = rank.bench.sent(m.SparesNamed, mark)
+    assert named.spares == ()
