@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -27,10 +28,12 @@ class Daemon:
     """One `ckptd` process that has said it is ready; ended by its own id."""
 
     def __init__(
-        self, program: str, *flags: str, log: Path, environment: Mapping[str, str] | None = None
-    ) -> None:
+        self, program: str, *flags: str, log: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """Its log goes to that file; else beside the test's own."""
         command = [sys.executable, "-W", "error", "-m", "ckptd.cli", program, *flags]
-        with log.open("ab") as errors:
+        with nullcontext() if log is None else log.open("ab") as errors:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=errors, env=environment
             )

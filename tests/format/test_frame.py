@@ -51,7 +51,8 @@ def sample(kind: object) -> object:
     if origin in (types.UnionType, typing.Union):
         return sample(args[0])
     if origin is tuple:
-        return (sample(args[0]),) * 2
+        alike = len(args) == 2 and args[1] is ...
+        return (sample(args[0]),) * 2 if alike else tuple(sample(each) for each in args)
     if origin is dict:
         return {"frames": 3}
     if isinstance(kind, type) and issubclass(kind, Enum):

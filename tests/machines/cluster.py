@@ -1,5 +1,5 @@
-"""Separate daemons, each on a machine of its own: with a power switch, a disk that loses at a loss of
-power what was not synced, and a clock.
+"""Separate daemons, each on a machine of its own: with a power switch, a clock, and a disk that
+loses at a loss of power what was not synced.
 """
 
 from __future__ import annotations

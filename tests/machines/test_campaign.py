@@ -1,5 +1,5 @@
-"""A job saves while machines lose power, clocks jump, descriptors run out and catalogs are replaced:
-nothing that was acknowledged is lost, mixed, or silently older.
+"""A job saves while machines lose power, clocks jump, descriptors run out and catalogs are
+replaced: nothing that was acknowledged is lost, mixed, or silently older.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ckpt.base.errors import CkptError, Lost
 from tests.e2e_remote.conftest import started
 from tests.machines.cluster import MachineCluster
 from tests.machines.strikes import Strikes
-from tests.soak.conftest import seed, soak_seconds
+from tests.soak.conftest import no_dump, seed, soak_seconds
 from tests.soak.job import Job
-from tests.soak.judge import Judge
+from tests.soak.judge import Judge, tell
 from tests.soak.rank import Plan
 from tests.soak.states import RANKS
 from tests.waiting import wait_until
 
-__all__ = ["seed", "soak_seconds"]
+__all__ = ["no_dump", "seed", "soak_seconds"]
 
 KEEP = 25
 LOOK_EVERY_S = 5.0
@@ -55,7 +55,7 @@ def test_a_long_campaign_on_failing_machines_loses_nothing(
 
 
 def run_campaign(cluster: MachineCluster, tmp_path: Path, seed: int, seconds: float) -> None:
-    print(f"seed {seed}, {seconds:g} s, in {tmp_path}", flush=True)
+    tell(f"seed {seed}, {seconds:g} s, in {tmp_path}")
     (tmp_path / "ranks").mkdir()
     over = threading.Event()
     job = Job(Plan(cluster.url, 0, RANKS, launch=0, seed=seed, pause_s=0.2), tmp_path / "ranks")
@@ -71,10 +71,10 @@ def run_campaign(cluster: MachineCluster, tmp_path: Path, seed: int, seconds: fl
         finally:
             job.kill()
             (tmp_path / "strikes.log").write_text("\n".join(strikes.log) + "\n")
-        print(f"strikes {dict(strikes.counts)}, disks lost {dict(strikes.lost)}")
-        print(f"launches {job.launch}, judge {dict(judge.counts)}, latest {judge.latest}")
+        tell(f"strikes {dict(strikes.counts)}, disks lost {dict(strikes.lost)}")
+        tell(f"launches {job.launch}, judge {dict(judge.counts)}, latest {judge.latest}")
         judge.look_at_all()
-        print(f"ranks said {dict(judge.compare(job.said()))}", flush=True)
+        tell(f"ranks said {dict(judge.compare(job.said()))}")
     assert strikes.counts
     assert judge.counts["loaded"]
 

@@ -1,4 +1,4 @@
-"""F26 on real processes: wall clocks jump, and nothing but the time that people are shown follows."""
+"""F26 on real processes: wall clocks jump, and only the times that people are shown follow."""
 
 from __future__ import annotations
 

@@ -74,8 +74,7 @@ def insist(act: Callable[[], object]) -> None:
     for _ in range(TRIES):
         try:
             act()
-        except Unavailable as error:
-            print("again:", error)
+        except Unavailable:
             continue
         return
     raise AssertionError(f"not once in {TRIES} times")

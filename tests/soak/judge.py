@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable
@@ -168,3 +169,9 @@ def column_counts(directory: Path) -> Counter[tuple[str, str]]:
 def staged_count(directory: Path) -> int:
     """Files that lie aside on all targets: space for a next save, and columns not sealed yet."""
     return sum(1 for _ in directory.glob("targets/*/staging/*"))
+
+
+def tell(text: str) -> None:
+    """Into the test's report, and seen at once with -s."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -5,7 +5,6 @@ Nothing committed is lost, nothing is left behind.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from tests.soak.judge import (
     names_targets,
     resident_bytes,
     staged_count,
+    tell,
 )
 from tests.soak.rank import Plan
 from tests.soak.states import RANKS
@@ -199,9 +199,3 @@ def check_stopped(cluster: Cluster, mark: str, runtime: Path) -> None:
     assert not left, f"still running: {left}"
     assert not list(runtime.glob("*")), "sockets of stagers are left"
     assert not (cluster.directory / "ready.json").exists()
-
-
-def tell(text: str) -> None:
-    """Into the test's report, and seen at once with -s."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

@@ -206,7 +206,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def age_text(at_s: float) -> str:
-    """`3 min 20 s ago` for a wall-clock time; a dash for none. Another machine's clock may be ahead."""
+    """`3 min 20 s ago` for a wall-clock time; a dash for none. Its clock may be ahead of ours."""
     if at_s <= 0:
         return "-"
     past_s = time.time() - at_s
