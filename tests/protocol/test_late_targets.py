@@ -1,4 +1,4 @@
-"""A target that was live a moment ago is waited for, a dead one is not."""
+"""A target that was live a moment ago is waited for, one that was not is not."""
 
 from __future__ import annotations
 
@@ -59,9 +59,34 @@ def test_late_targets_that_do_not_come_back_are_named_within_a_lease() -> None:
 def test_dead_targets_are_not_waited_for() -> None:
     bench = gathered(4)
     bench.stop("t0", "t1")
+    bench.tick(LEASE_S)
     (abort,) = RankFake(bench).open(1)
     assert isinstance(abort, m.AttemptAborted)
     assert "silent" not in abort.message
+
+
+def test_targets_whose_connections_broke_are_waited_for_and_taken_when_they_dial_again() -> None:
+    """All of a host's may break at once."""
+    bench = gathered(4)
+    bench.stop("t0", "t1")
+    rank = RankFake(bench)
+    assert rank.open(1) == []
+    bench.tick(1)
+    bench.start("t0")
+    bench.tick()
+    rank.take_plan()
+    assert rank.plan is not None
+    assert len(rank.plan.places) == 3
+
+
+def test_a_save_that_waits_for_targets_whose_sessions_ended_is_told_within_their_lease() -> None:
+    bench = gathered(4)
+    bench.stop("t0", "t1")
+    rank = RankFake(bench)
+    assert rank.open(1) == []
+    bench.tick(LEASE_S)
+    (abort,) = rank.aborts()
+    assert "2 targets are live" in abort.message
 
 
 def test_late_targets_that_would_not_be_enough_are_not_waited_for() -> None:

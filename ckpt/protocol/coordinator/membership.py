@@ -191,7 +191,10 @@ class Membership:
         return [
             t
             for t in self.targets.values()
-            if t.state is TargetState.RECONCILING or self.is_late(t) or self.is_expected(t)
+            if t.state is TargetState.RECONCILING
+            or self.is_late(t)
+            or self.is_expected(t)
+            or self.may_return(t)
         ]
 
     def silence(self) -> str:

@@ -147,8 +147,7 @@ class SpareSearch:
         if self._ways_back():
             return True
         holding = {place.target for place in allotment.places}
-        back = [t for t in self._members.targets.values() if self._members.may_return(t)]
-        coming = [*self._members.coming(), *back]
+        coming = self._members.coming()
         askable = [t for t in coming if t.id not in holding and allotment.may_ask(t.id)]
         if any(self._members.is_expected(target) for target in askable):
             return True
