@@ -31,8 +31,9 @@ from typing import Final
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index import Box, IndexTensor, Location, tensor_order
-from ckpt.format.table import Meaning, RankTable, TensorEntry
+from ckpt.format.index import tensor_order
+from ckpt.format.index_pages import Box, IndexTensor, Location
+from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry
 from ckpt.plan.boxes import (
     Extent,
     bounds_of,
@@ -442,7 +443,7 @@ def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> Box:
     pieces = [(piece, writer) for writer, held in writers for piece in held.pieces]
     if len(pieces) == 1:
         piece, writer = pieces[0]
-        place = Location(piece.home, writer, piece.start, piece.payload_offset, piece.length)
+        place = _location(piece, writer, piece.start, piece.length)
         return Box(rank, entry.offset, entry.shape, (place,))
     pieces.sort(key=lambda p: (p[0].start, p[1] != rank, -p[0].length, p[1]))
     locations: list[Location] = []
@@ -450,10 +451,15 @@ def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> Box:
     for piece, writer in pieces:
         start, end = max(piece.start, reach), piece.start + piece.length
         if start < end:
-            payload_offset = piece.payload_offset + start - piece.start
-            locations.append(Location(piece.home, writer, start, payload_offset, end - start))
+            locations.append(_location(piece, writer, start, end - start))
             reach = end
     return Box(rank, entry.offset, entry.shape, tuple(locations))
+
+
+def _location(piece: Piece, writer: Rank, start: int, length: int) -> Location:
+    """Bytes [start, start + length) of the box, which are those of the piece, or some of them."""
+    place = Location(writer, start, piece.payload_offset + start - piece.start, length)
+    return place.at(piece.home)
 
 
 def _first_gap(writers: Sequence[Holding]) -> tuple[int, int] | None:

@@ -76,7 +76,7 @@ def base_of(table: RankTable, home: Home, payload_bytes: int, payloads: Mapping[
     entries = {}
     used = {home.generation}
     for entry in table.entries:
-        pieces = tuple(replace(p, home=p.home or home.generation) for p in entry.pieces)
+        pieces = tuple(p if p.home else p.at(home.generation) for p in entry.pieces)
         entries[key_of(entry)] = replace(entry, pieces=pieces)
         used.update(piece.home for piece in entry.pieces if piece.home is not None)
     sizes = {**payloads, home: payload_bytes}

@@ -13,8 +13,8 @@ from typing import Final
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
-from ckpt.format.index import Box as IndexBox
-from ckpt.format.index import IndexTensor
+from ckpt.format.index_pages import Box as IndexBox
+from ckpt.format.index_pages import IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import (
     DictNode,
