@@ -181,6 +181,8 @@ class IndexReader:
         self._firsts = [page.first for page in self._directory.tensor_pages]
         #: Decoded tensor pages, least recently used first, at most _CACHED_PAGES.
         self._cache: OrderedDict[int, _NamedPage] = OrderedDict()
+        #: Of these pages the tensors that are whole and the only form of their name, for sure.
+        self._lone: dict[str, IndexTensor] = {}
         self._ahead = 1
         #: Pages that a look-up brings at once: who asks for many names is not asked to wait for
         #: each page.
@@ -229,6 +231,10 @@ class IndexReader:
 
     def variants(self, name: str) -> tuple[IndexTensor, ...]:
         """Every form of a name, at least one; raises NotFound."""
+        lone = self._lone.get(name)
+        if lone is not None:
+            _check_tensor(lone, Corrupt)
+            return (lone,)
         parts: list[IndexTensor] = []
         # A page that begins with the name may go on with a tensor of the page before.
         start = number = max(0, bisect_left(self._firsts, name) - 1)
@@ -302,8 +308,12 @@ class IndexReader:
             if names != sorted(names):
                 raise Corrupt("index: its tensors do not ascend")
             self._cache[number] = _NamedPage(names, tensors)
+            if len(set(names)) == len(names):
+                # The first may have begun, and the last may go on, in a neighbour.
+                self._lone.update(zip(names[1:-1], tensors[1:-1], strict=True))
         while len(self._cache) > _CACHED_PAGES:
-            self._cache.popitem(last=False)
+            for name in self._cache.popitem(last=False)[1].names:
+                self._lone.pop(name, None)
 
     def _payload_page(self, number: int) -> tuple[IndexPayload, ...]:
         page = self._directory.payload_pages[number]

@@ -31,7 +31,6 @@ from typing import Final
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index import tensor_order
 from ckpt.format.index_pages import Box, IndexTensor, Location
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry
 from ckpt.plan.boxes import (
@@ -113,7 +112,7 @@ def merge_tables(tables: Sequence[RankTable], differing: Differing = Differing.A
     for name in sorted(holdings):
         merger.merge(name, holdings[name])
     return Merged(
-        tuple(sorted(merger.tensors, key=tensor_order)),
+        tuple(merger.tensors),
         tuple(merger.overlaps),
         tuple(merger.problems),
         tuple(merger.warnings),
@@ -180,13 +179,13 @@ class _Merger:
         """Add one tensor."""
         if not (self._agree(name, holdings) and self._well_formed(name, holdings)):
             return
-        match holdings[0][1].meaning:
-            case Meaning.OWN:
-                self._merge_own(name, holdings)
-            case Meaning.REPLICATED:
-                self._merge_replicas(name, holdings)
-            case Meaning.SHARD:
-                self._merge_shards(name, holdings)
+        meaning = holdings[0][1].meaning
+        if meaning is Meaning.OWN:
+            self._merge_own(name, holdings)
+        elif meaning is Meaning.REPLICATED:
+            self._merge_replicas(name, holdings)
+        else:
+            self._merge_shards(name, holdings)
 
     def report(self, name: str, ranks: Sequence[Rank], text: str) -> None:
         """Note a problem, as long as there is room for it."""
@@ -234,7 +233,7 @@ class _Merger:
         forms: defaultdict[tuple[str, Extent], list[Holding]] = defaultdict(list)
         for rank, entry in holdings:
             forms[entry.dtype, entry.shape].append((rank, entry))
-        for form in forms.values():
+        for _, form in sorted(forms.items()):
             boxes = [_box(rank, entry, [(rank, entry)]) for rank, entry in form]
             self._add(name, form[0][1], boxes)
         return None
@@ -360,8 +359,9 @@ class _Merger:
         self, name: str, entry: TensorEntry, boxes: Sequence[Box], meaning: Meaning | None = None
     ) -> None:
         meaning = meaning or entry.meaning
-        tensor = IndexTensor(name, meaning, entry.dtype, entry.global_shape, tuple(boxes))
-        self.tensors.append(tensor)
+        self.tensors.append(
+            IndexTensor(name, meaning, entry.dtype, entry.global_shape, tuple(boxes))
+        )
 
 
 # --------------------------------------------------------------------------- helpers
@@ -392,21 +392,22 @@ def _look(shape: Extent, boxes: Sequence[tuple[Extent, Extent]]) -> _Geometry:
 
 def _fault(entry: TensorEntry) -> str:
     """What is wrong with an entry by itself; empty when nothing is."""
+    meaning = entry.meaning
     fault, box_bytes = _form_fault(
-        entry.dtype, entry.global_shape, entry.offset, entry.shape, entry.meaning
+        entry.dtype, entry.global_shape, entry.offset, entry.shape, meaning is Meaning.SHARD
     )
     if fault:
         return fault
     reach = 0
     for piece in entry.pieces:
         start, length = piece.start, piece.length
-        if start < reach or length < 1 or start + length > box_bytes or piece.payload_offset < 0:
-            end = start + length
+        end = start + length
+        if start < reach or length < 1 or end > box_bytes or piece.payload_offset < 0:
             return f"stores bytes {start} to {end} of a box of {box_bytes}, out of order"
-        if start > reach and entry.meaning is Meaning.OWN:
+        if start > reach and meaning is Meaning.OWN:
             break
-        reach = start + length
-    if reach < box_bytes and entry.meaning is Meaning.OWN:
+        reach = end
+    if reach < box_bytes and meaning is Meaning.OWN:
         text = f"stores {reach} bytes from the beginning of a box of {box_bytes}"
         return f"{text}; the next ones are missing"
     return ""
@@ -414,7 +415,7 @@ def _fault(entry: TensorEntry) -> str:
 
 @lru_cache(maxsize=4096)
 def _form_fault(
-    dtype: str, whole: Extent, offset: Extent, shape: Extent, meaning: Meaning
+    dtype: str, whole: Extent, offset: Extent, shape: Extent, is_shard: bool
 ) -> tuple[str, int]:
     """What is wrong with an entry's form, which most tensors of a model share with others; and how
     many bytes its box has.
@@ -431,7 +432,7 @@ def _form_fault(
         for a, n, w in zip(offset, shape, whole, strict=True)
     ):
         return f"declares {box}, which reaches out of the global shape {whole}", 0
-    if meaning is not Meaning.SHARD and shape != whole:
+    if shape != whole and not is_shard:
         return f"declares a box of shape {shape} of a tensor of shape {whole} that is no shard", 0
     return "", volume_of(shape) * item_bytes
 

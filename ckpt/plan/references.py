@@ -100,7 +100,7 @@ def may_refer(base: Base, entry: TensorEntry, stored: Collection[str]) -> bool:
 
 def bytes_of(entry: TensorEntry) -> int:
     """So many of it lie in this rank's payload, or would if they had changed."""
-    return sum(piece.length for piece in entry.pieces)
+    return sum([piece.length for piece in entry.pieces])
 
 
 def find_references(

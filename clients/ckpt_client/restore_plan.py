@@ -55,14 +55,12 @@ def variants_of(index: TensorIndex, name: str) -> tuple[IndexTensor, ...]:
         return ()
 
 
-def tensor_of_rank(
-    index: TensorIndex, name: str, rank: Rank
-) -> tuple[IndexTensor, tuple[Box, ...]]:
+def tensor_of_rank(index: TensorIndex, name: str, rank: Rank) -> tuple[IndexTensor, Sequence[Box]]:
     """The rank's tensor of that name, and the boxes that it declared; Corrupt without one."""
     for tensor in variants_of(index, name):
         if tensor.meaning is Meaning.REPLICATED:
             return tensor, tensor.boxes[:1]
-        boxes = tuple(box for box in tensor.boxes if box.rank == rank)
+        boxes = [box for box in tensor.boxes if box.rank == rank]
         if boxes:
             return tensor, boxes
     raise Corrupt(f"{name}: rank {rank}'s tree names it, the index does not")
