@@ -24,13 +24,10 @@ from ckpt.base.limits import INDEX_PAGE_BYTES_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import Buffer
 from ckpt.format.index import (
-    Box,
     Fetch,
     Index,
     IndexPayload,
     IndexReader,
-    IndexTensor,
-    Location,
     decode_index,
     encode_index,
     tensor_order,
@@ -38,6 +35,9 @@ from ckpt.format.index import (
 from ckpt.format.index_pages import (
     HEADER_BYTES,
     PAGE_PACKED_BYTES_MAX,
+    Box,
+    IndexTensor,
+    Location,
     decode_directory,
     decode_header,
     decode_tensor_page,
@@ -81,7 +81,7 @@ def tensors(draw: st.DrawFn, name: str) -> IndexTensor:
         for length in draw(st.lists(st.integers(1, 1 << 30), max_size=3)):
             generation = draw(st.none() | generations)
             at = draw(st.integers(0, 1 << 40))
-            locations.append(Location(generation, Rank(rank), start, at, length))
+            locations.append(Location(Rank(rank), start, at, length).at(generation))
             start += length
         boxes.append(Box(Rank(rank), offset, shape, tuple(locations)))
     return IndexTensor(
@@ -113,15 +113,14 @@ def row_sharded(name: str, ranks: int) -> IndexTensor:
         "<f4",
         (ranks, 8),
         tuple(
-            Box(Rank(r), (r, 0), (1, 8), (Location(None, Rank(r), 0, 64 * r, 32),))
-            for r in range(ranks)
+            Box(Rank(r), (r, 0), (1, 8), (Location(Rank(r), 0, 64 * r, 32),)) for r in range(ranks)
         ),
     )
 
 
 def wide_replica(name: str, pieces: int) -> IndexTensor:
     """A replica in many pieces."""
-    locations = tuple(Location(None, Rank(p), p * 4, p * 4, 4) for p in range(pieces))
+    locations = tuple(Location(Rank(p), p * 4, p * 4, 4) for p in range(pieces))
     return IndexTensor(
         name, Meaning.REPLICATED, "<f4", (pieces,), (Box(Rank(0), (0,), (pieces,), locations),)
     )
@@ -326,7 +325,7 @@ def test_random_bytes_are_refused(noise: bytes) -> None:
         replace(row_sharded("a", 2), name="n" * 5000),
         replace(
             wide_replica("a", 1),
-            boxes=(Box(Rank(0), (0,), (1,), (Location(None, Rank(0), 0, -1, 4),)),),
+            boxes=(Box(Rank(0), (0,), (1,), (Location(Rank(0), 0, -1, 4),)),),
         ),
         replace(wide_replica("a", 1), boxes=(Box(Rank(-1), (0,), (1,), ()),)),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import CheckpointId, Generation, Rank, RunName, Step
-from ckpt.format.index import Box, IndexTensor
+from ckpt.format.index_pages import Box, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node
 from ckpt.objects import names, planning

@@ -116,7 +116,7 @@ class ReferringRank(RankNode):
         if self._frozen(then) != self._frozen(step):
             self._handle(se.ReferencesFound(now_us, number))
             return
-        table = table_of(self.job, self.rank, Piece(0, half, half, home.generation))
+        table = table_of(self.job, self.rank, Piece(0, half, half).at(home.generation))
         self._handle(se.ReferencesFound(now_us, number, (home,), half, table))
 
     def _frozen(self, step: int) -> bytes:
