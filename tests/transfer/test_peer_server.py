@@ -13,15 +13,25 @@ import numpy as np
 import pytest
 
 from ckpt.base.errors import Unavailable
+from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank
 from ckpt.erasure.code import Code
-from ckpt.format.checksum import xxh3_128
+from ckpt.format.checksum import crc32, xxh3_128
+from ckpt.format.messages import (
+    ByteRuns,
+    Failed,
+    Message,
+    RangeData,
+    RangesDone,
+    ReadManifest,
+    ReadRanges,
+)
 from ckpt.protocol.reader.events import ReadLimits
 from ckpt.protocol.spans import Spans
 from ckpt.transfer.landings import Landings
 from ckpt.transfer.payload_receiver import read_payloads
 from ckpt.transfer.peer_server import PeerServer
 from ckpt.transfer.read_job import PayloadDamaged, ReadJob, ReceiverOptions
-from tests.aio.netkit import SECRET
+from tests.aio.netkit import SECRET, RawPeer
 from tests.protocol.reading import PAYLOAD, Columns
 
 CODE = Code(4, 2)
@@ -99,6 +109,36 @@ def test_bytes_that_changed_in_a_peers_memory_are_not_taken(data: Columns) -> No
             read(data, server, ((0, SIZE),))
         server.offer(job(data, landed(data)), (), None)
         assert read(data, server, ((0, SIZE),)) == data.payload
+
+
+def test_a_question_that_has_no_answer_gets_one_reason_and_the_next_one_is_answered(
+    data: Columns, caplog: pytest.LogCaptureFixture
+) -> None:
+    column = ColumnId(PAYLOAD, ColumnNumber(1))
+    strange = ColumnId(PayloadId(PAYLOAD.checkpoint, Rank(4)), ColumnNumber(1))
+    questions: list[Message] = [
+        ReadRanges(column, (ByteRuns(10, 10),)),
+        ReadRanges(column, (ByteRuns(0, 5), ByteRuns(3 * CELL, 5 * CELL))),
+        ReadRanges(strange, (ByteRuns(0, 5),)),
+        ReadManifest(strange),
+    ]
+    with peer(data, ((0, SIZE),)) as server, RawPeer(_port(server)) as raw:
+        raw.shake()
+        for number, question in enumerate(questions):
+            raw.send(question, request=number)
+        reasons = [raw.receive() for _ in questions]
+        raw.send(ReadRanges(column, (ByteRuns(5, 12),)), request=9)
+        given = [raw.receive() for _ in range(2)]
+    assert [number for number, _ in reasons] == [0, 1, 2, 3]
+    codes = [reason.code for _, reason in reasons if isinstance(reason, Failed)]
+    assert codes == ["refused", "unavailable", "unavailable", "not_found"]
+    crc = crc32(data.columns[1][5:12])
+    assert given == [(9, RangeData((ByteRuns(5, 12),), crc)), (9, RangesDone())]
+    assert not caplog.records, "the loop tells of what is thrown in a callback"
+
+
+def _port(server: PeerServer) -> int:
+    return int(server.address.address.rpartition(":")[2])
 
 
 def test_a_peer_that_closed_gives_nothing(data: Columns) -> None:
