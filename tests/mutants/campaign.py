@@ -29,7 +29,7 @@ from typing import Final
 
 import msgspec
 
-from tests.mutants import reach
+from tests.mutants import histories, reach
 from tests.mutants.operators import Mutant, compiles, mutants_of
 from tests.mutants.reach import Reach
 
@@ -70,12 +70,41 @@ class Verdict(msgspec.Struct, frozen=True):
     end: str
     """`killed`, `survived`, `timeout`, or `unsure`: the test fails without the bug, too."""
     by: str = ""
-    """The test that noticed it."""
+    """The test or history that noticed it."""
     diff: str = ""
 
 
 Judge = Callable[[Path, Mutant], tuple[str, str]]
 """Runs tests in a copy of the tree; how it ended, and which test noticed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histories:
+    """A judge: the simulator alone. `by` says which history was broken; of a bug that broke none,
+    how many it changed.
+    """
+
+    seeds: int
+    known: Path
+    """How each history goes without a bug; `begin` writes it."""
+    limit_s: float = LIMIT_S
+
+    def begin(self, tree: Path) -> None:
+        """On a tree without a bug."""
+        if not self.known.exists():
+            end, by = self(tree)
+            assert end == "survived", f"the tree itself fails: {end} {by}"
+
+    def __call__(self, tree: Path, _mutant: Mutant | None = None) -> tuple[str, str]:
+        command = [
+            sys.executable, "-m", histories.__name__,
+            "--seeds", str(self.seeds), "--known", str(self.known),
+        ]  # fmt: skip
+        status, text = _outcome_of(command, tree, {}, self.limit_s)
+        if status is None:
+            return "timeout", ""
+        last = text.strip().rpartition("\n")[2]
+        return ("killed" if status else "survived"), last[:200]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +135,6 @@ class Pytest:
         return self.known[file]
 
     def _stages(self, tree: Path, mutant: Mutant) -> list[list[str]]:
-        if self.which == "sim":
-            files = nearest_first(tree, "tests/sim", mutant.path)
-            return [[MAIN], [file for file in files if file != MAIN]]
         stages = [self._near(tree, folder, mutant) for folder in near_of(mutant.path)]
         if self.which == "all":
             stages += [[folder] for folder in FAR if folder not in near_of(mutant.path)]
@@ -168,12 +194,7 @@ def run_pytest(
     reach_file: Path | None = None,
 ) -> tuple[str, str]:
     """`killed`, `survived` or `timeout`, and the first test that failed."""
-    rooms = [str(tree / room) for room in ("", "servers", "clients", "benchmarks")]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(rooms),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    environment = {}
     # Other histories count by the same variable, and some must be enough to meet every case.
     if all(file.startswith(MAIN) for file in files):
         environment["CKPT_SIM_SEEDS"] = str(sim_seeds)
@@ -185,6 +206,28 @@ def run_pytest(
         sys.executable, "-m", "pytest", *ways, "-q", "--no-header", "-p", "no:cacheprovider",
         "-m", "not slow", "--hypothesis-seed=0", *SLOWEST, *files,
     ]  # fmt: skip
+    status, text = _outcome_of(command, tree, environment, limit_s)
+    if status is None:
+        return "timeout", ""
+    if status == 0:
+        return "survived", ""
+    if "+++ Timeout +++" in text:  # Of one test: pytest-timeout ends the process.
+        return "timeout", ""
+    noticed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
+    return "killed", noticed[1] if noticed else f"pytest ended with {status}"
+
+
+def _outcome_of(
+    command: Sequence[str], tree: Path, more: Mapping[str, str], limit_s: float
+) -> tuple[int | None, str]:
+    """The exit status and the output of what runs in a tree; None when it had to be ended."""
+    rooms = [str(tree / room) for room in ("", "servers", "clients", "benchmarks")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(rooms),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **more,
+    }
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
             command, cwd=tree, env=environment, stdout=output, stderr=subprocess.STDOUT,
@@ -193,17 +236,11 @@ def run_pytest(
         try:
             status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            return "timeout", ""
+            return None, ""
         finally:
             _end_group(process)
         output.seek(0)
-        text = output.read()
-    if status == 0:
-        return "survived", ""
-    if "+++ Timeout +++" in text:  # Of one test: pytest-timeout ends the process.
-        return "timeout", ""
-    noticed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
-    return "killed", noticed[1] if noticed else f"pytest ended with {status}"
+        return status, output.read()
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
@@ -328,7 +365,7 @@ def report(verdicts: Sequence[Verdict]) -> str:
     for verdict in verdicts:
         if verdict.end == "survived":
             where = f"{verdict.path}:{verdict.line}: {verdict.operator}"
-            lines += ["", f"survived: {where}", verdict.diff]
+            lines += ["", f"survived: {where}", *filter(None, [verdict.by]), verdict.diff]
     return "\n".join(lines) + "\n"
 
 
@@ -341,7 +378,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--only", action="append", help="a folder, a file, or FILE:FIRST-LAST of its lines"
     )
     parser.add_argument("--judge", choices=("near", "sim", "all"), default="near")
-    parser.add_argument("--sim-seeds", type=int, default=100)
+    parser.add_argument("--sim-seeds", type=int, default=120, help="of the main campaign")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="of one pytest")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--log", type=Path, help="default: .mutants/JUDGE.jsonl")
@@ -349,9 +386,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log: Path = chosen.log or ROOT / ".mutants" / f"{chosen.judge}.jsonl"
     log.parent.mkdir(parents=True, exist_ok=True)
     mutants = pick(ROOT, chosen.only or MUTATED, chosen.seed, chosen.count)
-    reaches = {} if chosen.judge == "sim" else reaches_of(ROOT, mutants, log.parent)
-    judge = Pytest(chosen.judge, chosen.limit_s, chosen.sim_seeds, reaches)
-    verdicts = run(ROOT, mutants, log, judge, passes=judge.passes, workers=chosen.workers)
+    place, limit_s = log.parent, chosen.limit_s
+    if chosen.judge == "sim":
+        name = f"sim-{chosen.sim_seeds}-{reach.digest_of(ROOT, ['ckpt', 'tests/sim'])}.txt"
+        simulator = Histories(chosen.sim_seeds, place.resolve() / name, limit_s)
+        simulator.begin(ROOT)
+        verdicts = run(ROOT, mutants, log, simulator, workers=chosen.workers)
+    else:
+        reaches = reaches_of(ROOT, mutants, place.resolve())
+        judge = Pytest(chosen.judge, limit_s, chosen.sim_seeds, reaches)
+        verdicts = run(ROOT, mutants, log, judge, passes=judge.passes, workers=chosen.workers)
     sys.stdout.write(report(verdicts))
     return any(verdict.end == "survived" for verdict in verdicts)
 

@@ -227,6 +227,19 @@ def test_a_document_whose_first_header_is_damaged_is_found_by_its_last() -> None
     assert document(_ready(world.disk, boot=12), DocumentKind.INDEX) == INDEX
 
 
+def test_a_large_document_that_cannot_be_read_fails_once_and_the_next_question_is_answered() -> (
+    None
+):
+    world = _ready()
+    put_document(world, DocumentKind.INDEX, INDEX)
+    world.disk.faults.append(Fault("read"))
+    world.tell(READER, ReadDocument(DocumentKind.INDEX, CHECKPOINT))
+    (answer,) = world.messages(READER)
+    assert isinstance(answer, Failed)
+    assert answer.code == "corrupt"
+    assert document(world, DocumentKind.INDEX) == INDEX
+
+
 @pytest.mark.parametrize("operation", ["write", "sync", "rename", "sync_directory"])
 def test_a_disk_failure_refuses_the_document(operation: str) -> None:
     world = _ready()
