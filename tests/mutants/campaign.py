@@ -213,7 +213,7 @@ def run_pytest(
         return "survived", ""
     if "+++ Timeout +++" in text:  # Of one test: pytest-timeout ends the process.
         return "timeout", ""
-    noticed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
+    noticed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.MULTILINE)
     return "killed", noticed[1] if noticed else f"pytest ended with {status}"
 
 

@@ -17,6 +17,7 @@ from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.messages import (
+    ByteRange,
     ByteRuns,
     Failed,
     Message,
@@ -135,6 +136,24 @@ def test_a_question_that_has_no_answer_gets_one_reason_and_the_next_one_is_answe
     crc = crc32(data.columns[1][5:12])
     assert given == [(9, RangeData((ByteRuns(5, 12),), crc)), (9, RangesDone())]
     assert not caplog.records, "the loop tells of what is thrown in a callback"
+
+
+def test_whatever_is_given_can_be_asked_for_and_nothing_beside_it(data: Columns) -> None:
+    column = ColumnId(PayloadId(PAYLOAD.checkpoint, Rank(9)), ColumnNumber(2))
+
+    def view(number: ColumnNumber, wanted: ByteRange) -> memoryview | None:
+        whole = memoryview(data.columns[number])
+        return whole[wanted.start : wanted.end] if wanted.end <= 4096 else None
+
+    with peer(data, ((0, SIZE),)) as server, RawPeer(_port(server)) as raw:
+        server.give(column.payload, view)
+        raw.shake()
+        for start in (4000, 4090):
+            raw.send(ReadRanges(column, (ByteRuns(start, start + 50),)), request=start)
+        answers = [raw.receive() for _ in range(3)]
+    crc = crc32(data.columns[2][4000:4050])
+    assert answers[:2] == [(4000, RangeData((ByteRuns(4000, 4050),), crc)), (4000, RangesDone())]
+    assert isinstance(answers[2][1], Failed)
 
 
 def _port(server: PeerServer) -> int:
