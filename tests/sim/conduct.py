@@ -17,7 +17,7 @@ from ckpt.protocol.events import CloseSession, Received, Send, Session, SessionC
 from tests.sim.oracles import Violation
 
 FORGOTTEN_US = 1_000_000
-"""What was asked when a session ended may still be answered: it waits for a disk, or for a target."""
+"""What was asked when a session ended may still be answered: it waits for a disk, or a target."""
 
 
 class Conduct:

@@ -16,6 +16,7 @@ from ckpt.protocol.coordinator.catalog import LaunchEntered, LaunchNumbered
 from ckpt.protocol.target.core import column_name
 from ckpt.protocol.target.shared_reads import KEEP_US
 from ckpt.protocol.writer.column import ColumnState
+from tests.sim.books import check_books
 from tests.sim.coordinator_node import TICK_US
 from tests.sim.faults import FAULTS, Strike
 from tests.sim.live_losses import check_live_losses
@@ -290,6 +291,7 @@ def _check_end(world: World, last: list[RankNode]) -> None:
     _check_launches(world)
     _check_no_leak(world)
     _check_nothing_held(world)
+    check_books(world)
 
 
 def _check_launches(world: World) -> None:
