@@ -195,6 +195,23 @@ def test_one_tensor_is_read_by_a_few_ranges(name: str) -> None:
         assert sum(end - start for start, end in copy.fetched) < len(DOCUMENT) / 4
 
 
+def test_a_page_that_is_asked_for_again_and_again_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckpt.format.index._CACHED_PAGES", 3)
+    monkeypatch.setattr("ckpt.format.index._PAGES_AT_ONCE", 1)
+    copy = Copy(DOCUMENT)
+    reader = IndexReader(copy.fetch)
+    often, *others = (f"layers/#{number}/w" for number in range(0, 300, 20))
+    reader.tensor(often)
+    fetched = []
+    for name in others:
+        reader.tensor(name)
+        before = len(copy.fetched)
+        reader.tensor(often)
+        fetched.append(len(copy.fetched) - before)
+    assert fetched == [0] * len(others)
+    assert len(copy.fetched) > 2 + 3, "more pages than are kept"
+
+
 def test_tensors_are_found_by_prefix() -> None:
     reader = IndexReader(Copy(DOCUMENT).fetch)
     assert [tensor.name for tensor in reader.tensors("layers/#29")] == sorted(
@@ -383,4 +400,16 @@ def test_a_directory_with_a_page_out_of_bounds_is_corrupt(
         first = structs.replace(first, raw_bytes=raw_bytes)
     made = structs.replace(directory, tensor_pages=(first, second, *rest))
     with pytest.raises(Corrupt, match=f"a page of {first.packed_bytes}, {first.raw_bytes} bytes"):
+        decode_directory(header, encode_directory(made))
+
+
+@pytest.mark.parametrize("kind", ["payload_pages", "tensor_pages"])
+def test_a_directory_whose_pages_do_not_ascend_is_corrupt(kind: str) -> None:
+    header = decode_header(DOCUMENT[:HEADER_BYTES])
+    start = header.directory_offset
+    directory = decode_directory(header, DOCUMENT[start : start + header.directory_bytes])
+    pages = getattr(directory, kind)
+    assert len(pages) > 1
+    made = structs.replace(directory, **{kind: pages[::-1]})
+    with pytest.raises(Corrupt, match="do not ascend"):
         decode_directory(header, encode_directory(made))

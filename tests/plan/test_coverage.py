@@ -340,6 +340,8 @@ def test_ranks_that_disagree_are_named(change: dict[str, object], text: str) -> 
         (entry("w", OWN, (8,), pieces=(Piece(1, 0, 7),)), "rank 0 stores 0 bytes from the beginning of a box of 8"),
         (entry("w", OWN, (8,), pieces=(Piece(0, 0, 9),)), "rank 0 stores bytes 0 to 9 of a box of 8"),
         (entry("w", OWN, (8,), pieces=(Piece(0, 0, 4), Piece(3, 0, 5))), "stores bytes 3 to 8 of a box of 8, out of order"),
+        (entry("w", OWN, (8,), pieces=(Piece(0, 0, 8), Piece(8, 9, 0))), "stores bytes 8 to 8 of a box of 8, out of order"),
+        (entry("w", OWN, (8,), pieces=(Piece(0, -1, 8),)), "stores bytes 0 to 8 of a box of 8, out of order"),
         (entry("w", OWN, (8,), dtype="<q9"), "rank 0 declares what cannot be stored: dtype '<q9' is unknown here"),
     ],
 )  # fmt: skip

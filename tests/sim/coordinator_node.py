@@ -29,6 +29,7 @@ from ckpt.protocol.events import (
     Ticked,
 )
 from tests.sim.clockwork import Clockwork
+from tests.sim.conduct import Conduct
 from tests.sim.network import Network
 from tests.sim.oracles import Oracles
 
@@ -82,6 +83,7 @@ class CoordinatorNode:
         self.machine = CoordinatorMachine(
             self.machine_policy, image, secret=SECRET, wall_s=self._wall_s
         )
+        self._conduct = Conduct(self.name)
         self.up, self.stopped = True, False
         self._tick(self._term)
 
@@ -141,7 +143,9 @@ class CoordinatorNode:
 
     def _handle(self, event: Event) -> None:
         self._clock.changed = True
-        for action in self.machine.handle(event):
+        actions = self.machine.handle(event)
+        self._conduct.step(event, actions)
+        for action in actions:
             if not self.up:
                 return
             kind = type(action)

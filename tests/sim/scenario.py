@@ -14,7 +14,10 @@ from ckpt.format.layout import Layout
 from ckpt.protocol.coordinator.attempts import AttemptState
 from ckpt.protocol.coordinator.catalog import LaunchEntered, LaunchNumbered
 from ckpt.protocol.target.core import column_name
+from ckpt.protocol.target.shared_reads import KEEP_US
 from ckpt.protocol.writer.column import ColumnState
+from tests.sim.books import check_books
+from tests.sim.coordinator_node import TICK_US
 from tests.sim.faults import FAULTS, Strike
 from tests.sim.live_losses import check_live_losses
 from tests.sim.oracles import Announced, Violation
@@ -288,6 +291,7 @@ def _check_end(world: World, last: list[RankNode]) -> None:
     _check_launches(world)
     _check_no_leak(world)
     _check_nothing_held(world)
+    check_books(world)
 
 
 def _check_launches(world: World) -> None:
@@ -385,7 +389,8 @@ def _leak(world: World) -> int:
 
 def _check_nothing_held(world: World) -> None:
     """P5: nobody saves or loads any more, so nothing is promised, buffered or pinned."""
-    world.clock.pass_time(LOAD_US)  # The last reader's sessions close.
+    # The last reader's sessions close, and what was kept for others is forgotten.
+    world.clock.pass_time(LOAD_US + KEEP_US + TICK_US)
     for target in world.targets.values():
         if target.up and target.memory.held_bytes:
             raise Violation(f"P5: {target.name} still holds {target.memory.held_bytes} bytes")

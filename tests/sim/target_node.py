@@ -38,6 +38,7 @@ from ckpt.protocol.target.disk_events import (
 from ckpt.protocol.target.machine import TargetEvent, TargetMachine
 from ckpt.testing.disk import FakeDisk, Keep
 from tests.sim.clockwork import Clockwork
+from tests.sim.conduct import Conduct
 from tests.sim.coordinator_node import CLUSTER, SECRET, TICK_US
 from tests.sim.memory import ABOUT_CREDIT, TargetMemory
 from tests.sim.network import STOPPED_US, Network, Node
@@ -113,6 +114,7 @@ class TargetNode:
         )  # fmt: skip
         self.machine = TargetMachine(identity, SECRET, self._limits)
         self.memory = TargetMemory(self.name, self._limits, lambda: self._clock.now_us)
+        self._conduct = Conduct(self.name)
         self._measured = None
         self._readers.clear()
         self._draining.clear()
@@ -202,9 +204,13 @@ class TargetNode:
     def _handle(self, event: TargetEvent) -> None:
         """The event, and those of what the disk did at once, as in the daemon's loop."""
         events, handle, send, memory = [event], self.machine.handle, self._network.send, self.memory
+        conduct = self._conduct
         at_once = not self._all_waits and self.disk_slow == 1 and not self.one_at_a_time
         for each in events:
-            for action in handle(each):
+            actions = handle(each)
+            conduct.step(each, actions)
+            self.machine.check()
+            for action in actions:
                 kind = type(action)
                 if kind is Send:
                     if type(action.message) in ABOUT_CREDIT:
