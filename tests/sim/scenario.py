@@ -15,12 +15,14 @@ from ckpt.protocol.coordinator.attempts import AttemptState
 from ckpt.protocol.coordinator.catalog import LaunchEntered, LaunchNumbered
 from ckpt.protocol.target.core import column_name
 from ckpt.protocol.writer.column import ColumnState
+from tests.sim.aimed import BESIDE_ANOTHER_LAUNCH, aim_anywhere
 from tests.sim.faults import FAULTS, Strike
 from tests.sim.live_losses import check_live_losses
 from tests.sim.oracles import Announced, Violation
 from tests.sim.payloads import encode_cells
 from tests.sim.rank_node import HALF_BYTES, RankNode
 from tests.sim.reader_node import CRASHED
+from tests.sim.windows import Aim, Window
 from tests.sim.world import World
 from tests.sim.worst_losses import check_worst_losses
 
@@ -31,6 +33,8 @@ GENERATIONS_MIN = 3
 """Of every history; where faults left the first launch fewer, the second saves more."""
 FAULTS_MIN = 2
 """Of every history; those that found nothing to strike, or waited in vain, are not counted."""
+AMID_US = 6_000_000
+"""So long a launch amid faults is waited for."""
 LOAD_US = 3_000
 """About what a load takes: where in it a fault strikes is left to chance."""
 LEAK_US = 3_500_000
@@ -50,6 +54,8 @@ class Report:
     seed: int
     cells: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How often each fault struck in each phase."""
+    windows: Counter[tuple[Window, str]] = field(default_factory=Counter)
+    """How often who was struck in each window that was aimed at."""
     launches: int = 0
     """Starts of the run that were given a number."""
     generations: int = 0
@@ -114,11 +120,18 @@ def run_seed(seed: int) -> Report:
     """Run a seed to its end; raises Violation (or a machine's AssertionError)
     when a promise breaks.
     """
-    return run_history(World.build(seed, shared_hosts=seed % 3 == 0))
+    return run_history(world_of(seed), aiming=True)
 
 
-def run_history(world: World) -> Report:
-    """What happens in a world that was just built."""
+def world_of(seed: int) -> World:
+    """As the campaign has it."""
+    return World.build(seed, shared_hosts=seed % 3 == 0)
+
+
+def run_history(world: World, *, aiming: bool = False) -> Report:
+    """What happens in a world that was just built. `aiming`: somebody is struck between two durable
+    steps, besides the faults that come with the phases.
+    """
     strikes: list[_Struck] = []
     rng = world.clock.rng
     world.start()
@@ -128,15 +141,18 @@ def run_history(world: World) -> Report:
         rng.choice([2_000, 30_000, 400_000]),
         rng.choice(sizes),
     )
+    aimed = aim_anywhere(world) if aiming else None
     for _ in range(rng.choice([2, 2, 2, 3])):
         strikes.append(_fault_at_phase(world))
     _end_launch(world, first)
+    if aimed is not None and aimed[1].window.of in BESIDE_ANOTHER_LAUNCH:
+        _launch_amid_faults(world, aimed[1])
     strikes.append(_fault_at_phase(world))
     while sum(one.strike() for one in strikes) < FAULTS_MIN:
         strikes.append(_fault_at_phase(world))
     world.heal()
     world.clock.pass_time(200_000)
-    world.clock.run(lambda: _may_launch(world, first), SETTLE_US)
+    world.clock.run(lambda: _may_launch(world, world.ranks), SETTLE_US)
     missing = GENERATIONS_MIN - len(world.oracles.opened)
     steps = (30, 40, 50)[: max(missing, 1 if rng.random() < 0.85 else 2)]
     second = world.launch(steps, 50_000, rng.choice(sizes))
@@ -144,13 +160,15 @@ def run_history(world: World) -> Report:
     _check_last_read(world)
     _check_end(world, second)
     check_live_losses(world)
-    return _report(world, strikes)
+    return _report(world, strikes, aimed)
 
 
-def _report(world: World, strikes: list[_Struck]) -> Report:
+def _report(world: World, strikes: list[_Struck], aimed: tuple[str, Aim] | None) -> Report:
+    struck = [(aimed[1].window, aimed[0])] if aimed is not None and aimed[1].struck else []
     return Report(
         world.seed,
         Counter((one.fault, one.phase) for one in strikes if one.strike()),
+        Counter(struck),
         launches=sum(type(entry) is LaunchNumbered for entry in world.coordinator.durable),
         generations=len(world.oracles.opened),
         committed=len(world.oracles.announced),
@@ -202,7 +220,10 @@ def _hang_inside_a_load(world: World) -> None:
 
 
 def _end_launch(world: World, nodes: list[RankNode]) -> None:
-    """The job ends as jobs do: done, trainers killed, everything killed, or not at all."""
+    """The job ends as jobs do: done, trainers killed, everything killed, or not at all; but not
+    before it has begun, or it would count for no launch.
+    """
+    world.clock.run(lambda: any(n.launch_number is not None for n in nodes), 6_000_000)
     rng = world.clock.rng
     way = rng.choice(["done", "trainers", "all", "zombies"])
     if way == "zombies":
@@ -216,6 +237,16 @@ def _end_launch(world: World, nodes: list[RankNode]) -> None:
             node.crash()
         else:
             node.kill_trainer()
+
+
+def _launch_amid_faults(world: World, aim: Aim) -> None:
+    """The job starts again while faults go on, and what the earlier launch left is given up."""
+    world.clock.run(lambda: _may_launch(world, world.ranks), PHASE_WAIT_US)
+    if not _may_launch(world, world.ranks):
+        return
+    nodes = world.launch((25,), 30_000, 4096)
+    world.clock.run(lambda: aim.struck or all(_finished(n) for n in nodes), AMID_US)
+    _end_launch(world, nodes)
 
 
 def _may_launch(world: World, earlier: list[RankNode]) -> bool:

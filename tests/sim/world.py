@@ -22,6 +22,7 @@ from tests.sim.payloads import Job, content
 from tests.sim.rank_node import RankNode
 from tests.sim.reader_node import ReaderNode
 from tests.sim.target_node import DISK_BYTES, TargetNode
+from tests.sim.windows import Windows
 
 CODES = (Code(4, 2), Code(2, 1), Code(2, 2), Code(2, 1))
 """Each seed has one of these: those that are chosen by default, and one with three spares."""
@@ -83,6 +84,7 @@ class World:
             node = TargetNode(clock, network, coordinator, number, seed)
             if shared_hosts:
                 node.domain = Domain("power", "rack", f"host{number // 2}", f"dev{number}")
+            node.windows = coordinator.windows
             targets[node.id] = node
         world.append(cls(seed, clock, network, oracles, coordinator, targets, []))
         return world[0]
@@ -145,6 +147,11 @@ class World:
         return content(job, checkpoint.step, payload.rank, self.seed)
 
     @property
+    def windows(self) -> Windows:
+        """Where a strike can be aimed, of all nodes."""
+        return self.coordinator.windows
+
+    @property
     def known_targets(self) -> list[Target]:
         """Those that are live, as the running coordinator sees them."""
         return self.coordinator.machine.members.live() if self.coordinator.up else []
@@ -196,7 +203,7 @@ class World:
         self.network.slow.clear()
         self.network.held.clear()
         self.network.corrupt_fragments = 0
-        self.coordinator.crash_after = None
+        self.windows.clear()
         self.coordinator.stopped = False
         self.restart_coordinator()
         for target in self.targets.values():
