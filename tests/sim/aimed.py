@@ -92,6 +92,7 @@ OF_TARGETS = (
     *_chain(COLUMN, "fragment", "trailer", "header", *STORE, TOLD, LATER),
     *_chain("index", ASKED, "write", "last page", "first page", *STORE, TOLD, LATER),
     *_chain("record", ASKED, "write", "last page", "first page", *STORE, TOLD, LATER),
+    *_chain("tombstone", ASKED, "write", "last page", "first page", *STORE, TOLD, LATER),
     *_chain(DROP, ASKED, "removed", "columns", TOLD, LATER),
     Window(DROP, "removed", "removed"),
     *_chain(TERM, ASKED, "write", *STORE, LATER),
@@ -99,11 +100,20 @@ OF_TARGETS = (
 )
 ENTRIES = (
     "LaunchNumbered", "LaunchEntered", "AttemptOpened", "AttemptDecided", "AttemptCommitted",
-    "AttemptAborted", "TargetSeen", "CatalogReached",
+    "AttemptAborted", "CheckpointTombstoned", "CheckpointDeleted", "TargetSeen", "CatalogReached",
 )  # fmt: skip
 OF_COORDINATOR = tuple(catalog_windows(*ENTRIES))
 KNOWN = (*OF_TARGETS, *OF_COORDINATOR)
-PASSES_MAX = {COLUMN: 12, DROP: 2, "index": 3, "record": 3, TERM: 5, NOTE: 2, "TargetSeen": 4}
+PASSES_MAX = {
+    COLUMN: 12,
+    DROP: 2,
+    "index": 3,
+    "record": 3,
+    "tombstone": 2,
+    TERM: 5,
+    NOTE: 2,
+    "TargetSeen": 4,
+}
 """About as often as a window is passed before a history heals; others once, or seldom twice."""
 BESIDE_ANOTHER_LAUNCH = frozenset({DROP, "AttemptAborted"})
 """What an earlier launch leaves behind ends when another begins."""

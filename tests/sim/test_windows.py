@@ -8,8 +8,9 @@ import pytest
 
 from ckpt.protocol.coordinator.catalog import AttemptDecided
 from tests.sim.aimed import KNOWN
+from tests.sim.last_checks import SETTLE_US
 from tests.sim.network import Node
-from tests.sim.scenario import SETTLE_US, world_of
+from tests.sim.scenario import world_of
 from tests.sim.target_node import TargetNode
 from tests.sim.windows import Aim, Window
 from tests.sim.world import World

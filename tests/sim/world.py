@@ -7,12 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ckpt.base.ids import Domain, PayloadId, RunName, TargetId
+from ckpt.base.ids import Domain, PayloadId, RunName, Step, TargetId
 from ckpt.erasure.code import Code
 from ckpt.format.target_messages import Reserve
 from ckpt.protocol.coordinator.attempts import Attempt
 from ckpt.protocol.coordinator.membership import Target
 from ckpt.protocol.events import Send
+from tests.sim.admin_node import AdminNode
 from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CoordinatorNode
 from tests.sim.network import Network, Weather
@@ -130,15 +131,26 @@ class World:
             lambda id: self.targets[id], job, rank, self.seed, starts,
         )  # fmt: skip
 
-    def read(self) -> ReaderNode:
-        """A process that loads the newest step."""
-        node = ReaderNode(
-            self.clock, self.network, self.oracles, self.coordinator,
-            lambda id: self.targets[id], RUN, len(self.readers),
-        )  # fmt: skip
+    def read(self, step: Step | None = None) -> ReaderNode:
+        """A process that loads this step, or the newest."""
+        node = self._reader(len(self.readers))
+        node.step = step
         self.readers.append(node)
         node.start()
         return node
+
+    def _reader(self, number: int) -> ReaderNode:
+        return ReaderNode(
+            self.clock, self.network, self.oracles, self.coordinator,
+            lambda id: self.targets[id], RUN, number,
+        )  # fmt: skip
+
+    def delete_one(self) -> None:
+        """Somebody deletes a step, the newest rather than another."""
+        here = self.oracles.kept(RUN)
+        if here:
+            step = self.clock.rng.choice([here[-1], *here]).step
+            AdminNode(self.network, self.coordinator, RUN, step).start()
 
     def content_of(self, payload: PayloadId) -> bytes:
         """What the rank handed over."""
@@ -171,6 +183,17 @@ class World:
             if node.launch_number == number:
                 return node.job
         raise Violation(f"P10: nobody was ever given launch {number}")
+
+    # ----------------------------------------------------------------------- what lives beside
+
+    def live_beside(self) -> None:
+        """The first launch has begun: what else lives in this history begins, too."""
+
+    def end_beside(self) -> None:
+        """All has healed: what lives besides the ranks comes to its end."""
+
+    def check_beside(self) -> None:
+        """The last saves have ended: what must be true of the rest."""
 
     # ----------------------------------------------------------------------- healing
 
