@@ -5,18 +5,15 @@ answer allows is taken away, and it is read; one target more, and nobody gets an
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from ckpt.base.ids import CheckpointId, PayloadId, TargetId
 from ckpt.erasure.code import Code
 from ckpt.plan.placement import check_level, domain_key
 from ckpt.testing.disk import Keep
 from tests.sim.oracles import Announced, Violation
+from tests.sim.target_node import TargetNode
+from tests.sim.world import RUN, World
 from tests.sim.worst_losses import targets_gone
-
-if TYPE_CHECKING:
-    from tests.sim.target_node import TargetNode
-    from tests.sim.world import World
 
 READ_US = 60_000_000
 UP_US = 30_000_000
@@ -24,8 +21,16 @@ CELL_BYTES = 4096
 
 
 def check_live_losses(world: World) -> None:
-    """Any targets that it may lose, or whole domains where several share one; then one more."""
-    newest = max(id for id in world.oracles.announced if id not in world.oracles.deleted)
+    """Any targets that it may lose, or whole domains where several share one; then one more. The
+    writers are gone: a stager that has not heard of its commit yet would be told of one that is out
+    of reach just now.
+    """
+    for rank in world.ranks:
+        rank.crash()
+    kept = world.oracles.kept(RUN)
+    if not kept:
+        return
+    newest = kept[-1]
     announced = world.oracles.announced[newest]
     gone = targets_gone(world, newest)
     lost = _domains(world, announced, gone) if world.seed % 3 == 0 else None

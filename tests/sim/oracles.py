@@ -21,6 +21,7 @@ from ckpt.base.ids import (
     Domain,
     LaunchNumber,
     PayloadId,
+    RunName,
     TargetId,
 )
 from ckpt.erasure.code import Code
@@ -134,6 +135,10 @@ class Oracles:
             for rank, columns in announced.placement.items()
             for j in range(len(columns))
         }
+
+    def kept(self, run: RunName) -> list[CheckpointId]:
+        """Checkpoints of a run that were announced and not deleted, ascending."""
+        return sorted(id for id in self.announced if id.run == run and id not in self.deleted)
 
     # ----------------------------------------------------------------------- catalog
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ckpt.base.errors import Corrupt
-from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, RunName, TargetId
+from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, RunName, Step, TargetId
 from ckpt.format import messages as m
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.index import IndexPayload, decode_index
@@ -75,6 +75,8 @@ class ReaderNode:
         self.up = True
         self.stopped = False
         self.outcome: str | None = None
+        self.step: Step | None = None
+        """Which one I read; None for the newest."""
         self.checkpoint: m.CommitInfo | None = None
         self.rebuilt_bytes = 0
         self._payloads: tuple[IndexPayload, ...] = ()
@@ -116,7 +118,7 @@ class ReaderNode:
     def _ask_coordinator(self, session: Session) -> None:
         self._coordinator_session = session
         if self._record is None:
-            resolve = m.Resolve(self._run, None, timeout_us=4_000_000)
+            resolve = m.Resolve(self._run, self.step, timeout_us=4_000_000)
             self._network.send(Send(session, next(self._requests), resolve))
 
     def _end(self, outcome: str) -> None:

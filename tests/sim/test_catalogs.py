@@ -25,8 +25,8 @@ from ckptd.rebuild_catalog import Holdings, rebuild
 from tests.sim import faults
 from tests.sim.coordinator_node import CLUSTER
 from tests.sim.histories import ends_of
+from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Oracles, Violation
-from tests.sim.scenario import SETTLE_US
 from tests.sim.target_node import TargetNode
 from tests.sim.world import World
 

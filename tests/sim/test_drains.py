@@ -24,8 +24,8 @@ from tests.sim import faults
 from tests.sim.drain_node import QUIET_S, DrainNode, Trouble
 from tests.sim.drain_world import DrainOracles, DrainWorld, small_items
 from tests.sim.histories import ends_of
+from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Violation
-from tests.sim.scenario import SETTLE_US
 
 SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 10
 SEEDS_SOAK = 500

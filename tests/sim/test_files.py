@@ -15,9 +15,9 @@ from ckpt.protocol.coordinator.opening import Opening
 from tests.sim.faults import FAULTS
 from tests.sim.file_nodes import CommitterNode, FileOracles, FileWorld, WriterNode
 from tests.sim.histories import ends_of
+from tests.sim.last_checks import SETTLE_US, check_no_leak, check_readable, let_orphans_go
 from tests.sim.oracles import Violation
 from tests.sim.payloads import Job
-from tests.sim.scenario import SETTLE_US, _check_no_leak, _check_readable, _let_orphans_go
 from tests.sim.world import RUN
 
 SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "300")) // 30
@@ -52,10 +52,10 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
         states = [(str(a.checkpoint), a.state.value) for a in world.attempts]
         raise Violation(f"P6: attempts outlive their writers: {states}")
     world.clock.run(lambda: False, 4_000_000)
-    _let_orphans_go(world)
+    let_orphans_go(world)
     for id, announced in oracles.announced.items():
-        _check_readable(world, id, announced)
-    _check_no_leak(world)
+        check_readable(world, id, announced)
+    check_no_leak(world)
     return world.clock.steps, [committer.outcome for committer in committers]
 
 

@@ -13,7 +13,7 @@ Each step only begins when the one before it is on stable storage (DESIGN 3.6). 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ckpt.base.errors import Aborted, CkptError, Refused, Unavailable
@@ -35,12 +35,12 @@ from ckpt.format.record import CommitRecord, encode_record
 from ckpt.format.table import Piece
 from ckpt.format.target_messages import DocumentKind
 from ckpt.plan.coverage import Differing, Merged, Overlap, merge_tables
-from ckpt.plan.placement import Level, survivable
+from ckpt.plan.placement import Level, check_level, survivable
 from ckpt.plan.repeats import repeat_warning
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.attempts import Attempt, AttemptState, Payload, count_columns
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.documents import store_document
+from ckpt.protocol.coordinator.documents import spread_of, store_document
 from ckpt.protocol.coordinator.homes import Homes
 from ckpt.protocol.coordinator.membership import Membership
 from ckpt.protocol.coordinator.placements import encode_placement
@@ -333,7 +333,7 @@ class Committer:
             return
         self._enough(attempt)
         attempt.state = AttemptState.DECIDING
-        attempt.info = self._info(attempt)
+        attempt.info = self._info(attempt, index_on)
         attempt.record = CommitRecord(
             cluster=self._policy.cluster,
             info=attempt.info,
@@ -368,7 +368,7 @@ class Committer:
                 return False
         return True
 
-    def _info(self, attempt: Attempt) -> CommitInfo:
+    def _info(self, attempt: Attempt, index_on: Sequence[TargetId]) -> CommitInfo:
         payloads = list(attempt.payloads.values())
         certs = [p.certify for p in payloads if p.certify is not None]
         chances = [
@@ -382,6 +382,8 @@ class Committer:
             )
             for p in payloads
         ]
+        level = self._policy.report_level
+        chances.append(spread_of(self._members, index_on, level))
         slow = max(certs, key=lambda c: c.slowest_us)
         homes = self._homes.redundancy(attempt.checkpoint.run, attempt.homes)
         return CommitInfo(
@@ -392,7 +394,7 @@ class Committer:
             payload_bytes=sum(p.layout.payload_bytes for p in payloads),
             targets_survivable=min([c.targets for c in chances] + [h.targets for h in homes]),
             domains_survivable=min([c.domains for c in chances] + [h.domains for h in homes]),
-            domain_level=self._policy.report_level,
+            domain_level=level,
             committed_at_s=self._wall_s(),
             commit_us=self._desk.now_us - attempt.opened_us,
             stall_us=max(c.stall_us for c in certs),
@@ -435,17 +437,15 @@ class Committer:
     # ----------------------------------------------------------------------- documents
 
     def _store(
-        self,
-        attempt: Attempt,
-        kind: DocumentKind,
-        document: bytes,
+        self, attempt: Attempt, kind: DocumentKind, document: bytes,
         then: Callable[[tuple[TargetId, ...]], None],
-    ) -> None:
-        """Put a document on enough targets in distinct domains; `then(())` for too few."""
-        code = Code.parse(attempt.info.code) if attempt.info else _code_of(attempt)
-        store_document(
-            self._desk, self._members, attempt.checkpoint, kind, document, code.m + 1, then
-        )
+    ) -> None:  # fmt: skip
+        """Put a document on enough targets, in the domains that its answer needs; or `then(())`."""
+        info = attempt.info
+        copies = 1 + (Code.parse(info.code) if info else _code_of(attempt)).m
+        wanted = (info.domains_survivable + 1, check_level(info.domain_level)) if info else None
+        id = attempt.checkpoint
+        store_document(self._desk, self._members, id, kind, document, copies, then, wanted)
 
 
 def _merged(attempt: Attempt) -> Merged:

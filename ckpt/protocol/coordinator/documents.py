@@ -1,15 +1,18 @@
 """Small documents onto enough targets: index, commit record, tombstone.
 
-Goals: `copies` durable copies in distinct domains where possible; a silent target costs its
-patience, not its lease; a merely slow one still counts when it answers.
+Goals: `copies` durable copies in distinct domains where possible, and in as many as an answer
+promises that is given already; a silent target costs its patience, not its lease; a merely slow one
+still counts when it answers.
 Plan: ask as many targets as copies are missing; for each that fails or is late, ask one more. A
-late one stays asked, so that a cluster whose every disk is slow still comes to an end.
+late one stays asked, so that a cluster whose every disk is slow still comes to an end. Copies that
+lie in too few domains get company in another one; where none is live and targets are still coming,
+behind a coordinator's restart, that is not enough yet.
 Invariant: `then` runs once, with the targets that said DocumentStored, or () when they are too few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
@@ -21,7 +24,7 @@ from ckpt.format.target_messages import (
     DocumentSummary,
     PutDocument,
 )
-from ckpt.plan.placement import Holder, document_targets
+from ckpt.plan.placement import Holder, Level, Survivable, document_targets, domain_key
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.membership import Membership
 from ckpt.protocol.events import Buffer
@@ -40,11 +43,21 @@ def store_document(
     document: bytes,
     copies: int,
     then: Callable[[tuple[TargetId, ...]], None],
+    wanted: tuple[int, Level] | None = None,
 ) -> None:
-    """Put a document on `copies` live targets, or on all of them when fewer live and
-    no more are to come.
+    """Put a document on `copies` live targets, in as many domains of a level as are wanted, or on
+    all of them when fewer live and no more are to come.
     """
-    _Spread(desk, members, checkpoint, kind, document, copies, then).fill()
+    spread = _Spread(desk, members, checkpoint, kind, document, copies, then)
+    if wanted is not None:
+        spread.domains, spread.level = wanted
+    spread.fill()
+
+
+def spread_of(members: Membership, on: Collection[TargetId], level: Level) -> Survivable:
+    """What may be lost with a copy left."""
+    domains = {domain_key(id, members.targets[id].domain, level) for id in on}
+    return Survivable(len(on) - 1, len(domains) - 1, level)
 
 
 class _Spread:
@@ -74,6 +87,8 @@ class _Spread:
         self._late: set[TargetId] = set()
         self._stored: set[TargetId] = set()
         self._done = False
+        self.domains = 0
+        self.level: Level = "target"
 
     def fill(self) -> None:
         """Ask whom it takes; conclude when nothing more can come, or enough has."""
@@ -86,11 +101,37 @@ class _Spread:
             chosen += self._choose(wanted - len(chosen), last_resort=True)
             for target in chosen:
                 self._put(target)
-        if not self._done and (len(self._stored) >= self._copies or not self._asked):
+        elif not self._asked and self._lacks_domains:
+            for target in self._choose_elsewhere():
+                self._put(target)
+        if not self._done and (self._has_enough or not self._asked):
             self._done = True
             possible = max(1, len(self._members.live()))
             needed = self._copies if self._members.gathering else min(self._copies, possible)
-            self._then(tuple(sorted(self._stored)) if len(self._stored) >= needed else ())
+            waits = self._members.gathering and self._lacks_domains
+            enough = len(self._stored) >= needed and not waits
+            self._then(tuple(sorted(self._stored)) if enough else ())
+
+    @property
+    def _has_enough(self) -> bool:
+        return len(self._stored) >= self._copies and not self._lacks_domains
+
+    @property
+    def _lacks_domains(self) -> bool:
+        return len({self._domain_of(id) for id in self._stored}) < self.domains
+
+    def _domain_of(self, id: TargetId) -> object:
+        return domain_key(id, self._members.targets[id].domain, self.level)
+
+    def _choose_elsewhere(self) -> tuple[TargetId, ...]:
+        """One more, if somebody is live whose domain has no copy."""
+        taken = {self._domain_of(id) for id in self._stored}
+        known = self._members.candidates(last_resort=False)
+        fresh = [c for c in known if c.target not in self._tried]
+        chosen = document_targets([c for c in fresh if self._domain_of(c.target) not in taken], 1)
+        self._tried.update(chosen)
+        self._asked.update(chosen)
+        return chosen
 
     def _choose(self, count: int, *, last_resort: bool) -> tuple[TargetId, ...]:
         known = self._members.candidates(last_resort=last_resort)
