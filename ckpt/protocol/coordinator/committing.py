@@ -441,11 +441,12 @@ class Committer:
         document: bytes,
         then: Callable[[tuple[TargetId, ...]], None],
     ) -> None:
-        """Put a document on enough targets in distinct domains; `then(())` for too few."""
+        """On enough targets in distinct domains, the record where the index went: those have just
+        answered. `then(())` for too few."""
         code = Code.parse(attempt.info.code) if attempt.info else _code_of(attempt)
-        store_document(
-            self._desk, self._members, attempt.checkpoint, kind, document, code.m + 1, then
-        )
+        first, desk = attempt.record.index_targets if attempt.record else (), self._desk
+        put = desk, self._members, attempt.checkpoint, kind, document, code.m + 1, then, first
+        store_document(*put)
 
 
 def _merged(attempt: Attempt) -> Merged:

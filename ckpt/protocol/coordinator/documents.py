@@ -1,9 +1,10 @@
 """Small documents onto enough targets: index, commit record, tombstone.
 
-Goals: `copies` durable copies in distinct domains where possible; a silent target costs its
-patience, not its lease; a merely slow one still counts when it answers.
+Goals: `copies` durable copies in distinct domains where possible; a silent target costs a small
+multiple of what the others take, not its lease; a merely slow one still counts when it answers.
 Plan: ask as many targets as copies are missing; for each that fails or is late, ask one more. A
-late one stays asked, so that a cluster whose every disk is slow still comes to an end.
+late one stays asked, so that a cluster whose every disk is slow still comes to an end. Company
+costs little, so it comes soon; only who passes the whole patience is called slow.
 Invariant: `then` runs once, with the targets that said DocumentStored, or () when they are too few.
 """
 
@@ -30,6 +31,10 @@ PATIENCE_US = 300_000
 """A target that has not stored a small document within this gets company."""
 PATIENCE_BYTES_PER_US = 20
 """And this much longer for a large one."""
+COMPANY_US_MIN = 50_000
+"""Nor is one alone for longer than this and"""
+COMPANY_FACTOR = 2
+"""so many times what most others took."""
 
 
 def store_document(
@@ -40,11 +45,12 @@ def store_document(
     document: bytes,
     copies: int,
     then: Callable[[tuple[TargetId, ...]], None],
+    first: tuple[TargetId, ...] = (),
 ) -> None:
     """Put a document on `copies` live targets, or on all of them when fewer live and
-    no more are to come.
+    no more are to come; on those of `first` before all others.
     """
-    _Spread(desk, members, checkpoint, kind, document, copies, then).fill()
+    _Spread(desk, members, checkpoint, kind, document, copies, then, first).fill()
 
 
 class _Spread:
@@ -59,6 +65,7 @@ class _Spread:
         document: bytes,
         copies: int,
         then: Callable[[tuple[TargetId, ...]], None],
+        first: tuple[TargetId, ...],
     ) -> None:
         self._desk = desk
         self._members = members
@@ -68,6 +75,14 @@ class _Spread:
         self._digest = xxh3_128(document)
         self._copies = copies
         self._then = then
+        self._first = first
+        self._patience_us = PATIENCE_US + len(document) // PATIENCE_BYTES_PER_US
+        self._began_us: dict[TargetId, int] = {}
+        #: When each was asked.
+        self._questions: dict[TargetId, int] = {}
+        #: Numbers of those that may still be hastened.
+        self._took_us: list[int] = []
+        #: What each that has stored it took.
         self._tried: set[TargetId] = set()
         self._asked: set[TargetId] = set()
         #: Unanswered; late ones too.
@@ -81,7 +96,8 @@ class _Spread:
             return
         wanted = self._copies - len(self._stored) - len(self._asked - self._late)
         if wanted > 0:
-            chosen = self._choose(wanted, last_resort=False)
+            chosen = self._choose(wanted, last_resort=False, among=self._first)
+            chosen += self._choose(wanted - len(chosen), last_resort=False)
             # A device that fails may still take a small one.
             chosen += self._choose(wanted - len(chosen), last_resort=True)
             for target in chosen:
@@ -92,8 +108,12 @@ class _Spread:
             needed = self._copies if self._members.gathering else min(self._copies, possible)
             self._then(tuple(sorted(self._stored)) if len(self._stored) >= needed else ())
 
-    def _choose(self, count: int, *, last_resort: bool) -> tuple[TargetId, ...]:
+    def _choose(
+        self, count: int, *, last_resort: bool, among: tuple[TargetId, ...] | None = None
+    ) -> tuple[TargetId, ...]:
         known = self._members.candidates(last_resort=last_resort)
+        if among is not None:
+            known = [c for c in known if c.target in among]
         # A late one may never store it: its domain is open to whoever comes in its place.
         hold = sorted(self._stored | (self._asked - self._late))
         beside = [Holder(id, self._members.targets[id].domain) for id in hold]
@@ -106,21 +126,36 @@ class _Spread:
     def _answered(self, target: TargetId, stored: bool) -> None:
         self._asked.discard(target)
         self._late.discard(target)
+        self._questions.pop(target, None)
         if stored:
             self._stored.add(target)
+            self._took_us.append(self._desk.now_us - self._began_us[target])
             summary = DocumentSummary(self._kind, self._checkpoint, len(self._document))
             self._members.targets[target].documents.add(summary)
+        self._hasten()
         self.fill()
+
+    def _hasten(self) -> None:
+        """Those that are still asked get company once most others have stored it, long ago."""
+        took = sorted(self._took_us)
+        if 2 * len(took) <= len(self._questions):
+            return
+        company_us = max(COMPANY_US_MIN, COMPANY_FACTOR * took[len(took) // 2])
+        for target, question in self._questions.items():
+            self._desk.hasten(question, self._began_us[target] + company_us)
 
     def _is_late(self, target: TargetId) -> None:
         if target in self._asked:
-            self._members.note_slow(target)
+            self._questions.pop(target, None)
+            if self._desk.now_us - self._began_us[target] >= self._patience_us:
+                self._members.note_slow(target)
             self._late.add(target)
             self.fill()
 
     def _put(self, id: TargetId) -> None:
         """All parts of the document to one target; only the last part is answered."""
         session = self._members.targets[id].session
+        self._began_us[id] = self._desk.now_us
         if session is None:
             self._answered(id, False)
             return
@@ -133,12 +168,12 @@ class _Spread:
         def answered(message: Message, _bulk: Buffer) -> None:
             self._answered(id, isinstance(message, DocumentStored))
 
-        self._desk.ask(
+        self._questions[id] = self._desk.ask(
             session,
             self._message(last),
             answered,
             view[last:],
-            patience_us=PATIENCE_US + len(document) // PATIENCE_BYTES_PER_US,
+            patience_us=self._patience_us,
             late=lambda: self._is_late(id),
         )
 
