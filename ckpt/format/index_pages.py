@@ -244,7 +244,7 @@ class WirePayload(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Location(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Bytes [start, start + length) of a box's C-order bytes, in a rank's payload; as it is stored."""
+    """Bytes [start, start + length) of a box's C-order bytes in a rank's payload; as stored."""
 
     rank: Rank
     start: int

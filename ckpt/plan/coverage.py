@@ -32,7 +32,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.index_pages import Box, IndexTensor, Location
-from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry
+from ckpt.format.table import Meaning, RankTable, TensorEntry
 from ckpt.plan.boxes import (
     Extent,
     bounds_of,
@@ -359,9 +359,8 @@ class _Merger:
         self, name: str, entry: TensorEntry, boxes: Sequence[Box], meaning: Meaning | None = None
     ) -> None:
         meaning = meaning or entry.meaning
-        self.tensors.append(
-            IndexTensor(name, meaning, entry.dtype, entry.global_shape, tuple(boxes))
-        )
+        tensor = IndexTensor(name, meaning, entry.dtype, entry.global_shape, tuple(boxes))
+        self.tensors.append(tensor)
 
 
 # --------------------------------------------------------------------------- helpers
@@ -444,23 +443,18 @@ def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> Box:
     pieces = [(piece, writer) for writer, held in writers for piece in held.pieces]
     if len(pieces) == 1:
         piece, writer = pieces[0]
-        place = _location(piece, writer, piece.start, piece.length)
-        return Box(rank, entry.offset, entry.shape, (place,))
+        place = Location(writer, piece.start, piece.payload_offset, piece.length)
+        return Box(rank, entry.offset, entry.shape, (place.at(piece.home),))
     pieces.sort(key=lambda p: (p[0].start, p[1] != rank, -p[0].length, p[1]))
     locations: list[Location] = []
     reach = 0
     for piece, writer in pieces:
         start, end = max(piece.start, reach), piece.start + piece.length
         if start < end:
-            locations.append(_location(piece, writer, start, end - start))
+            at = piece.payload_offset + start - piece.start
+            locations.append(Location(writer, start, at, end - start).at(piece.home))
             reach = end
     return Box(rank, entry.offset, entry.shape, tuple(locations))
-
-
-def _location(piece: Piece, writer: Rank, start: int, length: int) -> Location:
-    """Bytes [start, start + length) of the box, which are those of the piece, or some of them."""
-    place = Location(writer, start, piece.payload_offset + start - piece.start, length)
-    return place.at(piece.home)
 
 
 def _first_gap(writers: Sequence[Holding]) -> tuple[int, int] | None:
