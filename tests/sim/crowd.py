@@ -77,15 +77,15 @@ class Crowd:
 
     def __init__(
         self, seed: int, ranks: int, slow: Sequence[int], code: Code, cells_per_column: int,
-        steps: tuple[int, ...] = (10,),
+        steps: tuple[int, ...] = (10,), gap_us: int = 0,
     ) -> None:  # fmt: skip
         self.clock = Clockwork(seed, STEPS_MAX)
         self.network = CountingNetwork(self.clock)
         self.targets: dict[TargetId, TargetNode] = {}
         self.code = code
         payload_bytes = cells_per_column * code.k * CELL - 100
-        self.job = Job(RUN, "key", "L1", ranks, steps, 0, payload_bytes)
-        oracles = Oracles(
+        self.job = Job(RUN, "key", "L1", ranks, steps, gap_us, payload_bytes)
+        self.oracles = oracles = Oracles(
             content_of=lambda payload: content(
                 self.job, payload.checkpoint.step, payload.rank, seed
             ),
