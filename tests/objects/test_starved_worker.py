@@ -51,10 +51,14 @@ def sink(tmp_path: Path) -> FileSink:
     return FileSink(tmp_path)
 
 
-def told(cluster: Cluster, url: str) -> str:
-    """What `ckpt status` says is wrong with a store."""
+def stores(cluster: Cluster) -> dict[str, str]:
+    """Those that are served, and what `ckpt status` says is wrong with each."""
     shown = json.loads(command("status", "--json", "--store", cluster.url).stdout)
-    return "".join(str(one["error"]) for one in shown["stores"] if one["url"] == url)
+    return {str(one["url"]): str(one["error"]) for one in shown["stores"]}
+
+
+def told(cluster: Cluster, url: str) -> str:
+    return stores(cluster).get(url, "")
 
 
 def started(cluster: Cluster, sink: FileSink, run: str, *options: str) -> Iterator[Drain]:
@@ -94,16 +98,20 @@ def test_a_worker_without_descriptors_says_so_and_goes_on_when_it_has_some(
 def test_a_worker_keeps_the_memory_that_it_was_told(
     cluster: Cluster, store: ckpt.Store, sink: FileSink
 ) -> None:
-    save(store, "capped", 1)
-    options = ("--threads", "2", "--memory-bytes", str(MEMORY_BYTES))
-    for drain in started(cluster, sink, "capped", *options):
-        cap(drain, MEMORY_BYTES + ELSE_BYTES)
+    options = ("--threads", "2", "--memory-bytes", str(MEMORY_BYTES), "--compression", "none")
+    drain = Drain(cluster.directory, f"{sink.url}?runs=capped", *options)
+    try:
+        wait_until(lambda: sink.url in stores(cluster), "it serves", DRAIN_TIMEOUT_S, ASKED_S)
+        cap(drain, MEMORY_BYTES + ELSE_BYTES)  # Before it has anything in hand.
         words = np.arange(BIG_BYTES // 8, dtype="<i8")
-        store.save("capped", 2, {"w": words}, rank=0, world_size=1).wait(DRAIN_TIMEOUT_S)
-        wait_drained(sink, "capped", 1, 2)
+        store.save("capped", 1, {"w": words}, rank=0, world_size=1).wait(DRAIN_TIMEOUT_S)
+        wait_drained(sink, "capped", 1)
         # The cap is the proof: what is beyond it would have been refused by the system.
-        assert not told(cluster, sink.url)
-        assert_once_and_whole(sink, "capped", 2)
+        assert not stores(cluster)[sink.url]
+        assert_once_and_whole(sink, "capped", 1)
+        assert drain.stop() == 0
+    finally:
+        drain.process.kill()
 
 
 def test_a_worker_that_gets_too_little_memory_goes_on_when_it_gets_enough(

@@ -111,7 +111,7 @@ class Crowd:
         self.code = code
         payload_bytes = cells_per_column * code.k * CELL - 100
         self.job = Job(RUN, "key", "L1", ranks, steps, gap_us, payload_bytes)
-        oracles = Oracles(
+        self.oracles = oracles = Oracles(
             content_of=lambda payload: content(
                 self.job, payload.checkpoint.step, payload.rank, seed
             ),
