@@ -160,11 +160,16 @@ def read_everything(world: World) -> None:
     newest = {c.id.step: c for c in listed if c.id.run == RUN}
     reads = [(checkpoint, world.read(step)) for step, checkpoint in newest.items()]
     world.clock.run(lambda: all(r.outcome is not None for r in world.readers), SETTLE_US)
-    harmed = sum(t.lost or t.wiped for t in world.targets.values()) + bool(world.rotted)
+    harmed = harmed_count(world)
     for checkpoint, reader in reads:
         if reader.outcome != "read" and harmed <= checkpoint.info.targets_survivable:
             raise Violation(f"P1: after healing {checkpoint.id} ends with {reader.outcome}")
     _check_outcomes(world)
+
+
+def harmed_count(world: World) -> int:
+    """Targets that have lost something for good, at most."""
+    return sum(t.lost or t.wiped for t in world.targets.values()) + bool(world.rotted)
 
 
 def _check_outcomes(world: World) -> None:

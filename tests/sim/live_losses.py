@@ -85,11 +85,20 @@ def _domains(
 def _one_too_many(
     world: World, id: CheckpointId, announced: Announced, away: Collection[TargetId]
 ) -> TargetId | None:
-    """A target without which some payload has fewer columns than it needs; None where none has."""
+    """A target without which some payload has fewer columns than it needs; None where none has,
+    or where a column that rotted may serve all the same: damage has the size of a block.
+    """
     k = Code.parse(announced.info.code).k
+    rotted = {each.partition("/")[2] for each in world.rotted}
+    if any(rotted & world.oracles.files_of(PayloadId(id, rank)) for rank in announced.placement):
+        return None
     for rank, columns in announced.placement.items():
         if len(world.content_of(PayloadId(id, rank))) <= (k - 1) * CELL_BYTES:
             continue  # Fewer columns hold all that is there to be read.
+        if world.oracles.files_of(PayloadId(id, rank)) & {
+            r.partition("/")[2] for r in world.rotted
+        }:
+            continue
         left = [t for t in columns if t is not None and t not in away]
         if len(left) == k:
             return world.clock.rng.choice(left)

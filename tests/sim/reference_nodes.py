@@ -216,7 +216,7 @@ class FollowingReader(ReaderNode):
     _targets: tuple[m.TargetAddress, ...]
 
 
-@dataclass(slots=True)
+@dataclass
 class ReferenceWorld(World):
     """The world with such ranks and readers."""
 

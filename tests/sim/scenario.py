@@ -133,7 +133,7 @@ def run_history(world: World, *, aiming: bool = False) -> Report:
     world.start()
     sizes = [100, 4096, 5000 * world.coordinator.machine.policy.code.k]
     first = world.launch(
-        (10, 20) if rng.random() < 0.85 else (10, 20, 30),
+        (10, 20) if rng.random() < 0.85 and not world.many_steps else (10, 20, 30),
         rng.choice([2_000, 30_000, 400_000]),
         rng.choice(sizes),
     )
@@ -151,10 +151,12 @@ def run_history(world: World, *, aiming: bool = False) -> Report:
     world.clock.pass_time(200_000)
     world.clock.run(lambda: _may_launch(world, world.ranks), SETTLE_US)
     missing = GENERATIONS_MIN - len(world.oracles.opened)
-    steps = (30, 40, 50)[: max(missing, 1 if rng.random() < 0.85 else 2)]
+    few = rng.random() < 0.85 and not world.many_steps
+    steps = (30, 40, 50)[: max(missing, 1 if few else 2)]
     second = world.launch(steps, 50_000, rng.choice(sizes))
     world.end_beside()
     settle(world, second)
+    world.settle_beside()
     check_last_read(world)
     check_end(world, second)
     world.check_beside()

@@ -23,6 +23,12 @@ def test_a_history_that_once_broke_a_promise_keeps_it(seed: int) -> None:
     run_history(world_of(seed))
 
 
+@pytest.mark.parametrize("seed", [173, 5129])
+def test_a_whole_history_that_once_broke_a_promise_keeps_it(seed: int) -> None:
+    """With all that lives beside ranks, and a strike that was aimed."""
+    run_seed(seed)
+
+
 @pytest.mark.timeout(1100)
 def test_no_seed_breaks_a_promise_and_every_cell_of_the_matrix_is_hit(
     capsys: pytest.CaptureFixture[str],

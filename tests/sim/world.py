@@ -55,6 +55,8 @@ class World:
     #: `TARGET/FILE` of every column that a fault has harmed at rest.
     document_rotted: bool = False
     """A fault has harmed one copy of a document."""
+    many_steps: bool = False
+    """Launches save often enough that a save may refer to an earlier one."""
 
     @classmethod
     def build(
@@ -192,8 +194,11 @@ class World:
     def end_beside(self) -> None:
         """All has healed: what lives besides the ranks comes to its end."""
 
+    def settle_beside(self) -> None:
+        """The last saves have ended: what still goes on beside them ends, too."""
+
     def check_beside(self) -> None:
-        """The last saves have ended: what must be true of the rest."""
+        """All has ended: what must be true of the rest."""
 
     # ----------------------------------------------------------------------- healing
 
