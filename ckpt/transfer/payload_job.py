@@ -19,6 +19,7 @@ from ckpt.base.ids import ColumnId, ColumnNumber, TargetId
 from ckpt.base.units import US_PER_S
 from ckpt.format import messages as m
 from ckpt.format.target_messages import (
+    AskPace,
     ColumnProof,
 )
 from ckpt.protocol.events import Ticked
@@ -224,7 +225,7 @@ class PayloadJob:
                     state.seal_offset = 0
                     self._push_seal(stream, state)
                 case w.AskTarget(_, stream):
-                    self._streams[stream].link.try_send(stream, m.AskPace())
+                    self._streams[stream].link.try_send(stream, AskPace())
                 case w.AbandonStream(_, stream, _, reason):
                     self._abandon(stream, reason)
                 case w.AskSpares(column, failed, held, stays):

@@ -23,7 +23,6 @@ from ckpt.base.ids import Epoch, TargetId
 from ckpt.base.limits import RENEW_US
 from ckpt.format.messages import (
     AbandonColumn,
-    AskPace,
     BeginColumn,
     CancelRequest,
     Failed,
@@ -36,6 +35,7 @@ from ckpt.format.messages import (
     VerifyColumn,
 )
 from ckpt.format.target_messages import (
+    AskPace,
     Attest,
     Attested,
     DropColumn,
