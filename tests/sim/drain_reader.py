@@ -151,6 +151,9 @@ class TierReader(ReaderNode):
         for then in self._waiting.pop(id.rank, []):
             then()
 
+    def _conclude(self) -> None:
+        """Not before my owner closes me."""
+
     def _end(self, outcome: str) -> None:
         if self.up:
             self._finish(outcome)
