@@ -82,6 +82,8 @@ class ReaderNode:
         self._payloads: tuple[IndexPayload, ...] = ()
         #: Read whole, and then again in parts.
         self._wants_parts = False
+        self.reads_parts = True
+        """False: I am done when I have read the whole."""
         self._clock, self._network, self._oracles = clock, network, oracles
         self._coordinator, self._target_of, self._run = coordinator, target_of, run
         self._requests = itertools.count(1)
@@ -314,7 +316,7 @@ class ReaderNode:
         readings = self._readings.values()
         if len(readings) < len(self._payloads) or not all(r.machine.done for r in readings):
             return
-        if self._wants_parts:
+        if self._wants_parts or not self.reads_parts:
             self._end("read")
             return
         self._wants_parts = True
