@@ -46,10 +46,7 @@ from ckpt.transfer.target_links import SenderOptions, TargetLinks
 
 __all__ = ["PayloadSender", "PayloadStatistics", "SenderOptions", "SenderResult"]
 
-TICK_US: Final = 25_000
-"""While a payload is under way, and"""
-IDLE_TICK_US: Final = 100_000
-"""without one."""
+TICK_US: Final = 100_000
 STARVED_TICK_US: Final = 10_000
 STOP_GRACE_US: Final = 1_000_000
 STATISTICS_MAX: Final = 64
@@ -223,16 +220,16 @@ class PayloadSender:
 
     def _send_loop(self) -> None:
         while not self._closing:
-            if (now := now_us()) - self._ticked_us >= TICK_US:
-                self._tick(now)  # Right behind a poll: what came in time has been heard.
             self._take_orders()
             for job in self._jobs.values():
                 job.pump()
-            self._relieve(now := now_us())
+            now = now_us()
+            self._relieve(now)
+            if now - self._ticked_us >= TICK_US:
+                self._tick(now)
             self._sweep(now)
             starved = any(job.encoder.starved_since_us is not None for job in self._jobs.values())
-            tick_us = TICK_US if self._jobs else IDLE_TICK_US
-            for event in self._loop.poll(STARVED_TICK_US if starved else tick_us):
+            for event in self._loop.poll(STARVED_TICK_US if starved else TICK_US):
                 self._dispatch(event)
 
     def _take_orders(self) -> None:

@@ -35,17 +35,12 @@ from ckpt.format.record import CommitRecord, encode_record
 from ckpt.format.table import Piece
 from ckpt.format.target_messages import DocumentKind
 from ckpt.plan.coverage import Differing, Merged, Overlap, merge_tables
-from ckpt.plan.placement import Level, survivable
+from ckpt.plan.placement import Level, check_level, survivable
 from ckpt.plan.repeats import repeat_warning
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.attempts import Attempt, AttemptState, Payload, count_columns
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.documents import (
-    Copies,
-    copies_of_record,
-    spread_of,
-    store_document,
-)
+from ckpt.protocol.coordinator.documents import spread_of, store_document
 from ckpt.protocol.coordinator.homes import Homes
 from ckpt.protocol.coordinator.membership import Membership
 from ckpt.protocol.coordinator.placements import encode_placement
@@ -313,10 +308,9 @@ class Committer:
             attempt.checkpoint, attempt.launch, attempt.world_size, payloads, tuple(merged.tensors)
         )
         attempt.index = encode_index(index)
-        store_document(
-            self._desk, self._members, attempt.checkpoint, DocumentKind.INDEX, attempt.index,
-            Copies(_code_of(attempt).m + 1), lambda on: self._decide(attempt, on),
-        )  # fmt: skip
+        self._store(
+            attempt, DocumentKind.INDEX, attempt.index, lambda on: self._decide(attempt, on)
+        )
 
     def _accepted(self, payload: Payload) -> tuple[TargetId | None, ...]:
         counted = set(count_columns(payload, self._members, self._policy.rule))
@@ -425,11 +419,7 @@ class Committer:
             else:
                 self.stall(attempt)
 
-        assert attempt.record is not None
-        store_document(
-            self._desk, self._members, attempt.checkpoint, DocumentKind.RECORD,
-            attempt.record_bytes, copies_of_record(attempt.record), stored,
-        )  # fmt: skip
+        self._store(attempt, DocumentKind.RECORD, attempt.record_bytes, stored)
 
     def stall(self, attempt: Attempt) -> None:
         """A decided attempt, found at a restart or without targets: the next tick goes on."""
@@ -443,6 +433,19 @@ class Committer:
             self._committed(attempt)
 
         self._desk.persist((catalog.AttemptCommitted(attempt.checkpoint),), durable)
+
+    # ----------------------------------------------------------------------- documents
+
+    def _store(
+        self, attempt: Attempt, kind: DocumentKind, document: bytes,
+        then: Callable[[tuple[TargetId, ...]], None],
+    ) -> None:  # fmt: skip
+        """Put a document on enough targets, in the domains that its answer needs; or `then(())`."""
+        info = attempt.info
+        copies = 1 + (Code.parse(info.code) if info else _code_of(attempt)).m
+        wanted = (info.domains_survivable + 1, check_level(info.domain_level)) if info else None
+        id = attempt.checkpoint
+        store_document(self._desk, self._members, id, kind, document, copies, then, wanted)
 
 
 def _merged(attempt: Attempt) -> Merged:

@@ -55,7 +55,7 @@ from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.desk import Desk, Then
-from ckpt.protocol.coordinator.documents import Copies, store_document
+from ckpt.protocol.coordinator.documents import store_document
 from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
 from ckpt.protocol.events import Buffer, Session
 
@@ -208,7 +208,7 @@ class Deleter:
             checkpoint.id,
             DocumentKind.TOMBSTONE,
             document,
-            Copies(checkpoint.code.m + 1),
+            checkpoint.code.m + 1,
             stored,
         )
 
