@@ -15,7 +15,15 @@ from ckpt.erasure.code import Code
 from ckpt.erasure.codec import codec_for
 from ckpt.format.messages import OpenPayload
 from ckpt.format.target_messages import DocumentKind, RegisterTarget
-from ckpt.plan.placement import Candidate, Holder, Level, Placement, document_targets, place
+from ckpt.plan.placement import (
+    Candidate,
+    Holder,
+    Level,
+    Placement,
+    Survivable,
+    document_targets,
+    place,
+)
 from ckpt.protocol.coordinator import (
     attempts,
     catalog,
@@ -140,6 +148,11 @@ def _wherever(
 ) -> tuple[TargetId, ...]:
     """Who takes the place of a target that failed need not look where the others are."""
     return document_targets(candidates, count)
+
+
+def _everywhere_enough(_members: Membership, on: Collection[TargetId], level: Level) -> Survivable:
+    """Each copy is in a domain of its own."""
+    return Survivable(len(on) - 1, len(on) - 1, level)
 
 
 def _any_launch(self: Opening, message: OpenPayload) -> Attempt | None:
@@ -362,7 +375,16 @@ PLANTS: tuple[Plant, ...] = (
             (reservations, "place", _place_one_more),
         ),
     ),
-    Plant("documents-anywhere", "P1", ((documents, "document_targets", _wherever),), 1700),
+    Plant(
+        "documents-anywhere", "P1",
+        # Copies in too few domains get company, and the index's bound the answer.
+        (
+            (documents, "document_targets", _wherever),
+            (documents._Spread, "_choose_elsewhere", lambda _: ()),
+            (committing, "spread_of", _everywhere_enough),
+        ),
+        2700,
+    ),
     Plant("one-record", "P1", ((Committer, "_store", _one_copy_of(DocumentKind.RECORD)),)),
     Plant(
         "one-index-uncounted", "P1",
