@@ -25,6 +25,8 @@ class Conduct:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.slowest = 1
+        """What its disk was slower by, at worst: answers that wait for it come so much later."""
         self._ended_us: dict[Session, int] = {}
         #: Sessions that have ended, and when.
         self._heard: Counter[tuple[Session, int]] = Counter()
@@ -32,6 +34,8 @@ class Conduct:
         self._now_us = 0
         self._failed: set[tuple[Session, int]] = set()
         #: Requests that were answered with a failure and not asked again.
+        self._answered: Counter[tuple[Session, int]] = Counter()
+        #: What was said to each request; one that came twice may be answered in two ways.
 
     def step(self, event: object, actions: Sequence[object]) -> None:
         """An event, and all that followed from it."""
@@ -56,11 +60,12 @@ class Conduct:
     def _says(self, action: Send) -> None:
         told = type(action.message).__name__
         ended_us = self._ended_us.get(action.session, self._now_us)
-        if self._now_us - ended_us > FORGOTTEN_US:
+        if self._now_us - ended_us > FORGOTTEN_US * self.slowest:
             raise Violation(f"{self._name} says {told} to a session that has ended long ago")
         request = action.session, action.request
-        if request in self._failed:
+        if request in self._failed and self._answered[request] >= self._heard[request]:
             raise Violation(f"{self._name} says {told} to a request that it has failed")
+        self._answered[request] += 1
         if type(action.message) is Failed:
             self._failed.add(request)
 
@@ -74,4 +79,4 @@ class Conduct:
         self._ended_us.setdefault(session, self._now_us)
         self._failed = {request for request in self._failed if request[0] != session}
         for request in [request for request in self._heard if request[0] == session]:
-            del self._heard[request]
+            del self._heard[request], self._answered[request]

@@ -211,6 +211,7 @@ class TargetNode:
         """The event, and those of what the disk did at once, as in the daemon's loop."""
         events, handle, send, memory = [event], self.machine.handle, self._network.send, self.memory
         conduct = self._conduct
+        conduct.slowest = max(conduct.slowest, self.disk_slow)
         at_once = not self._all_waits and self.disk_slow == 1 and not self.one_at_a_time
         for each in events:
             actions = handle(each)
