@@ -65,6 +65,8 @@ class Reads:
         #: In turn order: the first is asked next.
         self._gone: dict[Session, Reader] = {}
         #: Closed, while the disk still reads for them.
+        self._step_bytes_max = 0
+        #: The most that one step took: a trailer, or a part of a document, may be more than a piece.
         self._shared = SharedReads(core.limits.read_keep_bytes)
         self._holders: Counter[int] = Counter()
         #: By operation, who uses its buffer: sessions with unsent frames, and `_shared`.
@@ -194,6 +196,7 @@ class Reads:
                 idle_turns += 1
             else:
                 busy += taken
+                self._step_bytes_max = max(self._step_bytes_max, taken)
                 idle_turns = 0
 
     def _gone_bytes(self) -> int:
@@ -447,7 +450,8 @@ class Reads:
         limits = self._core.limits
         for reader in (*self._readers.values(), *self._gone.values()):
             assert reader.reading_bytes >= 0
-            assert reader.held_bytes <= limits.read_window_bytes + limits.read_piece_bytes
+            step = max(limits.read_piece_bytes, self._step_bytes_max)
+            assert reader.held_bytes <= limits.read_window_bytes + step
 
 
 def _merged(ranges: Sequence[ByteRange]) -> tuple[ByteRange, ...]:
