@@ -76,6 +76,8 @@ def number_of_descriptors(drain: Drain) -> int:
     return len(os.listdir(f"/proc/{drain.process.pid}/fd"))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_worker_without_descriptors_says_so_and_goes_on_when_it_has_some(
     cluster: Cluster, store: ckpt.Store, sink: FileSink
 ) -> None:
@@ -114,6 +116,8 @@ def test_a_worker_keeps_the_memory_that_it_was_told(
         drain.process.kill()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_worker_that_gets_too_little_memory_goes_on_when_it_gets_enough(
     cluster: Cluster, store: ckpt.Store, sink: FileSink
 ) -> None:

@@ -196,9 +196,11 @@ class AskedBytes:
 
     __slots__ = ("_asks", "_limit", "_name", "_of_column")
 
-    def __init__(self, name: str, layout: Layout, limits: ReadLimits) -> None:
+    def __init__(self, name: str, layout: Layout, limits: ReadLimits, *, parts: bool) -> None:
+        """`parts`: not the whole payload; then a question ends with the run that reaches its bytes,
+        at most the rest of a cell too late."""
         self._name = name
-        self._limit = max(limits.window_bytes, layout.cell_bytes)
+        self._limit = max(limits.window_bytes, layout.cell_bytes) + parts * layout.cell_bytes
         self._asks: dict[int, tuple[ColumnNumber, int]] = {}
         #: Request -> its column, and bytes that it still owes.
         self._of_column: dict[ColumnNumber, int] = {}

@@ -224,7 +224,7 @@ class ReaderNode:
         )
         wish = re.ReadWish(id, layout, landings.ranges(), standings, LIMITS)
         machine = PayloadReader(wish, self._requests, self._clock.now_us, assembly.is_direct)
-        asked = AskedBytes(name, layout, LIMITS)
+        asked = AskedBytes(name, layout, LIMITS, parts=self._wants_parts)
         self._readings[id] = _Reading(machine, assembly, memory, entry.columns, asked, spans)
         self._do(id, machine.begin())
 
