@@ -16,8 +16,9 @@ from ckpt.format.messages import Failed
 from ckpt.protocol.events import CloseSession, Received, Send, Session, SessionClosed
 from tests.sim.oracles import Violation
 
-FORGOTTEN_US = 1_000_000
-"""What was asked when a session ended may still be answered: it waits for a disk, or a target."""
+FORGOTTEN_US = 10_000_000
+"""What was asked when a session ended may still be answered: it waits for a disk, or for targets
+that come back."""
 
 
 class Conduct:

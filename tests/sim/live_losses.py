@@ -114,7 +114,9 @@ def _take_away(world: World, lost: Collection[TargetId]) -> list[TargetNode]:
         node.crash(Keep.ALL)
         node.lost = True
     members = world.coordinator.machine.members
-    world.clock.run(lambda: all(members.targets[id].session is None for id in lost), UP_US)
+    # One that has just started may not know of them at all.
+    known = [members.targets[id] for id in lost if id in members.targets]
+    world.clock.run(lambda: all(target.session is None for target in known), UP_US)
     return nodes
 
 
