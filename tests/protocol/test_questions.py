@@ -181,6 +181,33 @@ def test_who_says_first_that_it_was_slow_is_not_slower_than_those_that_say_it_ne
     assert clock.run(clock.now_us + HEDGE_US)[:2] == moved(writer, 1, stream)
 
 
+def test_a_slow_target_that_speaks_between_the_answers_of_its_peers_is_late_all_the_same() -> None:
+    """Without a spare. What it says alone is in doubt until they answer: no clock begins anew."""
+    writer = sealing(spares=0)
+    for column in range(3):
+        seal(writer, column, TICK_US)
+    clock = Clock(writer)
+    slow = clock.pace[3] = TargetPace(20 * GOOD_WRITE_US, 8_000, 0)
+    while clock.now_us < HEDGE_US:
+        assert clock.run(clock.now_us + BEAT_US) == []
+        writer.handle(w.StreamCredited(clock.now_us, writer.columns[3].stream, 0, slow))
+    clock.run(clock.now_us + 2 * BEAT_US)
+    assert writer.columns[3].late
+
+
+def test_a_slow_target_that_its_peers_join_is_not_late() -> None:
+    """Until they answer it is in doubt, and then it is as they are."""
+    writer = hungry(spares=0)
+    clock = Clock(writer)
+    slow = TargetPace(20 * GOOD_WRITE_US, 0, 0)
+    clock.pace = {3: slow}
+    assert clock.run(HEDGE_US) == []
+    clock.pace = dict.fromkeys(range(4), slow)
+    writer.handle(w.StreamCredited(clock.now_us, writer.columns[3].stream, 0, slow))
+    assert clock.run(2 * HEDGE_US) == []
+    assert not writer.columns[3].late
+
+
 def test_a_device_that_ends_nothing_while_all_others_are_done_loses_its_column() -> None:
     writer = sealing()
     for column in range(3):

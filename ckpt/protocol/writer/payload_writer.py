@@ -283,7 +283,7 @@ class PayloadWriter:
                 self._move(column, AbandonReason.SLOW, now_us, actions)
             elif self._questions.is_slow(column, now_us):
                 self._slow(column, now_us, actions)
-            else:
+            elif column.slow_since_us is not None and self._questions.is_well(column, now_us):
                 column.slow_since_us = None
 
     def _slow(self, column: Column, now_us: int, actions: list[WriterAction]) -> None:

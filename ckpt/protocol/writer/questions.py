@@ -11,7 +11,8 @@ stands still makes nobody mute, and a crowd only makes everybody slower to be ca
 time only what we looked at counts: who is starved itself finds answers late.
 
 Who seems to be slow by what it said is asked again together with its peers: behind a standstill
-all say so, and who speaks first is not worse than those who come next.
+all say so, and who speaks first is not worse than those who come next. Until they answer it is in
+doubt: a target that speaks again between their answers is not well by that.
 
 Questions are few. The longer a payload has run, and the more streams wait at its targets, the
 longer the silence must be; beyond BEAT_US a target speaks unasked.
@@ -85,12 +86,18 @@ class Questions:
         """It is mute, or slow by itself beside what its peers say now."""
         if self.is_mute(column):
             return True
-        if not is_slow(column, self._columns, now_us, self._usual_us):
+        if self.is_well(column, now_us):
             return False
         fresh_us = column.heard_us - FRESH_US
         slow = is_slow(column, self._columns, now_us, self._usual_us, fresh_us)
         self._doubted = self._doubted or not slow
         return slow
+
+    def is_well(self, column: Column, now_us: int) -> bool:
+        """Beside what its peers said last, whenever that was. One that is not is in doubt until
+        they answer: neither slow nor well again.
+        """
+        return not is_slow(column, self._columns, now_us, self._usual_us)
 
     def is_mute(self, column: Column) -> bool:
         """It owes an answer that its peers have given, long ago."""
