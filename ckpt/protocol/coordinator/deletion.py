@@ -197,6 +197,7 @@ class Deleter:
             document,
             checkpoint.code.m + 1,
             stored,
+            least=checkpoint.code.floor,
         )
 
     # ----------------------------------------------------------------------- dropping

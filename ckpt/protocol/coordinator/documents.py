@@ -40,11 +40,12 @@ def store_document(
     document: bytes,
     copies: int,
     then: Callable[[tuple[TargetId, ...]], None],
+    least: int = 1,
 ) -> None:
     """Put a document on `copies` live targets, or on all of them when fewer live and
-    no more are to come.
+    no more are to come; on fewer than `least` never.
     """
-    _Spread(desk, members, checkpoint, kind, document, copies, then).fill()
+    _Spread(desk, members, checkpoint, kind, document, copies, then, min(copies, least)).fill()
 
 
 class _Spread:
@@ -59,6 +60,7 @@ class _Spread:
         document: bytes,
         copies: int,
         then: Callable[[tuple[TargetId, ...]], None],
+        least: int,
     ) -> None:
         self._desk = desk
         self._members = members
@@ -67,6 +69,7 @@ class _Spread:
         self._document = document
         self._digest = xxh3_128(document)
         self._copies = copies
+        self._least = least
         self._then = then
         self._tried: set[TargetId] = set()
         self._asked: set[TargetId] = set()
@@ -88,7 +91,7 @@ class _Spread:
                 self._put(target)
         if not self._done and (len(self._stored) >= self._copies or not self._asked):
             self._done = True
-            possible = max(1, len(self._members.live()))
+            possible = max(self._least, len(self._members.live()))
             needed = self._copies if self._members.gathering else min(self._copies, possible)
             self._then(tuple(sorted(self._stored)) if len(self._stored) >= needed else ())
 
