@@ -20,6 +20,16 @@ CAMPAIGN: Final = (
     "::test_no_seed_breaks_a_promise_and_every_cell_of_the_matrix_is_hit"
 )
 DRAINS: Final = "tests/sim/test_drains.py::test_no_drain_breaks_a_promise"
+MID_DRAIN: Final = (
+    "tests/sim/test_drain_faults.py::test_a_fault_in_the_middle_of_a_drain_breaks_no_promise"
+)
+MID_EVICTION: Final = (
+    "tests/sim/test_drain_faults.py::test_a_fault_in_the_middle_of_an_eviction_breaks_no_promise"
+)
+BESIDE: Final = (
+    "tests/sim/test_drain_beside_bursts.py::test_a_burst_beside_a_drain_is_hardly_slower"
+)
+STARVED: Final = "tests/objects/test_starved_worker.py::test_a_"
 CATALOGS: Final = (
     "tests/sim/test_catalogs.py"
     "::test_an_old_catalog_is_never_served_and_all_comes_back_from_the_targets"
@@ -76,9 +86,12 @@ MATRIX: Final[tuple[Fault, ...]] = (
             "tests/e2e_remote/test_slow_target.py"
             "::test_a_target_that_slows_in_mid_stream_loses_its_column_to_the_spare",
         ),
+        "D": (MID_DRAIN, BESIDE),
     }),
     Fault("F4 EIO, short write", "RSLCX", "RSLCX"),
-    Fault("F5 no space", "RSLD", "RSL", {"SL": (FULL,)}),
+    Fault("F5 no space", "RSLD", "RSL", {
+        "SL": (FULL,), "D": (STARVED + "store_without_room_is_told_and_filled_when_there_is_some",),
+    }),
     Fault("F6 bit flip on the wire", "SLCDX", "SLCX", {
         "D": (STORE_FAULTS + "bits_that_rot_on_the_way_are_found_before_the_commit",),
         "S": (
@@ -89,14 +102,16 @@ MATRIX: Final[tuple[Fault, ...]] = (
     Fault("F7 bit flip at rest", "ADEX", "AX", {
         "X": (LOSSES + "rot_in_one_column_is_repaired_and_counted",),
         "D": (STORE_FAULTS + "bits_that_rot_while_reading_are_told_by_name",),
+        "E": (MID_EVICTION,),
     }),
-    Fault("F8 misplaced valid page", "LCADX", "LCAX"),
+    Fault("F8 misplaced valid page", "LCADX", "LCAX", {"D": (MID_DRAIN,)}),
     Fault("F9 torn write", "SLCA", "SLCA"),
     Fault("F10 power loss", "RSLCADE", "RSLCA", {
         "SLCA": (
             MACHINES + "test_power_loss.py"
             "::test_when_everything_loses_power_all_that_was_acknowledged_is_there",
         ),
+        "D": (MID_DRAIN,), "E": (MID_EVICTION,),
     }),
     Fault("F11 fsync fails once", "LC", "LC"),
     Fault("F12 coordinator crash", "RSLCADEX", "RSLCAX", {
@@ -114,22 +129,27 @@ MATRIX: Final[tuple[Fault, ...]] = (
             "::test_every_answer_is_lost_in_its_turn_and_nothing_else",
         ),
         "D": (DRAINS, STORE_FAULTS + "the_markers_lost_answer_is_looked_up"),
+        "E": (MID_EVICTION,),
     }),
-    Fault("F16 twice, late, reordered", "RSLCADX", "RSLCAX"),
+    Fault("F16 twice, late, reordered", "RSLCADX", "RSLCAX", {"D": (MID_DRAIN,)}),
     Fault("F17 asymmetric partition", "RSLCADX", "RSLCAX", {"D": (DRAINS,)}),
     Fault("F18 half open, no descriptors", "RSDX", "", {
         "RSX": (
             "tests/ckptd/test_descriptors.py"
             "::test_a_daemon_full_of_sessions_says_so_to_tools_and_trainers_and_recovers",
         ),
+        "D": (MID_DRAIN, STARVED + "worker_without_descriptors_says_so_and_goes_on_when_it_has_some"),
     }),
     Fault("F19 crowd of ranks", "RSLCD", "", {
         "RSLC": (CROWDS, "tests/e2e/test_crowds.py"
                  "::test_a_dozen_ranks_on_seven_targets_lack_no_column_and_send_none_twice"),
+        "D": (BESIDE,),
     }),
     Fault("F20 incast on restore", "RX", "", {
         "X": ("tests/sim/test_incast.py"
               "::test_a_crowd_of_readers_is_served_from_bounded_memory",),
+        "R": ("tests/sim/test_restore_crowd.py"
+              "::test_a_crowd_that_restores_and_reserves_at_once_is_held_within_bounds",),
     }),
     Fault("F21 m targets lost, then one more", "RSLCADX", "RSLCAX", {
         "AX": (
@@ -143,10 +163,14 @@ MATRIX: Final[tuple[Fault, ...]] = (
             "tests/e2e_remote/test_remote_cluster.py"
             "::test_a_lost_host_costs_nothing_but_redundancy",
         ),
+        "D": (MID_DRAIN,),
     }),
     Fault("F24 targets added, removed in a burst", "RSLCADEX", "", {
         "RSLCA": ("tests/sim/test_growing.py"
                   "::test_a_cluster_that_grows_and_shrinks_keeps_its_promises",),
+        "D": (MID_DRAIN,), "E": (MID_EVICTION,),
+        "X": ("tests/sim/test_growing.py"
+              "::test_loads_get_what_was_saved_while_targets_come_and_leave",),
     }),
     Fault("F25 mixed versions", "RSLCADX", "", {
         "AX": (
@@ -157,11 +181,14 @@ MATRIX: Final[tuple[Fault, ...]] = (
             "tests/versions/test_messages.py"
             "::test_every_message_of_the_first_version_is_read_and_said_as_ever",
         ),
+        "D": ("tests/versions/test_drains.py"
+              "::test_workers_of_the_first_version_drain_once_and_whole",),
     }),
     Fault("F26 clock jumps", "RSLCADEX", "RSLCAX", {
         "SCAX": (
             MACHINES + "test_clock_jumps.py::test_a_clock_that_jumps_in_mid_save_changes_nothing",
         ),
+        "D": (MID_DRAIN,), "E": (MID_EVICTION,),
     }),
     Fault("F27 object store fails, throttles", "ADEX", "", {
         "D": (STORE_FAULTS + "a_store_that_fails_often_holds_the_checkpoint_once_and_whole", DRAINS),
@@ -173,6 +200,7 @@ MATRIX: Final[tuple[Fault, ...]] = (
             STORE_FAULTS + "the_markers_lost_answer_is_looked_up",
             STORE_FAULTS + "a_marker_that_another_wrote_first_is_not_overwritten",
         ),
+        "E": (MID_EVICTION,),
     }),
     Fault("F29 orphan uploads", "D", "", {
         "D": ("tests/objects/test_leftovers.py::test_it_goes_when_nothing_changed_for_long",),
@@ -185,6 +213,10 @@ MATRIX: Final[tuple[Fault, ...]] = (
         "A": (
             "tests/e2e_remote/test_memory_caps.py"
             "::test_a_target_that_gets_too_little_memory_costs_its_columns_and_nothing_else",
+        ),
+        "D": (
+            STARVED + "worker_keeps_the_memory_that_it_was_told",
+            STARVED + "worker_that_gets_too_little_memory_goes_on_when_it_gets_enough",
         ),
     }),
     Fault("F31 wrong decode, dirty buffer", "SX", "", {

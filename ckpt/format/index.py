@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, groupby, pairwise
-from operator import itemgetter
+from operator import itemgetter, lt
 from typing import Final, TypeVar
 
 import msgspec
 
 from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
-from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, TargetId
+from ckpt.base.ids import CheckpointId, LaunchNumber, Rank, TargetId
 from ckpt.base.limits import (
     CELL_BYTES_MAX,
     INDEX_BYTES_MAX,
@@ -37,13 +37,13 @@ from ckpt.format.checksum import XXH3_BYTES, Buffer
 from ckpt.format.index_builder import payload_pages, tensor_pages
 from ckpt.format.index_pages import (
     HEADER_BYTES,
+    Box,
     Directory,
     IndexHeader,
+    IndexTensor,
     PayloadPage,
     TensorPage,
-    WireLocation,
     WirePayload,
-    WireTensor,
     all_pages,
     decode_directory,
     decode_header,
@@ -53,7 +53,7 @@ from ckpt.format.index_pages import (
     encode_header,
     pack_page,
 )
-from ckpt.format.table import DIM_MAX, Meaning, tensor_problem
+from ckpt.format.table import DIM_MAX, Meaning, box_problem, tensor_problem
 
 Fetch = Callable[[int, int], Buffer]
 """Bytes [start, end) of one copy of the document; errors of the way pass through."""
@@ -77,42 +77,6 @@ class IndexPayload(msgspec.Struct, frozen=True):
     """n entries; 0 for a column that was missing at commit."""
 
 
-class Location(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Bytes [start, start + length) of a box's C-order bytes, in a rank's payload."""
-
-    generation: Generation | None
-    """None is the index's own generation."""
-    rank: Rank
-    start: int
-    payload_offset: int
-    length: int
-
-
-class Box(msgspec.Struct, frozen=True, gc=False):
-    """A part of a tensor as one rank declared it, and where its bytes are."""
-
-    rank: Rank
-    """Who declared it; the bytes may lie in other ranks' payloads (replicas)."""
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-    locations: tuple[Location, ...]
-    """Ascending by start; together they cover the box's bytes."""
-
-
-class IndexTensor(msgspec.Struct, frozen=True, gc=False):
-    """One form of one name: boxes that share meaning, dtype and global shape.
-
-    An OWN tensor has one box for each rank that has it. Ranks whose own tensors of one name
-    differ in dtype or shape give several forms of that name.
-    """
-
-    name: str
-    meaning: Meaning
-    dtype: str
-    global_shape: tuple[int, ...]
-    boxes: tuple[Box, ...]
-
-
 class Index(msgspec.Struct, frozen=True):
     """The whole index in memory."""
 
@@ -128,12 +92,10 @@ class Index(msgspec.Struct, frozen=True):
 def encode_index(index: Index) -> bytes:
     """The document; raises Refused when a tensor passes a limit or the whole INDEX_BYTES_MAX."""
     payloads = sorted(index.payloads, key=lambda payload: payload.rank)
-    keyed = sorted([(tensor_order(tensor), tensor) for tensor in index.tensors], key=itemgetter(0))
-    tensors = [tensor for _, tensor in keyed]
+    assert all(a.rank < b.rank for a, b in pairwise(payloads)), "one payload for each rank"
+    tensors = _ordered(index.tensors)
     for tensor in tensors:
         _check_tensor(tensor, Refused)
-    assert all(a.rank < b.rank for a, b in pairwise(payloads)), "one payload for each rank"
-    assert all(a[0] < b[0] for a, b in pairwise(keyed)), "one form, once"
     targets = sorted({t for payload in payloads for t in payload.columns if t is not None})
     numbers = {target: number for number, target in enumerate(targets)}
     parts: list[bytes] = []
@@ -185,6 +147,16 @@ def tensor_order(tensor: IndexTensor) -> TensorKey:
     return tensor.name, _MEANINGS[tensor.meaning], tensor.dtype, tensor.global_shape
 
 
+def _ordered(tensors: Sequence[IndexTensor]) -> Sequence[IndexTensor]:
+    """Ascending, as they nearly always are already."""
+    names = [tensor.name for tensor in tensors]
+    if all(map(lt, names, names[1:])):
+        return tensors
+    keyed = sorted([(tensor_order(tensor), tensor) for tensor in tensors], key=itemgetter(0))
+    assert all(a[0] < b[0] for a, b in pairwise(keyed)), "one form, once"
+    return [tensor for _, tensor in keyed]
+
+
 class IndexReader:
     """I read one index by ranges: two or three fetches find one tensor of millions.
 
@@ -209,6 +181,8 @@ class IndexReader:
         self._firsts = [page.first for page in self._directory.tensor_pages]
         #: Decoded tensor pages, least recently used first, at most _CACHED_PAGES.
         self._cache: OrderedDict[int, _NamedPage] = OrderedDict()
+        #: Of these pages the tensors that are whole and the only form of their name, for sure.
+        self._lone: dict[str, IndexTensor] = {}
         self._ahead = 1
         #: Pages that a look-up brings at once: who asks for many names is not asked to wait for
         #: each page.
@@ -257,7 +231,11 @@ class IndexReader:
 
     def variants(self, name: str) -> tuple[IndexTensor, ...]:
         """Every form of a name, at least one; raises NotFound."""
-        parts: list[WireTensor] = []
+        lone = self._lone.get(name)
+        if lone is not None:
+            _check_tensor(lone, Corrupt)
+            return (lone,)
+        parts: list[IndexTensor] = []
         # A page that begins with the name may go on with a tensor of the page before.
         start = number = max(0, bisect_left(self._firsts, name) - 1)
         missed = False
@@ -304,7 +282,7 @@ class IndexReader:
         # The first page may begin in the middle of a tensor, which then is below `low`.
         yield from _ascending(self._wire_tensors(start, end, pages_at_once), low)
 
-    def _wire_tensors(self, start: int, end: int, pages_at_once: int) -> Iterator[WireTensor]:
+    def _wire_tensors(self, start: int, end: int, pages_at_once: int) -> Iterator[IndexTensor]:
         for number in range(start, end):
             if number not in self._cache:
                 self._load(number, min(end, number + pages_at_once))
@@ -330,8 +308,12 @@ class IndexReader:
             if names != sorted(names):
                 raise Corrupt("index: its tensors do not ascend")
             self._cache[number] = _NamedPage(names, tensors)
+            if len(set(names)) == len(names):
+                # The first may have begun, and the last may go on, in a neighbour.
+                self._lone.update(zip(names[1:-1], tensors[1:-1], strict=True))
         while len(self._cache) > _CACHED_PAGES:
-            self._cache.popitem(last=False)
+            for name in self._cache.popitem(last=False)[1].names:
+                self._lone.pop(name, None)
 
     def _payload_page(self, number: int) -> tuple[IndexPayload, ...]:
         page = self._directory.payload_pages[number]
@@ -371,13 +353,13 @@ class _NamedPage:
 
     names: list[str]
     """Of the tensors, ascending; one that goes on has its name in each of its pages."""
-    tensors: tuple[WireTensor, ...]
+    tensors: tuple[IndexTensor, ...]
 
 
-def _ascending(wires: Iterable[WireTensor], low: str = "") -> Iterator[IndexTensor]:
+def _ascending(wires: Iterable[IndexTensor], low: str = "") -> Iterator[IndexTensor]:
     """Tensors at or above `low` from their parts; raises Corrupt when they do not ascend."""
     before: TensorKey | None = None
-    for key, parts in groupby(wires, _wire_order):
+    for key, parts in groupby(wires, tensor_order):
         if before is not None and key <= before:
             raise Corrupt("index: its tensors do not ascend")
         before = key
@@ -385,43 +367,43 @@ def _ascending(wires: Iterable[WireTensor], low: str = "") -> Iterator[IndexTens
             yield _tensor_of(list(parts))
 
 
-def _wire_order(tensor: WireTensor) -> TensorKey:
-    return tensor.name, _MEANINGS[tensor.meaning], tensor.dtype, tensor.global_shape
-
-
-def _tensor_of(parts: list[WireTensor]) -> IndexTensor:
+def _tensor_of(parts: Sequence[IndexTensor]) -> IndexTensor:
     """One tensor from all its parts; raises Corrupt."""
-    boxes: list[Box] = []
-    for wire in [box for part in parts for box in part.boxes]:
-        locations = tuple([_location_of(location) for location in wire.locations])
-        if wire.continued:
-            if not boxes:
-                raise Corrupt(f"index: {parts[0].name} begins in the middle of a box")
-            last = boxes.pop()
-            boxes.append(Box(last.rank, last.offset, last.shape, last.locations + locations))
-        else:
-            boxes.append(Box(Rank(wire.rank), wire.offset, wire.shape, locations))
-    head = parts[0]
-    tensor = IndexTensor(head.name, head.meaning, head.dtype, head.global_shape, tuple(boxes))
+    tensor = head = parts[0]
+    if len(parts) > 1:
+        boxes = _joined(head.name, [box for part in parts for box in part.boxes])
+        tensor = IndexTensor(head.name, head.meaning, head.dtype, head.global_shape, boxes)
     _check_tensor(tensor, Corrupt)
     return tensor
 
 
-def _location_of(wire: WireLocation) -> Location:
-    generation = None
-    if wire.term is not None and wire.counter is not None:
-        generation = Generation(wire.term, wire.counter)
-    return Location(generation, Rank(wire.rank), wire.start, wire.payload_offset, wire.length)
+def _joined(name: str, parts: Iterable[Box]) -> tuple[Box, ...]:
+    """Whole boxes; raises Corrupt."""
+    boxes: list[Box] = []
+    for part in parts:
+        if not part.continued:
+            boxes.append(part)
+        elif boxes:
+            last = boxes.pop()
+            locations = last.locations + part.locations
+            boxes.append(Box(last.rank, last.offset, last.shape, locations))
+        else:
+            raise Corrupt(f"index: {name} begins in the middle of a box")
+    return tuple(boxes)
 
 
 def _check_tensor(tensor: IndexTensor, problem: type[CkptError]) -> None:
     """Raises `problem` when a value is out of bounds. (An OWN tensor has no global one.)"""
-    shard = tensor.meaning is not Meaning.OWN
-    boxes = [(box.offset, box.shape) for box in tensor.boxes if shard]
-    text = tensor_problem(tensor.name, tensor.dtype, tensor.global_shape, boxes)
+    whole, is_global = tensor.global_shape, tensor.meaning is not Meaning.OWN
+    text = tensor_problem(tensor.name, tensor.dtype, whole)
     if text:
         raise problem(f"index: {text}")
     for box in tensor.boxes:
+        text = box_problem(whole, box.offset, box.shape) if is_global else ""
+        if text:
+            raise problem(f"index: {tensor.name}: {text}")
+        if box.continued:
+            raise problem(f"index: {tensor.name} has but a part of a box")
         if not 0 <= box.rank < WORLD_SIZE_MAX or not _bounded(box.offset, box.shape):
             raise problem(f"index: {tensor.name} has a box that cannot be")
         end = 0

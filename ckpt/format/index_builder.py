@@ -18,10 +18,10 @@ from ckpt.base.limits import (
     TENSOR_NAME_BYTES_MAX,
 )
 from ckpt.format.dtypes import DTYPE_CHARS_MAX
-from ckpt.format.index_pages import WireBox, WireLocation, WirePayload, WireTensor
+from ckpt.format.index_pages import Box, IndexTensor, WirePayload
 
 if TYPE_CHECKING:
-    from ckpt.format.index import Box, IndexPayload, IndexTensor, Location
+    from ckpt.format.index import IndexPayload
 
 # Upper bounds in MessagePack: 9 bytes for a number, 5 in front of an array, a text or bytes.
 _NUMBER: Final = 9
@@ -50,59 +50,70 @@ def payload_pages(
         yield page
 
 
-def tensor_pages(tensors: Iterable[IndexTensor]) -> Iterator[list[WireTensor]]:
+def tensor_pages(tensors: Iterable[IndexTensor]) -> list[list[IndexTensor]]:
     """Pages in the given order."""
     builder = _PageBuilder()
     for tensor in tensors:
-        yield from builder.add(tensor)
-    yield from builder.finish()
+        builder.add(tensor)
+    builder.finish()
+    return builder.pages
 
 
 class _PageBuilder:
-    """I fill one page at a time and give it away when the next part would not fit."""
+    """I fill one page at a time and begin another when the next part would not fit."""
 
     def __init__(self) -> None:
-        self._page: list[WireTensor] = []
-        self._boxes: list[WireBox] = []
+        self.pages: list[list[IndexTensor]] = []
+        """Those that are finished."""
+        self._page: list[IndexTensor] = []
+        self._boxes: list[Box] = []
+        #: Of the tensor that is cut.
         self._room = _ROOM
 
-    def add(self, tensor: IndexTensor) -> Iterator[list[WireTensor]]:
+    def add(self, tensor: IndexTensor) -> None:
         tensor_cost = _tensor_cost(tensor)
         if self._room < tensor_cost + _BOX_COST_MAX:
-            yield from self.finish()
-        self._room -= tensor_cost
+            self.finish()
+        whole_cost = tensor_cost
         for box in tensor.boxes:
-            yield from self._add_box(tensor, tensor_cost, box)
-        self._close_tensor(tensor)
+            whole_cost += _box_cost(box) + len(box.locations) * _LOCATION_COST
+        if whole_cost + _LOCATION_COST <= self._room:
+            self._page.append(tensor)
+            self._room -= whole_cost
+        else:
+            self._cut(tensor, tensor_cost)
 
-    def finish(self) -> Iterator[list[WireTensor]]:
+    def finish(self) -> None:
         if self._page:
-            yield self._page
+            self.pages.append(self._page)
         self._page = []
         self._room = _ROOM
 
-    def _add_box(
-        self, tensor: IndexTensor, tensor_cost: int, box: Box
-    ) -> Iterator[list[WireTensor]]:
+    def _cut(self, tensor: IndexTensor, tensor_cost: int) -> None:
+        self._room -= tensor_cost
+        for box in tensor.boxes:
+            self._add_box(tensor, tensor_cost, box)
+        self._close_tensor(tensor)
+
+    def _add_box(self, tensor: IndexTensor, tensor_cost: int, box: Box) -> None:
         box_cost = _box_cost(box)
         done, continued = 0, False
         while done < len(box.locations) or not continued:
             count = (self._room - box_cost) // _LOCATION_COST
             if count < 1:
                 self._close_tensor(tensor)
-                yield from self.finish()
+                self.finish()
                 self._room -= tensor_cost
                 continue
             part = box.locations[done : done + count]
-            locations = tuple(_wire_location(location) for location in part)
-            self._boxes.append(WireBox(box.rank, box.offset, box.shape, locations, continued))
+            self._boxes.append(Box(box.rank, box.offset, box.shape, part, continued))
             self._room -= box_cost + len(part) * _LOCATION_COST
             done += len(part)
             continued = True
 
     def _close_tensor(self, tensor: IndexTensor) -> None:
         self._page.append(
-            WireTensor(
+            IndexTensor(
                 tensor.name, tensor.meaning, tensor.dtype, tensor.global_shape, tuple(self._boxes)
             )
         )
@@ -110,24 +121,13 @@ class _PageBuilder:
 
 
 def _tensor_cost(tensor: IndexTensor) -> int:
-    texts = len(tensor.name.encode()) + len(tensor.dtype) + 16
+    name = tensor.name
+    texts = (len(name) if name.isascii() else len(name.encode())) + len(tensor.dtype) + 16
     return 5 * _FRAME + texts + len(tensor.global_shape) * _NUMBER
 
 
 def _box_cost(box: Box) -> int:
     return 5 * _FRAME + _NUMBER + (len(box.offset) + len(box.shape)) * _NUMBER
-
-
-def _wire_location(location: Location) -> WireLocation:
-    generation = location.generation
-    return WireLocation(
-        location.rank,
-        location.start,
-        location.payload_offset,
-        location.length,
-        None if generation is None else generation.term,
-        None if generation is None else generation.counter,
-    )
 
 
 def _wire_payload(payload: IndexPayload, numbers: Mapping[TargetId, int]) -> WirePayload:

@@ -47,7 +47,14 @@ from typing import Final
 import msgspec
 
 from ckpt.base.errors import Corrupt, Refused
-from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, check_run_name, check_step
+from ckpt.base.ids import (
+    CheckpointId,
+    Generation,
+    LaunchNumber,
+    Rank,
+    check_run_name,
+    check_step,
+)
 from ckpt.base.limits import (
     INDEX_BYTES_MAX,
     INDEX_PAGE_BYTES_MAX,
@@ -236,42 +243,65 @@ class WirePayload(msgspec.Struct, array_like=True, frozen=True, gc=False):
     column_crcs: tuple[int, ...]
 
 
-class WireLocation(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Location as it is stored."""
+class Location(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Bytes [start, start + length) of a box's C-order bytes in a rank's payload; as stored."""
 
-    rank: int
+    rank: Rank
     start: int
     payload_offset: int
     length: int
-    term: int | None
-    counter: int | None
+    term: int | None = None
+    counter: int | None = None
+
+    @property
+    def generation(self) -> Generation | None:
+        """Whose payload; None is the index's own generation."""
+        if self.term is None or self.counter is None:
+            return None
+        return Generation(self.term, self.counter)
+
+    def at(self, home: Generation | None) -> Location:
+        """The same bytes in that generation's payload; None is the index's own."""
+        if home is None:
+            return self
+        return Location(
+            self.rank, self.start, self.payload_offset, self.length, home.term, home.counter
+        )
 
 
-class WireBox(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Box as it is stored, or a part of one."""
+class Box(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A part of a tensor as one rank declared it, and where its bytes are; as it is stored."""
 
-    rank: int
+    rank: Rank
+    """Who declared it; the bytes may lie in other ranks' payloads (replicas)."""
     offset: tuple[int, ...]
     shape: tuple[int, ...]
-    locations: tuple[WireLocation, ...]
-    continued: bool
+    locations: tuple[Location, ...]
+    """Ascending by start; together they cover the box's bytes."""
+    continued: bool = False
+    """Only in pages: the locations go on from those of the box before."""
 
 
-class WireTensor(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """IndexTensor as it is stored, or a part of one."""
+class IndexTensor(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One form of one name: boxes that share meaning, dtype and global shape; as it is stored. A
+    page may hold a part of it.
+
+    An OWN tensor has one box for each rank that has it. Ranks whose own tensors of one name
+    differ in dtype or shape give several forms of that name.
+    """
 
     name: str
     meaning: Meaning
     dtype: str
     global_shape: tuple[int, ...]
-    boxes: tuple[WireBox, ...]
+    boxes: tuple[Box, ...]
 
 
 _PAYLOADS: Final = msgspec.msgpack.Decoder(tuple[WirePayload, ...])
-_TENSORS: Final = msgspec.msgpack.Decoder(tuple[WireTensor, ...])
+_TENSORS: Final = msgspec.msgpack.Decoder(tuple[IndexTensor, ...])
 
 
-def pack_page(wires: Sequence[WirePayload] | Sequence[WireTensor]) -> tuple[bytes, int, int]:
+def pack_page(wires: Sequence[WirePayload] | Sequence[IndexTensor]) -> tuple[bytes, int, int]:
     """(packed bytes, raw size, CRC-32) of one page."""
     raw = msgspec.msgpack.encode(wires)
     assert 0 < len(raw) <= INDEX_PAGE_BYTES_MAX, "the builder's cost is an upper bound"
@@ -287,7 +317,7 @@ def decode_payload_page(page: PayloadPage, packed: Buffer) -> tuple[WirePayload,
     return payloads
 
 
-def decode_tensor_page(page: TensorPage, packed: Buffer) -> tuple[WireTensor, ...]:
+def decode_tensor_page(page: TensorPage, packed: Buffer) -> tuple[IndexTensor, ...]:
     """Raises Corrupt."""
     tensors = decode_body(_TENSORS, _raw_page(page, packed))
     if not tensors or tensors[0].name != page.first:

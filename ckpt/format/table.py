@@ -14,10 +14,10 @@ An envelope (`CKPB`, version 1, lz4) around MessagePack arrays:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import Enum
 from functools import lru_cache
 from itertools import pairwise
+from operator import lt
 from typing import Final
 
 import msgspec
@@ -51,18 +51,36 @@ class Meaning(Enum):
     """A box of one global tensor."""
 
 
-class Piece(msgspec.Struct, frozen=True, gc=False):
+class Piece(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
     """C-order bytes [start, start + length) of a box lie at `payload_offset` of the payload."""
 
     start: int
     payload_offset: int
     length: int
-    home: Generation | None = None
-    """The same rank's payload of that generation holds them; None is the payload at hand."""
+
+    @property
+    def home(self) -> Generation | None:
+        """The same rank's payload of that generation holds them; None is the payload at hand."""
+        return None
+
+    def at(self, home: Generation) -> HomePiece:
+        """The same bytes in that generation's payload."""
+        return HomePiece(self.start, self.payload_offset, self.length, home.term, home.counter)
 
 
-class TensorEntry(msgspec.Struct, frozen=True, gc=False):
-    """One tensor of a rank, or one of its boxes.
+class HomePiece(Piece, array_like=True, frozen=True, gc=False):
+    """A piece that an earlier generation holds."""
+
+    term: int
+    counter: int
+
+    @property
+    def home(self) -> Generation:
+        return Generation(self.term, self.counter)
+
+
+class TensorEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One tensor of a rank, or one of its boxes; as it is stored.
 
     Of a replica, and of a box that other ranks declare too, the pieces are those that this rank
     stores, if any.
@@ -83,8 +101,15 @@ class TensorEntry(msgspec.Struct, frozen=True, gc=False):
     fingerprint: bytes = b""
     """xxh3-128 of the box's C-order bytes, or empty when it was not computed."""
 
+    def with_fingerprint(self, fingerprint: bytes) -> TensorEntry:
+        """The same entry."""
+        return TensorEntry(
+            self.name, self.meaning, self.dtype, self.global_shape, self.offset, self.shape,
+            self.pieces, fingerprint,
+        )  # fmt: skip
 
-class RankTable(msgspec.Struct, frozen=True):
+
+class RankTable(msgspec.Struct, array_like=True, frozen=True):
     """All tensors of one rank, sorted by name. Only shards of one tensor share a name: they are
     sorted by offset, which is unique.
     """
@@ -99,22 +124,7 @@ def encode_table(table: RankTable) -> bytes:
     problem = _table_problem(table)
     if problem:
         raise Refused(problem)
-    entries = tuple(
-        [
-            _Entry(
-                entry.name,
-                entry.meaning,
-                entry.dtype,
-                entry.global_shape,
-                entry.offset,
-                entry.shape,
-                tuple([_wire_piece(piece) for piece in entry.pieces]),
-                entry.fingerprint,
-            )
-            for entry in table.entries
-        ]
-    )
-    raw = msgspec.msgpack.encode(_Table(table.rank, table.world_size, entries))
+    raw = msgspec.msgpack.encode(table)
     if len(raw) > TABLE_BYTES_MAX:
         raise Refused(f"a table of {len(raw)} bytes: at most {TABLE_BYTES_MAX} are allowed")
     return wrap(MAGIC, VERSION, raw, Packing.LZ4)
@@ -122,43 +132,24 @@ def encode_table(table: RankTable) -> bytes:
 
 def decode_table(document: Buffer) -> RankTable:
     """The inverse; raises Corrupt on anything that `encode_table` does not make."""
-    wire = decode_body(_DECODER, unwrap(MAGIC, VERSION, document, TABLE_BYTES_MAX))
-    entries = tuple(
-        [
-            TensorEntry(
-                entry.name,
-                entry.meaning,
-                entry.dtype,
-                entry.global_shape,
-                entry.offset,
-                entry.shape,
-                tuple([_piece_of(entry.name, piece) for piece in entry.pieces]),
-                entry.fingerprint,
-            )
-            for entry in wire.entries
-        ]
-    )
-    table = RankTable(Rank(wire.rank), wire.world_size, entries)
+    raw = unwrap(MAGIC, VERSION, document, TABLE_BYTES_MAX)
+    try:
+        table = decode_body(_DECODER, raw)
+    except Corrupt:
+        table = _with_homes(decode_body(_HOMES_DECODER, raw))
     problem = _table_problem(table)
     if problem:
         raise Corrupt(problem)
     return table
 
 
-def tensor_problem(
-    name: str,
-    dtype: str,
-    global_shape: tuple[int, ...],
-    boxes: Iterable[tuple[tuple[int, ...], tuple[int, ...]]],
-) -> str:
-    """What is wrong with a tensor and its boxes (offset, shape); empty when nothing is."""
-    if len(name) > TENSOR_NAME_BYTES_MAX or len(name.encode()) > TENSOR_NAME_BYTES_MAX:
+def tensor_problem(name: str, dtype: str, global_shape: tuple[int, ...]) -> str:
+    """What is wrong with a tensor, its boxes aside; empty when nothing is."""
+    # The encoded name is the longer one.
+    is_long = len(name) > TENSOR_NAME_BYTES_MAX
+    if is_long or (not name.isascii() and len(name.encode()) > TENSOR_NAME_BYTES_MAX):
         return f"{name[:40]}...: a name of more than {TENSOR_NAME_BYTES_MAX} bytes"
     problem = _form_problem(dtype, global_shape)
-    for offset, shape in () if problem else boxes:
-        problem = _box_problem(global_shape, offset, shape)
-        if problem:
-            break
     return f"{name}: {problem}" if problem else ""
 
 
@@ -173,9 +164,10 @@ def _form_problem(dtype: str, global_shape: tuple[int, ...]) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _box_problem(
+def box_problem(
     global_shape: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]
 ) -> str:
+    """What is wrong with a box of a tensor; empty when nothing is."""
     if not len(offset) == len(shape) == len(global_shape):
         return f"a box of {len(shape)} dimensions in a tensor of {len(global_shape)}"
     for start, size, whole in zip(offset, shape, global_shape, strict=True):
@@ -184,10 +176,12 @@ def _box_problem(
     return ""
 
 
-# --------------------------------------------------------------------------- the wire's own types
+# --------------------------------------------------------------------------- with homes
 
 
-class _Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class _HomesEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """An entry whose pieces may have homes; decoded by itself, since few tables have any."""
+
     name: str
     meaning: Meaning
     dtype: str
@@ -198,29 +192,46 @@ class _Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     fingerprint: bytes
 
 
-class _Table(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class _HomesTable(msgspec.Struct, array_like=True, frozen=True, gc=False):
     rank: int
     world_size: int
-    entries: tuple[_Entry, ...]
+    entries: tuple[_HomesEntry, ...]
 
 
-_DECODER: Final = msgspec.msgpack.Decoder(_Table)
+_DECODER: Final = msgspec.msgpack.Decoder(RankTable)
+_HOMES_DECODER: Final = msgspec.msgpack.Decoder(_HomesTable)
 
 
-def _wire_piece(piece: Piece) -> tuple[int, ...]:
-    place = piece.start, piece.payload_offset, piece.length
-    return place if piece.home is None else (*place, piece.home.term, piece.home.counter)
+def _with_homes(wire: _HomesTable) -> RankTable:
+    """Raises Corrupt."""
+    entries = [
+        TensorEntry(
+            entry.name,
+            entry.meaning,
+            entry.dtype,
+            entry.global_shape,
+            entry.offset,
+            entry.shape,
+            tuple([_piece_of(entry.name, piece) for piece in entry.pieces]),
+            entry.fingerprint,
+        )
+        for entry in wire.entries
+    ]
+    return RankTable(Rank(wire.rank), wire.world_size, tuple(entries))
 
 
 def _piece_of(name: str, wire: tuple[int, ...]) -> Piece:
     """Raises Corrupt."""
-    if len(wire) == 3:
-        return Piece(*wire)
     match wire:
+        case (start, offset, length):
+            return Piece(start, offset, length)
         case (start, offset, length, term, counter) if term >= 0 and counter >= 0:
-            return Piece(start, offset, length, Generation(term, counter))
+            return HomePiece(start, offset, length, term, counter)
         case _:
             raise Corrupt(f"{name}: a piece that cannot be: {wire[:8]}")
+
+
+# --------------------------------------------------------------------------- limits
 
 
 def _table_problem(table: RankTable) -> str:
@@ -230,6 +241,9 @@ def _table_problem(table: RankTable) -> str:
         problem = _entry_problem(entry)
         if problem:
             return problem
+    names = [entry.name for entry in table.entries]
+    if all(map(lt, names, names[1:])):
+        return ""
     for before, after in pairwise(table.entries):
         if not _ascend(before, after):
             return f"{after.name}: names must be unique and ascending"
@@ -244,23 +258,26 @@ def _ascend(before: TensorEntry, after: TensorEntry) -> bool:
 
 
 def _entry_problem(entry: TensorEntry) -> str:
+    name, whole, shape = entry.name, entry.global_shape, entry.shape
     try:
-        problem = tensor_problem(
-            entry.name, entry.dtype, entry.global_shape, ((entry.offset, entry.shape),)
-        )
+        problem = tensor_problem(name, entry.dtype, whole)
     except UnicodeEncodeError:
-        return f"{entry.name!r} is not valid Unicode"
+        return f"{name!r} is not valid Unicode"
     if problem:
         return problem
-    if entry.meaning is not Meaning.SHARD and entry.shape != entry.global_shape:
-        return f"{entry.name}: only a shard is a part of its tensor"
-    if len(entry.fingerprint) not in (0, XXH3_BYTES):
-        return f"{entry.name}: a fingerprint of {len(entry.fingerprint)} bytes"
+    problem = box_problem(whole, entry.offset, shape)
+    if problem:
+        return f"{name}: {problem}"
+    if shape != whole and entry.meaning is not Meaning.SHARD:
+        return f"{name}: only a shard is a part of its tensor"
+    if entry.fingerprint and len(entry.fingerprint) != XXH3_BYTES:
+        return f"{name}: a fingerprint of {len(entry.fingerprint)} bytes"
     end = 0
     for piece in entry.pieces:
-        if piece.start < end or piece.length <= 0 or piece.payload_offset < 0:
-            return f"{entry.name}: its pieces overlap or do not ascend"
-        end = piece.start + piece.length
-        if end > PAYLOAD_BYTES_MAX or piece.payload_offset + piece.length > PAYLOAD_BYTES_MAX:
-            return f"{entry.name}: a piece lies outside of any payload"
+        start, offset, length = piece.start, piece.payload_offset, piece.length
+        if start < end or length <= 0 or offset < 0:
+            return f"{name}: its pieces overlap or do not ascend"
+        end = start + length
+        if end > PAYLOAD_BYTES_MAX or offset + length > PAYLOAD_BYTES_MAX:
+            return f"{name}: a piece lies outside of any payload"
     return ""

@@ -207,13 +207,13 @@ class TreeTemplate:
     def __init__(self, root: Node) -> None:
         """Raises Refused by path, as `encode_tree` does."""
         self._top = _slotted([_pack(root, ())], [root], (0,))
-
-    def document(self) -> bytes:
-        """The document with the scalars that the tree had. Raises Refused."""
-        return _document(self._top.packed[0])
+        self.document = _document(self._top.packed[0])
+        """The document with the scalars that the tree had."""
 
     def encode(self, scalars: Iterable[Scalar]) -> bytes:
         """The document with these scalars, one for each, depth first. Raises Refused."""
+        if not self._top.slots:
+            return self.document
         return _document(_filled(self._top, iter(scalars))[0])
 
 

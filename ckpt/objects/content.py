@@ -16,7 +16,7 @@ import numpy as np
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index import IndexTensor
+from ckpt.format.index_pages import IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.objects.arena import Arena
 from ckpt.objects.chunks import Bytes

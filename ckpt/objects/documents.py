@@ -19,7 +19,7 @@ import msgspec
 from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import Generation, RunName, Step, check_run_name, check_step
 from ckpt.format.checksum import Buffer, crc32, xxh3_128
-from ckpt.format.table import Meaning, tensor_problem
+from ckpt.format.table import Meaning, box_problem, tensor_problem
 from ckpt.objects.grid import Grid
 
 FORMAT: Final = "ckpt-drain"
@@ -264,8 +264,9 @@ def _check(manifest: Manifest, where: str) -> None:
         if problem or len(objects) != array.grid.shard_count:
             raise Corrupt(f"{where}: array {array.path}: {problem or 'its objects do not fit'}")
     for tensor in manifest.tensors:
-        boxes = [(box.offset, box.shape) for box in tensor.boxes]
-        problem = tensor_problem(tensor.name, tensor.dtype, tensor.shape, boxes)
+        faults = (box_problem(tensor.shape, box.offset, box.shape) for box in tensor.boxes)
+        problem = tensor_problem(tensor.name, tensor.dtype, tensor.shape)
+        problem = problem or next((f"{tensor.name}: {fault}" for fault in faults if fault), "")
         count = len(tensor.boxes) if tensor.meaning is Meaning.OWN else 1
         if not problem and len(tensor.places) != count:
             problem = f"{tensor.name}: {len(tensor.places)} places, {count} are needed"

@@ -16,7 +16,7 @@ import msgspec
 from ckpt.base.errors import Refused
 from ckpt.base.units import align_up, format_bytes
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index import Box, IndexTensor
+from ckpt.format.index_pages import Box, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.objects import names
 from ckpt.objects.chunks import encoder_versions

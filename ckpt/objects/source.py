@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckpt.base.ids import Rank
-from ckpt.format.index import IndexTensor
+from ckpt.format.index_pages import IndexTensor
 from ckpt.format.tree import Node
 from ckpt.objects.documents import Header
 from ckpt.objects.sink import at_once

@@ -19,7 +19,7 @@ import numpy as np
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import CkptError, Corrupt, Lost, PeerError, Unavailable
 from ckpt.base.ids import CheckpointId, Rank, RunName, Step
-from ckpt.format.index import IndexTensor
+from ckpt.format.index_pages import IndexTensor
 from ckpt.format.messages import (
     DamageJudged,
     ReleasePin,

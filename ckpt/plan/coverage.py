@@ -31,7 +31,7 @@ from typing import Final
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index import Box, IndexTensor, Location, tensor_order
+from ckpt.format.index_pages import Box, IndexTensor, Location
 from ckpt.format.table import Meaning, RankTable, TensorEntry
 from ckpt.plan.boxes import (
     Extent,
@@ -112,7 +112,7 @@ def merge_tables(tables: Sequence[RankTable], differing: Differing = Differing.A
     for name in sorted(holdings):
         merger.merge(name, holdings[name])
     return Merged(
-        tuple(sorted(merger.tensors, key=tensor_order)),
+        tuple(merger.tensors),
         tuple(merger.overlaps),
         tuple(merger.problems),
         tuple(merger.warnings),
@@ -179,13 +179,13 @@ class _Merger:
         """Add one tensor."""
         if not (self._agree(name, holdings) and self._well_formed(name, holdings)):
             return
-        match holdings[0][1].meaning:
-            case Meaning.OWN:
-                self._merge_own(name, holdings)
-            case Meaning.REPLICATED:
-                self._merge_replicas(name, holdings)
-            case Meaning.SHARD:
-                self._merge_shards(name, holdings)
+        meaning = holdings[0][1].meaning
+        if meaning is Meaning.OWN:
+            self._merge_own(name, holdings)
+        elif meaning is Meaning.REPLICATED:
+            self._merge_replicas(name, holdings)
+        else:
+            self._merge_shards(name, holdings)
 
     def report(self, name: str, ranks: Sequence[Rank], text: str) -> None:
         """Note a problem, as long as there is room for it."""
@@ -233,7 +233,7 @@ class _Merger:
         forms: defaultdict[tuple[str, Extent], list[Holding]] = defaultdict(list)
         for rank, entry in holdings:
             forms[entry.dtype, entry.shape].append((rank, entry))
-        for form in forms.values():
+        for _, form in sorted(forms.items()):
             boxes = [_box(rank, entry, [(rank, entry)]) for rank, entry in form]
             self._add(name, form[0][1], boxes)
         return None
@@ -391,21 +391,22 @@ def _look(shape: Extent, boxes: Sequence[tuple[Extent, Extent]]) -> _Geometry:
 
 def _fault(entry: TensorEntry) -> str:
     """What is wrong with an entry by itself; empty when nothing is."""
+    meaning = entry.meaning
     fault, box_bytes = _form_fault(
-        entry.dtype, entry.global_shape, entry.offset, entry.shape, entry.meaning
+        entry.dtype, entry.global_shape, entry.offset, entry.shape, meaning is Meaning.SHARD
     )
     if fault:
         return fault
     reach = 0
     for piece in entry.pieces:
         start, length = piece.start, piece.length
-        if start < reach or length < 1 or start + length > box_bytes or piece.payload_offset < 0:
-            end = start + length
+        end = start + length
+        if start < reach or length < 1 or end > box_bytes or piece.payload_offset < 0:
             return f"stores bytes {start} to {end} of a box of {box_bytes}, out of order"
-        if start > reach and entry.meaning is Meaning.OWN:
+        if start > reach and meaning is Meaning.OWN:
             break
-        reach = start + length
-    if reach < box_bytes and entry.meaning is Meaning.OWN:
+        reach = end
+    if reach < box_bytes and meaning is Meaning.OWN:
         text = f"stores {reach} bytes from the beginning of a box of {box_bytes}"
         return f"{text}; the next ones are missing"
     return ""
@@ -413,7 +414,7 @@ def _fault(entry: TensorEntry) -> str:
 
 @lru_cache(maxsize=4096)
 def _form_fault(
-    dtype: str, whole: Extent, offset: Extent, shape: Extent, meaning: Meaning
+    dtype: str, whole: Extent, offset: Extent, shape: Extent, is_shard: bool
 ) -> tuple[str, int]:
     """What is wrong with an entry's form, which most tensors of a model share with others; and how
     many bytes its box has.
@@ -430,7 +431,7 @@ def _form_fault(
         for a, n, w in zip(offset, shape, whole, strict=True)
     ):
         return f"declares {box}, which reaches out of the global shape {whole}", 0
-    if meaning is not Meaning.SHARD and shape != whole:
+    if shape != whole and not is_shard:
         return f"declares a box of shape {shape} of a tensor of shape {whole} that is no shard", 0
     return "", volume_of(shape) * item_bytes
 
@@ -442,16 +443,16 @@ def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> Box:
     pieces = [(piece, writer) for writer, held in writers for piece in held.pieces]
     if len(pieces) == 1:
         piece, writer = pieces[0]
-        place = Location(piece.home, writer, piece.start, piece.payload_offset, piece.length)
-        return Box(rank, entry.offset, entry.shape, (place,))
+        place = Location(writer, piece.start, piece.payload_offset, piece.length)
+        return Box(rank, entry.offset, entry.shape, (place.at(piece.home),))
     pieces.sort(key=lambda p: (p[0].start, p[1] != rank, -p[0].length, p[1]))
     locations: list[Location] = []
     reach = 0
     for piece, writer in pieces:
         start, end = max(piece.start, reach), piece.start + piece.length
         if start < end:
-            payload_offset = piece.payload_offset + start - piece.start
-            locations.append(Location(piece.home, writer, start, payload_offset, end - start))
+            at = piece.payload_offset + start - piece.start
+            locations.append(Location(writer, start, at, end - start).at(piece.home))
             reach = end
     return Box(rank, entry.offset, entry.shape, tuple(locations))
 

@@ -76,7 +76,7 @@ def base_of(table: RankTable, home: Home, payload_bytes: int, payloads: Mapping[
     entries = {}
     used = {home.generation}
     for entry in table.entries:
-        pieces = tuple(replace(p, home=p.home or home.generation) for p in entry.pieces)
+        pieces = tuple(p if p.home else p.at(home.generation) for p in entry.pieces)
         entries[key_of(entry)] = replace(entry, pieces=pieces)
         used.update(piece.home for piece in entry.pieces if piece.home is not None)
     sizes = {**payloads, home: payload_bytes}
@@ -100,7 +100,7 @@ def may_refer(base: Base, entry: TensorEntry, stored: Collection[str]) -> bool:
 
 def bytes_of(entry: TensorEntry) -> int:
     """So many of it lie in this rank's payload, or would if they had changed."""
-    return sum(piece.length for piece in entry.pieces)
+    return sum([piece.length for piece in entry.pieces])
 
 
 def find_references(

@@ -9,6 +9,7 @@ itself, or a leaf that torch's optimizers name so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -21,6 +22,8 @@ Fingerprints = Mapping[tuple[str, tuple[int, ...]], bytes]
 _PREFIX: Final = "optim"
 _SEGMENTS: Final = frozenset(("opt", "opt_state"))
 _LEAVES: Final = frozenset(("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"))
+_HINT: Final = re.compile("opt|exp_avg|momentum_buffer")
+"""Is in every name of optimizer state."""
 
 
 def fingerprints_of(table: RankTable) -> Fingerprints:
@@ -64,7 +67,10 @@ def repeat_warning(ranks: Sequence[Repeats | None]) -> str:
 
 def is_optimizer_state(name: str) -> bool:
     """Whether a tensor's path says so."""
-    segments = name.lower().split("/")
+    lowered = name.lower()
+    if not _HINT.search(lowered):
+        return False  # As of nearly all tensors.
+    segments = lowered.split("/")
     return segments[-1] in _LEAVES or any(
         one.startswith(_PREFIX) or one in _SEGMENTS for one in segments
     )

@@ -195,18 +195,9 @@ class PayloadReceiver:
                     read.machine.note_own_time(own_us)
                     self._feed(read, Ticked(now_us()))
                 self._tell_progress()
-        self._forget_unanswered()
+        # A read that ends cancels what it asked: nothing lands in memory that is a caller's again.
+        assert not self._asked
         self._tell_progress(last=True)
-
-    def _forget_unanswered(self) -> None:
-        """Most is the last word of a target. Where bytes are still under way the connection is
-        cut: nothing may land in memory that is the caller's again."""
-        for asked in self._asked.values():
-            if asked.owed or asked.landed:
-                peer = self._peers.pop(asked.target, None)
-                if peer is not None:
-                    self._loop.close(peer.link)
-        self._asked.clear()
 
     # ----------------------------------------------------------------------- machines
 

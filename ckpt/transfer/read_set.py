@@ -15,7 +15,7 @@ import numpy as np
 from ckpt.aio.first_touch import AnyArray, FirstTouch
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import Rank
-from ckpt.format.index import Box, IndexTensor
+from ckpt.format.index_pages import Box, IndexTensor
 from ckpt.format.runs import Bytes
 from ckpt.format.table import Meaning
 from ckpt.plan.reads import PayloadKey, one_run, plan_read
@@ -55,8 +55,9 @@ class ReadSet:
             self.copies.append((array, memory))
         if not memory.nbytes:
             return
-        whole = array.shape == tensor.global_shape and tensor.meaning is not Meaning.OWN
-        into = self.shared if self.sharing and (replica or whole) else self.landings
+        into = self.landings
+        if self.sharing and (replica or _is_whole(tensor, array)):
+            into = self.shared
         flat = memory.reshape(-1).view(np.uint8)
         run = one_run(boxes, len(flat), offset, array.shape)
         if run is not None:
@@ -76,3 +77,8 @@ class ReadSet:
         """Everything was read: copy what was read aside."""
         for target, source in self.copies:
             np.copyto(target, source, casting="no")
+
+
+def _is_whole(tensor: IndexTensor, array: AnyArray) -> bool:
+    """Of a global tensor."""
+    return tensor.meaning is not Meaning.OWN and array.shape == tensor.global_shape

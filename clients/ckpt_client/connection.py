@@ -6,11 +6,13 @@ whom readers ask.
 
 from __future__ import annotations
 
+import random
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckpt.aio.secret import find_secret_file
-from ckpt.base.errors import Refused
+from ckpt.base.errors import Refused, Unavailable
 from ckpt.base.ids import Rank, RunName
 from ckpt.format.messages import LaunchJoined
 from ckpt_client.control import Control
@@ -21,6 +23,8 @@ from ckpt_client.url import LocalUrl, RemoteUrl
 
 if TYPE_CHECKING:
     from ckpt_client.pinned import ReaderContext
+
+_jitter: Final = random.Random()
 
 
 class Connection:
@@ -41,7 +45,7 @@ class Connection:
         match url:
             case RemoteUrl():
                 self.secret_file = find_secret_file()
-                self._connect(Locator("", url.address))
+                self._connect(Locator("", url.address), start_timeout_s)
             case LocalUrl():
                 with opened_cluster(url, start_timeout_s) as cluster:
                     self.secret_file = cluster.secret_file
@@ -83,17 +87,30 @@ class Connection:
     def close(self) -> None:
         self.control.close()
 
-    def _connect(self, locator: Locator) -> None:
+    def _connect(self, locator: Locator, patience_s: float = 0.0) -> None:
         self.locator = locator
         self.control = Control(locator, self.secret_file, self._launch_key)
         try:
-            _greet(self.control)
+            _greet(self.control, patience_s)
             self.cluster = self.control.cluster
         except BaseException:
             self.control.close()
             raise
 
 
-def _greet(control: Control) -> None:
-    """One question, so that a wrong address or secret is told at once."""
-    control.ask("runs")
+def _greet(control: Control, patience_s: float = 0.0) -> None:
+    """One question, so that a wrong address or secret is told at once. A coordinator that says when
+    to come again, since its targets are not there yet, is asked for so long.
+    """
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        try:
+            control.ask("runs")
+        except Unavailable as error:
+            rest_s = error.retry_after_s
+            if rest_s is None or time.monotonic() + rest_s > deadline_s:
+                raise
+        else:
+            return
+        # A whole job waits here: not all its ranks at the same moment.
+        time.sleep(rest_s * _jitter.uniform(0.5, 1.0))

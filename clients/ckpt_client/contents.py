@@ -13,7 +13,7 @@ import numpy as np
 from ckpt.aio.first_touch import FirstTouch
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Rank
-from ckpt.format.index import IndexTensor
+from ckpt.format.index_pages import IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node, Scalar
 from ckpt_client.restore_plan import Reads, TensorIndex, checked_dtype, variants_of

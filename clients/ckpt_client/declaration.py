@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ckpt.base.errors import Corrupt
+from ckpt.format.checksum import xxh3_128
 from ckpt.format.table import RankTable, decode_table
 
 
@@ -46,6 +47,22 @@ _decoder = msgspec.msgpack.Decoder(_Document)
 def write_declaration(table: bytes, witnesses: list[Witness], copies: list[int]) -> bytes:
     """As it lies in the half; `table` is encoded."""
     return msgspec.msgpack.encode(_Document(table, witnesses, copies))
+
+
+class DeclarationReader:
+    """I read declarations, and know the last one again: a training's saves declare the same."""
+
+    def __init__(self) -> None:
+        self._digest = b""
+        self._last: Declaration | None = None
+
+    def read(self, document: memoryview) -> Declaration:
+        """As `read_declaration`."""
+        digest = xxh3_128(document)
+        if self._last is None or digest != self._digest:
+            self._last = read_declaration(document)
+            self._digest = digest
+        return self._last
 
 
 def read_declaration(document: memoryview) -> Declaration:

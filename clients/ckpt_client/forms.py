@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import Final, Protocol, cast
 
@@ -93,7 +94,7 @@ def _form_of(value: object, replicated: bool) -> Form:
         return mapping_form(mapping, (_form_of(child, replicated) for child in mapping.values()))
     if type(value) in (list, tuple):
         items = cast(Sequence[object], value)
-        return SequenceForm(type(value), tuple(_form_of(item, replicated) for item in items))
+        return sequence_form(type(value), (_form_of(item, replicated) for item in items))
     if type(value) in SCALARS:
         return CopiedScalarForm() if replicated else ScalarForm()
     if isinstance(value, Replicated):
@@ -101,11 +102,40 @@ def _form_of(value: object, replicated: bool) -> Form:
     if isinstance(value, Shard):
         return _shard_form(value)
     if isinstance(value, Shards):
-        return ShardsForm(type(value), tuple(_shard_form(box) for box in value.boxes))
+        return ShardsForm(type(value), Children.of(_shard_form(box) for box in value.boxes))
     return ArrayForm() if type(value) in ARRAYS else ForeignForm()
 
 
 # --------------------------------------------------------------------------- nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """The forms of what a container holds, in its order."""
+
+    count: int
+    runs: tuple[tuple[Form, int], ...]
+    """(form, how many values have it); arrays that follow each other are one run, which C takes."""
+
+    @classmethod
+    def of(cls, forms: Iterable[Form]) -> Children:
+        runs: list[tuple[Form, int]] = []
+        for are_arrays, group in groupby(forms, lambda form: type(form) is ArrayForm):
+            run = list(group)
+            runs += [(run[0], len(run))] if are_arrays else [(form, 1) for form in run]
+        return cls(sum(count for _, count in runs), tuple(runs))
+
+    def gather(self, values: Collection[object], found: Found) -> bool:
+        """Add what all values hold; False when one is of another form."""
+        if len(values) != self.count:
+            return False
+        rest = iter(values)
+        for form, count in self.runs:
+            if type(form) is ArrayForm:
+                found.arrays.extend(islice(rest, count))
+            elif not form.gather(next(rest), found):
+                return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +144,9 @@ class MappingForm:
 
     kind: type
     keys: list[object]
-    key_kinds: list[object]
+    key_kinds: object
     """Since 1, True and a subclass of str equal what is stored as something else."""
-    children: tuple[Form, ...]
+    children: Children
 
     def gather(self, value: object, found: Found) -> bool:
         if type(value) is not self.kind:
@@ -125,7 +155,7 @@ class MappingForm:
         keys = list(mapping)
         if keys != self.keys or _kinds_of(keys) != self.key_kinds:
             return False
-        return _gather_all(self.children, mapping.values(), found)
+        return self.children.gather(mapping.values(), found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +163,12 @@ class SequenceForm:
     """A list or tuple of one length."""
 
     kind: type
-    children: tuple[Form, ...]
+    children: Children
 
     def gather(self, value: object, found: Found) -> bool:
         if type(value) is not self.kind:
             return False
-        return _gather_all(self.children, cast(Sequence[object], value), found)
+        return self.children.gather(cast(Sequence[object], value), found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +248,12 @@ class ShardsForm:
     """Several boxes of one tensor."""
 
     kind: type
-    boxes: tuple[ShardForm, ...]
+    boxes: Children
 
     def gather(self, value: object, found: Found) -> bool:
         if type(value) is not self.kind:
             return False
-        return _gather_all(self.boxes, cast(Shards, value).boxes, found)
+        return self.boxes.gather(cast(Shards, value).boxes, found)
 
 
 # --------------------------------------------------------------------------- making them
@@ -232,23 +262,23 @@ class ShardsForm:
 def mapping_form(value: Mapping[object, object], children: Iterable[Form]) -> MappingForm:
     """The form of a mapping with these forms of its values."""
     keys = list(value)
-    return MappingForm(type(value), keys, _kinds_of(keys), tuple(children))
+    return MappingForm(type(value), keys, _kinds_of(keys), Children.of(children))
+
+
+def sequence_form(kind: type, children: Iterable[Form]) -> SequenceForm:
+    """The form of a list or tuple of this type with these forms of its items."""
+    return SequenceForm(kind, Children.of(children))
 
 
 def _shard_form(shard: Shard) -> ShardForm:
     return ShardForm(type(shard), shard.global_shape, shard.offset, shard.holders)
 
 
-def _kinds_of(keys: list[object]) -> list[object]:
-    kinds: list[object] = list(map(type, keys))
-    return [_kind_of(key) for key in keys] if tuple in kinds else kinds
+def _kinds_of(keys: list[object]) -> object:
+    """Of every key; the one kind, where all have the same and it has no parts."""
+    kinds: set[object] = set(map(type, keys))
+    return kinds if len(kinds) == 1 and tuple not in kinds else [_kind_of(key) for key in keys]
 
 
 def _kind_of(key: object) -> object:
     return tuple(map(_kind_of, key)) if isinstance(key, tuple) else type(key)
-
-
-def _gather_all(forms: Sequence[Form], values: Collection[object], found: Found) -> bool:
-    if len(values) != len(forms):
-        return False
-    return all(form.gather(value, found) for form, value in zip(forms, values, strict=True))

@@ -14,12 +14,14 @@ How the bytes get there: `copying`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final, cast
 
 import msgspec
 
+from ckpt.aio.collector import collector_paused
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.base.limits import CODE_COLUMNS_MAX, PAGE_BYTES, PAYLOAD_BYTES_MAX
@@ -36,6 +38,16 @@ from ckpt_client.state import AnyArray, FlatState, Leaf, flatten
 ITEM_ALIGN: Final = 64
 TAIL_BYTES: Final = CODE_COLUMNS_MAX * PAGE_BYTES
 """The last stripe's padding stays below k pages."""
+
+
+Picker = Callable[[Sequence[object]], tuple[object, ...]]
+
+
+def picker(places: Sequence[int]) -> Picker:
+    """Takes the values at these places, in their order; the loop is C's."""
+    if len(places) < 2:  # Where an itemgetter gives no tuple.
+        return lambda values: tuple([values[place] for place in places])
+    return itemgetter(*places)
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
@@ -57,8 +69,8 @@ class Layout:
     """Of the leaves, sorted."""
     dtypes: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
-    order: tuple[int, ...]
-    """order[i] is the place of leaf i in the walk over the state."""
+    sorted: Picker
+    """Takes what each leaf has in the walk over the state, in the leaves' order."""
     template: TreeTemplate
     document_room: int
     """Bytes that the tree document, which lies at offset 0, may have."""
@@ -86,7 +98,7 @@ class Layout:
             return None
         if len(document) > self.document_room:
             return None
-        return Packing(self, document, tuple(found.arrays[place] for place in self.order))
+        return Packing(self, document, self.sorted(found.arrays))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,9 +141,10 @@ class Planner:
             packing = layout.packing(found) if found is not None else None
             if packing is not None:
                 return packing
-        flat = flatten(state, replicated=replicated)
-        packing = plan_packing(flat, rank, world_size, replicas)
-        self._last = asked, form_of(state, replicated), packing.layout
+        with collector_paused():
+            flat = flatten(state, replicated=replicated)
+            packing = plan_packing(flat, rank, world_size, replicas)
+            self._last = asked, form_of(state, replicated), packing.layout
         return packing
 
 
@@ -145,7 +158,7 @@ def plan_packing(
     be there to be kept, and which one differs is known only afterwards.
     """
     template = TreeTemplate(state.root)
-    document = template.document()
+    document = template.document
     leaves = state.leaves
     stored_parts, witness_parts = _share_out(leaves, rank, world_size, replicas)
     room = align_up(len(document), PAGE_BYTES)
@@ -166,7 +179,7 @@ def plan_packing(
         names=tuple(leaf.name for leaf in leaves),
         dtypes=tuple(leaf.dtype for leaf in leaves),
         shapes=tuple(leaf.array.shape for leaf in leaves),
-        order=state.order,
+        sorted=picker(state.order),
         template=template,
         document_room=room,
         spans=spans,

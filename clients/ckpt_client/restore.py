@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import numpy as np
 
+from ckpt.aio.collector import collector_paused
 from ckpt.base.errors import CkptError, Corrupt, Lost, Refused, Unavailable
 from ckpt.base.ids import Generation, PayloadId, Rank, RunName, Step
 from ckpt.base.printable import printable
@@ -245,7 +246,8 @@ class Checkpoint:
             )
         root = self._documents([rank])[rank]
         reads = self._new_reads()
-        state = own_tree(self._index, rank, root, reads)
+        with collector_paused():
+            state = own_tree(self._index, rank, root, reads)
         self._read(reads)
         return state
 
@@ -254,15 +256,16 @@ class Checkpoint:
         rank = rank if rank is not None and rank < self.world_size else Rank(0)
         scalars = scalars_of(self._documents([rank])[rank])
         reads = self._new_reads()
-        walk = LikeWalk(self._index, rank, scalars, reads, strict)
-        state = walk.fill(like)
+        with collector_paused():
+            state = LikeWalk(self._index, rank, scalars, reads, strict).fill(like)
         self._read(reads)
         return state
 
     def _load_whole(self) -> object:
         roots = self._documents(self._ranks())
         reads = self._new_reads()
-        state = WholeWalk(self._index, reads).merge(roots)
+        with collector_paused():
+            state = WholeWalk(self._index, reads).merge(roots)
         self._read(reads)
         return state
 
@@ -289,7 +292,8 @@ class Checkpoint:
             documents[rank] = np.empty(payload.document_bytes, np.uint8)
             reads.add_range(rank, payload.document_offset, documents[rank])
         self._read(reads)
-        return {rank: decode_tree(document.data) for rank, document in documents.items()}
+        with collector_paused():
+            return {rank: decode_tree(document.data) for rank, document in documents.items()}
 
     def _new_reads(self) -> Reads:
         if self._stored is not None:

@@ -11,7 +11,7 @@ from ckpt.aio.first_touch import FirstTouch
 from ckpt.base.errors import Corrupt, NotFound, Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_name, dtype_of
-from ckpt.format.index import Box, IndexTensor
+from ckpt.format.index_pages import Box, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt_client.state import AnyArray
 
@@ -55,14 +55,12 @@ def variants_of(index: TensorIndex, name: str) -> tuple[IndexTensor, ...]:
         return ()
 
 
-def tensor_of_rank(
-    index: TensorIndex, name: str, rank: Rank
-) -> tuple[IndexTensor, tuple[Box, ...]]:
+def tensor_of_rank(index: TensorIndex, name: str, rank: Rank) -> tuple[IndexTensor, Sequence[Box]]:
     """The rank's tensor of that name, and the boxes that it declared; Corrupt without one."""
     for tensor in variants_of(index, name):
         if tensor.meaning is Meaning.REPLICATED:
             return tensor, tensor.boxes[:1]
-        boxes = tuple(box for box in tensor.boxes if box.rank == rank)
+        boxes = [box for box in tensor.boxes if box.rank == rank]
         if boxes:
             return tensor, boxes
     raise Corrupt(f"{name}: rank {rank}'s tree names it, the index does not")

@@ -13,8 +13,8 @@ from typing import Final
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
-from ckpt.format.index import Box as IndexBox
-from ckpt.format.index import IndexTensor
+from ckpt.format.index_pages import Box as IndexBox
+from ckpt.format.index_pages import IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import (
     DictNode,
@@ -48,9 +48,11 @@ def own_tree(index: TensorIndex, rank: Rank, root: Node, reads: Reads) -> object
 
     def leaf(name: str) -> object:
         tensor, boxes = tensor_of_rank(index, name, rank)
-        arrays = [new_array(reads, tensor, box.shape) for box in boxes]
-        for box, array in zip(boxes, arrays, strict=True):
-            reads.add_box(tensor, [box], box.offset, array, prefer=rank)
+        arrays = []
+        for box in boxes:
+            array = new_array(reads, tensor, box.shape)
+            reads.add_box(tensor, (box,), box.offset, array, rank)
+            arrays.append(array)
         if tensor.meaning is not Meaning.SHARD:
             return arrays[0]
         shards = [

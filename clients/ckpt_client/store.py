@@ -73,6 +73,8 @@ def open(
     memory.
     stager_idle_s: how long a stager without an open store stays, for a restart to read from its
         memory, and to tell the other ranks at once when this process ends with its store closed.
+    start_timeout_s: how long a cluster that is coming up is waited for: a local one that is started
+        here, or a coordinator that says that its targets are not there yet.
     durable: the object store that `ckptd drain` fills, such as `s3://bucket/runs`, else
         $CKPT_DURABLE: `load` of what the tier has not, has evicted or has lost, or what stays out
         of reach there, reads it from this store.

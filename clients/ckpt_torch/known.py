@@ -27,10 +27,10 @@ from ckpt_client.forms import (
     Form,
     Found,
     ScalarForm,
-    SequenceForm,
     StateForm,
     learn_form,
     mapping_form,
+    sequence_form,
 )
 from ckpt_client.packing import Layout
 from ckpt_client.state import ARRAYS, AnyArray
@@ -124,7 +124,7 @@ class _Walk:
             )
         if isinstance(value, list | tuple):
             items = [self.form(child, (*path, Index(n))) for n, child in enumerate(value)]
-            return SequenceForm(type(value), tuple(items))
+            return sequence_form(type(value), items)
         if is_plain(value):
             name = path_text(path)
             self.plain.append(name)

@@ -1,6 +1,6 @@
 """`load_whole`: a checkpoint as new tensors, without a state dict to fill.
 
-For what frameworks load before anything exists to load into. One process gets everything.
+For what frameworks load before anything exists to load into. Each process gets everything.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ckpt_client.restore import Checkpoint
 from ckpt_client.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.dcp_names import MARK_KEY, VALUE_KEY, unpack_value
-from ckpt_torch.place import CheckpointName, find_where
+from ckpt_torch.place import CheckpointName, find_where, find_who
 from ckpt_torch.tensors import from_array
 from ckpt_torch.tree import PICKLE_KEY, unpickled
 
@@ -29,11 +29,14 @@ def load_whole(
 ) -> object:
     """The whole state: dicts, lists, tuples and plain values as saved, every array as a CPU tensor.
 
-    checkpoint_id, store: as in `load`; without a step the newest. Raises Refused by path for
-    pickles that are not allowed; NotFound, Unavailable, Lost.
+    checkpoint_id, store: as in `load`; without a step the newest. Ranks may all call it, or one of
+    them alone: all that do get the same generation. Raises Refused by path for pickles that are
+    not allowed; NotFound, Unavailable, Lost.
     """
-    where = find_where(checkpoint_id, store)
-    with where.store.resolve(where.run, where.step, rank=0, world_size=1) as checkpoint:
+    where, who = find_where(checkpoint_id, store), find_who(None, no_dist=False)
+    with where.store.resolve(
+        where.run, where.step, rank=who.rank, world_size=who.world_size
+    ) as checkpoint:
         return whole_of(checkpoint, allow_pickle=allow_pickle)
 
 

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -21,7 +22,7 @@ from typing import Final
 
 from ckpt.aio.rpc import RpcClient
 from ckpt.aio.secret import read_secret
-from ckpt.base.errors import Refused
+from ckpt.base.errors import CkptError, Refused
 from ckpt.base.units import MiB
 from ckpt.format.messages import Role
 from ckpt.objects.pace import Pace
@@ -98,7 +99,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run_drain(config: DrainConfig, secret: bytes) -> None:
-    """Serve until SIGTERM or SIGINT. Raises Refused for a store that cannot be opened."""
+    """Serve until SIGTERM or SIGINT. Raises Refused for a store that cannot be opened, CkptError
+    for a defect: whoever runs this starts it again.
+    """
     report = reporter("ckptd.drain")
     stopped = threading.Event()
 
@@ -111,10 +114,18 @@ def run_drain(config: DrainConfig, secret: bytes) -> None:
     reach = Reach(config.coordinator, secret, name)
     rpc = RpcClient(config.coordinator, secret=secret, role=Role.DRAIN, name=name)
     workers = [_worker(config, policy, rpc, reach, stopped) for policy in config.policies]
-    threads = [
-        threading.Thread(target=worker.run, args=(config.poll_s,), daemon=True)
-        for worker in workers
-    ]
+    defects: list[BaseException] = []
+
+    def serve(worker: StoreWorker) -> None:
+        try:
+            worker.run(config.poll_s)
+        except BaseException as error:  # Without this thread nobody serves its store.
+            lines = "".join(traceback.format_exception(error))
+            report("error", "defect: a store's worker failed", {"traceback": lines})
+            defects.append(error)
+            stopped.set()
+
+    threads = [threading.Thread(target=serve, args=(worker,), daemon=True) for worker in workers]
     for thread in threads:
         thread.start()
     ready = {"ready": "drain", "pid": os.getpid(), "to": [worker.url for worker in workers]}
@@ -124,6 +135,11 @@ def run_drain(config: DrainConfig, secret: bytes) -> None:
         thread.join(STOP_GRACE_S)
     rpc.close()
     report("info", "stopped", {})
+    if defects:
+        raise CkptError(
+            f"stopped by a defect: {type(defects[0]).__name__}: {defects[0]}",
+            hint="nothing durable is harmed; start it again and report the logged traceback",
+        )
 
 
 def _worker(

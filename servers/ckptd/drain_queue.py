@@ -168,5 +168,5 @@ class Heartbeat:
             except Fenced:
                 if checkpoint == self.checkpoint:
                     self.lost.set()
-            except CkptError:
-                continue  # Away, or rebuilt: the worker's own questions find that out.
+            except (CkptError, MemoryError):
+                continue  # Away, rebuilt, starved: the worker's own questions find that out.

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from ckpt.base.errors import Aborted, Busy, CkptError, NotFound, Refused
+from ckpt.base.errors import Aborted, Busy, CkptError, NotFound, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.objects.leftovers import Leftovers, delete_unfinished, tidy_committed
 from ckpt.objects.names import COMMITTED, generation_prefix
@@ -31,6 +31,8 @@ from ckptd.drain_watch import Watch
 from ckptd.log import Reporter
 
 TELL_COUNT_MAX: Final = 16
+NO_THREAD: Final = "can't start new thread"
+"""As CPython says it."""
 REST_S_MAX: Final = 10.0
 """Between two tries of a store that fails, which are told one by one."""
 
@@ -93,7 +95,9 @@ class StoreWorker:
         try:
             while not self._stopped.is_set():
                 try:
-                    if not self._drain_next(heartbeat):
+                    with scarcity_told():
+                        is_busy = self._drain_next(heartbeat)
+                    if not is_busy:
                         self._stopped.wait(poll_s)
                     rest_s = poll_s
                 except CkptError as error:
@@ -162,7 +166,8 @@ class StoreWorker:
         name = f"{id.run}@{id.step}"
         self._report("info", "draining", {"url": self.url, "checkpoint": name})
         try:
-            manifest = self._write(id, heartbeat)
+            with scarcity_told():
+                manifest = self._write(id, heartbeat)
         except Aborted:
             return  # Finished by another worker, another's by now, or this process ends.
         except CkptError as error:
@@ -225,6 +230,21 @@ class StoreWorker:
             delete_unfinished(self._sink, run, step, generation)
             fields = {"url": self.url, "checkpoint": f"{run}@{step}#{generation}"}
             self._report("warning", "abandoned: the tier deleted it half drained", fields)
+
+
+@contextmanager
+def scarcity_told() -> Iterator[None]:
+    """What the system does not give this process is no defect: it may give it later."""
+    try:
+        yield
+    except MemoryError as error:
+        hint = "more memory for the drain, or less memory_bytes, fewer threads, fewer stores"
+        raise Unavailable(f"not enough memory: {error}", hint=hint) from error
+    except RuntimeError as error:
+        if str(error) != NO_THREAD:
+            raise
+        hint = "more memory or more processes for the drain, or fewer threads"
+        raise Unavailable(f"the system gives no thread: {error}", hint=hint) from error
 
 
 def delete_stored(sink: Sink, run: RunName, step: Step, generation: Generation) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 
+from ckpt.aio.collector import collect_rarely
 from ckpt.base.errors import Refused
 
 LOOPS = ("asyncio", "uvloop")
@@ -18,6 +19,7 @@ def check_loop(name: str) -> None:
 
 def run(daemon: Coroutine[object, object, None], loop: str) -> None:
     """Run it to its end; uvloop is imported only where it is asked for."""
+    collect_rarely()
     factory = None
     if loop == "uvloop":
         import uvloop

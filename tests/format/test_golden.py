@@ -44,15 +44,8 @@ from ckpt.format.column import (
 )
 from ckpt.format.envelope import decompress, unwrap
 from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter
-from ckpt.format.index import (
-    Box,
-    Index,
-    IndexPayload,
-    IndexTensor,
-    Location,
-    decode_index,
-    encode_index,
-)
+from ckpt.format.index import Index, IndexPayload, decode_index, encode_index
+from ckpt.format.index_pages import Box, IndexTensor, Location
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, decode_manifest, encode_manifest
 from ckpt.format.messages import CommitInfo, Fragment, Message
@@ -135,16 +128,16 @@ INDEX = Index(
     (
         IndexTensor(
             "b", Meaning.OWN, "bfloat16", (),
-            (Box(Rank(1), (), (), (Location(None, Rank(1), 0, 64, 2),)),),
+            (Box(Rank(1), (), (), (Location(Rank(1), 0, 64, 2),)),),
         ),
         IndexTensor(
             "w", Meaning.SHARD, "<f4", (4, 2),
             (
                 Box(
                     Rank(0), (0, 0), (2, 2),
-                    (Location(None, Rank(0), 0, 0, 8), Location(None, Rank(0), 8, 512, 8)),
+                    (Location(Rank(0), 0, 0, 8), Location(Rank(0), 8, 512, 8)),
                 ),
-                Box(Rank(1), (2, 0), (2, 2), (Location(Generation(3, 40), Rank(1), 0, 128, 16),)),
+                Box(Rank(1), (2, 0), (2, 2), (Location(Rank(1), 0, 128, 16).at(Generation(3, 40)),)),
             ),
         ),
     ),
@@ -298,7 +291,7 @@ def test_a_rank_table_is_as_ever() -> None:
 
 
 def test_a_rank_table_that_refers_to_a_home_is_as_ever() -> None:
-    pieces = (Piece(0, 4096, 64), Piece(64, 8192, 64, Generation(3, 40)))
+    pieces = (Piece(0, 4096, 64), Piece(64, 8192, 64).at(Generation(3, 40)))
     entry = TensorEntry("w", Meaning.OWN, "<f4", (32,), (0,), (32,), pieces, bytes(range(16)))
     referring = RankTable(Rank(1), 2, (entry,))
     document = table.encode_table(referring)

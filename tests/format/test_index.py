@@ -24,13 +24,10 @@ from ckpt.base.limits import INDEX_PAGE_BYTES_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import Buffer
 from ckpt.format.index import (
-    Box,
     Fetch,
     Index,
     IndexPayload,
     IndexReader,
-    IndexTensor,
-    Location,
     decode_index,
     encode_index,
     tensor_order,
@@ -38,6 +35,9 @@ from ckpt.format.index import (
 from ckpt.format.index_pages import (
     HEADER_BYTES,
     PAGE_PACKED_BYTES_MAX,
+    Box,
+    IndexTensor,
+    Location,
     decode_directory,
     decode_header,
     decode_tensor_page,
@@ -81,7 +81,7 @@ def tensors(draw: st.DrawFn, name: str) -> IndexTensor:
         for length in draw(st.lists(st.integers(1, 1 << 30), max_size=3)):
             generation = draw(st.none() | generations)
             at = draw(st.integers(0, 1 << 40))
-            locations.append(Location(generation, Rank(rank), start, at, length))
+            locations.append(Location(Rank(rank), start, at, length).at(generation))
             start += length
         boxes.append(Box(Rank(rank), offset, shape, tuple(locations)))
     return IndexTensor(
@@ -113,15 +113,14 @@ def row_sharded(name: str, ranks: int) -> IndexTensor:
         "<f4",
         (ranks, 8),
         tuple(
-            Box(Rank(r), (r, 0), (1, 8), (Location(None, Rank(r), 0, 64 * r, 32),))
-            for r in range(ranks)
+            Box(Rank(r), (r, 0), (1, 8), (Location(Rank(r), 0, 64 * r, 32),)) for r in range(ranks)
         ),
     )
 
 
 def wide_replica(name: str, pieces: int) -> IndexTensor:
     """A replica in many pieces."""
-    locations = tuple(Location(None, Rank(p), p * 4, p * 4, 4) for p in range(pieces))
+    locations = tuple(Location(Rank(p), p * 4, p * 4, 4) for p in range(pieces))
     return IndexTensor(
         name, Meaning.REPLICATED, "<f4", (pieces,), (Box(Rank(0), (0,), (pieces,), locations),)
     )
@@ -194,6 +193,23 @@ def test_one_tensor_is_read_by_a_few_ranges(name: str) -> None:
     if name.startswith("layers"):
         assert len(copy.fetched) <= 4
         assert sum(end - start for start, end in copy.fetched) < len(DOCUMENT) / 4
+
+
+def test_a_page_that_is_asked_for_again_and_again_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckpt.format.index._CACHED_PAGES", 3)
+    monkeypatch.setattr("ckpt.format.index._PAGES_AT_ONCE", 1)
+    copy = Copy(DOCUMENT)
+    reader = IndexReader(copy.fetch)
+    often, *others = (f"layers/#{number}/w" for number in range(0, 300, 20))
+    reader.tensor(often)
+    fetched = []
+    for name in others:
+        reader.tensor(name)
+        before = len(copy.fetched)
+        reader.tensor(often)
+        fetched.append(len(copy.fetched) - before)
+    assert fetched == [0] * len(others)
+    assert len(copy.fetched) > 2 + 3, "more pages than are kept"
 
 
 def test_tensors_are_found_by_prefix() -> None:
@@ -326,7 +342,7 @@ def test_random_bytes_are_refused(noise: bytes) -> None:
         replace(row_sharded("a", 2), name="n" * 5000),
         replace(
             wide_replica("a", 1),
-            boxes=(Box(Rank(0), (0,), (1,), (Location(None, Rank(0), 0, -1, 4),)),),
+            boxes=(Box(Rank(0), (0,), (1,), (Location(Rank(0), 0, -1, 4),)),),
         ),
         replace(wide_replica("a", 1), boxes=(Box(Rank(-1), (0,), (1,), ()),)),
     ],
@@ -384,4 +400,16 @@ def test_a_directory_with_a_page_out_of_bounds_is_corrupt(
         first = structs.replace(first, raw_bytes=raw_bytes)
     made = structs.replace(directory, tensor_pages=(first, second, *rest))
     with pytest.raises(Corrupt, match=f"a page of {first.packed_bytes}, {first.raw_bytes} bytes"):
+        decode_directory(header, encode_directory(made))
+
+
+@pytest.mark.parametrize("kind", ["payload_pages", "tensor_pages"])
+def test_a_directory_whose_pages_do_not_ascend_is_corrupt(kind: str) -> None:
+    header = decode_header(DOCUMENT[:HEADER_BYTES])
+    start = header.directory_offset
+    directory = decode_directory(header, DOCUMENT[start : start + header.directory_bytes])
+    pages = getattr(directory, kind)
+    assert len(pages) > 1
+    made = structs.replace(directory, **{kind: pages[::-1]})
+    with pytest.raises(Corrupt, match="do not ascend"):
         decode_directory(header, encode_directory(made))

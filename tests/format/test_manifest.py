@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt.base.errors import Corrupt, Refused
+from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, PayloadId, Rank, RunName, Step
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32
 from ckpt.format.layout import Layout
@@ -19,6 +20,8 @@ from ckpt.format.manifest import (
     manifest_bytes,
 )
 from tests.format.strategies import flipped, manifests, masks, positions, read_or_refused
+
+PAYLOAD = PayloadId(CheckpointId(RunName("run"), Step(7), Generation(1, 2)), Rank(3))
 
 
 @given(manifests())
@@ -63,6 +66,25 @@ def test_a_lying_writer_is_refused_or_read(
 def test_a_payload_too_large_for_its_cells_is_refused() -> None:
     with pytest.raises(Refused, match="larger cells"):
         manifest_bytes(Layout(Code(4, 2), 1 << 44, 4096))
+
+
+def test_a_document_over_the_bound_is_refused_before_anything_is_read_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout = Layout(Code(2, 1), 5 * 8192, 4096)
+    document = encode_manifest(
+        RankManifest(
+            PAYLOAD, LaunchNumber(1), layout.code, 1, 1, layout.payload_bytes, layout.cell_bytes,
+            np.zeros((5, 3), np.uint32), np.zeros(3, np.uint32),
+        )
+    )  # fmt: skip
+    monkeypatch.setattr("ckpt.format.manifest.MANIFEST_BYTES_MAX", len(document))
+    assert decode_manifest(document).layout == layout
+    monkeypatch.setattr("ckpt.format.manifest.MANIFEST_BYTES_MAX", len(document) - 1)
+    with pytest.raises(Corrupt, match="cannot be"):
+        decode_manifest(document)
+    with pytest.raises(Refused):
+        manifest_bytes(layout)
 
 
 @given(manifests())

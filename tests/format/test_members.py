@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt.base.errors import Corrupt
+from ckpt.base.errors import Corrupt, Refused
 from ckpt.format.members import Member, decode_members, encode_members
 
 MEMBERS = (Member("a/1", 5, b"f" * 16), Member("b", 0, b"g" * 16))
@@ -35,3 +35,13 @@ def test_a_name_that_comes_twice_is_corrupt() -> None:
     twice = encode_members((MEMBERS[0], MEMBERS[0]))
     with pytest.raises(Corrupt, match="not in order"):
         decode_members(twice)
+
+
+def test_a_list_is_as_long_as_one_message_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = [Member(f"1/{number}", 5, b"f" * 16) for number in range(3)]
+    document = encode_members(members)
+    monkeypatch.setattr("ckpt.format.members.FRAME_BULK_BYTES_MAX", len(document))
+    assert encode_members(members) == document
+    monkeypatch.setattr("ckpt.format.members.FRAME_BULK_BYTES_MAX", len(document) - 1)
+    with pytest.raises(Refused, match="3 files"):
+        encode_members(members)

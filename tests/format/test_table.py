@@ -44,7 +44,8 @@ def entries(draw: st.DrawFn, name: str) -> TensorEntry:
     pieces, start = [], 0
     for gap, at, length in draw(st.lists(st.tuples(*[st.integers(1, 1 << 30)] * 3), max_size=3)):
         home = draw(st.sampled_from([None, Generation(at, length)]))
-        pieces.append(Piece(start + gap - 1, at, length, home))
+        piece = Piece(start + gap - 1, at, length)
+        pieces.append(piece if home is None else piece.at(home))
         start += gap + length
     return TensorEntry(
         name=name,

@@ -1,8 +1,8 @@
 """One of several JAX processes.
 
-    python -m tests.frameworks.jax_process URL RANK COUNT PORT save|load
+    python -m tests.frameworks.jax_process URL RANK COUNT PORT save|load|number
 
-It ends with 0 when all held. Two save; any number loads. Each has four devices.
+It ends with 0 when all held. Two save, or load by number; any number loads. Each has four devices.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ DEVICES = 4
 """Of each process."""
 SAVERS = 2
 RUN = "jax/processes"
+NUMBERED = "jax/numbered"
 LARGE_BYTES = 96 << 20
 """Of what replicas load together."""
 TIMEOUT_S = 120.0
@@ -142,6 +143,32 @@ def load(url: str, rank: int, count: int) -> None:
             assert LARGE_BYTES <= given <= 1.1 * LARGE_BYTES, f"{given / LARGE_BYTES:.3f}"
 
 
+def load_by_number(url: str, rank: int) -> None:
+    """The step is saved again when one process has loaded it, and its peer has not."""
+    with ckpt.open(url, launch="jax readers") as store:
+        if rank == 0:
+            save_again(url, 1)
+            check_version(store, 1)
+            save_again(url, 2)
+        sync_global_devices("saved again")
+        if rank == 1:
+            check_version(store, 1)
+        sync_global_devices("loaded alone")
+        check_version(store, 2)
+
+
+def save_again(url: str, version: int) -> None:
+    """As another job does."""
+    with ckpt.open(url, launch=f"jax trainers {version}") as store:
+        state = {"w": ckpt.Replicated(np.full(1000, version))}
+        store.save(NUMBERED, 5, state, rank=0, world_size=1).wait(TIMEOUT_S)
+
+
+def check_version(store: ckpt.Store, version: int) -> None:
+    found = ckpt_jax.load(store, NUMBERED, 5, {"w": np.zeros(1000, "i8")})
+    assert found["w"].tolist() == [version] * 1000, f"{found['w'][0]}, not {version}"
+
+
 def main() -> None:
     url, rank, count, port, verb = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
     if count > 1:
@@ -149,6 +176,8 @@ def main() -> None:
     assert jax.process_count() == count
     if verb == "save":
         save(url, rank)
+    elif verb == "number":
+        load_by_number(url, rank)
     else:
         load(url, rank, count)
 

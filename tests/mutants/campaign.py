@@ -1,7 +1,7 @@
 """Plants bugs one at a time and runs the tests: `python -m tests.mutants.campaign --count 60`.
 
-    pick by seed --> plant in a copy of the tree --> the tests of its room, nearest file first
-        --> killed by a test that passes without it | survived | timeout | unsure
+    pick by seed --> plant in a copy of the tree --> the tests of its room that reach it,
+        nearest file first --> killed by a test that passes without it | survived | timeout | unsure
         --> a line of the log --> report by file
 
 The tree stays untouched. What the log holds already is not run again, so a campaign that was
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,9 @@ from typing import Final
 
 import msgspec
 
+from tests.mutants import histories, reach
 from tests.mutants.operators import Mutant, compiles, mutants_of
+from tests.mutants.reach import Reach
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 MUTATED: Final = (
@@ -53,6 +55,8 @@ COPIED: Final = (
     "README.md", "CHANGELOG.md",
 )  # fmt: skip
 SLOWEST: Final = ("--deselect", "tests/sim/test_planted_bugs.py")
+MAIN: Final = "tests/sim/test_simulation.py"
+"""The simulator's main campaign: the only one whose seeds `--sim-seeds` counts."""
 LIMIT_S: Final = 600.0
 
 
@@ -66,12 +70,41 @@ class Verdict(msgspec.Struct, frozen=True):
     end: str
     """`killed`, `survived`, `timeout`, or `unsure`: the test fails without the bug, too."""
     by: str = ""
-    """The test that noticed it."""
+    """The test or history that noticed it."""
     diff: str = ""
 
 
 Judge = Callable[[Path, Mutant], tuple[str, str]]
 """Runs tests in a copy of the tree; how it ended, and which test noticed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histories:
+    """A judge: the simulator alone. `by` says which history was broken; of a bug that broke none,
+    how many it changed.
+    """
+
+    seeds: int
+    known: Path
+    """How each history goes without a bug; `begin` writes it."""
+    limit_s: float = LIMIT_S
+
+    def begin(self, tree: Path) -> None:
+        """On a tree without a bug."""
+        if not self.known.exists():
+            end, by = self(tree)
+            assert end == "survived", f"the tree itself fails: {end} {by}"
+
+    def __call__(self, tree: Path, _mutant: Mutant | None = None) -> tuple[str, str]:
+        command = [
+            sys.executable, "-m", histories.__name__,
+            "--seeds", str(self.seeds), "--known", str(self.known),
+        ]  # fmt: skip
+        status, text = _outcome_of(command, tree, {}, self.limit_s)
+        if status is None:
+            return "timeout", ""
+        last = text.strip().rpartition("\n")[2]
+        return ("killed" if status else "survived"), last[:200]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +114,8 @@ class Pytest:
     which: str = "near"
     limit_s: float = LIMIT_S
     sim_seeds: int = 100
+    reaches: Mapping[str, Reach] = field(default_factory=dict)
+    """By folder of near tests; without one all tests of the folder are run."""
     known: dict[str, bool] = field(default_factory=dict)
     #: Test files of which a test passed, or failed, on the tree as it is.
 
@@ -100,15 +135,39 @@ class Pytest:
         return self.known[file]
 
     def _stages(self, tree: Path, mutant: Mutant) -> list[list[str]]:
-        if self.which == "sim":
-            main = "tests/sim/test_simulation.py"
-            files = nearest_first(tree, "tests/sim", mutant.path)
-            return [[main], [file for file in files if file != main]]
-        near = next(where for room, where in NEAR.items() if mutant.path.startswith(room))
-        stages = [nearest_first(tree, folder, mutant.path) for folder in near]
+        stages = [self._near(tree, folder, mutant) for folder in near_of(mutant.path)]
         if self.which == "all":
-            stages += [[folder] for folder in FAR if folder not in near]
-        return stages
+            stages += [[folder] for folder in FAR if folder not in near_of(mutant.path)]
+        return [stage for stage in stages if stage]
+
+    def _near(self, tree: Path, folder: str, mutant: Mutant) -> list[str]:
+        files = nearest_first(tree, folder, mutant.path)
+        if folder not in self.reaches:
+            return files
+        # A bug of one statement changes no line on which a function begins before it.
+        tests = self.reaches[folder].tests_of(mutant, (tree / mutant.path).read_text())
+        order = {file: at for at, file in enumerate(files)}
+        return sorted(tests, key=lambda test: order[test.partition("::")[0]])
+
+
+def near_of(path: str) -> tuple[str, ...]:
+    """Where a file's bugs should be found."""
+    return next(where for room, where in NEAR.items() if path.startswith(room))
+
+
+def reaches_of(tree: Path, mutants: Iterable[Mutant], place: Path) -> dict[str, Reach]:
+    """Who reaches what in the folders near to these bugs; kept in `place` until sources change."""
+    found = {}
+    for folder in sorted({each for mutant in mutants for each in near_of(mutant.path)}):
+        if (tree / folder).is_dir():
+            kept = place / f"{Path(folder).name}-{reach.digest_of(tree, ['ckpt', folder])}.jsonl"
+            if not kept.exists():
+                begun = kept.with_suffix(".begun")
+                begun.unlink(missing_ok=True)
+                run_pytest(tree, [folder], 3 * LIMIT_S, reach_file=begun)
+                begun.rename(kept)
+            found[folder] = Reach(reach.read_lines(kept))
+    return found
 
 
 def nearest_first(tree: Path, folder: str, path: str) -> list[str]:
@@ -128,20 +187,47 @@ def nearest_first(tree: Path, folder: str, path: str) -> list[str]:
 
 
 def run_pytest(
-    tree: Path, files: Sequence[str], limit_s: float, sim_seeds: int = 100
+    tree: Path,
+    files: Sequence[str],
+    limit_s: float,
+    sim_seeds: int = 100,
+    reach_file: Path | None = None,
 ) -> tuple[str, str]:
     """`killed`, `survived` or `timeout`, and the first test that failed."""
+    environment = {}
+    # Other histories count by the same variable, and some must be enough to meet every case.
+    if all(file.startswith(MAIN) for file in files):
+        environment["CKPT_SIM_SEEDS"] = str(sim_seeds)
+    ways = ["-x"]
+    if reach_file is not None:
+        environment[reach.VARIABLE] = str(reach_file)
+        ways = ["-p", reach.__name__]
+    command = [
+        sys.executable, "-m", "pytest", *ways, "-q", "--no-header", "-p", "no:cacheprovider",
+        "-m", "not slow", "--hypothesis-seed=0", *SLOWEST, *files,
+    ]  # fmt: skip
+    status, text = _outcome_of(command, tree, environment, limit_s)
+    if status is None:
+        return "timeout", ""
+    if status == 0:
+        return "survived", ""
+    if "+++ Timeout +++" in text:  # Of one test: pytest-timeout ends the process.
+        return "timeout", ""
+    noticed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.MULTILINE)
+    return "killed", noticed[1] if noticed else f"pytest ended with {status}"
+
+
+def _outcome_of(
+    command: Sequence[str], tree: Path, more: Mapping[str, str], limit_s: float
+) -> tuple[int | None, str]:
+    """The exit status and the output of what runs in a tree; None when it had to be ended."""
     rooms = [str(tree / room) for room in ("", "servers", "clients", "benchmarks")]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(rooms),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "CKPT_SIM_SEEDS": str(sim_seeds),
+        **more,
     }
-    command = [
-        sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider",
-        "-m", "not slow", "--hypothesis-seed=0", *SLOWEST, *files,
-    ]  # fmt: skip
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
             command, cwd=tree, env=environment, stdout=output, stderr=subprocess.STDOUT,
@@ -150,15 +236,11 @@ def run_pytest(
         try:
             status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            return "timeout", ""
+            return None, ""
         finally:
             _end_group(process)
         output.seek(0)
-        text = output.read()
-    if status == 0:
-        return "survived", ""
-    noticed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
-    return "killed", noticed[1] if noticed else f"pytest ended with {status}"
+        return status, output.read()
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
@@ -176,9 +258,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 def pick(tree: Path, only: Sequence[str], seed: int, count: int) -> list[Mutant]:
     """So many bugs in the order of the seed; a greater count begins with the same ones."""
-    files = [file for place in only for file in _files(tree / place)]
-    paths = [file.relative_to(tree).as_posix() for file in files]
-    found = [each for path in paths for each in mutants_of(path, (tree / path).read_text())]
+    found = [each for place in only for each in _mutants_in(tree, place)]
     random.Random(seed).shuffle(found)
     chosen: list[Mutant] = []
     for mutant in found:
@@ -189,8 +269,15 @@ def pick(tree: Path, only: Sequence[str], seed: int, count: int) -> list[Mutant]
     return chosen
 
 
-def _files(place: Path) -> list[Path]:
-    return sorted(place.rglob("*.py")) if place.is_dir() else [place]
+def _mutants_in(tree: Path, place: str) -> Iterator[Mutant]:
+    """Of a folder, a file, or of lines: FILE:FIRST-LAST."""
+    name, _, lines = place.partition(":")
+    first, last = (int(line) for line in lines.split("-")) if lines else (1, sys.maxsize)
+    files = sorted((tree / name).rglob("*.py")) if (tree / name).is_dir() else [tree / name]
+    for file in files:
+        for mutant in mutants_of(file.relative_to(tree).as_posix(), file.read_text()):
+            if first <= mutant.line <= last:
+                yield mutant
 
 
 def run(
@@ -278,7 +365,7 @@ def report(verdicts: Sequence[Verdict]) -> str:
     for verdict in verdicts:
         if verdict.end == "survived":
             where = f"{verdict.path}:{verdict.line}: {verdict.operator}"
-            lines += ["", f"survived: {where}", verdict.diff]
+            lines += ["", f"survived: {where}", *filter(None, [verdict.by]), verdict.diff]
     return "\n".join(lines) + "\n"
 
 
@@ -287,9 +374,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--count", type=int, default=60, help="how many bugs")
     parser.add_argument("--seed", type=int, default=0, help="which ones")
-    parser.add_argument("--only", action="append", help="a file or folder of those mutated")
+    parser.add_argument(
+        "--only", action="append", help="a folder, a file, or FILE:FIRST-LAST of its lines"
+    )
     parser.add_argument("--judge", choices=("near", "sim", "all"), default="near")
-    parser.add_argument("--sim-seeds", type=int, default=100)
+    parser.add_argument("--sim-seeds", type=int, default=120, help="of the main campaign")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="of one pytest")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--log", type=Path, help="default: .mutants/JUDGE.jsonl")
@@ -297,8 +386,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log: Path = chosen.log or ROOT / ".mutants" / f"{chosen.judge}.jsonl"
     log.parent.mkdir(parents=True, exist_ok=True)
     mutants = pick(ROOT, chosen.only or MUTATED, chosen.seed, chosen.count)
-    judge = Pytest(chosen.judge, chosen.limit_s, chosen.sim_seeds)
-    verdicts = run(ROOT, mutants, log, judge, passes=judge.passes, workers=chosen.workers)
+    place, limit_s = log.parent, chosen.limit_s
+    if chosen.judge == "sim":
+        name = f"sim-{chosen.sim_seeds}-{reach.digest_of(ROOT, ['ckpt', 'tests/sim'])}.txt"
+        simulator = Histories(chosen.sim_seeds, place.resolve() / name, limit_s)
+        simulator.begin(ROOT)
+        verdicts = run(ROOT, mutants, log, simulator, workers=chosen.workers)
+    else:
+        reaches = reaches_of(ROOT, mutants, place.resolve())
+        judge = Pytest(chosen.judge, limit_s, chosen.sim_seeds, reaches)
+        verdicts = run(ROOT, mutants, log, judge, passes=judge.passes, workers=chosen.workers)
     sys.stdout.write(report(verdicts))
     return any(verdict.end == "survived" for verdict in verdicts)
 

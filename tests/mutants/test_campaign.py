@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.campaign import (
+    MAIN,
     ROOT,
     Mutant,
     Pytest,
@@ -78,6 +79,29 @@ def test_a_test_that_hangs_on_a_bug_is_ended(tree: Path) -> None:
     assert run_pytest(tree, ["tests"], limit_s=3) == ("timeout", "")
 
 
+def test_a_test_that_ends_the_process_at_its_time_limit_is_a_timeout(tree: Path) -> None:
+    body = (
+        '@pytest.mark.timeout(1, method="thread")\ndef test_ends():\n    while True:\n        1\n'
+    )
+    (tree / "tests/test_numbers.py").write_text(f'"""Never ends."""\nimport pytest\n\n{body}')
+    assert run_pytest(tree, ["tests"], limit_s=100) == ("timeout", "")
+
+
+def test_only_the_main_campaign_is_told_how_many_seeds(tree: Path) -> None:
+    body = '''"""Seeds."""
+import os
+
+
+def test_seeds() -> None:
+    assert os.environ.get("CKPT_SIM_SEEDS") == {}
+'''
+    (tree / "tests/sim").mkdir()
+    (tree / MAIN).write_text(body.replace("{}", '"7"'))
+    (tree / "tests/sim/test_other.py").write_text(body.replace("{}", "None"))
+    for file in (MAIN, "tests/sim/test_other.py"):
+        assert run_pytest(tree, [file], limit_s=100, sim_seeds=7) == ("survived", "")
+
+
 def test_a_test_that_fails_without_the_bug_proves_nothing(tree: Path, tmp_path: Path) -> None:
     (tree / "tests/test_numbers.py").write_text('"""Red."""\n\n\ndef test_red():\n    assert 0\n')
     (mutant,) = pick(tree, ["ckpt/numbers.py"], seed=1, count=1)
@@ -105,6 +129,12 @@ def test_a_campaign_goes_on_where_it_was_stopped(tree: Path, tmp_path: Path) -> 
     assert len(read_log(log)) == 4
     assert run(tree, more, log, judge) == verdicts
     assert len(judged) == 4
+
+
+def test_a_file_can_be_narrowed_to_some_of_its_lines(tree: Path) -> None:
+    wanted = {"ckpt/numbers.py": {5, 6, 7}, "ckpt/numbers.py:6-7": {6, 7}, "ckpt:5-5": {5}}
+    for place, lines in wanted.items():
+        assert {mutant.line for mutant in pick(tree, [place], seed=1, count=100)} == lines
 
 
 def test_equal_seeds_pick_equal_bugs_and_others_do_not() -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -108,11 +108,13 @@ class Drain:
         *options: str,
         environment: Mapping[str, str] | None = None,
         log: Path | None = None,
+        within: Sequence[str] = (),
     ) -> None:
+        """`within`: what starts it, in another namespace."""
         ready = json.loads((directory / "ready.json").read_text())
         self.log = (log or directory / "logs" / "drain-test.log").open("ab")
         line = [
-            sys.executable, "-m", "ckptd.cli", "drain", "--to", to, "--coordinator",
+            *within, sys.executable, "-m", "ckptd.cli", "drain", "--to", to, "--coordinator",
             ready["address"],
             "--secret-file", str(directory / "secret"),
             "--poll-s", "0.2", *options,

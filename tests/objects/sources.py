@@ -9,7 +9,7 @@ import numpy as np
 
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_name
-from ckpt.format.index import Box, IndexTensor
+from ckpt.format.index_pages import Box, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node, Scalar, ScalarNode
 from ckpt.objects.documents import Header

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step
-from ckpt.format.index import Box, Index, IndexTensor, Location, decode_index, encode_index
+from ckpt.format.index import Index, decode_index, encode_index
+from ckpt.format.index_pages import Box, IndexTensor, Location
 from ckpt.format.table import Meaning, Piece, TensorEntry, decode_table, encode_table
 from ckpt.plan import coverage
 from ckpt.plan.coverage import Differing, Merged, Overlap, judge_overlap, merge_tables, ranks_text
@@ -53,7 +54,7 @@ def test_own_tensors_get_one_box_for_each_rank_that_has_them() -> None:
                 OWN,
                 "|u1",
                 (3,),
-                (Box(Rank(0), (0,), (3,), (Location(None, Rank(0), 0, 4096, 3),)),),
+                (Box(Rank(0), (0,), (3,), (Location(Rank(0), 0, 4096, 3),)),),
             ),
             IndexTensor(
                 "b",
@@ -61,8 +62,8 @@ def test_own_tensors_get_one_box_for_each_rank_that_has_them() -> None:
                 "|u1",
                 (2,),
                 (
-                    Box(Rank(0), (0,), (2,), (Location(None, Rank(0), 0, 4096, 2),)),
-                    Box(Rank(1), (0,), (2,), (Location(None, Rank(1), 0, 4096, 2),)),
+                    Box(Rank(0), (0,), (2,), (Location(Rank(0), 0, 4096, 2),)),
+                    Box(Rank(1), (0,), (2,), (Location(Rank(1), 0, 4096, 2),)),
                 ),
             ),
         ),
@@ -93,15 +94,15 @@ def test_a_byte_stored_by_several_ranks_has_one_place_in_a_box_and_its_own_paylo
     ranks = [(replica(Piece(0, 100, 6)),), (replica(Piece(4, 50, 6)),), (replica(Piece(2, 9, 3)),)]
     (tensor,) = merge_tables(tables(*ranks)).tensors
     assert tensor.boxes[0].locations == (
-        Location(None, Rank(0), 0, 100, 6),
-        Location(None, Rank(1), 6, 52, 4),
+        Location(Rank(0), 0, 100, 6),
+        Location(Rank(1), 6, 52, 4),
     )
     full = (replica(Piece(0, 0, 10)),)
     kept = merge_tables(
         tables(full, full, (replica(Piece(0, 0, 10), fingerprint=B),)), Differing.KEEP
     )
     assert [box.locations for box in kept.tensors[0].boxes] == [
-        (Location(None, Rank(rank), 0, 0, 10),) for rank in range(3)
+        (Location(Rank(rank), 0, 0, 10),) for rank in range(3)
     ]
 
 
@@ -119,9 +120,9 @@ def test_a_replica_is_one_box_with_the_pieces_of_all_writers() -> None:
             (0,),
             (10,),
             (
-                Location(None, Rank(0), 0, 7, 4),
-                Location(None, Rank(1), 4, 0, 5),
-                Location(None, Rank(1), 9, 50, 1),
+                Location(Rank(0), 0, 7, 4),
+                Location(Rank(1), 4, 0, 5),
+                Location(Rank(1), 9, 50, 1),
             ),
         ),
     )
@@ -147,11 +148,11 @@ def test_a_replica_that_differs_is_kept_apart_by_policy() -> None:
         "tensor 'bias': replicas differ: rank 1 against ranks 0, 2; kept apart"
     ]
     (tensor,) = merged.tensors
-    shared = (Location(None, Rank(0), 0, 0, 4), Location(None, Rank(2), 4, 9, 6))
+    shared = (Location(Rank(0), 0, 0, 4), Location(Rank(2), 4, 9, 6))
     assert tensor.meaning is OWN
     assert [(box.rank, box.locations) for box in tensor.boxes] == [
         (0, shared),
-        (1, (Location(None, Rank(1), 0, 0, 10),)),
+        (1, (Location(Rank(1), 0, 0, 10),)),
         (2, shared),
     ]
 
@@ -256,7 +257,7 @@ def test_identical_boxes_share_their_pieces() -> None:
     other = shard((8,), (8,), (16,))
     merged = merge_tables(tables((halves[0],), (halves[1],), (other,)))
     assert merged.problems == merged.overlaps == ()
-    both = (Location(None, Rank(0), 0, 4096, 5), Location(None, Rank(1), 5, 9000, 3))
+    both = (Location(Rank(0), 0, 4096, 5), Location(Rank(1), 5, 9000, 3))
     (tensor,) = merged.tensors
     assert [box.locations for box in tensor.boxes] == [both, both, _all_of(2, 8)]
 
@@ -271,7 +272,7 @@ def test_identical_boxes_share_their_pieces() -> None:
 
 
 def _all_of(rank: int, size: int) -> tuple[Location, ...]:
-    return (Location(None, Rank(rank), 0, 4096, size),)
+    return (Location(Rank(rank), 0, 4096, size),)
 
 
 def test_several_boxes_of_one_rank_are_all_in_the_index() -> None:
@@ -339,6 +340,8 @@ def test_ranks_that_disagree_are_named(change: dict[str, object], text: str) -> 
         (entry("w", OWN, (8,), pieces=(Piece(1, 0, 7),)), "rank 0 stores 0 bytes from the beginning of a box of 8"),
         (entry("w", OWN, (8,), pieces=(Piece(0, 0, 9),)), "rank 0 stores bytes 0 to 9 of a box of 8"),
         (entry("w", OWN, (8,), pieces=(Piece(0, 0, 4), Piece(3, 0, 5))), "stores bytes 3 to 8 of a box of 8, out of order"),
+        (entry("w", OWN, (8,), pieces=(Piece(0, 0, 8), Piece(8, 9, 0))), "stores bytes 8 to 8 of a box of 8, out of order"),
+        (entry("w", OWN, (8,), pieces=(Piece(0, -1, 8),)), "stores bytes 0 to 8 of a box of 8, out of order"),
         (entry("w", OWN, (8,), dtype="<q9"), "rank 0 declares what cannot be stored: dtype '<q9' is unknown here"),
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt.base.ids import Generation, Rank
-from ckpt.format.index import Box, Location
+from ckpt.format.index_pages import Box, Location
 from ckpt.plan.boxes import subtract, volume_of
 from ckpt.plan.reads import Copy, ReadPlan, plan_read
 
@@ -36,7 +36,9 @@ class Payloads:
             owner = owners[number % len(owners)]
             payload = self.bytes.setdefault(owner, bytearray())
             payload += b"\xee" * 3
-            locations.append(Location(*owner, start, len(payload), end - start))
+            generation, rank = owner
+            place = Location(rank, start, len(payload), end - start)
+            locations.append(place.at(generation))
             payload += box_bytes[start:end]
         return tuple(sorted(locations, key=lambda lo: lo.start))
 
@@ -170,7 +172,7 @@ def one_box(shape: Extent, item_bytes: int, *, rank: int = 0, at: int = 4096) ->
     return Box(
         Rank(rank),
         *whole(shape),
-        (Location(None, Rank(rank), 0, at, volume_of(shape) * item_bytes),),
+        (Location(Rank(rank), 0, at, volume_of(shape) * item_bytes),),
     )
 
 
@@ -183,10 +185,10 @@ def test_a_whole_tensor_is_one_run(shape: Extent) -> None:
 
 def test_a_whole_tensor_in_pieces_is_one_run_for_each_piece_and_touching_pieces_are_one() -> None:
     locations = (
-        Location(None, Rank(0), 0, 100, 7),
-        Location(None, Rank(0), 7, 107, 5),
-        Location(None, Rank(1), 12, 0, 4),
-        Location(None, Rank(0), 16, 500, 4),
+        Location(Rank(0), 0, 100, 7),
+        Location(Rank(0), 7, 107, 5),
+        Location(Rank(1), 12, 0, 4),
+        Location(Rank(0), 16, 500, 4),
     )
     plan = plan_read([Box(Rank(0), (0,), (5,), locations)], 4, (0,), (5,))
     assert [(s.payload.rank, list(s.copies())) for s in plan.sources] == [
@@ -196,8 +198,8 @@ def test_a_whole_tensor_in_pieces_is_one_run_for_each_piece_and_touching_pieces_
 
 
 def test_rows_of_a_wider_tensor_are_fetched_as_one_span() -> None:
-    left = Box(Rank(0), (0, 0), (4, 2), (Location(None, Rank(0), 0, 0, 8),))
-    right = Box(Rank(1), (0, 2), (4, 2), (Location(None, Rank(1), 0, 0, 8),))
+    left = Box(Rank(0), (0, 0), (4, 2), (Location(Rank(0), 0, 0, 8),))
+    right = Box(Rank(1), (0, 2), (4, 2), (Location(Rank(1), 0, 0, 8),))
     plan = plan_read([left, right], 1, (0, 0), (4, 4))
     assert [source.spans() for source in plan.sources] == [[(0, 8)], [(0, 8)]]
     assert list(plan.sources[1].copies()) == [
@@ -215,22 +217,20 @@ def test_of_equal_copies_one_is_read_and_the_preferred_one_first() -> None:
 
 
 def test_a_box_that_has_all_is_preferred_to_many_that_have_parts() -> None:
-    parts = [Box(Rank(r), (r,), (1,), (Location(None, Rank(r), 0, 0, 1),)) for r in range(8)]
+    parts = [Box(Rank(r), (r,), (1,), (Location(Rank(r), 0, 0, 1),)) for r in range(8)]
     assert [
         s.payload.rank for s in plan_read([*parts, one_box((8,), 1, rank=9)], 1, (0,), (8,)).sources
     ] == [9]
 
 
 def test_missing_pieces_of_a_box_are_missing_bytes() -> None:
-    box = Box(
-        Rank(0), (0,), (10,), (Location(None, Rank(0), 2, 0, 3), Location(None, Rank(0), 7, 3, 1))
-    )
+    box = Box(Rank(0), (0,), (10,), (Location(Rank(0), 2, 0, 3), Location(Rank(0), 7, 3, 1)))
     assert plan_read([box], 1, (0,), (10,)).missing_bytes == 6
     assert plan_read([], 1, (0,), (10,)).missing_bytes == 10
 
 
 def test_a_byte_with_two_places_is_read_from_one() -> None:
-    locations = (Location(None, Rank(0), 0, 0, 6), Location(None, Rank(1), 4, 50, 6))
+    locations = (Location(Rank(0), 0, 0, 6), Location(Rank(1), 4, 50, 6))
     plan = plan_read([Box(Rank(0), (0,), (10,), locations)], 1, (0,), (10,))
     assert [(s.payload.rank, list(s.copies())) for s in plan.sources] == [
         (0, [Copy(0, 6, 0)]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 
 import pytest
@@ -336,6 +337,29 @@ def test_a_decided_attempt_waits_for_m_plus_one_targets_however_long_they_are_aw
     bench.start("t2")
     bench.tick()
     assert bench.states() == {"run@1#1.1": "committed"}
+
+
+def test_a_record_that_is_rolled_forward_lies_in_as_many_domains_as_its_answer_promises() -> None:
+    bench = Bench(7, "2+2", hosts=4)
+    bench.policy = dataclasses.replace(bench.policy, level="host")
+    bench.restart(*bench.targets)
+    bench.tick(10)
+    (rank,) = ready(bench)
+    bench.persist_at_once = False
+    rank.certify()
+    bench.durable.extend(e for t in bench.tickets for e in t.entries)
+    bench.persist_at_once = True
+    bench.restart("t2", "t6", "t3")
+    bench.tick(1)
+    assert bench.states() == {"run@1#2.1": "decided"}, "t2 and t6 share a host, and two may go"
+    bench.start("t0")
+    bench.tick(1)
+    assert bench.states() == {"run@1#2.1": "committed"}
+    rank.reconnect()
+    (told,) = rank.resume(1, rank.payload.checkpoint)
+    assert isinstance(told, m.AttemptCommitted)
+    hosts = {bench.targets[TargetId(id)].domain.split("/")[2] for id in holders(bench, RECORD)}
+    assert len(hosts) == 3
 
 
 def test_a_decided_attempt_cannot_be_aborted() -> None:

@@ -15,6 +15,7 @@ from ckpt.format.target_messages import (
     DocumentKind,
     ListColumns,
     RegisterTarget,
+    Reserve,
 )
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.events import Received
@@ -97,6 +98,24 @@ def test_a_save_waits_for_places_that_come_one_by_one_then_streams_to_all_of_the
     assert [each.columns for each in lost[:1]] == [(0, 1)]
     assert sorted(place.target for place in lost[0].places) == idle
     assert spare in idle
+
+
+def test_places_are_asked_for_once_however_often_it_is_counted_meanwhile() -> None:
+    bench = Bench(5)
+    first, second = ready(bench, 2)
+    first.certify()
+    bench.stop(first.places()[ColumnNumber(0)].target)
+    for target in bench.targets.values():
+        target.silent.add(Reserve)
+    second.certify()
+    mark = bench.mark()
+    for _ in range(3):
+        first.certify()
+    assert bench.sent(Reserve, mark) == []
+    for id in bench.targets:
+        bench.let_answer(id)
+    lost = [x for x in bench.to(first.session, mark) if isinstance(x, m.ColumnsLost)]
+    assert [each.columns for each in lost] == [(0,)]
 
 
 def test_a_payload_that_stays_below_the_floor_ends_the_attempt_and_names_the_count() -> None:

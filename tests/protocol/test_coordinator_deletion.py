@@ -317,6 +317,20 @@ def test_a_target_that_could_not_drop_is_told_again_when_it_comes_back() -> None
     assert (holders(bench, id), bench.states()) == ([], {str(id): "deleted"})
 
 
+def test_a_target_that_could_not_drop_is_asked_again_while_it_stays() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    target = next(t for t in bench.targets.values() if t.holds(id))
+    target.refuses[DropGeneration] = m.Failed("unavailable", "its term cannot be made durable")
+    bench.tell(bench.session(), delete(1))
+    bench.tick(10 * deletion.DROP_RETRY_US / 1e6)
+    assert bench.states() == {str(id): "tombstoned"}
+    target.refuses.clear()
+    bench.tick(2 * deletion.DROP_RETRY_US / 1e6)
+    assert bench.states() == {str(id): "deleted"}
+    assert (holders(bench, id), buried_on(bench, id)) == ([], [])
+
+
 def test_columns_of_an_aborted_save_are_dropped_also_from_targets_that_were_away() -> None:
     for restarted in (False, True):
         bench = Bench()

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, Home, PayloadId, Rank
 from ckpt.base.limits import HOMES_MAX
 from ckpt.format import messages as m
-from ckpt.format.index import Location, decode_index
+from ckpt.format.index import decode_index
+from ckpt.format.index_pages import Location
 from ckpt.format.record import decode_record
 from ckpt.format.table import Meaning, Piece, TensorEntry
 from ckpt.format.target_messages import DocumentKind, DropGeneration
@@ -24,7 +25,7 @@ HELD_BYTES = 9_900
 
 def referring_entry(home: CheckpointId) -> TensorEntry:
     """The tensor of `Bench.save`, and where it was written."""
-    piece = Piece(0, 0, HELD_BYTES, home.generation)
+    piece = Piece(0, 0, HELD_BYTES).at(home.generation)
     return TensorEntry("a", Meaning.OWN, "|u1", (HELD_BYTES,), (0,), (HELD_BYTES,), (piece,))
 
 
@@ -83,7 +84,7 @@ def test_record_index_and_readers_know_the_home() -> None:
     documents = [t.documents.get((DocumentKind.INDEX, id)) for t in bench.targets.values()]
     index = decode_index(next(one for one in documents if one))
     (box,) = index.tensors[0].boxes
-    assert box.locations == (Location(first.generation, Rank(0), 0, 0, HELD_BYTES),)
+    assert box.locations == (Location(Rank(0), 0, 0, HELD_BYTES).at(first.generation),)
 
 
 def test_a_home_that_is_named_but_not_used_is_let_go() -> None:

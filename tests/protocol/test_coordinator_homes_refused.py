@@ -49,7 +49,7 @@ def test_a_table_may_refer_only_to_bytes_that_its_rank_has_there() -> None:
     bench = Bench(5)
     first = bench.save(1)
     rank = referring(bench, first)
-    piece = Piece(0, 10_000 - HELD_BYTES + 1, HELD_BYTES, first.generation)
+    piece = Piece(0, 10_000 - HELD_BYTES + 1, HELD_BYTES).at(first.generation)
     rank.entries = (replace(referring_entry(first), pieces=(piece,)),)
     rank.open(2)
     rank.seal_all()

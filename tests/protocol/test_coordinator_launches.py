@@ -149,6 +149,23 @@ def test_a_key_finds_its_launch_again_after_a_restart_once_it_has_saved() -> Non
     assert RankFake(bench, 1, 2, key="job/0").launch == old.launch
 
 
+def test_a_forgotten_launch_whose_rank_comes_back_is_not_written_down_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launches, "LAUNCHES_KEPT", 2)
+    bench = Bench()
+    old = RankFake(bench, key=None)
+    bench.close(old.session)
+    for number in range(3):
+        bench.close(RankFake(bench, key=f"evaluation {number}").session)
+    bench.restart(*bench.targets)
+    before = list(bench.durable)
+    old.reconnect()
+    assert old.launch == (1 << 32 | 1)
+    assert bench.durable == before
+    bench.restart(*bench.targets)
+
+
 def test_a_launch_that_nobody_gave_out_is_refused() -> None:
     bench = Bench()
     rank = RankFake(bench)

@@ -84,6 +84,9 @@ def test_health_names_what_is_down_degraded_out_of_reach_and_lost() -> None:
     bench.tell(bench.session(), m.ReportDamage(PayloadId(id, Rank(0)), "rotten"))
     assert checks(bench) == {"CHECKPOINT_LOST": "error"}
     assert status(bench)["health"] == "HEALTH_ERR"
+    bench.stop("t0", "t1")
+    assert checks(bench)["CHECKPOINT_LOST"] == "error"
+    assert "CHECKPOINT_UNREACHABLE" not in checks(bench), "it is lost wherever they are"
 
 
 def test_a_target_without_room_for_connections_is_named_with_its_limit() -> None:

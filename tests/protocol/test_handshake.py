@@ -25,6 +25,7 @@ from ckpt.format.messages import (
     ServerProof,
 )
 from ckpt.protocol.handshake import (
+    NAME_BYTES_MAX,
     ClientHandshake,
     Established,
     HandshakeState,
@@ -296,3 +297,18 @@ def test_a_name_without_end_is_not_accepted() -> None:
     b.receive(HELLO)
     with pytest.raises(PeerError):
         b.receive(ClientProof(bytes(32), "x" * 4000))
+
+
+@pytest.mark.parametrize(("size", "taken"), [(NAME_BYTES_MAX, True), (NAME_BYTES_MAX + 1, False)])
+def test_a_name_is_as_long_as_its_bound_and_no_longer(size: int, taken: bool) -> None:
+    a, b = client(), server()
+    a._name = "é" * (size // 2) + "x" * (size % 2)
+    if taken:
+        shake(a, b)
+        assert b.established is not None
+        assert b.established.name == a._name
+        return
+    proof = a.receive(b.receive(a.hello()))
+    assert isinstance(proof, ClientProof)
+    with pytest.raises(PeerError, match="too long"):
+        b.receive(proof)

@@ -314,3 +314,11 @@ def test_who_does_not_come_behind_the_coordinator_is_waited_for_two_leases() -> 
     assert named_since(rank, mark) is None
     rank.bench.tick(LEASE_S + 1)
     assert named_since(rank, mark) == []
+
+
+def test_a_target_that_has_answered_what_it_was_asked_does_not_hang() -> None:
+    bench = Bench(3)
+    bench.save(1)
+    bench.tick(3)
+    targets = bench.machine.members.targets.values()
+    assert [target.reserving.hangs(bench.now_us) for target in targets] == [False] * 3

@@ -211,3 +211,13 @@ def test_a_link_that_lets_little_pass_loses_its_column_and_one_that_fills_in_tur
     actions = writer.handle(Ticked(600_000))
     assert [type(action) for action in actions] == [w.AbandonStream, w.OpenStream]
     assert actions[0].column == 3  # type: ignore[union-attr]
+
+
+def test_links_that_all_let_nothing_pass_are_nobodys_fault() -> None:
+    writer = new_writer("2+2", stripes=64, spares=1)
+    writer.begin()
+    for column in writer.columns:
+        accept(writer, column.number, credit=64 * MiB)
+        writer.handle(w.SendBlocked(0, column.stream))
+    for now_us in range(0, 900_000, TICK_US):
+        assert writer.handle(Ticked(now_us)) == []

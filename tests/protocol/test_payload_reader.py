@@ -9,7 +9,7 @@ import pytest
 
 from ckpt.erasure.code import Code
 from ckpt.format.manifest import RankManifest
-from ckpt.protocol.reader.columns import WRONG_CELLS_MAX
+from ckpt.protocol.reader.columns import STRIKES_MAX, WRONG_CELLS_MAX
 from ckpt.protocol.reader.events import ReadCompleted, ReadFailed, ReadLimits
 from ckpt.protocol.run_sets import total
 from ckpt.transfer.assembly import Checks
@@ -314,3 +314,13 @@ def test_any_mixture_gives_the_bytes_or_the_right_error(seed: int) -> None:
         assert not reading.readable([how.gives_bytes for how in behaviours]), last
         if last.code == "lost":
             assert not reading.readable(maybe), last
+
+
+def test_a_column_whose_bytes_always_come_damaged_is_given_up_and_parity_takes_its_place() -> None:
+    behaviours = good()
+    behaviours[0].wire_errors = 1_000_000
+    reading = read(behaviours, limits=SMALL_WINDOWS)
+    assert reading.last == ReadCompleted()
+    assert reading.right()
+    assert [column for column, _ in reading.cut] == [0]
+    assert behaviours[0].wire_errors == 1_000_000 - STRIKES_MAX - 1

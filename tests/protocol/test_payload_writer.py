@@ -448,3 +448,13 @@ def next_step(writer: PayloadWriter, number: int, now_us: int, late: bool) -> li
             return seal(writer, number, now_us)
         case _:
             return writer.handle(Ticked(now_us)) if late else []
+
+
+def test_a_column_is_not_sent_to_the_target_of_another_whatever_the_second_count_names() -> None:
+    writer = sealing("2+2")
+    for column in range(4):
+        seal(writer, column)
+    reopened = w.ColumnsReopened(9, (writer.columns[0].number,), (place(1, boot=2),))
+    actions = writer.handle(reopened)
+    assert [a.place for a in actions if isinstance(a, w.OpenStream)] == [place(10)]
+    writer.check()

@@ -35,7 +35,7 @@ from ckpt.format.target_messages import (
     PutDocument,
 )
 from ckpt.protocol.events import SessionClosed
-from ckpt.protocol.target.core import TargetLimits
+from ckpt.protocol.target.core import PROOF_BYTES_MAX, TargetLimits
 from ckpt.protocol.target.disk_events import (
     DiskAction,
     RenameFile,
@@ -227,6 +227,19 @@ def test_a_document_whose_first_header_is_damaged_is_found_by_its_last() -> None
     assert document(_ready(world.disk, boot=12), DocumentKind.INDEX) == INDEX
 
 
+def test_a_large_document_that_cannot_be_read_fails_once_and_the_next_question_is_answered() -> (
+    None
+):
+    world = _ready()
+    put_document(world, DocumentKind.INDEX, INDEX)
+    world.disk.faults.append(Fault("read"))
+    world.tell(READER, ReadDocument(DocumentKind.INDEX, CHECKPOINT))
+    (answer,) = world.messages(READER)
+    assert isinstance(answer, Failed)
+    assert answer.code == "corrupt"
+    assert document(world, DocumentKind.INDEX) == INDEX
+
+
 @pytest.mark.parametrize("operation", ["write", "sync", "rename", "sync_directory"])
 def test_a_disk_failure_refuses_the_document(operation: str) -> None:
     world = _ready()
@@ -274,6 +287,10 @@ def test_a_dropped_generation_is_gone_durably_but_for_its_tombstone() -> None:
     (dropped,) = _answers(world)
     assert isinstance(dropped, Dropped)
     assert dropped.bytes_freed == used - world.machine.bytes_used
+    for kind in (DocumentKind.INDEX, DocumentKind.RECORD):
+        world.tell(READER, ReadDocument(kind, CHECKPOINT))
+    codes = [one.code for one in world.messages(READER) if isinstance(one, Failed)]
+    assert codes == ["not_found"] * 2
     world.disk.crash(Keep.NOTHING)
     again = _ready(world.disk, boot=12)
     again.tell(READER, ListColumns())
@@ -404,3 +421,20 @@ def test_so_many_dropped_generations_are_remembered_and_no_more() -> None:
     world.tell(WRITER, column.begin(), request=21)
     codes = [each.code for each in world.messages(WRITER) if isinstance(each, Failed)]
     assert codes == ["aborted", "refused"], "the second for want of a reservation"
+
+
+def test_a_page_holds_no_more_than_the_meta_of_one_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = 2 * (PROOF_BYTES_MAX + len(CHECKPOINT.run.encode()))
+    monkeypatch.setattr("ckpt.protocol.target.documents.META_BUDGET_BYTES", two)
+    world = _ready()
+    for number in range(1, 6):
+        store(world, Column(rank=number, payload_bytes=5000), request=number, reservation=number)
+    cursor, sizes = "", []
+    while not sizes or cursor:
+        world.messages(READER)
+        world.tell(READER, ListColumns(cursor))
+        (page,) = world.messages(READER)
+        assert isinstance(page, ColumnsListed)
+        sizes.append(len(page.columns))
+        cursor = page.cursor
+    assert sizes == [2, 2, 1]

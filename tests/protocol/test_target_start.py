@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from ckpt.aio.disk import scan
 from ckpt.base.ids import CheckpointId, Epoch, Generation, ReservationId, RunName, Step
-from ckpt.base.limits import DEVICE_FAILURES_MAX, DEVICE_PROBE_US
+from ckpt.base.limits import DEVICE_FAILURES_MAX, DEVICE_PROBE_US, PAGE_BYTES
 from ckpt.format.messages import ColumnVerified, Failed, Role, VerifyColumn
 from ckpt.format.target_messages import (
     DocumentKind,
@@ -43,6 +43,8 @@ from tests.protocol.target_world import (
     reserve,
     store,
 )
+
+PORT = ("connections_full", "descriptor_limit", "peers_turned_away", "strangers_evicted")
 
 
 def _answers(world: TargetWorld) -> list[object]:
@@ -261,6 +263,18 @@ def test_the_lease_is_renewed_each_second_with_counters() -> None:
     assert last.bytes_used == column.file_bytes
 
 
+def test_the_lease_tells_how_it_stands_at_the_port() -> None:
+    world = _ready()
+    for full in (True, False):
+        world.machine.note_peers(full=full, descriptor_limit=99, turned_away=7, evicted=5)
+        for _ in range(11):
+            world.tick(us=100_000)
+        last = _answers(world)[-1]
+        assert isinstance(last, RenewLease)
+        told = {name: last.counters.get(name, 0) for name in PORT}
+        assert told == dict(zip(PORT, (int(full), 99, 7, 5), strict=True))
+
+
 def test_a_long_burst_is_told_when_it_begins_ever_more_rarely_and_when_it_ends() -> None:
     world, column = _ready(), Column(payload_bytes=1 << 22)
     assert column.layout.stripe_count >= 24
@@ -363,3 +377,14 @@ def test_long_run_names_are_only_ever_digests_on_disk() -> None:
     (name,) = world.disk.list_directory("columns")
     assert "/" not in name
     assert "team" not in name
+
+
+@pytest.mark.parametrize("size", [0, PAGE_BYTES - 1, PAGE_BYTES + 1])
+def test_space_that_is_no_number_of_pages_is_refused_once_and_not_held(size: int) -> None:
+    world = _ready()
+    _answers(world)
+    world.tell(COORDINATOR, Reserve(1, ReservationId(9), size), request=5)
+    (answer,) = _answers(world)
+    assert isinstance(answer, Failed)
+    assert answer.code == "refused"
+    assert world.machine.counters["reservations"] == 0

@@ -14,8 +14,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 
+from tests.sim import aimed
 from tests.sim.faults import FAULTS
 from tests.sim.scenario import PHASES, Report, run_seed
+from tests.sim.windows import Window
 
 CHUNK = 50
 UNREACHABLE = {
@@ -51,6 +53,7 @@ class Outcome:
     commits: int = 0
     events: int = 0
     cells: Counter[tuple[str, str]] = field(default_factory=Counter)
+    windows: Counter[tuple[Window, str]] = field(default_factory=Counter)
     failures: list[tuple[int, str]] = field(default_factory=list)
     least: Least = field(default_factory=Least)
 
@@ -59,11 +62,13 @@ class Outcome:
         self.commits += other.commits
         self.events += other.events
         self.cells += other.cells
+        self.windows += other.windows
         self.failures += other.failures
         self.least = self.least.both(other.least)
 
     def add_report(self, report: Report) -> None:
         self.cells += report.cells
+        self.windows += report.windows
         self.commits += report.committed
         self.events += report.steps
         mine = Least(report.launches, report.generations, report.cells.total())
@@ -74,6 +79,12 @@ class Outcome:
         """Cells that no seed hit."""
         wanted = ((fault, phase) for fault in FAULTS for phase in PHASES)
         return [c for c in wanted if not self.cells[c] and c not in UNREACHABLE]
+
+    @property
+    def unstruck(self) -> list[str]:
+        """Windows between two durable steps in which no seed struck anybody."""
+        struck = {window for window, _ in self.windows}
+        return [str(window) for window in aimed.KNOWN if window not in struck]
 
 
 def run_chunk(first: int, count: int) -> Outcome:
@@ -117,10 +128,12 @@ def run_campaign(first: int, seeds: int, jobs: int) -> Outcome:
 
 
 def table(outcome: Outcome) -> Iterator[str]:
-    """How often each fault struck in each phase."""
+    """How often each fault struck in each phase, and who in each window."""
     yield f"{'fault':<18}" + "".join(f"{phase:>8}" for phase in PHASES)
     for fault in FAULTS:
         yield f"{fault:<18}" + "".join(f"{outcome.cells[fault, phase]:>8}" for phase in PHASES)
+    yield ""
+    yield from aimed.table(outcome.windows)
     yield (
         f"{outcome.seeds} seeds, {outcome.commits} commits, {outcome.events} events, "
         f"{len(outcome.failures)} failures"

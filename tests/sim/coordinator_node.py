@@ -29,8 +29,10 @@ from ckpt.protocol.events import (
     Ticked,
 )
 from tests.sim.clockwork import Clockwork
+from tests.sim.conduct import Conduct
 from tests.sim.network import Network
 from tests.sim.oracles import Oracles
+from tests.sim.windows import ASKED, TOLD, Window, Windows, kind_of
 
 SECRET = b"simulated secret of 32 bytes ...!"
 CLUSTER = "sim"
@@ -42,11 +44,12 @@ class CoordinatorNode:
 
     def __init__(
         self, clock: Clockwork, network: Network, oracles: Oracles, code: Code,
-        level: Level = "target", max_per_domain: int = 1,
+        level: Level = "target", max_per_domain: int = 1, *, tick_us: int = TICK_US,
     ) -> None:  # fmt: skip
         self.name = "coordinator"
         self.up = False
         self.stopped = False
+        self._tick_us = tick_us
         self.durable: list[CatalogEntry] = []
         self._base = CatalogImage(0)
         """What `durable` goes on from."""
@@ -67,9 +70,7 @@ class CoordinatorNode:
         #: Written but not yet synced; a crash keeps a prefix of them.
         self.old_commands: list[Send] = []
         #: Reservations that earlier terms asked for, for a message that comes very late.
-        self.crash_after: str | None = None
-        """Crash just before an entry of this type is durable, once."""
-        self.crashes_at_write = 0
+        self.windows = Windows(network)
         self.wall_jump_s = 0
         """By so much its wall clock is wrong."""
         self.machine: CoordinatorMachine
@@ -85,17 +86,20 @@ class CoordinatorNode:
         self.machine = CoordinatorMachine(
             self.machine_policy, image, secret=SECRET, wall_s=self._wall_s
         )
+        self._conduct = Conduct(self.name)
         self.up, self.stopped = True, False
         self._tick(self._term)
 
     def _wall_s(self) -> float:
         return self._clock.now_us / 1e6 + self.wall_jump_s
 
-    def crash(self) -> None:
+    def crash(self, kept: int | None = None) -> None:
+        """Of what is written and not synced so many transactions are kept; any number when None."""
         if not self.up:
             return
         self.up, self._clock.changed = False, True
-        kept = self._clock.rng.randint(0, len(self._pending))
+        if kept is None:
+            kept = self._clock.rng.randint(0, len(self._pending))
         for persist in self._pending[:kept]:
             self.durable.extend(persist.entries)
             self._oracles.catalog_wrote(persist.entries)
@@ -140,11 +144,13 @@ class CoordinatorNode:
             return
         if not self.stopped:
             self._handle(Ticked(self._clock.now_us))
-        self._clock.after(TICK_US, self._tick, term)
+        self._clock.after(self._tick_us, self._tick, term)
 
     def _handle(self, event: Event) -> None:
         self._clock.changed = True
-        for action in self.machine.handle(event):
+        actions = self.machine.handle(event)
+        self._conduct.step(event, actions)
+        for action in actions:
             if not self.up:
                 return
             kind = type(action)
@@ -163,16 +169,19 @@ class CoordinatorNode:
         for entry in persist.entries:
             if type(entry) is AttemptDecided:
                 self._oracles.coordinator_decides(entry)
-        if any(type(entry).__name__ == self.crash_after for entry in persist.entries):
-            self.crash_after = None
-            self.crashes_at_write += 1
-            self._clock.after(self._clock.between(0, 3000), self.crash)
         self._clock.after(self._clock.between(100, 2500), self._synced, self._term)
 
     def _synced(self, term: int) -> None:
         if not self.up or self._term != term or not self._pending:
             return
-        persist = self._pending.pop(0)
+        persist = self._pending[0]
+        of = kind_of(persist)
+        if self.windows.passed(Window(of, ASKED, "durable"), self):
+            return
+        del self._pending[0]
         self.durable.extend(persist.entries)
         self._oracles.catalog_wrote(persist.entries)
+        if self.windows.passed(Window(of, "durable", TOLD), self):
+            return
         self._handle(Persisted(self._clock.now_us, persist.ticket))
+        self.windows.told(of, self)

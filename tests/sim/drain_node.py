@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ckpt.base.errors import CkptError, Unavailable, error_from_wire
-from ckpt.base.ids import CheckpointId, Generation, Step
+from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.base.units import US_PER_S
 from ckpt.format import drain_messages as d
 from ckpt.format import messages as m
@@ -30,7 +30,8 @@ from ckpt.protocol.events import Send, Session
 from ckptd.drain_worker import delete_stored
 from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CLUSTER
-from tests.sim.drain_store import Bucket, FakeSink, Killed
+from tests.sim.drain_reader import TierReader
+from tests.sim.drain_store import AskedAgain, Bucket, FakeSink, Killed
 from tests.sim.network import Network, Node
 from tests.sim.world import RUN
 
@@ -50,6 +51,12 @@ class Trouble:
     fail: float = 0.0
     kill: float = 0.0
     yields: float = 0.0
+    lost: float = 0.0
+    """It has its effect, and no answer."""
+    conflict: float = 0.0
+    """The same, and the client asks again by itself: what it creates is there (409, 412)."""
+    of: str = ""
+    """What the answers are about that are lost: keys that end so."""
 
 
 class DrainNode:
@@ -63,21 +70,24 @@ class DrainNode:
         bucket: Bucket,
         policy: StorePolicy,
         name: str,
-        open_source: Callable[[CheckpointId], Source],
+        open_reader: Callable[[DrainNode, CheckpointId], TierReader],
+        open_source: Callable[[TierReader], Source],
         trouble: Callable[[], Trouble],
         others: Callable[[], None],
+        run: RunName = RUN,
     ) -> None:
         self.name = name
+        self._run = run
         self.up, self.stopped = False, False
         self.policy = policy
         self._clock, self._network, self._coordinator = clock, network, coordinator
-        self._open_source = open_source
+        self._open_reader, self._open_source = open_reader, open_source
         self._trouble, self._others = trouble, others
         self._sink = FakeSink(bucket, self._strike)
         self._leftovers = Leftovers(self._sink, QUIET_S, lambda: clock.now_us / US_PER_S)
         self._bulk = b""
         self._session: Session | None = None
-        self._reader: _Pin | None = None
+        self._reader: TierReader | None = None
         self._requests = 0
         #: What was asked and not answered, repeated on every new session.
         self._asked: dict[int, tuple[m.Message, bytes, Callable[[m.Message], None]]] = {}
@@ -85,6 +95,8 @@ class DrainNode:
         self._lease: CheckpointId | None = None
         self._job: WriteJob | None = None
         self._told = False
+        self.lost: list[str] = []
+        """Keys of the store's answers that this process never got."""
 
     def start(self) -> None:
         self.up = True
@@ -99,11 +111,36 @@ class DrainNode:
             self._network.died(self)
             self._let_go()
 
+    def stop(self) -> None:
+        """SIGSTOP."""
+        self._stop(True)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self._stop(False)
+
+    def _stop(self, stopped: bool) -> None:
+        self.stopped = stopped
+        if self._reader is not None:
+            self._reader.stopped = stopped
+
+    @property
+    def session(self) -> Session | None:
+        """Its connection to the coordinator."""
+        return self._session
+
+    @property
+    def under_way(self) -> TierReader | None:
+        """What it reads while it drains, from the first part to the marker."""
+        return self._reader if self._job is not None else None
+
     # ----------------------------------------------------------------------- what strikes
 
-    def _strike(self) -> None:
+    def _strike(self, key: str, is_done: bool) -> None:
         if not self.up:
             raise Killed
+        if is_done:
+            self._lose_answer(key)
         trouble, roll = self._trouble(), self._clock.rng.random()
         if roll < trouble.kill:
             self.crash()
@@ -117,15 +154,24 @@ class DrainNode:
             if not self.up:
                 raise Killed
 
+    def _lose_answer(self, key: str) -> None:
+        trouble = self._trouble()
+        if not (trouble.lost or trouble.conflict) or not key.endswith(trouble.of):
+            return
+        roll = self._clock.rng.random()
+        if roll < trouble.lost + trouble.conflict:
+            self.lost.append(key)
+            raise Unavailable("no answer") if roll < trouble.lost else AskedAgain("it is there")
+
     def _work(self, step: Callable[[], None]) -> None:
         """A stretch of work, a moment from now; what fails ends the lease."""
-        self._clock.after(self._clock.between(500, 20_000), self._do, step, self._lease)
+        self._clock.after(self._clock.between(500, 20_000), self._do, step, self._reader)
 
-    def _do(self, step: Callable[[], None], lease: CheckpointId | None) -> None:
-        if not self.up or lease != self._lease:
-            return
+    def _do(self, step: Callable[[], None], reader: TierReader | None) -> None:
+        if not self.up or reader is not self._reader:
+            return  # Of a lease that has ended.
         if self.stopped:
-            self._clock.after(STOPPED_US, self._do, step, lease)
+            self._clock.after(STOPPED_US, self._do, step, reader)
             return
         try:
             step()
@@ -160,7 +206,7 @@ class DrainNode:
 
     def _tell(self) -> None:
         def look() -> None:
-            tidy_committed(self._sink, RUN)
+            tidy_committed(self._sink, self._run)
             self._tell_stored(self._ask_lease)
 
         self._work(look)
@@ -175,16 +221,16 @@ class DrainNode:
         self._ask(d.RenewDrain(self.policy.url, self.name, None), asked)
 
     def _look(self, version: int, then: Callable[[], None]) -> None:
-        doomed = surplus(self.policy, stored_steps(self._sink, RUN))
-        mine = stored_by(self._sink, RUN, CLUSTER)
+        doomed = surplus(self.policy, stored_steps(self._sink, self._run))
+        mine = stored_by(self._sink, self._run, CLUSTER)
         stays = d.encode_stored(one for one in mine if one not in doomed)
 
         def expire() -> None:
-            for step, generation in (*doomed, *remains(self._sink, RUN)):
-                delete_stored(self._sink, RUN, step, generation)
+            for step, generation in (*doomed, *remains(self._sink, self._run)):
+                delete_stored(self._sink, self._run, step, generation)
             then()
 
-        told = d.TellStored(self.policy.url, self.name, RUN, version)
+        told = d.TellStored(self.policy.url, self.name, self._run, version)
         self._ask(told, lambda _: self._work(expire), stays)
 
     def _again(self) -> None:
@@ -198,42 +244,49 @@ class DrainNode:
 
     def _leased(self, answer: m.Message) -> None:
         assert isinstance(answer, d.DrainLeased)
+        if self._lease is not None:
+            return  # Several things failed at once, and each began anew.
         if answer.checkpoint is None:
             self._clock.after(POLL_US, self._abandon)
             return
         self._lease = answer.checkpoint
-        self._reader = _Pin(self, answer.checkpoint)
+        self._reader = self._open_reader(self, answer.checkpoint)
         self._reader.start()
 
     def _abandon(self) -> None:
         """Before the next lease: what the tier deleted half drained goes, when it is time."""
-        if not self.up or not self._leftovers.is_due(RUN):
+        if not self.up or not self._leftovers.is_due(self._run):
             self._ask_lease()
             return
         # The answer is of the moment before the store is looked at.
-        self._ask(m.Ask("steps", RUN), self._clear)
+        self._ask(m.Ask("steps", self._run), self._clear)
 
     def _clear(self, answer: m.Message) -> None:
         views = msgspec.json.decode(self._bulk, type=list[StepView])
         tier = {(Step(view.step), Generation.parse(view.generation)) for view in views}
 
         def clear() -> None:
-            for step, generation in self._leftovers.found(RUN, CLUSTER, tier):
-                delete_unfinished(self._sink, RUN, step, generation)
+            for step, generation in self._leftovers.found(self._run, CLUSTER, tier):
+                delete_unfinished(self._sink, self._run, step, generation)
             self._ask_lease()
 
         self._work(clear)
 
     def pinned(self, id: CheckpointId) -> None:
         """It is held against deletion."""
+        reader = self._reader
+        assert reader is not None
 
         def begin() -> None:
-            self._job = WriteJob.begin(self._sink, self._open_source(id), OPTIONS, LIMITS)
-            if self._job is None:
+            job = WriteJob.begin(self._sink, self._open_source(reader), OPTIONS, LIMITS)
+            done = job.receipts() if job is not None else {}
+            if self._reader is not reader:
+                return  # Others went on meanwhile, and the lease ended.
+            if job is None:
                 self._end(id)  # It is committed there.
                 return
-            count, done = len(self._job.plan.items), self._job.receipts()
-            message = d.BeginParts(self.policy.url, self.name, id, count)
+            self._job = job
+            message = d.BeginParts(self.policy.url, self.name, id, len(job.plan.items))
             self._ask(message, lambda _: self._take_all(id), d.encode_parts(done))
 
         self._work(begin)
@@ -254,13 +307,17 @@ class DrainNode:
 
     def _taken(self, id: CheckpointId, slot: int, answer: m.Message) -> None:
         assert isinstance(answer, d.PartTaken)
-        job = self._job
-        if self._lease != id or job is None:
+        job, reader = self._job, self._reader
+        if self._lease != id or job is None or reader is None:
             return
 
         def write() -> None:
             job.write_item(answer.part)
             self._take(id, slot, answer.part)
+
+        def read() -> None:
+            arrays = {array for array, _, _ in job.plan.items[answer.part]}
+            reader.fetch({array - 1 for array in arrays if array}, lambda: self._work(write))
 
         def finish() -> None:
             job.finish()
@@ -268,7 +325,7 @@ class DrainNode:
 
         match answer.turn:
             case d.Turn.PART:
-                self._work(write)
+                self._work(read)
             case d.Turn.WAIT:
                 self._clock.after(POLL_US, self._take, id, slot, None)
             case d.Turn.COMMIT if not self._finishing:
@@ -285,7 +342,7 @@ class DrainNode:
         self._ask(end, lambda _: self._work(expire))
 
     def _has_surplus(self) -> bool:
-        return bool(surplus(self.policy, stored_steps(self._sink, RUN)))
+        return bool(surplus(self.policy, stored_steps(self._sink, self._run)))
 
     def _beat(self) -> None:
         if not self.up:
@@ -362,49 +419,3 @@ class DrainNode:
             self._bulk = bulk
             asked[2](message)
             self._clock.changed = True
-
-
-class _Pin:
-    """A reading session of a worker, which holds one checkpoint."""
-
-    def __init__(self, owner: DrainNode, id: CheckpointId) -> None:
-        self.name = f"{owner.name} reader"
-        self.up, self.stopped = True, False
-        self.id = id
-        self._owner = owner
-        self._session: Session | None = None
-
-    def start(self) -> None:
-        owner = self._owner
-        owner._network.dial(
-            self, owner._coordinator, m.Role.READER, m.Role.COORDINATOR,
-            failed=lambda: self._end(Unavailable("no coordinator")), opened=self._opened,
-        )  # fmt: skip
-
-    def _opened(self, session: Session) -> None:
-        self._session = session
-
-    def session_opened(self, session: Session, role: m.Role, name: str) -> None:
-        self._owner._network.send(Send(session, 1, m.Resolve(self.id.run, self.id.step)))
-
-    def session_closed(self, session: Session) -> None:
-        self._end(Unavailable("the pin is lost"))
-
-    def received(self, session: Session, request: int, message: m.Message, bulk: bytes) -> None:
-        if not self.up:
-            return
-        if isinstance(message, m.Resolved) and message.info.checkpoint == self.id:
-            self._owner.pinned(self.id)
-        else:
-            self._end(Unavailable(f"{self.id} cannot be read: {message}"))
-
-    def _end(self, error: CkptError) -> None:
-        if self.up:
-            self.up = False
-            self._owner.not_pinned(error)
-
-    def close(self) -> None:
-        if self.up:
-            self.up = False
-            if self._session is not None:
-                self._owner._network.cut(self._session)

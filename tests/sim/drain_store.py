@@ -16,15 +16,21 @@ from ckpt.base.errors import NotFound, Unavailable
 from ckpt.format.checksum import Buffer
 from ckpt.objects.sink import PendingUpload, at_once
 
-Strike = Callable[[], None]
-"""Called around every operation; may raise Killed or Unavailable."""
+Strike = Callable[[str, bool], None]
+"""Called around every operation, with what it is about and whether it has had its effect; may raise
+Killed or Unavailable.
+"""
 
 
 class Killed(BaseException):
     """The process ends here. No handler of errors may see it."""
 
 
-def calm() -> None:
+class AskedAgain(Unavailable):
+    """The client heard nothing, asked again, and was told (409, 412) that the object is there."""
+
+
+def calm(_key: str, _is_done: bool) -> None:
     """Nothing happens."""
 
 
@@ -61,23 +67,26 @@ class FakeSink:
         self.strike = strike
 
     def put(self, key: str, data: Buffer) -> None:
-        self.strike()
+        self.strike(key, False)
         self.bucket.set(key, bytes(data))
-        self.strike()
+        self.strike(key, True)
 
     def put_if_absent(self, key: str, data: Buffer) -> bool:
-        self.strike()
+        self.strike(key, False)
         if key in self.bucket.objects and self.conditional:
             return False
         self.bucket.set(key, bytes(data))
-        self.strike()
+        try:
+            self.strike(key, True)
+        except AskedAgain:
+            return not self.conditional
         return True
 
     def upload(self, key: str) -> FakeUpload:
         return FakeUpload(self, key)
 
     def get(self, key: str) -> bytes:
-        self.strike()
+        self.strike(key, False)
         try:
             return self.bucket.objects[key]
         except KeyError:
@@ -92,31 +101,32 @@ class FakeSink:
         return len(content), zlib.crc32(content)
 
     def head(self, key: str) -> int | None:
-        self.strike()
+        self.strike(key, False)
         content = self.bucket.objects.get(key)
         return None if content is None else len(content)
 
     def list(self, prefix: str) -> Iterator[str]:
-        self.strike()
+        self.strike(prefix, False)
         yield from sorted(key for key in self.bucket.objects if key.startswith(prefix))
 
     def children(self, prefix: str) -> Sequence[str]:
-        self.strike()
+        self.strike(prefix, False)
         below = [key[len(prefix) :] for key in self.bucket.objects if key.startswith(prefix)]
         return sorted({name.partition("/")[0] + ("/" if "/" in name else "") for name in below})
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
-            self.strike()
+            self.strike(key, False)
             self.bucket.objects.pop(key, None)
+            self.strike(key, True)
 
     def pending_uploads(self, prefix: str) -> Sequence[PendingUpload]:
-        self.strike()
+        self.strike(prefix, False)
         found = self.bucket.uploads.items()
         return [PendingUpload(key, name, 0.0) for name, key in found if key.startswith(prefix)]
 
     def abort_upload(self, upload: PendingUpload) -> None:
-        self.strike()
+        self.strike(upload.key, False)
         self.bucket.uploads.pop(upload.upload, None)
 
     def close(self) -> None:
@@ -132,7 +142,7 @@ class FakeUpload:
         self._content = bytearray()
 
     def __enter__(self) -> Self:
-        self._sink.strike()
+        self._sink.strike(self._key, False)
         self._name = self._sink.bucket.begin_upload(self._key)
         return self
 
@@ -149,9 +159,9 @@ class FakeUpload:
         self._content += data
 
     def complete(self) -> None:
-        self._sink.strike()
+        self._sink.strike(self._key, False)
         if self._name not in self._sink.bucket.uploads:
             raise Unavailable(f"{self._key}: the upload is gone")
         del self._sink.bucket.uploads[self._name]
         self._sink.bucket.set(self._key, bytes(self._content))
-        self._sink.strike()
+        self._sink.strike(self._key, True)

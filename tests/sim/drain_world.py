@@ -8,9 +8,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from ckpt.base.errors import CkptError, Unavailable
-from ckpt.base.ids import CheckpointId, Generation, Rank, RunName, Step
-from ckpt.format.index import Box, IndexTensor
+from ckpt.base.errors import CkptError
+from ckpt.base.ids import (
+    CheckpointId,
+    ColumnId,
+    ColumnNumber,
+    Generation,
+    PayloadId,
+    Rank,
+    RunName,
+    Step,
+)
+from ckpt.format.index_pages import Box, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node
 from ckpt.objects import names, planning
@@ -21,8 +30,10 @@ from ckpt.objects.source import Source, Wish
 from ckpt.plan.drains import Committed, StorePolicy, due
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry
+from ckpt.protocol.target.core import column_name
 from tests.sim.coordinator_node import CLUSTER
 from tests.sim.drain_node import DrainNode, Trouble
+from tests.sim.drain_reader import Tally, TierReader
 from tests.sim.drain_store import Bucket, FakeSink, calm
 from tests.sim.oracles import Oracles, Violation
 from tests.sim.payloads import content
@@ -47,44 +58,52 @@ def unfinished_in(
     return [(RUN, id.step, id.generation) for id in found if id in tier]
 
 
+def _column_in(file: str) -> str:
+    """The name of a column, also of one that was set aside."""
+    return file.partition("~")[0].removeprefix("aside/columns.").removeprefix("columns/")
+
+
+def _key(id: CheckpointId) -> tuple[Step, Generation]:
+    return id.step, id.generation
+
+
 class PayloadSource:
     """A checkpoint of the world as a Source: each rank's payload is one array."""
 
-    def __init__(self, world: DrainWorld, id: CheckpointId) -> None:
-        self._world, self._id = world, id
-        launch = world.oracles.opened[id].launch
-        self.header = Header(
-            run=id.run, step=id.step, generation=str(id.generation), cluster=CLUSTER,
-            launch=launch, world_size=RANK_COUNT, committed_at_s=0.0, source="tier",
-        )  # fmt: skip
+    def __init__(self, header: Header, payload_bytes: int, payloads: Mapping[int, bytes]) -> None:
+        self.header = header
+        self._payload_bytes, self._payloads = payload_bytes, payloads
 
     def tensors(self) -> Sequence[IndexTensor]:
-        size = len(self._world.bytes_of(self._id, 0))
+        shape = (self._payload_bytes,)
+        box = Box(Rank(0), (0,), shape, ())
         return [
-            IndexTensor(
-                f"rank{rank}", Meaning.REPLICATED, "|u1", (size,),
-                (Box(Rank(0), (0,), (size,), ()),),
-            )
-            for rank in range(RANK_COUNT)
-        ]  # fmt: skip
+            IndexTensor(f"rank{rank}", Meaning.REPLICATED, "|u1", shape, (box,))
+            for rank in range(self.header.world_size)
+        ]
 
     def trees(self) -> Mapping[Rank, Node]:
         leaves = tuple((t.name, LeafNode(t.name)) for t in self.tensors())
-        return {Rank(rank): DictNode(leaves) for rank in range(RANK_COUNT)}
+        return {Rank(rank): DictNode(leaves) for rank in range(self.header.world_size)}
 
     def read(self, wishes: Sequence[Wish], go_on: Callable[[], None] = at_once) -> None:
-        """Only what lies on the disks can be read."""
-        if not self._world.is_on_disks(self._id):
-            raise Unavailable(f"{self._id} is out of reach")
+        """What the worker has read from targets."""
         for wish in wishes:
             go_on()
-            whole = self._world.bytes_of(self._id, int(wish.tensor.name.removeprefix("rank")))
+            whole = self._payloads[int(wish.tensor.name.removeprefix("rank"))]
             start = wish.offset[0]
             part = np.frombuffer(whole, np.uint8)[start : start + wish.memory.size]
             wish.memory.reshape(-1)[:] = part
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def header_of(id: CheckpointId, launch: int, world_size: int) -> Header:
+    return Header(
+        run=id.run, step=id.step, generation=str(id.generation), cluster=CLUSTER,
+        launch=launch, world_size=world_size, committed_at_s=0.0, source="tier",
+    )  # fmt: skip
 
 
 class DrainOracles(Oracles):
@@ -125,8 +144,14 @@ class DrainWorld(World):
     markers: dict[tuple[str, str], bytes] = field(default_factory=dict)
     #: (store, key) -> the marker that was written there.
     trouble: Trouble = field(default_factory=Trouble)
-    evicted: int = 0
+    tally: Tally = field(default_factory=Tally)
+    evicted: set[CheckpointId] = field(default_factory=set)
+    #: Tombstoned durably, since they are in a store.
+    on_evict: Callable[[CheckpointId], None] = lambda _id: None
+    """Told of each, when its tombstone is durable in the catalog and nowhere else."""
     names_given: int = 0
+    worker_kinds: tuple[type[DrainNode], ...] = (DrainNode,)
+    """Each process is of the next of these."""
 
     def add_store(self, policy: StorePolicy, *, conditional: bool) -> None:
         bucket = self.buckets[policy.url] = Bucket(policy.url, conditional)
@@ -135,16 +160,42 @@ class DrainWorld(World):
     def start_worker(self, policy: StorePolicy) -> DrainNode:
         """A new process for the store."""
         self.names_given += 1
-        node = DrainNode(
+        kind = self.worker_kinds[self.names_given % len(self.worker_kinds)]
+        node = kind(
             self.clock, self.network, self.coordinator, self.buckets[policy.url], policy,
-            f"drain{self.names_given}", self._source, lambda: self.trouble, self._turn,
+            f"drain{self.names_given}", self._reader, self._source, lambda: self.trouble,
+            self._turn,
         )  # fmt: skip
         self.workers.append(node)
         node.start()
         return node
 
-    def _source(self, id: CheckpointId) -> Source:
-        return PayloadSource(self, id)
+    def restart_workers(self) -> None:
+        """As the supervisor would: for each that was killed another process."""
+        for node in list(self.workers):
+            if not node.up:
+                self.workers.remove(node)
+                self.start_worker(node.policy)
+
+    def is_idle(self) -> bool:
+        """Every worker is here, no store waits for anything, and what was evicted is gone."""
+        here = sum(not target.lost for target in self.targets.values())
+        if not self.coordinator.up or self.live_targets < here:
+            return False
+        queue = self.coordinator.machine.drains
+        if len(queue.stores) < len(self.buckets) or self.attempts or self.left_of_evicted():
+            return False
+        return not any(store.jobs or queue.waiting(store) for store in queue.stores.values())
+
+    def _reader(self, node: DrainNode, id: CheckpointId) -> TierReader:
+        return TierReader(
+            self.clock, self.network, self.oracles, self.coordinator, self.targets.__getitem__,
+            node, id, self.tally,
+        )  # fmt: skip
+
+    def _source(self, reader: TierReader) -> Source:
+        header = header_of(reader.id, self.oracles.opened[reader.id].launch, RANK_COUNT)
+        return PayloadSource(header, len(self.bytes_of(reader.id, 0)), reader.payloads)
 
     def _turn(self) -> None:
         """In the middle of one worker's work others go on."""
@@ -155,11 +206,6 @@ class DrainWorld(World):
     def bytes_of(self, id: CheckpointId, rank: int) -> bytes:
         job = self.job_of_launch(self.oracles.opened[id].launch)
         return content(job, id.step, rank, self.seed)
-
-    def is_on_disks(self, id: CheckpointId) -> bool:
-        """Enough columns of each payload lie on disks of targets that run."""
-        checkpoint = self.coordinator.machine.checkpoints.get(id) if self.coordinator.up else None
-        return checkpoint is not None and self.coordinator.machine.checkpoints.readable(checkpoint)
 
     def held(self, url: str) -> set[tuple[Step, Generation]]:
         """What a store has committed, seen directly."""
@@ -218,21 +264,53 @@ class DrainWorld(World):
             if (id.step, id.generation) in lacks:
                 raise Violation(f"P9: {id} goes ({reason}), and {url} needs it")
         if reason.startswith("evicted"):
-            self.evicted += 1
-            if not any((id.step, id.generation) in self.held(url) for url in self.policies):
+            holders = [url for url in self.policies if (id.step, id.generation) in self.held(url)]
+            if not holders:
                 raise Violation(f"P9: {id} is evicted, and no store has it")
+            for url in holders:
+                self._check_whole(self.buckets[url], names.generation_prefix(RUN, *_key(id)))
+            self.evicted.add(id)
+            self.on_evict(id)
+
+    def left_of_evicted(self) -> list[str]:
+        """Columns on disks that are here, of checkpoints that went from the tier; also what was set
+        aside.
+        """
+        names = {
+            column_name(ColumnId(PayloadId(id, Rank(rank)), ColumnNumber(number)))
+            for id in self.evicted
+            for rank in range(RANK_COUNT)
+            for number in range(self.coordinator.machine_policy.code.n)
+        }
+        here = [target for target in self.targets.values() if not target.lost]
+        files = [(target.id, file) for target in here for file in target.disk.files()]
+        return [f"{id}/{file}" for id, file in files if _column_in(file) in names]
+
+    def lacking(self) -> list[str]:
+        """What some store needs and has not."""
+        newest = {one.step: one.generation for one in sorted(self.committed)}
+        rows = [Committed(RUN, s, g, 1, float(s)) for s, g in newest.items()]
+        return [
+            f"{url} lacks {one.step}"
+            for url, policy in self.policies.items()
+            for one in due(policy, rows, self.held(url))
+        ]
 
     def check_end(self) -> None:
         """Healed: every store has what its policy needs, whole, and nothing else lies there."""
-        newest = {one.step: one.generation for one in sorted(self.committed)}
-        rows = [Committed(RUN, s, g, 1, float(s)) for s, g in newest.items()]
+        left = self.left_of_evicted()
+        if left:
+            raise Violation(f"P9: evicted, and never gone: {left[:5]}")
+        lost = {target.id for target in self.targets.values() if target.lost}
+        for id in sorted(self.evicted):
+            row = self.coordinator.machine.checkpoints.get(id)
+            if row is not None and not lost & set(row.targets):
+                raise Violation(f"P9: {id} is evicted, and its targets are asked for ever")
+        lacking = self.lacking()
+        if lacking:
+            raise Violation(f"P9: never drained: {lacking}")
         for url, bucket in self.buckets.items():
             held = self.held(url)
-            lacks = due(self.policies[url], rows, held)
-            if lacks:
-                raise Violation(
-                    f"P9: {url} never got {[(o.step, str(o.generation)) for o in lacks]}"
-                )
             prefixes = [names.generation_prefix(RUN, *one) for one in held]
             for prefix in prefixes:
                 self._check_whole(bucket, prefix)

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ckpt.testing.disk import Fault, Keep
+from tests.sim.aimed import LONG_US, catalog_windows, down_for, kill_coordinator
 from tests.sim.target_node import TargetNode
+from tests.sim.windows import Aim
 from tests.sim.world import World
 
 Strike = Callable[[], bool]
 """Whether it has struck by now."""
-LONG_US = 12_000_000
 LATE_US = 500_000
 
 
@@ -31,17 +32,12 @@ def _live(world: World) -> TargetNode | None:
     return world.clock.rng.choice(up) if up else None
 
 
-def _down_for(world: World) -> int:
-    """Hardly noticed, short, about a hedge, about a lease, long."""
-    return world.clock.rng.choice([2_000, 50_000, 2_500_000, 4_000_000, LONG_US])
-
-
 def _crash(world: World, keep: Keep) -> Strike | None:
     target = _live(world)
     if target is None:
         return None
     target.crash(keep)
-    world.clock.after(_down_for(world), target.start)
+    world.clock.after(down_for(world), target.start)
     return _at_once
 
 
@@ -67,7 +63,7 @@ def host_killed(world: World) -> Strike | None:
     if len(hosts) < 2:
         return None
     host, keep = world.clock.rng.choice(hosts), world.clock.rng.choice(list(Keep))
-    down_us = _down_for(world)
+    down_us = down_for(world)
     for target in running:
         if target.domain.host == host:
             target.crash(keep)
@@ -96,7 +92,7 @@ def target_wiped(world: World) -> Strike | None:
         return None
     target.crash(Keep.SOME)
     target.wipe()
-    world.clock.after(_down_for(world), target.start)
+    world.clock.after(down_for(world), target.start)
     return _at_once
 
 
@@ -110,7 +106,7 @@ def target_stopped(world: World) -> Strike | None:
     def go_on() -> None:
         target.stopped = False
 
-    world.clock.after(_down_for(world), go_on)
+    world.clock.after(down_for(world), go_on)
     return _at_once
 
 
@@ -258,18 +254,16 @@ def coordinator_crashed(world: World) -> Strike | None:
 
 def coordinator_crashed_at_write(world: World) -> Strike | None:
     """F12: just around the durable write of one kind of entry."""
-    coordinator = world.coordinator
-    if not coordinator.up or coordinator.crash_after is not None:
+    if not world.coordinator.up:
         return None
-    coordinator.crash_after = world.clock.rng.choice(
-        [
-            "LaunchNumbered", "LaunchEntered",
-            "AttemptOpened", "AttemptDecided", "AttemptCommitted", "AttemptAborted",
-        ]
-    )  # fmt: skip
-    world.clock.after(5_000_000, world.restart_coordinator)
-    crashes = coordinator.crashes_at_write
-    return lambda: coordinator.crashes_at_write > crashes
+    kinds = [
+        "LaunchNumbered", "LaunchEntered",
+        "AttemptOpened", "AttemptDecided", "AttemptCommitted", "AttemptAborted",
+    ]  # fmt: skip
+    window = world.clock.rng.choice(catalog_windows(*kinds))
+    aim = Aim(window, 1, lambda node: kill_coordinator(world, node))
+    world.windows.aim(aim)
+    return lambda: aim.struck
 
 
 def trainer_killed(world: World) -> Strike | None:

@@ -30,6 +30,9 @@ from tests.sim.world import World
 FILES_MAX = 16
 HALF_BYTES = 1 << 17
 RETRY_US = 700_000
+WRITERS = 3
+END_US = 90_000_000
+"""Within this, after healing, every commit has an answer, and then every attempt its end."""
 
 
 class FileOracles(Oracles):
@@ -66,11 +69,14 @@ class FileOracles(Oracles):
             raise Violation(f"P2: {id} holds {sorted(published)}, which no commit named")
 
 
-@dataclass(slots=True)
+@dataclass
 class FileWorld(World):
     """A world whose ranks are writers of files."""
 
     oracles_type: ClassVar[type[Oracles]] = FileOracles
+
+    writers: list[WriterNode] = field(default_factory=list)
+    committers: list[CommitterNode] = field(default_factory=list)
 
     def content_of(self, payload: PayloadId) -> bytes:
         return self.file_oracles.written[payload][3]
@@ -79,6 +85,68 @@ class FileWorld(World):
     def file_oracles(self) -> FileOracles:
         assert isinstance(self.oracles, FileOracles)
         return self.oracles
+
+    @property
+    def files_ended(self) -> bool:
+        """Every commit is answered."""
+        return all(committer.outcome for committer in self.committers)
+
+    def write_files(self, run: RunName, steps: tuple[int, ...], size: int) -> None:
+        """Some processes write files of these steps, others commit what those have brought."""
+        self.file_oracles.written, self.file_oracles.asked = {}, {}
+        rng = self.clock.rng
+        gaps_us = [rng.choice([100, 30_000]) for _ in range(WRITERS)]
+        self.writers = [
+            self._writer(Job(run, None, f"W{number}", 1, steps, gap_us, size), number)
+            for number, gap_us in enumerate(gaps_us)
+        ]
+        self.ranks.extend(self.writers)
+        self.committers = [self._committer(run, step) for step in steps]
+        for node in (*self.writers, *self.committers):
+            self.clock.after(rng.randint(0, 3000), node.start)
+
+    def _writer(self, job: Job, number: int) -> WriterNode:
+        files = [
+            (step, f"{step}/{name}")
+            for step in job.steps
+            for name in (f"w{number}-0", "shared", f"w{number}-1")
+        ]
+        return WriterNode(
+            self.clock, self.network, self.oracles, self.coordinator,
+            lambda id: self.targets[id], job, self.seed, files,
+        )  # fmt: skip
+
+    def _committer(self, run: RunName, step: int) -> CommitterNode:
+        def wanted() -> set[str] | None:
+            """What the writers that are left have brought; one is left out on purpose."""
+            if any(writer.writing for writer in self.writers):
+                return None
+            alive = [writer for writer in self.writers if writer.up]
+            brought = [name for writer in alive for name in writer.brought]
+            mine = {name for name in brought if name.startswith(f"{step}/")}
+            return mine - {f"{step}/w0-1"}
+
+        return CommitterNode(
+            self.clock, self.network, self.file_oracles, self.coordinator, run, step, wanted,
+            name=f"committer{step}",
+        )  # fmt: skip
+
+    def end_files(self) -> None:
+        """All has healed: every commit is answered. Then the writers are gone, and what they left
+        with them.
+        """
+        if not self.clock.run(lambda: self.files_ended, END_US):
+            raise Violation(f"P4: commits have no end: {[c.outcome for c in self.committers]}")
+        for node in self.writers:
+            node.crash()
+        runs = {committer.run for committer in self.committers}
+
+        def left() -> list[str]:
+            mine = (a for a in self.attempts if a.checkpoint.run in runs)
+            return [f"{a.checkpoint} {a.state.value}" for a in mine]
+
+        if not self.clock.run(lambda: not left() and self.live_targets >= 6, END_US):
+            raise Violation(f"P6: attempts outlive their writers: {left()}")
 
 
 class WriterNode(RankNode):

@@ -5,18 +5,15 @@ answer allows is taken away, and it is read; one target more, and nobody gets an
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from ckpt.base.ids import CheckpointId, PayloadId, TargetId
 from ckpt.erasure.code import Code
 from ckpt.plan.placement import check_level, domain_key
 from ckpt.testing.disk import Keep
 from tests.sim.oracles import Announced, Violation
+from tests.sim.target_node import TargetNode
+from tests.sim.world import RUN, World
 from tests.sim.worst_losses import targets_gone
-
-if TYPE_CHECKING:
-    from tests.sim.target_node import TargetNode
-    from tests.sim.world import World
 
 READ_US = 60_000_000
 UP_US = 30_000_000
@@ -24,8 +21,16 @@ CELL_BYTES = 4096
 
 
 def check_live_losses(world: World) -> None:
-    """Any targets that it may lose, or whole domains where several share one; then one more."""
-    newest = max(id for id in world.oracles.announced if id not in world.oracles.deleted)
+    """Any targets that it may lose, or whole domains where several share one; then one more. The
+    writers are gone: a stager that has not heard of its commit yet would be told of one that is out
+    of reach just now.
+    """
+    for rank in world.ranks:
+        rank.crash()
+    kept = world.oracles.kept(RUN)
+    if not kept:
+        return
+    newest = kept[-1]
     announced = world.oracles.announced[newest]
     gone = targets_gone(world, newest)
     lost = _domains(world, announced, gone) if world.seed % 3 == 0 else None
@@ -80,11 +85,20 @@ def _domains(
 def _one_too_many(
     world: World, id: CheckpointId, announced: Announced, away: Collection[TargetId]
 ) -> TargetId | None:
-    """A target without which some payload has fewer columns than it needs; None where none has."""
+    """A target without which some payload has fewer columns than it needs; None where none has,
+    or where a column that rotted may serve all the same: damage has the size of a block.
+    """
     k = Code.parse(announced.info.code).k
+    rotted = {each.partition("/")[2] for each in world.rotted}
+    if any(rotted & world.oracles.files_of(PayloadId(id, rank)) for rank in announced.placement):
+        return None
     for rank, columns in announced.placement.items():
         if len(world.content_of(PayloadId(id, rank))) <= (k - 1) * CELL_BYTES:
             continue  # Fewer columns hold all that is there to be read.
+        if world.oracles.files_of(PayloadId(id, rank)) & {
+            r.partition("/")[2] for r in world.rotted
+        }:
+            continue
         left = [t for t in columns if t is not None and t not in away]
         if len(left) == k:
             return world.clock.rng.choice(left)

@@ -33,7 +33,7 @@ class TargetMemory:
     """
 
     __slots__ = ("_asleep", "_credit", "_credit_bytes", "_limits", "_name", "_now_us", "_of", "_piece",
-                 "_read", "_reads", "_touched_us", "_unsent", "_windows", "_writes")  # fmt: skip
+                 "_read", "_readers_most", "_reads", "_touched_us", "_unsent", "_windows", "_writes")  # fmt: skip
 
     def __init__(self, name: str, limits: TargetLimits, now_us: Callable[[], int]) -> None:
         self._name, self._limits, self._now_us = name, limits, now_us
@@ -51,6 +51,8 @@ class TargetMemory:
         self._reads: dict[int, int] = {}
         #: Disk operation -> bytes of a buffer that is not released.
         self._read = 0
+        self._readers_most = 0
+        """At once, since it last read nothing."""
         self._piece = limits.read_piece_bytes
         """The largest that was read at once; a trailer or a small document may be longer."""
         self._unsent: dict[Session, int] = {}
@@ -121,6 +123,8 @@ class TargetMemory:
 
     def reads(self, action: ReadAt) -> None:
         """A buffer is taken until it is released."""
+        if not self._read:
+            self._readers_most = 0
         self._reads[action.op] = action.length
         self._read += action.length
         self._piece = max(self._piece, action.length)
@@ -138,10 +142,12 @@ class TargetMemory:
 
     def check_reads(self, readers: int) -> None:
         """Each reader may always have one piece, all together no more than the pool, and what is
-        kept for others.
+        kept for others. What is read for one that has gone meanwhile stays until it is here, so
+        that those count who were there since nothing was read.
         """
         limits = self._limits
-        limit = limits.read_pool_bytes + limits.read_keep_bytes + readers * self._piece
+        self._readers_most = max(readers, self._readers_most)
+        limit = limits.read_pool_bytes + limits.read_keep_bytes + self._readers_most * self._piece
         if self._read > limit:
             raise Violation(f"P5: {self._name} holds {self._read} bytes for readers, not {limit}")
 

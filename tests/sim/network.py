@@ -101,8 +101,15 @@ class Network:
         self._next_session = 1
         self.corrupt_fragments = 0
         """So many of the next fragments arrive with one bit flipped."""
+        self.unheard: frozenset[type[Message]] = frozenset()
+        """Of these the next ones cut their connection instead of arriving."""
+        self.unheard_left = 0
+        self.remembered: frozenset[type[Message]] = frozenset()
+        """Of these a copy is kept, to be sent again."""
+        self.copies: list[Send] = []
         self.flipped_frames = self.repeated_frames = self.cut_frames = self.held_frames = 0
         """What bad weather has done so far."""
+        self.unheard_frames = self.swallowed_frames = 0
 
     def incarnation(self, node: Node) -> int:
         return self._incarnations.get(node.name, 0)
@@ -149,6 +156,13 @@ class Network:
         if connection is None or not connection.open:
             return
         weather = self.weather
+        if self.unheard_left and type(action.message) in self.unheard:
+            self.unheard_left -= 1
+            self.unheard_frames += 1
+            self.cut(action.session)
+            return
+        if type(action.message) in self.remembered:
+            self.copies.append(action)
         if weather.cut and self.clock.rng.random() < weather.cut:
             self.cut_frames += 1
             self.cut(action.session)
@@ -192,6 +206,7 @@ class Network:
 
     def _arrive(self, connection: Connection, end: _End, action: Send, bulk: bytes) -> None:
         node = end.node
+        self.swallowed_frames += end.swallowed
         if not (connection.open and node.up) or end.swallowed:
             return
         if self._incarnations.get(node.name, 0) != end.incarnation:
@@ -266,6 +281,15 @@ class Network:
             if session == connection.client.session
             and {connection.client.node.name, connection.server.node.name} == {one.name, other.name}
         ]
+
+    def dialed_by(self, node: Node) -> list[Session]:
+        """Its own ends of open connections that it made, oldest first."""
+        return [
+            session
+            for session, connection in self._sessions.items()
+            if connection.open and connection.client.node is node
+            and connection.client.session == session
+        ]  # fmt: skip
 
     def cut_half_open(self) -> None:
         """What is half open becomes wholly closed."""

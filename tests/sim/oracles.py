@@ -21,6 +21,7 @@ from ckpt.base.ids import (
     Domain,
     LaunchNumber,
     PayloadId,
+    RunName,
     TargetId,
 )
 from ckpt.erasure.code import Code
@@ -128,12 +129,20 @@ class Oracles:
 
     def announced_columns(self) -> set[str]:
         """Files of all columns of checkpoints that anybody was told of."""
+        payloads = (PayloadId(id, r) for id, a in self.announced.items() for r in a.placement)
+        return set().union(*map(self.files_of, payloads))
+
+    def files_of(self, payload: PayloadId) -> set[str]:
+        """Its columns, each on its own target."""
+        columns = self.announced[payload.checkpoint].placement[payload.rank]
         return {
-            f"columns/{column_name(ColumnId(PayloadId(id, rank), ColumnNumber(j)))}"
-            for id, announced in self.announced.items()
-            for rank, columns in announced.placement.items()
+            f"columns/{column_name(ColumnId(payload, ColumnNumber(j)))}"
             for j in range(len(columns))
         }
+
+    def kept(self, run: RunName) -> list[CheckpointId]:
+        """Checkpoints of a run that were announced and not deleted, ascending."""
+        return sorted(id for id in self.announced if id.run == run and id not in self.deleted)
 
     # ----------------------------------------------------------------------- catalog
 

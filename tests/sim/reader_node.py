@@ -1,15 +1,16 @@
 """A process that loads: resolves, fetches the index, reads every payload with the real machine,
-compares bytes.
+compares bytes. Then it reads parts of each, as a job does that loads with other shardings.
 """
 
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ckpt.base.errors import Corrupt
-from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, RunName, TargetId
+from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, RunName, Step, TargetId
 from ckpt.format import messages as m
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.index import IndexPayload, decode_index
@@ -45,8 +46,22 @@ class _Reading:
     memory: bytearray
     columns: tuple[TargetId | None, ...]
     asked: AskedBytes
+    spans: list[tuple[int, int]]
+    """What is wanted of it."""
     documents: dict[int, bytearray] = field(default_factory=dict)
     #: Manifest parts by request.
+
+
+def parts_of(size: int, rng: random.Random) -> list[tuple[int, int]]:
+    """One span of a payload, runs at one distance, or runs here and there."""
+    way, at, length = rng.randrange(3), rng.randrange(size + 1), rng.randint(1, 300)
+    if way == 0 or at + length > size:
+        return [(at, rng.randint(at, size))]
+    if way == 1:
+        step = length + rng.randint(2, 900)
+        return [(start, start + length) for start in range(at, size - length + 1, step)]
+    ends = sorted(rng.sample(range(size + 1), min(size + 1, 2 * rng.randint(1, 12))))
+    return list(zip(ends[::2], ends[1::2], strict=False))
 
 
 class ReaderNode:
@@ -60,8 +75,13 @@ class ReaderNode:
         self.up = True
         self.stopped = False
         self.outcome: str | None = None
+        self.step: Step | None = None
+        """Which one I read; None for the newest."""
         self.checkpoint: m.CommitInfo | None = None
         self.rebuilt_bytes = 0
+        self._payloads: tuple[IndexPayload, ...] = ()
+        #: Read whole, and then again in parts.
+        self._wants_parts = False
         self._clock, self._network, self._oracles = clock, network, oracles
         self._coordinator, self._target_of, self._run = coordinator, target_of, run
         self._requests = itertools.count(1)
@@ -98,7 +118,7 @@ class ReaderNode:
     def _ask_coordinator(self, session: Session) -> None:
         self._coordinator_session = session
         if self._record is None:
-            resolve = m.Resolve(self._run, None, timeout_us=4_000_000)
+            resolve = m.Resolve(self._run, self.step, timeout_us=4_000_000)
             self._network.send(Send(session, next(self._requests), resolve))
 
     def _end(self, outcome: str) -> None:
@@ -174,7 +194,8 @@ class ReaderNode:
             self._next_index_copy()
             return
         index = decode_index(bytes(self._index))
-        for payload in self._wanted(index.payloads):
+        self._payloads = self._wanted(index.payloads)
+        for payload in self._payloads:
             self._begin(payload)
         self._conclude()
 
@@ -188,9 +209,11 @@ class ReaderNode:
         id = PayloadId(self._record.info.checkpoint, entry.rank)
         layout = Layout(entry.code, entry.payload_bytes, entry.cell_bytes)
         memory = bytearray(entry.payload_bytes)
-        landings = Landings()
-        if memory:
-            landings.add_range(0, memoryview(memory))
+        landings, spans = Landings(gap_bytes=1), [(0, entry.payload_bytes)]
+        if self._wants_parts:
+            spans = parts_of(entry.payload_bytes, random.Random(f"{self.name} {id}"))
+        for start, end in spans:
+            landings.add_range(start, memoryview(memory)[start:end])
         name = f"{self.name} of {id}"
         scratch = ScratchCells(name, layout, LIMITS)
         assembly = Assembly(layout, landings, entry.manifest_digest, pool=scratch)
@@ -200,7 +223,7 @@ class ReaderNode:
         wish = re.ReadWish(id, layout, landings.ranges(), standings, LIMITS)
         machine = PayloadReader(wish, self._requests, self._clock.now_us, assembly.is_direct)
         asked = AskedBytes(name, layout, LIMITS)
-        self._readings[id] = _Reading(machine, assembly, memory, entry.columns, asked)
+        self._readings[id] = _Reading(machine, assembly, memory, entry.columns, asked, spans)
         self._do(id, machine.begin())
 
     def _feed(self, id: PayloadId, event: re.ReaderEvent) -> None:
@@ -281,12 +304,25 @@ class ReaderNode:
     def _completed(self, id: PayloadId) -> None:
         reading = self._readings[id]
         self.rebuilt_bytes += reading.machine.statistics().rebuilt_bytes
-        self._oracles.bytes_were_read(id, bytes(reading.memory))
+        whole = bytearray(self._oracles.content_of(id))
+        for start, end in reading.spans:
+            whole[start:end] = reading.memory[start:end]
+        self._oracles.bytes_were_read(id, bytes(whole))
         self._conclude()
 
     def _conclude(self) -> None:
-        if self._readings and all(r.machine.done for r in self._readings.values()):
+        readings = self._readings.values()
+        if len(readings) < len(self._payloads) or not all(r.machine.done for r in readings):
+            return
+        if self._wants_parts:
             self._end("read")
+            return
+        self._wants_parts = True
+        self._readings.clear()
+        for payload in self._payloads:
+            if self.outcome is None:
+                self._begin(payload)
+        self._conclude()
 
     # ----------------------------------------------------------------------- links
 

@@ -19,7 +19,6 @@ from ckpt.base.ids import (
     Home,
     PayloadId,
     Rank,
-    Step,
 )
 from ckpt.erasure.code import Code
 from ckpt.format import messages as m
@@ -27,7 +26,7 @@ from ckpt.format.index import IndexPayload, decode_index
 from ckpt.format.record import decode_record
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
 from ckpt.protocol.coordinator.placements import decode_placement
-from ckpt.protocol.events import Send, Session
+from ckpt.protocol.events import Session
 from ckpt.protocol.stager import events as se
 from tests.sim.oracles import Oracles, Violation
 from tests.sim.payloads import Job
@@ -116,7 +115,7 @@ class ReferringRank(RankNode):
         if self._frozen(then) != self._frozen(step):
             self._handle(se.ReferencesFound(now_us, number))
             return
-        table = table_of(self.job, self.rank, Piece(0, half, half, home.generation))
+        table = table_of(self.job, self.rank, Piece(0, half, half).at(home.generation))
         self._handle(se.ReferencesFound(now_us, number, (home,), half, table))
 
     def _frozen(self, step: int) -> bytes:
@@ -146,7 +145,6 @@ class _Part:
 class FollowingReader(ReaderNode):
     """I read a step, follow its references, and compare the whole state of every rank."""
 
-    step: Step | None = None
     _parts: list[_Part]
     _info: m.CommitInfo
     _index_document: bytes
@@ -155,12 +153,6 @@ class FollowingReader(ReaderNode):
     def start(self) -> None:
         self._parts, self._pieces, self._index_document = [], {}, b""
         super().start()
-
-    def _ask_coordinator(self, session: Session) -> None:
-        self._coordinator_session = session
-        if self._record is None:
-            resolve = m.Resolve(self._run, self.step, timeout_us=4_000_000)
-            self._network.send(Send(session, next(self._requests), resolve))
 
     def received(self, session: Session, request: int, message: m.Message, bulk: bytes) -> None:
         if isinstance(message, m.Resolved) and self._record is None:
@@ -224,7 +216,7 @@ class FollowingReader(ReaderNode):
     _targets: tuple[m.TargetAddress, ...]
 
 
-@dataclass(slots=True)
+@dataclass
 class ReferenceWorld(World):
     """The world with such ranks and readers."""
 
@@ -241,14 +233,12 @@ class ReferenceWorld(World):
         node.world = self
         return node
 
-    def read(self, step: Step | None = None) -> ReaderNode:
+    def _reader(self, number: int) -> ReaderNode:
         node = FollowingReader(
             self.clock, self.network, self.oracles, self.coordinator,
-            lambda id: self.targets[id], RUN, len(self.readers),
+            lambda id: self.targets[id], RUN, number,
         )  # fmt: skip
-        node.step, node.world = step, self
-        self.readers.append(node)
-        node.start()
+        node.world = self
         return node
 
     def state_of(self, payload: PayloadId) -> dict[str, bytes]:
@@ -261,40 +251,6 @@ class ReferenceWorld(World):
         """What the rank sent."""
         found = self.state_of(payload)
         return found["changes"] + (b"" if payload in self.referring else found["frozen"])
-
-    def delete_one(self) -> None:
-        """Somebody deletes a step, and asks no more when the answer is lost."""
-        here = sorted(id for id in self.oracles.announced if id not in self.oracles.deleted)
-        if not here:
-            return
-        admin = Admin(self, self.clock.rng.choice([here[-1], *here]).step)
-        self.network.dial(
-            admin, self.coordinator, m.Role.ADMIN, m.Role.COORDINATOR,
-            failed=lambda: None, opened=admin.ask,
-        )  # fmt: skip
-
-
-@dataclass(slots=True)
-class Admin:
-    """Who deletes one step."""
-
-    world: ReferenceWorld
-    step: Step
-    name: str = "admin"
-    up: bool = True
-    stopped: bool = False
-
-    def ask(self, session: Session) -> None:
-        self.world.network.send(Send(session, 1, m.DeleteStep(RUN, self.step)))
-
-    def session_opened(self, session: Session, role: m.Role, name: str) -> None:
-        """The dial's continuation asks."""
-
-    def session_closed(self, session: Session) -> None:
-        """The answer is lost."""
-
-    def received(self, session: Session, request: int, message: m.Message, bulk: bytes) -> None:
-        self.world.network.died(self)
 
 
 def built(seed: int) -> ReferenceWorld:

@@ -8,33 +8,33 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, TargetId
-from ckpt.erasure.code import Code
-from ckpt.format.layout import Layout
 from ckpt.protocol.coordinator.attempts import AttemptState
 from ckpt.protocol.coordinator.catalog import LaunchEntered, LaunchNumbered
-from ckpt.protocol.target.core import column_name
 from ckpt.protocol.writer.column import ColumnState
+from tests.sim.aimed import BESIDE_ANOTHER_LAUNCH, aim_anywhere
 from tests.sim.faults import FAULTS, Strike
+from tests.sim.last_checks import (
+    LOAD_US,
+    SETTLE_US,
+    check_end,
+    check_last_read,
+    let_orphans_go,
+)
 from tests.sim.live_losses import check_live_losses
-from tests.sim.oracles import Announced, Violation
-from tests.sim.payloads import encode_cells
+from tests.sim.oracles import Violation
 from tests.sim.rank_node import HALF_BYTES, RankNode
-from tests.sim.reader_node import CRASHED
+from tests.sim.whole_world import whole
+from tests.sim.windows import Aim, Window
 from tests.sim.world import World
-from tests.sim.worst_losses import check_worst_losses
 
-SETTLE_US = 90_000_000
 PHASE_WAIT_US = 600_000
 """Longer than the longest pause between two saves."""
 GENERATIONS_MIN = 3
 """Of every history; where faults left the first launch fewer, the second saves more."""
 FAULTS_MIN = 2
 """Of every history; those that found nothing to strike, or waited in vain, are not counted."""
-LOAD_US = 3_000
-"""About what a load takes: where in it a fault strikes is left to chance."""
-LEAK_US = 3_500_000
-"""Longer than an orphan's grace and the ticks around it, of a target that has just dialed again."""
+AMID_US = 6_000_000
+"""So long a launch amid faults is waited for."""
 COMMITTING = (
     AttemptState.INDEXING,
     AttemptState.DECIDING,
@@ -50,6 +50,8 @@ class Report:
     seed: int
     cells: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How often each fault struck in each phase."""
+    windows: Counter[tuple[Window, str]] = field(default_factory=Counter)
+    """How often who was struck in each window that was aimed at."""
     launches: int = 0
     """Starts of the run that were given a number."""
     generations: int = 0
@@ -114,43 +116,60 @@ def run_seed(seed: int) -> Report:
     """Run a seed to its end; raises Violation (or a machine's AssertionError)
     when a promise breaks.
     """
-    return run_history(World.build(seed, shared_hosts=seed % 3 == 0))
+    return run_history(whole(seed), aiming=True)
 
 
-def run_history(world: World) -> Report:
-    """What happens in a world that was just built."""
+def world_of(seed: int) -> World:
+    """As the campaign has it, with nothing beside ranks and readers."""
+    return World.build(seed, shared_hosts=seed % 3 == 0)
+
+
+def run_history(world: World, *, aiming: bool = False) -> Report:
+    """What happens in a world that was just built. `aiming`: somebody is struck between two durable
+    steps, besides the faults that come with the phases.
+    """
     strikes: list[_Struck] = []
     rng = world.clock.rng
     world.start()
     sizes = [100, 4096, 5000 * world.coordinator.machine.policy.code.k]
     first = world.launch(
-        (10, 20) if rng.random() < 0.85 else (10, 20, 30),
+        (10, 20) if rng.random() < 0.85 and not world.many_steps else (10, 20, 30),
         rng.choice([2_000, 30_000, 400_000]),
         rng.choice(sizes),
     )
+    aimed = aim_anywhere(world) if aiming else None
+    world.live_beside()
     for _ in range(rng.choice([2, 2, 2, 3])):
         strikes.append(_fault_at_phase(world))
     _end_launch(world, first)
+    if aimed is not None and aimed[1].window.of in BESIDE_ANOTHER_LAUNCH:
+        _launch_amid_faults(world, aimed[1])
     strikes.append(_fault_at_phase(world))
     while sum(one.strike() for one in strikes) < FAULTS_MIN:
         strikes.append(_fault_at_phase(world))
     world.heal()
     world.clock.pass_time(200_000)
-    world.clock.run(lambda: _may_launch(world, first), SETTLE_US)
+    world.clock.run(lambda: _may_launch(world, world.ranks), SETTLE_US)
     missing = GENERATIONS_MIN - len(world.oracles.opened)
-    steps = (30, 40, 50)[: max(missing, 1 if rng.random() < 0.85 else 2)]
+    few = rng.random() < 0.85 and not world.many_steps
+    steps = (30, 40, 50)[: max(missing, 1 if few else 2)]
     second = world.launch(steps, 50_000, rng.choice(sizes))
+    world.end_beside()
     settle(world, second)
-    _check_last_read(world)
-    _check_end(world, second)
+    world.settle_beside()
+    check_last_read(world)
+    check_end(world, second)
+    world.check_beside()
     check_live_losses(world)
-    return _report(world, strikes)
+    return _report(world, strikes, aimed)
 
 
-def _report(world: World, strikes: list[_Struck]) -> Report:
+def _report(world: World, strikes: list[_Struck], aimed: tuple[str, Aim] | None) -> Report:
+    struck = [(aimed[1].window, aimed[0])] if aimed is not None and aimed[1].struck else []
     return Report(
         world.seed,
         Counter((one.fault, one.phase) for one in strikes if one.strike()),
+        Counter(struck),
         launches=sum(type(entry) is LaunchNumbered for entry in world.coordinator.durable),
         generations=len(world.oracles.opened),
         committed=len(world.oracles.announced),
@@ -202,7 +221,10 @@ def _hang_inside_a_load(world: World) -> None:
 
 
 def _end_launch(world: World, nodes: list[RankNode]) -> None:
-    """The job ends as jobs do: done, trainers killed, everything killed, or not at all."""
+    """The job ends as jobs do: done, trainers killed, everything killed, or not at all; but not
+    before it has begun, or it would count for no launch.
+    """
+    world.clock.run(lambda: any(n.launch_number is not None for n in nodes), 6_000_000)
     rng = world.clock.rng
     way = rng.choice(["done", "trainers", "all", "zombies"])
     if way == "zombies":
@@ -216,6 +238,16 @@ def _end_launch(world: World, nodes: list[RankNode]) -> None:
             node.crash()
         else:
             node.kill_trainer()
+
+
+def _launch_amid_faults(world: World, aim: Aim) -> None:
+    """The job starts again while faults go on, and what the earlier launch left is given up."""
+    world.clock.run(lambda: _may_launch(world, world.ranks), PHASE_WAIT_US)
+    if not _may_launch(world, world.ranks):
+        return
+    nodes = world.launch((25,), 30_000, 4096)
+    world.clock.run(lambda: aim.struck or all(_finished(n) for n in nodes), AMID_US)
+    _end_launch(world, nodes)
 
 
 def _may_launch(world: World, earlier: list[RankNode]) -> bool:
@@ -262,133 +294,4 @@ def settle(world: World, nodes: list[RankNode]) -> None:
     if not ended:
         states = [(str(a.checkpoint), a.state.value, len(a.payloads)) for a in world.attempts]
         raise Violation(f"P4: no end within {SETTLE_US // 1_000_000} s of healing: {states}")
-    _let_orphans_go(world)
-
-
-def _let_orphans_go(world: World) -> None:
-    """A coordinator that has just started lets streams use what an earlier one gave out."""
-    world.clock.pass_time(100_000)
-    end_us = world.clock.now_us + LEAK_US
-    while _leak(world) and world.clock.now_us < end_us:
-        world.clock.pass_time(100_000)
-
-
-# --------------------------------------------------------------------------- the last checks
-
-
-def _check_end(world: World, last: list[RankNode]) -> None:
-    for node in last:
-        for step, outcome in node.outcomes.items():
-            if type(outcome).__name__ != "SaveCommitted":
-                raise Violation(f"after healing, {node.name} cannot save step {step}: {outcome}")
-    for id, announced in world.oracles.announced.items():
-        if id not in world.oracles.deleted:
-            _check_readable(world, id, announced)
-    check_worst_losses(world)
-    _check_launches(world)
-    _check_no_leak(world)
-    _check_nothing_held(world)
-
-
-def _check_launches(world: World) -> None:
-    """All ranks of one start of the run were given one number, whoever restarted meanwhile."""
-    numbers: dict[str, set[int]] = {}
-    for node in world.ranks:
-        if node.launch_number is not None:
-            numbers.setdefault(node.job.launch_name, set()).add(node.launch_number)
-    split = {name: sorted(given) for name, given in numbers.items() if len(given) > 1}
-    if split:
-        raise Violation(f"P10: one start of the run became several launches: {split}")
-
-
-def _check_last_read(world: World) -> None:
-    """After healing a reader gets the newest step, whole; readers of bad times got it
-    or an honest error.
-    """
-    reader = world.read()
-    world.clock.run(lambda: all(r.outcome is not None for r in world.readers), SETTLE_US)
-    newest = max(id for id in world.oracles.announced if id not in world.oracles.deleted)
-    if reader.outcome != "read" or reader.checkpoint is None:
-        raise Violation(f"P1: after healing, a load ends with {reader.outcome}")
-    if reader.checkpoint.checkpoint != newest:
-        raise Violation(f"P2: {reader.checkpoint.checkpoint} was loaded, {newest} is the newest")
-    for each in world.readers:
-        if each.outcome not in ("read", "unavailable", "not_found", CRASHED):
-            raise Violation(f"P3: {each.name} ended with {each.outcome}")
-
-
-def _check_readable(world: World, id: CheckpointId, announced: Announced) -> None:
-    """P1: readable as long as no more was lost than its answer allows; P3:
-    the columns hold exactly its bytes.
-    """
-    info = announced.info
-    allowed = True
-    for rank, columns in announced.placement.items():
-        payload = PayloadId(id, rank)
-        good, bad = _good_columns(world, payload, columns)
-        allowed = allowed and bad <= info.targets_survivable
-        if bad <= info.targets_survivable and good < Code.parse(info.code).k:
-            raise Violation(
-                f"P1: {payload} has {good} good columns, {bad} were harmed, "
-                f"{info.targets_survivable} allowed"
-            )
-    checkpoint = world.coordinator.machine.checkpoints.get(id)
-    if checkpoint is None:
-        raise Violation(f"P1: {id} was announced, the coordinator knows it no more")
-    if allowed and not world.coordinator.machine.checkpoints.readable(checkpoint):
-        raise Violation(f"P1: {id} should be readable after healing")
-
-
-def _good_columns(
-    world: World, payload: PayloadId, columns: tuple[TargetId | None, ...]
-) -> tuple[int, int]:
-    """(columns with exactly the right bytes, columns that a fault of the scenario harmed)."""
-    data = world.content_of(payload)
-    layout = Layout.plan(world.coordinator.machine.policy.code, len(data), 4096)
-    cells = encode_cells(layout, data.ljust(layout.padded_bytes, b"\0"))
-    good = harmed = 0
-    for j, target in enumerate(columns):
-        if target is None:
-            continue
-        file = f"columns/{column_name(ColumnId(payload, ColumnNumber(j)))}"
-        node = world.targets[target]
-        stored = node.disk.durable(file)
-        wiped = node.wiped and stored is None
-        if node.lost or wiped or f"{target}/{file}" in world.rotted:
-            harmed += 1
-            continue
-        wanted = b"".join(row[j] for row in cells)
-        if stored is None:
-            raise Violation(f"P1: {payload} column {j} vanished from {target}")
-        if stored[4096 : 4096 + len(wanted)] != wanted:
-            raise Violation(f"P3: {payload} column {j} on {target} holds other bytes")
-        good += 1
-    return good, harmed
-
-
-def _check_no_leak(world: World) -> None:
-    """P5, P6: no aside file stays but the standing space of the last launches."""
-    leak = _leak(world)
-    if leak > 0:
-        raise Violation(f"P6: {leak} aside files are held for which no reservation stands")
-
-
-def _leak(world: World) -> int:
-    """Aside files on running targets, less the coordinator's standing reservations. A target may
-    be writing down how far the catalog has come.
-    """
-    staged = [t.disk.list_directory("staging") for t in world.targets.values() if t.up]
-    notes = sum(any(name.startswith("catalog-") for name in names) for names in staged)
-    standing = world.coordinator.machine.reservations.standing_places
-    return max(0, sum(map(len, staged)) - notes - standing)
-
-
-def _check_nothing_held(world: World) -> None:
-    """P5: nobody saves or loads any more, so nothing is promised, buffered or pinned."""
-    world.clock.pass_time(LOAD_US)  # The last reader's sessions close.
-    for target in world.targets.values():
-        if target.up and target.memory.held_bytes:
-            raise Violation(f"P5: {target.name} still holds {target.memory.held_bytes} bytes")
-    pinned = [str(c.id) for c in world.coordinator.machine.checkpoints.all() if c.pins]
-    if pinned:
-        raise Violation(f"P5: all readers have ended, {pinned} are still pinned")
+    let_orphans_go(world)

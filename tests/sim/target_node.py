@@ -25,6 +25,8 @@ from ckpt.protocol.events import (
 from ckpt.protocol.target.core import TargetIdentity, TargetLimits
 from ckpt.protocol.target.disk_events import (
     DiskAction,
+    DiskDone,
+    DiskFailed,
     Preallocate,
     ReadAt,
     ReleaseBulk,
@@ -38,9 +40,11 @@ from ckpt.protocol.target.disk_events import (
 from ckpt.protocol.target.machine import TargetEvent, TargetMachine
 from ckpt.testing.disk import FakeDisk, Keep
 from tests.sim.clockwork import Clockwork
+from tests.sim.conduct import Conduct
 from tests.sim.coordinator_node import CLUSTER, SECRET, TICK_US
 from tests.sim.memory import ABOUT_CREDIT, TargetMemory
 from tests.sim.network import STOPPED_US, Network, Node
+from tests.sim.windows import TELLS, TargetSteps, Windows
 
 DISK_BYTES = 1 << 23
 CREDIT_POOLS = (2 * 4096, 4 * 4096, 16 * 4096)
@@ -57,12 +61,13 @@ class TargetNode:
 
     def __init__(
         self, clock: Clockwork, network: Network, coordinator: Node, number: int, seed: int,
-        limits: TargetLimits | None = None, *, first_boot: int = 0,
+        limits: TargetLimits | None = None, *, first_boot: int = 0, tick_us: int = TICK_US,
     ) -> None:  # fmt: skip
         self.id = TargetId(f"t{number}")
         self.name = self.id
         self.up = False
         self.stopped = False
+        self._tick_us = tick_us
         self.lost = False
         """For good: it never comes back, its disk counts for nothing."""
         self.harmed_boot = 0
@@ -99,8 +104,10 @@ class TargetNode:
         self._readers: dict[Session, None] = {}
         #: Sessions that may ask for bytes.
         self._coordinator_session: Session | None = None
+        self.windows = Windows(network)
         self.machine: TargetMachine
         self.memory: TargetMemory
+        self._steps: TargetSteps
 
     def start(self) -> None:
         if self.up or self.lost:
@@ -113,6 +120,8 @@ class TargetNode:
         )  # fmt: skip
         self.machine = TargetMachine(identity, SECRET, self._limits)
         self.memory = TargetMemory(self.name, self._limits, lambda: self._clock.now_us)
+        self._conduct = Conduct(self.name)
+        self._steps = TargetSteps()
         self._measured = None
         self._readers.clear()
         self._draining.clear()
@@ -188,7 +197,7 @@ class TargetNode:
         if not self.stopped:
             self.measure()
             self._handle(Ticked(self._clock.now_us))
-        self._clock.after(TICK_US, self._tick, boots)
+        self._clock.after(self._tick_us, self._tick, boots)
 
     def measure(self) -> None:
         """See how much room there is now; a disk that nobody has touched is as it was."""
@@ -202,12 +211,19 @@ class TargetNode:
     def _handle(self, event: TargetEvent) -> None:
         """The event, and those of what the disk did at once, as in the daemon's loop."""
         events, handle, send, memory = [event], self.machine.handle, self._network.send, self.memory
+        conduct = self._conduct
         at_once = not self._all_waits and self.disk_slow == 1 and not self.one_at_a_time
         for each in events:
-            for action in handle(each):
+            actions = handle(each)
+            conduct.step(each, actions)
+            self.machine.check()
+            for action in actions:
                 kind = type(action)
                 if kind is Send:
-                    if type(action.message) in ABOUT_CREDIT:
+                    told = type(action.message)
+                    if told in TELLS and self._is_struck_before(action, each):
+                        return
+                    if told in ABOUT_CREDIT:
                         memory.says(action)
                     send(action)
                     if action.bulk:
@@ -218,8 +234,13 @@ class TargetNode:
                 elif kind in DISK_ACTIONS:
                     if kind is WriteAt or kind is ReadAt:
                         self._take_buffer(action, each)
+                    if kind is not ReadAt:
+                        self._steps.issued(action, each)
                     if at_once and kind in IN_MEMORY:
-                        events.append(perform(self.disk, action, self._clock.now_us))
+                        done = self._perform(action)
+                        if done is None:
+                            return
+                        events.append(done)
                         continue
                     self._clock.at(self._done_us(), self._happen, action, self._boots)
                 elif kind is CloseSession:
@@ -258,4 +279,29 @@ class TargetNode:
         if self.stopped:
             self._clock.after(STOPPED_US, self._happen, action, boots)
             return
-        self._handle(perform(self.disk, action, self._clock.now_us))
+        done = self._perform(action)
+        if done is not None:
+            self._handle(done)
+
+    def _perform(self, action: DiskAction) -> DiskDone | DiskFailed | None:
+        """None when I was struck down just before, or just behind a step of which nobody hears."""
+        window = self._steps.of(action.op)
+        if window is None:
+            return perform(self.disk, action, self._clock.now_us)
+        if self.windows.passed(window, self):
+            return None
+        done = perform(self.disk, action, self._clock.now_us)
+        behind = self._steps.behind(action.op)
+        if behind is not None and self.windows.passed(behind, self):
+            return None
+        return done
+
+    def _is_struck_before(self, action: Send, cause: TargetEvent) -> bool:
+        """I am about to tell of a durable step."""
+        window = self._steps.telling(action.message, cause)
+        if window is None:
+            return False
+        if self.windows.passed(window, self):
+            return True
+        self.windows.told(window.of, self)
+        return False

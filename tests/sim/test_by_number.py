@@ -14,11 +14,11 @@ import pytest
 from ckpt.base.ids import Step
 from tests.sim import faults
 from tests.sim.histories import ends_of
+from tests.sim.last_checks import SETTLE_US
 from tests.sim.load_nodes import LoadJob
 from tests.sim.numbered_rank import Load, NumberedRank
 from tests.sim.oracles import Violation
 from tests.sim.planted import BY_NUMBER_PLANTS, Plant
-from tests.sim.scenario import SETTLE_US
 from tests.sim.world import RANK_COUNT, RUN, World
 
 SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 10

@@ -20,8 +20,8 @@ from tests.sim import faults
 from tests.sim.catalog_sources import DiskSource
 from tests.sim.coordinator_node import CLUSTER
 from tests.sim.histories import ends_of
+from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Oracles, Violation
-from tests.sim.scenario import SETTLE_US
 from tests.sim.world import World
 
 SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 10

@@ -20,10 +20,10 @@ from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
 from ckpt.protocol.stager.state import StagerState
 from tests.sim import faults
 from tests.sim.histories import ends_of
+from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Violation
 from tests.sim.payloads import Job
 from tests.sim.rank_node import RankNode
-from tests.sim.scenario import SETTLE_US
 from tests.sim.world import RANK_COUNT, RUN, World
 
 SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 20

@@ -24,8 +24,8 @@ from tests.sim import faults
 from tests.sim.drain_node import QUIET_S, DrainNode, Trouble
 from tests.sim.drain_world import DrainOracles, DrainWorld, small_items
 from tests.sim.histories import ends_of
+from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Violation
-from tests.sim.scenario import SETTLE_US
 
 SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 10
 SEEDS_SOAK = 500
@@ -70,18 +70,18 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
         world.clock.after(rng.randint(0, 3_000_000), fault, world)
     for _ in range(rng.choice([0, 1, 2])):
         world.clock.after(rng.randint(500_000, 3_000_000), _strike_worker, world)
-    world.clock.after(4_000_000, _restart_workers, world)
+    world.clock.after(4_000_000, world.restart_workers)
     world.clock.pass_time(6_000_000)
     for node in trainers:
         node.crash()
     world.trouble = Trouble()
     world.heal()
-    _restart_workers(world)
-    world.clock.run(lambda: _is_idle(world), 2 * SETTLE_US)
+    world.restart_workers()
+    world.clock.run(world.is_idle, 2 * SETTLE_US)
     world.clock.pass_time(int(2 * QUIET_S * US_PER_S))  # What is left over is seen to be so.
     world.check_end()
     kinds = ["drained"] * sum(len(world.held(url)) for url in world.buckets)
-    return world.clock.steps, kinds + ["evicted"] * world.evicted
+    return world.clock.steps, kinds + ["evicted"] * len(world.evicted)
 
 
 def _strike_worker(world: DrainWorld) -> None:
@@ -93,29 +93,8 @@ def _strike_worker(world: DrainWorld) -> None:
     if world.clock.rng.random() < 0.5:
         node.crash()
         return
-    node.stopped = True
-    world.clock.after(world.clock.rng.choice([500_000, LONG_US]), _go_on, node)
-
-
-def _go_on(node: DrainNode) -> None:
-    node.stopped = False
-
-
-def _restart_workers(world: DrainWorld) -> None:
-    """As the supervisor would: for each that was killed another process."""
-    for node in list(world.workers):
-        if not node.up:
-            world.workers.remove(node)
-            world.start_worker(node.policy)
-
-
-def _is_idle(world: DrainWorld) -> bool:
-    """Every worker is here, and no store waits for anything."""
-    if not world.coordinator.up or world.live_targets < len(world.targets):
-        return False
-    queue = world.coordinator.machine.drains
-    ready = len(queue.stores) == len(world.buckets) and not world.attempts
-    return ready and not any(store.jobs or queue.waiting(store) for store in queue.stores.values())
+    node.stop()
+    world.clock.after(world.clock.rng.choice([500_000, LONG_US]), node.go_on)
 
 
 @pytest.fixture(autouse=True)

@@ -13,81 +13,36 @@ from ckpt.protocol.coordinator.catalog import CatalogRow
 from ckpt.protocol.coordinator.members import Members
 from ckpt.protocol.coordinator.opening import Opening
 from tests.sim.faults import FAULTS
-from tests.sim.file_nodes import CommitterNode, FileOracles, FileWorld, WriterNode
+from tests.sim.file_nodes import FileWorld
 from tests.sim.histories import ends_of
+from tests.sim.last_checks import check_no_leak, check_readable, let_orphans_go
 from tests.sim.oracles import Violation
-from tests.sim.payloads import Job
-from tests.sim.scenario import SETTLE_US, _check_no_leak, _check_readable, _let_orphans_go
 from tests.sim.world import RUN
 
 SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "300")) // 30
-WRITERS = 3
 STEPS = (10, 20)
 
 
 def run_seed(seed: int) -> tuple[int, list[str]]:
     """(clock steps, how each commit ended); raises Violation when a promise breaks."""
     world = FileWorld.build(seed)
-    oracles = world.oracles
-    assert isinstance(oracles, FileOracles)
-    oracles.written, oracles.asked = {}, {}
+    assert isinstance(world, FileWorld)
     rng = world.clock.rng
     world.start()
     size = rng.choice([0, 100, 20_000])
-    writers = [_writer(world, number, size, rng.choice([100, 30_000])) for number in range(WRITERS)]
-    world.ranks.extend(writers)
-    committers = [_committer(world, oracles, writers, step) for step in STEPS]
-    for node in (*writers, *committers):
-        world.clock.after(rng.randint(0, 3000), node.start)
+    world.write_files(RUN, STEPS, size)
     for _ in range(rng.choice([1, 2, 3])):
         world.clock.run(lambda: False, rng.choice([500, 5_000, 50_000, 500_000]))
         FAULTS[rng.choice(list(FAULTS))](world)
-    world.clock.run(lambda: all(c.outcome for c in committers), 3_000_000)
+    world.clock.run(lambda: world.files_ended, 3_000_000)
     world.heal()
-    if not world.clock.run(lambda: all(c.outcome for c in committers), SETTLE_US):
-        raise Violation(f"P4: commits have no end: {[c.outcome for c in committers]}")
-    for node in writers:
-        node.crash()
-    if not world.clock.run(lambda: not world.attempts and world.live_targets >= 6, SETTLE_US):
-        states = [(str(a.checkpoint), a.state.value) for a in world.attempts]
-        raise Violation(f"P6: attempts outlive their writers: {states}")
+    world.end_files()
     world.clock.run(lambda: False, 4_000_000)
-    _let_orphans_go(world)
-    for id, announced in oracles.announced.items():
-        _check_readable(world, id, announced)
-    _check_no_leak(world)
-    return world.clock.steps, [committer.outcome for committer in committers]
-
-
-def _writer(world: FileWorld, number: int, size: int, gap_us: int) -> WriterNode:
-    job = Job(RUN, None, f"W{number}", 1, STEPS, gap_us, size)
-    files = [
-        (step, f"{step}/{name}")
-        for step in STEPS
-        for name in (f"w{number}-0", "shared", f"w{number}-1")
-    ]
-    return WriterNode(
-        world.clock, world.network, world.oracles, world.coordinator,
-        lambda id: world.targets[id], job, world.seed, files,
-    )  # fmt: skip
-
-
-def _committer(
-    world: FileWorld, oracles: FileOracles, writers: list[WriterNode], step: int
-) -> CommitterNode:
-    def wanted() -> set[str] | None:
-        """What the writers that are left have brought; one of them is left out on purpose."""
-        if any(writer.writing for writer in writers):
-            return None
-        alive = [writer for writer in writers if writer.up]
-        brought = [name for writer in alive for name in writer.brought]
-        mine = {name for name in brought if name.startswith(f"{step}/")}
-        return mine - {f"{step}/w0-1"}
-
-    return CommitterNode(
-        world.clock, world.network, oracles, world.coordinator, RUN, step, wanted,
-        name=f"committer{step}",
-    )  # fmt: skip
+    let_orphans_go(world)
+    for id, announced in world.oracles.announced.items():
+        check_readable(world, id, announced)
+    check_no_leak(world)
+    return world.clock.steps, [committer.outcome for committer in world.committers]
 
 
 def test_an_equal_seed_gives_an_equal_run() -> None:

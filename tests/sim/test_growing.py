@@ -1,10 +1,12 @@
-"""F24: targets join in the middle of bursts, and others leave for good. Every save commits and
-holds what it says, and later ones use who is there.
+"""F24: targets join in the middle of bursts and loads, and others leave for good. All saves commit
+and hold what they say, later ones use who is there, and every load gets what was saved.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 
 from ckpt.base.ids import TargetId
 from ckpt.erasure.code import Code
@@ -35,6 +37,11 @@ def leaves(world: World, id: TargetId) -> None:
     world.targets[id].lost = True
 
 
+PAYLOAD_BYTES = 60_000
+READERS = 12
+READ_US = 60_000_000
+
+
 def history(seed: int) -> World:
     """Bursts of saves while the cluster changes."""
     world = World.build(seed, 7, Code(4, 2))
@@ -61,3 +68,38 @@ def test_a_cluster_that_grows_and_shrinks_keeps_its_promises() -> None:
         joined = [world.targets[TargetId(f"t{number}")] for number in range(7, 7 + COMES)]
         used += any(target.machine.counters["columns_sealed"] for target in joined)
     assert used > SEEDS // 4, "who joins is used"
+
+
+def loads(seed: int) -> tuple[int, set[str | None]]:
+    """(how many targets came or left while somebody read, how the loads ended)."""
+    world = World.build(seed, 7, Code(4, 2))
+    world.start()
+    rng = world.clock.rng
+    nodes = world.launch((10,), 0, PAYLOAD_BYTES)
+    assert world.clock.run(lambda: all(node.outcomes for node in nodes), PATIENCE_US)
+    struck = 0
+
+    def strike(change: Callable[[], None]) -> None:
+        nonlocal struck
+        struck += any(reader.reading for reader in world.readers)
+        change()
+
+    for number in range(7, 7 + COMES):
+        world.clock.after(rng.randint(0, 60_000), strike, partial(comes, world, number))
+    for id in rng.sample(sorted(world.targets), LEAVES):
+        world.clock.after(rng.randint(0, 60_000), strike, partial(leaves, world, id))
+    for _ in range(READERS):
+        world.clock.after(rng.randint(0, 60_000), world.read)
+    world.clock.pass_time(60_000)
+    assert world.clock.run(lambda: all(r.outcome is not None for r in world.readers), READ_US)
+    return struck, {reader.outcome for reader in world.readers}
+
+
+def test_loads_get_what_was_saved_while_targets_come_and_leave() -> None:
+    """Their bytes are compared as they come (P3)."""
+    struck = 0
+    for seed in range(SEEDS):
+        changes, ends = loads(seed)
+        assert ends == {"read"}, f"seed {seed}"
+        struck += changes
+    assert struck > SEEDS * COMES, "most of them in the middle of a load"

@@ -17,9 +17,9 @@ from ckpt.protocol.stager.records import Launched
 from ckpt.protocol.stager.requests import Identity
 from tests.sim import faults
 from tests.sim.histories import ends_of
+from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Oracles, Violation
 from tests.sim.rank_node import RankNode
-from tests.sim.scenario import SETTLE_US
 from tests.sim.world import World
 
 SEEDS = max(40, int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 20)

@@ -19,9 +19,9 @@ from ckpt.protocol.target.core import column_name
 from ckpt.testing.disk import FakeDisk
 from tests.sim import faults
 from tests.sim.histories import ends_of
+from tests.sim.last_checks import SETTLE_US
 from tests.sim.load_nodes import LoadingRank, LoadJob
 from tests.sim.oracles import Violation
-from tests.sim.scenario import SETTLE_US
 from tests.sim.world import RANK_COUNT, RUN, World
 
 SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 10

@@ -11,15 +11,13 @@ from dataclasses import replace
 import pytest
 
 from ckpt.base.ids import CheckpointId
-from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint
 from ckpt.protocol.coordinator.homes import Homes
 from tests.sim import faults
 from tests.sim.histories import ends_of
-from tests.sim.oracles import Violation
-from tests.sim.reader_node import CRASHED
-from tests.sim.reference_nodes import ReferenceWorld, built
-from tests.sim.scenario import SETTLE_US, settle
+from tests.sim.last_checks import SETTLE_US, check_nothing_is_left, read_everything
+from tests.sim.reference_nodes import built
+from tests.sim.scenario import settle
 
 SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 10
 SEEDS_SOAK = 400
@@ -66,40 +64,11 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     settle(world, last)
     for node in last:
         node.crash()
-    _read_everything(world)
-    _check_nothing_is_left(world)
+    read_everything(world)
+    check_nothing_is_left(world)
     committed = [id for id in world.oracles.announced if id not in world.oracles.deleted]
     refer = [bool(world.oracles.announced[id].info.homes) for id in committed]
     return world.clock.steps, ["referring" if one else "whole" for one in refer]
-
-
-def _read_everything(world: ReferenceWorld) -> None:
-    machine = world.coordinator.machine
-    listed = [c for c in machine.checkpoints.all() if c.state is RowState.COMMITTED]
-    newest = {c.id.step: c for c in listed}
-    for checkpoint in newest.values():
-        world.read(checkpoint.id.step)
-    world.clock.run(lambda: all(r.outcome is not None for r in world.readers), SETTLE_US)
-    for checkpoint, reader in zip(newest.values(), world.readers[-len(newest) :], strict=True):
-        harmed = sum(t.lost or t.wiped for t in world.targets.values())
-        survives = harmed <= checkpoint.info.targets_survivable
-        if reader.outcome != "read" and survives:
-            raise Violation(f"P1: after healing {checkpoint.id} ends with {reader.outcome}")
-    for reader in world.readers:
-        if reader.outcome not in ("read", "unavailable", "not_found", CRASHED):
-            raise Violation(f"P3: {reader.name} ended with {reader.outcome}")
-
-
-def _check_nothing_is_left(world: ReferenceWorld) -> None:
-    """What is deleted and no home of anything is on no target that runs."""
-    world.clock.pass_time(5_000_000)
-    checkpoints = list(world.coordinator.machine.checkpoints.all())
-    stay = {c.id for c in checkpoints if c.state is not RowState.TOMBSTONED}
-    stay |= {home for c in checkpoints if c.id in stay for home in c.homes}
-    away = any(not t.up for t in world.targets.values())
-    for checkpoint in checkpoints:
-        if checkpoint.id not in stay and not away:
-            raise Violation(f"P5: {checkpoint.id} is deleted and needed by nobody, and still here")
 
 
 def test_an_equal_seed_gives_an_equal_run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,8 +46,9 @@ def _serves_at_once(self: Vouching, ids: set[TargetId], *, patient: bool) -> boo
     return bool(ids)
 
 
-def _fewer_copies(*arguments: Any, least: int = 1) -> None:
-    store_document(*arguments)
+def _fewer_copies(*arguments: Any) -> None:
+    *document, copies, then = arguments
+    store_document(*document, replace(copies, least=1), then)
 
 
 PLANTS: Mapping[str, tuple[int, tuple[tuple[object, str, object], ...]]] = {

@@ -7,12 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ckpt.base.ids import Domain, PayloadId, RunName, TargetId
+from ckpt.base.ids import Domain, PayloadId, RunName, Step, TargetId
 from ckpt.erasure.code import Code
 from ckpt.format.target_messages import Reserve
 from ckpt.protocol.coordinator.attempts import Attempt
 from ckpt.protocol.coordinator.membership import Target
 from ckpt.protocol.events import Send
+from tests.sim.admin_node import AdminNode
 from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CoordinatorNode
 from tests.sim.network import Network, Weather
@@ -22,6 +23,7 @@ from tests.sim.payloads import Job, content
 from tests.sim.rank_node import RankNode
 from tests.sim.reader_node import ReaderNode
 from tests.sim.target_node import DISK_BYTES, TargetNode
+from tests.sim.windows import Windows
 
 CODES = (Code(4, 2), Code(2, 1), Code(2, 2), Code(2, 1))
 """Each seed has one of these: those that are chosen by default, and one with three spares."""
@@ -53,6 +55,8 @@ class World:
     #: `TARGET/FILE` of every column that a fault has harmed at rest.
     document_rotted: bool = False
     """A fault has harmed one copy of a document."""
+    many_steps: bool = False
+    """Launches save often enough that a save may refer to an earlier one."""
 
     @classmethod
     def build(
@@ -83,6 +87,7 @@ class World:
             node = TargetNode(clock, network, coordinator, number, seed)
             if shared_hosts:
                 node.domain = Domain("power", "rack", f"host{number // 2}", f"dev{number}")
+            node.windows = coordinator.windows
             targets[node.id] = node
         world.append(cls(seed, clock, network, oracles, coordinator, targets, []))
         return world[0]
@@ -128,21 +133,37 @@ class World:
             lambda id: self.targets[id], job, rank, self.seed, starts,
         )  # fmt: skip
 
-    def read(self) -> ReaderNode:
-        """A process that loads the newest step."""
-        node = ReaderNode(
-            self.clock, self.network, self.oracles, self.coordinator,
-            lambda id: self.targets[id], RUN, len(self.readers),
-        )  # fmt: skip
+    def read(self, step: Step | None = None) -> ReaderNode:
+        """A process that loads this step, or the newest."""
+        node = self._reader(len(self.readers))
+        node.step = step
         self.readers.append(node)
         node.start()
         return node
+
+    def _reader(self, number: int) -> ReaderNode:
+        return ReaderNode(
+            self.clock, self.network, self.oracles, self.coordinator,
+            lambda id: self.targets[id], RUN, number,
+        )  # fmt: skip
+
+    def delete_one(self) -> None:
+        """Somebody deletes a step, the newest rather than another."""
+        here = self.oracles.kept(RUN)
+        if here:
+            step = self.clock.rng.choice([here[-1], *here]).step
+            AdminNode(self.network, self.coordinator, RUN, step).start()
 
     def content_of(self, payload: PayloadId) -> bytes:
         """What the rank handed over."""
         checkpoint = payload.checkpoint
         job = self.job_of_launch(self.oracles.opened[checkpoint].launch)
         return content(job, checkpoint.step, payload.rank, self.seed)
+
+    @property
+    def windows(self) -> Windows:
+        """Where a strike can be aimed, of all nodes."""
+        return self.coordinator.windows
 
     @property
     def known_targets(self) -> list[Target]:
@@ -164,6 +185,20 @@ class World:
             if node.launch_number == number:
                 return node.job
         raise Violation(f"P10: nobody was ever given launch {number}")
+
+    # ----------------------------------------------------------------------- what lives beside
+
+    def live_beside(self) -> None:
+        """The first launch has begun: what else lives in this history begins, too."""
+
+    def end_beside(self) -> None:
+        """All has healed: what lives besides the ranks comes to its end."""
+
+    def settle_beside(self) -> None:
+        """The last saves have ended: what still goes on beside them ends, too."""
+
+    def check_beside(self) -> None:
+        """All has ended: what must be true of the rest."""
 
     # ----------------------------------------------------------------------- healing
 
@@ -196,7 +231,7 @@ class World:
         self.network.slow.clear()
         self.network.held.clear()
         self.network.corrupt_fragments = 0
-        self.coordinator.crash_after = None
+        self.windows.clear()
         self.coordinator.stopped = False
         self.restart_coordinator()
         for target in self.targets.values():

@@ -71,6 +71,11 @@ class _Judge:
         self._info = info
         self._decoded: set[PayloadId] = set()
         self._shelves: dict[TargetId, _Shelf] = {}
+        self._homes = [
+            _Judge(world, home.id(id.run), world.oracles.announced[home.id(id.run)].info)
+            for home in info.homes
+        ]
+        #: Of those to which it refers: they may go no earlier.
 
     def check(self) -> None:
         """Every set of targets, and every set of domains."""
@@ -93,7 +98,7 @@ class _Judge:
         """Targets that lost something of it since it was decided, or while nobody could know."""
         world, decided = self._world, self._world.oracles.harmed_before[self._id]
         harmed = {id for id in world.targets if world.oracles.is_harmed(id)}
-        mine = self._files()
+        mine = self._files().union(*(home._files() for home in self._homes))
         rotted = {
             TargetId(r.partition("/")[0]) for r in world.rotted if r.partition("/")[2] in mine
         }
@@ -139,6 +144,22 @@ class _Judge:
             raise Violation(f"P1: {self._id} allows {lost} to go, with them goes its last index")
         for payload in index.payloads:
             self._read(payload, shelves, lost)
+        for home in self._homes:
+            home._restore_for(index, stay, lost)
+
+    def _restore_for(self, user: Index, stay: Collection[TargetId], lost: str) -> None:
+        """What a later checkpoint refers to. The catalog has the record, and tells it."""
+        world = self._world
+        shelves = {id: self._shelf(id) for id in sorted(stay) if not world.targets[id].lost}
+        digest = decode_record(world.oracles.decided[self._id].record).index_digest
+        index = next((s.index for s in shelves.values() if s.index_digest == digest), None)
+        if index is None:
+            raise Violation(f"P1: {self._id} is referred to, {lost} may go, with them its index")
+        places = (p for tensor in user.tensors for box in tensor.boxes for p in box.locations)
+        referred = {p.rank for p in places if p.generation == self._id.generation}
+        for payload in index.payloads:
+            if payload.rank in referred:
+                self._read(payload, shelves, lost)
 
     def _read(self, payload: IndexPayload, shelves: dict[TargetId, _Shelf], lost: str) -> None:
         """Where the index says that they are, there must be k columns."""

@@ -28,7 +28,8 @@ from ckpt.base.ids import (
 from ckpt.base.limits import PAYLOAD_BYTES_MAX, WORLD_SIZE_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
-from ckpt.format.index import Box, Index, IndexPayload, IndexTensor, Location, encode_index
+from ckpt.format.index import Index, IndexPayload, encode_index
+from ckpt.format.index_pages import Box, IndexTensor, Location
 from ckpt.format.messages import (
     CommitInfo,
     DocumentData,
@@ -122,8 +123,8 @@ TENSOR = IndexTensor(
         Box(
             Rank(0), (0,), (FROZEN_BYTES + MOVING_BYTES,),
             (
-                Location(OLD.generation, Rank(0), 0, FROZEN_AT, FROZEN_BYTES),
-                Location(None, Rank(0), FROZEN_BYTES, MOVING_AT, MOVING_BYTES),
+                Location(Rank(0), 0, FROZEN_AT, FROZEN_BYTES).at(OLD.generation),
+                Location(Rank(0), FROZEN_BYTES, MOVING_AT, MOVING_BYTES),
             ),
         ),
     ),
@@ -237,7 +238,7 @@ def test_a_rank_that_a_home_does_not_have_is_corrupt(here: Scene) -> None:
 
 @pytest.mark.parametrize("start", [399_999, 400_000, PAYLOAD_BYTES_MAX - 2])
 def test_bytes_behind_the_end_of_a_home_are_corrupt(here: Scene, start: int) -> None:
-    place = Location(OLD.generation, Rank(0), 0, start, 2)
+    place = Location(Rank(0), 0, start, 2).at(OLD.generation)
     tensor = IndexTensor("w", Meaning.OWN, "|u1", (2,), (Box(Rank(0), (0,), (2,), (place,)),))
     reads = ReadSet()
     reads.add_box(tensor, tensor.boxes, (0,), np.zeros(2, np.uint8))

@@ -13,15 +13,26 @@ import numpy as np
 import pytest
 
 from ckpt.base.errors import Unavailable
+from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank
 from ckpt.erasure.code import Code
-from ckpt.format.checksum import xxh3_128
+from ckpt.format.checksum import crc32, xxh3_128
+from ckpt.format.messages import (
+    ByteRange,
+    ByteRuns,
+    Failed,
+    Message,
+    RangeData,
+    RangesDone,
+    ReadManifest,
+    ReadRanges,
+)
 from ckpt.protocol.reader.events import ReadLimits
 from ckpt.protocol.spans import Spans
 from ckpt.transfer.landings import Landings
 from ckpt.transfer.payload_receiver import read_payloads
 from ckpt.transfer.peer_server import PeerServer
 from ckpt.transfer.read_job import PayloadDamaged, ReadJob, ReceiverOptions
-from tests.aio.netkit import SECRET
+from tests.aio.netkit import SECRET, RawPeer
 from tests.protocol.reading import PAYLOAD, Columns
 
 CODE = Code(4, 2)
@@ -99,6 +110,54 @@ def test_bytes_that_changed_in_a_peers_memory_are_not_taken(data: Columns) -> No
             read(data, server, ((0, SIZE),))
         server.offer(job(data, landed(data)), (), None)
         assert read(data, server, ((0, SIZE),)) == data.payload
+
+
+def test_a_question_that_has_no_answer_gets_one_reason_and_the_next_one_is_answered(
+    data: Columns, caplog: pytest.LogCaptureFixture
+) -> None:
+    column = ColumnId(PAYLOAD, ColumnNumber(1))
+    strange = ColumnId(PayloadId(PAYLOAD.checkpoint, Rank(4)), ColumnNumber(1))
+    questions: list[Message] = [
+        ReadRanges(column, (ByteRuns(10, 10),)),
+        ReadRanges(column, (ByteRuns(0, 5), ByteRuns(3 * CELL, 5 * CELL))),
+        ReadRanges(strange, (ByteRuns(0, 5),)),
+        ReadManifest(strange),
+    ]
+    with peer(data, ((0, SIZE),)) as server, RawPeer(_port(server)) as raw:
+        raw.shake()
+        for number, question in enumerate(questions):
+            raw.send(question, request=number)
+        reasons = [raw.receive() for _ in questions]
+        raw.send(ReadRanges(column, (ByteRuns(5, 12),)), request=9)
+        given = [raw.receive() for _ in range(2)]
+    assert [number for number, _ in reasons] == [0, 1, 2, 3]
+    codes = [reason.code for _, reason in reasons if isinstance(reason, Failed)]
+    assert codes == ["refused", "unavailable", "unavailable", "not_found"]
+    crc = crc32(data.columns[1][5:12])
+    assert given == [(9, RangeData((ByteRuns(5, 12),), crc)), (9, RangesDone())]
+    assert not caplog.records, "the loop tells of what is thrown in a callback"
+
+
+def test_whatever_is_given_can_be_asked_for_and_nothing_beside_it(data: Columns) -> None:
+    column = ColumnId(PayloadId(PAYLOAD.checkpoint, Rank(9)), ColumnNumber(2))
+
+    def view(number: ColumnNumber, wanted: ByteRange) -> memoryview | None:
+        whole = memoryview(data.columns[number])
+        return whole[wanted.start : wanted.end] if wanted.end <= 4096 else None
+
+    with peer(data, ((0, SIZE),)) as server, RawPeer(_port(server)) as raw:
+        server.give(column.payload, view)
+        raw.shake()
+        for start in (4000, 4090):
+            raw.send(ReadRanges(column, (ByteRuns(start, start + 50),)), request=start)
+        answers = [raw.receive() for _ in range(3)]
+    crc = crc32(data.columns[2][4000:4050])
+    assert answers[:2] == [(4000, RangeData((ByteRuns(4000, 4050),), crc)), (4000, RangesDone())]
+    assert isinstance(answers[2][1], Failed)
+
+
+def _port(server: PeerServer) -> int:
+    return int(server.address.address.rpartition(":")[2])
 
 
 def test_a_peer_that_closed_gives_nothing(data: Columns) -> None:

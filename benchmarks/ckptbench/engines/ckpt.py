@@ -43,16 +43,16 @@ class CkptEngine:
             plan.url, launch=plan.launch, stager_idle_s=STAGER_IDLE_S, references=False
         )
         self._save: ckpt.Save | None = None
+        #: A state, and what it is declared as: once, since its memory stays the same.
+        self._declared: tuple[State, dict[str, ckpt.Shard]] | None = None
         assert ckpt_client.restore, "imported above: a process's start is no part of a load"
 
     def save(self, step: int, state: State) -> None:
-        tree = {
-            box.name: ckpt.Shard(state.arrays[box.name], (box.total,), (box.start,))
-            for box in state.boxes
-        }
+        if self._declared is None or self._declared[0] is not state:
+            self._declared = state, declared(state)
         plan, self._save = self.plan, None
         self._save = self.store.save(
-            plan.run, step, tree, rank=plan.rank, world_size=plan.world_size
+            plan.run, step, self._declared[1], rank=plan.rank, world_size=plan.world_size
         )
 
     def wait(self) -> Done:
@@ -209,6 +209,14 @@ class ExistingCluster:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
+
+
+def declared(state: State) -> dict[str, ckpt.Shard]:
+    """What a rank saves: its boxes of the global tensors."""
+    return {
+        box.name: ckpt.Shard(state.arrays[box.name], (box.total,), (box.start,))
+        for box in state.boxes
+    }
 
 
 def wanted(boxes: Sequence[Box]) -> dict[str, ckpt.Box]:

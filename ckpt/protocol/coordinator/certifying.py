@@ -19,7 +19,7 @@ from ckpt.format.messages import (
     RequestSpares,
     SparesNamed,
 )
-from ckpt.format.table import RankTable, decode_table
+from ckpt.format.table import HomePiece, RankTable, decode_table
 from ckpt.format.target_messages import ColumnProof
 from ckpt.protocol.coordinator.attempts import ENDED, Attempt, AttemptBook, Payload
 from ckpt.protocol.coordinator.attesting import Attestation
@@ -167,12 +167,13 @@ class Certifying:
         """
         table = decode_table(bytes(payload.table_bytes))
         pieces = [piece for entry in table.entries for piece in entry.pieces]
-        here = (piece for piece in pieces if piece.home is None)
-        end = max((piece.payload_offset + piece.length for piece in here), default=0)
+        away = [piece for piece in pieces if isinstance(piece, HomePiece)]
+        here = [piece for piece in pieces if not isinstance(piece, HomePiece)] if away else pieces
+        end = max([piece.payload_offset + piece.length for piece in here], default=0)
         homes = {home.generation for home in payload.homes}
-        if not homes.issuperset(piece.home for piece in pieces if piece.home is not None):
+        if not homes.issuperset(piece.home for piece in away):
             raise Refused(f"{payload.id}: the table refers to what its payload did not name")
-        misfit = self._homes.misfit(payload.id, pieces)
+        misfit = self._homes.misfit(payload.id, away)
         if misfit:
             raise Refused(f"{payload.id}: the table does not fit its homes: {misfit}")
         own = (table.rank, table.world_size) == (payload.id.rank, attempt.world_size)

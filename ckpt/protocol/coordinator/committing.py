@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from ckpt.base.errors import Aborted, CkptError, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, Rank, TargetId
 from ckpt.base.limits import LEASE_US
-from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.index import Index, encode_index
 from ckpt.format.messages import (
@@ -37,7 +36,12 @@ from ckpt.plan.placement import Level, survivable
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.attempts import Attempt, AttemptState, Payload, count_columns
 from ckpt.protocol.coordinator.desk import Desk, Then
-from ckpt.protocol.coordinator.documents import store_document
+from ckpt.protocol.coordinator.documents import (
+    Copies,
+    copies_of_record,
+    spread_of,
+    store_document,
+)
 from ckpt.protocol.coordinator.homes import Homes
 from ckpt.protocol.coordinator.membership import Membership
 from ckpt.protocol.coordinator.merging import (
@@ -329,9 +333,10 @@ class Committer:
             attempt.checkpoint, attempt.launch, attempt.world_size, payloads, tuple(merged.tensors)
         )
         attempt.index = encode_index(index)
-        self._store(
-            attempt, DocumentKind.INDEX, attempt.index, lambda on: self._decide(attempt, on)
-        )
+        store_document(
+            self._desk, self._members, attempt.checkpoint, DocumentKind.INDEX, attempt.index,
+            Copies(code_of(attempt).m + 1), lambda on: self._decide(attempt, on),
+        )  # fmt: skip
 
     def _accepted(self, payload: Payload) -> tuple[TargetId | None, ...]:
         counted = set(count_columns(payload, self._members, self._policy.rule))
@@ -354,7 +359,7 @@ class Committer:
             return
         self._enough(attempt)
         attempt.state = AttemptState.DECIDING
-        attempt.info = self._info(attempt)
+        attempt.info = self._info(attempt, index_on)
         attempt.record = CommitRecord(
             cluster=self._policy.cluster,
             info=attempt.info,
@@ -389,7 +394,7 @@ class Committer:
                 return False
         return True
 
-    def _info(self, attempt: Attempt) -> CommitInfo:
+    def _info(self, attempt: Attempt, index_on: Sequence[TargetId]) -> CommitInfo:
         payloads = list(attempt.payloads.values())
         certs = [p.certify for p in payloads if p.certify is not None]
         chances = [
@@ -403,6 +408,8 @@ class Committer:
             )
             for p in payloads
         ]
+        level = self._policy.report_level
+        chances.append(spread_of(self._members, index_on, level))
         slow = max(certs, key=lambda c: c.slowest_us)
         homes = self._homes.redundancy(attempt.checkpoint.run, attempt.homes)
         return CommitInfo(
@@ -413,7 +420,7 @@ class Committer:
             payload_bytes=sum(p.layout.payload_bytes for p in payloads),
             targets_survivable=min([c.targets for c in chances] + [h.targets for h in homes]),
             domains_survivable=min([c.domains for c in chances] + [h.domains for h in homes]),
-            domain_level=self._policy.report_level,
+            domain_level=level,
             committed_at_s=self._wall_s(),
             commit_us=self._desk.now_us - attempt.opened_us,
             stall_us=max(c.stall_us for c in certs),
@@ -438,7 +445,11 @@ class Committer:
             else:
                 self.stall(attempt)
 
-        self._store(attempt, DocumentKind.RECORD, attempt.record_bytes, stored)
+        assert attempt.record is not None
+        store_document(
+            self._desk, self._members, attempt.checkpoint, DocumentKind.RECORD,
+            attempt.record_bytes, copies_of_record(attempt.record), stored,
+        )  # fmt: skip
 
     def stall(self, attempt: Attempt) -> None:
         """A decided attempt, found at a restart or without targets: the next tick goes on."""
@@ -452,29 +463,3 @@ class Committer:
             self._committed(attempt)
 
         self._desk.persist((catalog.AttemptCommitted(attempt.checkpoint),), durable)
-
-    # ----------------------------------------------------------------------- documents
-
-    def _store(
-        self,
-        attempt: Attempt,
-        kind: DocumentKind,
-        document: bytes,
-        then: Callable[[tuple[TargetId, ...]], None],
-    ) -> None:
-        """Put a document on enough targets in distinct domains; `then(())` for too few.
-
-        A record that lies on fewer than m + 1 is not seen by everybody who may be in force next.
-        """
-        code = Code.parse(attempt.info.code) if attempt.info else code_of(attempt)
-        least = code.floor if kind is DocumentKind.RECORD else 1
-        store_document(
-            self._desk,
-            self._members,
-            attempt.checkpoint,
-            kind,
-            document,
-            code.m + 1,
-            then,
-            least=least,
-        )

@@ -7,7 +7,8 @@
 A tombstone that cannot be put on enough targets now is tried again on every tick, also after a
 restart; until it lies there, nothing is answered and nothing dropped: a catalog that is rebuilt
 from the targets must never find a record whose deletion was answered. A target that was away is
-dropped from when it comes back and lists what should be gone.
+dropped from when it comes back and lists what should be gone; one that is here and cannot drop now
+(its device fails, or this coordinator's term cannot be made durable there) is asked again.
 
 A tombstone is removed when no target that the cluster has ever seen can hold anything else of its
 generation: each is live, has listed nothing of it or confirmed the drop. Until then a catalog that
@@ -54,7 +55,7 @@ from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.desk import Desk, Then
-from ckpt.protocol.coordinator.documents import store_document
+from ckpt.protocol.coordinator.documents import Copies, store_document
 from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
 from ckpt.protocol.events import Buffer, Session
 
@@ -62,6 +63,8 @@ GONE_ROWS_MAX = 10_000
 """Rows of aborted and deleted generations that stay in the catalog."""
 GONE_ROWS_BATCH = 256
 """So many more gather before they are forgotten together, in one write."""
+DROP_RETRY_US = 2_000_000
+"""So long after a target refused to drop something it is asked again."""
 
 
 class Deleter:
@@ -100,6 +103,9 @@ class Deleter:
         #: Those whose row does not durably say yet that they are deleted.
         self._dropping: dict[CheckpointId, set[TargetId]] = {}
         #: Targets that were told to drop a generation and have not confirmed it in this boot.
+        self._refused: list[tuple[int, Session, Then]] = []
+        #: When to ask again, of what a target could not drop, and on which session: a later one
+        #: lists what it holds.
 
     def recover(self, checkpoint: Checkpoint) -> None:
         """Tombstoned before this coordinator started: whether on targets too, nobody knows."""
@@ -113,6 +119,13 @@ class Deleter:
             checkpoint = self._checkpoints.get(id)
             assert checkpoint is not None, "it is forgotten only after its tombstone is spread"
             self._spread_tombstone(checkpoint)
+        refused, self._refused = self._refused, []
+        sessions = {target.session for target in self._members.targets.values()}
+        for due_us, session, again in refused:
+            if due_us > self._desk.now_us:
+                self._refused.append((due_us, session, again))
+            elif session in sessions:
+                again()
 
     # ----------------------------------------------------------------------- tombstones
 
@@ -189,15 +202,16 @@ class Deleter:
                 tell()
             self.released(checkpoint)
 
+        code = checkpoint.code
+        copies = Copies(code.m + 1, least=min(code.m + 1, code.floor))
         store_document(
             self._desk,
             self._members,
             checkpoint.id,
             DocumentKind.TOMBSTONE,
             document,
-            checkpoint.code.m + 1,
+            copies,
             stored,
-            least=checkpoint.code.floor,
         )
 
     # ----------------------------------------------------------------------- dropping
@@ -238,19 +252,28 @@ class Deleter:
 
         self._dropping.setdefault(id, set()).add(target.id)
 
-        def dropped(message: Message, _bulk: Buffer) -> None:
-            if isinstance(message, Dropped):
-                self._confirmed(target.id, id)
-                target.proved = {c for c in target.proved if c.payload.checkpoint != id}
-                target.documents = {
-                    d
-                    for d in target.documents
-                    if d.checkpoint != id or d.kind is DocumentKind.TOMBSTONE
-                }
-                self._forget_when_dropped(id)
-                self._bury(id)
+        def dropped() -> None:
+            self._confirmed(target.id, id)
+            target.proved = {c for c in target.proved if c.payload.checkpoint != id}
+            target.documents = {
+                d
+                for d in target.documents
+                if d.checkpoint != id or d.kind is DocumentKind.TOMBSTONE
+            }
+            self._forget_when_dropped(id)
+            self._bury(id)
 
-        self._desk.ask(target.session, DropGeneration(self._members.term, id), dropped)
+        self._ask(target.session, DropGeneration(self._members.term, id), dropped)
+
+    def _ask(self, session: Session, command: DropGeneration | DropColumn, dropped: Then) -> None:
+        def answered(message: Message, _bulk: Buffer) -> None:
+            if isinstance(message, Dropped):
+                dropped()
+                return
+            due_us = self._desk.now_us + DROP_RETRY_US
+            self._refused.append((due_us, session, lambda: self._ask(session, command, dropped)))
+
+        self._desk.ask(session, command, answered)
 
     def _forget_when_dropped(self, id: CheckpointId) -> None:
         checkpoint = self._checkpoints.get(id)
@@ -292,13 +315,12 @@ class Deleter:
                 self._remove_tombstone(target, id)
 
     def _remove_tombstone(self, target: Target, id: CheckpointId) -> None:
-        def dropped(message: Message, _bulk: Buffer) -> None:
-            if isinstance(message, Dropped):
-                target.documents = {d for d in target.documents if not _is_tombstone(d, id)}
+        def dropped() -> None:
+            target.documents = {d for d in target.documents if not _is_tombstone(d, id)}
 
         if target.session is not None:
             command = DropGeneration(self._members.term, id, tombstone=True)
-            self._desk.ask(target.session, command, dropped)
+            self._ask(target.session, command, dropped)
 
     def _forget_oldest(self) -> None:
         """Rows beyond GONE_ROWS_MAX, oldest generations first; a run's newest stays."""
@@ -363,9 +385,7 @@ class Deleter:
         if target.session is None:
             return
         target.proved.discard(column)
-        self._desk.ask(
-            target.session, DropColumn(self._members.term, column), lambda _message, _bulk: None
-        )
+        self._ask(target.session, DropColumn(self._members.term, column), lambda: None)
 
     def _is_stray(self, column: ColumnId, holder: TargetId) -> bool:
         checkpoint = self._checkpoints.get(column.payload.checkpoint)

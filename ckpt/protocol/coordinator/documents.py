@@ -1,27 +1,41 @@
 """Small documents onto enough targets: index, commit record, tombstone.
 
-Goals: `copies` durable copies in distinct domains where possible; a silent target costs its
-patience, not its lease; a merely slow one still counts when it answers.
+Goals: durable copies in distinct domains where possible, and in as many as an answer promises that
+is given already; a silent target costs a small multiple of what the others take, not its lease; a
+merely slow one still counts when it answers.
 Plan: ask as many targets as copies are missing; for each that fails or is late, ask one more. A
-late one stays asked, so that a cluster whose every disk is slow still comes to an end.
+late one stays asked, so that a cluster whose every disk is slow still comes to an end. Company
+costs little, so it comes soon; only who passes the whole patience is called slow. Copies that lie
+in too few domains get company in another one; where none is live and targets are still coming,
+behind a coordinator's restart, that is not enough yet.
 Invariant: `then` runs once, with the targets that said DocumentStored, or () when they are too few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
+from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.messages import Message
+from ckpt.format.record import CommitRecord
 from ckpt.format.target_messages import (
     DocumentKind,
     DocumentStored,
     DocumentSummary,
     PutDocument,
 )
-from ckpt.plan.placement import Holder, document_targets
+from ckpt.plan.placement import (
+    Holder,
+    Level,
+    Survivable,
+    check_level,
+    document_targets,
+    domain_key,
+)
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.membership import Membership
 from ckpt.protocol.events import Buffer
@@ -30,6 +44,35 @@ PATIENCE_US = 300_000
 """A target that has not stored a small document within this gets company."""
 PATIENCE_BYTES_PER_US = 20
 """And this much longer for a large one."""
+COMPANY_US_MIN = 50_000
+"""Nor is one alone for longer than this and"""
+COMPANY_FACTOR = 2
+"""so many times what most others took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """How many copies of a document are wanted, and where."""
+
+    count: int
+    first: tuple[TargetId, ...] = ()
+    """Asked before all others."""
+    domains: int = 0
+    """In so many domains of `level` at least."""
+    level: Level = "target"
+    least: int = 1
+    """On fewer it does not count, however few live."""
+
+
+def copies_of_record(record: CommitRecord) -> Copies:
+    """In the domains that its answer needs, where the index went: those have just answered.
+
+    A record that lies on fewer than m + 1 is not seen by everybody who may be in force next.
+    """
+    code, info = Code.parse(record.info.code), record.info
+    count, level = code.m + 1, check_level(info.domain_level)
+    domains = info.domains_survivable + 1
+    return Copies(count, record.index_targets, domains, level, least=min(count, code.floor))
 
 
 def store_document(
@@ -38,14 +81,19 @@ def store_document(
     checkpoint: CheckpointId,
     kind: DocumentKind,
     document: bytes,
-    copies: int,
+    copies: Copies,
     then: Callable[[tuple[TargetId, ...]], None],
-    least: int = 1,
 ) -> None:
-    """Put a document on `copies` live targets, or on all of them when fewer live and
-    no more are to come; on fewer than `least` never.
+    """Put a document on so many live targets, or on all of them when fewer live and no more are to
+    come; on fewer than the least never.
     """
-    _Spread(desk, members, checkpoint, kind, document, copies, then, min(copies, least)).fill()
+    _Spread(desk, members, checkpoint, kind, document, copies, then).fill()
+
+
+def spread_of(members: Membership, on: Collection[TargetId], level: Level) -> Survivable:
+    """What may be lost with a copy left."""
+    domains = {domain_key(id, members.targets[id].domain, level) for id in on}
+    return Survivable(len(on) - 1, len(domains) - 1, level)
 
 
 class _Spread:
@@ -58,9 +106,8 @@ class _Spread:
         checkpoint: CheckpointId,
         kind: DocumentKind,
         document: bytes,
-        copies: int,
+        copies: Copies,
         then: Callable[[tuple[TargetId, ...]], None],
-        least: int,
     ) -> None:
         self._desk = desk
         self._members = members
@@ -69,8 +116,14 @@ class _Spread:
         self._document = document
         self._digest = xxh3_128(document)
         self._copies = copies
-        self._least = least
         self._then = then
+        self._patience_us = PATIENCE_US + len(document) // PATIENCE_BYTES_PER_US
+        self._began_us: dict[TargetId, int] = {}
+        #: When each was asked.
+        self._questions: dict[TargetId, int] = {}
+        #: Numbers of those that may still be hastened.
+        self._took_us: list[int] = []
+        #: What each that has stored it took.
         self._tried: set[TargetId] = set()
         self._asked: set[TargetId] = set()
         #: Unanswered; late ones too.
@@ -82,21 +135,54 @@ class _Spread:
         """Ask whom it takes; conclude when nothing more can come, or enough has."""
         if self._done:
             return
-        wanted = self._copies - len(self._stored) - len(self._asked - self._late)
+        wanted = self._copies.count - len(self._stored) - len(self._asked - self._late)
         if wanted > 0:
-            chosen = self._choose(wanted, last_resort=False)
+            chosen = self._choose(wanted, last_resort=False, among=self._copies.first)
+            chosen += self._choose(wanted - len(chosen), last_resort=False)
             # A device that fails may still take a small one.
             chosen += self._choose(wanted - len(chosen), last_resort=True)
             for target in chosen:
                 self._put(target)
-        if not self._done and (len(self._stored) >= self._copies or not self._asked):
+        elif not self._asked and self._lacks_domains:
+            for target in self._choose_elsewhere():
+                self._put(target)
+        if not self._done and (self._has_enough or not self._asked):
             self._done = True
-            possible = max(self._least, len(self._members.live()))
-            needed = self._copies if self._members.gathering else min(self._copies, possible)
-            self._then(tuple(sorted(self._stored)) if len(self._stored) >= needed else ())
+            possible = max(self._copies.least, len(self._members.live()))
+            needed = self._copies.count
+            if not self._members.gathering:
+                needed = min(needed, possible)
+            waits = self._members.gathering and self._lacks_domains
+            enough = len(self._stored) >= needed and not waits
+            self._then(tuple(sorted(self._stored)) if enough else ())
 
-    def _choose(self, count: int, *, last_resort: bool) -> tuple[TargetId, ...]:
+    @property
+    def _has_enough(self) -> bool:
+        return len(self._stored) >= self._copies.count and not self._lacks_domains
+
+    @property
+    def _lacks_domains(self) -> bool:
+        return len({self._domain_of(id) for id in self._stored}) < self._copies.domains
+
+    def _domain_of(self, id: TargetId) -> object:
+        return domain_key(id, self._members.targets[id].domain, self._copies.level)
+
+    def _choose_elsewhere(self) -> tuple[TargetId, ...]:
+        """One more, if somebody is live whose domain has no copy."""
+        taken = {self._domain_of(id) for id in self._stored}
+        known = self._members.candidates(last_resort=False)
+        fresh = [c for c in known if c.target not in self._tried]
+        chosen = document_targets([c for c in fresh if self._domain_of(c.target) not in taken], 1)
+        self._tried.update(chosen)
+        self._asked.update(chosen)
+        return chosen
+
+    def _choose(
+        self, count: int, *, last_resort: bool, among: tuple[TargetId, ...] | None = None
+    ) -> tuple[TargetId, ...]:
         known = self._members.candidates(last_resort=last_resort)
+        if among is not None:
+            known = [c for c in known if c.target in among]
         # A late one may never store it: its domain is open to whoever comes in its place.
         hold = sorted(self._stored | (self._asked - self._late))
         beside = [Holder(id, self._members.targets[id].domain) for id in hold]
@@ -109,21 +195,36 @@ class _Spread:
     def _answered(self, target: TargetId, stored: bool) -> None:
         self._asked.discard(target)
         self._late.discard(target)
+        self._questions.pop(target, None)
         if stored:
             self._stored.add(target)
+            self._took_us.append(self._desk.now_us - self._began_us[target])
             summary = DocumentSummary(self._kind, self._checkpoint, len(self._document))
             self._members.targets[target].documents.add(summary)
+        self._hasten()
         self.fill()
+
+    def _hasten(self) -> None:
+        """Those that are still asked get company once most others have stored it, long ago."""
+        took = sorted(self._took_us)
+        if 2 * len(took) <= len(self._questions):
+            return
+        company_us = max(COMPANY_US_MIN, COMPANY_FACTOR * took[len(took) // 2])
+        for target, question in self._questions.items():
+            self._desk.hasten(question, self._began_us[target] + company_us)
 
     def _is_late(self, target: TargetId) -> None:
         if target in self._asked:
-            self._members.note_slow(target)
+            self._questions.pop(target, None)
+            if self._desk.now_us - self._began_us[target] >= self._patience_us:
+                self._members.note_slow(target)
             self._late.add(target)
             self.fill()
 
     def _put(self, id: TargetId) -> None:
         """All parts of the document to one target; only the last part is answered."""
         session = self._members.targets[id].session
+        self._began_us[id] = self._desk.now_us
         if session is None:
             self._answered(id, False)
             return
@@ -136,12 +237,12 @@ class _Spread:
         def answered(message: Message, _bulk: Buffer) -> None:
             self._answered(id, isinstance(message, DocumentStored))
 
-        self._desk.ask(
+        self._questions[id] = self._desk.ask(
             session,
             self._message(last),
             answered,
             view[last:],
-            patience_us=PATIENCE_US + len(document) // PATIENCE_BYTES_PER_US,
+            patience_us=self._patience_us,
             late=lambda: self._is_late(id),
         )
 

@@ -234,14 +234,15 @@ class Ending:
         return attempt.failure if attempt.state is AttemptState.ABORTED else None
 
     def _tell_everybody(self, attempt: Attempt) -> None:
-        """All ranks and askers in one word: what it survives is counted once, not once for each."""
+        """All ranks and askers in one word: what it survives is counted once, not once for each.
+        A writer of many files hears it once."""
         askers, attempt.askers = attempt.askers, []
         for _, payload in sorted(attempt.payloads.items()):
             if payload.session is not None:
                 askers.append((payload.session, _request_of(payload)))
         end = self._end_of(attempt)
         assert end is not None
-        for session, request in askers:
+        for session, request in dict.fromkeys(askers):
             self._desk.send(session, request, end)
 
     def _let_go(self, attempt: Attempt) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 from ckpt.base.ids import CheckpointId, Home, PayloadId, RunName
 from ckpt.base.limits import HOMES_MAX
-from ckpt.format.table import Piece
+from ckpt.format.table import HomePiece
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints, Redundancy
 
@@ -55,14 +55,14 @@ class Homes:
         held = self._homes.get(user, set()) if user is not None else set()
         return len(held | {home.id(run) for home in homes}) > HOMES_MAX
 
-    def misfit(self, payload: PayloadId, pieces: Iterable[Piece]) -> str:
+    def misfit(self, payload: PayloadId, pieces: Iterable[HomePiece]) -> str:
         """Why pieces of its table cannot lie in the homes that its attempt holds; empty when they
         can. What of a home is of which rank only its index says: all of it is a bound.
         """
         ids = self._homes.get(payload.checkpoint, set())
         held = {id.generation: self._checkpoints.get(id) for id in ids}
         for piece in pieces:
-            home = held.get(piece.home) if piece.home is not None else None
+            home = held.get(piece.home)
             if home is None:
                 continue
             end = piece.payload_offset + piece.length

@@ -36,7 +36,7 @@ def check_read(columns: Sequence[Column], stripes: Iterable[Stripe], window_byte
     for column in columns:
         owed = [total(ask.owed.runs) for ask in column.asks.values() if ask.owed is not None]
         assert column.outstanding_bytes == sum(owed)
-        assert column.usable or not column.asks
+        assert column.usable or not (column.asks or column.queue)
         assert column.outstanding_bytes <= window_bytes
     for stripe in stripes:
         for j, asked in enumerate(stripe.asked):

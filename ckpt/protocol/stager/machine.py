@@ -433,7 +433,8 @@ class StagerMachine(StagerEndings):
 
     def _ask_for(self, save: Save, run: Launched, session: Session) -> None:
         """The open questions of one handed-over save."""
-        if run.refused and run.error is not None:
+        if run.refused:
+            assert run.error is not None, "why it was"
             self._finish(save, run.error)
             return
         if run.joined_on != session or run.number is None or not self.may_open(save):

@@ -6,7 +6,9 @@ piece by piece. A piece is one disk read of at most `read_piece_bytes`.
     question -> queued -> [block table loaded] -> pieces read, verified, sent -> answered
 
 Invariants: bytes read for a session and not yet drained stay within its window, those of all within
-the pool, except that each session may always have one piece. A column's trailer (block table and
+the pool, except that each session may always have one piece. The disk cannot be told to stop: what
+it was asked for sessions that have closed counts until it comes, and until then nobody has a piece
+beyond the pool. A column's trailer (block table and
 manifest) counts as a piece. A byte is sent only when its block
 matched the table and the table matched its own checksum. A block that fails is named, the rest goes
 on: damage has the size of a block.
@@ -61,6 +63,8 @@ class Reads:
         self._tables = tables
         self._readers: OrderedDict[Session, Reader] = OrderedDict()
         #: In turn order: the first is asked next.
+        self._gone: dict[Session, Reader] = {}
+        #: Closed, while the disk still reads for them.
         self._shared = SharedReads(core.limits.read_keep_bytes)
         self._holders: Counter[int] = Counter()
         #: By operation, who uses its buffer: sessions with unsent frames, and `_shared`.
@@ -141,6 +145,8 @@ class Reads:
         for job in reader.jobs:
             job.cancelled = True
         self._sent(reader)
+        if reader.reading_bytes:
+            self._gone[session] = reader
 
     def drained(self, session: Session) -> None:
         """All that was sent has left."""
@@ -174,7 +180,8 @@ class Reads:
         if not self._readers:
             return
         limits = self._core.limits
-        busy = sum(each.held_bytes for each in self._readers.values())
+        gone = self._gone_bytes()
+        busy = gone + sum(each.held_bytes for each in self._readers.values())
         idle_turns = 0
         while idle_turns < len(self._readers):
             session, reader = next(iter(self._readers.items()))
@@ -182,12 +189,18 @@ class Reads:
             mine = reader.held_bytes
             room = mine + limits.read_piece_bytes <= limits.read_window_bytes
             room = room and busy + limits.read_piece_bytes <= limits.read_pool_bytes
-            taken = self._turn(reader) if room or mine == 0 else None
+            taken = self._turn(reader) if room or (mine == 0 and not gone) else None
             if taken is None:
                 idle_turns += 1
             else:
                 busy += taken
                 idle_turns = 0
+
+    def _gone_bytes(self) -> int:
+        """What the disk still reads for sessions that have closed."""
+        for session in [one for one, reader in self._gone.items() if not reader.reading_bytes]:
+            del self._gone[session]
+        return sum(reader.reading_bytes for reader in self._gone.values())
 
     def _turn(self, reader: Reader) -> int | None:
         """One step of the session's first job that has one: bytes asked for, or None."""
@@ -299,10 +312,10 @@ class Reads:
         takers: list[tuple[Reader, ReadJob, Piece]] = []
         for job, piece in read.takers:
             job.reading_count -= 1
-            reader = self._readers.get(job.session)
-            if reader is not None:
-                reader.reading_bytes -= piece.end - piece.start
-            if reader is not None and not job.cancelled:
+            reader = self._readers.get(job.session) or self._gone.get(job.session)
+            assert reader is not None, "it is kept while the disk reads for it"
+            reader.reading_bytes -= piece.end - piece.start
+            if not job.cancelled and job.session in self._readers:
                 takers.append((reader, job, piece))
         self._holders[read.op] = 1
         if isinstance(event, DiskFailed):
@@ -432,7 +445,7 @@ class Reads:
     def check(self) -> None:
         """Assert the invariants that the module states."""
         limits = self._core.limits
-        for reader in self._readers.values():
+        for reader in (*self._readers.values(), *self._gone.values()):
             assert reader.reading_bytes >= 0
             assert reader.held_bytes <= limits.read_window_bytes + limits.read_piece_bytes
 

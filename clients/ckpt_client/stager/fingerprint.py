@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ckpt.base.errors import Aborted, Corrupt
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import MiB
-from ckpt.format.checksum import Xxh3
+from ckpt.format.checksum import Xxh3, xxh3_128
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.messages import BoxQuery
 from ckpt.format.table import RankTable, TensorEntry
@@ -73,8 +73,9 @@ class Fingerprinter:
         warn: of small tensors always, and of large ones. refer: of what a save may refer to.
         """
         for number, entry in enumerate(self._declaration.table.entries):
-            large = self._staged.byte_count(number) > SAMPLED_BYTES_MIN
-            if (warn and large) or (refer and bytes_of(entry) >= REFERRED_BYTES_MIN):
+            stored_bytes = bytes_of(entry)
+            large = stored_bytes + self._staged.outside_bytes(number) > SAMPLED_BYTES_MIN
+            if (warn and large) or (refer and stored_bytes >= REFERRED_BYTES_MIN):
                 sample = self._sample(number)
                 wanted = last is None or last.get(key_of(entry)) == sample
             else:
@@ -96,11 +97,11 @@ class Fingerprinter:
 
 
 def _with_fingerprints(table: RankTable, digests: Mapping[int, bytes]) -> RankTable:
-    entries = tuple(
-        replace(entry, fingerprint=digests[number]) if number in digests else entry
+    entries = [
+        entry.with_fingerprint(digests[number]) if number in digests else entry
         for number, entry in enumerate(table.entries)
-    )
-    return replace(table, entries=entries)
+    ]
+    return replace(table, entries=tuple(entries))
 
 
 def fingerprint_boxes(
@@ -126,14 +127,17 @@ class _Staged:
 
     def digest(self, number: int) -> bytes:
         """Of a whole entry."""
+        parts = self._parts(number)
+        if len(parts) == 1:
+            return xxh3_128(parts[0])
         digest = Xxh3()
-        for part in self._parts(number):
+        for part in parts:
             digest.update(part)
         return digest.digest()
 
-    def byte_count(self, number: int) -> int:
-        """Of a whole entry."""
-        return sum(len(part) for part in self._parts(number))
+    def outside_bytes(self, number: int) -> int:
+        """So much of an entry others store."""
+        return sum([length for _, _, length in self._outside.get(number, ())])
 
     def sample(self, number: int) -> bytes:
         """Of the first, the middle and the last page of each of its parts."""
@@ -164,15 +168,19 @@ class _Staged:
     def _parts(self, number: int) -> list[memoryview]:
         """The entry's bytes in C order: stored ones and witness."""
         entry = self._entries[number]
-        if any(piece.home is not None for piece in entry.pieces):
-            raise Aborted(
-                f"{entry.name} is to be compared with another rank's, and was not stored again",
-                hint="save again: the next save stores it",
-            )
-        stored = [(piece.start, piece.payload_offset, piece.length) for piece in entry.pieces]
+        places: list[tuple[int, int, int]] = []
+        for piece in entry.pieces:
+            if piece.home is not None:
+                raise Aborted(
+                    f"{entry.name} is to be compared with another rank's, and was not stored again",
+                    hint="save again: the next save stores it",
+                )
+            places.append((piece.start, piece.payload_offset, piece.length))
+        if number in self._outside:
+            places = sorted(places + self._outside[number])
         parts: list[memoryview] = []
         at = 0
-        for start, offset, length in sorted([*stored, *self._outside.get(number, [])]):
+        for start, offset, length in places:
             if start != at:
                 raise Corrupt(f"{entry.name}: the staged copy has a hole at byte {at}")
             parts.append(self._half[offset : offset + length])

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.aio.clock import now_us
+from ckpt.aio.collector import collect_rarely
 from ckpt.aio.link import Link, LinkClosed, LinkLoop, LinkOpened, LinkReceived
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, PeerError
@@ -60,7 +61,7 @@ from ckpt.protocol.stager.events import (
 )
 from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions
-from ckpt_client.declaration import Declaration, read_declaration
+from ckpt_client.declaration import Declaration, DeclarationReader
 from ckpt_client.locate import Locator, client_name
 from ckpt_client.stager import wire
 from ckpt_client.stager.channel import TrainerChannel
@@ -84,6 +85,7 @@ ATTACH_TIMEOUT_S: Final = 60.0
 
 def serve(sock: socket.socket) -> None:
     """Wait for Attach, then run until the machine says that nobody needs this process."""
+    collect_rarely()
     sock.settimeout(ATTACH_TIMEOUT_S)
     packet, _ = wire.receive_packet(sock)
     if not packet:
@@ -140,6 +142,7 @@ class StagerShell:
         self._session_open = False
         self._sending = Sending(self._jobs, self._make_sender, self._handle)
         self._tables = Tables(self._jobs, self._handle)
+        self._declarations = DeclarationReader()
         self._declared: dict[int, Declaration] = {}
         #: half -> what lies in it, from the hand-over until it is released.
         self._contents: dict[int, Content] = {}
@@ -316,7 +319,7 @@ class StagerShell:
         end = packet.declaration_offset + packet.declaration_bytes
         if not 0 < packet.payload_bytes <= packet.declaration_offset <= end <= memory.size:
             raise PeerError(f"save {packet.save} does not fit its half")
-        declaration = read_declaration(memory.memory[packet.declaration_offset : end])
+        declaration = self._declarations.read(memory.memory[packet.declaration_offset : end])
         self._declared[half] = declaration
         saved = self._machine.saves[packet.save]
         order = TableOrder(

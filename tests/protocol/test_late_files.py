@@ -1,0 +1,75 @@
+"""Writers that come back with a file that is not wanted any more, or with a question again."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from ckpt.base.ids import Generation, PayloadId
+from ckpt.format import messages as m
+from ckpt.format.members import encode_members
+from ckpt.protocol.events import Received
+from tests.protocol.coordinating import Bench
+from tests.protocol.test_coordinator_members import Writer, committed, resolved_ranks
+
+
+def test_a_file_that_was_replaced_does_not_come_back_to_who_dropped_it() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    older, newer = writer.write("x", b"old"), writer.write("x", b"new")
+    other = writer.write("y")
+    writer.reconnect()
+    (answer,) = older.resume()
+    assert isinstance(answer, m.Failed)
+    assert (answer.code, "discarded" in answer.message) == ("aborted", True)
+    for file in (newer, other):
+        assert isinstance(file.resume()[0], m.PayloadPlanned)
+    committed(writer.commit(newer.checkpoint, newer, other))
+
+
+def test_a_writer_of_many_files_and_who_repeats_a_commit_hear_of_its_end_once() -> None:
+    bench = Bench()
+    writer, asker = Writer(bench), bench.session()
+    files = [writer.write("x"), writer.write("y")]
+    bench.persist_at_once = False
+    question = m.CommitMembers(files[0].checkpoint)
+    wanted = encode_members([file.member for file in files])
+    for _ in range(2):
+        bench.feed(Received(bench.now_us, asker, 7, question, wanted))
+    bench.persist_at_once = True
+    bench.sync()
+    for session in (asker, writer.session):
+        told = [one for one in bench.to(session) if isinstance(one, m.AttemptCommitted)]
+        assert len(told) == 1
+
+
+def test_a_file_of_a_generation_that_nobody_knows_is_told_so_and_others_go_on() -> None:
+    bench = Bench()
+    writer = Writer(bench)
+    file = writer.write("x")
+    assert file.plan is not None
+    known = file.plan
+    unknown = replace(known.payload.checkpoint, generation=Generation(1, 99))
+    file.plan = replace(known, payload=PayloadId(unknown, known.payload.rank))
+    (answer,) = file.resume()
+    assert isinstance(answer, m.AttemptAborted)
+    file.plan = known
+    assert isinstance(file.resume()[0], m.PayloadPlanned)
+
+
+def test_a_file_cannot_be_taken_back_while_its_commit_waits_for_targets() -> None:
+    bench = Bench()
+    writer, asker = Writer(bench), bench.session()
+    kept, late = writer.write("x"), writer.write("y")
+    assert late.plan is not None
+    away = list(bench.targets)[:3]
+    bench.stop(*away)
+    assert writer.commit(kept.checkpoint, kept, late, session=asker) == []
+    given_up = m.PayloadGivenUp(late.plan.payload, "aborted", "removed")
+    (answer,) = bench.tell(writer.session, given_up)
+    assert isinstance(answer, m.Failed)
+    for id in away:
+        bench.start(id)
+    bench.tick(2)
+    (end,) = [one for one in bench.to(asker) if isinstance(one, m.AttemptCommitted)]
+    assert end.info.checkpoint == kept.checkpoint
+    assert resolved_ranks(bench, kept.checkpoint) == [0, 1]

@@ -1,0 +1,77 @@
+"""How a process behaves at each step, whatever it keeps in mind: what it says, to whom, how often.
+
+    nothing goes to a session that ended long ago
+    who was told that its request failed hears no more of it, until it asks again
+    no batch of actions says the same twice, but for questions that came twice
+
+One watcher for each incarnation of a process; it is told every event and what followed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ckpt.format.messages import Failed
+from ckpt.protocol.events import CloseSession, Received, Send, Session, SessionClosed
+from tests.sim.oracles import Violation
+
+FORGOTTEN_US = 1_000_000
+"""What was asked when a session ended may still be answered: it waits for a disk, or a target."""
+
+
+class Conduct:
+    """I raise Violation at the first step that breaks a rule."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._ended_us: dict[Session, int] = {}
+        #: Sessions that have ended, and when.
+        self._heard: Counter[tuple[Session, int]] = Counter()
+        #: How often each request came; the network may bring one twice.
+        self._now_us = 0
+        self._failed: set[tuple[Session, int]] = set()
+        #: Requests that were answered with a failure and not asked again.
+
+    def step(self, event: object, actions: Sequence[object]) -> None:
+        """An event, and all that followed from it."""
+        kind = type(event)
+        self._now_us = event.now_us
+        if kind is SessionClosed:
+            self._end(event.session)
+        elif kind is Received:
+            self._heard[event.session, event.request] += 1
+            self._failed.discard((event.session, event.request))
+        said: list[tuple[Session, int, object, object]] = []
+        for action in actions:
+            kind = type(action)
+            if kind is Send:
+                self._says(action)
+                said.append((action.session, action.request, action.message, action.bulk))
+            elif kind is CloseSession:
+                self._end(action.session)
+        if len(said) > 1:
+            self._check_once(said, event)
+
+    def _says(self, action: Send) -> None:
+        told = type(action.message).__name__
+        ended_us = self._ended_us.get(action.session, self._now_us)
+        if self._now_us - ended_us > FORGOTTEN_US:
+            raise Violation(f"{self._name} says {told} to a session that has ended long ago")
+        request = action.session, action.request
+        if request in self._failed:
+            raise Violation(f"{self._name} says {told} to a request that it has failed")
+        if type(action.message) is Failed:
+            self._failed.add(request)
+
+    def _check_once(self, said: list[tuple[Session, int, object, object]], event: object) -> None:
+        for at, each in enumerate(said):
+            before = said[:at].count(each)
+            if before and before >= self._heard[each[0], each[1]]:
+                raise Violation(f"{self._name} says {each[2]} twice, at {event}")
+
+    def _end(self, session: Session) -> None:
+        self._ended_us.setdefault(session, self._now_us)
+        self._failed = {request for request in self._failed if request[0] != session}
+        for request in [request for request in self._heard if request[0] == session]:
+            del self._heard[request]

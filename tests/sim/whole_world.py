@@ -1,0 +1,139 @@
+"""A world in which more lives than ranks that save and load: each seed draws what else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import ClassVar
+
+from ckpt.base.ids import PayloadId, RunName, Step
+from ckpt.format import messages as m
+from ckpt.protocol.coordinator.placements import Placement
+from tests.sim.file_nodes import FileOracles, FileWorld
+from tests.sim.last_checks import SETTLE_US, check_nothing_is_left, harmed_count, read_everything
+from tests.sim.oracles import Oracles, Violation
+from tests.sim.payloads import Job
+from tests.sim.rank_node import RankNode
+from tests.sim.reader_node import ReaderNode
+from tests.sim.reference_nodes import ReferenceOracles, ReferenceWorld
+from tests.sim.world import World
+
+FILES_RUN = RunName("files run")
+FILE_STEPS = (10, 20)
+LAST_DELETION_US = 300_000
+"""After healing somebody deletes once more, in the midst of the last saves or just behind them."""
+
+ANSWER_US = 100_000
+"""Longer than a question to a coordinator that is well takes, with its transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """What there is beside ranks and readers."""
+
+    deletion: bool = False
+    """Steps are deleted and expire."""
+    references: bool = False
+    """Half of each rank's state seldom changes, and is referred to."""
+    files: bool = False
+    """Other processes write files, as through fsspec, and commit them by name."""
+
+    @classmethod
+    def drawn(cls, seed: int) -> Lives:
+        rng = Random(f"lives of {seed}")
+        return cls(*(rng.random() < chance for chance in (0.4, 0.22, 0.1)))
+
+
+class WholeOracles(ReferenceOracles, FileOracles):
+    """What is true of ranks' checkpoints, and of those of files."""
+
+    def _check_ranks(self, info: m.CommitInfo, placement: Placement) -> None:
+        kind = FileOracles if info.checkpoint.run == FILES_RUN else Oracles
+        kind._check_ranks(self, info, placement)
+
+
+@dataclass
+class WholeWorld(ReferenceWorld, FileWorld):
+    """I begin, end and check what lives beside the ranks."""
+
+    oracles_type: ClassVar[type[Oracles]] = WholeOracles
+
+    lives: Lives = Lives()
+    _deleted_us: int = 0
+    """By then the last deletion has been asked for."""
+
+    def _rank(self, job: Job, rank: int, starts: int = 0) -> RankNode:
+        kind = ReferenceWorld if self.lives.references else World
+        return kind._rank(self, job, rank, starts)
+
+    def _reader(self, number: int) -> ReaderNode:
+        kind = ReferenceWorld if self.lives.references else World
+        return kind._reader(self, number)
+
+    def content_of(self, payload: PayloadId) -> bytes:
+        if payload.checkpoint.run == FILES_RUN:
+            return FileWorld.content_of(self, payload)
+        kind = ReferenceWorld if self.lives.references else World
+        return kind.content_of(self, payload)
+
+    def start(self) -> None:
+        if self.lives.deletion:
+            policy, keep = self.coordinator.machine_policy, self.clock.rng.choice([None, 1, 2])
+            self.coordinator.machine_policy = replace(policy, keep=keep)
+        World.start(self)
+
+    def live_beside(self) -> None:
+        if self.lives.deletion:
+            self._delete_later(self.clock.rng.choice([1, 2, 3]), 1_000_000)
+        if self.lives.files:
+            self.write_files(FILES_RUN, FILE_STEPS, self.clock.rng.choice([0, 100, 20_000]))
+
+    def end_beside(self) -> None:
+        if self.lives.deletion:
+            self._delete_later(1, LAST_DELETION_US)
+        if self.lives.files:
+            self.end_files()
+
+    def settle_beside(self) -> None:
+        if self.lives.deletion:
+            left_us = self._deleted_us - self.clock.now_us
+            self.clock.pass_time(max(0, left_us) + ANSWER_US)
+
+    def _delete_later(self, count: int, within_us: int) -> None:
+        """The history's last reads wait for it."""
+        for _ in range(count):
+            self.clock.after(self.clock.rng.randint(0, within_us), self.delete_one)
+        self._deleted_us = max(self._deleted_us, self.clock.now_us + within_us)
+
+    def check_beside(self) -> None:
+        if self.lives.deletion or self.lives.references:
+            read_everything(self)
+            check_nothing_is_left(self)
+        for committer in self.committers:
+            self._read_files(Step(committer.step))
+
+    def _read_files(self, step: Step) -> None:
+        """What was committed of that step is read whole."""
+        kept = [id for id in self.oracles.kept(FILES_RUN) if id.step == step]
+        if not kept:
+            return
+        reader = ReaderNode(
+            self.clock, self.network, self.oracles, self.coordinator,
+            lambda id: self.targets[id], FILES_RUN, len(self.readers),
+        )  # fmt: skip
+        reader.step = step
+        self.readers.append(reader)
+        reader.start()
+        self.clock.run(lambda: reader.outcome is not None, SETTLE_US)
+        allowed = self.oracles.announced[kept[-1]].info.targets_survivable
+        if reader.outcome != "read" and harmed_count(self) <= allowed:
+            raise Violation(f"P1: after healing {kept[-1]} ends with {reader.outcome}")
+
+
+def whole(seed: int) -> WholeWorld:
+    """As the campaign has it."""
+    world = WholeWorld.build(seed, shared_hosts=seed % 3 == 0)
+    assert isinstance(world, WholeWorld)
+    world.lives = Lives.drawn(seed)
+    world.many_steps = world.lives.references
+    return world
