@@ -9,6 +9,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,32 @@ def test_after_a_failed_sync_the_descriptor_is_given_up(
             disk.sync_file("a/x")
     disk.sync_file("a/x")
     assert opened == ["x", "x"]
+    disk.close()
+
+
+def _descriptors(directory: Path) -> int:
+    """Of this process, to files in the directory or removed from it."""
+    count = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            count += os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(directory))
+    return count
+
+
+def test_no_descriptor_stays_of_files_that_are_gone_or_beyond_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckpt.aio.disk.FILES_OPEN_MAX", 4)
+    disk = _real(tmp_path)
+    before = _descriptors(tmp_path)
+    names = [f"a/{number}" for number in range(9)]
+    for name in names:
+        disk.write_at(name, 0, bytes(4096))
+        disk.sync_file(name)
+    assert 0 < _descriptors(tmp_path) - before <= 4
+    for name in names:
+        disk.remove_file(name)
+    assert _descriptors(tmp_path) == before
     disk.close()
 
 

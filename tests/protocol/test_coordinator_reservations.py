@@ -269,3 +269,17 @@ def test_targets_with_capacities_of_their_own_on_one_device_are_full_each_by_its
     (planned,) = rank.open(1)
     assert isinstance(planned, m.PayloadPlanned), planned
     assert len(planned.places) == 3
+
+
+def test_space_of_an_earlier_term_goes_back_once_however_often_its_target_comes() -> None:
+    bench = Bench(5)
+    RankFake(bench).open(1)
+    holder = next(t for t in bench.targets.values() if t.reservations)
+    bench.restart(*bench.targets)
+    mark, count = bench.mark(), len(holder.reservations)
+    for _ in range(3):
+        bench.stop(holder.id)
+        bench.start(holder.id)
+    bench.tick(60)
+    assert holder.reservations == set()
+    assert len(bench.asked(holder.id, ReleaseReservation, mark)) == count

@@ -85,7 +85,7 @@ class Reservations:
         #: Allotments that wait for the rank's next save of the same shape; only mine.
         self._waiting: list[SpareSearch] = []
         #: For columns without a place; asked again on every tick.
-        self._orphans: list[tuple[int, TargetId, BootId, ReservationId]] = []
+        self._orphans: dict[tuple[TargetId, BootId, ReservationId], int] = {}
         #: Reservations of an earlier term, released when their streams had time to end.
 
     # ----------------------------------------------------------------------- for a save
@@ -195,9 +195,9 @@ class Reservations:
         for key, allotment in list(self._standing.items()):
             if now - allotment.idle_since_us >= STANDING_LIFE_US:
                 self.release(self._standing.pop(key))
-        due = [orphan for orphan in self._orphans if orphan[0] <= now]
-        self._orphans = [orphan for orphan in self._orphans if orphan[0] > now]
-        for _, id, boot, reservation in due:
+        for orphan in [orphan for orphan, due_us in self._orphans.items() if due_us <= now]:
+            del self._orphans[orphan]
+            id, boot, reservation = orphan
             target = self._members.targets.get(id)
             if target is not None and target.boot == boot and target.session is not None:
                 self._desk.send(
@@ -213,7 +213,7 @@ class Reservations:
         for reservation in held:
             if reservation >> 32 < self._members.term:
                 due_us = self._desk.now_us + self._rule.orphan_grace_us
-                self._orphans.append((due_us, target.id, target.boot, reservation))
+                self._orphans.setdefault((target.id, target.boot, reservation), due_us)
             elif reservation not in self._known:
                 self._desk.send(
                     target.session, 0, ReleaseReservation(self._members.term, reservation)
