@@ -13,7 +13,7 @@ Each step only begins when the one before it is on stable storage (DESIGN 3.6). 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ckpt.base.errors import Aborted, CkptError, Refused, Unavailable
