@@ -66,7 +66,7 @@ class Reads:
         self._gone: dict[Session, Reader] = {}
         #: Closed, while the disk still reads for them.
         self._step_bytes_max = 0
-        #: The most that one step took: a trailer, or a part of a document, may be more than a piece.
+        #: The most that one step took: a trailer or a part of a document may be more than a piece.
         self._shared = SharedReads(core.limits.read_keep_bytes)
         self._holders: Counter[int] = Counter()
         #: By operation, who uses its buffer: sessions with unsent frames, and `_shared`.
