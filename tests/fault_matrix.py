@@ -34,6 +34,10 @@ CATALOGS: Final = (
     "tests/sim/test_catalogs.py"
     "::test_an_old_catalog_is_never_served_and_all_comes_back_from_the_targets"
 )
+TWO_COORDINATORS: Final = (
+    "tests/sim/test_two_coordinators.py"
+    "::test_whoever_of_two_coordinators_acknowledged_it_it_is_there_once"
+)
 CROWDS: Final = "tests/sim/test_crowds.py::test_load_alone_moves_no_column_and_loses_none"
 KILLS: Final = "tests/soak/test_kill_at_random.py::test_a_short_campaign_loses_nothing"
 MACHINES: Final = "tests/machines/"
@@ -114,7 +118,7 @@ MATRIX: Final[tuple[Fault, ...]] = (
         "DE": (DRAINS,), "A": (CATALOGS,),
         "C": (BURSTS + "a_coordinator_killed_in_mid_save_only_delays_the_commit",),
     }),
-    Fault("F13 old coordinator alive", "RSLCADEX", waits_for="coordinators on etcd"),
+    Fault("F13 old coordinator alive", "RSLCADEX", "", {"RSLCADEX": (TWO_COORDINATORS,)}),
     Fault("F14 client crash", "RSLCAD", "RSLCA", {
         "D": ("tests/stores/test_drain_kills.py::test_killed_anywhere_once_and_whole",),
         "C": (BURSTS + "trainers_killed_after_save_returned_still_commit",),

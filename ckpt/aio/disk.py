@@ -47,7 +47,12 @@ from ckpt.protocol.target.disk_events import (
     TruncateFile,
     WriteAt,
 )
-from ckpt.protocol.target.term import TERM_FILE, decode_term
+from ckpt.protocol.target.term import (
+    COORDINATOR_FILE,
+    TERM_FILE,
+    decode_coordinator,
+    decode_term,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +154,8 @@ def scan(disk: Disk, now_us: int) -> DirectoryLoaded:
             files.append(_found(disk, f"{directory}/{name}", read=directory != STAGING))
     term = decode_term(_read_note(disk, TERM_FILE)) or 0
     position = decode_note(_read_note(disk, CATALOG_FILE))
-    return DirectoryLoaded(now_us, tuple(files), term, position)
+    process = decode_coordinator(_read_note(disk, COORDINATOR_FILE), term)
+    return DirectoryLoaded(now_us, tuple(files), term, position, process)
 
 
 def _found(disk: Disk, file: str, *, read: bool) -> FoundFile:

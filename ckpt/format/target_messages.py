@@ -82,6 +82,8 @@ class RegisterTarget(Struct, frozen=True, gc=False):
     """Of the directory: 16 random bytes, made once. Empty: it has none yet."""
     place: str = ""
     """The same text only for the same directory on the same machine since that started."""
+    coordinator: bytes = b""
+    """The process whose term `term_seen` is, as that one told; empty: nothing is known of it."""
 
 
 class ReplaceTarget(Struct, frozen=True, gc=False):
@@ -107,6 +109,9 @@ class TargetRegistered(Struct, frozen=True, gc=False):
     term: int
     epoch: Epoch
     lease_us: int
+    coordinator: bytes = b""
+    """Of this process: 16 random bytes. Two that began from copies of one catalog have one term;
+    a target obeys the one of them that came first."""
 
 
 class DeviceReport(Struct, frozen=True, gc=False):

@@ -61,6 +61,7 @@ from ckpt.protocol.events import (
     Ticked,
 )
 from ckpt.protocol.handshake import Established, Identity
+from ckpt.protocol.target.term import PROCESS_BYTES
 from ckptd import config as options
 from ckptd import event_loop
 from ckptd.backup_catalog import backup_path
@@ -174,6 +175,7 @@ async def run_coordinator(config: CoordinatorConfig, secret: bytes) -> None:
     make_directory(config.directory)
     close_to_others(config.directory, report)
     catalog = Catalog.open(config.directory, config.cluster or None, secrets.token_hex(8))
+    catalog.image.process = secrets.token_bytes(PROCESS_BYTES)
     try:
         policy = config.policy(catalog.cluster)
         shell = CoordinatorShell(policy, catalog, config.directory, secret, report)

@@ -156,6 +156,7 @@ def rebuild(cluster: str, sources: Sequence[Source], backup: CatalogImage | None
     _spare_homes(cluster, image, held, refused)
     told = {id for _, each in held for kind, id in each.documents if kind in _TOLD}
     image.passed_over = told - image.rows.keys()
+    image.rebuilt_from = len(sources)
     image.rebuilt_term, image.term = image.term, image.term + TERM_SKIP
     image.position = CatalogPosition(image.term, 0)
     return Rebuilt(cluster, image, tuple(committed), tuple(refused), tuple(unreachable))

@@ -53,6 +53,7 @@ def load(connection: sqlite3.Connection, image: CatalogImage) -> None:
         forgotten = max((id.generation for id in image.rows), default=NO_GENERATION)
     image.forgotten = forgotten
     image.rebuilt_term = int(_get(connection, "rebuilt_term") or 0)
+    image.rebuilt_from = int(_get(connection, "rebuilt_from") or 0)
     image.outdated = _get(connection, "outdated") or ""
     for run, step, term, counter in connection.execute("SELECT * FROM passed_over"):
         id = CheckpointId(RunName(run), Step(step), Generation(term, counter))
@@ -64,6 +65,7 @@ def note(connection: sqlite3.Connection, image: CatalogImage) -> None:
     _set(connection, "position", image.position)
     _set(connection, _FORGOTTEN, image.forgotten)
     _set(connection, "rebuilt_term", str(image.rebuilt_term))
+    _set(connection, "rebuilt_from", str(image.rebuilt_from))
     for id in sorted(image.passed_over):
         key = (id.run, id.step, id.generation.term, id.generation.counter)
         connection.execute("INSERT OR REPLACE INTO passed_over VALUES (?, ?, ?, ?)", key)

@@ -341,6 +341,11 @@ def test_after_an_error_no_ticket_is_acknowledged_and_submit_raises_it(tmp_path:
     assert read_image(tmp_path)[1].rows == {}
 
 
+def test_a_catalog_that_was_made_of_targets_remembers_how_many_were_named(tmp_path: Path) -> None:
+    create_catalog(tmp_path, "c1", CatalogImage(50, rebuilt_from=7), keep_old=False)
+    assert read_image(tmp_path)[1].rebuilt_from == 7
+
+
 def test_a_rebuilt_catalog_is_loaded_with_a_term_above_the_seen_one(tmp_path: Path) -> None:
     image = apply_all(CatalogImage(41), every_entry())
     create_catalog(tmp_path, "c1", image)

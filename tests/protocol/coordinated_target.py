@@ -78,6 +78,8 @@ class FakeTarget:
     """Of columns of COLUMN_BYTES each; None has room for all."""
     parts: dict[tuple[DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
     term_seen: int = 0
+    coordinator: bytes = b""
+    """Whose that is."""
     catalog: CatalogPosition | None = None
     """The newest position that it was told."""
     incarnation: bytes = b""
@@ -101,7 +103,7 @@ class FakeTarget:
             return self.refuses[type(message)]
         match message:
             case TargetRegistered():
-                self.term_seen = message.term
+                self.term_seen, self.coordinator = message.term, message.coordinator
             case LeaseRenewed():
                 self.catalog = message.catalog or self.catalog
             case Reserve():

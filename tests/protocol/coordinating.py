@@ -75,6 +75,9 @@ class Bench:
         )
         self.now_us = START_US
         self.term = 1
+        self.process = b""
+        """Of the coordinator, as it says."""
+        self.rebuilt_from = 0
         self.durable: list[object] = []
         self.persist_at_once = True
         self.tickets: list[Persist] = []
@@ -98,6 +101,7 @@ class Bench:
 
     def _new_machine(self) -> CoordinatorMachine:
         image = apply_all(CatalogImage(self.term), self.durable)  # type: ignore[arg-type]
+        image.process, image.rebuilt_from = self.process, self.rebuilt_from
         return CoordinatorMachine(self.policy, image, secret=SECRET, wall_s=lambda: 1.5)
 
     def tick(self, seconds: float = 0.0) -> None:
@@ -147,6 +151,7 @@ class Bench:
                 1 << 40, target.bytes_free, 0, target.term_seen,
                 tuple(sorted(target.reservations)), catalog=target.catalog,
                 incarnation=target.incarnation, place=target.place,
+                coordinator=target.coordinator,
             ),
         )  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, PayloadId, Rank, RunName, Step
@@ -51,6 +53,26 @@ def lose(bench: Bench, id: CheckpointId) -> None:
     assert judged.proved
 
 
+def apart(
+    bench: Bench, save_old: Callable[[], CheckpointId], save_new: Callable[[], CheckpointId]
+) -> tuple[CheckpointId, CheckpointId]:
+    """Two checkpoints of nine targets: those of the newer one are away, the others are here."""
+    old = save_old()
+    held = holders(bench, old)
+    bench.stop(*held)
+    new = save_new()
+    for id in held:
+        bench.start(id)
+    bench.stop(*holders(bench, new))
+    return old, new
+
+
+def holders(bench: Bench, id: CheckpointId) -> list[str]:
+    """Targets with columns of it."""
+    targets = bench.targets.values()
+    return [t.id for t in targets if any(c.payload.checkpoint == id for c in t.columns)]
+
+
 def test_the_newest_step_is_resolved_with_its_record_and_its_live_targets() -> None:
     bench = Bench()
     bench.save(1)
@@ -59,7 +81,8 @@ def test_the_newest_step_is_resolved_with_its_record_and_its_live_targets() -> N
     mark = bench.mark()
     answer = resolved(bench, NEWEST, session)
     assert (answer.info.checkpoint, answer.skipped) == (id, ())
-    (send,) = [a for a in bench.log[mark:] if isinstance(a, Send)]
+    sends = [a for a in bench.log[mark:] if isinstance(a, Send)]
+    (send,) = [send for send in sends if send.session == session]
     assert decode_record(bytes(send.bulk)).info.checkpoint == id
     named = {address.target for address in answer.targets}
     assert {t.id for t in bench.targets.values() if t.columns} >= named
@@ -216,16 +239,8 @@ def test_targets_that_come_back_in_time_make_the_answer() -> None:
 
 
 def test_fallback_reads_an_older_step_and_says_what_it_passed_over() -> None:
-    bench = Bench(6)
-    bench.stop("t0", "t1", "t2")
-    old = bench.save(1)
-    bench.stop("t3", "t4", "t5")
-    for id in ("t0", "t1", "t2"):
-        bench.start(id)
-    new = bench.save(2)
-    bench.stop("t0", "t1", "t2")
-    for id in ("t3", "t4", "t5"):
-        bench.start(id)
+    bench = Bench(9)
+    old, new = apart(bench, lambda: bench.save(1), lambda: bench.save(2))
     reader = bench.session()
     bench.tell(reader, replace(NEWEST, fallback=True))
     bench.tick(11)

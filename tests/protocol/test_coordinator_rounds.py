@@ -22,7 +22,11 @@ class Loader:
         self.found: CheckpointId
 
     def resolve(self) -> m.Message:
-        (answer,) = self.bench.tell(self.session, self.question)
+        """At once, or when too few targets have said in time that this coordinator is in force."""
+        mark = self.bench.mark()
+        if not self.bench.tell(self.session, self.question):
+            self.bench.tick(1)
+        (answer,) = self.bench.to(self.session, mark)
         if isinstance(answer, m.Resolved):
             self.found = answer.info.checkpoint
         return answer

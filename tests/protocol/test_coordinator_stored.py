@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ckpt.base.ids import Step
+from ckpt.base.ids import CheckpointId, Step
 from ckpt.format import messages as m
 from tests.protocol.coordinating import RUN, Bench
 from tests.protocol.test_coordinator_draining import URL, WorkerFake
-from tests.protocol.test_coordinator_resolving import NEWEST, lose, resolve, resolved
+from tests.protocol.test_coordinator_resolving import NEWEST, apart, lose, resolve, resolved
 from tests.protocol.test_coordinator_rounds import CONFIRMED, Loader, loaders
 
 DURABLE = replace(NEWEST, stored=True)
 
 
-def drained(bench: Bench, *saved: int) -> None:
+def drained(bench: Bench, *saved: int) -> list[CheckpointId]:
     """These steps are saved, and verified in the store."""
-    worker = WorkerFake(bench)
+    worker, found = WorkerFake(bench), []
     for step in saved:
         bench.save(step)
         id = worker.lease()
         assert id is not None
         worker.end(id)
+        found.append(id)
+    return found
 
 
 def readers(bench: Bench) -> list[Loader]:
@@ -148,16 +150,8 @@ def test_what_stays_out_of_reach_is_read_from_the_store_by_those_who_can() -> No
 
 
 def test_the_same_step_in_a_store_goes_before_an_older_one_here() -> None:
-    bench = Bench(6)
-    bench.stop("t0", "t1", "t2")
-    bench.save(1)
-    bench.stop("t3", "t4", "t5")
-    for id in ("t0", "t1", "t2"):
-        bench.start(id)
-    drained(bench, 2)
-    bench.stop("t0", "t1", "t2")
-    for id in ("t3", "t4", "t5"):
-        bench.start(id)
+    bench = Bench(9)
+    apart(bench, lambda: bench.save(1), lambda: drained(bench, 2)[-1])
     reader = bench.session()
     bench.tell(reader, replace(DURABLE, fallback=True))
     bench.tick(11)

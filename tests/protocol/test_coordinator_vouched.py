@@ -141,6 +141,49 @@ def test_a_target_that_comes_again_in_one_life_is_taken_in_again() -> None:
     assert_serves(bench, 1)
 
 
+def test_a_process_that_began_the_same_term_from_a_copy_is_told_from_this_one() -> None:
+    """The original and the copy start at the same time: each takes the next term."""
+    bench = Bench()
+    bench.save(1)
+    bench.process = b"the original one"
+    bench.restart(*bench.targets)
+    bench.stop("t0")
+    bench.start("t0")
+    assert_serves(bench, 1)
+    bench.term -= 1
+    bench.process = b"that of the copy"
+    bench.restart(*bench.targets)
+    assert_old(bench)
+
+
+def test_who_was_told_the_term_by_two_vouches_for_the_one_that_it_obeys() -> None:
+    """It changed over while the first one's term was on its way to the disk."""
+    bench = Bench()
+    bench.save(1)
+    bench.process = b"the original one"
+    bench.restart(*bench.targets)
+    target = bench.targets[TargetId("t0")]
+    bench.stop("t0")
+    target.coordinator = b"that of the copy"
+    bench.start("t0")
+    assert_old(bench)
+
+
+def test_a_catalog_that_was_made_of_targets_waits_for_as_many_as_were_named() -> None:
+    """It does not know where they stand, nor who they are: one alone would be all there is."""
+    bench = Bench(7)
+    bench.save(1)
+    bench.durable = [e for e in bench.durable if not isinstance(e, catalog.TargetSeen)]
+    bench.rebuilt_from = 7
+    bench.restart("t0", "t1", "t2", "t3", "t4")
+    bench.tick()
+    session = bench.session()
+    assert newest(bench, session) == []
+    bench.start("t5")
+    assert [type(each) for each in bench.to(session)] == [m.Resolved]
+    assert_serves(bench, 1)
+
+
 def test_a_term_above_proves_the_catalog_old_without_anything_else() -> None:
     bench = Bench(targets_live=False)
     bench.targets[TargetId("t0")].term_seen = 40

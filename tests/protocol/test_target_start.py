@@ -7,6 +7,7 @@ from collections import deque
 import pytest
 from msgspec import UNSET
 
+from ckpt.aio.disk import scan
 from ckpt.base.ids import CheckpointId, Epoch, Generation, ReservationId, RunName, Step
 from ckpt.base.limits import DEVICE_FAILURES_MAX, DEVICE_PROBE_US, PAGE_BYTES
 from ckpt.format.messages import ColumnVerified, Failed, Role, VerifyColumn
@@ -24,7 +25,12 @@ from ckpt.format.target_messages import (
 )
 from ckpt.protocol.events import Send, Session, SessionClosed, SessionOpened
 from ckpt.protocol.target.core import column_name
-from ckpt.protocol.target.term import decode_term, encode_term
+from ckpt.protocol.target.term import (
+    decode_coordinator,
+    decode_term,
+    encode_coordinator,
+    encode_term,
+)
 from ckpt.testing.disk import FakeDisk, Fault, Keep
 from tests.protocol.target_world import (
     CHECKPOINT,
@@ -52,6 +58,8 @@ def _ready(disk: FakeDisk | None = None, boot: int = 11) -> TargetWorld:
 
 
 # --------------------------------------------------------------------------- terms
+
+ONE, OTHER = b"one coordinator.", b"another of them."
 
 
 def _come(world: TargetWorld, term: int) -> None:
@@ -101,6 +109,59 @@ def test_a_coordinator_of_a_lower_term_is_cut_off_also_after_a_restart() -> None
     again.tell(COORDINATOR, TargetRegistered(4, Epoch(4), 3_000_000))
     assert [each.session for each in again.closed] == [COORDINATOR]
     assert not again.machine.registered
+
+
+def _registered(term: int, process: bytes) -> TargetRegistered:
+    return TargetRegistered(term, Epoch(term), 3_000_000, process)
+
+
+def test_of_two_coordinators_of_one_term_the_first_is_obeyed_also_after_a_restart() -> None:
+    """They began from copies of one catalog."""
+    world = TargetWorld(term=0)
+    for again in (False, True):
+        if again:
+            world = TargetWorld(world.disk, boot=12, term=0)
+        world.feed(SessionOpened(world.now_us, COORDINATOR, Role.COORDINATOR, ""))
+        (register,) = world.messages(COORDINATOR)
+        assert isinstance(register, RegisterTarget)
+        assert register.coordinator == (ONE if again else b"")
+        world.tell(COORDINATOR, _registered(5, ONE))
+        assert (world.machine.term, world.machine.registered) == (5, True)
+        world.tell(COORDINATOR, _registered(5, OTHER))
+        assert [each.reason for each in world.closed] == [
+            "another coordinator of term 5: its catalog is a copy"
+        ]
+
+
+def test_it_is_the_first_as_soon_as_its_term_is_being_written() -> None:
+    world = TargetWorld(term=0)
+    world.feed(SessionOpened(world.now_us, COORDINATOR, Role.COORDINATOR, ""))
+    world.held = deque()
+    world.tell(COORDINATOR, _registered(5, ONE))
+    world.tell(COORDINATOR, _registered(5, OTHER))
+    while world.held:
+        world.step()
+    assert [each.session for each in world.closed] == [COORDINATOR]
+    assert scan(world.disk, 0).coordinator == ONE
+
+
+@pytest.mark.parametrize("known", [b"", ONE])
+def test_a_coordinator_of_before_says_not_who_it_is_and_is_obeyed(known: bytes) -> None:
+    world = TargetWorld(term=0)
+    world.feed(SessionOpened(world.now_us, COORDINATOR, Role.COORDINATOR, ""))
+    world.tell(COORDINATOR, _registered(5, known))
+    _come(world, 5)
+    assert world.machine.registered
+    _come(world, 6)
+    assert (world.machine.term, scan(world.disk, 0).coordinator) == (6, b"")
+
+
+def test_whose_term_it_is_counts_only_for_that_term() -> None:
+    data = encode_coordinator(5, ONE)
+    assert decode_coordinator(data, 5) == ONE
+    assert decode_coordinator(data, 6) == b"", "a version of before raised it since"
+    for broken in (b"", data[:-1], data + b"x", bytes([data[0] ^ 1]) + data[1:]):
+        assert decode_coordinator(broken, 5) == b""
 
 
 def test_of_two_terms_that_arrive_at_once_the_higher_stays() -> None:

@@ -64,6 +64,7 @@ class CoordinatorNode:
             orphan_grace_us=1_000_000,
         )
         self._term = 0
+        self._starts = 0
         self._pending: list[Persist] = []
         #: Written but not yet synced; a crash keeps a prefix of them.
         self.old_commands: list[Send] = []
@@ -77,6 +78,8 @@ class CoordinatorNode:
         self._term += 1
         image = copy.deepcopy(self._base)
         image.term = self._term
+        self._starts += 1
+        image.process = f"{self.name}/{self._starts}".encode().ljust(16)[:16]
         apply_all(image, self.durable)
         self._oracles.coordinator_started(image)
         self.machine = CoordinatorMachine(

@@ -273,6 +273,15 @@ class Network:
             if connection.other(session).node is not node and connection.open
         ]
 
+    def sessions_between(self, one: Node, other: Node) -> list[Session]:
+        """Their open connections, each by one of its ends."""
+        return [
+            connection.client.session
+            for session, connection in self._sessions.items()
+            if session == connection.client.session
+            and {connection.client.node.name, connection.server.node.name} == {one.name, other.name}
+        ]
+
     def dialed_by(self, node: Node) -> list[Session]:
         """Its own ends of open connections that it made, oldest first."""
         return [

@@ -10,24 +10,18 @@ from collections.abc import Callable
 
 import pytest
 
-from ckpt.aio.disk import scan
-from ckpt.base.errors import Corrupt
 from ckpt.base.ids import CheckpointId
 from ckpt.format import messages as m
-from ckpt.format.checksum import xxh3_128
-from ckpt.format.column import ColumnHeader
-from ckpt.format.document import DocumentHeader
-from ckpt.format.target_messages import DocumentKind
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
 from ckpt.protocol.coordinator.vouching import Vouching
 from ckpt.protocol.stager.events import SaveCommitted
-from ckptd.rebuild_catalog import Holdings, rebuild
+from ckptd.rebuild_catalog import rebuild
 from tests.sim import faults
+from tests.sim.catalog_sources import DiskSource
 from tests.sim.coordinator_node import CLUSTER
 from tests.sim.histories import ends_of
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Oracles, Violation
-from tests.sim.target_node import TargetNode
 from tests.sim.world import World
 
 SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 10
@@ -66,41 +60,6 @@ class _World(World):
     oracles_type = _Oracles
 
 
-class _Source:
-    """A target's disk, as a rebuild reads it while nothing works on it."""
-
-    def __init__(self, target: TargetNode) -> None:
-        self._target = target
-        self._files: dict[tuple[DocumentKind, CheckpointId], tuple[str, DocumentHeader]] = {}
-
-    @property
-    def name(self) -> str:
-        return self._target.name
-
-    def holdings(self) -> Holdings:
-        loaded = scan(self._target.disk, 0)
-        checkpoints = set()
-        for found in loaded.files:
-            match found.header:
-                case ColumnHeader() as header:
-                    checkpoints.add(header.column.payload.checkpoint)
-                case DocumentHeader() as header:
-                    key = (DocumentKind(header.kind), header.checkpoint)
-                    self._files[key] = (found.file, header)
-                    checkpoints.add(header.checkpoint)
-        return Holdings(frozenset(checkpoints), frozenset(self._files), loaded.term)
-
-    def document(self, kind: DocumentKind, checkpoint: CheckpointId) -> bytes:
-        file, header = self._files[(kind, checkpoint)]
-        content = self._target.disk.durable(file) or b""
-        for copy in range(header.copies):
-            start = header.copy_offset(copy)
-            document = content[start : start + header.total_bytes]
-            if xxh3_128(document) == header.digest:
-                return document
-        raise Corrupt(f"{file} fails its checksum")
-
-
 def _go_back(world: World, copy: tuple[list[CatalogEntry], int]) -> str:
     """The coordinator starts from another catalog. Answers from which."""
     coordinator, rng = world.coordinator, world.clock.rng
@@ -130,7 +89,7 @@ def _rebuild(world: World) -> None:
     coordinator.crash()
     for target in world.targets.values():
         target.crash()
-    found = rebuild(CLUSTER, [_Source(t) for t in world.targets.values() if not t.lost])
+    found = rebuild(CLUSTER, [DiskSource(t) for t in world.targets.values() if not t.lost])
     coordinator.begin_from(found.image)
     world.heal()
 
@@ -196,7 +155,7 @@ def _blind(_self: Vouching, _said: object) -> str:
 
 @pytest.mark.parametrize("plant", [
     {"_objection_of_holdings": _blind, "objection": _blind},
-    {"_is_enough": lambda _self: True},
+    {"_is_enough": lambda _self, _ids, patient: True},
 ], ids=["believes-its-catalog", "asks-nobody"])  # fmt: skip
 def test_the_history_finds_a_coordinator_that(
     monkeypatch: pytest.MonkeyPatch, plant: dict[str, Callable[..., object]]

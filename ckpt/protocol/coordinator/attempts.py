@@ -189,6 +189,14 @@ class AttemptBook:
         """All attempts that have not ended."""
         return [a for a in self.attempts.values() if a.state not in ENDED]
 
+    @property
+    def owes(self) -> bool:
+        """Whether one is to be rolled forward that was decided before this coordinator began. Who
+        decided it may have announced it: of one process alone nobody has heard, of two perhaps.
+        """
+        rolled = (AttemptState.RECORDING, AttemptState.CLOSING)
+        return any(a.recovered and a.state in rolled for a in self.attempts.values())
+
     def find(self, id: PayloadId) -> tuple[Attempt, Payload] | None:
         """A payload that was handed over, with its attempt."""
         attempt = self.attempts.get(id.checkpoint)

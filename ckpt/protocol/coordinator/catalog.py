@@ -333,10 +333,14 @@ class CatalogImage:
     """The newest generation whose row was forgotten: above it, none is missing."""
     rebuilt_term: int = 0
     """The highest that was seen when the catalog was made from the targets; 0 for one that grew."""
+    rebuilt_from: int = 0
+    """So many targets were named then, whether they answered or not."""
     passed_over: set[CheckpointId] = field(default_factory=set)
     #: Generations without a row whose record or tombstone was found then, and refused.
     outdated: str = ""
     """What proved that another catalog is newer; empty when nothing has."""
+    process: bytes = field(default=b"", compare=False)
+    """16 random bytes of this process, not stored: a copy begins the same term elsewhere."""
 
     def launch_entries(self) -> Iterator[CatalogEntry]:
         """What makes the same launches again."""

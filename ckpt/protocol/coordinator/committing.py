@@ -4,7 +4,7 @@
     count    again, now: live targets, current boots, domains; below the floor -> stream again
     index    on m + 1 targets, durable
     decide   count once more, then the catalog row with the record: the point of no return
-    record   on m + 1 targets, durable
+    record   on m + 1 targets, durable; and enough targets obey still: nobody else is in force
     close    the catalog says committed, durable; only then does anybody hear of it
 
 Each step only begins when the one before it is on stable storage (DESIGN 3.6). A failure left of
@@ -13,15 +13,14 @@ Each step only begins when the one before it is on stable storage (DESIGN 3.6). 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ckpt.base.errors import Aborted, CkptError, Refused, Unavailable
-from ckpt.base.ids import CheckpointId, ColumnNumber, Home, PayloadId, Rank, TargetId
+from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, Rank, TargetId
 from ckpt.base.limits import LEASE_US
-from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
-from ckpt.format.index import Index, IndexPayload, encode_index
+from ckpt.format.index import Index, encode_index
 from ckpt.format.messages import (
     BoxesCompared,
     BoxQuery,
@@ -29,25 +28,33 @@ from ckpt.format.messages import (
     CommitInfo,
     CompareBoxes,
     Place,
-    ReplicaPolicy,
 )
 from ckpt.format.record import CommitRecord, encode_record
-from ckpt.format.table import Piece
 from ckpt.format.target_messages import DocumentKind
-from ckpt.plan.coverage import Differing, Merged, Overlap, merge_tables
-from ckpt.plan.placement import Level, check_level, survivable
-from ckpt.plan.repeats import repeat_warning
+from ckpt.plan.coverage import Merged, Overlap
+from ckpt.plan.placement import Level, survivable
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.attempts import Attempt, AttemptState, Payload, count_columns
-from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.documents import spread_of, store_document
+from ckpt.protocol.coordinator.desk import Desk, Then
+from ckpt.protocol.coordinator.documents import (
+    Copies,
+    copies_of_record,
+    spread_of,
+    store_document,
+)
 from ckpt.protocol.coordinator.homes import Homes
 from ckpt.protocol.coordinator.membership import Membership
+from ckpt.protocol.coordinator.merging import (
+    code_of,
+    homes_used,
+    index_payload,
+    merge,
+    referring,
+    warnings,
+)
 from ckpt.protocol.coordinator.placements import encode_placement
 from ckpt.protocol.coordinator.reservations import Reservations, SpreadRule
 
-WARNINGS_MAX = 4
-WARNING_CHARS_MAX = 200
 RECOUNT_GRACE_US = 3 * LEASE_US
 """How long a payload may stay below the floor with no place that takes a column; then it aborts."""
 
@@ -74,6 +81,8 @@ class Committer:
         homes: Homes,
         *,
         wall_s: Callable[[], float],
+        confirm: Callable[[Then], None],
+        is_in_force: Callable[[], bool],
         committed: Callable[[Attempt], None],
         abort: Callable[[Attempt, CkptError], None],
     ) -> None:
@@ -83,6 +92,8 @@ class Committer:
         self._policy = policy
         self._homes = homes
         self._wall_s = wall_s
+        self._confirm = confirm
+        self._may_be_in_force = is_in_force
         self._committed = committed
         self._abort = abort
         self._short_since: dict[CheckpointId, int] = {}
@@ -102,7 +113,7 @@ class Committer:
         """Something about an attempt changed: go on as far as it now goes."""
         if attempt.state is not AttemptState.OPEN or not attempt.certified:
             return
-        merged = _merged(attempt)
+        merged = merge(attempt)
         if merged.problems:
             self._abort(attempt, Refused("; ".join(p.message for p in merged.problems[:8])))
             return
@@ -110,8 +121,8 @@ class Committer:
             self._compare(attempt, list(merged.overlaps))
             return
         self._overlaps.pop(attempt.checkpoint, None)
-        attempt.homes = _homes(attempt)
-        if self._count(attempt) and self._homes_count(attempt):
+        attempt.homes = homes_used(attempt)
+        if self._count(attempt) and self._homes_count(attempt) and self._is_in_force(attempt):
             self._index(attempt, merged)
 
     def _compare(self, attempt: Attempt, overlaps: list[Overlap]) -> None:
@@ -192,7 +203,7 @@ class Committer:
 
     def _homes_count(self, attempt: Attempt) -> bool:
         """What it refers to has its floor, too; while it has not, targets may come back."""
-        spare = _code_of(attempt).floor - _code_of(attempt).k
+        spare = code_of(attempt).floor - code_of(attempt).k
         run = attempt.checkpoint.run
         for home, now in zip(
             attempt.homes, self._homes.redundancy(run, attempt.homes), strict=True
@@ -203,6 +214,20 @@ class Committer:
                 )
                 return False
         return True
+
+    def _is_in_force(self, attempt: Attempt) -> bool:
+        """So many targets are live that they can say, behind the record, that this coordinator is
+        the one; while they are not, they may come back.
+        """
+        if self._may_be_in_force():
+            return True
+        live = self._members.live()
+        away = [t.id for t in self._members.targets.values() if t not in live]
+        self._wait(
+            attempt,
+            f"{attempt.checkpoint}: {', '.join(away)} are away, and may obey another coordinator",
+        )
+        return False
 
     def _reopen(self, attempt: Attempt, payload: Payload, counted: list[ColumnNumber]) -> None:
         """Stream the columns that do not count again; the arena half is still held for this."""
@@ -300,17 +325,18 @@ class Committer:
         attempt.placement = {
             rank: self._accepted(payload) for rank, payload in sorted(attempt.payloads.items())
         }
-        attempt.warnings = _warnings(attempt, merged)
+        attempt.warnings = warnings(attempt, merged)
         payloads = tuple(
-            _index_payload(p, attempt.placement[r]) for r, p in sorted(attempt.payloads.items())
+            index_payload(p, attempt.placement[r]) for r, p in sorted(attempt.payloads.items())
         )
         index = Index(
             attempt.checkpoint, attempt.launch, attempt.world_size, payloads, tuple(merged.tensors)
         )
         attempt.index = encode_index(index)
-        self._store(
-            attempt, DocumentKind.INDEX, attempt.index, lambda on: self._decide(attempt, on)
-        )
+        store_document(
+            self._desk, self._members, attempt.checkpoint, DocumentKind.INDEX, attempt.index,
+            Copies(code_of(attempt).m + 1), lambda on: self._decide(attempt, on),
+        )  # fmt: skip
 
     def _accepted(self, payload: Payload) -> tuple[TargetId | None, ...]:
         counted = set(count_columns(payload, self._members, self._policy.rule))
@@ -404,7 +430,7 @@ class Committer:
             columns_missing=sum(c.count(None) for c in attempt.placement.values()),
             warnings=attempt.warnings,
             homes=attempt.homes,
-            referenced_bytes=sum(piece.length for piece in _referring(attempt)),
+            referenced_bytes=sum(piece.length for piece in referring(attempt)),
         )
 
     # ----------------------------------------------------------------------- record, close
@@ -415,11 +441,15 @@ class Committer:
 
         def stored(on: tuple[TargetId, ...]) -> None:
             if on:
-                self._close(attempt)
+                self._confirm(lambda: self._close(attempt))
             else:
                 self.stall(attempt)
 
-        self._store(attempt, DocumentKind.RECORD, attempt.record_bytes, stored)
+        assert attempt.record is not None
+        store_document(
+            self._desk, self._members, attempt.checkpoint, DocumentKind.RECORD,
+            attempt.record_bytes, copies_of_record(attempt.record), stored,
+        )  # fmt: skip
 
     def stall(self, attempt: Attempt) -> None:
         """A decided attempt, found at a restart or without targets: the next tick goes on."""
@@ -433,67 +463,3 @@ class Committer:
             self._committed(attempt)
 
         self._desk.persist((catalog.AttemptCommitted(attempt.checkpoint),), durable)
-
-    # ----------------------------------------------------------------------- documents
-
-    def _store(
-        self, attempt: Attempt, kind: DocumentKind, document: bytes,
-        then: Callable[[tuple[TargetId, ...]], None],
-    ) -> None:  # fmt: skip
-        """Put a document on enough targets, in the domains that its answer needs; or `then(())`."""
-        info = attempt.info
-        copies = 1 + (Code.parse(info.code) if info else _code_of(attempt)).m
-        wanted = (info.domains_survivable + 1, check_level(info.domain_level)) if info else None
-        id = attempt.checkpoint
-        store_document(self._desk, self._members, id, kind, document, copies, then, wanted)
-
-
-def _merged(attempt: Attempt) -> Merged:
-    """All ranks' tables as one; differing replicas are kept only when every rank wants it."""
-    tables = [p.table for _, p in sorted(attempt.payloads.items()) if p.table is not None]
-    keep = all(p.replicas is ReplicaPolicy.KEEP for p in attempt.payloads.values())
-    return merge_tables(tables, Differing.KEEP if keep else Differing.ABORT)
-
-
-def _referring(attempt: Attempt) -> Iterator[Piece]:
-    """Pieces of its tables that lie in homes."""
-    for payload in attempt.payloads.values():
-        if payload.homes and payload.table is not None:
-            for entry in payload.table.entries:
-                yield from (piece for piece in entry.pieces if piece.home is not None)
-
-
-def _homes(attempt: Attempt) -> tuple[Home, ...]:
-    used = {piece.home for piece in _referring(attempt)}
-    named = {home for payload in attempt.payloads.values() for home in payload.homes}
-    return tuple(sorted(home for home in named if home.generation in used))
-
-
-def _warnings(attempt: Attempt, merged: Merged) -> tuple[str, ...]:
-    certificates = [payload.certify for payload in attempt.payloads.values()]
-    repeated = repeat_warning([one.repeats if one is not None else None for one in certificates])
-    texts = [*([repeated] if repeated else []), *(kept.message for kept in merged.warnings)]
-    return tuple(text[:WARNING_CHARS_MAX] for text in texts[:WARNINGS_MAX])
-
-
-def _index_payload(payload: Payload, columns: tuple[TargetId | None, ...]) -> IndexPayload:
-    certify = payload.certify
-    assert certify is not None
-    return IndexPayload(
-        rank=payload.id.rank,
-        code=payload.layout.code,
-        payload_bytes=payload.layout.payload_bytes,
-        cell_bytes=payload.layout.cell_bytes,
-        document_offset=certify.document_offset,
-        document_bytes=certify.document_bytes,
-        manifest_digest=certify.manifest_digest,
-        columns=columns,
-        column_crcs=tuple(
-            payload.proofs[ColumnNumber(j)].column_crc if ColumnNumber(j) in payload.proofs else 0
-            for j in range(payload.layout.code.n)
-        ),
-    )
-
-
-def _code_of(attempt: Attempt) -> Code:
-    return next(iter(attempt.payloads.values())).layout.code

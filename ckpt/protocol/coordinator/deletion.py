@@ -55,7 +55,7 @@ from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.desk import Desk, Then
-from ckpt.protocol.coordinator.documents import store_document
+from ckpt.protocol.coordinator.documents import Copies, store_document
 from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
 from ckpt.protocol.events import Buffer, Session
 
@@ -202,13 +202,15 @@ class Deleter:
                 tell()
             self.released(checkpoint)
 
+        code = checkpoint.code
+        copies = Copies(code.m + 1, least=min(code.m + 1, code.floor))
         store_document(
             self._desk,
             self._members,
             checkpoint.id,
             DocumentKind.TOMBSTONE,
             document,
-            checkpoint.code.m + 1,
+            copies,
             stored,
         )
 

@@ -13,18 +13,28 @@ Invariant: `then` runs once, with the targets that said DocumentStored, or () wh
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
+from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.messages import Message
+from ckpt.format.record import CommitRecord
 from ckpt.format.target_messages import (
     DocumentKind,
     DocumentStored,
     DocumentSummary,
     PutDocument,
 )
-from ckpt.plan.placement import Holder, Level, Survivable, document_targets, domain_key
+from ckpt.plan.placement import (
+    Holder,
+    Level,
+    Survivable,
+    check_level,
+    document_targets,
+    domain_key,
+)
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.membership import Membership
 from ckpt.protocol.events import Buffer
@@ -35,23 +45,41 @@ PATIENCE_BYTES_PER_US = 20
 """And this much longer for a large one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """How many copies of a document are wanted, and where."""
+
+    count: int
+    domains: int = 0
+    """In so many domains of `level` at least."""
+    level: Level = "target"
+    least: int = 1
+    """On fewer it does not count, however few live."""
+
+
+def copies_of_record(record: CommitRecord) -> Copies:
+    """In the domains that its answer needs.
+
+    A record that lies on fewer than m + 1 is not seen by everybody who may be in force next.
+    """
+    code, info = Code.parse(record.info.code), record.info
+    count, level = code.m + 1, check_level(info.domain_level)
+    return Copies(count, info.domains_survivable + 1, level, least=min(count, code.floor))
+
+
 def store_document(
     desk: Desk,
     members: Membership,
     checkpoint: CheckpointId,
     kind: DocumentKind,
     document: bytes,
-    copies: int,
+    copies: Copies,
     then: Callable[[tuple[TargetId, ...]], None],
-    wanted: tuple[int, Level] | None = None,
 ) -> None:
-    """Put a document on `copies` live targets, in as many domains of a level as are wanted, or on
-    all of them when fewer live and no more are to come.
+    """Put a document on so many live targets, or on all of them when fewer live and no more are to
+    come; on fewer than the least never.
     """
-    spread = _Spread(desk, members, checkpoint, kind, document, copies, then)
-    if wanted is not None:
-        spread.domains, spread.level = wanted
-    spread.fill()
+    _Spread(desk, members, checkpoint, kind, document, copies, then).fill()
 
 
 def spread_of(members: Membership, on: Collection[TargetId], level: Level) -> Survivable:
@@ -70,7 +98,7 @@ class _Spread:
         checkpoint: CheckpointId,
         kind: DocumentKind,
         document: bytes,
-        copies: int,
+        copies: Copies,
         then: Callable[[tuple[TargetId, ...]], None],
     ) -> None:
         self._desk = desk
@@ -87,14 +115,12 @@ class _Spread:
         self._late: set[TargetId] = set()
         self._stored: set[TargetId] = set()
         self._done = False
-        self.domains = 0
-        self.level: Level = "target"
 
     def fill(self) -> None:
         """Ask whom it takes; conclude when nothing more can come, or enough has."""
         if self._done:
             return
-        wanted = self._copies - len(self._stored) - len(self._asked - self._late)
+        wanted = self._copies.count - len(self._stored) - len(self._asked - self._late)
         if wanted > 0:
             chosen = self._choose(wanted, last_resort=False)
             # A device that fails may still take a small one.
@@ -106,22 +132,24 @@ class _Spread:
                 self._put(target)
         if not self._done and (self._has_enough or not self._asked):
             self._done = True
-            possible = max(1, len(self._members.live()))
-            needed = self._copies if self._members.gathering else min(self._copies, possible)
+            possible = max(self._copies.least, len(self._members.live()))
+            needed = self._copies.count
+            if not self._members.gathering:
+                needed = min(needed, possible)
             waits = self._members.gathering and self._lacks_domains
             enough = len(self._stored) >= needed and not waits
             self._then(tuple(sorted(self._stored)) if enough else ())
 
     @property
     def _has_enough(self) -> bool:
-        return len(self._stored) >= self._copies and not self._lacks_domains
+        return len(self._stored) >= self._copies.count and not self._lacks_domains
 
     @property
     def _lacks_domains(self) -> bool:
-        return len({self._domain_of(id) for id in self._stored}) < self.domains
+        return len({self._domain_of(id) for id in self._stored}) < self._copies.domains
 
     def _domain_of(self, id: TargetId) -> object:
-        return domain_key(id, self._members.targets[id].domain, self.level)
+        return domain_key(id, self._members.targets[id].domain, self._copies.level)
 
     def _choose_elsewhere(self) -> tuple[TargetId, ...]:
         """One more, if somebody is live whose domain has no copy."""

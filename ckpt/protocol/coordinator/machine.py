@@ -17,6 +17,7 @@
     Deleter, Judge  tombstones, retention; proved damage          (deletion.py, judging.py,
                     index_inquiry.py)
     Vouching        whether the catalog is the newest              (vouching.py)
+    Confirming      whether the targets still obey this process    (confirming.py)
     DrainQueue      what goes to object stores, under leases      (draining.py)
     Evictor         room for saves from what was drained          (evicting.py)
 
@@ -69,6 +70,7 @@ from ckpt.protocol.coordinator.catalog import CatalogImage, Persisted, RowState
 from ckpt.protocol.coordinator.certifying import Certifying
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.committing import CommitPolicy, Committer
+from ckpt.protocol.coordinator.confirming import Confirming, is_confirmed
 from ckpt.protocol.coordinator.deletion import Deleter
 from ckpt.protocol.coordinator.desk import Action, Desk
 from ckpt.protocol.coordinator.drain_views import store_statuses
@@ -82,6 +84,7 @@ from ckpt.protocol.coordinator.members import Members
 from ckpt.protocol.coordinator.membership import Membership, Target
 from ckpt.protocol.coordinator.opening import Opening
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy as CoordinatorPolicy
+from ckpt.protocol.coordinator.recovering import recover
 from ckpt.protocol.coordinator.reservations import Reservations
 from ckpt.protocol.coordinator.resolving import Resolver
 from ckpt.protocol.coordinator.sharing import SharedReads
@@ -127,6 +130,7 @@ class CoordinatorMachine:
             cluster=policy.cluster,
             secret=secret,
             term=image.term,
+            process=image.process,
             known=image.targets,
             came=self._target_came,
             left=self._target_left,
@@ -134,8 +138,6 @@ class CoordinatorMachine:
         self.launches = Launches(image.term)
         self.checkpoints = Checkpoints(self.members, policy.report_level)
         self._make_keeping_parts(image)
-        self.book = AttemptBook()
-        self.judge = Judge(self._desk, self.members, self.checkpoints)
         self._make_saving_parts(secret, wall_s)
         self.vouching = Vouching(
             self._desk,
@@ -156,7 +158,6 @@ class CoordinatorMachine:
             self.drains.holders,
             self.drains.holding,
         )
-        self.sharing = SharedReads(self._desk)
         self.views = Views(
             policy.cluster,
             self.members,
@@ -168,10 +169,24 @@ class CoordinatorMachine:
             lambda: self._desk.now_us,
             self.vouching,
         )
-        self._recover(image)
+        recover(
+            image, self.launches, self.opening, self.book, self.checkpoints, self.homes,
+            self.deleter, self.resolver.rounds,
+        )  # fmt: skip
 
     def _make_keeping_parts(self, image: CatalogImage) -> None:
         policy = self.policy
+        self.judge = Judge(self._desk, self.members, self.checkpoints)
+        self.sharing = SharedReads(self._desk)
+        self.book = AttemptBook()
+        self.confirming = Confirming(
+            self._desk,
+            self.members,
+            self.book,
+            lambda ids, allowed: self.vouching.is_majority(ids, allowed),
+            self._do,
+            lambda *unanswered: self.resolver.resolve_unconfirmed(*unanswered),
+        )
         self.homes = Homes(self.checkpoints, lambda home: self.deleter.released(home))
         self.drains = DrainQueue(
             self._desk,
@@ -219,6 +234,8 @@ class CoordinatorMachine:
             CommitPolicy(policy.cluster, policy.spread, policy.report_level),
             self.homes,
             wall_s=wall_s,
+            confirm=self.confirming.confirm,
+            is_in_force=self.confirming.is_in_force,
             committed=self._committed,
             abort=self.ending.abort,
         )
@@ -296,6 +313,12 @@ class CoordinatorMachine:
             if not from_target or not isinstance(event.message, LATE_ANSWERS):
                 self._desk.close(event.session, f"{name} does not belong on this session")
             return
+        if is_confirmed(event.message):
+            self.confirming.hold(event)
+        else:
+            self._do(event)
+
+    def _do(self, event: Received) -> None:
         try:
             self._dispatch(event.session, event.request, event.message, event.bulk)
         except CkptError as error:
@@ -387,6 +410,7 @@ class CoordinatorMachine:
         self._roles.pop(session, None)
         self._desk.lost(session)
         self.vouching.session_closed(session)
+        self.confirming.session_closed(session)
         self.members.session_closed(session)
         self.launches.session_closed(session, self._desk.now_us)
         self.ending.session_closed(session)
@@ -398,8 +422,12 @@ class CoordinatorMachine:
         self._desk.tick()
         self.members.tick()
         self.vouching.tick()
-        if not self.vouching.serves:
+        problem = self.vouching.problem()
+        if problem is not None:
+            self.confirming.refuse_all(problem)
+            self.resolver.refuse_all(problem)
             return
+        self.confirming.tick()
         self.reservations.tick()
         self.deleter.tick()
         self._tick_attempts()
@@ -422,6 +450,7 @@ class CoordinatorMachine:
         if served and self.vouching.serves:
             self.deleter.reconcile(target)
             self._tick_attempts()
+            self.confirming.target_came()
 
     def _begin_service(self) -> None:
         """The catalog is the newest: what it says is done, who waited is answered."""
@@ -460,6 +489,7 @@ class CoordinatorMachine:
         self.checkpoints.add(checkpoint)
         self.homes.keep_only(checkpoint.id, checkpoint.homes)
         self.resolver.rounds.written(checkpoint.id, sorted(attempt.written_by))
+        self.confirming.committed(attempt.info)
         self.ending.announce(attempt)
         self.deleter.drop_strays(checkpoint)
         self.deleter.expire(checkpoint.id.run)
@@ -467,33 +497,3 @@ class CoordinatorMachine:
     def _aborted(self, attempt: Attempt) -> None:
         self.committer.forget(attempt)
         self.deleter.aborted(attempt.checkpoint)
-
-    # ----------------------------------------------------------------------- restart
-
-    def _recover(self, image: CatalogImage) -> None:
-        self.deleter.forgotten = image.forgotten
-        joined = [
-            (run, self.launches.recover(run, number, known), known)
-            for (run, number), known in sorted(image.launches.items())
-        ]
-        for row in sorted(image.rows.values(), key=lambda row: row.checkpoint):
-            self.launches.recover_begun(row)
-            match row.state:
-                case RowState.OPEN | RowState.DECIDED:
-                    self.opening.recover(row)
-                case RowState.COMMITTED | RowState.DAMAGED:
-                    self.checkpoints.recover(row)
-                case RowState.TOMBSTONED:
-                    self.deleter.recover(self.checkpoints.recover(row))
-                case RowState.ABORTED | RowState.DELETED:
-                    self.deleter.gone[row.checkpoint] = row.state
-                    self.checkpoints.recover_deleted(row)
-        for checkpoint in self.checkpoints.all():
-            if checkpoint.state is not RowState.TOMBSTONED:
-                self.homes.hold(checkpoint.id, checkpoint.homes)
-        for attempt in self.book.open():
-            if attempt.info is not None:
-                homes = (home.id(attempt.checkpoint.run) for home in attempt.info.homes)
-                self.homes.hold(attempt.checkpoint, homes)
-        for run, launch, known in joined:
-            self.resolver.rounds.recover(run, launch, known)

@@ -134,6 +134,7 @@ class Membership:
         cluster: str,
         secret: bytes,
         term: int,
+        process: bytes,
         known: dict[TargetId, catalog.TargetSeen],
         came: Callable[[Target], None],
         left: Callable[[Target], None],
@@ -144,6 +145,8 @@ class Membership:
         self._came = came
         self._left = left
         self.term = term
+        self.process = process
+        """This one among all that began from a copy of the same catalog."""
         self.version = 0
         self.targets: dict[TargetId, Target] = {
             id: Target(id, Domain.parse(seen.domain), seen.directory)
@@ -305,7 +308,8 @@ class Membership:
             )
             self.targets = dict(sorted(self.targets.items()))
         self._adopt(target, session, domain, message)
-        self._desk.send(session, request, TargetRegistered(self.term, self.epoch, LEASE_US))
+        registered = TargetRegistered(self.term, self.epoch, LEASE_US, self.process)
+        self._desk.send(session, request, registered)
         self._list(target, message.boot, "")
         return target
 

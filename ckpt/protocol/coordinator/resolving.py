@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step
 from ckpt.base.limits import RESOLVE_WAIT_US, STAGER_AWAY_US
@@ -81,6 +83,35 @@ class Resolver:
         waiting = _Waiting(session, request, message, self._desk.now_us)
         if not self._try(waiting):
             self._waiting.append(waiting)
+
+    def resolve_unconfirmed(
+        self, session: Session, request: int, message: Resolve, problem: CkptError
+    ) -> None:
+        """Another coordinator may be in force, and know a newer one: only who accepts an older
+        step, or reads an object store instead, is answered, and is told. Raises why not.
+        """
+        at_once = replace(message, timeout_us=0, away=True)
+        waiting = _Waiting(session, request, at_once, self._desk.now_us)
+        try:
+            found, skipped = self._choose(waiting)
+        except Unavailable:
+            raise  # It names what is away.
+        except CkptError:
+            raise problem from None
+        if found is None:
+            raise problem
+        if not self._stores_to_read(found, at_once):
+            if not message.fallback:
+                raise problem
+            skipped = (*skipped, problem.message)
+        self._answer(waiting, found, skipped)
+        self._note(at_once, found, skipped)
+
+    def refuse_all(self, problem: CkptError) -> None:
+        """Nobody is served any more."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            self._desk.fail(each.session, each.request, problem)
 
     def release(self, session: Session, pin: int) -> None:
         """The reader is done."""

@@ -16,7 +16,8 @@ keep tells:
 
 A target vouches when none of these speaks against the catalog, it has listed all that it holds, and
 this coordinator's term is on its stable storage. N are all targets that the catalog knows or that
-came; of a catalog without a checkpoint, at least as many as its code has columns. Enough are
+came; of a catalog without a checkpoint, at least as many as its code has columns; of one that was
+made from targets, at least as many as were named then. Enough are
 
     at once           N - m, or those of all domains but m: before its commit is acknowledged, a
                       record lies on m + 1 targets, in as many domains: one of them vouches
@@ -32,9 +33,10 @@ that comes later than VOUCHED ends the service, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from ckpt.base.errors import CkptError, Corrupt, Unavailable
 from ckpt.base.ids import CatalogPosition, CheckpointId, Generation, TargetId
@@ -58,9 +60,20 @@ HELD_COUNT_MAX = 65_536
 HELD_BYTES_MAX = 64 << 20
 """Requests that wait for the targets, and what they carry; who asks for more is cut off."""
 
+NOBODY: Final[frozenset[TargetId]] = frozenset()
+
 _BEFORE_RECORD = (RowState.OPEN, RowState.ABORTED)
 """A record is put on targets only after the catalog has decided: then it is in neither state."""
 _BEFORE_TOMBSTONE = (RowState.OPEN, RowState.DECIDED, RowState.COMMITTED, RowState.DAMAGED)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What the answer to the last commit allows to lose, on top of who was away then."""
+
+    absent: frozenset[TargetId] = NOBODY
+    targets: int = 0
+    domains: int = 0
 
 
 class Standing(Enum):
@@ -110,7 +123,7 @@ class Vouching:
         self._rebuilt_term = image.rebuilt_term
         self._passed_over = frozenset(image.passed_over)
         self._is_empty = not image.rows
-        self._target_count_min = policy.code.n if self._is_empty else 1
+        self._target_count_min = max(policy.code.n if self._is_empty else 1, image.rebuilt_from)
         self._met: set[TargetId | bytes] = set()
         #: Targets, and their directories' incarnations, that this process has told its term.
         self._obey: set[TargetId] = set()
@@ -169,18 +182,35 @@ class Vouching:
         most = count - self._parity
         return max(1, min(most, count // 2 + 1) if patient else most)
 
-    def _is_enough(self) -> bool:
-        vouching = set(self._vouching())
-        if len(vouching) >= self._needed(patient=self._is_patient()):
+    def is_majority(self, ids: set[TargetId], allowed: Allowance) -> bool:
+        """Whether so many would vouch for a catalog, with patience; or all but those that the last
+        commit's answer allows to lose (confirming.py).
+        """
+        if self._is_enough(ids, patient=True) or self._are_domains(ids, NOBODY, self._parity):
             return True
-        if self._is_empty or not vouching:
+        left = self._members.targets.keys() - allowed.absent - ids
+        return bool(ids) and (
+            len(left) <= allowed.targets or self._are_domains(ids, allowed.absent, allowed.domains)
+        )
+
+    def _is_enough(self, ids: set[TargetId], *, patient: bool) -> bool:
+        if len(ids) >= self._needed(patient=patient):
+            return True
+        return not self._is_empty and self._are_domains(ids, NOBODY, self._parity)
+
+    def _are_domains(self, ids: set[TargetId], absent: Set[TargetId], lost: int) -> bool:
+        """Whether these are all targets of all domains but so many; of targets that are not known
+        yet nobody can say where they stand.
+        """
+        if not ids or len(self._members.targets) < self._target_count_min:
             return False
         domains = {
             target.id: domain_key(target.id, target.domain, self._level)
             for target in self._members.targets.values()
+            if target.id not in absent
         }
-        away = {domain for id, domain in domains.items() if id not in vouching}
-        return len(away) <= min(self._parity, len(set(domains.values())) - 1)
+        away = {domain for id, domain in domains.items() if id not in ids}
+        return len(away) <= min(lost, len(set(domains.values())) - 1)
 
     # ----------------------------------------------------------------------- requests
 
@@ -243,13 +273,19 @@ class Vouching:
         id, term, told = message.target, self._members.term, message.catalog
         if told is not None and told > self._began_at and told.term < term:
             return f"target {id} was told of its entry {told}, it ends with {self._began_at}"
-        met = id in self._met or message.incarnation in self._met
-        if message.term_seen > term or (message.term_seen == term and not met):
+        if message.term_seen > term or (message.term_seen == term and not self._is_mine(message)):
             return (
                 f"target {id} has obeyed a coordinator of term {message.term_seen}, "
                 f"which began from another catalog"
             )
         return ""
+
+    def _is_mine(self, message: RegisterTarget) -> bool:
+        """Whether the term that it has obeyed was told by this process."""
+        process = self._members.process
+        if process and message.coordinator:
+            return message.coordinator == process
+        return message.target in self._met or message.incarnation in self._met
 
     def refuses(self, session: Session, request: int, message: RegisterTarget) -> bool:
         """Whether a target that registers is not taken in, since it proves the catalog old."""
@@ -346,7 +382,7 @@ class Vouching:
     def _count(self) -> None:
         if self.standing is not Standing.GATHERING:
             return
-        if not self._is_enough():
+        if not self._is_enough(set(self._vouching()), patient=self._is_patient()):
             return
         self.standing = Standing.VOUCHED
         self._desk.report("info", "the targets vouch for the catalog", targets=len(self._obey))

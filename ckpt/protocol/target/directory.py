@@ -48,6 +48,8 @@ class DirectoryLoaded:
     files: tuple[FoundFile, ...]
     term: int = 0
     catalog: CatalogPosition | None = None
+    coordinator: bytes = b""
+    """Whose term it is; empty when that is not known."""
 
 
 def identify(file: str, pages: tuple[Buffer, ...]) -> ColumnHeader | DocumentHeader | None:

@@ -15,8 +15,6 @@ Remote input never raises. `check()` asserts the parts' invariants after any eve
 
 from __future__ import annotations
 
-from functools import partial
-
 from msgspec import UNSET
 
 from ckpt.base.ids import Epoch, TargetId
@@ -73,19 +71,14 @@ from ckpt.protocol.target.directory import DirectoryLoaded, adopt
 from ckpt.protocol.target.disk_events import (
     DiskDone,
     DiskFailed,
-    RemoveFile,
-    RenameFile,
     SessionDrained,
     SpaceMeasured,
-    SyncDirectory,
-    SyncFile,
-    WriteAt,
 )
 from ckpt.protocol.target.documents import Documents
 from ckpt.protocol.target.pieces import TableCache
 from ckpt.protocol.target.reads import Reads
 from ckpt.protocol.target.space import Reservations
-from ckpt.protocol.target.term import TERM_FILE, encode_term
+from ckpt.protocol.target.term import remove_steps, term_steps
 
 TargetEvent = (
     SessionOpened
@@ -126,11 +119,13 @@ class TargetMachine:
         self._note = CatalogNote(self._core, self._reservations)
         self._term = 0
         self._term_pending: int | None = None
+        self._process = self._process_pending = b""
+        #: The coordinator whose term each is; empty when it did not say.
         self._held: list[Received] = []
         #: Commands that wait for `_term_pending`, in order, with copied bulks.
         self._coordinator: Session | None = None
         self._registered = False
-        self._offered_term = 0
+        self._offered_term, self._offered_process = 0, b""
         #: Of the present session's TargetRegistered; 0 before it came.
         self._held_out_us: int | None = None
         #: Since when the disk has kept the offered term from being durable.
@@ -237,7 +232,7 @@ class TargetMachine:
             case SessionClosed(session=session):
                 self._session_closed(session)
             case DirectoryLoaded():
-                self._term = max(self._term, event.term)
+                self._term, self._process = event.term, event.coordinator
                 self._note.stored = event.catalog
                 adopt(core, event)
         self._reads.pump()
@@ -366,6 +361,7 @@ class TargetMachine:
             catalog=self._note.stored,
             incarnation=identity.incarnation,
             place=identity.place,
+            coordinator=self._process,
         )
         self._core.send(session, self._next_request(), register)
 
@@ -373,48 +369,50 @@ class TargetMachine:
         if session != self._coordinator:
             self._core.out.append(CloseSession(session, "not the session that was dialed"))
             return
-        self.epoch, self._offered_term = message.epoch, message.term
         highest = max(self._term, self._term_pending or 0)
+        why = ""
         if message.term < highest:
-            text = f"coordinator of term {message.term}, {highest} was seen"
-            self._core.report("error", "stale coordinator", why=text)
-            self._core.out.append(CloseSession(session, text))
-        elif message.term == self._term:
+            why = f"coordinator of term {message.term}, {highest} was seen"
+        elif message.term == highest and self._is_another(message.coordinator):
+            why = f"another coordinator of term {message.term}: its catalog is a copy"
+        if why:
+            self._core.report("error", "stale coordinator", why=why)
+            self._core.out.append(CloseSession(session, why))
+            return
+        self.epoch, self._offered_term = message.epoch, message.term
+        self._offered_process = message.coordinator
+        if message.term == self._term:
             self._accept()
         else:
-            self._persist_term(session, message.term)
+            self._persist_term(session, message.term, message.coordinator)
 
-    def _persist_term(self, session: Session, term: int) -> None:
+    def _is_another(self, process: bytes) -> bool:
+        known = self._process if self._term_pending is None else self._process_pending
+        return bool(known and process) and known != process
+
+    def _persist_term(self, session: Session, term: int, process: bytes) -> None:
         """One at a time: a lower term must never be the last that is written."""
         writing = self._term_pending is not None
-        self._term_pending = term
+        self._term_pending, self._process_pending = term, process
         if not writing:
-            self._write_term(session, term)
+            self._write_term(session, term, process)
 
-    def _write_term(self, session: Session, term: int) -> None:
-        aside = self._reservations.new_file("term")
+    def _write_term(self, session: Session, term: int, process: bytes) -> None:
+        named, aside = self._reservations.new_file("term"), self._reservations.new_file("term")
 
         def persisted(failure: DiskFailed | None) -> None:
             newest, self._term_pending = self._term_pending, None
             if failure is not None:
-                self._core.chain([partial(RemoveFile, file=aside)], lambda _: None)
+                self._core.chain(remove_steps(named, aside), lambda _: None)
                 self._hold_out(failure)
                 return
-            self._term = term
+            self._term, self._process = term, process
             if newest is not None and newest > term:
-                self._persist_term(session, newest)
+                self._persist_term(session, newest, self._process_pending)
             elif self._coordinator is not None and self._offered_term == term:
                 self._accept()
 
-        self._core.chain(
-            [
-                partial(WriteAt, file=aside, offset=0, data=encode_term(term)),
-                partial(SyncFile, file=aside),
-                partial(RenameFile, old=aside, new=TERM_FILE),
-                partial(SyncDirectory, directory=""),
-            ],
-            persisted,
-        )
+        self._core.chain(term_steps(term, process, named, aside), persisted)
 
     def _hold_out(self, failure: DiskFailed) -> None:
         """No command is obeyed under a term that is not durable; what lies here is read all the
@@ -436,7 +434,7 @@ class TargetMachine:
             return
         assert self._coordinator is not None
         if self._core.now_us - since >= TERM_RETRY_US and not self._core.device.is_failing:
-            self._persist_term(self._coordinator, self._offered_term)
+            self._persist_term(self._coordinator, self._offered_term, self._offered_process)
 
     def _accept(self) -> None:
         """The term is durable: the commands that waited for it are obeyed in order."""

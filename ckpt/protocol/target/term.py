@@ -1,14 +1,31 @@
-"""The highest coordinator term that a target has acknowledged, as a file: magic, u64, CRC-32."""
+"""The highest coordinator term that a target has acknowledged, as a file: magic, u64, CRC-32.
+And whose it is, as a second one, which counts only while it names the same term: a version that
+does not know it leaves it be.
+"""
 
 from __future__ import annotations
 
 import struct
+from functools import partial
 
 from ckpt.format.checksum import crc32
+from ckpt.protocol.target.core import Step
+from ckpt.protocol.target.disk_events import (
+    RemoveFile,
+    RenameFile,
+    SyncDirectory,
+    SyncFile,
+    WriteAt,
+)
 
 TERM_FILE = "term"
 _TERM = struct.Struct("<4sQ")
 _TERM_MAGIC = b"CKPT"
+COORDINATOR_FILE = "coordinator"
+_COORDINATOR = struct.Struct("<4sQ16s")
+_COORDINATOR_MAGIC = b"CKPC"
+PROCESS_BYTES = 16
+"""Of a coordinator's incarnation."""
 
 
 def encode_term(term: int) -> bytes:
@@ -24,3 +41,40 @@ def decode_term(data: bytes) -> int | None:
         return None
     magic, term = _TERM.unpack(body)
     return int(term) if magic == _TERM_MAGIC else None
+
+
+def encode_coordinator(term: int, process: bytes) -> bytes:
+    """The `coordinator` file: magic, u64 term, 16 bytes, CRC-32 of all three, little-endian."""
+    body = _COORDINATOR.pack(_COORDINATOR_MAGIC, term, process)
+    return body + crc32(body).to_bytes(4, "little")
+
+
+def decode_coordinator(data: bytes, term: int) -> bytes:
+    """Whose term it is; empty when the bytes say nothing of this term."""
+    body = data[: _COORDINATOR.size]
+    if len(data) != _COORDINATOR.size + 4 or crc32(body) != int.from_bytes(data[-4:], "little"):
+        return b""
+    magic, of_term, process = _COORDINATOR.unpack(body)
+    return bytes(process) if magic == _COORDINATOR_MAGIC and of_term == term else b""
+
+
+def term_steps(term: int, process: bytes, named: str, aside: str) -> list[Step]:
+    """How a term becomes durable, and before it whose it is, which it makes count; two names of
+    files for what is on its way.
+    """
+    steps = _written(named, encode_coordinator(term, process), COORDINATOR_FILE) if process else []
+    steps += _written(aside, encode_term(term), TERM_FILE)
+    return [*steps, partial(SyncDirectory, directory="")]
+
+
+def remove_steps(*asides: str) -> list[Step]:
+    """What was on its way goes."""
+    return [partial(RemoveFile, file=aside) for aside in asides]
+
+
+def _written(aside: str, data: bytes, file: str) -> list[Step]:
+    return [
+        partial(WriteAt, file=aside, offset=0, data=data),
+        partial(SyncFile, file=aside),
+        partial(RenameFile, old=aside, new=file),
+    ]

@@ -1,0 +1,245 @@
+"""Is this coordinator still the one? Enough of its targets say so, each time it matters.
+
+    asked --Attest to every live target--> WAITING --enough have answered--> confirmed
+                     ^ targets that come, or come again, are asked with the next tick
+
+Somebody may take this process for dead and start another coordinator, on a catalog that was copied,
+restored or made of the targets. That one serves when enough targets have its higher term on stable
+storage, and a target obeys nobody below that. So whoever asks enough targets, behind the question
+that it is to answer, and is obeyed by them, was in force when it was asked: no other coordinator
+had announced anything. Enough are as many as vouch for a catalog with patience (vouching.py): two
+such sets share a target, but where all targets but m are no majority.
+
+It costs a frame for each target and no sync. All that is asked meanwhile shares the next round, so
+a crowd of ranks that load costs two rounds. Who is not confirmed gets no answer, and is told why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from dataclasses import replace as replace_field
+
+from msgspec.structs import replace
+
+from ckpt.base.errors import CkptError, Unavailable
+from ckpt.base.ids import TargetId
+from ckpt.base.limits import LEASE_US
+from ckpt.format.messages import Ask, CommitInfo, DeleteStep, Message, Resolve
+from ckpt.format.target_messages import Attest, Attested
+from ckpt.protocol.coordinator.attempts import AttemptBook
+from ckpt.protocol.coordinator.desk import Desk, Then
+from ckpt.protocol.coordinator.membership import GATHERING_US, Membership, Target, TargetState
+from ckpt.protocol.coordinator.vouching import Allowance
+from ckpt.protocol.events import Buffer, Received, Session
+
+CONFIRMED = (Resolve, DeleteStep, Ask)
+"""What is answered only by who is in force: each says what is the newest, or changes it."""
+IN_VAIN_US = 300_000
+"""A reader that asks for an object store, since it does not reach the targets, waits no longer."""
+
+
+@dataclass(slots=True)
+class _Round:
+    """Everybody who asked before it began, and who has answered."""
+
+    waiting: list[Then]
+    asked: dict[TargetId, Session] = field(default_factory=dict)
+    obeying: set[TargetId] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Held:
+    event: Received
+    due_us: int
+
+
+class Confirming:
+    """I ask the targets. `is_enough` says whether so many do; `handle` answers what was held,
+    `resolve_unconfirmed` a load that waited in vain, or raises why not.
+
+    While a commit is still to be made that the coordinator before may have announced, nobody knows
+    what is the newest: what is confirmed waits for it.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        members: Membership,
+        book: AttemptBook,
+        is_enough: Callable[[set[TargetId], Allowance], bool],
+        handle: Callable[[Received], None],
+        resolve_unconfirmed: Callable[[Session, int, Resolve, CkptError], None],
+    ) -> None:
+        self._desk = desk
+        self._members = members
+        self._book = book
+        self._is_owing = True
+        self._is_enough = is_enough
+        self._handle = handle
+        self._resolve_unconfirmed = resolve_unconfirmed
+        self._allowed = Allowance()
+        self._round: _Round | None = None
+        self._next: list[Then] = []
+        #: Who asked while a round was under way: what they ask is newer than its questions.
+        self._held: list[_Held] = []
+        #: Requests whose round is under way or to come, oldest first.
+        self._confirmed: list[_Held] = []
+        #: Of these, whose round has ended, while this coordinator owes a commit.
+
+    def confirm(self, then: Then) -> None:
+        """`then` runs once enough targets have obeyed behind this call; it may be never."""
+        self._next.append(then)
+        if self._round is None:
+            self._begin()
+
+    def is_in_force(self) -> bool:
+        """Whether so many targets are here that they could say so."""
+        return self._is_enough({target.id for target in self._members.live()}, self._allowed)
+
+    def committed(self, info: CommitInfo) -> None:
+        """What the answer allows to lose is counted from here on (P1)."""
+        live = {target.id for target in self._members.live()}
+        absent = frozenset(self._members.targets.keys() - live)
+        self._allowed = Allowance(absent, info.targets_survivable, info.domains_survivable)
+        self._release_confirmed()
+
+    def hold(self, event: Received) -> None:
+        """Keep a request until this coordinator is confirmed; who waits in vain is told why."""
+        kept = Received(
+            event.now_us, event.session, event.request, event.message, bytes(event.bulk)
+        )
+        held = _Held(kept, self._desk.now_us + _patience_us(event.message))
+        self._held.append(held)
+        self.confirm(lambda: self._release(held))
+
+    def session_closed(self, session: Session) -> None:
+        for kept in (self._held, self._confirmed):
+            kept[:] = [held for held in kept if held.event.session != session]
+
+    def target_came(self) -> None:
+        """It is asked what the others were."""
+        here = {target.id for target in self._members.live()}
+        if here & self._allowed.absent:
+            self._allowed = replace_field(self._allowed, absent=self._allowed.absent - here)
+        if self._round is not None:
+            self._ask_all(self._round)
+
+    def tick(self) -> None:
+        """Targets that refused are asked again; who has waited too long hears it."""
+        self.target_came()
+        self._release_confirmed()
+        for held in [held for held in self._held if self._desk.now_us >= held.due_us]:
+            self._give_up(held.event)
+            self._held.remove(held)
+            if held in self._confirmed:
+                self._confirmed.remove(held)
+
+    def refuse_all(self, problem: CkptError) -> None:
+        """It will never be confirmed."""
+        held, self._held, self._confirmed = self._held, [], []
+        for each in held:
+            self._desk.fail(each.event.session, each.event.request, problem)
+
+    # ----------------------------------------------------------------------- inside
+
+    def _begin(self) -> None:
+        waiting, self._next = self._next, []
+        self._round = _Round(waiting)
+        self._ask_all(self._round)
+
+    def _ask_all(self, this: _Round) -> None:
+        for target in self._members.targets.values():
+            session = target.session
+            is_live = target.state is TargetState.LIVE and session is not None
+            if is_live and session is not None and this.asked.get(target.id) != session:
+                this.asked[target.id] = session
+                this.obeying.discard(target.id)
+                self._ask(this, target, session)
+
+    def _ask(self, this: _Round, target: Target, session: Session) -> None:
+        def answered(message: Message, _bulk: Buffer) -> None:
+            if this is not self._round:
+                return
+            if isinstance(message, Attested):
+                this.obeying.add(target.id)
+                self._count(this)
+            elif this.asked.get(target.id) == session:
+                del this.asked[target.id]  # Its disk failed, say: the next tick asks it again.
+
+        self._desk.ask(session, Attest(self._members.term, ()), answered)
+
+    def _count(self, this: _Round) -> None:
+        if not self._is_enough(this.obeying, self._allowed):
+            return
+        self._round = None
+        if self._next:
+            self._begin()
+        for then in this.waiting:
+            then()
+
+    def _owes(self) -> bool:
+        """Only what was decided before this coordinator began: once it is made, never again."""
+        self._is_owing = self._is_owing and self._book.owes
+        return self._is_owing
+
+    def _release_confirmed(self) -> None:
+        if self._confirmed and not self._owes():
+            confirmed, self._confirmed = self._confirmed, []
+            for held in confirmed:
+                self._release(held)
+
+    def _release(self, held: _Held) -> None:
+        if held not in self._held:
+            return
+        if self._owes():
+            self._confirmed.append(held)
+            return
+        self._held.remove(held)
+        waited_us = self._desk.now_us - held.event.now_us
+        message = held.event.message
+        if isinstance(message, Resolve):
+            left_us = max(0, message.timeout_us - waited_us)
+            message = replace(message, timeout_us=left_us)
+        event = held.event
+        self._handle(Received(self._desk.now_us, event.session, event.request, message, event.bulk))
+
+    def _give_up(self, event: Received) -> None:
+        problem = self._problem()
+        try:
+            if not isinstance(event.message, Resolve):
+                raise problem
+            self._resolve_unconfirmed(event.session, event.request, event.message, problem)
+        except CkptError as error:
+            self._desk.fail(event.session, event.request, error)
+
+    def _problem(self) -> CkptError:
+        targets = self._members.targets.values()
+        if self._confirmed:
+            return Unavailable(
+                "a save that the coordinator before has decided waits for its targets",
+                hint="start them: ckpt status says how",
+                retry_after_s=1.0,
+            )
+        here = len(self._round.obeying) if self._round is not None else 0
+        away = [t.id for t in targets if t.state is not TargetState.LIVE]
+        named = f"; away: {', '.join(away)}" if away else ""
+        return Unavailable(
+            f"{here} of {len(targets)} targets obey this coordinator: "
+            f"another may have taken its place{named}",
+            hint="start the targets, or end this coordinator: ckpt status says how",
+            retry_after_s=1.0,
+        )
+
+
+def is_confirmed(message: Message) -> bool:
+    """Whether it is answered only behind a round; the status is told by anybody who is asked."""
+    if isinstance(message, Ask):
+        return message.what != "status"
+    return isinstance(message, CONFIRMED)
+
+
+def _patience_us(message: Message) -> int:
+    if isinstance(message, Resolve):
+        return max(message.timeout_us, IN_VAIN_US if message.away else LEASE_US)
+    return GATHERING_US

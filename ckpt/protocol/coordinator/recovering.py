@@ -1,0 +1,53 @@
+"""What a coordinator knows when it starts: the catalog's image, given to the parts."""
+
+from __future__ import annotations
+
+from ckpt.protocol.coordinator.attempts import AttemptBook
+from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
+from ckpt.protocol.coordinator.checkpoints import Checkpoints
+from ckpt.protocol.coordinator.deletion import Deleter
+from ckpt.protocol.coordinator.homes import Homes
+from ckpt.protocol.coordinator.launches import Launches
+from ckpt.protocol.coordinator.opening import Opening
+from ckpt.protocol.coordinator.rounds import LaunchRounds
+
+
+def recover(
+    image: CatalogImage,
+    launches: Launches,
+    opening: Opening,
+    book: AttemptBook,
+    checkpoints: Checkpoints,
+    homes: Homes,
+    deleter: Deleter,
+    rounds: LaunchRounds,
+) -> None:
+    """Open attempts wait for their stagers, decided ones go on, committed ones count as their
+    targets register.
+    """
+    deleter.forgotten = image.forgotten
+    joined = [
+        (run, launches.recover(run, number, known), known)
+        for (run, number), known in sorted(image.launches.items())
+    ]
+    for row in sorted(image.rows.values(), key=lambda row: row.checkpoint):
+        launches.recover_begun(row)
+        match row.state:
+            case RowState.OPEN | RowState.DECIDED:
+                opening.recover(row)
+            case RowState.COMMITTED | RowState.DAMAGED:
+                checkpoints.recover(row)
+            case RowState.TOMBSTONED:
+                deleter.recover(checkpoints.recover(row))
+            case RowState.ABORTED | RowState.DELETED:
+                deleter.gone[row.checkpoint] = row.state
+                checkpoints.recover_deleted(row)
+    for checkpoint in checkpoints.all():
+        if checkpoint.state is not RowState.TOMBSTONED:
+            homes.hold(checkpoint.id, checkpoint.homes)
+    for attempt in book.open():
+        if attempt.info is not None:
+            used = (home.id(attempt.checkpoint.run) for home in attempt.info.homes)
+            homes.hold(attempt.checkpoint, used)
+    for run, launch, known in joined:
+        rounds.recover(run, launch, known)
