@@ -22,10 +22,11 @@ from tests.sim.catalog_sources import DiskSource
 from tests.sim.coordinator_node import CLUSTER, CoordinatorNode
 from tests.sim.drain_node import Trouble
 from tests.sim.drain_world import small_items
+from tests.sim.last_checks import check_readable
 from tests.sim.oracles import Violation
 from tests.sim.rank_node import RankNode
 from tests.sim.reader_node import CRASHED
-from tests.sim.scenario import PHASES, SETTLE_US, _check_readable
+from tests.sim.scenario import PHASES, SETTLE_US
 from tests.sim.target_node import TargetNode
 from tests.sim.two_world import TwoWorld
 
@@ -223,7 +224,7 @@ def _check_all_is_there(world: TwoWorld) -> None:
     """What either acknowledged is there, bit by bit."""
     for id, announced in sorted(world.oracles.announced.items()):
         if id not in world.oracles.deleted:
-            _check_readable(world, id, announced)
+            check_readable(world, id, announced)
 
 
 # ----------------------------------------------------------------------- one seed
