@@ -92,26 +92,36 @@ def _column(id: CheckpointId, rank: Rank, number: int) -> ColumnId:
     return ColumnId(PayloadId(id, rank), ColumnNumber(number))
 
 
+def _payload_of(file: str) -> str:
+    """Of a column's file."""
+    return file.rpartition("-")[0]
+
+
 def _at_once() -> bool:
     return True
 
 
 def target_slow(scene: Scene) -> Strike | None:
-    """F3: a target that has some of it takes seconds for what took it a moment, and is asked."""
+    """F3: a target that has some of it takes seconds for what took it a moment, and is asked. One:
+    nobody can read beside more than parity makes up for.
+    """
     target, asked = scene.holder(), scene.world.tally.asked
-    if target is None:
+    if target is None or any(each.disk_slow == SLOW for each in scene.world.targets.values()):
         return None
     target.disk_slow, before = SLOW, asked[target.id]
     return lambda: asked[target.id] > before
 
 
 def pages_misplaced(scene: Scene) -> Strike | None:
-    """F8: a page of one of its columns, or all of them, are those of another column."""
+    """F8: a page of one of its columns, or all of them, are those of another column. One
+    column of a payload: nobody can read more than its parity makes up for.
+    """
     rng, tally = scene.world.clock.rng, scene.world.tally
-    columns = scene.columns()
+    columns = [(t, f) for t, f in scene.columns() if _payload_of(f) not in tally.misplaced]
     if not columns:
         return None
     target, file = rng.choice(columns)
+    tally.misplaced.add(_payload_of(file))
     sources = [name for name in target.disk.files() if name.startswith("columns/")]
     source = rng.choice(sources)
     pages = min(target.disk.file_bytes(name) // PAGE_BYTES for name in (file, source))

@@ -45,11 +45,13 @@ class Tally:
 
     def __init__(self) -> None:
         self.asked: Counter[TargetId] = Counter()
-        #: Questions to each target.
+        """Questions to each target."""
         self.harmed = 0
         """Answers that tell of damage."""
         self.lost = 0
         """Columns whose target went away."""
+        self.misplaced: set[str] = set()
+        """Payloads of which a column holds pages of another one."""
 
 
 class TierReader(ReaderNode):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-from ckpt.base.ids import ColumnNumber, Domain, Generation, TargetId
+from ckpt.base.ids import CheckpointId, ColumnNumber, Domain, Generation, TargetId
 from ckpt.erasure.code import Code
 from ckpt.erasure.codec import codec_for
 from ckpt.format.messages import OpenPayload
@@ -39,7 +39,7 @@ from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.committing import Committer
 from ckpt.protocol.coordinator.deletion import Deleter
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.documents import store_document
+from ckpt.protocol.coordinator.documents import Copies, store_document
 from ckpt.protocol.coordinator.ending import Ending
 from ckpt.protocol.coordinator.launches import Launches
 from ckpt.protocol.coordinator.membership import Membership, Target
@@ -193,17 +193,13 @@ def _one_copy_of(kind: DocumentKind) -> Callable[..., None]:
     """The catalog has it, after all."""
 
     def store(
-        self: Committer, attempt: Attempt, asked: DocumentKind, document: bytes, then: StoredThen
-    ) -> None:
-        if asked is not kind:
-            _store(self, attempt, asked, document, then)
-            return
-        store_document(self._desk, self._members, attempt.checkpoint, kind, document, 1, then)
+        desk: Desk, members: Membership, id: CheckpointId, asked: DocumentKind, document: bytes,
+        copies: Copies, then: StoredThen,
+    ) -> None:  # fmt: skip
+        enough = Copies(1) if asked is kind else copies
+        store_document(desk, members, id, asked, document, enough, then)
 
     return store
-
-
-_store = Committer._store
 
 
 def _everywhere(self: Checkpoints, checkpoint: Checkpoint) -> list[Target]:
@@ -385,11 +381,11 @@ PLANTS: tuple[Plant, ...] = (
         ),
         2700,
     ),
-    Plant("one-record", "P1", ((Committer, "_store", _one_copy_of(DocumentKind.RECORD)),)),
+    Plant("one-record", "P1", ((committing, "store_document", _one_copy_of(DocumentKind.RECORD)),)),
     Plant(
         "one-index-uncounted", "P1",
         (
-            (Committer, "_store", _one_copy_of(DocumentKind.INDEX)),
+            (committing, "store_document", _one_copy_of(DocumentKind.INDEX)),
             (Checkpoints, "index_copies", _everywhere),
         ),
     ),
