@@ -184,6 +184,27 @@ def test_a_catalog_that_was_made_of_targets_waits_for_as_many_as_were_named() ->
     assert_serves(bench, 1)
 
 
+def test_a_catalog_that_was_made_of_targets_is_not_served_by_a_majority_before_it_has_served() -> (
+    None
+):
+    """Its position is above all that the coordinator before it may have told targets meanwhile: who
+    is away may hold what that one announced behind the rebuild (seed 750 of two coordinators).
+    """
+    bench = Bench(7)
+    bench.save(1)
+    bench.rebuilt_from, bench.term = 7, 1000
+    bench.durable.append(catalog.CatalogReached(catalog.CatalogPosition(bench.term, 0)))
+    bench.restart("t0", "t1", "t2", "t3", "t4")
+    bench.tick(GATHERING_S + 1)
+    assert bench.machine.vouching.standing is Standing.GATHERING
+    bench.start("t5")
+    assert_serves(bench, 1)
+    bench.save(2)
+    bench.restart("t0", "t1", "t2", "t3", "t4")
+    bench.tick(GATHERING_S + 1)
+    assert_serves(bench, 2)
+
+
 def test_a_term_above_proves_the_catalog_old_without_anything_else() -> None:
     bench = Bench(targets_live=False)
     bench.targets[TargetId("t0")].term_seen = 40

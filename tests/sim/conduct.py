@@ -73,7 +73,9 @@ class Conduct:
     def _check_once(self, said: list[tuple[Session, int, object, object]], event: object) -> None:
         for at, each in enumerate(said):
             before = said[:at].count(each)
-            if before and before >= self._heard[each[0], each[1]]:
+            # Questions of a session that has ended are forgotten; nobody hears these answers.
+            hears = each[0] not in self._ended_us
+            if hears and before and before >= self._heard[each[0], each[1]]:
                 raise Violation(f"{self._name} says {each[2]} twice, at {event}")
 
     def _end(self, session: Session) -> None:

@@ -23,7 +23,9 @@ made from targets, at least as many as were named then. Enough are
                       record lies on m + 1 targets, in as many domains: one of them vouches
     behind 6 seconds  the majority of N, when that is fewer: larger clusters miss more than m
                       targets on any day; two majorities share a target, which knows the newest
-                      term, and a position not much older than the newest entry
+                      term, and a position not much older than the newest entry. Not for a catalog
+                      that was made from targets and has never served: its position is above all
+                      that a coordinator that lives on may have told them meanwhile
 
 Until then people may ask for the status. What stagers ask waits; what others ask waits as long as
 targets are given to come, then fails naming who is away. OLD refuses all, but for what stagers ask
@@ -124,6 +126,8 @@ class Vouching:
         self._passed_over = frozenset(image.passed_over)
         self._is_empty = not image.rows
         self._target_count_min = max(policy.code.n if self._is_empty else 1, image.rebuilt_from)
+        # A catalog that has served has reached an entry of its own.
+        self._has_served = not image.rebuilt_from or image.position.ticket > 0
         self._met: set[TargetId | bytes] = set()
         #: Targets, and their directories' incarnations, that this process has told its term.
         self._obey: set[TargetId] = set()
@@ -180,7 +184,7 @@ class Vouching:
     def _needed(self, *, patient: bool) -> int:
         count = max(len(self._members.targets), self._target_count_min)
         most = count - self._parity
-        return max(1, min(most, count // 2 + 1) if patient else most)
+        return max(1, min(most, count // 2 + 1) if patient and self._has_served else most)
 
     def is_majority(self, ids: set[TargetId], allowed: Allowance) -> bool:
         """Whether so many would vouch for a catalog, with patience; or all but those that the last
@@ -384,7 +388,7 @@ class Vouching:
             return
         if not self._is_enough(set(self._vouching()), patient=self._is_patient()):
             return
-        self.standing = Standing.VOUCHED
+        self.standing, self._has_served = Standing.VOUCHED, True
         self._desk.report("info", "the targets vouch for the catalog", targets=len(self._obey))
         self._desk.vouched(self._members.term)
         self._vouched()
