@@ -749,7 +749,7 @@ class Ask(Struct, frozen=True, gc=False):
     """A question of people and tools; the answer is the JSON that HTTP `/v1/<what>` gives."""
 
     what: str
-    """`status`, `runs`, `steps`, `show`, `health`."""
+    """`status`, `coordinator`, `runs`, `steps`, `show`, `files`, `members`."""
     run: RunName | None = None
     step: Step | None = None
 

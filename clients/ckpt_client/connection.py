@@ -103,9 +103,16 @@ def _greet(control: Control, patience_s: float = 0.0) -> None:
     to come again, since its targets are not there yet, is asked for so long.
     """
     deadline_s = time.monotonic() + patience_s
+    question = "coordinator"
     while True:
         try:
-            control.ask("runs")
+            control.ask(question)
+        except Refused:
+            if question == "runs":
+                raise
+            # One of a version before does not know the first question.
+            question = "runs"
+            continue
         except Unavailable as error:
             rest_s = error.retry_after_s
             if rest_s is None or time.monotonic() + rest_s > deadline_s:

@@ -64,6 +64,21 @@ def test_the_status_is_told_by_a_coordinator_that_nobody_obeys() -> None:
     assert status["health"] != "HEALTH_OK"
 
 
+def test_who_greets_is_answered_once_the_catalog_is_vouched_for_and_waits_for_no_round() -> None:
+    """A client whose targets are away afterwards may have an object store to read from."""
+    bench = Bench(4)
+    bench.save(1)
+    bench.stop("t0", "t1", "t2")
+    assert bench.ask("coordinator") == {"address": "", "pid": 0}
+    bench.restart("t0")
+    session = bench.session()
+    bench.tell(session, m.Ask("coordinator"))
+    assert bench.to(session) == []
+    bench.start("t1")
+    bench.start("t2")
+    assert [type(each) for each in bench.to(session)] == [m.Answer]
+
+
 def test_what_was_asked_is_answered_as_soon_as_enough_have_said_so() -> None:
     bench = Bench(4)
     bench.save(1)

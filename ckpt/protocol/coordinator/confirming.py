@@ -233,9 +233,11 @@ class Confirming:
 
 
 def is_confirmed(message: Message) -> bool:
-    """Whether it is answered only behind a round; the status is told by anybody who is asked."""
+    """Whether it is answered only behind a round. How it is with this one anybody tells who is
+    asked.
+    """
     if isinstance(message, Ask):
-        return message.what != "status"
+        return message.what not in ("status", "coordinator")
     return isinstance(message, CONFIRMED)
 
 

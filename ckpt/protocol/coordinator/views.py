@@ -79,6 +79,8 @@ class Views:
         match what:
             case "status":
                 view = self.status()
+            case "coordinator":
+                view = self.coordinator
             case "runs":
                 view = self.runs()
             case "steps" if run is not None:
@@ -91,7 +93,7 @@ class Views:
                 view = self.members(run, step)
             case _:
                 raise Refused(
-                    f"{what!r} is not one of status, runs, steps (run), show (run, step), "
+                    f"{what!r} is not one of status, coordinator, runs, steps (run), show (run, step), "
                     "files, members (run, step)"
                 )
         return msgspec.json.encode(view)
