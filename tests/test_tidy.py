@@ -7,10 +7,13 @@ test at the end shows for every rule that it bites.
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -45,6 +48,11 @@ class Source:
     @property
     def is_for_tests(self) -> bool:
         return self.is_test or self.path.startswith("ckpt/testing/")
+
+    @property
+    def has_turned_notes(self) -> bool:
+        """Its notes on attributes stand where the rule wants them; the other rooms follow."""
+        return self.path.startswith(("ckpt/", "tests/"))
 
     @property
     def may_print(self) -> bool:
@@ -157,6 +165,28 @@ def empty_bodies(source: Source) -> Iterator[str]:
             yield f"{source.path}:{node.lineno}: `pass`: say in a docstring why nothing is to do"
 
 
+def stray_notes(source: Source) -> Iterator[str]:
+    """Notes that seem to describe the attribute beside theirs. A `#:` stands right above a private
+    attribute, a docstring right below a public one.
+    """
+    if not source.has_turned_notes:
+        return
+    assigned = {
+        (node.lineno, node.col_offset): _name_of(node)
+        for node in _nodes(source)
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+    }
+    for line, column in _ends_of_notes(source):
+        name = assigned.get((line + 1, column))
+        if name is None:
+            yield f"{source.path}:{line}: `#:` above no attribute: instead, above what it describes"
+        elif not name.startswith("_"):
+            yield f"{source.path}:{line}: `#:` above public {name}: instead, a docstring below it"
+    for line, name in _attributes_with_docstring(source):
+        if name.startswith("_"):
+            yield f"{source.path}:{line}: a docstring below {name}: instead, `#:` above it"
+
+
 RULES = (
     banned_words,
     stray_prints,
@@ -165,6 +195,7 @@ RULES = (
     long_files,
     silent_files,
     empty_bodies,
+    stray_notes,
 )
 
 
@@ -216,6 +247,12 @@ OFFENDERS = [
     (long_files, "f()\n" * 501),
     (silent_files, "import os"),
     (empty_bodies, "def f():\n    pass"),
+    (stray_notes, "class C:\n    _a: int = 0\n    #: Below it.\n\n    _b: int = 0"),
+    (stray_notes, "class C:\n    _a: int = 0\n    #: Below it.\n    b: int = 0"),
+    (stray_notes, "class C:\n    def f(self):\n        self._a = 0\n        #: Below it."),
+    (stray_notes, "class C:\n    def f(self):\n        #: Of a call.\n        self.f()"),
+    (stray_notes, 'class C:\n    def f(self):\n        self._a = 0\n        """Below it."""'),
+    (stray_notes, 'class C:\n    _a: int = 0\n    """Below it."""'),
 ]
 
 
@@ -231,6 +268,30 @@ def test_a_table_may_be_wide_and_a_command_may_print() -> None:
     assert not list(long_lines(Source("tests/example.py", table)))
     assert not list(long_lines(Source("tests/example.py", cases)))
     assert not list(stray_prints(Source("servers/ckptd/cli.py", "print(1)")))
+
+
+NOTES_IN_PLACE = '''
+class C:
+    a: int = 0
+    """Its note."""
+    #: Its note,
+    #: in two lines.
+    _b: int = 0
+
+    def __init__(self):
+        #: Its note.
+        self._c = (
+            0
+        )
+        self._d = "#: no note"
+        self._e = """
+            #: no note
+        """
+'''
+
+
+def test_a_note_stands_above_what_is_private_and_below_what_is_public() -> None:
+    assert not list(stray_notes(Source("tests/example.py", NOTES_IN_PLACE)))
 
 
 @cache
@@ -270,6 +331,34 @@ def _table_lines(source: Source) -> Iterator[int]:
         for table in [node, *decorators] if isinstance(node, ast.stmt) else []:
             if "# fmt: skip" in lines[(table.end_lineno or 1) - 1]:
                 yield from range(table.lineno, (table.end_lineno or table.lineno) + 1)
+
+
+def _name_of(node: ast.Assign | ast.AnnAssign) -> str:
+    """`a` of `self.a`; of several that are assigned at once the first."""
+    target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+    first = target.elts[0] if isinstance(target, ast.Tuple) else target
+    return ast.unparse(first).rpartition(".")[2]
+
+
+def _ends_of_notes(source: Source) -> Iterator[tuple[int, int]]:
+    """Line and column of the last line of each block of `#:`."""
+    if not re.search(r"^ *#:", source.text, re.MULTILINE):
+        return
+    tokens = tokenize.generate_tokens(io.StringIO(source.text).readline)
+    starts = [t.start for t in tokens if t.type == tokenize.COMMENT and t.string.startswith("#:")]
+    noted = {line for line, _ in starts}
+    yield from ((line, column) for line, column in starts if line + 1 not in noted)
+
+
+def _attributes_with_docstring(source: Source) -> Iterator[tuple[int, str]]:
+    """Of a class, and of what its functions assign: the docstring's line, and the name."""
+    for node in _nodes(source):
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+            continue
+        for one, below in pairwise(node.body):
+            match one, below:
+                case ast.Assign() | ast.AnnAssign(), ast.Expr(value=ast.Constant(value=str())):
+                    yield below.lineno, _name_of(one)
 
 
 def _starts_by_itself(source: Source) -> bool:

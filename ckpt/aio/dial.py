@@ -37,8 +37,8 @@ ATTEMPT_S: Final = 5.0
 """For connecting and the handshake together."""
 QUEUED_BYTES_MAX: Final = 64 * MiB
 OnFailure = Callable[[CkptError], None]
+#: Ours alone: a trainer's sequence of the module's own numbers is part of what it resumes.
 _jitter: Final = random.Random()
-"""Ours alone: a trainer's sequence of the module's own numbers is part of what it resumes."""
 
 
 class Dialer:

@@ -237,13 +237,16 @@ class RealDisk:
         """Whether O_DIRECT is (still) tried; False after the file system refused it."""
         self._open_file = open_file
         self._write = write
+
         self._lock = threading.Lock()
+        #: (name, direct) to descriptor, least recently used first, at most FILES_OPEN_MAX. Under
+        #: the lock.
         self._files: OrderedDict[tuple[str, bool], _OpenFile] = OrderedDict()
-        #: (name, direct) to descriptor, least recently used first. Under the lock.
         self._pool_bytes = max(pool_bytes, FRAME_BULK_BYTES_MAX)
+        #: Buffers that reads are lent; None until the first read that is not small. Under the lock.
         self._pool: SlotPool | None = None
+        #: What readers hold of the pool, by address. Under the lock.
         self._lent: dict[int, Slot] = {}
-        #: By address, what readers hold of the pool. Under the lock.
         self._bounce = mmap.mmap(-1, MiB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._bounce_lock = threading.Lock()
 

@@ -201,9 +201,12 @@ class Borrower:
     def __init__(self) -> None:
         self.returned: list[int] = []
         """Bulks that we are done with and have not said so yet."""
+
+        #: How many bulks were ever borrowed: by now, and at the last `rest`.
         self._bulks = self._bulks_at_rest = 0
-        self._arrived: deque[int] = deque()
         #: Descriptors whose LendMemory is still to come.
+        self._arrived: deque[int] = deque()
+        #: What is lent, by the lender's number; at most REGIONS_MAX.
         self._regions: dict[int, _Region] = {}
 
     def receive(self, sock: socket.socket, view: memoryview) -> int:

@@ -42,8 +42,8 @@ TELL_MAX: Final = 1024
 OnPush = Callable[[int, Message, memoryview], None]
 OnOpened = Callable[[Established], None]
 _EMPTY: Final = memoryview(b"")
+#: Ours alone: a trainer's sequence of the module's own numbers is part of what it resumes.
 _jitter: Final = random.Random()
-"""Ours alone: a trainer's sequence of the module's own numbers is part of what it resumes."""
 
 
 @dataclass(slots=True)
@@ -65,8 +65,8 @@ class _Call:
         self.done.set()
 
 
+#: Every client of this process: a forked child abandons them.
 _clients: weakref.WeakSet[RpcClient] = weakref.WeakSet()
-#: Every client of this process, for a fork.
 
 
 class RpcClient:
@@ -109,14 +109,16 @@ class RpcClient:
         self._on_opened = on_opened
         self._lasting = lasting
         self._pid = os.getpid()
+
         self._lock = threading.Lock()
         #: Requests without an answer, oldest first; callers add and remove, the thread sends and
-        #: answers.
+        #: answers. Under the lock.
         self._calls: dict[int, _Call] = {}
-        #: (request, message, bulk) that nobody waits for; the thread takes them.
+        #: (request, message, bulk) that nobody waits for; the thread takes them. Under the lock.
         self._told: list[tuple[int, Message, Buffer]] = []
         self._next_request = 1
         self._closing = False
+
         self._loop = LinkLoop()
         self._link: Link | None = None
         self._dial_at_us = 0

@@ -65,7 +65,7 @@ class Seats(Generic[K]):
         #: Ripe seats in no order, for drawing, and where each lies in it.
         self._ripe: list[K] = []
         self._places: dict[K, int] = {}
-        #: Of every seat.
+        #: The source of every seat, young or ripe, and how many seats each source has.
         self._sources: dict[K, str] = {}
         self._counts: Counter[str] = Counter()
 

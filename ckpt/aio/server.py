@@ -125,14 +125,17 @@ class Server:
         self._door: Door[Session] = Door(self, limits.unauthenticated_peers_max)
         share, of = _SESSIONS_SHARE
         self._sessions_max = min(limits.sessions_max, descriptors.limit() * share // of)
+
         #: Every connection that is not closed; strangers are those whose channel has no peer yet.
         self._watches: dict[Session, Watch] = {}
         #: Connections that wait for a slot, longest first. Only the first may take one, so that a
         #: large bulk is not overtaken by small ones for ever.
         self._waiting: deque[Session] = deque()
         self._serving_waiting = False
+
         self._cuts = dict.fromkeys(Cut, 0)
         self._opened = self._slot_waits = self._turned_away = 0
+        #: Of connections that are closed.
         self._past_received_bytes = self._past_sent_bytes = 0
         pool.listen(self._on_slot_free)
         self._timer = self._loop.call_later(self._sweep_s, self._sweep)

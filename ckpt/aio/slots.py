@@ -70,7 +70,7 @@ class SlotPool:
         self._memory = touched_memory(self.total_bytes)
         self._view = memoryview(self._memory)
         self._lock = threading.Lock()
-        #: (first unit, unit count) of what is free; ascending, never adjacent.
+        #: (first unit, unit count) of what is free; ascending, never adjacent. Under the lock.
         self._free = [(0, self.total_bytes // unit_bytes)]
         #: Whom to tell that a slot came back; called on the releasing thread, without the lock.
         self._listeners: list[Callable[[], None]] = []

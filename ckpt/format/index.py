@@ -183,9 +183,9 @@ class IndexReader:
         self._cache: OrderedDict[int, _NamedPage] = OrderedDict()
         #: Of these pages the tensors that are whole and the only form of their name, for sure.
         self._lone: dict[str, IndexTensor] = {}
+        #: Pages that the next look-up brings at once, at most _PAGES_AT_ONCE; doubled by each that
+        #: has to fetch: who asks for many names does not wait for each page.
         self._ahead = 1
-        #: Pages that a look-up brings at once: who asks for many names is not asked to wait for
-        #: each page.
 
     @property
     def checkpoint(self) -> CheckpointId:

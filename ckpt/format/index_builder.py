@@ -65,9 +65,12 @@ class _PageBuilder:
     def __init__(self) -> None:
         self.pages: list[list[IndexTensor]] = []
         """Those that are finished."""
+
+        #: The page that is being filled.
         self._page: list[IndexTensor] = []
+        #: Of the tensor that is being cut, what goes to this page.
         self._boxes: list[Box] = []
-        #: Of the tensor that is cut.
+        #: Room that is left in this page, by the upper bounds above.
         self._room = _ROOM
 
     def add(self, tensor: IndexTensor) -> None:

@@ -43,8 +43,8 @@ class ChunkDraft:
     _plan: ArrayPlan
     _region: Region
     _arena: Arena
+    #: (byte of the chunk, source, from, to).
     _copies: list[tuple[int, Bytes, int, int]]
-    """(byte of the chunk, source, from, to)."""
 
     def content(self) -> Bytes:
         """The chunk's elements in C order; what lies outside of the array is zero."""

@@ -38,7 +38,8 @@ class Leftovers:
         self._quiet_s = quiet_s
         self._clock = clock
         self._next_look_s: dict[RunName, float] = {}
-        #: What lay there, and since when; only what the tier no longer has.
+        #: What lay at each unfinished generation, and since when it is the same; only of those that
+        #: the tier no longer has.
         self._seen: dict[Key, tuple[Content, float]] = {}
 
     def is_due(self, run: RunName) -> bool:

@@ -97,9 +97,10 @@ class _Layout:
 
     options: WriteOptions
     arrays: list[tuple[ArrayPlan, IndexTensor, Box | None]] = field(default_factory=list)
-    #: Paths of arrays, and of the groups above them.
     paths: set[str] = field(default_factory=set)
+    """Paths of arrays; none lies below another."""
     groups: set[str] = field(default_factory=set)
+    """Paths of the groups above them."""
     packed_bytes: int = 0
 
     def add(self, tensor: IndexTensor) -> TensorPlan:

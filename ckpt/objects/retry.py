@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 from ckpt.base.errors import CkptError, Unavailable
 
 Value = TypeVar("Value")
+#: Ours alone: a trainer's sequence of the module's own numbers is part of what it resumes.
 _jitter: Final = random.Random()
-"""Ours alone: a trainer's sequence of the module's own numbers is part of what it resumes."""
 
 
 @dataclass(frozen=True, slots=True)

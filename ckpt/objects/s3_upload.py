@@ -54,7 +54,7 @@ class S3Upload:
         self._checksum = checksum
         self._bucket, self._key = bucket, key
         self._where = {"Bucket": bucket, "Key": key}
-        #: One part, used again.
+        #: The part that is being gathered, and how much of it is; its memory serves all parts.
         self._gathered = bytearray(PART_BYTES)
         self._filled = 0
         self._upload = ""

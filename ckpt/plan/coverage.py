@@ -170,10 +170,10 @@ class _Merger:
     overlaps: list[Overlap] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
-    #: (global shape, boxes) -> geometry: most tensors of a model are cut alike.
     geometries: dict[tuple[Extent, tuple[tuple[Extent, Extent], ...]], _Geometry] = field(
         default_factory=dict
     )
+    """(global shape, boxes) -> geometry: most tensors of a model are cut alike."""
 
     def merge(self, name: str, holdings: Sequence[Holding]) -> None:
         """Add one tensor."""

@@ -81,10 +81,10 @@ class FakeDisk:
         self.operation_count = 0
         """Operations that change something, for enumerating crash points."""
         self._directories: dict[str, _Directory] = {"": _Directory()}
-        self._places: dict[str, tuple[_Directory, str]] = {}
         #: File -> its directory, which is never removed, and its name there.
-        self._bytes_used = 0
+        self._places: dict[str, tuple[_Directory, str]] = {}
         #: Of all files with a live name.
+        self._bytes_used = 0
 
     # ----------------------------------------------------------------------- the Disk protocol
 

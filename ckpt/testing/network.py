@@ -92,8 +92,8 @@ class _End:
         self.peer = peer
         self.writer = FrameWriter(_KEY)
         self.reader = FrameReader(_KEY)
-        #: What the other end sent and this one has not received.
         self.inbox: deque[_Parcel] = deque()
+        """What the other end sent and this one has not received."""
         self.open = False
         """`opened` was called, `closed` was not."""
 
@@ -153,6 +153,7 @@ class FakeNetwork:
         self._servers: dict[str, FakeEndpoint] = {}
         #: Dialers without a session, with the address that they want.
         self._dialing: list[tuple[str, FakeEndpoint]] = []
+        #: What every dialer wants, with a session or without.
         self._addresses: dict[FakeEndpoint, str] = {}
         self._connections: list[_Connection] = []
 

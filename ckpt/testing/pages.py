@@ -22,12 +22,12 @@ class PagedFile:
 
     size: int = 0
     live: dict[int, bytes] = field(default_factory=dict)
-    #: Page number to PAGE_BYTES; zeros behind `size`.
+    """Page number to PAGE_BYTES; zeros behind `size`."""
     durable_size: int = 0
     durable: dict[int, bytes] = field(default_factory=dict)
-    #: The same of what a crash leaves; zeros behind `durable_size`.
+    """The same of what a crash leaves; zeros behind `durable_size`."""
     dirty: set[int] = field(default_factory=set)
-    #: Pages whose live bytes are not durable; iterated in order only.
+    """Pages whose live bytes are not durable; iterated in order only."""
     resized: bool = False
     """The size is not durable."""
     links: int = 0

@@ -64,7 +64,7 @@ class CellPool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: By size; what no stripe holds.
+        #: Cells that no stripe holds, by size; at most CELLS_KEPT_MAX of each. Under the lock.
         self._free: dict[int, list[Bytes]] = {}
 
     def take(self, size: int) -> Bytes:
@@ -121,12 +121,13 @@ class Assembly:
         self._checks = Checks() if checks is None else checks
         self._pool = CellPool() if pool is None else pool
         self._apart = SpareBuffers() if apart is None else apart
+
         #: (stripe, column) -> where the cell is put together; direct cells are views of the
         #: destination.
         self._homes: dict[tuple[int, int], memoryview] = {}
-        #: Homes that go back to the pool.
+        #: Those of `_homes` that are not direct: they go back to the pool.
         self._scratch: dict[tuple[int, int], Bytes] = {}
-        #: By stripe, in the order in which they came; what of them is in cells is here no more.
+        #: Short ranges by stripe, in the order in which they came, until they are copied.
         self._frames: dict[int, list[_Frame]] = {}
         #: (stripe, column) -> start of a received range in the cell -> (end, checksum).
         self._crcs: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}

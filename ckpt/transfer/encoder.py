@@ -93,15 +93,22 @@ class PayloadEncoder:
         self._codec = trusted_codec(layout.code)
         self._arena = arena
         self._ring, self._again_ring = rings
+        #: Of all cells of the stripes below `head`, by (stripe, column). The encode thread writes
+        #: each once, before it moves `head`.
         self._crcs = np.zeros((layout.stripe_count, layout.code.n), np.uint32)
+        #: Of each column up to `head`. The encode thread's alone.
         self._column_crcs = [0] * layout.code.n
+
+        #: Guards what follows, which both threads use; a single load, or store of a flag, goes
+        #: without it.
         self._lock = threading.Lock()
-        #: Guards the four below; both threads use them.
-        self._cells: dict[tuple[int, int], Cell] = {}
         #: Encoded parity cells that nobody has taken, by (stripe, column).
+        self._cells: dict[tuple[int, int], Cell] = {}
+        #: Whether the head pass keeps the column's cells; always so for a data column.
         self._attached = [True] * layout.code.n
+        #: Catch-up cells that can be sent as soon as they exist, in the order of their orders.
         self._wanted: deque[tuple[int, int]] = deque()
-        #: Catch-up cells that can be sent as soon as they exist.
+        #: Whether no further step begins, and whether one is under way.
         self._stopped = self._stepping = False
 
     # ----------------------------------------------------------------------- send thread

@@ -33,7 +33,9 @@ class Landings:
     def __init__(self, gap_bytes: int = GAP_BYTES) -> None:
         """gap_bytes: unwanted bytes between two runs up to which these are read as one."""
         self._gap_bytes = gap_bytes
+        #: The memories that were added; an owner is an index into this.
         self._memories: list[Bytes] = []
+        #: Starts, ends, destinations and owners of the runs of each `add`.
         self._parts: list[tuple[Offsets, Offsets, Offsets, Offsets]] = []
         #: Starts, ends and owners of runs that each fill a memory: most tensors are one, and many
         #: are so small that an array of numpy's for each would cost more than its bytes.

@@ -32,8 +32,8 @@ class ParityRing:
         size = align_up(slot_bytes * slot_count, PAGE_BYTES)
         self._descriptor, self._view = sealed_memory("ckpt-parity", size, present=False)
         self.lendable = Lendable.of(self._descriptor, self._view)
-        self._free = list(range(slot_count - 1, -1, -1))
         #: Free slots, the warmest last. Under `_lock`.
+        self._free = list(range(slot_count - 1, -1, -1))
         self._lock = threading.Lock()
 
     def take(self, count: int) -> list[int] | None:

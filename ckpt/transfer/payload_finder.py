@@ -62,8 +62,8 @@ class PayloadFinder:
         self._record = record
         homes = map(decode_record, resolved.homes)
         self._homes = {home.info.checkpoint.generation: home for home in homes}
+        #: Indexes that are being read, with their connections; all are closed when I am.
         self._open: dict[Generation, tuple[IndexSource, IndexReader]] = {}
-        #: Indexes that are being read, with their connections.
 
     def __enter__(self) -> Self:
         return self

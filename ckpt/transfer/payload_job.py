@@ -115,12 +115,13 @@ class PayloadJob:
         self._links = links
         self._emit = emit
         self._cut = cut
-        self._streams: dict[int, Stream] = {}
         #: Live streams by number; replaced together with the writer's own.
+        self._streams: dict[int, Stream] = {}
+        #: How many fragments' bytes each link still reads: the arena is in use while one does.
         self._flying: Counter[Link] = Counter()
-        #: Fragments whose bytes a link still reads.
-        self._opened: set[ColumnNumber] = set()
         #: Columns that were opened before: the next time they start anew.
+        self._opened: set[ColumnNumber] = set()
+        #: Columns that could have sent in the last `pump`, had the head pass come so far.
         self._hungry: set[int] = set()
         self._looked_us = self._begun_us = self._sealed_us = _now_us()
         self._manifest_told = False

@@ -121,13 +121,18 @@ class PayloadReceiver:
         self.manifests: dict[bytes, bytes] = {}
         """By digest: those that reads have brought, and need not ask for again."""
         self._closed = False
-        #: Of the read under way:
+
+        # What follows is of the read under way.
         self._progress: Progress | None = None
+        #: Payloads that were not begun.
         self._jobs: deque[ReadJob] = deque()
         self._wanted_bytes = 0
+        #: Payloads that are being read; at most `concurrent_max`.
         self._reads: list[Read] = []
+        #: Requests that are not answered, by number. The sink looks them up for each frame: what is
+        #: not here lands nowhere.
         self._asked: dict[int, Asked] = {}
-        #: Requests that are not answered, by number; also asked by the sink.
+        #: Payloads that were read whole.
         self._ended: list[tuple[ReadJob, ReadStatistics]] = []
         self._verify_cpu_s = 0.0
 

@@ -64,24 +64,31 @@ class PayloadSender:
         """Readable when `results` has something."""
         self._loop = LinkLoop()
         self._links = TargetLinks(self._loop, options)
+
+        #: Payloads under way, oldest first. The send thread replaces it and never changes it, so
+        #: that the other two may go through it.
         self._jobs: dict[PayloadId, PayloadJob] = {}
-        #: Payloads under way, oldest first. The send thread changes it, the encode thread takes
-        #: copies.
-        self._orders: deque[Callable[[], None]] = deque()
         #: What the owner's thread wants done by the send thread.
+        self._orders: deque[Callable[[], None]] = deque()
+        #: What the owner's thread has not heard; both other threads add to it.
         self._results: deque[SenderResult] = deque()
-        self._statistics: dict[PayloadId, PayloadStatistics] = {}
         #: Of ended payloads, oldest first, at most STATISTICS_MAX.
+        self._statistics: dict[PayloadId, PayloadStatistics] = {}
+        #: What a column of each run's last payload took. The send thread's alone.
         self._usual_us: dict[RunName, int | None] = {}
-        #: What a column of each run's last payload took.
+        #: Links cut while a job was at work; their other streams hear of it afterwards. The send
+        #: thread's alone.
         self._lost: deque[tuple[Link, str]] = deque()
-        #: Links cut while a job was at work; their other streams hear of it afterwards.
+        #: What the encode thread could not do; the send thread fails these payloads.
         self._broken: deque[tuple[PayloadId, CkptError]] = deque()
-        #: What the encode thread could not do.
+        #: Numbers of streams, unique among all payloads.
         self._streams = count(1)
+        #: Of the head passes and of catch-up, for whatever starts next; None before the first one.
         self._rings: tuple[ParityRing, ParityRing] | None = None
+        #: Set when the encode thread may have something to do.
         self._work = threading.Event()
         self._closing = False
+
         self._ticked_us = now_us()
         self._threads = [
             threading.Thread(target=self._run, args=(loop,), name=f"ckpt-{name}", daemon=True)

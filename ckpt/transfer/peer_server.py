@@ -145,11 +145,15 @@ class _Answers:
 
     def __init__(self) -> None:
         self.server: Server
+        #: Guards the three below, which `offer` and `give` fill from another thread.
         self._lock = threading.Lock()
+        #: Payload bytes that were offered so far.
         self._spans: dict[PayloadId, Spans] = {}
+        #: What finds the bytes of a column that are here.
         self._views: dict[PayloadId, View] = {}
         self._manifests: dict[PayloadId, bytes] = {}
-        #: Frames that are made one after another, as the peer takes them.
+        #: Answers to each peer's questions, in their order; frames are made one after another, as
+        #: the peer takes them. The loop's alone.
         self._waiting: defaultdict[Session, deque[Iterator[_Frame]]] = defaultdict(deque)
 
     def offer(self, job: ReadJob, spans: Spans, manifest: bytes | None) -> None:

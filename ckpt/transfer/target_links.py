@@ -39,10 +39,10 @@ class TargetLinks:
     def __init__(self, loop: LinkLoop, options: SenderOptions) -> None:
         self._loop = loop
         self._options = options
-        self._links: dict[tuple[TargetId, BootId], Link] = {}
         #: The live link to each boot of a target.
-        self._unix_broken: set[str] = set()
+        self._links: dict[tuple[TargetId, BootId], Link] = {}
         #: Sockets of this host that nobody answered on; TCP is used instead.
+        self._unix_broken: set[str] = set()
 
     def obtain(self, place: Place) -> Link:
         """A link that is open or being made; LinkClosed follows if it cannot be. Raises Refused."""

@@ -30,7 +30,7 @@ class Drive:
     def __init__(self, *documents: bytes, unreadable: dict[int, list[int]] | None = None) -> None:
         self.documents = documents
         self.unreadable = unreadable or {}
-        #: Copy to places; a question that has one of them in it is not answered.
+        """Copy to places; a question that has one of them in it is not answered."""
         self.asked: list[Wanted] = []
 
     def run(self, checkpoint: CheckpointId = CHECKPOINT) -> bool:

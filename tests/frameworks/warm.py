@@ -126,10 +126,10 @@ class Server:
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
+        #: pid and client, by pidfd.
         self._children: dict[int, tuple[int, socket.socket]] = {}
-        """pid and client, by pidfd."""
+        #: Clients that ended before their child.
         self._gone: set[socket.socket] = set()
-        """Clients that ended before their child."""
 
     def serve(self) -> Order | None:
         while True:

@@ -45,8 +45,8 @@ class Strikes:
         self._job = job
         self._random = random.Random(seed)
         self._ended = ended
-        self._older: Path | None = None
         #: A catalog as it was at an earlier start.
+        self._older: Path | None = None
         self.counts: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
         """Changes that disks lost, by kind."""

@@ -117,7 +117,7 @@ class Pytest:
     reaches: Mapping[str, Reach] = field(default_factory=dict)
     """By folder of near tests; without one all tests of the folder are run."""
     known: dict[str, bool] = field(default_factory=dict)
-    #: Test files of which a test passed, or failed, on the tree as it is.
+    """Test file -> whether the test of it that was asked for passes on the tree as it is."""
 
     def __call__(self, tree: Path, mutant: Mutant) -> tuple[str, str]:
         for files in self._stages(tree, mutant):

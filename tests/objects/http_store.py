@@ -26,8 +26,9 @@ class HttpStore:
         """Of all bodies so far."""
         self.asked: Counter[str] = Counter()
         """GETs so far: of chunks, indexes, listings, and documents by their names."""
+
+        #: Guards all that counts, and tells who waits that it has changed.
         self._turn = threading.Condition()
-        #: Guards all that counts.
         self._readers_missing = 0
         self._chunks_left: int | None = None
         self._waiting_count = 0

@@ -70,7 +70,7 @@ class FakeTarget:
     reservations: set[ReservationId] = field(default_factory=set)
     refuses: dict[type[m.Message], m.Failed] = field(default_factory=dict)
     silent: set[type[m.Message]] = field(default_factory=set)
-    #: Commands of these types are kept in `unanswered`.
+    """Commands of these types are kept in `unanswered`."""
     unanswered: list[Send] = field(default_factory=list)
     damaged: dict[ColumnId, tuple[m.ByteRange, ...]] = field(default_factory=dict)
     on_release: Callable[[FakeTarget], None] = lambda _: None

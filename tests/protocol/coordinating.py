@@ -81,7 +81,7 @@ class Bench:
         self.durable: list[object] = []
         self.persist_at_once = True
         self.tickets: list[Persist] = []
-        #: Not durable yet.
+        """Not durable yet, oldest first."""
         self.log: list[Action] = []
         self.targets: dict[TargetId, FakeTarget] = {}
         self._sessions = 0
@@ -326,7 +326,7 @@ class RankFake:
         self.launch = LaunchNumber(0)
         self.came_us = 0
         self.last: tuple[int, int] | None = None
-        #: The step that it handed over last, and when.
+        """The step that it handed over last, and when."""
         self.saves = 0
         self.plan: m.PayloadPlanned | None = None
         self.proofs: dict[ColumnNumber, ColumnProof] = {}

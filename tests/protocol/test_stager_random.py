@@ -28,7 +28,7 @@ class Coordinator:
         self.ended: dict[CheckpointId, m.Message] = {}
         self.given: dict[int, PayloadId] = {}
         self.opened: dict[PayloadId, tuple[int, tuple[Home, ...]]] = {}
-        #: Bytes and homes of each payload that was planned.
+        """Bytes and homes of each payload that was planned."""
 
     def answer(self, message: m.Message) -> m.Message | None:
         match message:

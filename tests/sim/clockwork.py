@@ -26,8 +26,8 @@ class Clockwork:
         self.rng = random.Random(seed)
         self.random = self.rng.random
         self.now_us = 50_000_000_000
-        self._heap: list[tuple[int, int, Action, tuple[object, ...]]] = []
         #: (when, order, action, its arguments); the order is unique, so no more is compared.
+        self._heap: list[tuple[int, int, Action, tuple[object, ...]]] = []
         self._count = 0
         self.steps = 0
         self.changed = True

@@ -28,15 +28,16 @@ class Conduct:
         self._name = name
         self.slowest = 1
         """What its disk was slower by, at worst: answers that wait for it come so much later."""
-        self._ended_us: dict[Session, int] = {}
+
         #: Sessions that have ended, and when.
-        self._heard: Counter[tuple[Session, int]] = Counter()
+        self._ended_us: dict[Session, int] = {}
         #: How often each request came; the network may bring one twice.
+        self._heard: Counter[tuple[Session, int]] = Counter()
         self._now_us = 0
-        self._failed: set[tuple[Session, int]] = set()
         #: Requests that were answered with a failure and not asked again.
+        self._failed: set[tuple[Session, int]] = set()
+        #: How often each request was answered; one that came twice may be answered in two ways.
         self._answered: Counter[tuple[Session, int]] = Counter()
-        #: What was said to each request; one that came twice may be answered in two ways.
 
     def step(self, event: object, actions: Sequence[object]) -> None:
         """An event, and all that followed from it."""

@@ -50,8 +50,8 @@ class CoordinatorNode:
         self.up = False
         self.stopped = False
         self.durable: list[CatalogEntry] = []
+        #: What `durable` goes on from: nothing, or a catalog that was made from the targets.
         self._base = CatalogImage(0)
-        """What `durable` goes on from."""
         self._clock = clock
         self._network = network
         self._oracles = oracles
@@ -65,10 +65,10 @@ class CoordinatorNode:
         )
         self._term = 0
         self._starts = 0
-        self._pending: list[Persist] = []
         #: Written but not yet synced; a crash keeps a prefix of them.
+        self._pending: list[Persist] = []
         self.old_commands: list[Send] = []
-        #: Reservations that earlier terms asked for, for a message that comes very late.
+        """Reservations that earlier terms asked for, for a message that comes very late."""
         self.windows = Windows(network)
         self.wall_jump_s = 0
         """By so much its wall clock is wrong."""

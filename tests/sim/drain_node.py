@@ -89,7 +89,7 @@ class DrainNode:
         self._session: Session | None = None
         self._reader: TierReader | None = None
         self._requests = 0
-        #: What was asked and not answered, repeated on every new session.
+        #: Requests without an answer, repeated on every new session, and what to do with it.
         self._asked: dict[int, tuple[m.Message, bytes, Callable[[m.Message], None]]] = {}
         self._is_nested = False
         self._lease: CheckpointId | None = None

@@ -68,8 +68,8 @@ class TierReader(ReaderNode):
         """Read and verified, by rank."""
         self._owner, self._tally = owner, tally
         self._entries: dict[int, IndexPayload] | None = None
-        self._waiting: dict[int, list[Callable[[], None]]] = {}
         #: Rank -> who wants its payload.
+        self._waiting: dict[int, list[Callable[[], None]]] = {}
 
     def start(self) -> None:
         super().start()

@@ -42,7 +42,7 @@ class Bucket:
     conditional: bool
     objects: dict[str, bytes] = field(default_factory=dict)
     uploads: dict[str, str] = field(default_factory=dict)
-    #: The store's name of an upload that was begun -> its key.
+    """The store's name of an upload that was begun -> its key."""
     created: Callable[[str], None] = lambda _key: None
     """Told of every object, when it is there."""
     _uploads_begun: int = 0

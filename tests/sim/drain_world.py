@@ -138,15 +138,15 @@ class DrainWorld(World):
     buckets: dict[str, Bucket] = field(default_factory=dict)
     workers: list[DrainNode] = field(default_factory=list)
     policies: dict[str, StorePolicy] = field(default_factory=dict)
-    #: What the catalog durably knows.
+    """What the catalog durably knows."""
     committed: set[CheckpointId] = field(default_factory=set)
-    #: In the tier.
+    """In the tier."""
     markers: dict[tuple[str, str], bytes] = field(default_factory=dict)
-    #: (store, key) -> the marker that was written there.
+    """(store, key) -> the marker that was written there."""
     trouble: Trouble = field(default_factory=Trouble)
     tally: Tally = field(default_factory=Tally)
     evicted: set[CheckpointId] = field(default_factory=set)
-    #: Tombstoned durably, since they are in a store.
+    """Tombstoned durably, since they are in a store."""
     on_evict: Callable[[CheckpointId], None] = lambda _id: None
     """Told of each, when its tombstone is durable in the catalog and nowhere else."""
     names_given: int = 0

@@ -163,7 +163,7 @@ class WriterNode(RankNode):
         self._files = list(files)
         self._members: dict[int, Member] = {}
         self.certified: dict[int, Member] = {}
-        #: Save number -> the file that is on its targets.
+        """Save number -> the file that is on its targets."""
         self._passed: set[int] = set()
 
     @property
@@ -257,8 +257,8 @@ class CommitterNode:
     _session: Session | None = None
     _request: int = 0
     _checkpoint: CheckpointId | None = None
-    _commits: set[int] = field(default_factory=set)
     #: Requests that were commits.
+    _commits: set[int] = field(default_factory=set)
 
     def start(self) -> None:
         self.network.dial(

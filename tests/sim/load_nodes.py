@@ -48,8 +48,8 @@ class LoadingRank(ReaderNode):
         self._launch: LaunchNumber | None = None
         self._turn = 0
         self._since_us = 0
-        self._damaged: m.ReportDamage | None = None
         #: What a coordinator is to judge; asked again on every session until it has.
+        self._damaged: m.ReportDamage | None = None
 
     def start(self) -> None:
         self.started, self._since_us = True, self._clock.now_us

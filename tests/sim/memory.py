@@ -37,26 +37,30 @@ class TargetMemory:
 
     def __init__(self, name: str, limits: TargetLimits, now_us: Callable[[], int]) -> None:
         self._name, self._limits, self._now_us = name, limits, now_us
-        self._touched_us: dict[Stream, int] = {}
+
         #: When a stream's credit was given or used last.
+        self._touched_us: dict[Stream, int] = {}
+        #: Of a stream's credit: so long untouched that the target may have lent it to others.
         self._asleep: dict[Stream, int] = {}
-        #: Of its credit: so long untouched that the target may have lent it to others.
-        self._credit: dict[Stream, int] = {}
         #: Granted and not received, of streams that have not ended.
-        self._of: dict[int, tuple[Stream, int]] = {}
+        self._credit: dict[Stream, int] = {}
         #: Disk operation -> the stream whose fragment it writes, and its bytes.
+        self._of: dict[int, tuple[Stream, int]] = {}
+        #: The bytes of all in `_of`, and of all in `_credit`.
         self._writes = self._credit_bytes = 0
-        self._windows: dict[Stream, int] = {}
         #: Of each stream: received and not written.
-        self._reads: dict[int, int] = {}
+        self._windows: dict[Stream, int] = {}
+
         #: Disk operation -> bytes of a buffer that is not released.
+        self._reads: dict[int, int] = {}
+        #: The bytes of all in `_reads`.
         self._read = 0
+        #: The most readers at once, since it last read nothing.
         self._readers_most = 0
-        """At once, since it last read nothing."""
+        #: The largest that was read at once; a trailer or a small document may be longer.
         self._piece = limits.read_piece_bytes
-        """The largest that was read at once; a trailer or a small document may be longer."""
-        self._unsent: dict[Session, int] = {}
         #: Bulk bytes that were sent on a session and have not left.
+        self._unsent: dict[Session, int] = {}
 
     @property
     def held_bytes(self) -> int:
@@ -201,8 +205,9 @@ class AskedBytes:
         at most the rest of a cell too late."""
         self._name = name
         self._limit = max(limits.window_bytes, layout.cell_bytes) + parts * layout.cell_bytes
-        self._asks: dict[int, tuple[ColumnNumber, int]] = {}
         #: Request -> its column, and bytes that it still owes.
+        self._asks: dict[int, tuple[ColumnNumber, int]] = {}
+        #: Bytes that each column still owes.
         self._of_column: dict[ColumnNumber, int] = {}
 
     def asks(self, action: AskRanges) -> None:

@@ -57,8 +57,8 @@ class _End:
     swallowed: bool = False
     """Half open: what is sent to this end vanishes."""
     unread: list[tuple[Send, bytes]] = field(default_factory=list)
-    #: What came while the process was stopped, or was held on its way, in order; what comes behind
-    #: it waits, too.
+    """What came while the process was stopped, or was held on its way, in order; what comes after
+    it waits as well."""
 
 
 @dataclass(slots=True)
@@ -93,9 +93,9 @@ class Network:
         self.clock = clock
         self.weather = Weather()
         self.slow: dict[str, int] = {}
-        #: Node name -> extra latency of everything it receives.
+        """Node name -> extra latency of everything it receives."""
         self.held: dict[tuple[str, str], int] = {}
-        #: (from, to) -> until when nothing that one says reaches the other.
+        """(from, to) -> until when nothing that one says reaches the other."""
         self._sessions: dict[Session, Connection] = {}
         self._incarnations: dict[str, int] = {}
         self._next_session = 1

@@ -38,7 +38,7 @@ class NumberedRank(LoadingRank):
         """may_begin: whether the ranks may do this one of their common loads now."""
         super().__init__(clock, network, oracles, coordinator, target_of, job, rank)
         self.held: dict[int, CheckpointId] = {}
-        #: What it got in each of the common loads.
+        """What it got in each of the common loads."""
         self._step = step
         self._script = list(script)
         self._may_begin = may_begin

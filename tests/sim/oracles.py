@@ -105,26 +105,26 @@ class Oracles:
     """Where a target stands; None when nobody asks."""
     spread: Spread = ALONE
     announced: dict[CheckpointId, Announced] = field(default_factory=dict)
-    #: Every committed checkpoint that anybody was told of.
+    """Every committed checkpoint that anybody was told of."""
     aborted: set[CheckpointId] = field(default_factory=set)
     opened: dict[CheckpointId, catalog.AttemptOpened] = field(default_factory=dict)
-    #: Durable openings, in order.
+    """Durable openings, in order."""
     decided: dict[CheckpointId, catalog.AttemptDecided] = field(default_factory=dict)
     harm_counted: dict[CheckpointId, set[TargetId]] = field(default_factory=dict)
-    #: Targets that were lost or wiped when it was decided, as the second count could know.
+    """Targets that were lost or wiped when it was decided, as the second count could know."""
     harmed_before: dict[CheckpointId, set[TargetId]] = field(default_factory=dict)
-    #: The same of all targets: what holds its record is named nowhere.
+    """The same of all targets: what holds its record is named nowhere."""
     deleted: set[CheckpointId] = field(default_factory=set)
     begun: dict[str, LaunchNumber] = field(default_factory=dict)
-    #: Run -> the newest launch with a durable opening.
+    """Run -> the newest launch with a durable opening."""
     handed: set[tuple[str, int, int]] = field(default_factory=set)
-    #: (launch name, step, rank) that was staged whole.
+    """(launch name, step, rank) that was staged whole."""
     failed: dict[tuple[LaunchNumber, int], str] = field(default_factory=dict)
-    #: (launch, step) whose save ended for some rank with an error, and for which one.
+    """(launch, step) whose save ended for some rank with an error, and for which one."""
     halves: dict[tuple[str, int], int] = field(default_factory=dict)
-    #: (rank node, half) -> the save that holds it.
+    """(rank node, half) -> the save that holds it."""
     overwritten: dict[tuple[CheckpointId, int], str] = field(default_factory=dict)
-    #: Payloads whose arena half was given on while their attempt was open.
+    """Payloads whose arena half was given on while their attempt was open."""
     refusals: list[str] = field(default_factory=list)
 
     def announced_columns(self) -> set[str]:

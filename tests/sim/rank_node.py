@@ -72,22 +72,22 @@ class RankNode:
             Identity(job.key, Rank(rank), job.world_size, self.process), StagerConfig()
         )
         self.half_bytes = HALF_BYTES
-        self._halves = [bytearray(), bytearray()]
         #: Each as long as the largest padded payload that it ever held.
+        self._halves = [bytearray(), bytearray()]
         self._sending: dict[PayloadId, _Sending] = {}
-        self._stopping: dict[PayloadId, int] = {}
         #: Halves of payloads whose sender has been stopped and may still read them.
-        self._credit: dict[int, int] = {}
+        self._stopping: dict[PayloadId, int] = {}
         #: Stream -> bytes that its target has granted and that were not sent.
+        self._credit: dict[int, int] = {}
         self._links: dict[tuple[TargetId, int], _Link] = {}
         self._by_session: dict[Session, _Link] = {}
         self._stream_numbers = itertools.count(1)
         self._stream_payload: dict[int, PayloadId] = {}
         self._script: list[int] = list(job.steps)
-        self._saves: dict[int, int] = {}
         #: Save number -> step.
+        self._saves: dict[int, int] = {}
         self.outcomes: dict[int, se.Outcome] = {}
-        #: Step -> what the trainer was told last.
+        """Step -> what the trainer was told last."""
         self._coordinator_session: Session | None = None
         self.done_saving = False
 

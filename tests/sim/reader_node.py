@@ -49,7 +49,7 @@ class _Reading:
     spans: list[tuple[int, int]]
     """What is wanted of it."""
     documents: dict[int, bytearray] = field(default_factory=dict)
-    #: Manifest parts by request.
+    """Manifest parts by request."""
 
 
 def parts_of(size: int, rng: random.Random) -> list[tuple[int, int]]:
@@ -79,8 +79,9 @@ class ReaderNode:
         """Which one I read; None for the newest."""
         self.checkpoint: m.CommitInfo | None = None
         self.rebuilt_bytes = 0
+        #: What the index names: read whole, and then again in parts.
         self._payloads: tuple[IndexPayload, ...] = ()
-        #: Read whole, and then again in parts.
+        #: The whole was read, and the parts are wanted now.
         self._wants_parts = False
         self.reads_parts = True
         """False: I am done when I have read the whole."""
@@ -94,8 +95,8 @@ class ReaderNode:
         self._links: dict[TargetId, Session] = {}
         self._dialing: dict[TargetId, list[tuple[int, m.Message]]] = {}
         self._readings: dict[PayloadId, _Reading] = {}
-        self._asked: dict[int, tuple[PayloadId, ColumnNumber]] = {}
         #: Request -> what it reads; a cancelled one leaves, and what still comes lands nowhere.
+        self._asked: dict[int, tuple[PayloadId, ColumnNumber]] = {}
 
     @property
     def reading(self) -> bool:

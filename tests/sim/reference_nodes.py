@@ -85,10 +85,10 @@ class ReferringRank(RankNode):
     """My stager compares what I stage with what it committed last, as a real one does."""
 
     world: ReferenceWorld
+    #: The home of the frozen half, and the step at which it was staged.
     _base: tuple[Home, int] | None = None
-    """The home of the frozen half, and the step at which it was staged."""
+    #: Of saves that refer.
     _found: dict[int, Home]
-    """Of saves that refer."""
 
     def _content(self, step: int) -> bytes:
         return b"".join(state(self.job, step, self.rank, self._seed))

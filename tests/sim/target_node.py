@@ -79,19 +79,19 @@ class TargetNode:
         self.one_at_a_time = False
         """The device does one operation after another, so that a crowd has to queue for it."""
         self._device_free_us = 0
+        #: As with a thread for each operation; else what the kernel does in memory is done at once,
+        #: and only what waits for the device waits.
         self._all_waits = seed // 4 % 4 == 0
-        """As with a thread for each operation; else what the kernel does in memory is done at once,
-        and only what waits for the device waits."""
         self._clock, self._network, self._coordinator = clock, network, coordinator
         self._number = number
         self.domain = Domain("power", "rack", "host", f"dev{number}")
         self._boots = first_boot
         self.incarnation = (number + 1).to_bytes(INCARNATION_BYTES, "big")
         self.place = self.name
+        #: The disk's operations and size when this process last saw its room.
         self._measured: tuple[int, int] | None = None
-        """The disk's operations and size when this process last saw its room."""
-        self._draining: set[Session] = set()
         #: Sessions whose frames are about to have left.
+        self._draining: set[Session] = set()
         self._limits = limits or TargetLimits(
             stream_credit_bytes=8192,
             credit_pool_bytes=CREDIT_POOLS[seed // 2 % len(CREDIT_POOLS)],
@@ -100,8 +100,8 @@ class TargetNode:
             read_pool_bytes=12_288,
             read_keep_bytes=8_192,
         )
-        self._readers: dict[Session, None] = {}
         #: Sessions that may ask for bytes.
+        self._readers: dict[Session, None] = {}
         self._coordinator_session: Session | None = None
         self.windows = Windows(network)
         self.machine: TargetMachine

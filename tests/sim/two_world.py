@@ -39,7 +39,7 @@ class TwoOracles(DrainOracles):
     def __init__(self, **of_the_world: Any) -> None:
         super().__init__(**of_the_world)
         self.given: dict[int, CheckpointId] = {}
-        #: The newest generation that each has opened.
+        """The newest generation that each side has opened."""
         self.begun_by: dict[int, LaunchNumber] = {}
         self.decisions: dict[tuple[int, CheckpointId], catalog.AttemptDecided] = {}
         self.aborted_by: dict[CheckpointId, set[int]] = {}
@@ -197,9 +197,9 @@ class TwoWorld(DrainWorld):
     old: CoordinatorNode | None = None
     risen: bool = False
     numbers: dict[int, Job] = field(default_factory=dict)
-    #: Launch -> whose it is.
+    """Launch -> whose it is."""
     gone: set[CheckpointId] = field(default_factory=set)
-    #: Somebody was told that these are deleted.
+    """Somebody was told that these are deleted."""
     deleters: list[DeleterNode] = field(default_factory=list)
 
     @classmethod

@@ -59,8 +59,8 @@ class WholeWorld(ReferenceWorld, FileWorld):
     oracles_type: ClassVar[type[Oracles]] = WholeOracles
 
     lives: Lives = Lives()
+    #: By then the last deletion has been asked for.
     _deleted_us: int = 0
-    """By then the last deletion has been asked for."""
 
     def _rank(self, job: Job, rank: int, starts: int = 0) -> RankNode:
         kind = ReferenceWorld if self.lives.references else World

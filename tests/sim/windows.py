@@ -127,10 +127,10 @@ class TargetSteps:
     __slots__ = ("_document_of", "_windows")
 
     def __init__(self) -> None:
-        self._windows: dict[int, Window] = {}
         #: Disk operation -> the window that ends with it.
-        self._document_of: dict[str, str] = {}
+        self._windows: dict[int, Window] = {}
         #: Aside file -> which document it becomes.
+        self._document_of: dict[str, str] = {}
 
     def issued(self, action: DiskAction, cause: TargetEvent) -> None:
         """The machine wants this done next."""

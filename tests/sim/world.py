@@ -52,7 +52,7 @@ class World:
     replayed: int = 0
     """Commands of an earlier term that were sent again."""
     rotted: list[str] = field(default_factory=list)
-    #: `TARGET/FILE` of every column that a fault has harmed at rest.
+    """`TARGET/FILE` of every column that a fault has harmed at rest."""
     document_rotted: bool = False
     """A fault has harmed one copy of a document."""
     many_steps: bool = False

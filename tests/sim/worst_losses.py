@@ -47,7 +47,7 @@ class _Shelf:
     index: Index | None = None
     index_digest: bytes = b""
     columns: dict[ColumnId, bytes] = field(default_factory=dict)
-    #: Fragment bytes.
+    """Fragment bytes."""
 
 
 def check_worst_losses(world: World) -> None:
@@ -71,11 +71,11 @@ class _Judge:
         self._info = info
         self._decoded: set[PayloadId] = set()
         self._shelves: dict[TargetId, _Shelf] = {}
+        #: Of those to which it refers: they may go no earlier.
         self._homes = [
             _Judge(world, home.id(id.run), world.oracles.announced[home.id(id.run)].info)
             for home in info.homes
         ]
-        #: Of those to which it refers: they may go no earlier.
 
     def check(self) -> None:
         """Every set of targets, and every set of domains."""

@@ -35,8 +35,8 @@ class Hangman:
         self._directory = directory
         self._mark = mark
         self._job = job
-        self._still: list[tuple[float, int]] = []
         #: (when to let it go on, process id) of stopped targets.
+        self._still: list[tuple[float, int]] = []
         self._next_s = time.monotonic() + 2.0
         self.strikes: Counter[str] = Counter()
         self.log: list[str] = []

@@ -32,10 +32,10 @@ class Judge:
         self._keep = keep
         self._random = random.Random(seed)
         self._latest = 0
-        self._launches: dict[tuple[int, str], int] = {}
         #: (step, generation) -> the launch that its content names.
-        self._generations: dict[int, str] = {}
+        self._launches: dict[tuple[int, str], int] = {}
         #: step -> the newest generation listed so far.
+        self._generations: dict[int, str] = {}
         self.counts: Counter[str] = Counter()
         self.unavailable: list[str] = []
 

@@ -54,7 +54,7 @@ class FirstVersion(DrainNode):
     """A worker of 0.1.0, as far as messages go."""
 
     heard: ClassVar[Counter[type[m.Message]]] = Counter()
-    #: Said or heard by all of them.
+    """Said or heard by all of them."""
 
     def _ask(
         self,

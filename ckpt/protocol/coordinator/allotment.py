@@ -23,15 +23,16 @@ class Allotment:
     columns: dict[ColumnNumber, Place] = field(default_factory=dict)
     spares: list[Place] = field(default_factory=list)
     refused: dict[TargetId, Failed] = field(default_factory=dict)
-    #: Targets that did not give space, and what they said; not asked again for this allotment.
+    """Targets that gave no space, and what they said. They are not asked again for this allotment,
+    except those that were silent (`may_ask`)."""
     intended: dict[ColumnNumber, TargetId] = field(default_factory=dict)
-    #: Who was asked last for each column, answered or not: two columns never share a target.
+    """Who was asked last for each column, answered or not: two columns never share a target."""
     asked_spares: set[TargetId] = field(default_factory=set)
-    #: Targets that hold a spare or are asked for one: no column goes there by another way.
+    """Targets that hold a spare or are asked for one: no column goes there by another way."""
     returns: defaultdict[tuple[ColumnNumber, TargetId], list[int]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    #: When a column went back to a target where it had failed.
+    """When a column went back to a target where it had failed, each time. Kept by SpareSearch."""
     open_questions: int = 0
     patience_us: int = PATIENCE_US
     idle_since_us: int = 0

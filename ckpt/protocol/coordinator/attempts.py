@@ -65,13 +65,13 @@ class AttemptState(Enum):
     ABORTED = "aborted"
 
 
-#: States in which an abort is still possible.
 ABORTABLE = (
     AttemptState.OPENING,
     AttemptState.OPEN,
     AttemptState.COMPARING,
     AttemptState.INDEXING,
 )
+"""States in which an abort is still possible."""
 ENDED = (AttemptState.COMMITTED, AttemptState.ABORTING, AttemptState.ABORTED)
 
 
@@ -95,7 +95,7 @@ class Payload:
     table_bytes: bytearray = field(default_factory=bytearray)
     table: RankTable | None = None
     proofs: dict[ColumnNumber, ColumnProof] = field(default_factory=dict)
-    #: The accepted proof of each column; a newer one replaces an older one.
+    """Of the last certify; a column that is streamed again loses its own."""
     fingerprints: tuple[bytes, ...] | None = None
     """Answers to the open comparison."""
     certified_us: int = 0
@@ -129,7 +129,7 @@ class Attempt:
     record: CommitRecord | None = None
     record_bytes: bytes = b""
     placement: dict[Rank, tuple[TargetId | None, ...]] = field(default_factory=dict)
-    #: The accepted target of each column, fixed with the index.
+    """The accepted target of each column, None for a missing one; fixed with the index."""
     index: bytes = b""
     warnings: tuple[str, ...] = ()
     homes: tuple[Home, ...] = ()
@@ -144,9 +144,9 @@ class Attempt:
     next_number: int = 0
     """Of the next member. For an open member list `world_size` is the durable bound of numbers."""
     askers: list[tuple[Session, int]] = field(default_factory=list)
-    #: Who asked for the commit of members, and waits for its end.
+    """Sessions that asked for the commit of members, and their requests: answered at its end."""
     written_by: set[LaunchNumber] = field(default_factory=set)
-    #: Launches whose ranks asked for it.
+    """Launches whose ranks asked for the commit of members: their next loads get it, or newer."""
 
     @property
     def handed_over(self) -> bool:

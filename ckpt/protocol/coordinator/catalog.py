@@ -301,11 +301,11 @@ class LaunchRow:
     key: str | None
     world_size: int
     processes: dict[Rank, str] = field(default_factory=dict)
-    #: Of a launch without a key.
+    """Who holds each rank; kept only for a launch without a key."""
     resolved: dict[int, CheckpointId] = field(default_factory=dict)
-    #: By turn: the first one, and the newest ones.
+    """What "newest" was settled to, by turn: the first turn and the newest ones are kept."""
     by_number: dict[Step, CheckpointId] = field(default_factory=dict)
-    #: What was asked for by its step's number.
+    """What was settled for loads that named their step."""
 
 
 @dataclass(slots=True)
@@ -314,7 +314,7 @@ class StoreRow:
 
     policy: StorePolicy
     stored: dict[RunName, set[tuple[Step, Generation]]] = field(default_factory=dict)
-    #: What is committed there.
+    """What is committed there."""
 
 
 @dataclass(slots=True)
@@ -336,7 +336,7 @@ class CatalogImage:
     rebuilt_from: int = 0
     """So many targets were named then, whether they answered or not."""
     passed_over: set[CheckpointId] = field(default_factory=set)
-    #: Generations without a row whose record or tombstone was found then, and refused.
+    """Generations without a row whose record or tombstone was found then, and refused."""
     outdated: str = ""
     """What proved that another catalog is newer; empty when nothing has."""
     process: bytes = field(default=b"", compare=False)

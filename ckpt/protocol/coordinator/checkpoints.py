@@ -48,9 +48,11 @@ class Checkpoint:
     state: RowState = RowState.COMMITTED
     reason: str = ""
     pins: set[int] = field(default_factory=set)
-    #: Readers that hold it; its columns stay while there is one.
+    """Readers, and rounds that wait for late ranks, that hold it: its columns stay while one does.
+    Only Resolver and LaunchRounds add and take them."""
     users: set[CheckpointId] = field(default_factory=set)
-    """Attempts and later generations that refer to its bytes; its columns stay likewise."""
+    """Attempts and later generations that refer to its bytes; its columns stay likewise. Only Homes
+    adds and takes them."""
     dropping: bool = False
     """Its columns go: nobody can hold it any more."""
 
@@ -93,9 +95,10 @@ class Checkpoints:
     def __init__(self, members: Membership, report_level: Level) -> None:
         self._members = members
         self._level = report_level
+        #: Each run's checkpoints, kept in (step, generation) order.
         self._by_run: dict[RunName, dict[CheckpointId, Checkpoint]] = {}
-        self._deleted: dict[CheckpointId, bytes] = {}
         #: Records of deleted checkpoints whose rows stay: a stager may have missed the commit.
+        self._deleted: dict[CheckpointId, bytes] = {}
 
     def add(self, checkpoint: Checkpoint) -> None:
         of_run = self._by_run.setdefault(checkpoint.id.run, {})

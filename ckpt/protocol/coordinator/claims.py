@@ -64,12 +64,15 @@ class Claims:
     """I know each target's directory, and who else asks for its seat."""
 
     def __init__(self, known: Mapping[TargetId, TargetSeen]) -> None:
+        #: Which directory and which place have each target's seat.
         self._known = dict(known)
+        #: Processes that were refused a seat lately, at most CLAIMS_MAX; see `_key`.
         self._refused: dict[tuple[TargetId, bytes, str], Claim] = {}
+        #: When the session of each seat ended; no entry while it stands, or before it ever did.
         self._left_us: dict[TargetId, int] = {}
-        """When the session of its seat ended."""
+        #: When somebody said last that a target's directory is another one.
         self._replaced_us: dict[TargetId, int] = {}
-        """When somebody said that its directory is another one."""
+        #: When the first target asked for a seat; None before.
         self._born_us: int | None = None
 
     # ----------------------------------------------------------------------- questions

@@ -96,16 +96,18 @@ class Committer:
         self._may_be_in_force = is_in_force
         self._committed = committed
         self._abort = abort
+        #: Since when an attempt lacks targets: a payload or a home is below its floor, or too few
+        #: targets could say that this coordinator is in force. It aborts after RECOUNT_GRACE_US.
         self._short_since: dict[CheckpointId, int] = {}
-        #: Attempts with a payload below the floor, and since when no more came to count.
+        #: Which columns counted when a payload below the floor was last given places. While no
+        #: others count, only a tick gives it places again.
         self._reopened: dict[PayloadId, list[ColumnNumber]] = {}
-        #: What counted when a payload below the floor was last given places.
+        #: Payloads below the floor for which places are being asked.
         self._reopening: set[PayloadId] = set()
-        #: Payloads for which places are being asked.
+        #: Decided attempts whose record could not be put on enough targets; the next tick tries.
         self._stalled: set[CheckpointId] = set()
-        #: Decided attempts whose record could not be put on enough targets yet.
+        #: The comparison that each COMPARING attempt waits for; it stays until the next merge.
         self._overlaps: dict[CheckpointId, list[Overlap]] = {}
-        #: The comparison that a COMPARING attempt waits for.
 
     # ----------------------------------------------------------------------- agree
 

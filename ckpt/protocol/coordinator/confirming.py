@@ -74,18 +74,24 @@ class Confirming:
         self._desk = desk
         self._members = members
         self._book = book
+        #: False once no commit is left to be made that was decided before this process began.
         self._is_owing = True
         self._is_enough = is_enough
         self._handle = handle
         self._resolve_unconfirmed = resolve_unconfirmed
+
+        #: What the last commit's answer allows to lose (P1): so many may be silent in a round.
         self._allowed = Allowance()
+        #: The round under way; None between rounds.
         self._round: _Round | None = None
+        #: Who asked while a round was under way, and is served by the next one: what they ask is
+        #: newer than its questions.
         self._next: list[Then] = []
-        #: Who asked while a round was under way: what they ask is newer than its questions.
+        #: Requests without an answer, oldest first: their round is under way or to come, or has
+        #: ended and they are in `_confirmed` too.
         self._held: list[_Held] = []
-        #: Requests whose round is under way or to come, oldest first.
+        #: Those of `_held` whose round has ended, and which wait until no commit is owed.
         self._confirmed: list[_Held] = []
-        #: Of these, whose round has ended, while this coordinator owes a commit.
 
     def confirm(self, then: Then) -> None:
         """`then` runs once enough targets have obeyed behind this call; it may be never."""

@@ -94,18 +94,22 @@ class Deleter:
         self.forgotten = catalog.NO_GENERATION
         """The newest generation whose row was forgotten."""
         self.gone: dict[CheckpointId, RowState] = {}
-        #: Generations whose columns nobody may keep: aborted, deleted, or tombstoned without pins.
+        """Generations whose columns nobody may keep: aborted, deleted, or tombstoned with neither
+        pins nor users. Those a restart finds are put in by `recovering`; the machine reads them."""
+
+        #: Generations tombstoned in the catalog but not on enough targets yet, and who waits for
+        #: that. Nothing of them is dropped before.
         self._unspread: dict[CheckpointId, list[Then]] = {}
-        #: Tombstoned in the catalog but not yet on enough targets; who waits for that.
+        #: Those of `_unspread` that did not find enough targets; the next tick tries them again.
         self._stalled: set[CheckpointId] = set()
-        #: Those of them that wait for targets.
+        #: Dropped generations whose row does not durably say DELETED yet.
         self._closing: set[CheckpointId] = set()
-        #: Those whose row does not durably say yet that they are deleted.
+        #: Targets that were told to drop a generation and have not confirmed it in this boot. Its
+        #: tombstones stay while there is one.
         self._dropping: dict[CheckpointId, set[TargetId]] = {}
-        #: Targets that were told to drop a generation and have not confirmed it in this boot.
+        #: Drops that a target could not do: when to ask again, and on which session. It is given up
+        #: when that session ends: on a later one the target lists what it holds.
         self._refused: list[tuple[int, Session, Then]] = []
-        #: When to ask again, of what a target could not drop, and on which session: a later one
-        #: lists what it holds.
 
     def recover(self, checkpoint: Checkpoint) -> None:
         """Tombstoned before this coordinator started: whether on targets too, nobody knows."""

@@ -46,16 +46,17 @@ class Desk:
 
     def __init__(self) -> None:
         self.now_us = 0
+        #: What `take` hands over next.
         self._actions: list[Action] = []
+        #: Open questions by the request number that I gave them; no number is given twice.
         self._questions: dict[int, _Question] = {}
-        #: Open questions by the request number that I gave them; per session none is asked twice.
-        self._next_request = 1 << 32
         #: Above every number that a peer chooses for its own requests on the same session.
+        self._next_request = 1 << 32
+        #: What to do when each Persist is acknowledged, by its ticket.
         self._tickets: dict[int, Then] = {}
-        #: What to do when a Persist is acknowledged.
         self._next_ticket = 1
+        #: Under which entries are written; None before the targets vouched for the catalog.
         self._term: int | None = None
-        """Under which entries are written; None before the targets vouched for the catalog."""
         self.position: CatalogPosition | None = None
         """How far the catalog is durable; None before that."""
 

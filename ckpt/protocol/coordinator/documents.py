@@ -109,10 +109,14 @@ class _Spread:
         self._digest = xxh3_128(document)
         self._copies = copies
         self._then = then
+
+        #: Everybody who was chosen so far: nobody is asked twice.
         self._tried: set[TargetId] = set()
+        #: Those that did not answer yet, late ones too.
         self._asked: set[TargetId] = set()
-        #: Unanswered; late ones too.
+        #: Those of `_asked` whose patience is over: others are asked in their place.
         self._late: set[TargetId] = set()
+        #: Those that have it on stable storage.
         self._stored: set[TargetId] = set()
         self._done = False
 

@@ -31,15 +31,18 @@ class DrainJob:
 
     checkpoint: CheckpointId
     workers: dict[str, int] = field(default_factory=dict)
-    #: Who has a lease, and the bytes that it wrote; in the order in which they came.
+    """Who has a lease, and the bytes that it wrote; in the order in which they came."""
     part_count: int | None = None
     """None until a worker has the plan."""
     done: set[int] = field(default_factory=set)
     rest_until_us: int = 0
     """It failed: nobody gets a lease until then."""
+
+    #: Parts that nobody holds and that are not done. A heap: the lowest part goes first.
     _free: list[int] = field(default_factory=list)
-    #: A heap: the lowest part goes first.
+    #: The part that each slot is at.
     _held: dict[Slot, int] = field(default_factory=dict)
+    #: The worker that may commit; empty while there is none.
     _committer: str = ""
 
     @property

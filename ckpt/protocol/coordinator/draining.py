@@ -91,7 +91,7 @@ class Store:
     conditional: bool = True
     workers: dict[str, Worker] = field(default_factory=dict)
     jobs: dict[CheckpointId, DrainJob] = field(default_factory=dict)
-    #: Only what is leased, or rests after a failure.
+    """Only what is leased, or rests after a failure."""
     unserved_since_us: int = 0
     drained_count: int = 0
     """Since this coordinator began."""

@@ -73,11 +73,13 @@ class Evictor:
         self._queue = queue
         self._marks = marks
         self._evict = evict
+        #: When the devices are looked at next.
         self._look_at_us = 0
+        #: What was evicted last is not gone everywhere before this: until then no device is looked
+        #: at again.
         self._settled_at_us = 0
-        """What was evicted last is not gone everywhere before this."""
+        #: The most bytes that a save since the last look needed on a device and did not find.
         self._wanted_bytes = 0
-        """On the fullest device, of a save that found no room."""
         self.evicted_count = 0
         """Since this coordinator began."""
         self.evicted_bytes = 0
@@ -89,8 +91,7 @@ class Evictor:
             return
         self._look_at_us = now_us + LOOK_US
         wanted, self._wanted_bytes = self._wanted_bytes, 0
-        goals: dict[Domain, float] = {}
-        #: Bytes that shall go from a device.
+        goals: dict[Domain, float] = {}  # Bytes that shall go from each device.
         for device, used, free in self._devices():
             is_over = used > self._marks.high * (used + free)
             surplus = used - self._marks.low * (used + free) if is_over else 0.0

@@ -29,8 +29,9 @@ class Homes:
     def __init__(self, checkpoints: Checkpoints, released: Callable[[Checkpoint], None]) -> None:
         self._checkpoints = checkpoints
         self._released = released
+        #: What each user, an attempt or a checkpoint, holds; `Checkpoint.users` of a home is the
+        #: other direction.
         self._homes: dict[CheckpointId, set[CheckpointId]] = {}
-        #: By user: an attempt or a checkpoint.
 
     def problem(
         self, run: RunName, homes: Collection[Home], user: CheckpointId | None = None

@@ -62,11 +62,15 @@ class IndexInquiry:
         self._id = checkpoint.id
         self._digest = record.index_digest
         self._size = record.index_bytes
+        #: Targets whose copies were not looked at yet.
         self._left = list(record.index_targets)
         self._done = done
-        self._damaged: list[TargetId] = []
+
         #: Who has a copy that is not whole, and may mend another's.
+        self._damaged: list[TargetId] = []
+        #: What is wrong with each copy, damaged or gone: the reason when the index is lost.
         self._bad: list[str] = []
+        #: Why some copies could not be judged: then no loss is proved.
         self._unproved: list[str] = []
 
     def begin(self) -> None:

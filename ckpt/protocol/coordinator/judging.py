@@ -60,8 +60,9 @@ class _Inquiry:
     """Checkpoints that cannot be read without it, of which nobody has asked yet."""
     open_questions: int = 0
     unproved: list[str] = field(default_factory=list)
-    #: Why some columns could not be judged: then nothing is proved.
+    """Why some columns could not be judged: then nothing is proved."""
     bad: dict[ColumnNumber, tuple[ByteRange, ...]] = field(default_factory=dict)
+    """The damaged bytes of each column that was judged; all of a missing one."""
 
 
 class Judge:
@@ -73,11 +74,13 @@ class Judge:
         self._desk = desk
         self._members = members
         self._checkpoints = checkpoints
+        #: Payloads under examination: one inquiry for all who ask.
         self._open: dict[PayloadId, _Inquiry] = {}
+        #: Payloads that were examined unasked, each with the checkpoint that could not be read for
+        #: it, and the boots of the holders that were asked: the same boots are not asked twice.
         self._suspected: dict[tuple[CheckpointId, PayloadId], tuple[BootId, ...]] = {}
-        #: Payloads that were examined unasked, for whom, and the boots of holders that were asked.
-        self._indexes: dict[CheckpointId, list[Asker]] = {}
         #: Indexes under examination, and who reported them.
+        self._indexes: dict[CheckpointId, list[Asker]] = {}
 
     def report(self, session: Session, request: int, message: ReportDamage) -> None:
         """A reader failed to decode; examine the payload once for all who report it."""

@@ -34,11 +34,11 @@ class Member:
 
     process: str
     sessions: set[Session] = field(default_factory=set)
-    #: Connections that joined as this process: the trainer's own and its stagers'.
+    """Connections that joined as this process: the trainer's own and its stagers'."""
     stagers: set[Session] = field(default_factory=set)
-    #: Those of stagers, one for each store that saves or did so lately.
+    """Those of stagers, one for each store that saves or did so lately."""
     closed: set[Session] = field(default_factory=set)
-    #: Stagers whose store was closed.
+    """Connections of stagers whose store was closed; saves may still finish there."""
     joined_us: int = LONG_AGO_US
     """When it came; LONG_AGO_US when that is not known."""
     came_again: bool = False
@@ -113,14 +113,14 @@ class Launch:
     world_size: int
     members: dict[Rank, Member] = field(default_factory=dict)
     readers: set[Session] = field(default_factory=set)
-    #: Of processes that only load, whoever holds their ranks.
+    """Of processes that only load, whoever holds their ranks."""
     closed: bool = False
     """Known from its attempts or from a rank that came back alone: nobody knows its processes, so
     nobody new joins it without its key."""
     unwritten: int = 0
     """Entries about it that are on their way to the catalog."""
     saved: dict[Rank, Saved] = field(default_factory=dict)
-    #: The last payload that each rank has handed over.
+    """The last payload that each rank has handed over."""
     all_saved: bool = False
     """It has committed a checkpoint."""
 

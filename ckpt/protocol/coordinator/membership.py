@@ -105,9 +105,11 @@ class Target:
     load_bytes: int = 0
     """Planned onto it by attempts that have not ended; the balance of a burst."""
     proved: set[ColumnId] = field(default_factory=set)
-    #: Columns that this boot has proved, sealed or listed. Emptied at every registration.
+    """Columns that this boot has proved, sealed or listed. Certifying adds to them, Deleter takes
+    away what was dropped; emptied at every registration."""
     documents: set[DocumentSummary] = field(default_factory=set)
-    #: Documents that this boot listed or stored.
+    """Documents that this boot listed or stored. Each put adds one, Deleter takes away what was
+    dropped; emptied at every registration."""
 
     @property
     def is_failing(self) -> bool:
@@ -154,8 +156,9 @@ class Membership:
         }
         self._by_session: dict[Session, TargetId] = {}
         self._claims = Claims(known)
+        #: When the first tick came; None before. Targets have GATHERING_US from here to come.
         self._born_us: int | None = None
-        """When the first event came."""
+        #: When what is known of the targets' service times last faded.
         self._faded_us = 0
 
     @property

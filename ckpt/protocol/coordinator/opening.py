@@ -71,9 +71,9 @@ class Opening:
         self._code = code
         self._cell_bytes = cell_bytes
         self._counter = 0
-        self._postponed: list[tuple[Attempt, Payload]] = []
         #: Payloads without a plan while targets gather after a start, or are late; tried again on
         #: every tick.
+        self._postponed: list[tuple[Attempt, Payload]] = []
 
     def tick(self) -> None:
         """Plan what waited for targets to come."""

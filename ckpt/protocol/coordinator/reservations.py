@@ -77,16 +77,18 @@ class Reservations:
         self._members = members
         self._rule = rule
         self._no_room = no_room
+        #: The number of the last reservation that was asked for, within this term.
         self._counter = 0
+        #: Counts placements: each turn seats the targets in another order.
         self._turn = 0
+        #: Asked for by me and not given back. What else of this term a target holds is released.
         self._known: set[ReservationId] = set()
-        #: Asked for by me and not given back; whatever else a target holds is released.
+        #: Allotments that wait for the rank's next save of the same shape. Only I hold them.
         self._standing: dict[StandingKey, Allotment] = {}
-        #: Allotments that wait for the rank's next save of the same shape; only mine.
+        #: Searches for columns without a place; all try again on every tick.
         self._waiting: list[SpareSearch] = []
-        #: For columns without a place; asked again on every tick.
+        #: Reservations of an earlier term, and when to release them: their streams have until then.
         self._orphans: dict[tuple[TargetId, BootId, ReservationId], int] = {}
-        #: Reservations of an earlier term, released when their streams had time to end.
 
     # ----------------------------------------------------------------------- for a save
 

@@ -72,8 +72,9 @@ class Resolver:
         self._suspect = suspect
         self._holders = holders
         self._holding = holding
-        self._waiting: list[_Waiting] = []
         #: Questions without an answer yet, oldest first; all are tried again after every change.
+        self._waiting: list[_Waiting] = []
+        #: Which session reads what: each pin stays until the reader is done or its session ends.
         self._pins: dict[int, tuple[Session, Checkpoint]] = {}
         self._next_pin = 1
         self.rounds = LaunchRounds(desk, checkpoints, self._new_pin, self._release_if_unpinned)

@@ -78,22 +78,25 @@ class Round:
     """For the ranks that are still to come."""
     until_us: int = 0
     ranks: set[Rank] = field(default_factory=set)
-    #: Who has taken it.
+    """Who has taken it."""
     loading: dict[Rank, Session] = field(default_factory=dict)
-    #: Who is reading it and has not said how that ended.
+    """Who is reading it and has not said how that ended."""
     confirming: list[_Confirming] = field(default_factory=list)
+    """Who has loaded it and waits to be told that it may return it."""
     confirmed: set[Rank] = field(default_factory=set)
-    #: Who was told, as far as this coordinator knows.
+    """Who was told that it may, as far as this coordinator knows."""
     from_store: bool = False
     """The ranks read it from an object store: its damage here ends nothing."""
     settling: bool = False
+    """It can no longer be changed: the catalog's entry is on its way, or durable."""
     settled: bool = False
+    """The catalog's entry is durable: who has loaded it may return it."""
     recovered: bool = False
     """A restart found it."""
     counts: dict[Rank, int] = field(default_factory=dict)
-    #: By number: how many loads of the step each rank has had confirmed.
+    """By number: how many loads of the step each rank has had confirmed."""
     told: dict[Rank, int] = field(default_factory=dict)
-    #: By number: for which of its loads each rank was told of this round.
+    """By number: for which of its loads each rank was told of this round."""
 
     @property
     def step(self) -> Step | None:
@@ -168,16 +171,17 @@ class LaunchRounds:
         self._checkpoints = checkpoints
         self._new_pin = new_pin
         self._unpinned = unpinned
+        #: The rounds of "newest" by turn, under the step None; under a step's number its only one,
+        #: as turn 0.
         self._rounds: Rounds = {}
-        #: By turn; under None those of "newest".
+        #: Rounds that hold their pin, for ranks that have not come for them.
         self._held: list[Round] = []
-        #: Rounds that some rank has not come for.
-        self._asked: list[Round] = []
         #: Rounds with ranks that wait for a confirmation.
+        self._asked: list[Round] = []
+        #: The turn after the last one of "newest" that a rank has taken.
         self._served: dict[tuple[RunName, LaunchNumber, Rank], int] = {}
-        #: The turn after the last one that a rank has taken.
-        self._loading: dict[Session, list[Seat]] = {}
         #: What is read over which session, to hear of readers that go away.
+        self._loading: dict[Session, list[Seat]] = {}
 
     def recover(self, run: RunName, launch: Launch, row: LaunchRow) -> None:
         """What was settled before this coordinator started."""

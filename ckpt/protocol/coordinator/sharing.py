@@ -114,11 +114,13 @@ class _Member:
     peer: TargetAddress
     align_bytes: int
     wanted: list[PayloadSpan]
-    #: Neither granted nor told where it lies.
+    """Neither granted to it nor told where it lies."""
     reading: list[_Segment] = field(default_factory=list)
-    #: Granted by the last answer.
+    """Granted to it by the last answer: it reads these for all."""
     asking: _Waiting | None = None
+    """Its question for more, while that is open."""
     leaving: _Waiting | None = None
+    """Its question whether it may go; it needs nothing more, others may need what it has."""
     heard_us: int = 0
 
     def needs_nobody(self, now_us: int) -> bool:
@@ -142,9 +144,10 @@ class SharedReads:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        #: By the generation and the key that its ranks share; none is empty.
         self._groups: dict[tuple[CheckpointId, str], _Group] = {}
+        #: Of every member, the group that it is in.
         self._keys: dict[Session, tuple[CheckpointId, str]] = {}
-        #: Of every member.
 
     def share(self, session: Session, request: int, message: ShareReads, bulk: Buffer) -> None:
         """A rank begins to read. Raises Refused for spans that are none."""

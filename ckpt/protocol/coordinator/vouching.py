@@ -120,23 +120,31 @@ class Vouching:
         self._state_of = state_of
         self._forgotten = forgotten
         self._vouched = vouched
+
+        #: The position of the newest entry in the catalog when this coordinator began.
         self._began_at = image.position
-        """Of the newest entry in the catalog when this coordinator began."""
         self._rebuilt_term = image.rebuilt_term
         self._passed_over = frozenset(image.passed_over)
         self._is_empty = not image.rows
         self._target_count_min = max(policy.code.n if self._is_empty else 1, image.rebuilt_from)
-        # A catalog that has served has reached an entry of its own.
+        #: False for a catalog made of the targets that has not served yet. One that has served has
+        #: reached an entry of its own.
         self._has_served = not image.rebuilt_from or image.position.ticket > 0
-        self._met: set[TargetId | bytes] = set()
+
         #: Targets, and their directories' incarnations, that this process has told its term.
+        self._met: set[TargetId | bytes] = set()
+        #: Of those targets, the ones that have it on stable storage; none that proved the catalog
+        #: old, and none that has registered since and did not say so again.
         self._obey: set[TargetId] = set()
-        #: Of those, they that have it on stable storage.
-        self._addresses: dict[TargetId, str] = {}
         #: Of every target that registered, taken in or not, for the command that mends.
+        self._addresses: dict[TargetId, str] = {}
+        #: Requests that wait until service begins, in order; at most HELD_COUNT_MAX.
         self._held: list[_Held] = []
+        #: The bulk bytes of `_held`; at most HELD_BYTES_MAX.
         self._held_bytes = 0
+        #: When the first tick came; None before. Targets have GATHERING_US from here to come.
         self._born_us: int | None = None
+
         self.reason = image.outdated
         """What proves the catalog old; empty while nothing does."""
         self.standing = Standing.OLD if image.outdated else Standing.GATHERING

@@ -98,11 +98,11 @@ class PayloadReader:
         self._stripes: dict[int, Stripe] = {}
         #: Numbers of those for which there are too few columns.
         self._stuck: set[int] = set()
-        #: Numbers of complete stripes that wait for the manifest.
+        #: Numbers of complete stripes; those stay that wait for the manifest.
         self._ready: deque[int] = deque()
         self._manifest_here, self._manifest_asked = manifest_here, False
         self._scratch = Scratch(wish.limits.scratch_bytes, is_direct)
-        self._stuck_since_us: int | None = None
+        self._stuck_since_us: int | None = None  # Stripes, or the manifest, lack columns.
         self._effort = Effort()
         self._rebuilt_bytes = 0
         self.done_bytes = 0  # Wanted bytes that were handed out.

@@ -186,7 +186,7 @@ class Save:
     """What the coordinator has acknowledged, on this session."""
     failed: PayloadFailed | None = None
     wanted: list[SparesWanted] = field(default_factory=list)
-    #: Questions of the sender in their order; the first one is asked, answers come one by one.
+    """Questions of the sender in their order; the first one is asked, answers come one by one."""
     comparing: tuple[Session, int] | None = None
     """Who asked CompareBoxes, and with which request number."""
     outcome: Outcome | None = None

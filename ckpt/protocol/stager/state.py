@@ -27,12 +27,12 @@ class StagerState:
         self.identity = identity
         self.config = config or StagerConfig()
         self.saves: dict[int, Save] = {}
-        #: Not ended saves and those whose outcome was not heard, by number, ascending.
+        """Not ended saves and those whose outcome was not heard, by number, ascending."""
         self.runs: dict[RunName, Launched] = {}
         self.halves: list[int | None] = [None] * self.config.half_count
-        #: Which save holds each half.
+        """Which save holds each half."""
         self.contents: list[CheckpointId | None] = [None] * self.config.half_count
-        #: The committed generation that still lies in each half.
+        """The committed generation that still lies in each half."""
         self.session: Session | None = None
         self.trainer_attached = False
         self.trainer_ended = False

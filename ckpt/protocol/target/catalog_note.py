@@ -52,8 +52,8 @@ class CatalogNote:
         self._core = core
         self._reservations = reservations
         self._writing = False
+        #: When this process last began to write; None before it did.
         self._written_us: int | None = None
-        """When this process last wrote."""
         self.stored: CatalogPosition | None = None
 
     def told(self, position: CatalogPosition | None) -> None:

@@ -75,10 +75,12 @@ class Columns:
         self._core = core
         self._reservations = reservations
         self._tables = tables
+        #: Every stream that has not ended, by its session and request.
         self._streams: dict[tuple[Session, int], Stream] = {}
+        #: The newest stream of each column.
         self._by_column: dict[ColumnId, Stream] = {}
-        self._by_reservation: dict[int, list[Stream]] = {}
         #: The user of a reservation first, then those that wait for it.
+        self._by_reservation: dict[int, list[Stream]] = {}
         self._credit = Credit(core)
         reservations.on_ready = self.admit
         reservations.on_lost = self._lost

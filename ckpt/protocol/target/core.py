@@ -201,16 +201,18 @@ class Core:
         self.counters = Counters()
         self.pace = Pace()
         self.refusals: Counter[str] = Counter()
-        #: Columns refused, by the code of the answer.
+        """Columns refused, by the code of the answer."""
         self.columns: dict[ColumnId, SealedColumn] = {}
         self.documents: dict[DocumentKey, StoredDocument] = {}
         self.dropped: dict[CheckpointId, None] = {}
-        #: Generations that were dropped since boot (bounded); their streams may not begin again.
+        """Generations that were dropped since boot (bounded); their streams may not begin again."""
         self.removing: dict[ColumnId, None] = {}
-        #: Columns whose files are on their way out: they may not begin until that is durable.
+        """Columns whose files are on their way out: they may not begin until that is durable.
+        Documents keeps it, Columns asks."""
         self.bytes_used = 0
         self.device = DeviceHealth()
         self._key = proof_key(secret, identity.target, identity.boot)
+        #: What to do when the disk answers each operation; every one is answered exactly once.
         self._operations: dict[int, Callable[[Completion], None]] = {}
         self._operation_count = 0
 
@@ -347,11 +349,11 @@ class Space:
     bytes_total: int = 0
     bytes_free: int = 0
     promises: dict[str, int] = field(default_factory=dict)
-    #: File name to bytes that its owner may still allocate, which the measurement cannot show.
+    """File name to bytes that its owner may still allocate, which the measurement cannot show."""
     settled: list[str] = field(default_factory=list)
-    #: Promises that were allocated after the last measurement: the next one shows them.
+    """Promises that were allocated after the last measurement: the next one shows them."""
     held: dict[str, int] = field(default_factory=dict)
-    #: Aside files and their sizes; they count against the capacity.
+    """Aside files and their sizes; they count against the capacity."""
 
     def measured(self, bytes_total: int, bytes_free: int) -> None:
         for file in self.settled:

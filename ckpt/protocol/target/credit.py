@@ -39,6 +39,7 @@ class Credit:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._limits = core.limits
+
         #: What nobody has taken. Below 0 while lent credit was used by those that it was lent from.
         self._free_bytes = core.limits.credit_pool_bytes
         #: Streams that take part, by their session and request.

@@ -34,13 +34,15 @@ class DeviceHealth:
         """Since the device was last proved well."""
         self.latest = ""
         """What the latest failure was."""
+
+        #: When the latest failure was; a probe's does not count.
         self._failed_us = 0
-        #: When that was.
-        self._well_us = -DEVICE_CALM_US
         #: When a probe succeeded last.
+        self._well_us = -DEVICE_CALM_US
+        #: How long the next probe waits; doubles with each, up to DEVICE_PROBE_LAST_US.
         self._pause_us = DEVICE_PROBE_US
-        self._next_us: int | None = None
         #: When a probe is due; None while none is, or while one is under way.
+        self._next_us: int | None = None
 
     @property
     def is_failing(self) -> bool:

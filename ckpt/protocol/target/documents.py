@@ -94,8 +94,8 @@ class Documents:
         self._tables = tables
         self._reads = reads
         self._assemblies: dict[tuple[Session, DocumentKey], Assembly] = {}
-        self._waiting_drops: list[tuple[Session, int, DropGeneration | DropColumn]] = []
         #: Drops that wait for a seal which is on its way to the disk.
+        self._waiting_drops: list[tuple[Session, int, DropGeneration | DropColumn]] = []
 
     # ----------------------------------------------------------------------- put
 

@@ -117,26 +117,27 @@ class TargetMachine:
             self._core, self._space, self._reservations, self._columns, self._tables, self._reads
         )
         self._note = CatalogNote(self._core, self._reservations)
-        self._term = 0
-        self._term_pending: int | None = None
+
+        self._term = 0  # The highest that is durable here.
+        self._term_pending: int | None = None  # A higher one that is being written.
+        #: The coordinator whose term each of these two is; empty when it did not say.
         self._process = self._process_pending = b""
-        #: The coordinator whose term each is; empty when it did not say.
+        #: Commands held until the offered term is durable, in order; at most COMMANDS_HELD_MAX.
         self._held: list[Received] = []
-        #: Commands that wait for `_term_pending`, in order, with copied bulks.
-        self._coordinator: Session | None = None
-        self._registered = False
+
+        self._coordinator: Session | None = None  # The one that was dialed.
+        self._registered = False  # Its commands are obeyed.
+        #: What TargetRegistered said on that session; 0 before that came.
         self._offered_term, self._offered_process = 0, b""
-        #: Of the present session's TargetRegistered; 0 before it came.
+        #: When the disk last kept the offered term from being durable; None while it does not.
+        #: Then no command is obeyed, but the lease is renewed: what lies here is read.
         self._held_out_us: int | None = None
-        #: Since when the disk has kept the offered term from being durable.
         self._renewed_us = 0
+        #: The counters that move in a burst, as they were at that renewal and at the last tick.
         self._told = self._seen = (0, 0, 0)
-        #: What had moved when the lease was renewed, and at the last tick.
-        self._told_failing = False
-        self._refusal = ""
-        #: What the present session was told of the device.
-        self._still_us = 0
-        #: When nothing had moved since the tick before.
+        self._told_failing = False  # Whether the present session was told that the device fails.
+        self._refusal = ""  # Why the coordinator refused last: that is reported once.
+        self._still_us = 0  # When nothing had moved since the tick before.
         self._request_count = 0
         self.epoch = Epoch(0)
 

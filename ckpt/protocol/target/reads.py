@@ -61,15 +61,17 @@ class Reads:
     def __init__(self, core: Core, tables: TableCache) -> None:
         self._core = core
         self._tables = tables
+
+        #: Sessions that read, in turn order: the first is asked next.
         self._readers: OrderedDict[Session, Reader] = OrderedDict()
-        #: In turn order: the first is asked next.
+        #: Those of sessions that closed, while the disk still reads for them.
         self._gone: dict[Session, Reader] = {}
-        #: Closed, while the disk still reads for them.
-        self._step_bytes_max = 0
         #: The most that one step took: a trailer or a part of a document may be more than a piece.
+        self._step_bytes_max = 0
         self._shared = SharedReads(core.limits.read_keep_bytes)
+        #: How many use the buffer of each operation: sessions with unsent frames, and `_shared`.
+        #: The last one releases it.
         self._holders: Counter[int] = Counter()
-        #: By operation, who uses its buffer: sessions with unsent frames, and `_shared`.
 
     # ----------------------------------------------------------------------- questions
 

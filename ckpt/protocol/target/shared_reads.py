@@ -100,9 +100,11 @@ class SharedReads:
 
     def __init__(self, keep_bytes: int) -> None:
         self._keep_bytes = keep_bytes
+        #: Of all in `_kept`; at most `keep_bytes`.
         self._kept_bytes = 0
+        #: All that are under way or kept, by where they lie.
         self._reads: defaultdict[Place, list[DiskRead]] = defaultdict(list)
-        #: The least lately used first.
+        #: Those that are kept, by their operation; the least lately used first.
         self._kept: OrderedDict[int, DiskRead] = OrderedDict()
 
     def begin(self, column: SealedColumn, piece: Piece) -> DiskRead:

@@ -45,7 +45,7 @@ class Reservation:
     file_bytes: int
     state: ReservationState = ReservationState.PREPARING
     askers: list[tuple[Session, int]] = field(default_factory=list)
-    #: Requests that are answered when the space is held.
+    """Requests that are answered when the space is held."""
     released: bool = False
     """Given back while in use: freed when its owner ends."""
 
@@ -56,13 +56,18 @@ class Reservations:
     def __init__(self, core: Core, space: Space) -> None:
         self._core = core
         self._space = space
+
+        #: Every reservation whose file was neither consumed nor discarded.
         self._held: dict[ReservationId, Reservation] = {}
+        #: Those that became columns since boot, the latest CONSUMED_MAX: a Reserve that comes again
+        #: after its column holds no space.
         self._consumed: dict[ReservationId, None] = {}
-        #: The latest, since boot: a Reserve that comes again behind its column holds no space.
         self._file_count = 0
+
         self.on_ready: Callable[[Reservation], None] = lambda _reservation: None
+        """Called when a file was allocated. Columns, which owns the streams, sets it."""
         self.on_lost: Callable[[Reservation], None] = lambda _reservation: None
-        #: Set by who owns the streams: a file was allocated, or failed to be.
+        """Called when that failed, or the file was given back before it. Columns sets it."""
 
     def __len__(self) -> int:
         return len(self._held)

@@ -84,13 +84,16 @@ class PayloadWriter:
         """Stopped or failed: every further event is ignored."""
         self._plan = plan
         self._numbers = streams
-        self._streams: dict[int, Column] = {}
         #: Live streams; an abandoned one leaves at once, so that its late messages find nothing.
+        self._streams: dict[int, Column] = {}
+        #: Places that no column has taken, in the order in which the coordinator wants them used.
         self._spares: list[Place] = list(plan.spares)
-        #: In the order in which the coordinator wants them used.
         self._stripe_count = self.layout.stripe_count
+        #: What a seal needs; None until every stripe is encoded.
         self._manifest: ManifestReady | None = None
+        #: The proofs that CertifyPayload said last; empty before, and after columns were reopened.
         self._certified: tuple[ColumnProof, ...] = ()
+        #: How often a column went to a spare because it was slow; at most m times.
         self._slow_moves = 0
         self._slow_after_us = slow_after_us(usual_us)
         #: Those that were late, in the order in which they were found.
