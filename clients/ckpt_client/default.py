@@ -61,8 +61,9 @@ def load(
     )
 
 
+#: URL -> the process that opened it, and the store. A forked child finds its parent's, and opens
+#: its own instead.
 _stores: dict[str, tuple[int, Store]] = {}
-#: URL -> the process that opened it, and the store.
 _stores_lock = threading.Lock()
 
 

@@ -124,11 +124,11 @@ class Checkpoint:
         self._progress = ProgressTeller(progress)
         self._closer = weakref.finalize(self, pinned.close)
         self._sources: set[str] = set()
-        self._memories: dict[PayloadId, memoryview] = {}
         #: Of one attempt to load: stagers' memory that was compared with the index.
-        #: Of one attempt to load: its connections and whom it gave up.
+        self._memories: dict[PayloadId, memoryview] = {}
+        #: Of one attempt to load: its connections, and the targets that it gave up.
         self._receiver: PayloadReceiver | None = None
-        #: Of one attempt to load what only an object store has whole.
+        #: Of one attempt to load what only an object store has whole; else None.
         self._stored: StoredReading | None = None
         self.statistics: tuple[ReceiverStatistics, ...] = ()
         """Of the last load's reads from the tier, and from ranks that read it too."""

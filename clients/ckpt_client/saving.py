@@ -125,9 +125,10 @@ class Save:
         self._stager = stager
         self._commit: Commit | None = None
         self._error: CkptError | None = None
+        #: Whether somebody has heard of the error, or will elsewhere: then no later save raises it.
         self._error_told = False
+        #: The commit's warnings, until `wait` or the next save has warned of them.
         self._untold: tuple[str, ...] = ()
-        #: The commit's warnings, until `wait` or the next save has told them.
 
     def __repr__(self) -> str:
         if self.skipped:

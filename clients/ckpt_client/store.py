@@ -105,11 +105,11 @@ class Store:
         self._url = url
         self._settings = settings
         self._pid = os.getpid()
+        #: True until the connection stands, and again from the end of `close`.
         self._closed = True
-        #: Until the connection stands; then the end of `close`.
+        #: Guards the stagers below; held while a save is staged.
         self._lock = threading.RLock()
         self._planner = Planner()
-        #: Guards the stagers below; held while a save is staged.
         self._stagers: dict[Place, StagerLink] = {}
         self._connection = Connection(url, settings.launch, settings.start_timeout_s)
         self._control = self._connection.control
