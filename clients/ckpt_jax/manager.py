@@ -40,8 +40,8 @@ class CheckpointManager:
         self._store = store if store is not None else shared_store(place.store)
         self._interval = save_interval_steps
         self._check_finite = check_finite
+        #: Saves that nobody has heard the end of, oldest first.
         self._saves: list[Save] = []
-        #: Under way, oldest first.
 
     def __enter__(self) -> Self:
         return self

@@ -27,10 +27,10 @@ from ckpt_torch.loading import load
 from ckpt_torch.saving import async_save, wait_for
 
 _NUMBER: Final = re.compile(r"([0-9]+)$")
+#: Accelerate writes these models' files before it calls hooks.
 _OWN_FILES: Final = frozenset(
     {DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}
 )
-"""Accelerate writes these models' files before it calls hooks."""
 
 
 class CkptHooks:
@@ -47,8 +47,8 @@ class CkptHooks:
         self._run = run.rstrip("/")
         self._store = store
         self._check_finite = check_finite
+        #: Saves that were handed over and are not known to be committed, oldest first.
         self._pending: list[Future[Commit]] = []
-        #: Handed over, not known to be committed.
 
     def attach(self, accelerator: Accelerator) -> Self:
         """Register with it. Raises Refused where Accelerate leaves the weights to nobody else."""

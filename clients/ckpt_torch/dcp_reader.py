@@ -59,10 +59,11 @@ class CkptReader(StorageReader):
         self._store = store
         self._allow_pickle = allow_pickle
         self._checkpoint: Checkpoint | None = None
+        #: DCP's name of an item -> its path in the state, without suffix. `read_metadata` fills
+        #: this and the next.
         self._paths: dict[str, DcpPath] = {}
-        #: Item -> its path, without suffix.
+        #: Items that are no tensors -> the suffix of their stored name: how they are to be read.
         self._suffixes: dict[str, str] = {}
-        #: Items that are no tensors -> the last step of their name.
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_checkpoint": None}

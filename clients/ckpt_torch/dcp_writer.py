@@ -78,10 +78,10 @@ class CkptWriter(StorageWriter):
         self._save_id = uuid.uuid4().hex
         self._rank = 0
         self._collective = True
+        #: The save under way, from `write_data` until the next `reset`.
         self._save: Save | None = None
-        #: Under way.
+        #: A save that a stager of DCP staged before DCP began to plan it; `write_data` takes it.
         self._adopted: Save | None = None
-        #: Staged before DCP began to plan it.
 
     def __getstate__(self) -> dict[str, object]:
         if isinstance(self._store, Store):

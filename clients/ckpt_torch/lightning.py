@@ -60,8 +60,8 @@ class CkptIO(CheckpointIO):
         self._store = store
         self._allow_pickle = allow_pickle
         self._check_finite = check_finite
+        #: Saves that were handed over and are not known to be committed, oldest first.
         self._pending: list[Future[Commit]] = []
-        #: Handed over, not known to be committed.
 
     def save_checkpoint(
         self, checkpoint: dict[str, object], path: FilePath, storage_options: object | None = None

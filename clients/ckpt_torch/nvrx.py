@@ -71,8 +71,8 @@ class CkptCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         self._name = "/".join(filter(None, (run.rstrip("/"), session_id)))
         self._store = store
         self._keep = keep
+        #: Set once I have left for the package's own process, which has no process group to ask.
         self._world_size: int | None = None
-        #: Once I have left for the package's own process, which has no process group.
 
     def __getstate__(self) -> dict[str, object]:
         if isinstance(self._store, Store):

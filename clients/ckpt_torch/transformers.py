@@ -61,8 +61,8 @@ class CkptCallback(TrainerCallback):
         self._store = store
         self._check_finite = check_finite
         self._saved_step = 0
+        #: Saves that were handed over and are not known to be committed, oldest first.
         self._pending: list[Future[Commit]] = []
-        #: Handed over, not known to be committed.
 
     def on_step_end(
         self,
