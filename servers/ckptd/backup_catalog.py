@@ -33,8 +33,8 @@ from ckptd.catalog_file import connect, copy_catalog, lock_directory, unusable
 FOLDER: Final = "backups"
 """In the coordinator's directory, for copies that nobody gave another place."""
 
+#: States that a generation never comes back from.
 _FACTS: Final = (RowState.TOMBSTONED, RowState.DELETED, RowState.ABORTED, RowState.DAMAGED)
-"""What a generation never comes back from."""
 _READ: Final = (RowState.COMMITTED, RowState.TOMBSTONED, RowState.DAMAGED)
 
 

@@ -239,7 +239,7 @@ class CoordinatorShell:
         #: Role of every authenticated peer.
         self._roles: dict[Session, Role] = {}
         self._idle_since_us = self._ticked_us = now_us()
-        #: Tickets under way, with the checkpoints that they commit.
+        #: Tickets that the catalog has not made durable yet, with the checkpoints that they commit.
         self._tickets: dict[int, list[CheckpointId]] = {}
         self._statistics = CommitStatistics()
 

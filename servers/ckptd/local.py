@@ -200,8 +200,8 @@ class LocalCluster:
         self._drain: Child | None = None
         self._asker: HttpAsker | None = None
         self._ready = False
+        #: What ready.json says is not what is: it could not be written, and is tried again.
         self._unwritten = False
-        """What ready.json says is not what is."""
         self._ready_s = 0.0
         self._join_until_s = 0.0
         self._next_poll_s = 0.0

@@ -53,8 +53,8 @@ from ckptd.cluster_file import FILE_NAME, device_of, read_cluster
 from ckptd.target_identity import incarnation_of
 
 PART_BYTES: Final = 1 * MiB
+#: A generation that has one of these and gets no row is passed over: later it proves nothing.
 _TOLD: Final = (DocumentKind.RECORD, DocumentKind.TOMBSTONE)
-"""Of a generation without a row it was found, and refused: that proves nothing afterwards."""
 TERM_SKIP: Final = 1000
 """More starts than a coordinator makes while a target is away."""
 

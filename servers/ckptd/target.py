@@ -158,13 +158,14 @@ class TargetShell:
         self._probe: DiskProbe | None = None
         self._events: deque[tuple[TargetEvent, Bulk | None]] = deque()
         self._feeding = False
+        #: Slots of received bulks, by the write that owns them, until the machine releases it.
         self._bulks: dict[int, Bulk] = {}
-        #: Slots of received bulks, by the write that owns them.
-        self._buffers: dict[int, memoryview] = {}
         #: Read buffers that the machine has not released, by their read.
+        self._buffers: dict[int, memoryview] = {}
+        #: Reads that wait for their turn: the loop does a few, then looks at what else came.
         self._reads: deque[ReadAt] = deque()
+        #: How many bulks have not left yet, by session; none of a session that has none.
         self._unsent: dict[Session, int] = {}
-        #: Bulks that have not left, by session.
         self._coordinator: Session | None = None
         self._tick: asyncio.TimerHandle | None = None
         self._measured_us = -SPACE_US
