@@ -55,8 +55,8 @@ class Proxy:
         self._id, self._victim = id, victim
         self._behind = ("127.0.0.1", port)
         self._closing = threading.Event()
+        #: Both ends of every connection that came, so that `close` can cut them.
         self._sockets: list[socket.socket] = []
-        #: Everything that is open, so that it can be cut.
         self._threads: list[threading.Thread] = []
         self._listener = socket.create_server((host, port))
         self._start(self._accept)
