@@ -37,8 +37,10 @@ class CkptHooks:
     """I take the weights out of what Accelerate writes, and put them back when it loads.
 
     run: `ckpt://HOST:PORT/RUN`, `ckpt+local:///DIR/RUN`, or RUN in `store`, else in $CKPT_STORE's.
-    The folder's name must end with the step's number, as `checkpoint_3` or `step_100`.
     check_finite: refuse weights that hold NaN or infinity, by path, before a file is written.
+
+    The folder that Accelerate is given must end with the step's number, as `checkpoint_3` or
+    `step_100`: others are Refused.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class CkptHooks:
         return self
 
     def wait(self) -> None:
-        """Until all weights are committed. Raises the first error."""
+        """Wait until all weights are committed. Raises the first error that ended a save."""
         wait_for(self._pending)
 
     def _save(

@@ -42,9 +42,9 @@ _SUFFIXES = (VALUE_KEY, PICKLE_KEY)
 
 
 class CkptReader(StorageReader):
-    """I read a checkpoint that CkptWriter wrote.
+    """I read a checkpoint that CkptWriter wrote, for dcp.load.
 
-    path, store: as CkptWriter's; a path without a step is the newest.
+    path, store: as CkptWriter's; a path without a step means the newest.
     allow_pickle: load objects that were saved as pickles; DCP runs whatever code they name.
     """
 
@@ -111,7 +111,9 @@ class CkptReader(StorageReader):
         ]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Read everything at once, straight into the planner's tensors."""
+        """Read everything at once, straight into the planner's tensors. Raises Refused for pickles
+        that are not allowed; Unavailable, Lost.
+        """
         if self._checkpoint is None:
             self.read_metadata()
         assert self._checkpoint is not None

@@ -53,10 +53,12 @@ _log = logging.getLogger("ckpt.save")
 
 
 class CkptWriter(StorageWriter):
-    """I write one checkpoint after the other. I am pickled to DCP's process in PROCESS mode.
+    """I write one checkpoint after the other, for dcp.save and dcp.async_save. DCP pickles me to
+    its own process in PROCESS mode.
 
     path: the checkpoint, as `ckpt_torch.save` names it; or give checkpoint_id= to dcp.save.
-    store: URL of the store when path is only RUN/STEP; else $CKPT_STORE.
+    store: a Store or its URL, when path is only RUN/STEP; else $CKPT_STORE. PROCESS mode takes
+        no open Store.
     allow_pickle: keep objects that are not plain data, as DCP does; else they are refused by name.
     check_finite: refuse a tensor that holds NaN or infinity, by name, before its rank stages.
     """
@@ -71,7 +73,7 @@ class CkptWriter(StorageWriter):
     ) -> None:
         self.checkpoint_id = path
         self.commit: Commit | None = None
-        """Of the last save that finished here."""
+        """Of the last save that `finish` was called for; that is on DCP's coordinator rank."""
         self._store = store
         self.allow_pickle = allow_pickle
         self.check_finite = check_finite

@@ -40,14 +40,20 @@ def load(
     strict: bool = False,
     timeout_s: float = 30.0,
 ) -> int:
-    """Fill the tensors of `state_dict` in place, replace all else in it; the step that was read.
+    """Fill the tensors of `state_dict` in place, replace all else in it; returns the step.
 
-    checkpoint_id: as in `async_save`; without a step the newest, the same for all ranks.
+    state_dict: as in `async_save`, of any sharding and number of ranks. Tensors must have the
+        saved dtype and global shape. Objects with `state_dict()` get their part through
+        `load_state_dict()`.
+    checkpoint_id, store: as in `async_save`; without a step the newest, the same for all ranks.
+    process_group, no_dist: as in `async_save`.
     allow_pickle: load objects that were saved with it; runs whatever code they name.
     strict: refuse a checkpoint that holds names which `state_dict` does not ask for.
+    timeout_s: how many seconds to wait for a checkpoint that is out of reach.
 
     Raises Refused by path for a name that the checkpoint lacks, another dtype or global shape, and
-    pickles that are not allowed, before anything is changed; NotFound, Unavailable, Lost.
+    pickles that are not allowed, before anything is changed; NotFound, Unavailable, Lost. After an
+    error that comes later, the tensors may hold anything.
     """
     where, who = find_where(checkpoint_id, store), find_who(process_group, no_dist)
     state = asked(state_dict)

@@ -34,7 +34,8 @@ READ_WORKERS = 1
 
 @dataclass
 class CkptStorageConfig(StorageConfig):  # type: ignore[misc]
-    """I travel to the package's own process, with this rank's seat in the default process group.
+    """The package's storage_config. It is sent to the package's own process, with this rank's
+    place in the default process group.
 
     store: URL of the store in which a checkpoint id RUN/STEP lies, else $CKPT_STORE; an id may also
         be a whole URL.
@@ -63,7 +64,9 @@ class CkptStorageConfig(StorageConfig):  # type: ignore[misc]
 
 
 def seal(args: CallbackArgs) -> None:
-    """The `pre_finalize_callback`, or a part of one: this rank has written all its files."""
+    """The `pre_finalize_callback`, or a part of one: this rank has written all its files. Raises
+    Refused for another storage than CkptStorageConfig's.
+    """
     if not isinstance(args.storage, CkptStorage):
         raise Refused(
             f"seal: the storage is a {type(args.storage).__qualname__}",
