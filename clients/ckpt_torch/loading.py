@@ -60,9 +60,10 @@ def load(
     with where.store.resolve(
         where.run, where.step, rank=who.rank, world_size=who.world_size, timeout_s=timeout_s
     ) as checkpoint:
-        found = checkpoint.read(lambda contents: _Reading(contents, who).run(state, strict))
+        found = checkpoint.read(
+            lambda contents: _Reading(contents, who).run(state, strict, allow_pickle)
+        )
         step = checkpoint.step
-    found.check_pickles(allow_pickle)
     refill(state, found.value)
     _give_back(state_dict, state)
     return step
@@ -115,7 +116,7 @@ class _Reading:
     absent: list[str] = field(default_factory=list)
     found: _Found = field(default_factory=_Found)
 
-    def run(self, state: Mapping[str, object], strict: bool) -> _Found:
+    def run(self, state: Mapping[str, object], strict: bool, allow_pickle: bool) -> _Found:
         ranks = self.contents.ranks()
         mine = Rank(self.who.rank) if self.who.rank in ranks else ranks[0]
         values = self.contents.values(mine)
@@ -132,6 +133,7 @@ class _Reading:
                 if not self._look_up(name, leaf, mine, values)
             ]  # fmt: skip
         self._check_names(strict, values)
+        self.found.check_pickles(allow_pickle)
         self.contents.fill(self.wants)
         for target, source in self.copies:
             target.copy_(source)
