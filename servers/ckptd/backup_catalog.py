@@ -21,7 +21,7 @@ import sys
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import CatalogPosition, CheckpointId
@@ -44,7 +44,7 @@ class BackupConfig:
 
     directory: Path
     """Of the coordinator, which does not run."""
-    to: str = ""
+    to: Annotated[str, "FILE"] = ""
     """The copy's file; empty for one in DIR/backups."""
 
 

@@ -27,7 +27,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 from ckpt.aio.rpc import RpcClient
 from ckpt.aio.secret import read_secret
@@ -65,9 +65,9 @@ class RebuildConfig:
 
     directory: Path
     """Of the coordinator; without targets, of a local cluster that does not run."""
-    targets: str = ""
+    targets: Annotated[str, "ADDRESSES"] = ""
     """HOST:PORT of each running target, separated by spaces."""
-    backup: str = ""
+    backup: Annotated[str, "FILE"] = ""
     """A copy of the catalog, for what no target knows; empty for none."""
 
 
