@@ -159,14 +159,17 @@ class Checkpoint:
 
     @property
     def run(self) -> str:
+        """The name of the run that saved it."""
         return self.info.checkpoint.run
 
     @property
     def step(self) -> int:
+        """The step's number."""
         return self.info.checkpoint.step
 
     @property
     def generation(self) -> Generation:
+        """Which attempt to write the step it is: that differs when a step was saved again."""
         return self.info.checkpoint.generation
 
     @property

@@ -124,7 +124,7 @@ class Save:
         self.stall_s = 0.0
         """Seconds that `Store.save` took here, `fault_in_s` not counted."""
         self.fault_in_s = 0.0
-        """Seconds of it that the stager's start and the first touch of its memory took."""
+        """Seconds of the same call that the stager's start and its memory's first touch took."""
         self.skipped = stager is None
         """The arena was full and the store's policy is to skip; nothing was staged."""
         self._stager = stager

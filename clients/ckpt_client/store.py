@@ -79,7 +79,7 @@ def open(
     start_timeout_s: how many seconds to wait for a cluster that is coming up: a local one that is
         started here, or a coordinator that says that its targets are not there yet.
     durable: URL of the object store that `ckptd drain` fills, such as `s3://bucket/runs`: loads
-        take from it what the tier does not have, has evicted or lost, or keeps out of reach.
+        take from it what the tier does not have, has evicted or lost, or cannot give now.
         Default: $CKPT_DURABLE.
 
     Raises Refused for a bad URL or contradicting options, Unauthorized when the cluster's secret
