@@ -55,7 +55,7 @@ class Proxy:
         self._id, self._victim = id, victim
         self._behind = ("127.0.0.1", port)
         self._closing = threading.Event()
-        #: Both ends of every connection that came, so that `close` can cut them.
+        #: Everything that is open, so that it can be cut.
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._listener = socket.create_server((host, port))
