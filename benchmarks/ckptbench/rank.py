@@ -104,9 +104,11 @@ class Rank:
         self._engine = make_engine(plan.engine)
         self._boxes = rank_boxes(plan.engine.state, plan.engine.rank) if plan.holds_state else []
         self._state = empty_state(plan.engine.state, self._boxes)
+        #: The step whose values `_state` holds.
         self._step: int | None = None
+        #: What `copy` copies the state into; made and touched before the first one is timed.
         self._copy: State | None = None
-        #: The warm copy's other side; made by the first one.
+        #: When the last timed work was due to begin, monotonic nanoseconds.
         self._when = 0
         self._loaded: Loaded | None = None
         self._loaded_boxes: Sequence[Box] = ()

@@ -90,7 +90,7 @@ class Ranks:
         self._environment = dict(environment)
         self._log = log_directory / "ranks.log"
         self._processes: list[subprocess.Popen[bytes]] = []
-        #: By process: what it said that was not asked for yet.
+        #: By process id: bytes that came from it and that no answer has taken yet.
         self._read: defaultdict[int, bytearray] = defaultdict(bytearray)
         try:
             self._processes += [self._start(plan) for plan in plans]

@@ -49,8 +49,8 @@ def bin_value(index: int) -> int:
 class Histogram:
     """Whole numbers >= 0, here nanoseconds; mergeable."""
 
-    #: Bin -> how many.
     bins: dict[int, int] = field(default_factory=dict)
+    """Bin (see `bin_index`) -> how many values fell into it; bins without any are left out."""
     count: int = 0
     least: int = 0
     most: int = 0

@@ -44,6 +44,14 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def exact_bytes(count: int) -> str:
+    """The count as `parse_bytes` reads it back: `32MiB`, `1536KiB`, `1000`."""
+    for unit, size in (("TiB", TiB), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):
+        if count and count % size == 0:
+            return f"{count // size}{unit}"
+    return str(count)
+
+
 def format_seconds(seconds: float) -> str:
     """`850 us`, `12.3 ms`, `4.56 s`, `3 min 20 s`, `2 h 5 min`."""
     if seconds < 1e-3:

@@ -53,15 +53,17 @@ class Control:
         self.locator = locator
         self.secret = read_secret(secret_file)
         self.launch_key = launch_key
+        #: Guards `_rpc`.
         self._lock = threading.Lock()
         self._rpc: RpcClient | None = None
+        #: What earlier joins answered. The session's thread sends it again in each new session, so
+        #: that a restarted coordinator adopts it. The turn is that of the next resolution, which a
+        #: restarted coordinator may not know.
         self._launches: dict[Seat, LaunchJoined] = {}
-        #: What earlier joins answered; told again, so that a restarted coordinator adopts it. The
-        #: turn is that of the next resolution, which a restarted coordinator may not know.
+        #: When each of these launches was joined first; has the same seats.
         self._came_us: dict[Seat, int] = {}
-        #: When each of them was joined first.
+        #: Seats that only load, with the key of their launch; None without one.
         self._readers: dict[Seat, str | None] = {}
-        #: Seats that only load, with the key of the launch that they are of.
 
     @property
     def cluster(self) -> str:

@@ -58,8 +58,9 @@ class HalfWriter:
         self.memory = memory
         """Writable."""
         self._bytes: Bytes = np.frombuffer(memory, np.uint8)
+        #: Made for the last layout and copier, since most saves have the same: the places of all
+        #: whole leaves, in the order of their spans, and what takes their arrays.
         self._last: tuple[Layout, Copier, tuple[list[object], Picker]] | None = None
-        #: Places of all whole leaves, in the order of their spans, and what takes their arrays.
 
     def write(self, packing: Packing, copier: Copier = NUMPY) -> None:
         """Copy everything; the half has at least `layout.half_bytes`."""

@@ -30,14 +30,17 @@ def _whole_numbers(what: str, numbers: Sequence[int]) -> tuple[int, ...]:
 class Shard:
     """This rank's box of one global tensor, which is named by the leaf's path in the tree.
 
-    `array` has the box's shape; element (0, 0, ..) of it is element `offset` of the global tensor.
     Raises Refused when the box does not fit into `global_shape`.
     """
 
     array: object
-    """A numpy array, or anything with `__dlpack__` or `__array__`."""
+    """The box's elements, in its shape: a numpy array, or anything with `__dlpack__` or
+    `__array__`.
+    """
     global_shape: tuple[int, ...]
+    """Of the tensor, in elements."""
     offset: tuple[int, ...]
+    """Where the box's first element lies in the tensor: an index for each axis."""
     holders: tuple[int, ...] = ()
     """Ranks that declare exactly this box, ascending, the own one among them: they share the
     writing of its bytes, and their copies are compared. All of them must say the same. Empty: the
@@ -61,9 +64,9 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shards:
-    """Several boxes of one global tensor, where one Shard stands for one box.
+    """All boxes that this rank holds of one global tensor, when it holds several.
 
-    Raises Refused when they are of different tensors.
+    Raises Refused when their global shapes differ.
     """
 
     boxes: tuple[Shard, ...]
@@ -84,12 +87,14 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What a `like` tree asks for: these elements of a global tensor,
-    of whatever dtype was saved.
+    """A leaf of a `like` tree: load these elements of a global tensor into a new array, of
+    whatever dtype was saved. Raises Refused when offset and shape differ in their number of axes.
     """
 
     offset: tuple[int, ...]
+    """Of the box's first element in the tensor: an index for each axis."""
     shape: tuple[int, ...]
+    """Of the box, in elements."""
 
     def __post_init__(self) -> None:
         offset = _whole_numbers("offset", self.offset)
@@ -102,11 +107,10 @@ class Box:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PerRank(Generic[Value]):
-    """A leaf that belongs to ranks, as `whole=True` returns it:
-    one value for each rank that has it.
-    """
+    """A leaf that belongs to ranks, as `whole=True` gives it: `leaf[rank]` of each that has it."""
 
     values: Mapping[int, Value]
+    """Rank -> its value."""
 
     def __getitem__(self, rank: int) -> Value:
         return self.values[rank]

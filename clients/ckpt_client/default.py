@@ -21,7 +21,9 @@ def save(
     world_size: int | None = None,
     replicated: bool = False,
 ) -> Save:
-    """`Store.save` on the store that $CKPT_STORE names, which is opened once for this process."""
+    """`Store.save` on the store that $CKPT_STORE names. It is opened once for this process, and
+    closed when the interpreter ends. Raises what `open` and `Store.save` do.
+    """
     return shared_store().save(
         run, step, state, rank=rank, world_size=world_size, replicated=replicated
     )
@@ -38,11 +40,13 @@ def load(
     whole: bool = False,
     storage_options: Mapping[str, object] | None = None,
 ) -> object:
-    """`Store.load` on the store that $CKPT_STORE names.
+    """`Store.load` on the store that $CKPT_STORE names; opened as by `save`.
 
-    `run` may also be the URL of a drained checkpoint, `s3://BUCKET/RUN@STEP`: then no cluster is
-    asked, and `storage_options` go to the library that reads the object store; each process fetches
-    all that it wants, since ranks meet at a cluster only.
+    run: a run's name, or the URL of a drained checkpoint, `s3://BUCKET/RUN@STEP`. A URL asks no
+        cluster. Each process fetches all that it wants, since ranks share reads through a cluster.
+    storage_options: for the library that reads the object store of such a URL.
+
+    Raises what `open` and `Store.load` do; for a URL Refused, NotFound, Corrupt, Unavailable.
     """
     if "://" in run:
         from ckpt_client import stored
@@ -61,8 +65,9 @@ def load(
     )
 
 
+#: URL -> the process that opened it, and the store. A forked child finds its parent's, and opens
+#: its own instead.
 _stores: dict[str, tuple[int, Store]] = {}
-#: URL -> the process that opened it, and the store.
 _stores_lock = threading.Lock()
 
 

@@ -13,6 +13,8 @@ from typing import Final
 
 from ckpt.base.errors import CkptError
 
+#: Forks once and leaves: the started process is nobody's child, so nobody has to wait for it.
+#: Its stdout becomes the log, since our pipe must end when the relay does.
 _RELAY: Final = """
 import os, sys
 child = os.fork()
@@ -22,8 +24,6 @@ if child:
 os.dup2(2, 1)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Forks once and leaves: the started process is nobody's child, so nobody has to wait for it.
-Its stdout becomes the log, since our pipe must end when the relay does."""
 _RELAY_TIMEOUT_S: Final = 60.0
 
 

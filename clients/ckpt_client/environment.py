@@ -35,6 +35,7 @@ class _Family:
     sizes: tuple[str, ...]
 
 
+#: In the order of trust: what a script sets itself stands before what a launcher sets for it.
 _FAMILIES: Final = (
     _Family("RANK", ("WORLD_SIZE",)),
     _Family("SLURM_PROCID", ("SLURM_NTASKS", "SLURM_NPROCS")),
@@ -42,7 +43,6 @@ _FAMILIES: Final = (
     _Family("PALS_RANKID", ("PALS_SIZE", "PMI_SIZE")),
     _Family("PMI_RANK", ("PMI_SIZE",)),
 )
-"""In the order of trust: what a script sets itself stands before what a launcher sets for it."""
 
 
 def find_place(

@@ -10,8 +10,8 @@ from ckpt.base.errors import Refused
 from ckpt_client.state import AnyArray
 
 PART_ELEMENTS: Final = 1 << 20
+#: numpy's kinds of floats and complex numbers; V is ml_dtypes', whose integers are all finite.
 _KINDS: Final = "fcV"
-"""Of floats and complex numbers; V is ml_dtypes', whose integers are all finite."""
 
 
 def check_finite(name: str, array: AnyArray) -> None:

@@ -21,8 +21,8 @@ class Halves:
         self.made_s: dict[int, float] = {}
         """half -> how long its memory took to make and map, since the last ask."""
         self._mapped: dict[int, HalfWriter] = {}
+        #: half -> (descriptor, size) of memory whose mapping is not noted yet. I close them.
         self._unmapped: dict[int, tuple[int, int]] = {}
-        #: half -> (descriptor, size) of memory whose mapping is not noted yet.
 
     def take(self, half: int, descriptor: int, half_bytes: int, fault_in_s: float) -> None:
         """The stager has made this half anew; the descriptor is ours from now on."""

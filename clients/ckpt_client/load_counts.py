@@ -19,8 +19,9 @@ COUNTS_MAX: Final = 4096
 Key = tuple[str, RunName, LaunchNumber, Rank, Step]
 """(cluster, run, launch, rank, step)."""
 
+#: The number of the last load that was confirmed, by key; what was confirmed first comes first.
 _counts: dict[Key, int] = {}
-#: Oldest first.
+#: Guards the counts: several stores may load in threads of their own.
 _lock = threading.Lock()
 
 

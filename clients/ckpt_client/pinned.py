@@ -64,11 +64,13 @@ class Pinned:
         self.resolved: Resolved
         self.record: CommitRecord
         self.session_count = 0
+        """Sessions with the coordinator that were opened; each one's end lets its pins go."""
         self._rpc: RpcClient | None = None
+        #: `session_count` when `resolved` was pinned.
         self._pin_session = 0
         self._finder: PayloadFinder | None = None
+        #: What the coordinator has confirmed that all ranks of the launch load, for good.
         self._confirmed: CheckpointId | None = None
-        #: All ranks load this one, for good.
         try:
             self.resolve()
         except BaseException:

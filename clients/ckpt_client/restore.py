@@ -112,8 +112,8 @@ def resolve(
 
 
 class Checkpoint:
-    """A committed generation, pinned against deletion until it is closed (or forgotten). One
-    thread uses it."""
+    """A committed checkpoint to load from, as `Store.resolve` returns it. It is pinned against
+    deletion until it is closed (or forgotten). Used by one thread at a time."""
 
     def __init__(
         self, pinned: Pinned, progress: OnProgress | None = None, share_key: str | None = None
@@ -124,11 +124,11 @@ class Checkpoint:
         self._progress = ProgressTeller(progress)
         self._closer = weakref.finalize(self, pinned.close)
         self._sources: set[str] = set()
-        self._memories: dict[PayloadId, memoryview] = {}
         #: Of one attempt to load: stagers' memory that was compared with the index.
-        #: Of one attempt to load: its connections and whom it gave up.
+        self._memories: dict[PayloadId, memoryview] = {}
+        #: Of one attempt to load: its connections, and the targets that it gave up.
         self._receiver: PayloadReceiver | None = None
-        #: Of one attempt to load what only an object store has whole.
+        #: Of one attempt to load what only an object store has whole; else None.
         self._stored: StoredReading | None = None
         self.statistics: tuple[ReceiverStatistics, ...] = ()
         """Of the last load's reads from the tier, and from ranks that read it too."""
@@ -154,19 +154,22 @@ class Checkpoint:
 
     @property
     def info(self) -> CommitInfo:
-        """All that was said at its commit."""
+        """All that the coordinator said at its commit."""
         return self._pinned.resolved.info
 
     @property
     def run(self) -> str:
+        """The name of the run that saved it."""
         return self.info.checkpoint.run
 
     @property
     def step(self) -> int:
+        """The step's number."""
         return self.info.checkpoint.step
 
     @property
     def generation(self) -> Generation:
+        """Which attempt to write the step it is: that differs when a step was saved again."""
         return self.info.checkpoint.generation
 
     @property
@@ -182,8 +185,8 @@ class Checkpoint:
 
     @property
     def source(self) -> str:
-        """Where the last load's bytes came from: `peers`, `stager`, `store`, `tier`, joined by
-        `+`; empty before one."""
+        """Where the last load's bytes came from: `peers`, `stager`, `store` or `tier`; several
+        are joined by `+`. Empty before a load."""
         return "+".join(sorted(self._sources))
 
     @property
@@ -194,21 +197,20 @@ class Checkpoint:
     # ----------------------------------------------------------------------- loading
 
     def load(self, like: object = None, strict: bool = True, whole: bool = False) -> object:
-        """This rank's own tree; with `like`, what it asks for; with `whole`, the union of all
-        ranks'.
+        """This rank's own tree as it was saved, with new arrays; or one of the two below.
 
-        like: a tree of Box (gives an array), arrays and Shards (filled in place) and plain
-        values. Own leaves
-            and plain values come from the caller's rank, or from rank 0 when the launch that
-            saved had no such
-            rank. `strict=False` takes what is there; otherwise keys that only one side has are
-            Refused.
-        whole: global tensors as whole arrays, also where some ranks have None, because they hold
-            nothing of them; what belongs to ranks as PerRank.
+        like: a tree that says what to load. A Box gives a new array; arrays and Shards are filled
+            in place, and must have the saved dtype and global shape; plain values are as saved.
+            What belongs to ranks comes from the caller's rank, or from rank 0 when the launch that
+            saved had no such rank.
+        strict: refuse names that only one of `like` and the checkpoint has, instead of taking what
+            is there.
+        whole: the union of all ranks' trees. Global tensors are whole arrays, also where some
+            ranks have None since they hold nothing of them; what belongs to ranks is a PerRank.
 
-        Raises Refused for a caller of another world size without either, Unavailable, Lost. After
-        an error the
-        content of arrays that were to be filled is undefined.
+        Raises Refused, by path where a leaf does not fit, and for a caller of another world size
+        that passes neither `like` nor `whole`; Unavailable; Lost. After an error, arrays that were
+        to be filled may hold anything.
         """
         self._check_open()
         if whole and like is not None:
@@ -220,10 +222,10 @@ class Checkpoint:
         return self._reading(self._load_own)
 
     def read(self, plan: Callable[[Contents], Value]) -> Value:
-        """What `plan` returns: it looks at the contents and has them filled where it wants them.
+        """Call `plan` with the contents, of which it reads what it wants; returns what it returns.
 
-        It is run again from the beginning when bytes are damaged or their holders moved, then
-        perhaps on another generation. Raises as `load`.
+        It is called again from the beginning when bytes are damaged or their holders moved, then
+        perhaps with another generation. Raises Unavailable and Lost, and what `plan` raises.
         """
         self._check_open()
         return self._reading(

@@ -80,10 +80,10 @@ class LikeWalk:
     """Plain values of that rank's tree, by path."""
     reads: Reads
     strict: bool
-    #: Paths that the like tree names.
     seen: set[str] = field(default_factory=set)
+    """Paths that the like tree names."""
     absent: list[str] = field(default_factory=list)
-    """Of these the checkpoint has nothing."""
+    """Those of them of which the checkpoint has nothing."""
 
     def fill(self, like: object) -> object:
         """The tree with its Boxes replaced by arrays and its plain values by those stored."""

@@ -23,32 +23,36 @@ class Commit:
     run: str
     step: int
     generation: Generation
+    """Which attempt to write the step it is; grows when the step is saved again."""
     bytes: int
     """Of all ranks, without parity."""
     world_size: int
+    """How many ranks saved it."""
     code: str
+    """`k+m`: of so many data and parity fragments any k give the bytes back."""
     targets_survivable: int
     """So many targets, any of them, may be lost without losing this checkpoint."""
     domains_survivable: int
     """The same for whole failure domains, which `domain_level` names."""
     domain_level: str
     columns_missing: int
+    """Columns that are not on a target; a column is one target's fragments of a rank's bytes."""
     stall_s: float
-    """The longest time that a rank's training stood still, first-save fault-in not counted."""
+    """The longest that a rank's training stood still, in seconds, `fault_in_s` not counted."""
     fault_in_s: float
-    """What the slowest rank paid once for its stager's start and its memory's first touch."""
+    """Seconds that the slowest rank spent on its stager's start and its memory's first touch."""
     commit_s: float
-    """From the first hand-over to the durable record."""
+    """Seconds from the first hand-over to the durable record."""
     committed_at_s: float
-    """Wall clock, for people."""
+    """Wall clock in seconds since 1970, for people."""
     slowest_rank: int
     slowest_target: str
     warnings: tuple[str, ...] = ()
     """What the saver should know, such as replicas that differ and were kept apart."""
     bytes_referenced: int = 0
-    """Of `bytes`: did not change, were not written again, and lie in earlier steps."""
+    """So many of `bytes` did not change: they were not written again, and lie in earlier steps."""
     homes: tuple[int, ...] = ()
-    """Those steps. What they hold stays for this one when they are deleted."""
+    """Those earlier steps. What this one needs of them stays when they are deleted."""
 
 
 def commit_from_info(info: CommitInfo) -> Commit:
@@ -109,7 +113,7 @@ class Waiter(Protocol):
 
 
 class Save:
-    """One rank's save: staged when you get it, ended when `wait` returns or raises."""
+    """One rank's save, as `Store.save` returns it: copied, and on its way to its commit."""
 
     def __init__(self, run: str, step: int, rank: int, stager: Waiter | None) -> None:
         self.run = run
@@ -118,16 +122,18 @@ class Save:
         self.staged_bytes = 0
         """Bytes that this rank stores."""
         self.stall_s = 0.0
-        """How long `store.save` took here, first-save fault-in not counted."""
+        """Seconds that `Store.save` took here, `fault_in_s` not counted."""
         self.fault_in_s = 0.0
+        """Seconds of the same call that the stager's start and its memory's first touch took."""
         self.skipped = stager is None
         """The arena was full and the store's policy is to skip; nothing was staged."""
         self._stager = stager
         self._commit: Commit | None = None
         self._error: CkptError | None = None
+        #: Whether somebody has heard of the error, or will elsewhere: then no later save raises it.
         self._error_told = False
+        #: The commit's warnings, until `wait` or the next save has warned of them.
         self._untold: tuple[str, ...] = ()
-        #: The commit's warnings, until `wait` or the next save has told them.
 
     def __repr__(self) -> str:
         if self.skipped:
@@ -154,10 +160,10 @@ class Save:
         return self._error
 
     def wait(self, timeout_s: float | None = None) -> Commit:
-        """The commit, once all ranks' bytes are on stable storage; its warnings are told, once.
+        """Wait for the commit: all ranks' bytes are on stable storage then. Warns of what it says.
 
         Raises the error that ended the save; Unavailable when it is still under way after
-        `timeout_s` (it goes on, wait again); Busy when it was skipped.
+        `timeout_s` seconds (it goes on, wait again); Busy when it was skipped.
         """
         self.wait_ended(timeout_s)
         if self._commit is not None:
@@ -168,7 +174,9 @@ class Save:
         raise self._error
 
     def wait_ended(self, timeout_s: float | None = None) -> None:
-        """`wait`, without its last word: an error is still to be told. Raises Unavailable, Busy."""
+        """`wait`, but an error that ended the save is left for others to raise. Raises
+        Unavailable, Busy.
+        """
         if self._stager is None:
             raise Busy(
                 f"{self.run}@{self.step} was skipped: an earlier save still held the arena",
@@ -181,11 +189,11 @@ class Save:
             )
 
     def mark_told(self) -> None:
-        """How it ends is told elsewhere, to all whom it concerns: the next save need not."""
+        """How it ends is said elsewhere, to all whom it concerns: no later save raises it."""
         self._error_told = True
 
     def tell_warnings(self, stacklevel: int) -> None:
-        """Warn of what the commit said; each is told once."""
+        """Warn of what the commit said, of each only once."""
         untold, self._untold = self._untold, ()
         for text in untold:
             told = printable(f"{self.run}@{self.step}: {text}")

@@ -27,8 +27,10 @@ from ckpt_client.url import LocalUrl, RemoteUrl
 Seat = tuple[str, wire.Attach]
 """Of whom a stager is: the cluster's id, and all that a stager is told at its start."""
 
+#: Stagers that no open store uses, for all threads of this process. The one parked last comes
+#: last; there are no more than stores were open at once. Some may have ended.
 _parked: Final[list[tuple[Seat, StagerLink]]] = []
-#: The one parked last comes last; no more than stores were open at once. Some may have gone.
+#: Guards `_parked`.
 _lock = threading.Lock()
 
 

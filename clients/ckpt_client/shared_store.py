@@ -119,12 +119,14 @@ class SharedChunks:
         # Object by object: each index is asked for once.
         stored.each(lambda of_object: of_object.sort(key=stored.locate), self._chunks.values())
         sizes = [end - start for start, end in map(stored.locate, chunks)]
+        #: So many bytes may still be kept only to give them to peers.
         self._kept_bytes_left = sum(sizes) // KEPT_FRACTION
-        #: What peers may ask for, by object; also read by the peer server's thread.
+        #: What peers may ask for, by object; the peer server's thread reads it.
         self._here: dict[Rank, tuple[_Here, ...]] = {}
         self._peers: dict[TargetAddress, RpcClient] = {}
+        #: Peers that once gave nothing, or something else: they are not asked again.
         self._bad: set[TargetAddress] = set()
-        #: Peers that gave nothing, or something else, once.
+        #: Guards what I keep and `_bad`: chunks are read by several threads.
         self._lock = Lock()
 
     def wanted(self) -> Part:

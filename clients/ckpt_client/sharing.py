@@ -89,8 +89,8 @@ class SharedReading:
         self._checkpoint = checkpoint
         self._key = key
         self._shared = shared
+        #: By rank: the spans that are not here yet.
         self._left: dict[Rank, Spans] = dict(shared.wanted())
-        #: What of them is not here yet.
         self._wanted_bytes = sum(map(total, self._left.values()))
 
     def read(self) -> None:

@@ -31,6 +31,7 @@ LINE_TIMEOUT_S = 2.0
 PATIENCE_S = 10.0
 """Who waits longer for a stager is told what for: a stopped one would be waited for without end."""
 _log = logging.getLogger("ckpt.save")
+#: Every link of this process. A forked child closes its copies of their sockets.
 _links: weakref.WeakSet[StagerLink] = weakref.WeakSet()
 
 
@@ -55,29 +56,35 @@ class StagerLink:
         self.attach = attach
         self._log = log
         self._rank = attach.rank
+        #: Guards everything below. Notified when a packet was noted, and when a reader has stopped.
         self._news = threading.Condition()
-        #: Guards everything below; notified when a packet was noted or the reader's place is free.
+        #: Whether a thread reads the socket now. Only one does; the others wait for `_news`.
         self._reading = False
+        #: Why nothing more comes: the stager ended, or this link was closed. Set once.
         self._dead: CkptError | None = None
         self._halves = Halves()
-        self._open: int | None = None
         #: The half that the next save may write into before it is granted.
-        self._asking: set[int] = set()
+        self._open: int | None = None
         #: Saves whose ask has no answer yet.
+        self._asking: set[int] = set()
+        #: Save -> the half it was granted, until `wait_half` takes it.
         self._granted: dict[int, int] = {}
+        #: Save -> why it gets no half, until `wait_half` takes it.
         self._refused: dict[int, wire.SaveRefused] = {}
+        #: Saves that were handed over and have not ended, by number.
         self._pending: dict[int, Save] = {}
-        #: Handed over and not ended.
+        #: Saves that ended with an error, until `take_error` has looked whether anyone heard of it.
         self._failed: list[Save] = []
-        #: Ended with an error that may not have been told yet.
+        #: Saves that committed with warnings, until `take_warned` takes them.
         self._warned: list[Save] = []
-        #: Committed with warnings that may not have been told yet.
-        self._prepared: list[wire.Prepared] = []
         #: Answers to Prepare since the last one was sent.
+        self._prepared: list[wire.Prepared] = []
         self.pid = 0
+        """The stager's, once it is up."""
+        #: Whether the stager serves a store of this process: not while it is parked.
         self._attached = False
+        #: Whether a warning said that the stager is stopped, since its last packet.
         self._stop_told = False
-        #: That it is stopped; until something is heard of it again.
         _links.add(self)
         try:
             self._send(attach)

@@ -36,8 +36,8 @@ class Staging:
     packing: Packing
     failure: BaseException | None = None
     """What ended the copy; `hand_over` raises it."""
+    #: Seconds that the first touch of the half took; None when there was none: the save is skipped.
     _touch_s: float | None = None
-    #: None when there was no half and the save is to be skipped.
 
     def copy(self, copier: Copier) -> None:
         """Ask for memory and copy into it. Raises nothing: see `failure`."""

@@ -56,60 +56,60 @@ def open(
     start_timeout_s: float = START_TIMEOUT_S,
     durable: str | None = None,
 ) -> Store:
-    """Connect to a store: `ckpt+local:///DIR?targets=7&code=4+2`, `ckpt://HOST:PORT`,
-    else $CKPT_STORE.
+    """Connect to a store and return it. A local one that does not run is started.
 
-    launch: what all ranks of this start of the job share and no other start has; else from the
-        environment (torchrun, Slurm, PALS, MPI), else ranks that come again begin a new launch.
-    replicas: `abort` a save whose Replicated leaves differ between ranks, or `keep` each that
-    differs.
-    when_full: what a save does while earlier ones hold the whole arena: `wait`, `error` or `skip`.
+    url: `ckpt+local:///DIR?targets=7&code=4+2` for a cluster on this machine, `ckpt://HOST:PORT`
+        for the coordinator of any other. Default: $CKPT_STORE.
+    launch: a name that all ranks of this start of the job share and no other start has. Default:
+        what torchrun, Slurm, PALS or MPI say in the environment; where none of them does, ranks
+        that come again begin a new launch.
+    replicas: what becomes of a save whose Replicated leaves differ between ranks: `abort`, or
+        `keep` each that differs.
+    when_full: what a save does while earlier ones hold all of the staging memory: `wait`, `error`
+        (it raises Busy) or `skip` (it stores nothing, warns, and returns a Save that says so).
     unchanged: `warn` of a save in which no tensor, or no optimizer state, has changed since the
         run's last save through this store, or `ignore` it.
-    references: do not write again what has not changed since the run's last committed save through
-        this store (tensors of 64 KiB and more), refer to it; False writes everything. Default
-        True, unless $CKPT_REFERENCES is `off`.
-    arena_bytes_max: cap of this rank's staging memory, both halves; default half of the host's
-    memory.
-    stager_idle_s: how long a stager without an open store stays, for a restart to read from its
-        memory, and to tell the other ranks at once when this process ends with its store closed.
-    start_timeout_s: how long a cluster that is coming up is waited for: a local one that is started
-        here, or a coordinator that says that its targets are not there yet.
-    durable: the object store that `ckptd drain` fills, such as `s3://bucket/runs`, else
-        $CKPT_DURABLE: `load` of what the tier has not, has evicted or has lost, or what stays out
-        of reach there, reads it from this store.
+    references: whether a save refers to what has not changed since the run's last committed save
+        through this store (tensors of 64 KiB and more); False writes it again. Default: True,
+        unless $CKPT_REFERENCES is `off`.
+    arena_bytes_max: cap of this rank's staging memory, both halves together, in bytes. Default:
+        half of the host's memory.
+    stager_idle_s: how many seconds the stager stays when its store is closed: a restart reads from
+        its memory, and the other ranks hear at once when this process ends.
+    start_timeout_s: how many seconds to wait for a cluster that is coming up: a local one that is
+        started here, or a coordinator that says that its targets are not there yet.
+    durable: URL of the object store that `ckptd drain` fills, such as `s3://bucket/runs`: loads
+        take from it what the tier does not have, has evicted or lost, or cannot give now.
+        Default: $CKPT_DURABLE.
 
-    Raises Refused for a bad URL or contradicting options, Unauthorized, Unavailable.
+    Raises Refused for a bad URL or contradicting options, Unauthorized when the cluster's secret
+    is missing or another, Unavailable when the cluster does not answer in time.
     """
     settings = checked_settings(
-        launch=launch,
-        replicas=replicas,
-        when_full=when_full,
-        unchanged=unchanged,
-        references=references,
-        arena_bytes_max=arena_bytes_max,
-        stager_idle_s=stager_idle_s,
-        start_timeout_s=start_timeout_s,
-        durable=durable,
-    )
+        launch=launch, replicas=replicas, when_full=when_full, unchanged=unchanged,
+        references=references, arena_bytes_max=arena_bytes_max, stager_idle_s=stager_idle_s,
+        start_timeout_s=start_timeout_s, durable=durable,
+    )  # fmt: skip
     return Store(parse_url(url), settings)
 
 
 class Store:
-    """An open store.
+    """An open store, where a training's ranks save and load. `open` makes it.
 
-    Use it in a `with`, or close it; its methods may be called from several threads.
+    Use it in a `with`, or close it. Its methods may be called from several threads. `rank` and
+    `world_size` are those of the environment (torchrun, Slurm, PALS, MPI) unless they are given;
+    both or neither.
     """
 
     def __init__(self, url: LocalUrl | RemoteUrl, settings: Settings) -> None:
         self._url = url
         self._settings = settings
         self._pid = os.getpid()
+        #: True until the connection stands, and again from the end of `close`.
         self._closed = True
-        #: Until the connection stands; then the end of `close`.
+        #: Guards the stagers below; held while a save is staged.
         self._lock = threading.RLock()
         self._planner = Planner()
-        #: Guards the stagers below; held while a save is staged.
         self._stagers: dict[Place, StagerLink] = {}
         self._connection = Connection(url, settings.launch, settings.start_timeout_s)
         self._control = self._connection.control
@@ -150,17 +150,16 @@ class Store:
         world_size: int | None = None,
         replicated: bool = False,
     ) -> None:
-        """Fault the arena in for states like this one, so that the first save need not.
-
-        Raises NoSpace, Refused.
+        """Make the staging memory for states like this one, so that the first save is as fast as
+        the others. Raises NoSpace, and Refused as `save` does.
         """
         layout = self.pack(state, rank=rank, world_size=world_size, replicated=replicated).layout
         with self._lock:
             self._stager(Place(layout.rank, layout.world_size)).prepare(layout.half_bytes)
 
     def join(self, run: str, *, rank: int | None = None, world_size: int | None = None) -> None:
-        """Say before the first save that this process saves as that rank, for one that saves as
-        several: should it end between two of them, the first is aborted instead of waiting.
+        """Say ahead of its first save that this process saves as that rank. For a process that
+        saves as several: if it ends between two of them, the first save is aborted, not awaited.
         """
         self._check_usable()
         place = find_place(rank, world_size)
@@ -178,14 +177,17 @@ class Store:
         replicated: bool = False,
         check_finite: bool = False,
     ) -> Save:
-        """Stage this rank's state and return; sending and committing go on beside the training.
+        """Copy this rank's state and return; sending and committing go on beside the training.
 
+        state: dicts, lists and tuples of arrays (numpy's, or with `__dlpack__` or `__array__`),
+            plain values, Shard, Shards and Replicated. It may be changed when this returns.
+        replicated: every leaf that is no Shard is the same on all ranks, and is stored once.
         check_finite: refuse a tensor that holds NaN or infinity, by name, before anything is
-            staged; it is read once more for this.
+            staged. Each is read once more for this.
 
-        The state may be changed as soon as this returns. Raises Refused naming the path of what
-        cannot be stored. That refuses the step: the other ranks' saves of it are aborted, naming
-        this rank and why, and the next save of the step begins another attempt on all ranks.
+        Raises Refused naming the path of what cannot be stored. That refuses the step: the other
+        ranks' saves of it are aborted, naming this rank and why, and the next save of the step
+        begins another attempt on all ranks.
 
         Raises the error of an earlier save that nobody has heard of, once. Nothing was staged then,
         and the other ranks' saves of this step wait: call it again.
@@ -318,19 +320,20 @@ class Store:
         timeout_s: float = RESOLVE_TIMEOUT_S,
         fallback: bool = False,
     ) -> Checkpoint:
-        """The committed checkpoint to read, pinned until closed.
+        """The committed checkpoint of a step, else the newest: pinned against deletion until it is
+        closed.
 
-        It is the same for all ranks of a launch, by number too: once one of them has loaded it, no
-        other loads another, also when the step is saved again meanwhile. When all of them have it,
-        or their launch has saved the step again, the next load sees what is the newest then.
+        It is the same for all ranks of a launch, with a step's number too: once one of them has
+        loaded it, no other loads another, even if the step is saved again meanwhile. When all of
+        them have it, or their launch has saved the step again, the next load sees the newest.
 
-        What is lost in the tier, or out of reach for `timeout_s`, and whole in an object store that
-        was drained to is named all the same when the store was opened with `durable`, and loads
-        from there, with a warning.
+        A store that was opened with `durable` also finds what is lost in the tier, or out of reach
+        for `timeout_s` seconds, and whole in the object store: it loads from there, with a warning.
 
-        Raises NotFound, Unavailable after `timeout_s` (with `fallback=True` an older step instead),
-        Lost, also when it is lost or deleted after another rank of the launch has loaded it;
-        Unavailable, too, for a step that this rank has saved and its launch has not committed yet.
+        Raises NotFound; Unavailable when it is out of reach for `timeout_s` (`fallback=True` takes
+        an older step instead), or when this rank has saved the step and its launch has not
+        committed it yet; Lost when it is damaged beyond repair, or was lost or deleted after
+        another rank of the launch had loaded it.
         """
         from ckpt_client import restore
 
@@ -342,16 +345,10 @@ class Store:
         join = self._control.join if number is None else self._control.join_to_read
         joined = join(name, place.rank, place.world_size)
         found = restore.resolve(
-            self._connection.reader(self._settings.durable),
-            name,
-            number,
-            rank=place.rank,
-            world_size=place.world_size,
-            joined=joined,
-            launch_key=self._settings.launch,
-            timeout_s=timeout_s,
-            fallback=fallback,
-        )
+            self._connection.reader(self._settings.durable), name, number,
+            rank=place.rank, world_size=place.world_size, joined=joined,
+            launch_key=self._settings.launch, timeout_s=timeout_s, fallback=fallback,
+        )  # fmt: skip
         if joined is not None and number is None:
             self._control.resolved(name, place.rank, place.world_size, joined.turn)
         return found
@@ -369,10 +366,10 @@ class Store:
         timeout_s: float = RESOLVE_TIMEOUT_S,
         fallback: bool = False,
     ) -> object:
-        """`resolve`, load and close: this rank's own tree, what `like` asks for,
-        or the union of all ranks (`whole`).
+        """`resolve`, `Checkpoint.load` and close: this rank's own tree, what `like` asks for, or
+        the union of all ranks' trees (`whole`). Raises what these do.
 
-        What the tier has not, has evicted or has lost comes from the `durable` store, with a
+        What the tier does not have, has evicted or has lost comes from the `durable` store, with a
         warning: the step that is named, else the newest one there.
         """
         try:
@@ -398,10 +395,7 @@ class Store:
     # ----------------------------------------------------------------------- looking
 
     def steps(self, run: str) -> list[Commit]:
-        """The newest committed generation of each step, ascending.
-
-        A run that never was has none.
-        """
+        """The newest commit of each step, ascending. A run that never saved has none."""
         self._check_usable()
         self._connection.ensure_answers()
         views = _steps_decoder.decode(self._control.ask("steps", check_run_name(run)))
@@ -412,13 +406,14 @@ class Store:
         return [newest[step] for step in sorted(newest)]
 
     def latest(self, run: str) -> int | None:
-        """The newest committed step, or None."""
+        """The number of the newest committed step, or None."""
         commits = self.steps(run)
         return commits[-1].step if commits else None
 
     def verify(self, run: str, step: int) -> VerifyReport:
-        """Have every column of a checkpoint read whole and compared with its checksums,
-        where it lies.
+        """Have the targets read a checkpoint whole, where it lies, and compare its checksums.
+
+        Raises NotFound, Unavailable, Lost; what is damaged is in the report.
         """
         from ckpt_client import verify
 
@@ -427,7 +422,7 @@ class Store:
         return verify.verify(self._connection.reader(), check_run_name(run), check_step(step))
 
     def delete(self, run: str, step: int) -> None:
-        """Delete a step, all its generations. Raises NotFound; Busy while somebody reads it."""
+        """Delete all generations of a step. Raises NotFound, and Busy while somebody reads it."""
         from ckpt.format.messages import DeleteStep, StepDeleted
 
         self._check_usable()
@@ -438,10 +433,10 @@ class Store:
     # ----------------------------------------------------------------------- ending
 
     def close(self, timeout_s: float | None = CLOSE_TIMEOUT_S) -> None:
-        """Wait for what was saved, then let go. Raises the error that nobody has heard of yet.
+        """Wait until all that was saved is committed, then let go. Idempotent.
 
-        After `timeout_s` raises Unavailable; what was handed over is finished by the stager all the
-        same. Idempotent.
+        Raises the error of a save that nobody has heard of yet, and Unavailable after `timeout_s`
+        seconds: the stager finishes all the same what was handed over.
         """
         if self._closed:
             return

@@ -56,6 +56,7 @@ class ColumnHealth:
     state: str
     """`whole`, `damaged`, `missing`, or `away` when its target did not answer."""
     damaged: tuple[ByteRange, ...] = ()
+    """Ranges of the column, in bytes, that do not match their checksums."""
     home: str = ""
     """`STEP#GENERATION` of the earlier checkpoint whose column it is; empty for this one's own."""
 

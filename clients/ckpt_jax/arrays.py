@@ -90,10 +90,11 @@ class Target:
         self._shape = shape
         self._dtype = dtype
         self._sharding = sharding
+        #: Each part that a device of this process needs, once, with the memory to read it into.
         self._boxes: dict[Box, AnyArray] = {}
-        #: Each part that a device of this process needs, once.
+        #: Those parts of them that other processes need as well.
         self._shared: frozenset[Box] = frozenset()
-        #: Those that other processes need too.
+        #: The devices of this process and the part that each needs; empty without a sharding.
         self._devices: list[tuple[jax.Device, Box]] = []
         if sharding is None:
             whole = ((0,) * len(shape), shape)

@@ -18,7 +18,8 @@ State = TypeVar("State")
 
 
 class CheckpointManager:
-    """The checkpoints of one run. Saving goes on beside the training.
+    """The checkpoints of one run, with the calls of Orbax's manager. Saving goes on beside the
+    training. Use it in a `with`, or close it.
 
     directory: `ckpt://HOST:PORT/RUN`, `ckpt+local:///DIR/RUN`, or RUN in `store` (else in the store
         that $CKPT_STORE names).
@@ -40,8 +41,8 @@ class CheckpointManager:
         self._store = store if store is not None else shared_store(place.store)
         self._interval = save_interval_steps
         self._check_finite = check_finite
+        #: Saves that nobody has heard the end of, oldest first.
         self._saves: list[Save] = []
-        #: Under way, oldest first.
 
     def __enter__(self) -> Self:
         return self
@@ -56,12 +57,13 @@ class CheckpointManager:
             self.close()
 
     def should_save(self, step: int) -> bool:
-        """Whether `save` would take it."""
+        """Whether `save` would take the step: it is due, and newer than all that were saved."""
         newest = self._saves[-1].step if self._saves else self.latest_step()
         return step % self._interval == 0 and (newest is None or step > newest)
 
     def save(self, step: int, state: object, *, force: bool = False) -> bool:
-        """Copy the state; False when the step is not due. It may be changed when this returns.
+        """Copy the state (see `ckpt_jax.save`), which may be changed when this returns. False, and
+        nothing is saved, when the step is not due and not forced.
 
         Raises Refused by path for what cannot be stored, before anything is staged; and the error
         of an earlier save. Of several processes one may hear that sooner than others, so there this
@@ -80,13 +82,15 @@ class CheckpointManager:
         return True
 
     def restore(self, step: int | None, like: State) -> State:
-        """A state like `like` (see `ckpt_jax.load`) of that step, else of the newest."""
+        """A new state like `like`, of that step, else of the newest. See `ckpt_jax.load`, also for
+        what it raises.
+        """
         if step is None and self.latest_step() is None:
             raise NotFound(f"{self._run} has no committed checkpoint")
         return states.load(self._store, self._run, step, like)
 
     def latest_step(self) -> int | None:
-        """The newest committed step."""
+        """The newest committed step; None without one."""
         return self._store.latest(self._run)
 
     def all_steps(self) -> list[int]:
@@ -94,7 +98,7 @@ class CheckpointManager:
         return [commit.step for commit in self._store.steps(self._run)]
 
     def reload(self) -> None:
-        """Nothing is cached: the store is asked each time."""
+        """Does nothing: the store is asked each time, and nothing is cached."""
 
     def wait_until_finished(self) -> list[Commit]:
         """The commits of all saves under way. Raises the error of the first that failed."""
@@ -109,7 +113,7 @@ class CheckpointManager:
         return commits
 
     def check_for_errors(self) -> None:
-        """Raises the error of a save that failed meanwhile, once; does not wait."""
+        """Raise the error of a save that failed meanwhile, once. Does not wait."""
         try:
             self._store.raise_untold()
         finally:

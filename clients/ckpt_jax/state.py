@@ -29,15 +29,17 @@ State = TypeVar("State")
 def save(store: Store, run: str, step: int, state: object, *, check_finite: bool = False) -> Save:
     """Copy the state; sending and committing go on beside the training. Every process calls it.
 
+    state: jax.Arrays of any sharding, numpy arrays and plain values, in any nodes that JAX knows.
+        A jax.Array is one global array; all else must be the same on all processes. The state may
+        be changed when this returns.
     check_finite: refuse a tensor that holds NaN or infinity, by name, before anything is staged.
 
-    jax.Arrays are global; numpy arrays and plain values are the same on all processes. Raises
-    Refused by path for what cannot be stored, before anything is staged; the other processes'
-    saves of the step are aborted.
+    Raises Refused by path for what cannot be stored, before anything is staged; the other
+    processes' saves of the step are aborted.
 
     The error of an earlier save that nobody has heard of is raised here by a process that is alone.
-    Of several one would hear it and save nothing while the others save: there it is told by that
-    save's `wait`, else by `Store.close`.
+    Of several processes one would raise it and save nothing while the others save. So there that
+    save's `wait` raises it, else `Store.close`.
     """
     begun_s = time.monotonic()
     rank, world_size = jax.process_index(), jax.process_count()
@@ -52,14 +54,16 @@ def save(store: Store, run: str, step: int, state: object, *, check_finite: bool
 
 
 def load(store: Store, run: str, step: int | None, like: State) -> State:
-    """A state like `like`, whose arrays have its shapes, dtypes and shardings.
+    """A new state like `like`, whose arrays have its shapes, dtypes and shardings.
 
-    like: jax.Arrays or jax.ShapeDtypeStructs with a sharding (without one, and where
-        like's array is not bound to a device, the new one is not either),
-        numpy arrays, plain values, in any nodes that JAX knows.
+    step: None is the newest, the same for all processes.
+    like: jax.Arrays, jax.ShapeDtypeStructs, numpy arrays and plain values, in any nodes that JAX
+        knows. Dtypes and global shapes must be the saved ones; the sharding may be any. An array
+        that is not bound to a device, or a struct without a sharding, gives an array that is not
+        bound to one.
 
     Each process reads what its devices need, each byte once. Raises Refused by name for a name that
-    the checkpoint lacks, another dtype or shape; NotFound, Unavailable, Lost.
+    the checkpoint lacks, and for another dtype or shape; NotFound, Unavailable, Lost.
     """
     rank, world_size = jax.process_index(), jax.process_count()
     with store.resolve(run, step, rank=rank, world_size=world_size) as checkpoint:

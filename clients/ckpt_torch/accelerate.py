@@ -27,18 +27,20 @@ from ckpt_torch.loading import load
 from ckpt_torch.saving import async_save, wait_for
 
 _NUMBER: Final = re.compile(r"([0-9]+)$")
+#: Accelerate writes these models' files before it calls hooks.
 _OWN_FILES: Final = frozenset(
     {DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}
 )
-"""Accelerate writes these models' files before it calls hooks."""
 
 
 class CkptHooks:
     """I take the weights out of what Accelerate writes, and put them back when it loads.
 
     run: `ckpt://HOST:PORT/RUN`, `ckpt+local:///DIR/RUN`, or RUN in `store`, else in $CKPT_STORE's.
-    The folder's name must end with the step's number, as `checkpoint_3` or `step_100`.
     check_finite: refuse weights that hold NaN or infinity, by path, before a file is written.
+
+    The folder that Accelerate is given must end with the step's number, as `checkpoint_3` or
+    `step_100`: others are Refused.
     """
 
     def __init__(
@@ -47,8 +49,8 @@ class CkptHooks:
         self._run = run.rstrip("/")
         self._store = store
         self._check_finite = check_finite
+        #: Saves that were handed over and are not known to be committed, oldest first.
         self._pending: list[Future[Commit]] = []
-        #: Handed over, not known to be committed.
 
     def attach(self, accelerator: Accelerator) -> Self:
         """Register with it. Raises Refused where Accelerate leaves the weights to nobody else."""
@@ -62,7 +64,7 @@ class CkptHooks:
         return self
 
     def wait(self) -> None:
-        """Until all weights are committed. Raises the first error."""
+        """Wait until all weights are committed. Raises the first error that ended a save."""
         wait_for(self._pending)
 
     def _save(

@@ -42,9 +42,9 @@ _SUFFIXES = (VALUE_KEY, PICKLE_KEY)
 
 
 class CkptReader(StorageReader):
-    """I read a checkpoint that CkptWriter wrote.
+    """I read a checkpoint that CkptWriter wrote, for dcp.load.
 
-    path, store: as CkptWriter's; a path without a step is the newest.
+    path, store: as CkptWriter's; a path without a step means the newest.
     allow_pickle: load objects that were saved as pickles; DCP runs whatever code they name.
     """
 
@@ -59,10 +59,11 @@ class CkptReader(StorageReader):
         self._store = store
         self._allow_pickle = allow_pickle
         self._checkpoint: Checkpoint | None = None
+        #: DCP's name of an item -> its path in the state, without suffix. `read_metadata` fills
+        #: this and the next.
         self._paths: dict[str, DcpPath] = {}
-        #: Item -> its path, without suffix.
+        #: Items that are no tensors -> the suffix of their stored name: how they are to be read.
         self._suffixes: dict[str, str] = {}
-        #: Items that are no tensors -> the last step of their name.
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_checkpoint": None}
@@ -110,7 +111,9 @@ class CkptReader(StorageReader):
         ]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Read everything at once, straight into the planner's tensors."""
+        """Read everything at once, straight into the planner's tensors. Raises Refused for pickles
+        that are not allowed; Unavailable, Lost.
+        """
         if self._checkpoint is None:
             self.read_metadata()
         assert self._checkpoint is not None

@@ -29,10 +29,10 @@ StateDict = dict[str, object]
 
 
 class CkptStager:
-    """I stage for one writer, whose path must be known before the save begins.
+    """I copy a state for one writer, whose path must be known before the save begins.
 
-    process_group: for what ranks tell each other while staging, in the caller's thread; any group
-        of the save's ranks that no other thread uses meanwhile. None is the default group.
+    process_group: for what ranks say to each other while they stage, in the caller's thread; any
+        group of the save's ranks that no other thread uses meanwhile. None is the default group.
     """
 
     _synchronize_after_execute = False
@@ -45,14 +45,14 @@ class CkptStager:
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """Staging is told by the future of `stage`."""
+        """False: the future of `stage` says when the state may be changed."""
         return self._synchronize_after_execute
 
     def stage(self, state_dict: StateDict) -> Future[StateDict]:
-        """Copy the state; it may be changed as soon as the future is done.
+        """Copy the state; it may be changed as soon as the future is done, which it is on return.
 
-        The dict that it gives is for planning only: its tensors are the caller's own.
-        Raises Refused by path, on all ranks.
+        The dict that the future gives is for planning only: its tensors are the caller's own.
+        Raises Refused by path for what cannot be stored, on all ranks.
         """
         begun_s = time.monotonic()
         who = find_who(self._group, no_dist=False)

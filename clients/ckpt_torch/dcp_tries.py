@@ -20,8 +20,8 @@ from ckpt_torch.exchange import Fact
 
 NAMES_MAX: Final = 64
 """Checkpoints whose tries are counted."""
-_begun: OrderedDict[str, int] = OrderedDict()
 #: Checkpoint -> how many tries have begun here and did not end; the newest last.
+_begun: OrderedDict[str, int] = OrderedDict()
 
 
 def begin_try(name: str) -> None:

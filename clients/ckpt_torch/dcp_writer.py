@@ -53,10 +53,12 @@ _log = logging.getLogger("ckpt.save")
 
 
 class CkptWriter(StorageWriter):
-    """I write one checkpoint after the other. I am pickled to DCP's process in PROCESS mode.
+    """I write one checkpoint after the other, for dcp.save and dcp.async_save. DCP pickles me to
+    its own process in PROCESS mode.
 
     path: the checkpoint, as `ckpt_torch.save` names it; or give checkpoint_id= to dcp.save.
-    store: URL of the store when path is only RUN/STEP; else $CKPT_STORE.
+    store: a Store or its URL, when path is only RUN/STEP; else $CKPT_STORE. PROCESS mode takes
+        no open Store.
     allow_pickle: keep objects that are not plain data, as DCP does; else they are refused by name.
     check_finite: refuse a tensor that holds NaN or infinity, by name, before its rank stages.
     """
@@ -71,17 +73,17 @@ class CkptWriter(StorageWriter):
     ) -> None:
         self.checkpoint_id = path
         self.commit: Commit | None = None
-        """Of the last save that finished here."""
+        """Of the last save that `finish` was called for; that is on DCP's coordinator rank."""
         self._store = store
         self.allow_pickle = allow_pickle
         self.check_finite = check_finite
         self._save_id = uuid.uuid4().hex
         self._rank = 0
         self._collective = True
+        #: The save under way, from `write_data` until the next `reset`.
         self._save: Save | None = None
-        #: Under way.
+        #: A save that a stager of DCP staged before DCP began to plan it; `write_data` takes it.
         self._adopted: Save | None = None
-        #: Staged before DCP began to plan it.
 
     def __getstate__(self) -> dict[str, object]:
         if isinstance(self._store, Store):

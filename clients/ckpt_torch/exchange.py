@@ -95,8 +95,8 @@ class _Told:
         return cls(bool(record[0]), *(record[one : one + _DIGEST_BYTES] for one in at))
 
 
+#: Digests of all ranks' shapes -> who held what then; the newest last, at most KNOWN_MAX.
 _known: OrderedDict[tuple[bytes, ...], Holders] = OrderedDict()
-#: Digests of all ranks' shapes -> what they told; the newest last.
 
 
 class Exchange:
@@ -111,8 +111,9 @@ class Exchange:
         self._who = who
         self._shape = shape
         self._digests = digests
+        #: What all ranks said when this one last said the same; a key of `_known`.
         self._key = next((key for key in reversed(_known) if _is_own(key, who, shape)), None)
-        #: What all ranks told when this one told the same.
+        #: The first round, under way from here until `holders`; None where ranks cannot talk.
         self._round: _Round | None = None
         if who.speaking:
             common = _known[self._key].common() if self._key else []

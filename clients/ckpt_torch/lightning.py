@@ -60,8 +60,8 @@ class CkptIO(CheckpointIO):
         self._store = store
         self._allow_pickle = allow_pickle
         self._check_finite = check_finite
+        #: Saves that were handed over and are not known to be committed, oldest first.
         self._pending: list[Future[Commit]] = []
-        #: Handed over, not known to be committed.
 
     def save_checkpoint(
         self, checkpoint: dict[str, object], path: FilePath, storage_options: object | None = None
@@ -72,14 +72,14 @@ class CkptIO(CheckpointIO):
     def load_checkpoint(
         self, path: FilePath, map_location: object | None = None, weights_only: bool | None = None
     ) -> dict[str, object]:
-        """The checkpoint as new CPU tensors. Raises NotFound."""
+        """The checkpoint as new CPU tensors. Raises what `load_whole` and an earlier save do."""
         self.wait()
         state = load_whole(self.name_of(path), store=self._store, allow_pickle=self._allow_pickle)
         assert isinstance(state, dict)
         return state
 
     def remove_checkpoint(self, path: FilePath) -> None:
-        """Delete that step, if it is there."""
+        """Delete that step, if it is there; a path without a step deletes nothing."""
         self.wait()
         where = find_where(self.name_of(path), self._store)
         if where.step is None:
@@ -90,7 +90,7 @@ class CkptIO(CheckpointIO):
             return
 
     def teardown(self) -> None:
-        """Wait until everything is committed. Raises the first error."""
+        """Wait until everything is committed. Raises the first error that ended a save."""
         self.wait()
 
     # ----------------------------------------------------------------------- for strategies too

@@ -40,23 +40,30 @@ def load(
     strict: bool = False,
     timeout_s: float = 30.0,
 ) -> int:
-    """Fill the tensors of `state_dict` in place, replace all else in it; the step that was read.
+    """Fill the tensors of `state_dict` in place, replace all else in it; returns the step.
 
-    checkpoint_id: as in `async_save`; without a step the newest, the same for all ranks.
+    state_dict: as in `async_save`, of any sharding and number of ranks. Tensors must have the
+        saved dtype and global shape. Objects with `state_dict()` get their part through
+        `load_state_dict()`.
+    checkpoint_id, store: as in `async_save`; without a step the newest, the same for all ranks.
+    process_group, no_dist: as in `async_save`.
     allow_pickle: load objects that were saved with it; runs whatever code they name.
     strict: refuse a checkpoint that holds names which `state_dict` does not ask for.
+    timeout_s: how many seconds to wait for a checkpoint that is out of reach.
 
     Raises Refused by path for a name that the checkpoint lacks, another dtype or global shape, and
-    pickles that are not allowed, before anything is changed; NotFound, Unavailable, Lost.
+    pickles that are not allowed, before anything is changed; NotFound, Unavailable, Lost. After an
+    error that comes later, the tensors may hold anything.
     """
     where, who = find_where(checkpoint_id, store), find_who(process_group, no_dist)
     state = asked(state_dict)
     with where.store.resolve(
         where.run, where.step, rank=who.rank, world_size=who.world_size, timeout_s=timeout_s
     ) as checkpoint:
-        found = checkpoint.read(lambda contents: _Reading(contents, who).run(state, strict))
+        found = checkpoint.read(
+            lambda contents: _Reading(contents, who).run(state, strict, allow_pickle)
+        )
         step = checkpoint.step
-    found.check_pickles(allow_pickle)
     refill(state, found.value)
     _give_back(state_dict, state)
     return step
@@ -109,7 +116,7 @@ class _Reading:
     absent: list[str] = field(default_factory=list)
     found: _Found = field(default_factory=_Found)
 
-    def run(self, state: Mapping[str, object], strict: bool) -> _Found:
+    def run(self, state: Mapping[str, object], strict: bool, allow_pickle: bool) -> _Found:
         ranks = self.contents.ranks()
         mine = Rank(self.who.rank) if self.who.rank in ranks else ranks[0]
         values = self.contents.values(mine)
@@ -126,6 +133,7 @@ class _Reading:
                 if not self._look_up(name, leaf, mine, values)
             ]  # fmt: skip
         self._check_names(strict, values)
+        self.found.check_pickles(allow_pickle)
         self.contents.fill(self.wants)
         for target, source in self.copies:
             target.copy_(source)

@@ -45,10 +45,10 @@ class CkptCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
     session_id: tells trainings apart, below the run.
     allow_pickle: must be True: what the package hands over besides tensors is an object, stored as
         a pickle and loaded as one.
-    keep: newest steps that stay when a save has succeeded.
+    keep: how many of the newest steps stay when a save has succeeded.
 
     The world size of a load must be that of the save, as everywhere in the package: steps of
-    another one are not found.
+    another one are not found. Raises Refused without `allow_pickle`, and for `keep` below 1.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class CkptCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         self._name = "/".join(filter(None, (run.rstrip("/"), session_id)))
         self._store = store
         self._keep = keep
+        #: Set once I have left for the package's own process, which has no process group to ask.
         self._world_size: int | None = None
-        #: Once I have left for the package's own process, which has no process group.
 
     def __getstate__(self) -> dict[str, object]:
         if isinstance(self._store, Store):

@@ -60,7 +60,9 @@ def save(
     allow_pickle: bool = False,
     check_finite: bool | tuple[str, ...] = False,
 ) -> Commit:
-    """Save and wait until the checkpoint is committed, on every rank. See `async_save`."""
+    """Save and wait until the checkpoint is committed, on every rank. Takes and raises what
+    `async_save` does, and raises what ended the save.
+    """
     return async_save(
         state_dict,
         checkpoint_id=checkpoint_id,
@@ -89,15 +91,22 @@ def async_save(
     The state may be changed as soon as this returns. All ranks of the process group call it. An
     error that nobody asks the future for is raised by the next save, or when the store is closed.
 
+    state_dict: tensors, DTensors, ShardedTensors, numpy arrays and plain values in dicts, lists
+        and tuples; at the top level also objects with `state_dict()`, such as models. A DTensor or
+        ShardedTensor is one global tensor. Anything else of one name must be the same on all ranks
+        that have the name, and is stored once.
     checkpoint_id: `ckpt://HOST:PORT/RUN/STEP`, `ckpt+local:///DIR/RUN/STEP`, or `RUN/STEP` in
         `store` (a Store, or its URL), else in the store that $CKPT_STORE names.
+    process_group: the ranks that save; default all. Without torch.distributed, rank and world
+        size are the launcher's.
+    no_dist: this process saves alone, as rank 0 of 1.
     use_collectives: False asks nothing of other ranks: all must hold the same names then.
     allow_pickle: keep objects that are not plain data as pickles; `load` must allow them too.
     check_finite: refuse floating point tensors that hold NaN or infinity; of the whole state, or
         only below these top-level keys.
 
-    Raises Refused by path for what cannot be stored, before anything is staged; on all ranks when
-    one refuses.
+    Raises Refused by path for what cannot be stored, before anything is staged: on all ranks when
+    one refuses. Raises the error of an earlier save that nobody has heard of.
     """
     begun_s = time.monotonic()
     who = find_who(process_group, no_dist)

@@ -13,6 +13,7 @@ from ckpt.base.errors import Refused
 from ckpt.format.dtypes import dtype_name, dtype_of
 from ckpt_client.state import AnyArray
 
+#: torch type -> (integer type of its size that torch shares with numpy, the numpy type).
 _EXTENSIONS: Final = {
     torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
     torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
@@ -21,7 +22,6 @@ _EXTENSIONS: Final = {
     torch.float8_e5m2fnuz: (torch.uint8, ml_dtypes.float8_e5m2fnuz),
     torch.float8_e8m0fnu: (torch.uint8, ml_dtypes.float8_e8m0fnu),
 }
-"""torch type -> (integer type of its size that torch shares with numpy, the numpy type)."""
 PLAIN_TENSORS: Final = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 """Exact types: a subclass may mean something else by its memory."""
 

@@ -34,7 +34,8 @@ READ_WORKERS = 1
 
 @dataclass
 class CkptStorageConfig(StorageConfig):  # type: ignore[misc]
-    """I travel to the package's own process, with this rank's seat in the default process group.
+    """The package's storage_config. It is sent to the package's own process, with this rank's
+    place in the default process group.
 
     store: URL of the store in which a checkpoint id RUN/STEP lies, else $CKPT_STORE; an id may also
         be a whole URL.
@@ -45,8 +46,8 @@ class CkptStorageConfig(StorageConfig):  # type: ignore[misc]
     temp_dir_prefix: str = DEFAULT_TEMP_DIR_PREFIX
 
     def __post_init__(self) -> None:
+        #: (rank, world size), set once I have left for another process, which has no process group.
         self._seat: tuple[int, int] | None = None
-        #: (rank, world size), once it has left for another process.
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_seat": self._find_seat()}
@@ -63,7 +64,9 @@ class CkptStorageConfig(StorageConfig):  # type: ignore[misc]
 
 
 def seal(args: CallbackArgs) -> None:
-    """The `pre_finalize_callback`, or a part of one: this rank has written all its files."""
+    """The `pre_finalize_callback`, or a part of one: this rank has written all its files. Raises
+    Refused for another storage than CkptStorageConfig's.
+    """
     if not isinstance(args.storage, CkptStorage):
         raise Refused(
             f"seal: the storage is a {type(args.storage).__qualname__}",
@@ -96,11 +99,12 @@ class CkptStorage(Storage):  # type: ignore[misc]
         self._prefix = temp_dir_prefix
         self._rank = rank
         self._world_size = world_size
+        #: Guards changes of what follows.
         self._lock = threading.Lock()
-        self._filesystems: dict[tuple[type[CkptFileSystemBase], str], CkptFileSystemBase] = {}
         #: By what names the cluster. Not fsspec's own: those differ from thread to thread.
+        self._filesystems: dict[tuple[type[CkptFileSystemBase], str], CkptFileSystemBase] = {}
+        #: Folders that this rank has sealed: the next file that it writes there begins them anew.
         self._sealed: set[str] = set()
-        #: Folders in which the next file begins anew.
 
     @property
     def mmap_fill_workers(self) -> int:

@@ -43,8 +43,8 @@ class CkptCallback(TrainerCallback):
     """I copy the training's state every so many steps; sending goes on beside the training.
 
     run: `ckpt://HOST:PORT/RUN`, `ckpt+local:///DIR/RUN`, or RUN in `store`, else in $CKPT_STORE's.
-    every: steps between saves; the last step is saved too, also of a training that stops early,
-        unless its weights were replaced by the best ones (`load_best_model_at_end`).
+    every: how many steps lie between saves. The last step is saved as well, also of a training
+        that stops early, unless the best weights took its place (`load_best_model_at_end`).
     check_finite: refuse a state with a tensor that holds NaN or infinity, by path.
     """
 
@@ -61,8 +61,8 @@ class CkptCallback(TrainerCallback):
         self._store = store
         self._check_finite = check_finite
         self._saved_step = 0
+        #: Saves that were handed over and are not known to be committed, oldest first.
         self._pending: list[Future[Commit]] = []
-        #: Handed over, not known to be committed.
 
     def on_step_end(
         self,
@@ -127,11 +127,14 @@ class CkptCallback(TrainerCallback):
 
 
 def fetch(run: str, output_dir: str | Path, *, store: Store | str | None = None) -> str | None:
-    """The newest committed step as a folder that `Trainer.train(resume_from_checkpoint=)` takes.
+    """Write the newest committed step as a folder that `Trainer.train(resume_from_checkpoint=)`
+    takes; returns its path, or None when nothing is committed.
 
-    None when nothing is committed; a folder that was made of the same generation stays, one that
-    was made of another is replaced. Ranks may all call it: they get the same step. Raises
-    Unavailable, Lost, and Refused for a folder of the step's name that somebody else made.
+    output_dir: where the folder `checkpoint-STEP` goes. One that was made of the same checkpoint
+        stays, one that was made of another is replaced. Ranks may all call this: they get the
+        same step.
+
+    Raises Unavailable, Lost, and Refused for a folder of that name that somebody else made.
     """
     where = find_where(run, store)
     try:

@@ -27,11 +27,15 @@ def load_whole(
     store: Store | str | None = None,
     allow_pickle: bool = False,
 ) -> object:
-    """The whole state: dicts, lists, tuples and plain values as saved, every array as a CPU tensor.
+    """The whole state: dicts, lists, tuples and plain values as saved, every array as a CPU tensor
+    of the saved dtype and global shape.
 
     checkpoint_id, store: as in `load`; without a step the newest. Ranks may all call it, or one of
-    them alone: all that do get the same generation. Raises Refused by path for pickles that are
-    not allowed; NotFound, Unavailable, Lost.
+        them alone: all that do get the same checkpoint.
+    allow_pickle: load objects that were saved as pickles; runs whatever code they name.
+
+    Raises Refused by path for pickles that are not allowed and for an element type that torch does
+    not have; NotFound, Unavailable, Lost.
     """
     where, who = find_where(checkpoint_id, store), find_who(None, no_dist=False)
     with where.store.resolve(

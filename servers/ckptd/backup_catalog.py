@@ -21,7 +21,7 @@ import sys
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import CatalogPosition, CheckpointId
@@ -33,8 +33,8 @@ from ckptd.catalog_file import connect, copy_catalog, lock_directory, unusable
 FOLDER: Final = "backups"
 """In the coordinator's directory, for copies that nobody gave another place."""
 
+#: States that a generation never comes back from.
 _FACTS: Final = (RowState.TOMBSTONED, RowState.DELETED, RowState.ABORTED, RowState.DAMAGED)
-"""What a generation never comes back from."""
 _READ: Final = (RowState.COMMITTED, RowState.TOMBSTONED, RowState.DAMAGED)
 
 
@@ -44,7 +44,7 @@ class BackupConfig:
 
     directory: Path
     """Of the coordinator, which does not run."""
-    to: str = ""
+    to: Annotated[str, "FILE"] = ""
     """The copy's file; empty for one in DIR/backups."""
 
 

@@ -108,8 +108,8 @@ class Catalog:
         self._lock = lock
         #: Tickets that wait for the writer; filled by the loop's thread, emptied by the writer's.
         self._waiting: deque[Persist] = deque()
+        #: Copies that wait for it, likewise: where to, and who hears of the end.
         self._copies: list[tuple[Path, Callable[[CkptError | None], None]]] = []
-        #: Copies that wait for it, likewise.
         self._changed = threading.Condition()
         self._closing = False
         self._failure: CkptError | None = None

@@ -2,8 +2,9 @@
 
 The class is the only place where an option is spelled: its fields give the TOML keys, the variables
 (`CKPT_TARGET__READ_POOL_BYTES`) and the flags (`--read-pool-bytes`); the docstring under a field is
-its help. Fields are str, int, bool, Path or `int | None`; those named `…_bytes` take sizes such as
-`64MiB`.
+its help. Fields are str, int, float, bool, Path or `int | None`; those named `…_bytes` take sizes
+such as `64MiB`. Help names a value by the field's unit, or as `Annotated[str, "HOST:PORT"]` says;
+texts must say it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
-from typing import Generic, NoReturn, TypeVar, get_type_hints
+from typing import Final, Generic, NoReturn, TypeVar, get_args, get_type_hints
 
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Refused
-from ckpt.base.units import parse_bytes
+from ckpt.base.units import exact_bytes, parse_bytes
 
+#: A field's last word -> how help names its value.
+_UNITS: Final = {"bytes": "BYTES", "s": "SECONDS", "percent": "PERCENT", "directory": "DIR"}
 _Config = TypeVar("_Config")
 
 
@@ -99,25 +102,28 @@ def _options(kind: type[object]) -> tuple[Field[object], ...]:
 def _parser(
     kind: type[object], program: str, description: str, example: str
 ) -> argparse.ArgumentParser:
+    sized = any(option.name.endswith("_bytes") for option in _options(kind))
     parser = Parser(
         prog=f"ckptd {program}",
         description=description,
         epilog=f"example:\n  {example}\n\n"
-        f"environment: CKPT_{program.upper()}__OPTION, CKPT_SECRET_FILE",
+        + "BYTES: 64MiB and 64M are binary, 64MB is decimal\n\n" * sized
+        + f"environment: CKPT_{program.upper()}__OPTION, CKPT_SECRET_FILE",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    helps, hints = _docstrings(kind), get_type_hints(kind)
+    helps, hints = _docstrings(kind), get_type_hints(kind, include_extras=True)
     for option in _options(kind):
         flag = "--" + option.name.replace("_", "-")
         text = helps.get(option.name, "").replace("%", "%%")
-        if option.default is not MISSING and option.default not in ("", None):
-            text = f"{text} [{option.default}]".strip()
+        if shown := _shown_default(option, flag):
+            text = f"{text} [{shown}]".strip()
         if hints[option.name] is bool:
             action = argparse.BooleanOptionalAction
             parser.add_argument(flag, default=None, action=action, help=text)
         else:
-            parser.add_argument(flag, default=None, metavar="X", help=text)
+            metavar = _metavar(option.name, hints[option.name])
+            parser.add_argument(flag, default=None, metavar=metavar, help=text)
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML with these options")
     parser.add_argument("--secret-file", type=Path, metavar="FILE", help="the cluster's secret")
     parser.add_argument(
@@ -129,6 +135,28 @@ def _parser(
         "--print-config", action="store_true", help="print the options in force as JSON and exit"
     )
     return parser
+
+
+def _metavar(name: str, hint: object) -> str:
+    """What help calls the option's value."""
+    said = next((one for one in get_args(hint) if isinstance(one, str)), None)
+    unit = said or _UNITS.get(name.rpartition("_")[2])
+    assert unit or hint in (int, int | None), f"option {name}: Annotated[str, ...] says what it is"
+    return unit or "COUNT"
+
+
+def _shown_default(option: Field[object], flag: str) -> str:
+    """As it would be given; empty without one, for which a number below 0 stands, too."""
+    match option.default:
+        case bool(given):
+            return flag if given else f"--no-{flag[2:]}"
+        case int(number) if option.name.endswith("_bytes"):
+            return exact_bytes(number)
+        case int(number) | float(number):
+            return f"{number:g}" if number >= 0 else ""
+        case str(text):
+            return text
+    return ""
 
 
 def _docstrings(kind: type[object]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, cast, get_args
+from typing import Annotated, Final, cast, get_args
 
 from ckpt.aio.channel import Bulk
 from ckpt.aio.clock import now_us
@@ -91,34 +91,35 @@ class CoordinatorConfig:
 
     directory: Path
     """Of the catalog, its lock and the metrics token."""
-    listen: str = "127.0.0.1:7070"
-    """HOST:PORT of targets and clients; port 0 takes a free one."""
-    http: str = ""
-    """HOST:PORT of the page, metrics and tools; empty for none."""
-    cluster: str = ""
+    listen: Annotated[str, "HOST:PORT"] = "127.0.0.1:7070"
+    """Where targets and clients come to; port 0 takes a free one."""
+    http: Annotated[str, "HOST:PORT"] = ""
+    """Where the page and metrics are, and tools ask; empty for none."""
+    cluster: Annotated[str, "ID"] = ""
     """The cluster's id; empty takes the catalog's, or a new one for a new catalog."""
-    code: str = "4+2"
-    """Of new saves, K+M."""
+    code: Annotated[str, "K+M"] = "4+2"
+    """Erasure code of new saves."""
     cell_bytes: int = CELL_BYTES_DEFAULT
-    level: str = "host"
-    """Columns of a payload are spread over: target, device, host, rack or power."""
-    max_per_domain: int = 1
+    """Of one fragment of new saves."""
+    level: Annotated[str, "target|device|host|rack|power"] = "host"
+    """What the columns of a payload are spread over."""
+    max_per_domain: Annotated[int, "COLUMNS"] = 1
     """Columns of a payload in one domain of that level."""
-    spare_count: int = 1
+    spare_count: Annotated[int, "TARGETS"] = 1
     """Spares that a plan names for each payload."""
     orphan_grace_s: int = 60
     """So long after a restart, streams may still use space that the coordinator before gave out."""
-    keep: int = 0
+    keep: Annotated[int, "STEPS"] = 0
     """Newest committed steps of a run to keep; 0 keeps all."""
     evict_above_percent: int = 85
     """Of the fullest device's space: above it what was drained is evicted, oldest first; 100 never
     does by itself."""
     evict_below_percent: int = 70
     """Down to this."""
-    loop: str = "asyncio"
-    """The event loop: asyncio or uvloop."""
-    log_level: str = "info"
-    """info, warning or error."""
+    loop: Annotated[str, "asyncio|uvloop"] = "asyncio"
+    """The event loop."""
+    log_level: Annotated[str, "info|warning|error"] = "info"
+    """The least grave events that are logged."""
 
     def __post_init__(self) -> None:
         Code.parse(self.code)
@@ -239,7 +240,7 @@ class CoordinatorShell:
         #: Role of every authenticated peer.
         self._roles: dict[Session, Role] = {}
         self._idle_since_us = self._ticked_us = now_us()
-        #: Tickets under way, with the checkpoints that they commit.
+        #: Tickets that the catalog has not made durable yet, with the checkpoints that they commit.
         self._tickets: dict[int, list[CheckpointId]] = {}
         self._statistics = CommitStatistics()
 

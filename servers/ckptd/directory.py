@@ -12,6 +12,7 @@ from ckpt.base.errors import CkptError, NoSpace, Refused
 from ckptd.log import Reporter
 
 NAMES_SHOWN_MAX: Final = 8
+#: What daemons make in their directory. What lies deeper is inside directories of these names.
 _OURS: Final = (
     *("catalog.sqlite*", "cluster.toml", "ready.json", "metrics.token", "lock", "*.lock"),
     *(
@@ -28,7 +29,6 @@ _OURS: Final = (
     ),
     *("logs", "logs/*.log", "targets", "targets/*"),
 )
-"""What daemons make in their directory. What lies deeper is behind directories of these names."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 

@@ -39,13 +39,15 @@ class DiskProbe:
 
     def __init__(self, put: Callable[[DiskAction], None]) -> None:
         self._put = put
+        #: When the probe under way was asked; None between probes.
         self._asked_us: int | None = None
-        #: When what is under way was asked.
+        #: Its operations that are not answered yet.
         self._open_count = 0
+        #: Whether one of its operations was refused, for another reason than a full disk.
         self._failed = False
-        #: Whether an operation of what is under way was refused.
+        #: What the last whole probe found; False before the first.
         self._took_writes = False
-        #: What the last whole probe found.
+        #: When the next probe is due.
         self._next_us = 0
 
     def tick(self, now_us: int) -> None:

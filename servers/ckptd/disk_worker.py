@@ -40,12 +40,13 @@ class DiskWorker:
         self._done = done
         self._loop = asyncio.get_running_loop()
         self._actions: queue.SimpleQueue[DiskAction | None] = queue.SimpleQueue()
-        self._finished: deque[tuple[DiskDone | DiskFailed | BaseException, float | None]] = deque()
         #: Results, with the seconds of a sync. Filled by the thread, emptied by the loop.
+        self._finished: deque[tuple[DiskDone | DiskFailed | BaseException, float | None]] = deque()
         self.sync_s = Histogram(SYNC_BOUNDS_S)
-        """How long syncs of files and directories took; the loop's."""
+        """How long syncs of files and directories took, in seconds; only the loop's."""
+        #: Actions that were put and whose result `done` has not heard; only the loop's.
         self._open_count = 0
-        #: Put and not told; the loop's.
+        #: Set while there are none.
         self._idle = asyncio.Event()
         self._idle.set()
         self._thread = threading.Thread(target=self._run, name="ckpt-sync", daemon=True)

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Final
+from typing import Annotated, Final
 
 from ckpt.aio.rpc import RpcClient
 from ckpt.aio.secret import read_secret
@@ -45,30 +45,30 @@ STOP_GRACE_S: Final = 5.0
 class DrainConfig:
     """What `ckptd drain` is told by TOML, environment or flags."""
 
-    to: str
+    to: Annotated[str, "URLS"]
     """Object stores, blanks between: URL?every=N&keep=N&runs=PATTERN&checksum=md5 each."""
-    coordinator: str
-    """HOST:PORT."""
+    coordinator: Annotated[str, "HOST:PORT"]
+    """Of the cluster."""
     poll_s: float = 1.0
     """Between two looks at what is committed."""
     threads: int = 2
     """Shards that each store writes at once; as many again are read back meanwhile."""
     memory_bytes: int = 256 * MiB
     """Of each store's items together."""
-    bandwidth_bytes: int = 0
+    bandwidth_bytes: Annotated[int, "BYTES/S"] = 0
     """To each store in a second; 0 is no cap."""
     patience_s: float = 120.0
     """How long one request to a store is tried before its checkpoint waits for another turn."""
-    compression: str = "auto"
-    """auto (by sampling), none or always."""
+    compression: Annotated[str, "auto|none|always"] = "auto"
+    """auto goes by samples."""
     portable_dtypes: bool = False
     """bfloat16 and float8 as integers, for plain Zarr readers."""
     abandon_s: float = 3600.0
     """What the tier deleted half drained goes when nobody wrote to it for so long."""
     aside: bool = True
     """Stand aside while a save is under way."""
-    log_level: str = "info"
-    """info, warning or error."""
+    log_level: Annotated[str, "info|warning|error"] = "info"
+    """The least grave events that are logged."""
 
     def __post_init__(self) -> None:
         parse_policies(self.to)

@@ -77,7 +77,7 @@ class StoreWorker:
         self._leftovers = Leftovers(sink, quiet_s, clock)
         self._is_open = False
         self._in_trouble = False
-        #: Runs whose content in the store the queue was told by this process.
+        #: Runs of whose content in the store the queue has heard, since this process opened it.
         self._told: set[RunName] = set()
         self._written_bytes = 0
         self._draining_s = 0.0

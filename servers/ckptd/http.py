@@ -57,8 +57,8 @@ LINE_BYTES_MAX: Final = 4096
 QUESTIONS: Final = ("status", "runs", "steps", "show", "sessions")
 TOKEN_NAME: Final = "metrics.token"
 
+#: Descriptors: whoever watches this daemon must not take it for dead because it has many peers.
 _RESERVE_COUNT: Final = 4
-"""Descriptors: whoever watches this daemon must not take it for dead because it has many peers."""
 _LIFE_S: Final = UNAUTHENTICATED_LIFE_US / US_PER_S
 _STATUS_OF_CODE: Final = {"refused": 400, "not_found": 404, "unavailable": 503, "busy": 409}
 
@@ -95,11 +95,11 @@ class HttpPlane:
         self._verifier = Verifier(self._key, secrets.token_bytes)
         #: Every connection that has said something, until it is lost, by aiohttp's half of it.
         self._guests: dict[object, _Guest] = {}
-        #: Of them, those that have shown a credential.
+        #: Those of them that have shown a credential; at most CONNECTIONS_MAX.
         self._known: set[_Guest] = set()
         #: Those that have a connection and have said nothing.
         self._silent: set[_Guest] = set()
-        #: Connections that get their transport; they take no time, but are awaited.
+        #: Connections that are being given their transport; that takes no time, but is awaited.
         self._beginnings: set[asyncio.Task[None]] = set()
         self._door: Door[_Guest] | None = None
         self._runner = web.AppRunner(

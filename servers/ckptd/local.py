@@ -30,7 +30,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from ckpt.aio.durable import write_aside
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
@@ -78,14 +78,15 @@ class LocalConfig:
     """What `ckptd local DIR` is told. All but `directory` count only when DIR is made."""
 
     directory: Path
-    targets: int | None = None
+    """Everything lies in it; may be given without --directory, as the first word."""
+    targets: Annotated[int | None, "TARGETS"] = None
     """How many; 7 when not told."""
-    code: str = ""
-    """K+M; when not told 4+2 from 6 targets, 2+1 from 3, 1+1 from 2, 1+0 from one."""
-    keep: int | None = None
+    code: Annotated[str, "K+M"] = ""
+    """When not told 4+2 from 6 targets, 2+1 from 3, 1+1 from 2, 1+0 from one."""
+    keep: Annotated[int | None, "STEPS"] = None
     """Newest committed steps of a run to keep; 0 keeps all."""
-    restart: str = ""
-    """always or never: of targets that have exited; always when not told."""
+    restart: Annotated[str, "always|never"] = ""
+    """Whether to start targets again that have exited; always when not told."""
     linger_s: float = -1.0
     """Stop after so many seconds without a client; 300 when not told."""
     capacity_bytes: int | None = None
@@ -96,8 +97,8 @@ class LocalConfig:
     """Of one fragment."""
     unprotected: bool = False
     """Allow a code without parity."""
-    log_level: str = "info"
-    """info, warning or error."""
+    log_level: Annotated[str, "info|warning|error"] = "info"
+    """The least grave events that are logged."""
 
     def options(self) -> ClusterOptions:
         """What was asked for; what was not told may be anything."""
@@ -200,8 +201,8 @@ class LocalCluster:
         self._drain: Child | None = None
         self._asker: HttpAsker | None = None
         self._ready = False
+        #: What ready.json says is not what is: it could not be written, and is tried again.
         self._unwritten = False
-        """What ready.json says is not what is."""
         self._ready_s = 0.0
         self._join_until_s = 0.0
         self._next_poll_s = 0.0

@@ -27,7 +27,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 from ckpt.aio.rpc import RpcClient
 from ckpt.aio.secret import read_secret
@@ -53,8 +53,8 @@ from ckptd.cluster_file import FILE_NAME, device_of, read_cluster
 from ckptd.target_identity import incarnation_of
 
 PART_BYTES: Final = 1 * MiB
+#: A generation that has one of these and gets no row is passed over: later it proves nothing.
 _TOLD: Final = (DocumentKind.RECORD, DocumentKind.TOMBSTONE)
-"""Of a generation without a row it was found, and refused: that proves nothing afterwards."""
 TERM_SKIP: Final = 1000
 """More starts than a coordinator makes while a target is away."""
 
@@ -65,9 +65,9 @@ class RebuildConfig:
 
     directory: Path
     """Of the coordinator; without targets, of a local cluster that does not run."""
-    targets: str = ""
+    targets: Annotated[str, "ADDRESSES"] = ""
     """HOST:PORT of each running target, separated by spaces."""
-    backup: str = ""
+    backup: Annotated[str, "FILE"] = ""
     """A copy of the catalog, for what no target knows; empty for none."""
 
 

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from ckpt.aio import descriptors
 from ckpt.aio.channel import Bulk
@@ -91,18 +91,18 @@ class TargetConfig:
 
     directory: Path
     """What it serves; one directory on one device, made when missing."""
-    coordinator: str
-    """HOST:PORT to register with."""
-    listen: str = "127.0.0.1:0"
-    """HOST:PORT of stagers and readers; port 0 takes a free one."""
-    advertise: str = ""
+    coordinator: Annotated[str, "HOST:PORT"]
+    """Where to register."""
+    listen: Annotated[str, "HOST:PORT"] = "127.0.0.1:0"
+    """Where stagers and readers come to; port 0 takes a free one."""
+    advertise: Annotated[str, "HOST"] = ""
     """The host that others reach it by; empty takes that of listen."""
-    id: str = ""
+    id: Annotated[str, "ID"] = ""
     """Its name in the cluster; kept in target.toml, made up at the first start when empty."""
-    cluster: str = ""
+    cluster: Annotated[str, "ID"] = ""
     """The cluster's id; empty takes target.toml's, else the coordinator's."""
-    domain: str = ""
-    """POWER/RACK/HOST/DEVICE; empty takes this host and the directory's device."""
+    domain: Annotated[str, "POWER/RACK/HOST/DEVICE"] = ""
+    """What it fails together with; empty takes this host and the directory's device."""
     capacity_bytes: int | None = None
     """How much of the device it may use."""
     pool_bytes: int = 32 * MiB
@@ -113,12 +113,12 @@ class TargetConfig:
     """Write and read around the page cache where the file system can."""
     unix: bool = True
     """Listen on a Unix socket for stagers of this host, too."""
-    http: str = ""
-    """HOST:PORT of its health and metrics; port 0 takes a free one, empty for none."""
-    loop: str = "asyncio"
-    """The event loop: asyncio or uvloop."""
-    log_level: str = "info"
-    """info, warning or error."""
+    http: Annotated[str, "HOST:PORT"] = ""
+    """Where to ask for its health and metrics; port 0 takes a free one, empty for none."""
+    loop: Annotated[str, "asyncio|uvloop"] = "asyncio"
+    """The event loop."""
+    log_level: Annotated[str, "info|warning|error"] = "info"
+    """The least grave events that are logged."""
 
     def __post_init__(self) -> None:
         options.host_and_port(self.listen)
@@ -158,13 +158,14 @@ class TargetShell:
         self._probe: DiskProbe | None = None
         self._events: deque[tuple[TargetEvent, Bulk | None]] = deque()
         self._feeding = False
+        #: Slots of received bulks, by the write that owns them, until the machine releases it.
         self._bulks: dict[int, Bulk] = {}
-        #: Slots of received bulks, by the write that owns them.
-        self._buffers: dict[int, memoryview] = {}
         #: Read buffers that the machine has not released, by their read.
+        self._buffers: dict[int, memoryview] = {}
+        #: Reads that wait for their turn: the loop does a few, then looks at what else came.
         self._reads: deque[ReadAt] = deque()
+        #: How many bulks have not left yet, by session; none of a session that has none.
         self._unsent: dict[Session, int] = {}
-        #: Bulks that have not left, by session.
         self._coordinator: Session | None = None
         self._tick: asyncio.TimerHandle | None = None
         self._measured_us = -SPACE_US

@@ -16,8 +16,8 @@ SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS target_directory (
     id TEXT PRIMARY KEY, incarnation BLOB NOT NULL, place TEXT NOT NULL);
 """
+#: Finds the table; a copy that an earlier version made, which is only read, has none.
 _IS_THERE: Final = "SELECT 1 FROM sqlite_master WHERE name = 'target_directory'"
-"""Not in a copy that an earlier version made, which is only read."""
 
 
 def store(connection: sqlite3.Connection, seen: TargetSeen) -> None:

@@ -366,6 +366,17 @@ def test_a_pickle_is_named_in_the_checkpoint_and_must_be_allowed_again(cluster: 
     assert state == {"when": date, "n": 1}
 
 
+def test_a_load_that_is_refused_for_a_pickle_fills_no_tensor(cluster: str) -> None:
+    name = f"{cluster}/pickles-beside-tensors/1"
+    saved = {"w": torch.ones(4), "when": datetime.date(2026, 1, 2)}
+    ckpt_torch.save(saved, checkpoint_id=name, no_dist=True, allow_pickle=True)
+    w = torch.zeros(4)
+    state: dict[str, object] = {"w": w, "when": None}
+    with pytest.raises(ckpt.Refused, match="when: stored as a pickle"):
+        ckpt_torch.load(state, checkpoint_id=name, no_dist=True)
+    assert torch.equal(w, torch.zeros(4))
+
+
 @pytest.mark.parametrize(
     ("state", "text"),
     [

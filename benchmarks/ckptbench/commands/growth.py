@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--axis", action="append", choices=sorted(AXES), help="[all]")
     parser.add_argument(
-        "--sizes", type=_sizes, metavar="N,N,…", help="ascending, in place of the axis's own"
+        "--sizes", type=_sizes, metavar="SIZE,SIZE,…", help="ascending, not the axis's own"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--strict", action="store_true", help="exit code 1 at a cliff")

@@ -19,8 +19,10 @@ def main(argv: Sequence[str]) -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(prog="ckptbench offload", description=__doc__)
     parser.add_argument("--to", metavar="URL", required=True, help="file:///DIR or s3://B/PREFIX")
-    parser.add_argument("--size", default="512MiB", help="of the checkpoint [512MiB]")
-    parser.add_argument("--loops", type=int, default=3, help="rounds [3]")
+    parser.add_argument(
+        "--size", metavar="BYTES", default="512MiB", help="of the checkpoint [512MiB]"
+    )
+    parser.add_argument("--loops", type=int, default=3, metavar="COUNT", help="rounds [3]")
     parser.add_argument("--json", action="store_true", help="all rounds")
     parser.add_argument("--aside", action="store_true", help="bursts beside a drain instead")
     arguments = parser.parse_args(argv)

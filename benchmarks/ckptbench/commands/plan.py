@@ -62,22 +62,28 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     seconds, size = _typed(time_kind("s")), _typed(size_kind(least=1))
-    found.add_argument("--model", help="llama3-8b, -70b, -405b or -1t")
-    found.add_argument("--bytes", type=size, help="of a checkpoint, in place of --model")
-    found.add_argument("--gpus", type=int, required=True, help="ranks of the job")
-    found.add_argument("--mtbf", type=seconds, required=True, help="of the whole job: 3h")
+    found.add_argument("--model", metavar="NAME", help="llama3-8b, -70b, -405b or -1t")
     found.add_argument(
-        "--target-rate", type=size, required=True, help="bytes per second of one target: 3GB"
+        "--bytes", type=size, metavar="BYTES", help="of a checkpoint, in place of --model"
     )
-    found.add_argument("--code", default="4+2", help="[4+2]")
-    found.add_argument("--copy-rate", type=size, default=5 * 10**9,
-                       help="bytes per second of a rank's copy to host memory [5GB]")  # fmt: skip
-    found.add_argument("--restart", type=seconds, default=120.0,
+    found.add_argument("--gpus", type=int, required=True, metavar="COUNT", help="ranks of the job")
+    found.add_argument(
+        "--mtbf", type=seconds, required=True, metavar="TIME", help="of the whole job: 3h"
+    )
+    found.add_argument(
+        "--target-rate", type=size, required=True, metavar="BYTES/S", help="of one target: 3GB"
+    )
+    found.add_argument("--code", default="4+2", metavar="K+M", help="erasure code [4+2]")
+    found.add_argument("--copy-rate", type=size, default=5 * 10**9, metavar="BYTES/S",
+                       help="of a rank's copy to host memory [5GB]")  # fmt: skip
+    found.add_argument("--restart", type=seconds, default=120.0, metavar="TIME",
                        help="until a restarted job begins to load [120s]")  # fmt: skip
-    found.add_argument("--target-bytes", type=size, default=4 << 40, help="of one target [4Ti]")
-    found.add_argument("--keep", type=int, default=3, help="checkpoints in the tier [3]")
-    found.add_argument("--busy", type=_typed(ratio_kind()), default=0.5,
+    found.add_argument("--target-bytes", type=size, default=4 << 40, metavar="BYTES",
+                       help="of one target [4TiB]")  # fmt: skip
+    found.add_argument("--keep", type=int, default=3, metavar="STEPS", help="in the tier [3]")
+    found.add_argument("--busy", type=_typed(ratio_kind()), default=0.5, metavar="RATIO",
                        help="part of an interval that a burst may take [1/2]")  # fmt: skip
-    found.add_argument("--targets", type=int, default=0, help="that there are; 0: as few as needed")
+    found.add_argument("--targets", type=int, default=0, metavar="COUNT",
+                       help="that there are; 0: as few as needed [0]")  # fmt: skip
     found.add_argument("--json", action="store_true", help="print JSON")
     return found

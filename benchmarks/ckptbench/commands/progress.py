@@ -27,7 +27,8 @@ class Progress:
         self._as_json = as_json
         self._began_s = time.monotonic()
         self._lock = threading.Lock()
-        #: By job: what it has done; under the lock.
+        #: By job: the checkpoints it has done. Its thread adds to them and mine reads them, under
+        #: the lock.
         self._done: dict[str, list[Checkpoint]] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="status", daemon=True)

@@ -19,8 +19,10 @@ def main(argv: Sequence[str]) -> int:
         prog="ckptbench roofline",
         description="Measures what each stage costs alone, and the bounds that follow.",
     )
-    parser.add_argument("--ranks", type=int, default=4, metavar="N", help="processes at once [4]")
-    parser.add_argument("--code", default="4+2", metavar="K+M", help="[4+2]")
+    parser.add_argument(
+        "--ranks", type=int, default=4, metavar="COUNT", help="processes at once [4]"
+    )
+    parser.add_argument("--code", default="4+2", metavar="K+M", help="erasure code [4+2]")
     parser.add_argument("--directory", type=Path, metavar="DIR", help="on the device to measure")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quick", action="store_true", help="small probes: figures are rough")

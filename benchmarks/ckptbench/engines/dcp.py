@@ -40,8 +40,9 @@ class DcpEngine:
         if len(set(plan.state.rank_bytes)) > 1:
             raise Refused("ioengine=dcp: DTensors need ranks of one size", hint="say size=")
         self._plan = plan
+        #: Steps whose files lie there, oldest first.
         self._saved: list[int] = []
-        #: Steps that lie there, oldest first.
+        #: What dcp.async_save gave, until `wait`.
         self._pending: Future[object] | None = None
         meeting = Path(plan.url) / f"group-{plan.launch}"
         dist.init_process_group(

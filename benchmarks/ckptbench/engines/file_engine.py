@@ -27,8 +27,8 @@ class FileEngine(ABC):
 
     def __init__(self, plan: EnginePlan) -> None:
         self._plan = plan
+        #: Steps whose files lie there, oldest first.
         self._saved: list[int] = []
-        #: Steps that lie there, oldest first.
 
     @abstractmethod
     def write(self, path: Path, state: State) -> None:

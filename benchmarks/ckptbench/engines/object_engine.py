@@ -23,8 +23,8 @@ class ObjectEngine:
     def __init__(self, plan: EnginePlan) -> None:
         self._plan = plan
         self._objects = open_objects(plan.engine, plan.url)
+        #: Names of the objects that lie there, oldest first.
         self._saved: list[str] = []
-        #: Objects that lie there, oldest first.
 
     def save(self, step: int, state: State) -> None:
         name = self._name(step, self._plan.rank)

@@ -21,8 +21,8 @@ class ZarrEngine:
 
     def __init__(self, plan: EnginePlan) -> None:
         self._plan = plan
+        #: Steps whose groups lie there, oldest first.
         self._saved: list[int] = []
-        #: Steps that lie there, oldest first.
 
     def save(self, step: int, state: State) -> None:
         path = rank_file(self._plan, step, self._plan.rank, "zarr")

@@ -83,7 +83,8 @@ class Agent:
         self._directory = directory
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="agent")
         self._loop = asyncio.get_running_loop()
-        #: By name; only the loop adds and removes, a group's own thread speaks with its ranks.
+        #: Groups of ranks that run here, by name. Only the loop adds and removes; a thread of the
+        #: pool speaks with a group's ranks.
         self._groups: dict[str, _Group] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.server: Server | None = None

@@ -17,14 +17,15 @@ from ckptbench.job.options import MISSING_VERBS, NAMES, TABLE, VERBS, find_optio
 
 COMMAND_LINE: Final = "command line"
 TOOL_FLAGS: Final = {
-    "section": "run only this section; may be repeated",
-    "output-format": "normal, json, json+; several with commas",
-    "output": "write the report to this file",
-    "status-interval": "print progress every so often (seconds; suffixes as in runtime)",
-    "plot": "draw the burst: FILE.html, or FILE.png with matplotlib",
-    "hosts": "HOST[:PORT],… that run `ckptbench agent`; they have the same secret file",
-    "secret-file": "of the agents",
+    "section": ("NAME", "run only this section; may be repeated"),
+    "output-format": ("WORDS", "normal, json, json+; several with commas"),
+    "output": ("FILE", "write the report to it"),
+    "status-interval": ("TIME", "print progress so often: 10 is seconds, or 2m, 1h"),
+    "plot": ("FILE", "draw the burst: FILE.html, or FILE.png with matplotlib"),
+    "hosts": ("HOST[:PORT],…", "that run `ckptbench agent`; they have the same secret file"),
+    "secret-file": ("FILE", "of the agents"),
 }
+"""Name -> what its value is, and what it does."""
 TOOL_SWITCHES: Final = {
     "showcmd": "print the job file as a command line, and end",
     "parse-only": "check everything and end",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
+from ckpt.base.units import exact_bytes
 from ckptbench.job.flags import TOOL_FLAGS, TOOL_SWITCHES
 from ckptbench.job.options import DEFAULTS, TABLE, VERBS, find_option
 
@@ -33,8 +34,8 @@ example:
 
 def help_text() -> str:
     """The whole of `--help`."""
-    flags = TOOL_FLAGS | TOOL_SWITCHES
-    lines = [f"  --{name:<18} {text}" for name, text in flags.items()]
+    flags = {f"{name}={metavar}": text for name, (metavar, text) in TOOL_FLAGS.items()}
+    lines = [f"  --{name:<22} {text}" for name, text in (flags | TOOL_SWITCHES).items()]
     return "\n".join([HEAD.format(verbs=" | ".join(VERBS)), *lines, "", TAIL])
 
 
@@ -51,12 +52,13 @@ def _explain(name: str) -> Iterator[str]:
     for alias in found.aliases:
         yield f"{'alias':>20}: {alias}"
     yield f"{'type':>20}: {found.kind.name}"
-    yield f"{'default':>20}: {_default(DEFAULTS[name])}"
+    yield f"{'default':>20}: {_default(DEFAULTS[name], is_bytes=found.kind.is_bytes)}"
     for number, (word, meaning) in enumerate(found.kind.choices.items()):
         yield f"{'valid values' if number == 0 else '':>20}: {word:<12} {meaning}"
 
 
-def _default(value: object) -> str:
+def _default(value: object, *, is_bytes: bool) -> str:
+    """As it would be given."""
     match value:
         case "" | 0.0 | 0 | False:
             return "no default" if value == "" else "0"
@@ -65,7 +67,10 @@ def _default(value: object) -> str:
         case tuple() if all(isinstance(one, float) for one in value):
             return ":".join(f"{one:g}" for one in value)
         case tuple():
-            return "-".join(str(one) for one in dict.fromkeys(value))
+            ends = dict.fromkeys(value)
+            return "-".join(exact_bytes(one) if is_bytes else str(one) for one in ends)
+        case int() if is_bytes:
+            return exact_bytes(value)
         case Fraction():
             return str(value)
         case _:

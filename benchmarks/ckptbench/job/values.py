@@ -51,6 +51,8 @@ class Kind(Generic[T_co]):
     """What the option means without a value; None: it needs one."""
     choices: Mapping[str, str] = field(default_factory=dict)
     """The words that are allowed, with what each means; empty when any text may be one."""
+    is_bytes: bool = False
+    """The values are numbers of bytes, which help shows as `1MiB`."""
 
 
 def size_kind(*, least: int = 0) -> Kind[int]:
@@ -59,7 +61,8 @@ def size_kind(*, least: int = 0) -> Kind[int]:
     def read(text: str) -> int:
         return _whole(text, least, "bytes")
 
-    return Kind("integer with suffix: k=1Ki=1024, 1KB=1000; arithmetic in parentheses", read)
+    return Kind("integer with suffix: k=1Ki=1024, 1KB=1000; arithmetic in parentheses", read,
+                is_bytes=True)  # fmt: skip
 
 
 def count_kind(*, least: int = 0, most: int | None = None) -> Kind[int]:
@@ -167,7 +170,7 @@ def range_kind(*, least: int) -> Kind[tuple[int, int]]:
             raise ValueError(f"the range ends ({found[1]}) below its beginning ({found[0]})")
         return found
 
-    return Kind("size or range of sizes (opt=1k-64k)", read)
+    return Kind("size or range of sizes (opt=1k-64k)", read, is_bytes=True)
 
 
 def pair_kind() -> Kind[tuple[int, int]]:

@@ -73,8 +73,8 @@ class ObjectStore:
         self._cluster, self._options = cluster, options
         self._run = check_run_name(options.run)
         self._sink = open_sink(self.url, patience=PATIENCE)
+        #: The drain worker's name in the cluster; empty without one.
         self._drain = ""
-        """The worker's name in the cluster; empty without one."""
 
     def __enter__(self) -> Self:
         if self._options.rw == "drain":

@@ -34,7 +34,7 @@ class Sampler:
         self._begun_ns = begun_ns
         self._interval_s = interval_s
         self._first = {name: self._bytes(pid) for name, pid in self._processes.items()}
-        #: The last value of each; one that is gone keeps it.
+        #: By name: bytes that the process has moved since I began; one that ended keeps its last.
         self._last = dict.fromkeys(self._processes, 0)
         self._samples: list[Sample] = []
         self._ended = threading.Event()

@@ -59,8 +59,8 @@ class Section:
         self._faults = wanted_faults(job.options)
         self._outcome = Outcome()
         self._began_s = time.monotonic()
+        #: The object store of a job that drains or fetches, while it runs.
         self._durable: ObjectStore | None = None
-        """Of a job that drains or fetches, while it runs."""
 
     def run(self) -> Outcome:
         """All loops. A checkpoint that fails is an error of the outcome, not of the call."""

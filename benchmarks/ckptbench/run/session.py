@@ -108,11 +108,12 @@ class Session:
 
     context: Context
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    #: What was started, by what decides whether two jobs can share it; lives until I end.
+    #: Storages that were started, by what decides whether two jobs can share one; they live until
+    #: I end.
     _shelves: dict[Key, Shelf] = field(default_factory=dict)
+    #: What was measured of the machine, by what decides whether it holds for a job.
     _bounds: dict[Key, Bounds] = field(default_factory=dict)
-
-    #: Every group of ranks that was started; only its owner speaks with it.
+    #: Every group of ranks that was started. Only its owner speaks with it; an interrupt kills all.
     _ranks: list[RankGroup] = field(default_factory=list)
     _interrupted: threading.Event = field(default_factory=threading.Event)
 

@@ -54,10 +54,11 @@ class Shelf:
 
     storage: Storage
     lock: threading.Lock = field(default_factory=threading.Lock)
-    #: By run: the newest save that is durable.
+    """Guards what follows: the jobs of a group have a thread each."""
     saved: dict[str, Saved] = field(default_factory=dict)
-    #: By run: the last step that was given out; steps only grow.
+    """By run: the newest save that is durable."""
     steps: dict[str, int] = field(default_factory=dict)
+    """By run: the last step that was given out; steps only grow."""
 
     def next_step(self, run: str) -> int:
         """A step that was never used."""

@@ -21,8 +21,8 @@ from ckpt_client.local import last_line
 ROOM_BYTES_MIN: Final = MiB
 """With less the catalog cannot grow."""
 _STOPPED: Final = "Tt"
+#: Commands that name their directory themselves.
 _STORE_LESS: Final = ("ckpt local ", "ckpt catalog ")
-"""Commands that name their directory themselves."""
 
 
 @dataclass(frozen=True, slots=True)

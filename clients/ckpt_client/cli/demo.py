@@ -19,21 +19,21 @@ EXAMPLE = "ckpt demo\nckpt demo --json --steps 40 | tail -n 1"
 def configure(parser: argparse.ArgumentParser) -> None:
     defaults = DemoOptions()
 
-    def number(flag: str, default: int, what: str) -> None:
+    def number(flag: str, default: int, metavar: str, what: str) -> None:
         text = f"{what} [{default}]"
-        parser.add_argument(flag, type=int, default=default, metavar="N", help=text)
+        parser.add_argument(flag, type=int, default=default, metavar=metavar, help=text)
 
     parser.add_argument("--directory", metavar="DIR", help="work here; it must be empty")
     parser.add_argument("--keep", action="store_true", help="keep the directory")
-    number("--seed", defaults.seed, "of the model and its data")
-    number("--steps", defaults.steps, "of training")
-    number("--save-every", defaults.save_every, "steps from save to save")
-    number("--ranks", defaults.ranks, "trainer processes")
-    number("--targets", defaults.targets, "storage targets")
+    number("--seed", defaults.seed, "NUMBER", "of the model and its data")
+    number("--steps", defaults.steps, "STEPS", "of training")
+    number("--save-every", defaults.save_every, "STEPS", "steps from save to save")
+    number("--ranks", defaults.ranks, "COUNT", "trainer processes")
+    number("--targets", defaults.targets, "COUNT", "storage targets")
     parser.add_argument(
         "--code", default=defaults.code, metavar="K+M", help=f"erasure code [{defaults.code}]"
     )
-    number("--width", defaults.width, "of the model")
+    number("--width", defaults.width, "FEATURES", "of the model, a multiple of 4")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

@@ -27,8 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--older-than",
         type=float,
         default=OLDER_THAN_S,
-        metavar="S",
-        help=f"seconds since their beginning [{OLDER_THAN_S:g}]",
+        metavar="SECONDS",
+        help=f"since their beginning [{OLDER_THAN_S:g}]",
     )
     parser.add_argument("--yes", action="store_true", help="remove them")
 

@@ -238,9 +238,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     common.add_argument(
         "--timeout",
         type=_seconds,
-        metavar="S",
+        metavar="SECONDS",
         default=suppress_default,
-        help=f"how long to wait for an answer, in seconds [{TIMEOUT_S:g}]",
+        help=f"how long to wait for an answer [{TIMEOUT_S:g}]",
     )
     common.add_argument(
         "--debug", action="store_true", default=suppress_default, help="tracebacks with errors"

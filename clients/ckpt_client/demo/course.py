@@ -65,7 +65,7 @@ class Told:
     first_step_s: float | None = None
     """On the monotonic clock: all ranks had done a step."""
     steps: dict[int, int] = field(default_factory=dict)
-    #: rank -> last step.
+    """rank -> the last step that it has done."""
 
 
 @dataclass(slots=True)

@@ -69,8 +69,8 @@ class Fleet:
         self._plan = plan
         self._selector = selectors.DefaultSelector()
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._rests: dict[int, bytes] = {}
         #: rank -> the beginning of a line that has not ended yet, while its pipe is open.
+        self._rests: dict[int, bytes] = {}
         self._killed = False
         try:
             self._start()

@@ -74,8 +74,9 @@ class BurstWatch:
 
     def __init__(self, save_every: int) -> None:
         self._save_every = save_every
-        self._quiet: dict[int, int] = {}
         #: Step of a save -> fragments that were stored before it began.
+        self._quiet: dict[int, int] = {}
+        #: Step of the save that comes next, or is under way.
         self._next = 0
 
     def note_quiet(self, next_save: int, status: StatusNow) -> None:

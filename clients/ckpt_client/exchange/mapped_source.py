@@ -24,7 +24,7 @@ class MappedSource:
         )  # fmt: skip
         self._arrays = {path_text((array.name,)): array for array in arrays}
         self._names = [array.name for array in arrays]
-        #: The one that was read last: chunks of an array come together.
+        #: The array that was read last, mapped: chunks of an array come together.
         self._held: tuple[str, Array] | None = None
 
     def tensors(self) -> Sequence[IndexTensor]:

@@ -29,8 +29,8 @@ class Live:
         self.connection = Connection(url, find_launch_key(), START_TIMEOUT_S)
         self.steps = Steps(self.connection)
         self.publisher = Publisher(self.connection)
-        #: Files that are being written, by path; a forgotten one goes, with its memory.
         self.writing: WeakValueDictionary[str, WriteFile] = WeakValueDictionary()
+        """Files that are being written, by path; a forgotten one goes, with its memory."""
 
     def close(self) -> None:
         """What is not committed is given up."""

@@ -56,14 +56,15 @@ class Publisher:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        #: Guards all that follows.
         self._lock = threading.Lock()
         self._closed = False
-        self._sender: FileSender | None = None
         #: Made by the first file.
+        self._sender: FileSender | None = None
+        #: By path; the last file of a path counts. The sender's thread drops what has committed.
         self._pending: dict[str, _Pending] = {}
-        #: By path; the last file of a path counts.
-        self._parked: dict[str, Spool] = {}
         #: `.metadata.tmp` of a step, by path: its bytes go nowhere before it has its name.
+        self._parked: dict[str, Spool] = {}
 
     # ----------------------------------------------------------------------- one file
 

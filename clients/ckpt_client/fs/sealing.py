@@ -87,8 +87,8 @@ class SealedFolder:
         self.path = path
         self._fs = fs
         self._run, self._step = RunName(run_of(path)), Step(found[1])
+        #: What the names of its files begin with, below the run: `STEP/`.
         self._prefix = f"{path.rpartition('/')[2]}/"
-        #: Of its files' names below the run.
 
     def create(self, name: str) -> WriteFile:
         """A file that is on its targets when it is closed, and visible with the commit."""

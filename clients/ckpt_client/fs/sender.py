@@ -73,8 +73,8 @@ class _Job:
     done: threading.Event = field(default_factory=threading.Event)
 
 
+#: Every sender of this process. A forked child abandons its copies.
 _senders: Final[weakref.WeakSet[FileSender]] = weakref.WeakSet()
-#: Every sender of this process, for a fork.
 
 
 class FileSender:
@@ -99,18 +99,18 @@ class FileSender:
         self._link: Link | None = None
         self._session_open = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        #: Guards the next three where my thread's end meets the other threads.
         self._lock = threading.Lock()
-        #: Guards what follows, between my thread's end and the others.
-        self._end_error: CkptError | None = None
         #: Why my thread has ended.
+        self._end_error: CkptError | None = None
+        #: Files that other threads wait for, by save number. My thread's end settles them.
         self._awaited: dict[int, _Job] = {}
-        #: Files that other threads wait for, by save number.
+        #: What other threads want done by mine, in order.
         self._orders: deque[Callable[[], None]] = deque()
-        #: What other threads want done by mine.
-        self._jobs: dict[int, _Job] = {}
         #: By save number, until the machine has forgotten the save. Only my thread's.
+        self._jobs: dict[int, _Job] = {}
+        #: half -> the save it was granted to. Only my thread's.
         self._halves: dict[int, int] = {}
-        #: half -> save.
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="ckpt-files", daemon=True)
         self._thread.start()

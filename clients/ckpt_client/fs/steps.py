@@ -102,17 +102,19 @@ class Steps:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        #: Guards all that follows, except that a user who is done adds to `_released` without it.
         self._lock = threading.Lock()
-        self._held: dict[Key, _Held] = {}
         #: The generation of each step that was resolved last.
+        self._held: dict[Key, _Held] = {}
+        #: Older generations that may still have users; `_sweep` closes those without.
         self._replaced: list[_Held] = []
-        #: Older ones that still have users.
-        self._released: deque[_Held] = deque()
         #: One entry for each user that is done, until `_sweep` counts it.
+        self._released: deque[_Held] = deque()
+        #: Sweeps while anything is held; None otherwise.
         self._sweeper: threading.Thread | None = None
         self._closing = threading.Event()
+        #: name -> length, by generation; least recently used first, at most LISTS_MAX.
         self._lists: OrderedDict[tuple[RunName, Step, str], Mapping[str, int]] = OrderedDict()
-        #: name -> length, by generation; least recently used first.
 
     # ----------------------------------------------------------------------- looking
 

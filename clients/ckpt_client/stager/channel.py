@@ -23,14 +23,14 @@ class TrainerChannel:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._socket.setblocking(False)
+        #: Packets not yet sent, each with a descriptor that is ours to close, if any.
         self._queue: deque[tuple[bytes, int | None]] = deque()
-        #: Packets not yet sent, each with a descriptor of its own, if any.
+        #: A descriptor of the trainer's process, readable when it has ended; -1 without one.
         self._process = -1
-        #: A descriptor of the trainer's process, readable when it has ended.
+        #: The trainer takes no more; what it sent before may still lie in the socket.
         self._deaf = False
-        #: The trainer takes no more; what it said before may still lie in the socket.
+        #: The trainer's store is closed: what we send would lie in the socket, and hold memory.
         self._paused = False
-        #: The trainer's store was closed: what is sent would lie in the socket, and hold memory.
         self.open = True
 
     def watch_process(self, pid: int) -> None:

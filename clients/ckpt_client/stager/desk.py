@@ -46,17 +46,19 @@ class HalfDesk:
         self._send = send
         self._handle = handle
         self._free_half = free_half
+        #: The half that HalfOpen named: the trainer may write into it before it asks.
         self._open: int | None = None
-        #: The half that the trainer was told it may write into before it asks.
-        self._parked: list[wire.AskHalf] = []
         #: Saves that wait because the cap has no room for another half, in their order.
-        self._asked_bytes: dict[int, int] = {}
+        self._parked: list[wire.AskHalf] = []
         #: save -> how large a half it needs, from HalfAsked until it has its memory or was refused.
-        self._granted: dict[int, int] = {}
+        self._asked_bytes: dict[int, int] = {}
         #: half -> save that was granted it and waits for its memory.
-        self._half_of: dict[int, int] = {}
+        self._granted: dict[int, int] = {}
         #: save -> half, from the grant until the release.
+        self._half_of: dict[int, int] = {}
+        #: How many answers of workers a Prepare still waits for; 0 when none is under way.
         self._preparing = 0
+        #: Why a half of the Prepare under way could not be made.
         self._prepare_error: CkptError | None = None
 
     def slot(self, half: int) -> Slot:

@@ -51,9 +51,10 @@ class Fingerprinter:
     def __init__(self, half: memoryview, declaration: Declaration) -> None:
         self._staged = _Staged(half, declaration)
         self._declaration = declaration
+        #: By the entry's number in the declaration.
         self._digests: dict[int, bytes] = {}
         self.samples: dict[Key, bytes] = {}
-        #: Of what was sampled until now.
+        """Of the tensors that were sampled until now."""
 
     def compare(self, base: Base, samples: Samples, stored: Collection[str]) -> bool:
         """Fingerprint what a save may refer to and whose samples are those of the base; whether

@@ -25,10 +25,12 @@ class Jobs:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(WORKER_COUNT, thread_name_prefix="ckpt-stager")
+        #: What ended jobs are followed by. Workers fill it, the loop empties it in `finish`.
         self._done: deque[Callable[[], None]] = deque()
-        #: Filled by workers, emptied by the loop.
+        #: Workers ring it when they have put something into `_done`.
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.pending = 0
+        """Jobs that were started and whose follow-up has not begun. Only the loop counts."""
 
     @property
     def descriptor(self) -> int:

@@ -28,8 +28,8 @@ class Readers:
         self._rank = rank
         self._lookup = lookup
         self._servers: dict[RunName, MemoryServer] = {}
+        #: Descriptor -> a reader that has connected and not asked yet, and when it is cut off (µs).
         self._waiting: dict[int, tuple[socket.socket, int]] = {}
-        #: Descriptor -> a connected reader and when it is cut off.
 
     @property
     def descriptors(self) -> list[int]:

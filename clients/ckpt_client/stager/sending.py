@@ -46,9 +46,10 @@ class Sending:
         self._jobs = jobs
         self._make_sender = make_sender
         self._handle = handle
+        #: Made by the first payload.
         self._sender: PayloadSender | None = None
+        #: Payloads whose bytes a worker moves -> the commands that came meanwhile, in order.
         self._moving: dict[PayloadId, list[LaterCommand]] = {}
-        #: What came for a payload while its bytes are moved, in order.
 
     @property
     def descriptors(self) -> tuple[int, ...]:

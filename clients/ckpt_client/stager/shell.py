@@ -137,18 +137,20 @@ class StagerShell:
             lambda half: self._sending.withdraw(half),
         )
         self._loop = LinkLoop()
-        self._link: Link | None = None
         #: The connection to the coordinator, from DialCoordinator until it is closed.
+        self._link: Link | None = None
+        #: Whether the machine knows of a session on that link.
         self._session_open = False
         self._sending = Sending(self._jobs, self._make_sender, self._handle)
         self._tables = Tables(self._jobs, self._handle)
         self._declarations = DeclarationReader()
-        self._declared: dict[int, Declaration] = {}
         #: half -> what lies in it, from the hand-over until it is released.
+        self._declared: dict[int, Declaration] = {}
+        #: half -> the payload that was last sent from it; stays after the release, for readers.
         self._contents: dict[int, Content] = {}
-        #: half -> the payload that was last sent from it.
         self._readers = Readers(self._rank, self._look_up)
         self._cluster = ""
+        #: Why there is no session, as last logged; empty while there is one.
         self._complaint = ""
         self._running = True
         trainer.watch_process(attach.pid)

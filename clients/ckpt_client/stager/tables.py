@@ -93,15 +93,16 @@ class Tables:
     def __init__(self, jobs: Jobs, handle: Callable[[StagerEvent], None]) -> None:
         self._jobs = jobs
         self._handle = handle
+        #: Workers note saves in it, under the lock.
         self._history = History()
         self._history_lock = threading.Lock()
-        #: Workers note saves there.
+        #: The last committed save of each of at most RUNS_MAX runs, the newest last.
         self._committed: OrderedDict[RunName, _Committed] = OrderedDict()
-        #: Of at most RUNS_MAX runs, the newest last.
+        #: By save, from the hand-over until it has committed or failed.
         self._pending: dict[int, _Pending] = {}
-        #: By save, from the hand-over until its end is told.
+        #: By run: tensors that a coordinator has asked to compare. Their bytes must be here, so no
+        #: save refers to them.
         self._stored: dict[RunName, set[str]] = {}
-        #: Tensors that a coordinator has asked to compare: their bytes must be here.
 
     def forget(self) -> None:
         """Another store is open. What is under way goes on."""
