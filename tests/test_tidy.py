@@ -50,11 +50,6 @@ class Source:
         return self.is_test or self.path.startswith("ckpt/testing/")
 
     @property
-    def has_turned_notes(self) -> bool:
-        """Its notes on attributes stand where the rule wants them; the other rooms follow."""
-        return self.path.startswith(("ckpt/", "tests/"))
-
-    @property
     def may_print(self) -> bool:
         """Commands, the demo and the benchmarks talk to people; nothing else does."""
         return self.path.startswith("benchmarks/") or bool(
@@ -169,8 +164,6 @@ def stray_notes(source: Source) -> Iterator[str]:
     """Notes that seem to describe the attribute beside theirs. A `#:` stands right above a private
     attribute, a docstring right below a public one.
     """
-    if not source.has_turned_notes:
-        return
     assigned = {
         (node.lineno, node.col_offset): _name_of(node)
         for node in _nodes(source)

@@ -93,8 +93,8 @@ class Views:
                 view = self.members(run, step)
             case _:
                 raise Refused(
-                    f"{what!r} is not one of status, coordinator, runs, steps (run), show (run, step), "
-                    "files, members (run, step)"
+                    f"{what!r} is not one of status, coordinator, runs, steps (run), "
+                    "show (run, step), files, members (run, step)"
                 )
         return msgspec.json.encode(view)
 
