@@ -9,7 +9,7 @@ never used again. Nothing here can carry code.
                    server -> client    ServerHello, ServerProof
     same host      stager  -> target   LendMemory, TakeBackMemory
                    target  -> stager   MemoryReturned
-    data plane     stager  -> target   BeginColumn, Fragment, SealColumn, AbandonColumn
+    data plane     stager  -> target   BeginColumn, Fragment, SealColumn, AskPace, AbandonColumn
                    target  -> stager   ColumnAccepted, CreditGranted, ColumnSealed, Failed
                    reader  -> target   ReadRanges, ReadManifest, ReadDocument, VerifyColumn,
                                        CancelRequest
@@ -75,6 +75,7 @@ from ckpt.format.drain_messages import (
 )
 from ckpt.format.lending_messages import LendMemory, MemoryReturned, TakeBackMemory
 from ckpt.format.target_messages import (
+    AskPace,
     Attest,
     Attested,
     ColumnProof,
@@ -191,6 +192,7 @@ class ColumnAccepted(Struct, frozen=True, gc=False):
 
     credit_bytes: int
     pace: TargetPace | None = None
+    answers: bool = False  # AskPace.
 
 
 class Fragment(Struct, frozen=True, gc=False):
@@ -202,9 +204,8 @@ class Fragment(Struct, frozen=True, gc=False):
 
 
 class CreditGranted(Struct, frozen=True, gc=False):
-    """Buffers are free again: so many bytes more may be sent on this stream.
-
-    0 to a stream that waits, now and then: the target lives, and is busy with others.
+    """Buffers are free again: so many bytes more may be sent on this stream. 0 to a stream that
+    waits, now and then, and to who asks: the target lives, and may be busy.
     """
 
     credit_bytes: int
@@ -776,7 +777,7 @@ class StepDeleted(Struct, frozen=True, gc=False):
 Message = (
     ClientHello | ServerHello | ClientProof | ServerProof | Failed | CancelRequest
     | LendMemory | TakeBackMemory | MemoryReturned
-    | BeginColumn | ColumnAccepted | Fragment | CreditGranted | SealColumn | ColumnSealed | AbandonColumn
+    | BeginColumn | ColumnAccepted | Fragment | CreditGranted | SealColumn | ColumnSealed | AbandonColumn | AskPace
     | ReadRanges | RangeData | RangeDamaged | RangesDone | ReadManifest | ManifestData
     | ReadDocument | DocumentData | VerifyColumn | ColumnVerified
     | JoinLaunch | LaunchJoined | OpenPayload | PayloadPlanned | HomesRefused | RequestSpares | SparesNamed
@@ -795,7 +796,7 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     1: ClientHello, 2: ServerHello, 3: ClientProof, 4: ServerProof, 5: Failed, 6: CancelRequest,
     7: LendMemory, 8: TakeBackMemory, 9: MemoryReturned,
     16: BeginColumn, 17: ColumnAccepted, 18: Fragment, 19: CreditGranted, 20: SealColumn, 21: ColumnSealed,
-    22: AbandonColumn,
+    22: AbandonColumn, 23: AskPace,
     32: ReadRanges, 33: RangeData, 34: RangeDamaged, 35: RangesDone, 36: ReadManifest, 37: ManifestData,
     38: ReadDocument, 39: DocumentData, 40: VerifyColumn, 41: ColumnVerified,
     48: JoinLaunch, 49: LaunchJoined, 50: OpenPayload, 51: PayloadPlanned, 52: RequestSpares, 53: SparesNamed,

@@ -1,7 +1,7 @@
 """What targets and the coordinator say to each other, on the session that the target dials.
 
 The coordinator's commands carry its term: a target refuses those of a lower one than it has seen.
-Commands are idempotent. The first three types here are said on other planes, too.
+Commands are idempotent. The first four types here are said on other planes, too.
 """
 
 from __future__ import annotations
@@ -38,6 +38,15 @@ class TargetPace(Struct, frozen=True, gc=False):
     """Microseconds for one step of making a column durable: a sync, a rename."""
     waiting_count: int
     """Streams that may not send now, for want of memory here."""
+    still_us: int = 0
+    """For so long its device has had something to do, and has ended nothing; 0 for a moment."""
+
+
+class AskPace(Struct, frozen=True, gc=False):
+    """Is somebody there? Answered at once by CreditGranted(0), also behind the stream's end.
+
+    Only to a target that said `answers`: an older one would close the connection.
+    """
 
 
 class ColumnProof(Struct, frozen=True, gc=False):

@@ -53,6 +53,10 @@ class ServiceTime:
         """The device did something else until now."""
         self._since_us = now_us
 
+    def excuse(self, gap_us: int) -> None:
+        """For so long nobody was there to hear what had ended."""
+        self._since_us += gap_us
+
     def fade(self) -> None:
         """Once each MEMORY_US."""
         self._busy_us //= 2
@@ -61,6 +65,10 @@ class ServiceTime:
     def hangs(self, now_us: int) -> bool:
         """It has something to do and ends nothing."""
         return self._open_count > 0 and now_us - self._since_us >= HANG_US
+
+    def still_us(self, now_us: int) -> int | None:
+        """For how long nothing has ended; None when nothing is under way."""
+        return now_us - self._since_us if self._open_count else None
 
     def unit_us(self, now_us: int) -> int:
         """Microseconds for one unit; of less than a unit, for as much as there was. 0: too little

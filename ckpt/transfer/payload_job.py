@@ -19,6 +19,7 @@ from ckpt.base.ids import ColumnId, ColumnNumber, TargetId
 from ckpt.base.units import US_PER_S
 from ckpt.format import messages as m
 from ckpt.format.target_messages import (
+    AskPace,
     ColumnProof,
 )
 from ckpt.protocol.events import Ticked
@@ -115,7 +116,8 @@ class PayloadJob:
         self._links = links
         self._emit = emit
         self._cut = cut
-        #: Live streams by number; replaced together with the writer's own.
+        #: By number: live streams, as the writer has them, and those of sealed columns, whose
+        #: targets may be asked whether they live.
         self._streams: dict[int, Stream] = {}
         #: How many fragments' bytes each link still reads: the arena is in use while one does.
         self._flying: Counter[Link] = Counter()
@@ -223,6 +225,8 @@ class PayloadJob:
                     state = self._streams[stream]
                     state.seal_offset = 0
                     self._push_seal(stream, state)
+                case w.AskTarget(_, stream):
+                    self._streams[stream].link.try_send(stream, AskPace())
                 case w.AbandonStream(_, stream, _, reason):
                     self._abandon(stream, reason)
                 case w.AskSpares(column, failed, held, stays):
@@ -292,8 +296,9 @@ class PayloadJob:
             return False
         now_us = _now_us()
         match message:
-            case m.ColumnAccepted(credit_bytes, pace):
-                actions = self.writer.handle(w.StreamAccepted(now_us, stream, credit_bytes, pace))
+            case m.ColumnAccepted(credit_bytes, pace, answers):
+                accepted = w.StreamAccepted(now_us, stream, credit_bytes, pace, answers)
+                actions = self.writer.handle(accepted)
             case m.CreditGranted(credit_bytes, pace):
                 actions = self.writer.handle(w.StreamCredited(now_us, stream, credit_bytes, pace))
             case m.ColumnSealed(proof):
@@ -309,9 +314,10 @@ class PayloadJob:
     def _sealed(
         self, stream: int, state: Stream, proof: ColumnProof, now_us: int
     ) -> list[w.WriterAction]:
+        if self.writer.column_of(stream) is None:
+            return []
         actions = self.writer.handle(w.StreamSealed(now_us, stream, proof))
         if self.writer.column_of(stream) is None and self.writer.columns[state.column].proof:
-            del self._streams[stream]
             self._sealed_us = now_us
             seconds = (now_us - state.opened_us) / 1e6
             done = ColumnStatistics(state.column, state.place.target, seconds)

@@ -46,7 +46,10 @@ from ckpt.transfer.target_links import SenderOptions, TargetLinks
 
 __all__ = ["PayloadSender", "PayloadStatistics", "SenderOptions", "SenderResult"]
 
-TICK_US: Final = 100_000
+TICK_US: Final = 25_000
+"""While a payload is under way, and"""
+IDLE_TICK_US: Final = 100_000
+"""without one."""
 STARVED_TICK_US: Final = 10_000
 STOP_GRACE_US: Final = 1_000_000
 STATISTICS_MAX: Final = 64
@@ -227,16 +230,16 @@ class PayloadSender:
 
     def _send_loop(self) -> None:
         while not self._closing:
+            if (now := now_us()) - self._ticked_us >= TICK_US:
+                self._tick(now)  # Right behind a poll: what came in time has been heard.
             self._take_orders()
             for job in self._jobs.values():
                 job.pump()
-            now = now_us()
-            self._relieve(now)
-            if now - self._ticked_us >= TICK_US:
-                self._tick(now)
+            self._relieve(now := now_us())
             self._sweep(now)
             starved = any(job.encoder.starved_since_us is not None for job in self._jobs.values())
-            for event in self._loop.poll(STARVED_TICK_US if starved else TICK_US):
+            tick_us = TICK_US if self._jobs else IDLE_TICK_US
+            for event in self._loop.poll(STARVED_TICK_US if starved else tick_us):
                 self._dispatch(event)
 
     def _take_orders(self) -> None:

@@ -8,15 +8,18 @@ from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.base.limits import BEAT_US
 from ckpt.format.messages import (
     AbandonColumn,
+    AskPace,
     ColumnAccepted,
     ColumnSealed,
     CreditGranted,
 )
 from ckpt.format.target_messages import TargetPace
 from ckpt.protocol.events import Session, SessionClosed, Ticked
+from ckpt.protocol.service_time import BUSY_US_MIN
 from ckpt.protocol.target.core import TargetLimits
 from ckpt.protocol.target.credit import DORMANT_US
-from tests.protocol.target_world import WRITER, Column, TargetWorld, reserve, write
+from ckpt.protocol.target.pace import Pace
+from tests.protocol.target_world import WRITER, Column, TargetWorld, reserve, store, write
 
 OTHER = Session(4)
 LATER = CheckpointId(RunName("other"), Step(8), Generation(1, 5))
@@ -28,7 +31,7 @@ def test_credit_never_exceeds_the_window_and_returns_as_writes_end() -> None:
     reserve(world, column)
     world.tell(WRITER, column.begin(), request=20)
     (accepted,) = world.messages(WRITER)
-    assert accepted == ColumnAccepted(4 * 65536)
+    assert accepted == ColumnAccepted(4 * 65536, answers=True)
     credit = 4 * 65536
     for stripe in range(column.layout.stripe_count):
         message, cell = column.fragment(stripe)
@@ -59,7 +62,7 @@ def test_a_fragment_that_comes_again_returns_its_credit() -> None:
     world, column = TargetWorld(limits=limits), Column()
     reserve(world, column)
     write(world, column, stripes=[0])
-    assert world.messages(WRITER) == [ColumnAccepted(65536), CreditGranted(65536)]
+    assert world.messages(WRITER) == [ColumnAccepted(65536, answers=True), CreditGranted(65536)]
     message, cell = column.fragment(0)
     for _ in range(3):
         world.tell(WRITER, message, cell, request=20)
@@ -96,7 +99,11 @@ def test_streams_beyond_the_pool_wait_for_a_window_and_then_get_it() -> None:
         reserve(world, column, rank + 1)
         world.tell(WRITER, column.begin(rank + 1), request=20 + rank)
     answers = world.messages(WRITER)
-    assert answers == [ColumnAccepted(65536), ColumnAccepted(65536), ColumnAccepted(0)]
+    assert answers == [
+        ColumnAccepted(65536, answers=True),
+        ColumnAccepted(65536, answers=True),
+        ColumnAccepted(0, answers=True),
+    ]
     world.tell(WRITER, AbandonColumn(), request=20)
     assert world.messages(WRITER) == [CreditGranted(65536)]
 
@@ -109,8 +116,13 @@ def test_a_window_that_comes_free_goes_to_nobody_whose_session_is_gone() -> None
         column = Column(rank=rank)
         reserve(world, column, rank + 1)
         world.tell(session, column.begin(rank + 1), request=20 + rank)
-    assert world.messages(WRITER) == [ColumnAccepted(65536), ColumnAccepted(0)]
-    assert world.messages(OTHER) == [ColumnAccepted(0, TargetPace(0, 0, waiting_count=1))]
+    assert world.messages(WRITER) == [
+        ColumnAccepted(65536, answers=True),
+        ColumnAccepted(0, answers=True),
+    ]
+    assert world.messages(OTHER) == [
+        ColumnAccepted(0, TargetPace(0, 0, waiting_count=1), answers=True)
+    ]
     world.feed(SessionClosed(world.now_us, WRITER))
     assert world.messages(WRITER) == []
     assert world.messages(OTHER) == [CreditGranted(65536)]
@@ -194,9 +206,10 @@ def test_a_seal_that_waits_for_its_disk_is_heard_of_too() -> None:
     world.held = deque()
     world.tell(WRITER, column.seal, column.manifest, request=20)
     world.sent.clear()
-    world.now_us += 2 * BEAT_US
-    world.feed(Ticked(world.now_us))
-    (beat,) = world.messages(WRITER)
+    for _ in range(2):
+        world.now_us += BEAT_US
+        world.feed(Ticked(world.now_us))
+    beat = world.messages(WRITER)[-1]
     assert isinstance(beat, CreditGranted)
     assert beat.pace is not None
     assert beat.pace.seal_us == 2 * BEAT_US, "as long as its first step has taken so far"
@@ -230,3 +243,24 @@ def test_a_repeated_fragment_returns_its_credit() -> None:
         assert grants(world) == [(20, CELL)]
         send(world, columns, 20, 0)
     assert grants(world) == [(20, CELL)]
+
+
+def test_who_asks_is_answered_at_once_also_behind_its_columns_end() -> None:
+    world, column = TargetWorld(), Column(payload_bytes=100_000)
+    store(world, column)
+    world.messages(WRITER)
+    world.tell(WRITER, AskPace(), request=20)
+    (answer,) = world.messages(WRITER)
+    assert isinstance(answer, CreditGranted)
+    assert answer.credit_bytes == 0
+    world.tell(WRITER, AskPace(), request=77)
+    assert len(world.messages(WRITER)) == 1, "as little as it takes: somebody is there"
+
+
+def test_time_in_which_a_target_stood_still_itself_is_not_its_devices() -> None:
+    pace = Pace()
+    pace.write_began(0)
+    pace.excuse(5_000_000)
+    assert pace.told(5_000_000 + BUSY_US_MIN - 1, 0) is None
+    told = pace.told(5_000_000 + BUSY_US_MIN, 0)
+    assert told == TargetPace(BUSY_US_MIN, 0, 0, still_us=BUSY_US_MIN)

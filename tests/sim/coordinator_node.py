@@ -44,11 +44,12 @@ class CoordinatorNode:
 
     def __init__(
         self, clock: Clockwork, network: Network, oracles: Oracles, code: Code,
-        level: Level = "target", max_per_domain: int = 1,
+        level: Level = "target", max_per_domain: int = 1, *, tick_us: int = TICK_US,
     ) -> None:  # fmt: skip
         self.name = "coordinator"
         self.up = False
         self.stopped = False
+        self._tick_us = tick_us
         self.durable: list[CatalogEntry] = []
         #: What `durable` goes on from: nothing, or a catalog that was made from the targets.
         self._base = CatalogImage(0)
@@ -143,7 +144,7 @@ class CoordinatorNode:
             return
         if not self.stopped:
             self._handle(Ticked(self._clock.now_us))
-        self._clock.after(TICK_US, self._tick, term)
+        self._clock.after(self._tick_us, self._tick, term)
 
     def _handle(self, event: Event) -> None:
         self._clock.changed = True

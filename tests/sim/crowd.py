@@ -10,20 +10,23 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ckpt.aio.link import CONNECT_TIMEOUT_US
 from ckpt.base.ids import RunName, TargetId
 from ckpt.base.units import align_up
 from ckpt.erasure.code import Code
 from ckpt.format import messages as m
 from ckpt.format.layout import Layout
-from ckpt.protocol.events import Send
+from ckpt.protocol.events import Send, Session
 from ckpt.protocol.stager.events import SaveCommitted
 from ckpt.protocol.target.core import TargetLimits
 from ckpt.protocol.writer.column import ColumnState
+from ckpt.transfer.payload_sender import TICK_US as SENDER_TICK_US
 from tests.sim.clockwork import Clockwork
-from tests.sim.coordinator_node import CoordinatorNode
-from tests.sim.network import Network
+from tests.sim.coordinator_node import TICK_US, CoordinatorNode
+from tests.sim.network import Network, Node
 from tests.sim.oracles import Oracles
 from tests.sim.payloads import Job, content
+from tests.sim.rank_node import TICK_US as RANK_TICK_US
 from tests.sim.rank_node import RankNode
 from tests.sim.target_node import TargetNode
 
@@ -49,11 +52,34 @@ class CountingNetwork(Network):
         self.sent: Counter[type[m.Message]] = Counter()
         self.fragment_bytes = 0
 
+    def dial(
+        self, client: Node, server: Node, role: m.Role, server_role: m.Role,
+        failed: Callable[[], None], opened: Callable[[Session], None],
+    ) -> None:  # fmt: skip
+        """A stopped process does not refuse: its kernel connects, and nobody says a word."""
+        if server.stopped:
+            self.clock.after(CONNECT_TIMEOUT_US, failed)
+        else:
+            super().dial(client, server, role, server_role, failed, opened)
+
     def send(self, action: Send) -> None:
         self.sent[type(action.message)] += 1
         if isinstance(action.message, m.Fragment):
             self.fragment_bytes += len(action.bulk)
         super().send(action)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticks:
+    """How often each process looks at its deadlines."""
+
+    rank_us: int = RANK_TICK_US
+    target_us: int = TICK_US
+    coordinator_us: int = TICK_US
+
+
+DAEMONS = Ticks(rank_us=SENDER_TICK_US, target_us=100_000, coordinator_us=50_000)
+"""As the real ones do. What lasts for seconds is simulated with fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +103,7 @@ class Crowd:
 
     def __init__(
         self, seed: int, ranks: int, slow: Sequence[int], code: Code, cells_per_column: int,
-        steps: tuple[int, ...] = (10,), gap_us: int = 0,
+        steps: tuple[int, ...] = (10,), *, ticks: Ticks = Ticks(), gap_us: int = 0,
     ) -> None:  # fmt: skip
         self.clock = Clockwork(seed, STEPS_MAX)
         self.network = CountingNetwork(self.clock)
@@ -94,16 +120,21 @@ class Crowd:
             is_unknown_loss=lambda _id: False,
             is_harmed=lambda _id: False,
         )
-        self.coordinator = CoordinatorNode(self.clock, self.network, oracles, code)
+        self.coordinator = CoordinatorNode(
+            self.clock, self.network, oracles, code, tick_us=ticks.coordinator_us
+        )
         for number, times in enumerate(slow):
-            node = TargetNode(self.clock, self.network, self.coordinator, number, seed, LIMITS)
+            node = TargetNode(
+                self.clock, self.network, self.coordinator, number, seed, LIMITS,
+                tick_us=ticks.target_us,
+            )  # fmt: skip
             node.disk.bytes_total = 1 << 34
             node.disk_slow, node.one_at_a_time = times, True
             self.targets[node.id] = node
         self.ranks = [
             RankNode(
                 self.clock, self.network, oracles, self.coordinator,
-                self.targets.__getitem__, self.job, rank, seed,
+                self.targets.__getitem__, self.job, rank, seed, tick_us=ticks.rank_us,
             )
             for rank in range(ranks)
         ]  # fmt: skip

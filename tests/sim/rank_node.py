@@ -54,7 +54,8 @@ class RankNode:
 
     def __init__(
         self, clock: Clockwork, network: Network, oracles: Oracles, coordinator: Node,
-        target_of: Callable[[TargetId], Node], job: Job, rank: int, seed: int, starts: int = 0,
+        target_of: Callable[[TargetId], Node], job: Job, rank: int, seed: int, starts: int = 0, *,
+        tick_us: int = TICK_US,
     ) -> None:  # fmt: skip
         self.name = f"{job.launch_name}/rank{rank}" + "+" * starts
         self.up = True
@@ -67,6 +68,7 @@ class RankNode:
         self._coordinator = coordinator
         self._target_of = target_of
         self._seed = seed
+        self._tick_us = tick_us
         self.process = f"{self.name}/{seed}"
         self.machine = StagerMachine(
             Identity(job.key, Rank(rank), job.world_size, self.process), StagerConfig()
@@ -83,6 +85,8 @@ class RankNode:
         self._by_session: dict[Session, _Link] = {}
         self._stream_numbers = itertools.count(1)
         self._stream_payload: dict[int, PayloadId] = {}
+        #: What a column of the last payload took.
+        self._usual_us: int | None = None
         self._script: list[int] = list(job.steps)
         #: Save number -> step.
         self._saves: dict[int, int] = {}
@@ -226,9 +230,9 @@ class RankNode:
             return
         now_us = self._clock.now_us
         match message:
-            case m.ColumnAccepted(credit, pace):
+            case m.ColumnAccepted(credit, pace, answers):
                 self._credit[request] = self._credit.get(request, 0) + credit
-                self._write(sending, pe.StreamAccepted(now_us, request, credit, pace))
+                self._write(sending, pe.StreamAccepted(now_us, request, credit, pace, answers))
             case m.CreditGranted(credit, pace):
                 self._credit[request] = self._credit.get(request, 0) + credit
                 self._write(sending, pe.StreamCredited(now_us, request, credit, pace))
@@ -247,7 +251,7 @@ class RankNode:
             for sending in list(self._sending.values()):
                 self._write(sending, Ticked(self._clock.now_us))
             self._handle(Ticked(self._clock.now_us))
-        self._clock.after(TICK_US, self._tick)
+        self._clock.after(self._tick_us, self._tick)
 
     def _handle(self, event: se.StagerEvent) -> None:
         self._clock.changed = True
@@ -308,8 +312,9 @@ class RankNode:
 
     def _start(self, action: se.StartPayload) -> None:
         writer = PayloadWriter(
-            action.plan, action.payload_bytes, self._stream_numbers, self._clock.now_us
-        )
+            action.plan, action.payload_bytes, self._stream_numbers, self._clock.now_us,
+            usual_us=self._usual_us,
+        )  # fmt: skip
         layout = writer.layout
         half = self._halves[action.half]
         padding = bytes(layout.padded_bytes - action.payload_bytes)
@@ -326,6 +331,8 @@ class RankNode:
         sending = self._sending.pop(payload, None)
         if sending is not None:
             self._stopping[payload] = sending.half
+            took = sorted(c.took_us for c in sending.writer.columns if c.proof is not None)
+            self._usual_us = took[len(took) // 2] if took else None
             self._do(sending, sending.writer.handle(pe.WriterStopped(self._clock.now_us)))
         self._clock.after(self._clock.between(10, STOP_US), self._stopped, payload)
 
@@ -353,6 +360,8 @@ class RankNode:
                 case pe.SealStream(column, stream):
                     seal = m.SealColumn(len(sending.manifest))
                     self._send_to(sending, column, stream, seal, sending.manifest)
+                case pe.AskTarget(column, stream):
+                    self._send_to(sending, column, stream, m.AskPace(), b"")
                 case pe.AbandonStream(_, stream, place, reason):
                     self._abandon(stream, place, reason)
                 case pe.AskSpares(column, failed, held, stays):

@@ -61,12 +61,13 @@ class TargetNode:
 
     def __init__(
         self, clock: Clockwork, network: Network, coordinator: Node, number: int, seed: int,
-        limits: TargetLimits | None = None, *, first_boot: int = 0,
+        limits: TargetLimits | None = None, *, first_boot: int = 0, tick_us: int = TICK_US,
     ) -> None:  # fmt: skip
         self.id = TargetId(f"t{number}")
         self.name = self.id
         self.up = False
         self.stopped = False
+        self._tick_us = tick_us
         self.lost = False
         """For good: it never comes back, its disk counts for nothing."""
         self.harmed_boot = 0
@@ -196,7 +197,7 @@ class TargetNode:
         if not self.stopped:
             self.measure()
             self._handle(Ticked(self._clock.now_us))
-        self._clock.after(TICK_US, self._tick, boots)
+        self._clock.after(self._tick_us, self._tick, boots)
 
     def measure(self) -> None:
         """See how much room there is now; a disk that nobody has touched is as it was."""

@@ -99,17 +99,25 @@ class Desk:
         *,
         patience_us: int | None = None,
         late: Then | None = None,
-    ) -> None:
+    ) -> int:
         """Send a question; `reply` runs exactly once, with the answer or with Failed.
 
         Past its patience a question is given up as failed, or, with `late`, goes on: `late` runs
-        once.
+        once. Its number is returned.
         """
         request = self._next_request
         self._next_request += 1
         due_us = None if patience_us is None else self.now_us + patience_us
         self._questions[request] = _Question(session, reply, due_us, late)
         self.send(session, request, message, bulk)
+        return request
+
+    def hasten(self, request: int, due_us: int) -> None:
+        """Its patience ends then, if not before; one that is answered or late stays as it is."""
+        question = self._questions.get(request)
+        if question is not None and question.due_us is not None:
+            due_us = min(due_us, question.due_us)
+            self._questions[request] = replace(question, due_us=due_us)
 
     def persist(self, entries: tuple[CatalogEntry, ...], then: Then) -> None:
         """Make entries durable; `then` runs after they are.

@@ -1,11 +1,12 @@
 """Small documents onto enough targets: index, commit record, tombstone.
 
-Goals: `copies` durable copies in distinct domains where possible, and in as many as an answer
-promises that is given already; a silent target costs its patience, not its lease; a merely slow one
-still counts when it answers.
+Goals: so many durable copies in distinct domains where possible, and in as many as an answer
+promises that is given already; a silent target costs a small multiple of what the others take, not
+its lease; a merely slow one still counts when it answers.
 Plan: ask as many targets as copies are missing; for each that fails or is late, ask one more. A
-late one stays asked, so that a cluster whose every disk is slow still comes to an end. Copies that
-lie in too few domains get company in another one; where none is live and targets are still coming,
+late one stays asked, so that a cluster whose every disk is slow still comes to an end. Company
+costs little, so it comes soon; only who passes the whole patience is called slow. Copies that lie
+in too few domains get company in another one; where none is live and targets are still coming,
 behind a coordinator's restart, that is not enough yet.
 Invariant: `then` runs once, with the targets that said DocumentStored, or () when they are too few.
 """
@@ -43,6 +44,10 @@ PATIENCE_US = 300_000
 """A target that has not stored a small document within this gets company."""
 PATIENCE_BYTES_PER_US = 20
 """And this much longer for a large one."""
+COMPANY_US_MIN = 50_000
+"""Nor is one alone for longer than this and"""
+COMPANY_FACTOR = 2
+"""so many times what most others took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ class Copies:
     """How many copies of a document are wanted, and where."""
 
     count: int
+    first: tuple[TargetId, ...] = ()
+    """Asked before all others."""
     domains: int = 0
     """In so many domains of `level` at least."""
     level: Level = "target"
@@ -58,13 +65,14 @@ class Copies:
 
 
 def copies_of_record(record: CommitRecord) -> Copies:
-    """In the domains that its answer needs.
+    """Where the index went: those have just answered; and in the domains that its answer needs.
 
     A record that lies on fewer than m + 1 is not seen by everybody who may be in force next.
     """
     code, info = Code.parse(record.info.code), record.info
     count, level = code.m + 1, check_level(info.domain_level)
-    return Copies(count, info.domains_survivable + 1, level, least=min(count, code.floor))
+    domains = info.domains_survivable + 1
+    return Copies(count, record.index_targets, domains, level, least=min(count, code.floor))
 
 
 def store_document(
@@ -109,6 +117,13 @@ class _Spread:
         self._digest = xxh3_128(document)
         self._copies = copies
         self._then = then
+        self._patience_us = PATIENCE_US + len(document) // PATIENCE_BYTES_PER_US
+        #: When each was asked.
+        self._began_us: dict[TargetId, int] = {}
+        #: The desk's numbers of those that may still be hastened.
+        self._questions: dict[TargetId, int] = {}
+        #: What each that has stored it took.
+        self._took_us: list[int] = []
 
         #: Everybody who was chosen so far: nobody is asked twice.
         self._tried: set[TargetId] = set()
@@ -126,7 +141,8 @@ class _Spread:
             return
         wanted = self._copies.count - len(self._stored) - len(self._asked - self._late)
         if wanted > 0:
-            chosen = self._choose(wanted, last_resort=False)
+            chosen = self._choose(wanted, last_resort=False, among=self._copies.first)
+            chosen += self._choose(wanted - len(chosen), last_resort=False)
             # A device that fails may still take a small one.
             chosen += self._choose(wanted - len(chosen), last_resort=True)
             for target in chosen:
@@ -165,8 +181,12 @@ class _Spread:
         self._asked.update(chosen)
         return chosen
 
-    def _choose(self, count: int, *, last_resort: bool) -> tuple[TargetId, ...]:
+    def _choose(
+        self, count: int, *, last_resort: bool, among: tuple[TargetId, ...] | None = None
+    ) -> tuple[TargetId, ...]:
         known = self._members.candidates(last_resort=last_resort)
+        if among is not None:
+            known = [c for c in known if c.target in among]
         # A late one may never store it: its domain is open to whoever comes in its place.
         hold = sorted(self._stored | (self._asked - self._late))
         beside = [Holder(id, self._members.targets[id].domain) for id in hold]
@@ -179,21 +199,36 @@ class _Spread:
     def _answered(self, target: TargetId, stored: bool) -> None:
         self._asked.discard(target)
         self._late.discard(target)
+        self._questions.pop(target, None)
         if stored:
             self._stored.add(target)
+            self._took_us.append(self._desk.now_us - self._began_us[target])
             summary = DocumentSummary(self._kind, self._checkpoint, len(self._document))
             self._members.targets[target].documents.add(summary)
+        self._hasten()
         self.fill()
+
+    def _hasten(self) -> None:
+        """Those that are still asked get company once most others have stored it, long ago."""
+        took = sorted(self._took_us)
+        if 2 * len(took) <= len(self._questions):
+            return
+        company_us = max(COMPANY_US_MIN, COMPANY_FACTOR * took[len(took) // 2])
+        for target, question in self._questions.items():
+            self._desk.hasten(question, self._began_us[target] + company_us)
 
     def _is_late(self, target: TargetId) -> None:
         if target in self._asked:
-            self._members.note_slow(target)
+            self._questions.pop(target, None)
+            if self._desk.now_us - self._began_us[target] >= self._patience_us:
+                self._members.note_slow(target)
             self._late.add(target)
             self.fill()
 
     def _put(self, id: TargetId) -> None:
         """All parts of the document to one target; only the last part is answered."""
         session = self._members.targets[id].session
+        self._began_us[id] = self._desk.now_us
         if session is None:
             self._answered(id, False)
             return
@@ -206,12 +241,12 @@ class _Spread:
         def answered(message: Message, _bulk: Buffer) -> None:
             self._answered(id, isinstance(message, DocumentStored))
 
-        self._desk.ask(
+        self._questions[id] = self._desk.ask(
             session,
             self._message(last),
             answered,
             view[last:],
-            patience_us=PATIENCE_US + len(document) // PATIENCE_BYTES_PER_US,
+            patience_us=self._patience_us,
             late=lambda: self._is_late(id),
         )
 

@@ -168,6 +168,10 @@ class Columns:
         stream.state = StreamState.OPEN
         self._credit.join(stream)
 
+    def asked(self, session: Session, request: int) -> None:
+        """A sender asks whether we live."""
+        self._credit.answer(session, request)
+
     def ticked(self) -> None:
         """Senders that wait hear that we live."""
         self._credit.ticked()

@@ -39,6 +39,8 @@ COLUMNS = "columns"
 DOCUMENTS = "documents"
 STAGING = "staging"
 ASIDE = "aside"
+ABSENCE_US = 600_000
+"""A target ticks more often by far: of a longer silence of everything its device is not charged."""
 DIRECTORIES = (COLUMNS, DOCUMENTS, STAGING, ASIDE)
 
 META_BUDGET_BYTES = 48 * KiB
@@ -252,6 +254,12 @@ class Core:
         )
 
     # ----------------------------------------------------------------------- disk
+
+    def turn_to(self, now_us: int) -> None:
+        """Another event. Where not even a tick came for long this process stood still."""
+        if now_us - self.now_us >= ABSENCE_US:
+            self.pace.excuse(now_us - self.now_us)
+        self.now_us = now_us
 
     def expect(self, then: Callable[[Completion], None]) -> int:
         """A new operation number; `then` is called with its completion."""

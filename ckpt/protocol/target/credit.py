@@ -8,8 +8,8 @@ streams never exceed the pool. Freed bytes go to those that wait:
     - each up to its share, the pool divided by the streams that want some of it, at least one cell.
 
 So every stream of a crowd moves all the time, and none waits for another's end. Who waits hears
-from us at least each BEAT_US: how long the device takes, and how many wait. Silence then means that
-this process hangs, never that it is busy.
+from us at least each BEAT_US: how long the device takes, and how many wait; who asks hears it at
+once. Silence then means that this process hangs, never that it is busy.
 
 Credit that nobody uses for DORMANT_US while others wait is lent on: its sender is stopped, or
 starved itself. It stays good; when it is used after all, others wait until as much is free again.
@@ -56,7 +56,7 @@ class Credit:
         self._streams[stream.key] = self._arriving[stream.key] = stream
         amount = self._amount(stream, self._free_bytes // 2)
         self._take(stream, amount)
-        self._say(stream, ColumnAccepted(amount, self._told()))
+        self._say(stream, ColumnAccepted(amount, self._told(), answers=True))
         self._note_thirst(stream)
 
     def used(self, stream: Stream, size: int) -> None:
@@ -108,6 +108,13 @@ class Credit:
     def forget(self, stream: Stream) -> None:
         """Its session is gone: it gets nothing more, though its last writes are not answered."""
         self._quench(stream)
+
+    def answer(self, session: Session, request: int) -> None:
+        """Whoever asks is told at once, also one whose column is sealed: we live."""
+        stream = self._streams.get((session, request))
+        if stream is not None:
+            stream.told_us = self._core.now_us
+        self._core.send(session, request, CreditGranted(0, self._told()))
 
     # ----------------------------------------------------------------------- time
 

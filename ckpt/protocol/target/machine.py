@@ -33,6 +33,7 @@ from ckpt.format.messages import (
     VerifyColumn,
 )
 from ckpt.format.target_messages import (
+    AskPace,
     Attest,
     Attested,
     DropColumn,
@@ -95,10 +96,8 @@ TargetEvent = (
 Command = Reserve | ReleaseReservation | Attest | PutDocument | DropGeneration | DropColumn
 """What only the coordinator may ask, under its term."""
 
-COMMANDS_HELD_MAX = 256
-"""Commands that may wait while a term is made durable."""
-TERM_RETRY_US = 100_000
-"""Between two tries, while the device counts as well."""
+COMMANDS_HELD_MAX = 256  # While a term is made durable.
+TERM_RETRY_US = 100_000  # Between two tries, while the device counts as well.
 
 
 class TargetMachine:
@@ -211,7 +210,7 @@ class TargetMachine:
     def handle(self, event: TargetEvent) -> list[TargetAction]:
         """What to do about it, in this order."""
         core = self._core
-        core.now_us = event.now_us
+        core.turn_to(event.now_us)
         match event:
             case Received():
                 self._received(event)
@@ -260,6 +259,8 @@ class TargetMachine:
                 self._columns.begin(session, request, message)
             case SealColumn():
                 self._columns.seal(session, request, message, bulk)
+            case AskPace():
+                self._columns.asked(session, request)
             case AbandonColumn():
                 self._columns.abandon(session, request)
             case ReadRanges():

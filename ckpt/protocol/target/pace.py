@@ -12,7 +12,7 @@ from typing import Final
 
 from ckpt.base.units import KiB, MiB
 from ckpt.format.target_messages import TargetPace
-from ckpt.protocol.service_time import MEMORY_US, ServiceTime
+from ckpt.protocol.service_time import BUSY_US_MIN, MEMORY_US, ServiceTime
 
 WRITE_BYTES_MIN: Final = 256 * KiB
 """A shorter write counts as one of so many bytes: most of its cost is its own."""
@@ -46,6 +46,11 @@ class Pace:
         """Whatever it was: until now the device was not busy with a write."""
         self._writes.worked_elsewhere(now_us)
 
+    def excuse(self, gap_us: int) -> None:
+        """This process stood still for so long, and may not have heard the device."""
+        self._writes.excuse(gap_us)
+        self._seal_steps.excuse(gap_us)
+
     def ticked(self, now_us: int) -> None:
         """Forget slowly."""
         if now_us - self._faded_us >= MEMORY_US:
@@ -56,6 +61,10 @@ class Pace:
     def told(self, now_us: int, waiting_count: int) -> TargetPace | None:
         """As senders hear it; None as long as there is nothing to say."""
         write_us, seal_us = self._writes.unit_us(now_us), self._seal_steps.unit_us(now_us)
-        if not write_us and not seal_us and not waiting_count:
+        under_way = (each.still_us(now_us) for each in (self._writes, self._seal_steps))
+        still_us = min((us for us in under_way if us is not None), default=0)
+        if still_us < BUSY_US_MIN:
+            still_us = 0
+        if not write_us and not seal_us and not waiting_count and not still_us:
             return None
-        return TargetPace(write_us, seal_us, waiting_count)
+        return TargetPace(write_us, seal_us, waiting_count, still_us)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -12,6 +13,10 @@ from ckpt.format.target_messages import ColumnProof, TargetPace
 
 REFILL_US: Final = 50_000
 """A socket that is full again so soon was full all the time."""
+
+
+IDLE: Final = TargetPace(write_us=0, seal_us=0, waiting_count=0)
+"""What a target says that has nothing to say."""
 
 
 class ColumnState(Enum):
@@ -34,6 +39,8 @@ class Column:
     place: Place | None = None
     stream: int = 0
     """0 without a stream."""
+    sealed_stream: int = 0
+    """On which its proof came; its target may be asked there whether it lives."""
     credit_bytes: int = 0
     next_stripe: int = 0
     sent_bytes: int = 0
@@ -46,6 +53,14 @@ class Column:
     """When its target last said anything, if only that others come first."""
     pace: TargetPace | None = None
     """What its target said last of itself."""
+    answers: bool = False
+    """Its target may be asked whether it lives. `questions.py` alone changes the next two:"""
+    asked_us: int | None = None
+    """since when it owes an answer, and"""
+    unheard_us: int = 0
+    """for how long of that we have listened."""
+    longest_us: int = 0
+    """The longest that a target of this column has taken to answer a begin or a question."""
     opened_us: int = 0
     """When the stream began, and"""
     open_us: int | None = None
@@ -78,8 +93,33 @@ class Column:
         self.credit_bytes = self.next_stripe = self.sent_bytes = 0
         self.waiting_since_us, self.late, self.proof = now_us, False, None
         self.heard_us, self.pace, self.slow_since_us = -1, None, None
+        self.answers, self.asked_us, self.sealed_stream = False, None, 0
         self.opened_us = self.sent_us = now_us
         self.open_us = self.seal_us = self.blocked_since_us = None
+
+    @property
+    def took_us(self) -> int:
+        """Of a sealed column: from its begin to its proof."""
+        return self.progress_us - self.opened_us
+
+    def heard(self, now_us: int, pace: TargetPace | None = None) -> None:
+        """Its target said something. How fast it is stays true when it has nothing to do."""
+        if pace is not None or self.pace is not None:
+            old, new = self.pace or IDLE, pace or IDLE
+            write_us, seal_us = new.write_us or old.write_us, new.seal_us or old.seal_us
+            self.pace = TargetPace(write_us, seal_us, new.waiting_count, new.still_us)
+        self.heard_us, asked_us, self.asked_us = now_us, self.asked_us, None
+        if asked_us is not None:
+            self.longest_us = max(self.longest_us, now_us - asked_us)
+
+    def accepted(self, now_us: int) -> None:
+        """Its target has taken the stream."""
+        self.open_us = now_us - self.opened_us
+        self.longest_us = max(self.longest_us, self.open_us)
+
+    def moved(self, now_us: int) -> None:
+        """Its socket took bytes: somebody reads them."""
+        self.moved_us, self.asked_us = now_us, None
 
     def blocked(self, now_us: int) -> None:
         """Its socket takes no more."""
@@ -103,3 +143,13 @@ class Column:
         if place is not None and self.is_at(place):
             return False
         return self.state in (ColumnState.SEALED, ColumnState.FAILED, ColumnState.WAITING)
+
+
+def slowest(columns: Sequence[Column], begun_us: int) -> tuple[TargetId, int]:
+    """Whose column was sealed last, and how long that took since `begun_us`."""
+    sealed = [c for c in columns if c.proof is not None and c.place is not None]
+    if not sealed:
+        return TargetId(""), 0
+    last = max(sealed, key=lambda c: c.progress_us)
+    assert last.place is not None
+    return last.place.target, max(0, last.progress_us - begun_us)

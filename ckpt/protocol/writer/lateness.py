@@ -1,10 +1,13 @@
 """When is a target late? Silent, or slower than its peers by itself. Never because it is busy.
 
     waits for credit or a seal     its target says how long the device takes (TargetPace): slow when
-                                   that is LATE_FACTOR times what the payload's other targets say
+                                   that is LATE_FACTOR times what the payload's other targets say,
+                                   and more than a good device ever takes; once all others are done,
+                                   more than this run's columns can stand
     waits for a full socket        slow when the link lets SLOW_FRACTION times less pass than the
                                    others had in all, queues included
-    hears nothing at all           silent: a target beats to whoever waits for it (BEAT_US)
+    hears nothing at all           mute: its peers have answered, and it has not (questions.py);
+                                   silent: a target beats to whoever waits for it (BEAT_US)
 
 In a crowd a column waits for seconds at a healthy target, as its peers do at theirs: they say so,
 and nothing moves. A device or a link that is slow is slow beside its peers whether many wait or
@@ -31,8 +34,8 @@ it keeps its place so long.
 OPEN_US_MIN: Final = 100_000
 """A begin that is not answered by then, and"""
 OPEN_FACTOR: Final = 8
-"""so many times later than its peers' were, is tried elsewhere where a spare is at hand: nothing
-has been sent yet.
+"""so many times later than all of its peers' were, is tried elsewhere where a spare is at hand:
+nothing has been sent yet.
 """
 SLOW_AFTER_US: Final = 500_000
 """Before this, sent bytes say more about socket buffers and scheduling than about links."""
@@ -42,9 +45,18 @@ SLOW_FRACTION: Final = 4
 LATE_FACTOR: Final = 8
 """Devices of one cluster differ by less, those that fail by more."""
 GOOD_WRITE_US: Final = 40_000
-"""A device that writes a MiB within this is never called slow, however fast its peers are."""
+"""A device that writes a MiB within this is not called slow, however fast its peers are."""
 GOOD_SEAL_US: Final = 1_000_000
-"""Nor one that takes less for one step of a seal: a sync waits for what is being written."""
+"""Nor one that takes less for one step of a seal: a sync waits for what is being written;"""
+GOOD_SEAL_US_MIN: Final = 200_000
+"""where a run's columns are there in no time, that time, as long as any queue there; but no less
+than this."""
+LAST_WRITE_US: Final = 5_000
+"""What a good device takes for a MiB when it holds up the payload: all others are done,"""
+LAST_STILL_US: Final = 100_000
+"""For so long it may end nothing, whatever a step takes its peers."""
+LAST_SHARE: Final = 8
+"""and such a part of their time is over since."""
 
 
 def is_silent(column: Column, columns: Sequence[Column], now_us: int) -> bool:
@@ -64,15 +76,17 @@ def is_silent(column: Column, columns: Sequence[Column], now_us: int) -> bool:
 
 
 def is_late_to_open(column: Column, columns: Sequence[Column], now_us: int) -> bool:
-    """Its peers' targets have answered the begin, long ago."""
+    """Its peers' targets have answered the begin, long ago, and are heard of still."""
     if column.state is not ColumnState.OPENING or column.waiting_since_us is None or column.failed:
         return False
     peers = _peers(column, columns)
-    took = sorted(c.open_us for c in peers if c.open_us is not None)
+    took = [c.open_us for c in peers if c.open_us is not None]
     if 2 * len(took) < len(peers) or not took:
         return False
-    limit_us = max(OPEN_US_MIN, OPEN_FACTOR * took[len(took) // 2])
-    return now_us - column.waiting_since_us >= limit_us
+    limit_us = max(OPEN_US_MIN, OPEN_FACTOR * max(took))
+    since_us = column.waiting_since_us + limit_us // 2
+    heard = sum(c.heard_us >= since_us or not c.answers for c in peers)
+    return now_us - column.waiting_since_us >= limit_us and 2 * heard >= len(peers)
 
 
 def slow_after_us(usual_us: int | None) -> int:
@@ -85,20 +99,48 @@ def slow_after_us(usual_us: int | None) -> int:
 
 
 def is_slow(
-    column: Column, columns: Sequence[Column], now_us: int, after_us: int = SLOW_AFTER_US
-) -> bool:
-    """Its link or its target's device is slower by itself than those of its peers."""
+    column: Column, columns: Sequence[Column], now_us: int, usual_us: int | None = None,
+    heard_since_us: int = -1,
+) -> bool:  # fmt: skip
+    """Its link or its target's device is slower by itself than those of its peers. Of devices,
+    those peers count that were heard since then, or cannot be asked.
+    """
     peers = _peers(column, columns)
     if column.state is ColumnState.STREAMING and column.blocked_since_us is not None:
         span_us = now_us - column.blocked_since_us
-        return span_us >= after_us and _link_is_slow(column, span_us, peers)
-    if column.pace is None:
+        return span_us >= slow_after_us(usual_us) and _link_is_slow(column, span_us, peers)
+    if column.pace is None or column.state not in (ColumnState.STREAMING, ColumnState.SEALING):
         return False
-    if column.state is ColumnState.STREAMING:
-        return _is_far_above(column.pace.write_us, map(_write_us, peers), GOOD_WRITE_US)
-    if column.state is ColumnState.SEALING:
-        return _is_far_above(column.pace.seal_us, map(_seal_us, peers), GOOD_SEAL_US)
-    return False
+    writes_us, seals_us = (
+        [of(c) if c.heard_us >= heard_since_us or not c.answers else 0 for c in peers]
+        for of in (_write_us, _seal_us)
+    )
+    pace, last = column.pace, _holds_up(column, peers, now_us)
+    # Before a seal begins everything is written, also what came long before it was asked for.
+    if _is_far_above(pace.write_us, writes_us, LAST_WRITE_US if last else GOOD_WRITE_US):
+        return True
+    if column.state is not ColumnState.SEALING:
+        return False
+    if last and _is_far_above(pace.still_us, seals_us, LAST_STILL_US):
+        return True
+    return _is_far_above(pace.seal_us, seals_us, _good_seal_us(usual_us, peers))
+
+
+def _good_seal_us(usual_us: int | None, peers: list[Column]) -> int:
+    took = sorted(c.took_us for c in peers if c.state is ColumnState.SEALED)
+    if usual_us is None and 2 * len(took) >= len(peers) > 0:
+        usual_us = took[len(took) // 2]
+    if usual_us is None:
+        return GOOD_SEAL_US
+    return min(GOOD_SEAL_US, max(GOOD_SEAL_US_MIN, usual_us))
+
+
+def _holds_up(column: Column, peers: list[Column], now_us: int) -> bool:
+    """All others are done, for a part of the time that the slowest of them took."""
+    if not peers or any(c.state is not ColumnState.SEALED for c in peers):
+        return False
+    slowest_us = max(c.took_us for c in peers)
+    return LAST_SHARE * (now_us - column.opened_us) >= (LAST_SHARE + 1) * slowest_us
 
 
 def _peers(column: Column, columns: Sequence[Column]) -> list[Column]:
@@ -119,14 +161,13 @@ def _write_us(column: Column) -> int:
     told = column.pace.write_us if column.pace is not None else 0
     if told or column.seal_us is None:
         return told
-    return (column.progress_us - column.opened_us) * MiB // max(MiB, column.sent_bytes)
+    return column.took_us * MiB // max(MiB, column.sent_bytes)
 
 
 def _seal_us(column: Column) -> int:
-    """What a peer's seal took, or, where it is not done, what its target says."""
-    if column.seal_us is not None:
-        return column.seal_us
-    return column.pace.seal_us if column.pace is not None else 0
+    """Of a peer's target for one step: as it says, or, all queues included, what the seal took."""
+    told = column.pace.seal_us if column.pace is not None else 0
+    return told or column.seal_us or 0
 
 
 def _link_is_slow(column: Column, span_us: int, peers: list[Column]) -> bool:

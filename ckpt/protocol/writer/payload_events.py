@@ -35,10 +35,12 @@ class StreamAccepted(Struct, frozen=True, gc=False):
     stream: int
     credit_bytes: int
     pace: TargetPace | None = None
+    answers: bool = False
+    """It may be asked how it is."""
 
 
 class StreamCredited(Struct, frozen=True, gc=False):
-    """The target granted more, or, with 0, said that it is busy with others."""
+    """The target granted more, or, with 0, said that it lives. Also on a sealed column's stream."""
 
     now_us: int
     stream: int
@@ -151,6 +153,13 @@ class SealStream(Struct, frozen=True, gc=False):
     stream: int
 
 
+class AskTarget(Struct, frozen=True, gc=False):
+    """Send AskPace on the link of the stream, which may be that of a sealed column."""
+
+    column: ColumnNumber
+    stream: int
+
+
 class AbandonStream(Struct, frozen=True, gc=False):
     """Send AbandonColumn if the link lives; drop what was not sent."""
 
@@ -194,4 +203,6 @@ def too_few(payload: PayloadId, live: int, needed: int) -> FailPayload:
     return FailPayload("unavailable", text, hint)
 
 
-WriterAction = OpenStream | SealStream | AbandonStream | AskSpares | CertifyPayload | FailPayload
+WriterAction = (
+    OpenStream | SealStream | AskTarget | AbandonStream | AskSpares | CertifyPayload | FailPayload
+)

@@ -8,8 +8,8 @@ when it is enough.
        └─no spare can be named─> FAILED
 
 Waiting is no fault. A column goes to the next spare when its target is late: silent, or slow by
-itself beside its peers (`lateness.py`). Without a spare it stays where it is and, after HEDGE_US,
-is `late`: the payload may then be certified without it, from the floor up.
+itself beside its peers (`lateness.py`, `questions.py`). Without a spare it stays where it is and,
+after HEDGE_US, is `late`: the payload may then be certified without it, from the floor up.
 
 Invariants (`check`): a stream number is never used again, and what arrives on an abandoned one is
 ignored; no two columns have their place on one target; no byte is sent beyond credit; only a column
@@ -28,17 +28,13 @@ from ckpt.format.layout import Layout
 from ckpt.format.messages import PayloadPlanned, Place
 from ckpt.format.target_messages import ColumnProof
 from ckpt.protocol.events import Ticked
-from ckpt.protocol.writer.column import Column, ColumnState
-from ckpt.protocol.writer.lateness import (
-    is_late_to_open,
-    is_silent,
-    is_slow,
-    slow_after_us,
-)
+from ckpt.protocol.writer.column import Column, ColumnState, slowest
+from ckpt.protocol.writer.lateness import is_late_to_open, is_silent
 from ckpt.protocol.writer.payload_events import (
     AbandonReason,
     AbandonStream,
     AskSpares,
+    AskTarget,
     CertifyPayload,
     ColumnsReopened,
     FragmentSent,
@@ -58,6 +54,7 @@ from ckpt.protocol.writer.payload_events import (
     WriterStopped,
     too_few,
 )
+from ckpt.protocol.writer.questions import Questions
 
 TICK_GAP_US_MAX: Final = 500_000
 """Shells tick every 100 ms. A longer gap is our own absence and is not charged to targets."""
@@ -86,6 +83,8 @@ class PayloadWriter:
         self._numbers = streams
         #: Live streams; an abandoned one leaves at once, so that its late messages find nothing.
         self._streams: dict[int, Column] = {}
+        #: Those of sealed columns: answers to questions may come there.
+        self._sealed_streams: dict[int, Column] = {}
         #: Places that no column has taken, in the order in which the coordinator wants them used.
         self._spares: list[Place] = list(plan.spares)
         self._stripe_count = self.layout.stripe_count
@@ -95,7 +94,7 @@ class PayloadWriter:
         self._certified: tuple[ColumnProof, ...] = ()
         #: How often a column went to a spare because it was slow; at most m times.
         self._slow_moves = 0
-        self._slow_after_us = slow_after_us(usual_us)
+        self._questions = Questions(self.columns, now_us, usual_us)
         #: Those that were late, in the order in which they were found.
         self._slow_targets: dict[TargetId, None] = {}
         self._begun_us = self._ticked_us = now_us
@@ -134,12 +133,7 @@ class PayloadWriter:
         """Whose column was sealed last, and how long that took since the payload began; ("", 0)
         before any.
         """
-        sealed = [c for c in self.columns if c.proof is not None and c.place is not None]
-        if not sealed:
-            return TargetId(""), 0
-        last = max(sealed, key=lambda c: c.progress_us)
-        assert last.place is not None
-        return last.place.target, max(0, last.progress_us - self._begun_us)
+        return slowest(self.columns, self._begun_us)
 
     def column_of(self, stream: int) -> Column | None:
         """The column that owns a live stream."""
@@ -165,7 +159,7 @@ class PayloadWriter:
             case SendMoved(now_us, stream):
                 column = self._streams.get(stream)
                 if column is not None and column.state is not ColumnState.OPENING:
-                    column.moved_us = now_us
+                    column.moved(now_us)
                     self._progress(column, now_us)
                 return actions
             case StreamSealed():
@@ -202,15 +196,16 @@ class PayloadWriter:
             self._seal_complete(event.now_us, actions)
 
     def _credited(self, event: StreamAccepted | StreamCredited) -> None:
-        column = self._streams.get(event.stream)
+        column = self._streams.get(event.stream) or self._sealed_streams.get(event.stream)
         if column is None:
             return
-        column.heard_us, column.pace = event.now_us, event.pace or column.pace
+        column.heard(event.now_us, event.pace)
         if isinstance(event, StreamAccepted):
             if column.state is not ColumnState.OPENING:
                 return
             column.state = ColumnState.STREAMING
-            column.open_us = event.now_us - column.opened_us
+            column.accepted(event.now_us)
+            column.answers = event.answers
         elif column.state is not ColumnState.STREAMING or event.credit_bytes <= 0:
             return
         column.credit_bytes += max(0, event.credit_bytes)
@@ -226,8 +221,10 @@ class PayloadWriter:
         if not self.proof_is_valid(column, event.proof):
             self._broken(event.stream, event.now_us, actions)
             return
-        del self._streams[column.stream]
-        column.state, column.proof, column.stream = ColumnState.SEALED, event.proof, 0
+        self._sealed_streams[column.stream] = self._streams.pop(column.stream)
+        column.sealed_stream, column.stream = column.stream, 0
+        column.state, column.proof = ColumnState.SEALED, event.proof
+        column.heard(event.now_us)
         column.seal_us = event.now_us - column.seal_asked_us
         column.late, column.waiting_since_us, column.progress_us = False, None, event.now_us
 
@@ -277,6 +274,8 @@ class PayloadWriter:
 
     def _ticked(self, now_us: int, actions: list[WriterAction]) -> None:
         self._forgive_absence(now_us)
+        asked = self._questions.ticked(now_us)
+        actions += [AskTarget(c.number, c.stream or c.sealed_stream) for c in asked]
         for column in self.columns:
             if column.waiting_since_us is None:
                 continue
@@ -285,16 +284,16 @@ class PayloadWriter:
                     self._be_late(column, actions)
             elif is_late_to_open(column, self.columns, now_us):
                 self._move(column, AbandonReason.SLOW, now_us, actions)
-            elif is_slow(column, self.columns, now_us, self._slow_after_us):
+            elif self._questions.is_slow(column, now_us):
                 self._slow(column, now_us, actions)
-            else:
+            elif column.slow_since_us is not None and self._questions.is_well(column, now_us):
                 column.slow_since_us = None
 
     def _slow(self, column: Column, now_us: int, actions: list[WriterAction]) -> None:
         """To a spare at once; without one, or after m such moves, it is late after HEDGE_US."""
         if column.slow_since_us is None:
             column.slow_since_us = now_us
-        may_move = not column.failed and self._slow_moves < self.layout.code.m
+        may_move = self._slow_moves < self.layout.code.m
         if may_move and self._move(column, AbandonReason.SLOW, now_us, actions):
             self._slow_moves += 1
         elif now_us - column.slow_since_us >= HEDGE_US:
@@ -302,12 +301,10 @@ class PayloadWriter:
 
     def _forgive_absence(self, now_us: int) -> None:
         """A gap between ticks is time in which we did not look: nobody else is late by it."""
-        gap = now_us - self._ticked_us
-        if gap > TICK_GAP_US_MAX:
-            for column in self.columns:
-                if column.waiting_since_us is not None:
-                    column.waiting_since_us = min(now_us, column.waiting_since_us + gap)
-        self._ticked_us = now_us
+        gap, self._ticked_us = now_us - self._ticked_us, now_us
+        for column in self.columns if gap > TICK_GAP_US_MAX else ():
+            if column.waiting_since_us is not None:
+                column.waiting_since_us = min(now_us, column.waiting_since_us + gap)
 
     # ----------------------------------------------------------------------- rules
 
@@ -369,6 +366,7 @@ class PayloadWriter:
             assert column.place is not None
             del self._streams[column.stream]
             actions.append(AbandonStream(column.number, column.stream, column.place, reason))
+        self._sealed_streams.pop(column.sealed_stream, None)
         if column.place is not None:
             column.failed.append((column.place.target, column.place.boot))
         column.state, column.place, column.stream, column.proof = ColumnState.WAITING, None, 0, None
