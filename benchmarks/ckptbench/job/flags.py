@@ -21,7 +21,7 @@ TOOL_FLAGS: Final = {
     "output-format": "normal, json, json+; several with commas",
     "output": "write the report to this file",
     "status-interval": "print progress every so often (seconds; suffixes as in runtime)",
-    "plot": "draw the burst: FILE.html, or FILE.png with matplotlib",
+    "plot": "draw the burst: FILE.svg, FILE.html, or FILE.png with matplotlib",
     "hosts": "HOST[:PORT],… that run `ckptbench agent`; they have the same secret file",
     "secret-file": "of the agents",
 }
