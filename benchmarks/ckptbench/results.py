@@ -58,6 +58,16 @@ class Seal:
 
 
 @dataclass(frozen=True, slots=True)
+class Strike:
+    """A fault that was done to a target while a checkpoint was under way."""
+
+    target: str
+    kind: str
+    """kill, stop, slow or netem."""
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """What one process had moved so far."""
 
@@ -150,7 +160,9 @@ class Checkpoint:
     equal: bool | None = None
     """None: not compared."""
     faults: tuple[str, ...] = ()
-    """What was done to the targets, and when."""
+    """What was done to the targets, and when, in words."""
+    strikes: tuple[Strike, ...] = ()
+    """Those of the faults that struck while it was under way."""
     samples: tuple[Sample, ...] = ()
 
     @property

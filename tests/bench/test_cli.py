@@ -49,7 +49,7 @@ def test_every_flag_of_a_job_stands_above_the_presets() -> None:
         (["save"], "no size"),
         (["none.fio"], "cannot read the job file"),
         (["save", "--size=1m", "--output-format=xml"], "not one of normal"),
-        (["save", "--size=1m", "--ioengine=posix", "--plot=x.gif"], "neither .html nor .png"),
+        (["save", "--size=1m", "--ioengine=posix", "--plot=x.gif"], "none of .svg, .html and .png"),
         (["save", "--size=1m", "--directory=/no/such/place"], "is no directory"),
         (["plan", "--gpus=8", "--mtbf=1h", "--target-rate=1GB"], "give --model="),
         (["compare", "no.json", "no.json"], "cannot read no.json"),

@@ -116,6 +116,9 @@ def test_a_kill_waits_for_its_share_and_is_healed(sleepers: Sleepers) -> None:
     (note,) = injector.end()
     assert note.startswith("kill t1 after")
     assert "50% of its bytes" in note
+    (strike,) = injector.strikes
+    assert (strike.target, strike.kind) == ("t1", "kill")
+    assert note.startswith(f"kill t1 after {strike.at_ns / 1e6:.0f} ms, ")
     assert sleepers.started == ["t1"]
 
 

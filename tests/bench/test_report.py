@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,14 +20,16 @@ from ckptbench.report.bars import bars
 from ckptbench.report.document import encode, run_document
 from ckptbench.report.drawing import draw, rates
 from ckptbench.report.entries import entries
-from ckptbench.report.plot import check_plot, page, svg, tick_ms
+from ckptbench.report.plot import check_plot, page, write_plot
+from ckptbench.report.plot_svg import STYLE, svg, tick_ms
 from ckptbench.report.summary import summarize
 from ckptbench.report.text import run_text
-from ckptbench.results import Sample
+from ckptbench.results import Sample, Strike
 from ckptbench.stats import from_bins
 from tests.bench import made
 
 GOLDEN = Path(__file__).parent / "golden"
+PICTURE = Path(__file__).resolve().parents[2] / "docs" / "burst.svg"
 FIO_DIRECTION_KEYS = {
     "io_bytes", "io_kbytes", "bw_bytes", "bw", "iops", "runtime", "total_ios", "short_ios",
     "drop_ios", "slat_ns", "clat_ns", "lat_ns", "bw_min", "bw_max", "bw_agg", "bw_mean", "bw_dev",
@@ -143,16 +147,53 @@ def test_the_log_is_fios_csv_and_can_be_averaged(tmp_path: Path) -> None:
 def test_a_drawing_is_the_slowest_checkpoint_and_its_svg_is_well_formed() -> None:
     job = made.job(made.save(0), made.save(1, slow_ms=90))
     (drawing,) = draw(job)
-    assert "step 2" in drawing.title
+    assert drawing.title == "Save of 0.20 GB by 2 ranks: 30 ms of stall, durable in 0.18 s"
+    assert drawing.notes[0].startswith("save, step 2: ckpt, 3 columns of 2+1")
     assert [row.name for row in drawing.rows] == ["rank 0", "rank 1"]
     assert [lane.name for lane in drawing.lanes] == ["t0", "t1", "t2"]
     assert drawing.lanes[0].points == ((40.0, 1500.0), (80.0, 1000.0))
     assert drawing.width_ms == 200.0
     root = ET.fromstring(svg(drawing))
-    assert len([one for one in root.iter() if one.tag.endswith("rect")]) == 4
+    kinds = Counter(one.get("class", "") for one in root.iter())
+    legend, columns = 1, 3
+    assert kinds["stall"] == kinds["durable"] == legend + len(drawing.rows)
+    assert kinds["seal"] == legend + columns
+    assert kinds["strike"] == 0
     assert "each fsynced" in page([drawing])
     assert rates([Sample("t0", 0, 5)]) == ()
     assert [tick_ms(width) for width in (9.0, 80.0, 1400.0)] == [2.0, 10.0, 200.0]
+
+
+def test_a_lane_has_the_mean_of_each_stretch_and_all_bytes() -> None:
+    samples = [Sample("t0", at * made.MS, at * made.MB) for at in range(1, 8)]
+    assert rates(samples, 2 * made.MS) == ((3.0, 1000.0), (6.0, 1000.0), (7.0, 1000.0))
+
+
+def test_a_file_shows_all_jobs_and_which_target_was_struck(tmp_path: Path) -> None:
+    struck = replace(made.save(0), strikes=(Strike("t1", "kill", 50 * made.MS),))
+    picture = tmp_path / "burst.svg"
+    write_plot(made.run(made.job(made.save(0)), made.job(struck, name="<killed>")), picture)
+    root = ET.parse(picture).getroot()
+    texts = [one.text or "" for one in root.iter() if one.tag.endswith("text")]
+    assert texts.count("killed at 50 ms") == 1
+    assert [text.partition(",")[0] for text in texts if ", step " in text] == ["save", "<killed>"]
+    tops = [
+        float(one.get("transform", "").split()[1].rstrip(")"))
+        for one in root if one.tag.endswith("g")
+    ]  # fmt: skip
+    assert tops == [0.0, float(root.get("height", "")) / 2]
+    assert "prefers-color-scheme:dark" in picture.read_text()
+
+
+def test_the_picture_of_the_readme_is_as_the_tool_draws_it_now() -> None:
+    root = ET.parse(PICTURE).getroot()
+    assert [one.text for one in root.iter() if one.tag.endswith("style")] == [STYLE]
+    texts = [one.text or "" for one in root.iter() if one.tag.endswith("text")]
+    assert [text for text in texts if re.fullmatch(r"rank \d|t\d", text)] == [
+        *(f"rank {rank}" for rank in range(4)),
+        *(f"t{target}" for target in range(7)),
+    ]
+    assert [text.partition(" at ")[0] for text in texts if " at " in text] == ["killed"]
 
 
 @pytest.mark.parametrize("name", ["plot.gif", "no/such/plot.html"])

@@ -18,6 +18,7 @@ from ckptbench.commands.run import local_ranks
 from ckptbench.job.flags import parse_flags
 from ckptbench.job.grammar import Words, parse_file
 from ckptbench.job.jobs import build_jobs
+from ckptbench.report.drawing import draw
 from ckptbench.report.text import run_text
 from ckptbench.results import JobResult, RunResult
 from ckptbench.run.session import check_all, run_jobs
@@ -84,6 +85,19 @@ def test_the_tier_is_saved_to_struck_loaded_resharded_and_degraded(tmp_path: Pat
     assert {one.source for one in degraded.checkpoints} == {"tier"}
     assert "from parity" in run_text(found)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_that_is_killed_in_a_save_is_marked_at_its_moment(tmp_path: Path) -> None:
+    flags = ["--numjobs=2", "--size=32Mi", "--code=2+1", "--targets=4", f"--directory={tmp_path}"]
+    (job,) = run("[save]\nrw=save\nverify=0\nfault=kill:target=1@1ms", *flags).jobs
+    (one,) = job.checkpoints
+    (strike,) = one.strikes
+    assert (strike.target, strike.kind) == ("t1", "kill")
+    assert 0 < strike.at_ns < one.last_ns
+    (drawing,) = draw(job)
+    assert [lane.strikes for lane in drawing.lanes if lane.name == "t1"] == [
+        ((strike.at_ns / 1e6, "kill"),)
+    ]
 
 
 def test_a_step_is_drained_and_fetched_back_with_the_report_of_any_job(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def commands_of(page: str) -> list[str]:
 
 
 class Shell:
-    """I run the page's lines: its folders below a temporary one, its addresses on this machine."""
+    """I run a page's lines: its folders below a temporary one, its addresses on this machine."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -42,13 +42,26 @@ class Shell:
         match command.split():
             case ["export", assignment]:
                 name, _, value = assignment.partition("=")
-                self._environ[name] = value
+                self._environ[name] = value.strip("'")
             case ["kill", job] if job.startswith("%"):
                 self._end(self._daemons[int(job[1:]) - 1])
             case [*words, "&"]:
                 self._start(words)
             case _:
                 self._finish(command, int(remark or 0))
+
+    def python(self, code: str) -> str:
+        """What a page's script prints."""
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", self._here(code)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=self._environ,
+            timeout=TIMEOUT_S,
+        )
+        assert done.returncode == 0, f"{code}\n{done.stderr}"
+        return done.stdout
 
     def close(self) -> None:
         for daemon in reversed(self._daemons):

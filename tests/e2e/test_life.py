@@ -1,15 +1,10 @@
-"""From the first open to nothing left: the README's script, options, retention, the commands,
-and the end.
-"""
+"""From the first open to nothing left: options, retention, the commands, and the end."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,21 +18,10 @@ from tests.waiting import wait_until
 
 CLUSTER_OPTIONS = "targets=3&keep=2&restart=never"
 WAIT_S = 60.0
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def processes(mark: str) -> list[tuple[str, ...]]:
     return [one.command for one in find_marked(mark)]
-
-
-def test_the_script_of_the_readme_runs_as_it_stands(mark: str, tmp_path: Path) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    script = re.sub(r"ckpt\+local://[^?]*", f"ckpt+local://{tmp_path}", block)
-    line = [sys.executable, "-W", "error", "-c", f"{script}\nassert again['epoch'] == 3\n"]
-    ended = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "targets_survivable=2" in ended.stdout
-    command("local", "stop", str(tmp_path))
 
 
 def test_without_a_code_three_targets_make_two_plus_one(store: ckpt.Store) -> None:

@@ -22,7 +22,8 @@ import ckpt_torch
 from ckpt.base.errors import Refused
 from ckpt_client.fs.filesystem import CkptFileSystemBase
 from tests.frameworks.gloo import Ranks
-from tests.fs.test_filesystem_page import run_blocks
+from tests.fs.test_filesystem_page import PAGE
+from tests.pages import run_examples
 
 pytestmark = [
     # What torch says of a save without a process group, and of a step that is saved again.
@@ -188,7 +189,7 @@ def test_torch_save_and_load_by_url(cluster: str) -> None:
 
 
 def test_the_pages_example_for_torch(cluster: str) -> None:
-    run_blocks("torch", cluster)
+    run_examples(PAGE, "torch", {"URL": cluster})
 
 
 def test_huggingfaces_safetensors_are_one_commit_in_a_transaction(

@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 from ckpt.base.errors import Refused
 from ckptbench.faults.words import BEFORE_S, After, AtShare, Before, Fault, FaultKind
+from ckptbench.results import Strike
 
 SLOW_PERIOD_S: Final = 0.04
 """A slow target runs for a part of each of these, and is stopped for the rest."""
@@ -71,6 +72,7 @@ class Injector:
         self._targets = targets
         self._left = [(fault, self._names(fault, loop)) for fault in faults]
         self._notes: list[str] = []
+        self._strikes: list[Strike] = []
         self._killed: list[str] = []
         self._stopped: list[int] = []
         self._slow: list[_SlowTarget] = []
@@ -84,6 +86,11 @@ class Injector:
     def struck(self) -> list[str]:
         """Targets that are killed now."""
         return list(self._killed)
+
+    @property
+    def strikes(self) -> tuple[Strike, ...]:
+        """What was done since the checkpoint began."""
+        return tuple(self._strikes)
 
     def strike_before(self) -> None:
         """What is to be done before the checkpoint, and its rest."""
@@ -129,7 +136,9 @@ class Injector:
                     note = (
                         f"after {now_ns / 1e6:.0f} ms, {100 * self._moved_share:.0f}% of its bytes"
                     )
-                    self._strike(*one, note)
+                    fault, names = one
+                    self._strike(fault, names, note)
+                    self._strikes += [Strike(name, fault.kind.value, now_ns) for name in names]
 
     def _is_due(self, fault: Fault, now_ns: int) -> bool:
         match fault.when:

@@ -21,7 +21,7 @@ TOOL_FLAGS: Final = {
     "output-format": ("WORDS", "normal, json, json+; several with commas"),
     "output": ("FILE", "write the report to it"),
     "status-interval": ("TIME", "print progress so often: 10 is seconds, or 2m, 1h"),
-    "plot": ("FILE", "draw the burst: FILE.html, or FILE.png with matplotlib"),
+    "plot": ("FILE", "draw the burst: FILE.svg, FILE.html, or FILE.png with matplotlib"),
     "hosts": ("HOST[:PORT],…", "that run `ckptbench agent`; they have the same secret file"),
     "secret-file": ("FILE", "of the agents"),
 }

@@ -1,6 +1,6 @@
 """What is drawn of a checkpoint: bars over time for ranks, marks and rates for targets.
 
-One drawing for HTML and for PNG, in units of time and rows; how it becomes pixels is theirs. Pure.
+One drawing for SVG and for PNG, in units of time and rows; how it becomes pixels is theirs. Pure.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from ckptbench.results import Checkpoint, JobResult, Sample
 
 ROWS_MAX: Final = 64
 """Of ranks; with more, the slowest of them."""
+POINTS_MAX: Final = 60
+"""Of a lane, so that a rate is seen and not each write."""
 COLOURS: Final = {
     "stall": "#d1495b", "durable": "#8fb8de", "loaded": "#66a182", "drained": "#66a182",
     "committed": "#66a182",
@@ -58,6 +60,8 @@ class Lane:
     """(ms, MB/s) at the end of each interval."""
     marks_ms: tuple[float, ...]
     """When columns were sealed."""
+    strikes: tuple[tuple[float, str], ...] = ()
+    """(ms, kind) of faults that were done to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,8 @@ class Drawing:
 
     title: str
     direction: str
+    end_word: str
+    """What a rank's end is called."""
     width_ms: float
     rows: tuple[Row, ...]
     lanes: tuple[Lane, ...]
@@ -98,37 +104,49 @@ def draw_checkpoint(job: JobResult, one: Checkpoint) -> Drawing:
             else (Bar(one.end_word, begin, done),)
         )
         rows.append(Row(f"rank {rank.rank}", bars, done, rank.done_ns / middle))
-    lanes = _lanes(one)
+    last_ns = max([one.last_ns, *(seal.at_ns for seal in one.seals)])
+    lanes = _lanes(one, every_ns=last_ns // POINTS_MAX)
     peak = max((rate for lane in lanes for _, rate in lane.points), default=0.0)
     return Drawing(
-        title=f"{job.name}: {one.kind} of step {one.step}, {job.engine}, "
-        f"{len(one.ranks)} ranks, {one.bytes / 1e6:.0f} MB in {one.seconds:.3f} s",
+        title=_title(one),
         direction=one.direction,
-        width_ms=max([one.last_ns / 1e6, *(mark for lane in lanes for mark in lane.marks_ms)]),
+        end_word=one.end_word,
+        width_ms=last_ns / 1e6,
         rows=tuple(rows),
         lanes=tuple(lanes),
         peak=peak,
-        notes=(job.durability, *one.faults),
+        notes=(f"{job.name}, step {one.step}: {job.engine}, {job.durability}", *one.faults),
     )
 
 
-def _lanes(one: Checkpoint) -> list[Lane]:
+def _title(one: Checkpoint) -> str:
+    """What the picture shows, in one line."""
+    count = f"{len(one.ranks)} ranks" if len(one.ranks) > 1 else "1 rank"
+    what = f"{one.kind.capitalize()} of {one.bytes / 1e9:.2f} GB by {count}"
+    if one.kind != "save":
+        return f"{what}: {one.end_word} in {one.seconds:.2f} s"
+    stall_ms = max(rank.staged_ns - rank.begun_ns for rank in one.ranks) / 1e6
+    return f"{what}: {stall_ms:.0f} ms of stall, durable in {one.seconds:.2f} s"
+
+
+def _lanes(one: Checkpoint, every_ns: int) -> list[Lane]:
     names = dict.fromkeys([*(s.name for s in one.samples), *(s.target for s in one.seals)])
     return [
         Lane(
             name,
-            rates([sample for sample in one.samples if sample.name == name]),
+            rates([sample for sample in one.samples if sample.name == name], every_ns),
             tuple(seal.at_ns / 1e6 for seal in one.seals if seal.target == name),
+            tuple((it.at_ns / 1e6, it.kind) for it in one.strikes if it.target == name),
         )
         for name in sorted(names, key=_natural)
     ]
 
 
-def rates(samples: Sequence[Sample]) -> tuple[tuple[float, float], ...]:
-    """(ms, MB/s) between each two samples of one process."""
+def rates(samples: Sequence[Sample], every_ns: int = 0) -> tuple[tuple[float, float], ...]:
+    """(ms, MB/s) between samples of one process that are so far apart at least."""
     points, last_ns, last_bytes = [], 0, 0
     for sample in samples:
-        if sample.at_ns > last_ns:
+        if sample.at_ns > last_ns + every_ns or (sample is samples[-1] and sample.at_ns > last_ns):
             moved, took = sample.bytes - last_bytes, sample.at_ns - last_ns
             points.append((sample.at_ns / 1e6, moved / 1e6 * 1e9 / took))
             last_ns, last_bytes = sample.at_ns, sample.bytes

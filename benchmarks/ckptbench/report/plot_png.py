@@ -67,6 +67,8 @@ def _draw_lanes(axes: Axes, drawing: Drawing) -> None:
             tops = [place - rate * scale for rate in rates]
             axes.fill_between(times, place, tops, step="pre", color=LANE_COLOUR, linewidth=0)
         axes.vlines(lane.marks_ms, place - LANE_HEIGHT, place, color="#222", linewidth=1.2)
+        struck = [at for at, _ in lane.strikes]
+        axes.vlines(struck, place - LANE_HEIGHT, place, COLOURS["stall"], linestyles="dashed")
     axes.set_yticks(range(len(drawing.lanes)), [lane.name for lane in drawing.lanes], fontsize=7)
     axes.set_ylim(max(1, len(drawing.lanes)) - 0.7, -1)
     verb = "written" if drawing.direction == "write" else "read"

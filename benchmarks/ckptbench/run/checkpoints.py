@@ -96,6 +96,7 @@ class Bench:
             slowest_target=done[0].slowest_target,
             columns_missing=max(one.columns_missing for one in done),
             faults=watch.notes,
+            strikes=watch.strikes,
             samples=watch.samples,
         )
 
@@ -136,6 +137,7 @@ class Bench:
             source=answers[0].source,
             equal=equal,
             faults=watch.notes,
+            strikes=watch.strikes,
             samples=watch.samples,
         )
 

@@ -135,6 +135,7 @@ class ObjectStore:
             spent=watch.spent,
             source="tier",
             faults=watch.notes,
+            strikes=watch.strikes,
             samples=watch.samples,
         )
 
@@ -179,6 +180,7 @@ class ObjectStore:
             cache=cache,
             source=answer.source,
             faults=watch.notes,
+            strikes=watch.strikes,
             samples=watch.samples,
         )
 

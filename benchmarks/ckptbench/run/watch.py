@@ -8,7 +8,7 @@ from ckptbench.cluster import BenchCluster
 from ckptbench.faults.inject import Injector
 from ckptbench.faults.words import Fault
 from ckptbench.ranks import RankGroup
-from ckptbench.results import Sample, Spent
+from ckptbench.results import Sample, Spent, Strike
 from ckptbench.run.counters import Counters, add_hosts
 from ckptbench.run.sampler import Sampler
 from ckptbench.run.shelf import Shelf
@@ -34,6 +34,7 @@ class Watch:
         self._shelf, self._ranks, self._direction, self._drain = shelf, ranks, direction, drain
         self.spent = Spent()
         self.notes: tuple[str, ...] = ()
+        self.strikes: tuple[Strike, ...] = ()
         self.samples: tuple[Sample, ...] = ()
         cluster = shelf.cluster
         self._injector = Injector(cluster, faults, number) if cluster and faults else None
@@ -61,6 +62,7 @@ class Watch:
         self.spent = add_hosts(spent, () if self._ranks is None else self._ranks.hosts_spent)
         if self._injector is not None:
             self.notes = self._injector.end()
+            self.strikes = self._injector.strikes
 
     def _stages(self) -> dict[str, list[int]]:
         drains = {} if self._drain is None else {"drain": [self._drain]}

@@ -1,0 +1,83 @@
+"""What the README shows is run, word for word, and what it names is there. What needs a framework
+is run by tests/frameworks/test_readme.py.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from tests.client.test_operations import commands_of, shell
+from tests.pages import README, ROOT, examples, kinds
+
+LINES_MAX = 150
+COLUMNS_MAX = 100
+IN_FRAMEWORKS = {"torch", "dcp", "lightning", "transformers", "jax"}
+INSTALL = re.compile(r"pip install '\.\[([\w,]+)\]'")
+
+
+def test_its_store_and_its_examples_do_what_it_says(tmp_path: Path) -> None:
+    install, *lines = commands_of(README.read_text())
+    assert INSTALL.fullmatch(install)
+    with shell(tmp_path) as opened:
+        for line in lines:
+            opened.run(line)
+        for code, printed in examples(README, "core"):
+            assert opened.python(code) == printed
+        opened.run("ckpt verify mine@100")
+        opened.run("ckpt ls")
+
+
+def test_each_example_is_run_here_or_with_the_frameworks() -> None:
+    assert kinds(README) == {"core", *IN_FRAMEWORKS}
+
+
+def test_the_extras_that_it_names_are_those_there_are() -> None:
+    (line,) = (line for line in README.read_text().split("\n\n") if "Extras: " in line)
+    named = re.findall(r"`(\w+)`", line.partition("Extras: ")[2].partition(".")[0])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert sorted(named) == sorted(project["optional-dependencies"])
+    assert project["name"] in line
+    (installed,) = INSTALL.findall(README.read_text())
+    assert installed in named
+
+
+def test_its_two_commands_are_those_of_make_and_of_ci() -> None:
+    page, makefile = README.read_text(), (ROOT / "Makefile").read_text()
+    for command in ("make demo", "make test"):
+        assert f"`{command}`" in page
+        assert f"\n{command.removeprefix('make ')}: " in makefile
+    assert re.search(r"^run test \d+ make test$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+
+
+def test_what_it_links_is_there() -> None:
+    links = re.findall(r"\]\(([^)]+)\)|^\[[\w-]+\]: (\S+)$", README.read_text(), re.MULTILINE)
+    missing = [here or below for here, below in links if not (ROOT / (here or below)).exists()]
+    assert len(links) > 10
+    assert missing == []
+
+
+def test_every_cell_of_its_table_names_its_test_or_its_bench() -> None:
+    page = README.read_text()
+    places = dict(re.findall(r"^\[([\w-]+)\]: (\S+)$", page, re.MULTILINE))
+    rows = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("|")]
+    assert len(rows) > 6
+    unnamed = [
+        (row[0], cell)
+        for row in rows[2:]
+        for cell in row[1:]
+        if cell.strip() != "not measured"
+        and not all(
+            places.get(name, "").startswith(("tests/", "benchmarks/"))
+            for name in re.findall(r"\[([\w-]+)\]", cell) or [""]
+        )
+    ]
+    assert unnamed == []
+
+
+def test_it_is_read_in_a_few_minutes() -> None:
+    lines = README.read_text().splitlines()
+    assert len(lines) <= LINES_MAX
+    wide = [line for line in lines if len(line) > COLUMNS_MAX and not line.startswith("|")]
+    assert wide == []
