@@ -336,6 +336,39 @@ def test_a_drop_waits_for_a_seal_that_is_on_its_way() -> None:
     assert world.disk.list_directory("columns") == []
 
 
+@pytest.mark.parametrize("kind", [DocumentKind.INDEX, DocumentKind.RECORD])
+@pytest.mark.parametrize("fault", ["", "sync"])
+def test_a_drop_waits_for_a_document_that_is_on_its_way(
+    kind: DocumentKind, fault: str
+) -> None:
+    """It came all the same, was found by nobody, and stayed (seed 1856)."""
+    world = _ready()
+    world.held = deque()
+    put_document(world, kind, INDEX)
+    world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    if fault:
+        world.disk.faults.append(Fault(fault))
+    while world.held:
+        assert not any(isinstance(each, Dropped) for each in world.messages(COORDINATOR))
+        world.step()
+    assert any(isinstance(each, Dropped) for each in world.messages(COORDINATOR))
+    assert world.disk.list_directory("documents") == []
+    assert world.machine.bytes_used == 0
+
+
+def test_a_drop_ends_a_document_whose_parts_have_not_all_come() -> None:
+    world = _ready()
+    whole = xxh3_128(INDEX)
+    part = PutDocument(1, DocumentKind.INDEX, CHECKPOINT, len(INDEX), 0, whole)
+    world.tell(COORDINATOR, part, INDEX[:4096])
+    world.messages(COORDINATOR)
+    world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    (dropped,) = _answers(world)
+    assert isinstance(dropped, Dropped)
+    assert world.disk.list_directory("staging") == []
+    assert world.machine.bytes_used == 0
+
+
 def test_one_column_is_dropped_and_may_be_written_again() -> None:
     world, column = _ready(), Column()
     store(world, column)

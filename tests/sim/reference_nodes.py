@@ -19,6 +19,7 @@ from ckpt.base.ids import (
     Home,
     PayloadId,
     Rank,
+    TargetId,
 )
 from ckpt.erasure.code import Code
 from ckpt.format import messages as m
@@ -28,6 +29,7 @@ from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_tab
 from ckpt.protocol.coordinator.placements import decode_placement
 from ckpt.protocol.events import Session
 from ckpt.protocol.stager import events as se
+from ckpt.protocol.target.core import column_name
 from tests.sim.oracles import Oracles, Violation
 from tests.sim.payloads import Job
 from tests.sim.rank_node import RankNode
@@ -71,7 +73,7 @@ class ReferenceOracles(Oracles):
             for rank, columns in placement.items():
                 payload = PayloadId(id, rank)
                 held = sum(
-                    self._is_durable(t, ColumnId(payload, ColumnNumber(j)), self.opened[id].launch)
+                    self._lies_on(t, ColumnId(payload, ColumnNumber(j)))
                     for j, t in enumerate(columns)
                     if t is not None
                 )
@@ -79,6 +81,12 @@ class ReferenceOracles(Oracles):
                 spare = held + unknown - Code.parse(info.code).k
                 if spare < info.targets_survivable:
                     raise Violation(f"P1: {info.checkpoint} promises more than its home {payload}")
+
+    def _lies_on(self, target: TargetId, column: ColumnId) -> bool:
+        """Harm at rest is known to nobody before it is read: the file counts while it is there."""
+        if self.is_lost(target):
+            return False
+        return self.disk_of(target).durable_ends(f"columns/{column_name(column)}") is not None
 
 
 class ReferringRank(RankNode):

@@ -94,7 +94,9 @@ class Documents:
         self._tables = tables
         self._reads = reads
         self._assemblies: dict[tuple[Session, DocumentKey], Assembly] = {}
-        #: Drops that wait for a seal which is on its way to the disk.
+        #: Documents from their first part until they are stored, or what came of them is removed.
+        self._coming: list[Assembly] = []
+        #: Drops that wait for a seal, or a document, which is on its way to the disk.
         self._waiting_drops: list[tuple[Session, int, DropGeneration | DropColumn]] = []
 
     # ----------------------------------------------------------------------- put
@@ -145,6 +147,7 @@ class Documents:
         key = (session, (message.kind, message.checkpoint))
         assembly = Assembly(session, request, header, message.kind, file, Xxh3())
         self._assemblies[key] = assembly
+        self._coming.append(assembly)
         return True
 
     def _take_part(self, assembly: Assembly, bulk: Buffer) -> None:
@@ -218,6 +221,7 @@ class Documents:
         name = document_name(header.kind, header.checkpoint)
         core.add_document(StoredDocument(header, assembly.kind, name))
         core.counters.documents_stored += 1
+        self._coming.remove(assembly)
         self._space.forget(assembly.file)
         stored = DocumentStored(assembly.kind, header.checkpoint)
         core.send(assembly.session, assembly.request, stored)
@@ -240,7 +244,11 @@ class Documents:
             self._store_when_written(assembly)
 
     def _remove_aside(self, assembly: Assembly) -> None:
-        op = self._core.expect(lambda _event: self._space.forget(assembly.file))
+        def removed(_event: Completion) -> None:
+            self._space.forget(assembly.file)
+            self._coming.remove(assembly)
+
+        op = self._core.expect(removed)
         self._core.out.append(RemoveFile(op, assembly.file))
 
     def session_closed(self, session: Session) -> None:
@@ -322,14 +330,17 @@ class Documents:
     # ----------------------------------------------------------------------- drop
 
     def drop(self, session: Session, request: int, message: DropGeneration | DropColumn) -> None:
-        """Remove a generation, or one column, durably; a seal on its way is waited for."""
+        """Remove a generation, or one column, durably. What is on its way to the disk is waited
+        for: it would come behind the drop, and nobody would look for it.
+        """
         if isinstance(message, DropGeneration):
             checkpoint, only = message.checkpoint, None
             self._core.note_dropped(checkpoint)
+            self._end_incomplete(checkpoint)
         else:
             checkpoint, only = message.column.payload.checkpoint, message.column
         self._columns.drop(checkpoint, only)
-        if self._columns.sealing(checkpoint):
+        if self._columns.sealing(checkpoint) or (only is None and self._coming_of(checkpoint)):
             self._waiting_drops.append((session, request, message))
             return
         columns = [
@@ -356,6 +367,18 @@ class Documents:
         self._core.chain(
             steps, lambda failure: self._dropped(session, request, columns, documents, failure)
         )
+
+    def _coming_of(self, checkpoint: CheckpointId) -> list[Assembly]:
+        """Of what a drop removes."""
+        of_it = [each for each in self._coming if each.header.checkpoint == checkpoint]
+        return [each for each in of_it if each.kind is not DocumentKind.TOMBSTONE]
+
+    def _end_incomplete(self, checkpoint: CheckpointId) -> None:
+        """The rest of its parts may never come."""
+        for each in self._coming_of(checkpoint):
+            key = each.session, (each.kind, checkpoint)
+            if self._assemblies.get(key) is each:
+                self._abandon(key)
 
     def _droppable(self, checkpoint: CheckpointId, message: DropGeneration) -> list[StoredDocument]:
         kinds = [DocumentKind.INDEX, DocumentKind.RECORD]
