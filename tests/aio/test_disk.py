@@ -85,6 +85,25 @@ def test_a_refused_direct_write_is_written_buffered_and_direct_is_given_up(tmp_p
     disk.close()
 
 
+def test_a_direct_read_that_fails_is_not_read_past_its_error(tmp_path: Path) -> None:
+    """The page cache may still hold what the device cannot give: that proves nothing of the disk."""
+    failing: list[bool] = []
+
+    def open_file(path: str, flags: int, mode: int) -> int:
+        if failing and flags & os.O_DIRECT:
+            raise OSError(errno.EIO, "the device fails")
+        return os.open(path, flags, mode)
+
+    disk = _real(tmp_path, open_file=open_file)
+    disk.write_at("a/x", 0, b"z" * PAGE_BYTES)
+    disk.rename_file("a/x", "a/y")
+    failing.append(True)
+    with pytest.raises(OSError, match="the device fails"):
+        read(disk, "a/y", 0, PAGE_BYTES)
+    assert disk.buffers_lent == 0
+    disk.close()
+
+
 def test_a_short_write_is_continued(tmp_path: Path) -> None:
     def write(descriptor: int, data: Buffer, offset: int) -> int:
         return os.pwrite(descriptor, memoryview(data)[:PAGE_BYTES], offset)
