@@ -10,12 +10,15 @@ import os
 import pytest
 
 from ckpt.erasure.code import Code
+from ckpt.protocol.stager.records import SaveState
 from tests.sim.oracles import Violation
 from tests.sim.scenario import run_history
 from tests.sim.world import World
 
 SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 2
 """Of each of two tests."""
+PATIENCE_US = 60_000_000
+"""Whatever a save waits for, it waits no longer."""
 
 
 @pytest.mark.parametrize("first", [540, 540 + SEEDS])
@@ -30,4 +33,15 @@ def test_every_save_ends_where_no_target_is_spare(first: int) -> None:
                 raise Violation(f"seed {seed}: {error}") from error
         else:
             ended += 1
+        _check_ended(world, seed)
     assert ended > SEEDS // 2
+
+
+def _check_ended(world: World, seed: int) -> None:
+    """No stager that lives keeps a save for ever."""
+    world.clock.pass_time(PATIENCE_US)
+    for node in world.ranks:
+        saves = node.machine.saves if node.up else {}
+        waiting = [n for n, save in saves.items() if save.state is not SaveState.ENDED]
+        if waiting:
+            raise Violation(f"P4: seed {seed}: {node.name} keeps saves {waiting} without an end")
