@@ -466,9 +466,7 @@ def test_the_open_list_is_told_to_who_asks() -> None:
     listed = bench.ask("members", RUN, 1)
     assert listed == {
         "generation": str(file.checkpoint.generation),
-        "members": [
-            {"name": "1/x", "length": 3, "fingerprint": xxh3_128(b"abc").hex()},
-        ],
+        "members": [{"name": "1/x", "length": 3, "fingerprint": xxh3_128(b"abc").hex()}],
     }
     assert bench.ask("members", RUN, 2) == {"generation": "", "members": []}
 

@@ -1,6 +1,4 @@
-"""StagerMachine by table: whole action lists, and random interleavings against a
-small coordinator.
-"""
+"""StagerMachine by table: whole action lists."""
 
 from __future__ import annotations
 
@@ -91,9 +89,8 @@ class Rig:
         return self.do(e.HalfAsked(self.now_us, save, RUN, Step(step), full))
 
     def hand_over(self, save: int, comparing: bool = False) -> list[e.StagerAction]:
-        replicas = m.ReplicaPolicy.ABORT
-        handed = e.PayloadHandedOver(self.now_us, save, 100, 90, 10, replicas, 5, 6, comparing)
-        return self.do(handed)
+        abort = m.ReplicaPolicy.ABORT
+        return self.do(e.PayloadHandedOver(self.now_us, save, 100, 90, 10, abort, 5, 6, comparing))
 
     def sealed(self, step: int, columns: int = 3) -> list[e.StagerAction]:
         return self.do(
@@ -461,9 +458,8 @@ def certifying() -> tuple[Rig, int]:
 def test_a_certificate_refused_for_good_gives_the_payload_up_for_all_ranks() -> None:
     rig, request = certifying()
     actions = rig.receive(m.Failed("refused", "the proof is not its target's"), request)
-    assert sent(actions) == [
-        m.PayloadGivenUp(payload_of(10), "refused", "the proof is not its target's")
-    ]
+    given_up = m.PayloadGivenUp(payload_of(10), "refused", "the proof is not its target's")
+    assert sent(actions) == [given_up]
     aborted = m.AttemptAborted(payload_of(10).checkpoint, "aborted", "rank 2: refused")
     assert rig.receive(aborted) == [
         e.TellTrainer(1, e.SaveFailed("aborted", "rank 2: refused")),

@@ -366,22 +366,6 @@ class StagerMachine(StagerEndings):
             save.comparing = None
             self._do(Send(session, request, m.BoxesCompared(event.payload, event.fingerprints)))
 
-    # ----------------------------------------------------------------------- ends
-
-    def _finish(self, save: Save, outcome: e.Outcome) -> None:
-        """The coordinator's last word on this save."""
-        if not save.pending:
-            return
-        if not (save.refused or (save.failed is not None and not save.ever_certified)):
-            self._tell(save, outcome)  # Else it was told already.
-        if save.plan is None or save.refused:
-            self._end(save)
-            return
-        if isinstance(outcome, e.SaveCommitted) and save.half is not None:
-            self.contents[save.half] = outcome.info.checkpoint
-        save.state = SaveState.STOPPING
-        self._do(e.StopPayload(save.plan.payload))
-
     # ----------------------------------------------------------------------- every step
 
     def _advance(self) -> None:
