@@ -18,7 +18,7 @@ from ckpt.base.ids import CheckpointId, Generation, Home, PayloadId, Rank
 from ckpt.base.limits import WORLD_SIZE_MAX
 from ckpt.format.index import IndexPayload, IndexReader
 from ckpt.format.layout import Layout
-from ckpt.format.messages import Resolved
+from ckpt.format.messages.loading import Resolved
 from ckpt.format.record import CommitRecord, decode_record
 from ckpt.plan.reads import PayloadKey
 from ckpt.transfer.index_source import IndexSource, IndexUnreadable

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Refused, Unavailable
 from ckpt.base.ids import Rank, RunName
-from ckpt.format.messages import LaunchJoined
+from ckpt.format.messages.launches import LaunchJoined
 from ckpt_client.control import Control
 from ckpt_client.environment import Place, find_place
 from ckpt_client.local import is_serving, is_supervised, opened_cluster

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import PeerError
-from ckpt.format.messages import Message, ReadsShared, Role
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.sharing import ReadsShared
 
 if TYPE_CHECKING:
     from ckpt_client.pinned import ReaderContext

@@ -20,7 +20,8 @@ from ckpt.base.ids import CheckpointId, Step
 from ckpt.base.printable import printable
 from ckpt.base.units import US_PER_S
 from ckpt.format.index import IndexReader
-from ckpt.format.messages import (
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.loading import (
     ConfirmLoad,
     DamageJudged,
     LoadBegan,
@@ -28,7 +29,6 @@ from ckpt.format.messages import (
     ReleasePin,
     Resolve,
     Resolved,
-    Role,
 )
 from ckpt.format.record import CommitRecord, decode_record
 from ckpt.transfer.damage import have_judged

@@ -29,7 +29,9 @@ from ckpt.aio.collector import collector_paused
 from ckpt.base.errors import CkptError, Corrupt, Lost, Refused, Unavailable
 from ckpt.base.ids import Generation, PayloadId, Rank, RunName, Step
 from ckpt.base.printable import printable
-from ckpt.format.messages import CommitInfo, LaunchJoined, Resolve
+from ckpt.format.messages.launches import LaunchJoined
+from ckpt.format.messages.loading import Resolve
+from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.tree import Node, decode_tree
 from ckpt.plan.reads import PayloadKey
 from ckpt.protocol.events import Report

@@ -24,14 +24,9 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.base.limits import PAYLOAD_BYTES_MAX
-from ckpt.format.messages import (
-    ByteRange,
-    ColumnVerified,
-    Resolve,
-    Role,
-    TargetAddress,
-    VerifyColumn,
-)
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.loading import Resolve, TargetAddress
+from ckpt.format.messages.reading import ByteRange, ColumnVerified, VerifyColumn
 from ckpt.plan.reads import PayloadKey
 from ckpt.protocol.coordinator.judging import most_bad
 from ckpt.transfer.payload_finder import FoundPayload, PayloadFinder

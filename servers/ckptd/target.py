@@ -41,7 +41,9 @@ from ckpt.base.ids import BootId, Domain, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.erasure.selftest import self_test
-from ckpt.format.messages import Fragment, Message, Role
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.writing import Fragment
 from ckpt.protocol.events import (
     CloseSession,
     Received,

@@ -25,8 +25,11 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.erasure.code import Code
-from ckpt.format import messages
 from ckpt.format.column import ColumnHeader, decode_header
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.loading import Resolved
+from ckpt.format.messages.saving import AttemptAborted, AttemptCommitted, CommitInfo, PayloadPlanned
 from ckpt.format.record import decode_record
 from ckpt.plan.placement import Level, domain_key
 from ckpt.protocol.coordinator import catalog
@@ -44,11 +47,11 @@ if TYPE_CHECKING:
 Columns = tuple[TargetId | None, ...]
 WATCHED = frozenset(
     {
-        messages.AttemptCommitted,
-        messages.Resolved,
-        messages.PayloadPlanned,
-        messages.AttemptAborted,
-        messages.Failed,
+        AttemptCommitted,
+        Resolved,
+        PayloadPlanned,
+        AttemptAborted,
+        Failed,
     }
 )
 """What the coordinator says that an oracle looks at."""
@@ -84,7 +87,7 @@ ALONE = Spread("target", 1)
 class Announced:
     """A checkpoint that somebody outside heard of."""
 
-    info: messages.CommitInfo
+    info: CommitInfo
     placement: Placement
 
 
@@ -197,27 +200,27 @@ class Oracles:
 
     # ----------------------------------------------------------------------- what is said
 
-    def coordinator_says(self, message: messages.Message) -> None:
+    def coordinator_says(self, message: Message) -> None:
         """Every message of the coordinator, before it leaves."""
         if type(message) not in WATCHED:
             return
         match message:
-            case messages.AttemptCommitted(info):
+            case AttemptCommitted(info):
                 self._announce(info)
-            case messages.Resolved(info):
+            case Resolved(info):
                 self._announce(info)
-            case messages.PayloadPlanned(payload):
+            case PayloadPlanned(payload):
                 if payload.checkpoint not in self.opened:
                     raise Violation(
                         f"P10: plan of {payload} left before its generation was durable"
                     )
-            case messages.AttemptAborted(checkpoint):
+            case AttemptAborted(checkpoint):
                 if checkpoint in self.announced:
                     raise Violation(f"P2: {checkpoint} was announced, now it is said to be aborted")
-            case messages.Failed(code="no_space", retry_after_us=None):
+            case Failed(code="no_space", retry_after_us=None):
                 raise Violation(f"P5: what does not fit is not told when to come again: {message}")
 
-    def _announce(self, info: messages.CommitInfo) -> None:
+    def _announce(self, info: CommitInfo) -> None:
         id = info.checkpoint
         if id in self.announced:
             return
@@ -243,13 +246,13 @@ class Oracles:
                 raise Violation(f"P1: {id} is deleted and promised to survive")
         self.announced[id] = Announced(info, placement)
 
-    def _check_ranks(self, info: messages.CommitInfo, placement: Placement) -> None:
+    def _check_ranks(self, info: CommitInfo, placement: Placement) -> None:
         opened = self.opened[info.checkpoint]
         if sorted(placement) != list(range(opened.world_size)):
             raise Violation(f"P2: {info.checkpoint} misses ranks: {sorted(placement)}")
 
     def _check_floor(
-        self, info: messages.CommitInfo, payload: PayloadId, columns: Columns, durable: int
+        self, info: CommitInfo, payload: PayloadId, columns: Columns, durable: int
     ) -> None:
         """Enough columns lay on stable storage when it was decided (P1, P13)."""
         named = [target for target in columns if target is not None]
@@ -266,7 +269,7 @@ class Oracles:
             raise Violation(f"P1: {payload} has {durable} durable columns, floor {floor}")
 
     def _check_promise(
-        self, info: messages.CommitInfo, payload: PayloadId, columns: Columns, durable: int
+        self, info: CommitInfo, payload: PayloadId, columns: Columns, durable: int
     ) -> None:
         """What the answer promises lies on stable storage now (P1)."""
         promised = info.targets_survivable
@@ -274,7 +277,7 @@ class Oracles:
         if durable + unknown - Code.parse(info.code).k < promised:
             raise Violation(f"P1: {payload} promises to survive {promised}, has {durable} columns")
 
-    def _durable(self, info: messages.CommitInfo, payload: PayloadId, columns: Columns) -> int:
+    def _durable(self, info: CommitInfo, payload: PayloadId, columns: Columns) -> int:
         return sum(
             self._is_durable(target, ColumnId(payload, ColumnNumber(j)), info.launch)
             for j, target in enumerate(columns)
