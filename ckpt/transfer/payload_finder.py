@@ -16,7 +16,8 @@ from typing import Final, Self
 from ckpt.base.errors import Corrupt, Lost, NotFound
 from ckpt.base.ids import CheckpointId, Generation, Home, PayloadId, Rank
 from ckpt.base.limits import WORLD_SIZE_MAX
-from ckpt.format.index import IndexPayload, IndexReader
+from ckpt.format.index import IndexReader
+from ckpt.format.index_pages import IndexPayload
 from ckpt.format.layout import Layout
 from ckpt.format.messages.loading import Resolved
 from ckpt.format.record import CommitRecord, decode_record

@@ -44,8 +44,8 @@ from ckpt.format.column import (
 )
 from ckpt.format.envelope import decompress, unwrap
 from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter
-from ckpt.format.index import Index, IndexPayload, decode_index, encode_index
-from ckpt.format.index_pages import Box, IndexTensor, Location
+from ckpt.format.index import Index, decode_index, encode_index
+from ckpt.format.index_pages import Box, IndexPayload, IndexTensor, Location
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, decode_manifest, encode_manifest
 from ckpt.format.messages import Message

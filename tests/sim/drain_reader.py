@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import CheckpointId, PayloadId, TargetId
-from ckpt.format.index import IndexPayload
+from ckpt.format.index_pages import IndexPayload
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import Resolve, TargetAddress

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, RunName, Step, TargetId
 from ckpt.format.checksum import xxh3_128
-from ckpt.format.index import IndexPayload, decode_index
+from ckpt.format.index import decode_index
+from ckpt.format.index_pages import IndexPayload
 from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed, Role

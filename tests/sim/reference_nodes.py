@@ -21,7 +21,8 @@ from ckpt.base.ids import (
     Rank,
 )
 from ckpt.erasure.code import Code
-from ckpt.format.index import IndexPayload, decode_index
+from ckpt.format.index import decode_index
+from ckpt.format.index_pages import IndexPayload
 from ckpt.format.messages import Message
 from ckpt.format.messages.loading import Resolved, TargetAddress
 from ckpt.format.messages.saving import CommitInfo, ReplicaPolicy
