@@ -10,7 +10,6 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -35,23 +34,9 @@ from ckpt.transfer.damage import have_judged
 from ckpt.transfer.payload_finder import PayloadFinder
 from ckpt_client import load_counts
 from ckpt_client.meeting import ANSWER_SLACK_S, Meeting, ask_shared
+from ckpt_client.reader_context import ReaderContext
 
 _log = logging.getLogger("ckpt.restore")
-
-
-@dataclass(frozen=True, slots=True)
-class ReaderContext:
-    """Whom a reader asks, and who it is."""
-
-    address: Callable[[], str]
-    """Where the coordinator is now; asked again when its session is lost."""
-    secret: bytes
-    cluster: str
-    """The cluster's id; empty when it is not known yet."""
-    name: str
-    """`HOST:PID`, for people."""
-    durable: str = ""
-    """URL of the object store to read what the tier lost; empty for none."""
 
 
 class Pinned:

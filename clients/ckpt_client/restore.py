@@ -46,8 +46,9 @@ from ckpt_client.contents import Contents
 from ckpt_client.load_counts import next_load
 from ckpt_client.meeting import share_key
 from ckpt_client.memory_check import is_committed
-from ckpt_client.pinned import Pinned, ReaderContext
+from ckpt_client.pinned import Pinned
 from ckpt_client.progress import OnProgress, ProgressTeller
+from ckpt_client.reader_context import ReaderContext
 from ckpt_client.restore_plan import Reads, TensorIndex
 from ckpt_client.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
 from ckpt_client.stager.memory import memory_source
