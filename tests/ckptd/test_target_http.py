@@ -39,10 +39,10 @@ from ckptd.disk_probe import OVERDUE_US, PROBE_OP, PROBE_US, DiskProbe
 from ckptd.http import TOKEN_NAME
 from ckptd.http_auth import CHALLENGE_HEADER, http_key, sign_request
 from ckptd.log import reporter
-from ckptd.target import TargetShell
 from ckptd.target_handlers import CoordinatorHandler, Relay
 from ckptd.target_metrics import family_of_counter
 from ckptd.target_reports import TargetReports
+from ckptd.target_shell import TargetShell
 from tests.ckptd.target_peers import (
     ANSWER_S,
     CLUSTER,
