@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import (
@@ -41,7 +41,6 @@ from ckpt.testing.disk import FakeDisk
 
 if TYPE_CHECKING:
     from tests.sim.payloads import Job
-    from tests.sim.rank_node import RankNode
 
 
 Columns = tuple[TargetId | None, ...]
@@ -89,6 +88,18 @@ class Announced:
 
     info: CommitInfo
     placement: Placement
+
+
+class WatchedRank(Protocol):
+    """What an oracle must know of a rank_node.RankNode."""
+
+    name: str
+    rank: int
+
+    @property
+    def launch_number(self) -> int | None: ...
+
+    def step_of(self, save: int) -> int: ...
 
 
 @dataclass(slots=True)
@@ -297,7 +308,7 @@ class Oracles:
 
     # ----------------------------------------------------------------------- ranks
 
-    def half_granted(self, node: RankNode, half: int, save: int, read: set[int]) -> None:
+    def half_granted(self, node: WatchedRank, half: int, save: int, read: set[int]) -> None:
         """There are two halves, and nobody writes into one that a sender may read (P5, P2). A half
         may be given on before its save's attempt ended only if that attempt never commits.
         """
@@ -313,14 +324,14 @@ class Oracles:
                     self.overwritten[(id, node.rank)] = node.name
         self.halves[key] = save
 
-    def _attempts_of(self, node: RankNode, save: int) -> list[CheckpointId]:
+    def _attempts_of(self, node: WatchedRank, save: int) -> list[CheckpointId]:
         step, launch = node.step_of(save), node.launch_number
         return [id for id, o in self.opened.items() if id.step == step and o.launch == launch]
 
     def handed_over(self, job: Job, step: int, rank: int) -> None:
         self.handed.add((job.launch_name, step, rank))
 
-    def trainer_told(self, node: RankNode, step: int, outcome: Outcome) -> None:
+    def trainer_told(self, node: WatchedRank, step: int, outcome: Outcome) -> None:
         """A trainer hears of a commit only when it is one, of a failure only when it is none."""
         if isinstance(outcome, SaveCommitted):
             if outcome.info.checkpoint not in self.announced:
