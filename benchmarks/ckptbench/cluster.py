@@ -30,8 +30,8 @@ from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import RunName, Step
 from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.erasure.code import Code
-from ckpt.format.drain_messages import DrainNoted, ForgetStore
-from ckpt.format.messages import DeleteStep, StepDeleted
+from ckpt.format.messages.asking import DeleteStep, StepDeleted
+from ckpt.format.messages.drains import DrainNoted, ForgetStore
 from ckpt.protocol.coordinator.answers import StatusView
 from ckpt_client.control import Control
 from ckpt_client.detach import child_environment

@@ -36,7 +36,9 @@ from ckpt.base.errors import CkptError
 from ckpt.base.ids import BootId
 from ckpt.base.units import MiB
 from ckpt.format.frame import FrameHead
-from ckpt.format.messages import Fragment, Message, Role
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.writing import Fragment
 from ckpt.protocol.handshake import (
     NONCE_BYTES,
     ClientHandshake,

@@ -33,8 +33,9 @@ from ckpt.base.ids import Epoch
 from ckpt.base.limits import PAGE_BYTES, UNAUTHENTICATED_BYTES_MAX
 from ckpt.base.units import MiB
 from ckpt.format.frame import PREFIX_BYTES, FrameHead, FrameReader, FrameWriter, LentPlace
-from ckpt.format.lending_messages import LendMemory, MemoryReturned, TakeBackMemory
-from ckpt.format.messages import ClientProof, Failed, Message, ServerHello, ServerProof
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import ClientProof, Failed, ServerHello, ServerProof
+from ckpt.format.messages.lending import LendMemory, MemoryReturned, TakeBackMemory
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.handshake import ClientHandshake, Established, ServerHandshake
 

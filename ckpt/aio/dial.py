@@ -29,7 +29,8 @@ from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import Epoch
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.frame import FrameHead
-from ckpt.format.messages import Message, Role
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Role
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.handshake import NONCE_BYTES, ClientHandshake, Established
 

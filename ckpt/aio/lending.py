@@ -35,7 +35,7 @@ from ckpt.aio.send_queue import Sent
 from ckpt.base.errors import PeerError, Unavailable
 from ckpt.base.units import KiB, MiB
 from ckpt.format.frame import LentPlace
-from ckpt.format.lending_messages import LendMemory
+from ckpt.format.messages.lending import LendMemory
 
 LEND_BYTES_MIN: Final = 64 * KiB
 """Less is cheaper to send than to give back."""

@@ -30,7 +30,8 @@ from ckpt.aio.clock import now_us
 from ckpt.aio.link import Link, LinkClosed, LinkDrained, LinkLoop, LinkOpened, LinkReceived
 from ckpt.base.errors import CkptError, Refused, Unauthorized, Unavailable, error_from_wire
 from ckpt.base.units import US_PER_S
-from ckpt.format.messages import Failed, Message, Role
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed, Role
 from ckpt.protocol.events import Buffer
 from ckpt.protocol.handshake import SECRET_BYTES_MIN, Established
 

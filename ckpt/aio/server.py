@@ -51,7 +51,8 @@ from ckpt.base.errors import Busy, CkptError, PeerError, Refused, Unauthorized, 
 from ckpt.base.limits import DESCRIPTORS_REMEDY
 from ckpt.base.units import US_PER_S
 from ckpt.format.frame import FrameHead
-from ckpt.format.messages import Failed, Message, Role
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed, Role
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.handshake import NONCE_BYTES, Established, Identity, ServerHandshake
 

@@ -42,7 +42,8 @@ from ckpt.base.limits import (
     UNAUTHENTICATED_BYTES_MAX,
 )
 from ckpt.format.checksum import Buffer, crc32
-from ckpt.format.messages import MESSAGE_TYPES, Failed, Message
+from ckpt.format.messages import MESSAGE_TYPES, Message
+from ckpt.format.messages.hello import Failed
 
 MAGIC: Final = b"CKPF"
 VERSION: Final = 1

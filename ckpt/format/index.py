@@ -40,6 +40,7 @@ from ckpt.format.index_pages import (
     Box,
     Directory,
     IndexHeader,
+    IndexPayload,
     IndexTensor,
     PayloadPage,
     TensorPage,
@@ -57,24 +58,6 @@ from ckpt.format.table import DIM_MAX, Meaning, box_problem, tensor_problem
 
 Fetch = Callable[[int, int], Buffer]
 """Bytes [start, end) of one copy of the document; errors of the way pass through."""
-
-
-class IndexPayload(msgspec.Struct, frozen=True):
-    """One rank's payload: how it was cut, and the one accepted target of each column."""
-
-    rank: Rank
-    code: Code
-    payload_bytes: int
-    cell_bytes: int
-    document_offset: int
-    """Where the rank's tree document lies in the payload."""
-    document_bytes: int
-    manifest_digest: bytes
-    """xxh3-128 of the rank's manifest."""
-    columns: tuple[TargetId | None, ...]
-    """n entries; None for a column that was missing at commit."""
-    column_crcs: tuple[int, ...]
-    """n entries; 0 for a column that was missing at commit."""
 
 
 class Index(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ looks like.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ckpt.base.ids import TargetId
 from ckpt.base.limits import (
@@ -18,10 +18,7 @@ from ckpt.base.limits import (
     TENSOR_NAME_BYTES_MAX,
 )
 from ckpt.format.dtypes import DTYPE_CHARS_MAX
-from ckpt.format.index_pages import Box, IndexTensor, WirePayload
-
-if TYPE_CHECKING:
-    from ckpt.format.index import IndexPayload
+from ckpt.format.index_pages import Box, IndexPayload, IndexTensor, WirePayload
 
 # Upper bounds in MessagePack: 9 bytes for a number, 5 in front of an array, a text or bytes.
 _NUMBER: Final = 9

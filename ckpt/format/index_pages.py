@@ -52,6 +52,7 @@ from ckpt.base.ids import (
     Generation,
     LaunchNumber,
     Rank,
+    TargetId,
     check_run_name,
     check_step,
 )
@@ -62,6 +63,7 @@ from ckpt.base.limits import (
     WORLD_SIZE_MAX,
 )
 from ckpt.base.units import MiB
+from ckpt.erasure.code import Code
 from ckpt.format.checksum import Buffer, crc32
 from ckpt.format.envelope import (
     ENVELOPE_BYTES,
@@ -226,6 +228,24 @@ def all_pages(directory: Directory) -> tuple[PayloadPage | TensorPage, ...]:
 
 
 # --------------------------------------------------------------------------- pages
+
+
+class IndexPayload(msgspec.Struct, frozen=True):
+    """One rank's payload: how it was cut, and the one accepted target of each column."""
+
+    rank: Rank
+    code: Code
+    payload_bytes: int
+    cell_bytes: int
+    document_offset: int
+    """Where the rank's tree document lies in the payload."""
+    document_bytes: int
+    manifest_digest: bytes
+    """xxh3-128 of the rank's manifest."""
+    columns: tuple[TargetId | None, ...]
+    """n entries; None for a column that was missing at commit."""
+    column_crcs: tuple[int, ...]
+    """n entries; 0 for a column that was missing at commit."""
 
 
 class WirePayload(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -19,7 +19,7 @@ from ckpt.base.limits import COMMIT_RECORD_BYTES_MAX, INDEX_BYTES_MAX, PAGE_BYTE
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import XXH3_BYTES, Buffer
 from ckpt.format.envelope import Packing, decode_body, unwrap, wrap
-from ckpt.format.messages import CommitInfo
+from ckpt.format.messages.saving import CommitInfo
 
 RECORD_MAGIC: Final = b"CKPR"
 TOMBSTONE_MAGIC: Final = b"CKPS"

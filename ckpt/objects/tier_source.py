@@ -20,13 +20,8 @@ from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import CkptError, Corrupt, Lost, PeerError, Unavailable
 from ckpt.base.ids import CheckpointId, Rank, RunName, Step
 from ckpt.format.index_pages import IndexTensor
-from ckpt.format.messages import (
-    DamageJudged,
-    ReleasePin,
-    Resolve,
-    Resolved,
-    Role,
-)
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.loading import DamageJudged, ReleasePin, Resolve, Resolved
 from ckpt.format.record import CommitRecord, decode_record
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node, decode_tree

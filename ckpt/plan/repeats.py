@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ckpt.format.messages import Repeats
+from ckpt.format.messages.saving import Repeats
 from ckpt.format.table import RankTable
 
 Fingerprints = Mapping[tuple[str, tuple[int, ...]], bytes]

@@ -15,7 +15,8 @@ from typing import NewType
 
 from msgspec import Struct
 
-from ckpt.format.messages import Message, Role
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Role
 
 Session = NewType("Session", int)
 """One authenticated connection, numbered by the shell that owns it; never used again."""

@@ -43,12 +43,12 @@ from typing import Final
 from ckpt.base.errors import PeerError, Refused, Unauthorized, error_from_wire
 from ckpt.base.ids import BootId, Epoch
 from ckpt.base.units import US_PER_S
-from ckpt.format.messages import (
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import (
     PROTOCOL_VERSION,
     ClientHello,
     ClientProof,
     Failed,
-    Message,
     Role,
     ServerHello,
     ServerProof,

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 from ckpt.base.ids import BootId, ColumnId, PayloadId, TargetId
-from ckpt.format.target_messages import ColumnProof
+from ckpt.format.messages.writing import ColumnProof
 
 _LABEL: Final = b"ckpt target"
 

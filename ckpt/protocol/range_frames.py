@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_MAX
 from ckpt.format.checksum import crc32
 from ckpt.format.combs import Comb, Run, size_of
-from ckpt.format.messages import ByteRuns, RangeData
+from ckpt.format.messages.reading import ByteRuns, RangeData
 from ckpt.protocol.run_sets import spans_of
 from ckpt.protocol.wire_runs import to_wire
 

@@ -21,7 +21,8 @@ from ckpt.aio.channel import Bulk, SessionHandler, next_session
 from ckpt.aio.send_queue import Sent
 from ckpt.base.ids import BootId, Epoch
 from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter
-from ckpt.format.messages import PROTOCOL_VERSION, Message, Role
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import PROTOCOL_VERSION, Role
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.handshake import Established, Identity
 

@@ -11,14 +11,10 @@ import pytest
 
 from ckpt.aio.send_queue import Sent
 from ckpt.base.ids import BootId, Epoch
-from ckpt.format.messages import (
-    PROTOCOL_VERSION,
-    Answer,
-    Ask,
-    CreditGranted,
-    Message,
-    Role,
-)
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import Answer, Ask
+from ckpt.format.messages.hello import PROTOCOL_VERSION, Role
+from ckpt.format.messages.writing import CreditGranted
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.handshake import Established, Identity
 from ckpt.testing.network import Heard, RecordingHandler

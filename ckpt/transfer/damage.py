@@ -7,7 +7,7 @@ from typing import Final
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import CkptError, PeerError
 from ckpt.base.ids import CheckpointId, PayloadId, Rank
-from ckpt.format.messages import DamageJudged, ReportDamage
+from ckpt.format.messages.loading import DamageJudged, ReportDamage
 from ckpt.transfer.payload_finder import HomeUnreadable
 from ckpt.transfer.read_job import PayloadDamaged
 

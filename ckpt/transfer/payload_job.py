@@ -17,10 +17,19 @@ from ckpt.aio.link import Link, LinkState
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import ColumnId, ColumnNumber, TargetId
 from ckpt.base.units import US_PER_S
-from ckpt.format import messages as m
-from ckpt.format.target_messages import (
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.saving import Place
+from ckpt.format.messages.writing import (
+    AbandonColumn,
     AskPace,
+    BeginColumn,
+    ColumnAccepted,
     ColumnProof,
+    ColumnSealed,
+    CreditGranted,
+    Fragment,
+    SealColumn,
 )
 from ckpt.protocol.events import Ticked
 from ckpt.protocol.stager.events import (
@@ -50,7 +59,7 @@ class Stream:
     """One stream on its link."""
 
     column: ColumnNumber
-    place: m.Place
+    place: Place
     link: Link
     opened_us: int
     begun: bool = False
@@ -168,7 +177,7 @@ class PayloadJob:
         size = cell.view.nbytes
         self._flying[link] += 1
         if not link.try_send(
-            stream, m.Fragment(stripe, cell.crc), cell.view, sent=self._landed(link, cell)
+            stream, Fragment(stripe, cell.crc), cell.view, sent=self._landed(link, cell)
         ):
             self._flying[link] -= 1
             self.encoder.put_back(stripe, number, cell)
@@ -210,7 +219,7 @@ class PayloadJob:
         total = len(manifest.document)
         while state.seal_offset is not None and state.seal_offset < total:
             part = memoryview(manifest.document)[state.seal_offset :][:SEAL_PART_BYTES]
-            if not state.link.try_send(stream, m.SealColumn(total, state.seal_offset), part):
+            if not state.link.try_send(stream, SealColumn(total, state.seal_offset), part):
                 return
             state.seal_offset += part.nbytes
 
@@ -249,7 +258,7 @@ class PayloadJob:
                     self.encoder.stop()
                     self._emit(PayloadFailed(_now_us(), self.payload, code, message, hint))
 
-    def _open(self, column: ColumnNumber, stream: int, place: m.Place) -> None:
+    def _open(self, column: ColumnNumber, stream: int, place: Place) -> None:
         if column in self._opened and column >= self.writer.layout.code.k:
             self.encoder.detach(column)
         self._opened.add(column)
@@ -266,7 +275,7 @@ class PayloadJob:
         layout = self.writer.layout
         state.begun = state.link.try_send(
             stream,
-            m.BeginColumn(
+            BeginColumn(
                 column=ColumnId(self.payload, state.column),
                 launch=self._start.launch,
                 reservation=state.place.reservation,
@@ -285,25 +294,25 @@ class PayloadJob:
         if reason is w.AbandonReason.STALLED:
             self._cut(state.link)
         elif state.begun:
-            state.link.try_send(stream, m.AbandonColumn())
+            state.link.try_send(stream, AbandonColumn())
 
     # ----------------------------------------------------------------------- links' events
 
-    def received(self, stream: int, link: Link, message: m.Message) -> bool:
+    def received(self, stream: int, link: Link, message: Message) -> bool:
         """True when the frame belonged to a live stream of mine."""
         state = self._streams.get(stream)
         if state is None or state.link is not link:
             return False
         now_us = _now_us()
         match message:
-            case m.ColumnAccepted(credit_bytes, pace, answers):
+            case ColumnAccepted(credit_bytes, pace, answers):
                 accepted = w.StreamAccepted(now_us, stream, credit_bytes, pace, answers)
                 actions = self.writer.handle(accepted)
-            case m.CreditGranted(credit_bytes, pace):
+            case CreditGranted(credit_bytes, pace):
                 actions = self.writer.handle(w.StreamCredited(now_us, stream, credit_bytes, pace))
-            case m.ColumnSealed(proof):
+            case ColumnSealed(proof):
                 actions = self._sealed(stream, state, proof, now_us)
-            case m.Failed(code, text):
+            case Failed(code, text):
                 actions = self.writer.handle(w.StreamRefused(now_us, stream, code, text))
             case _:
                 text = f"unexpected {type(message).__name__}"

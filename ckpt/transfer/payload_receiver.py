@@ -38,19 +38,17 @@ from ckpt.base.errors import Corrupt, Unauthorized, Unavailable
 from ckpt.base.ids import ColumnId, ColumnNumber, TargetId
 from ckpt.base.limits import MANIFEST_BYTES_MAX
 from ckpt.format.frame import FrameHead
-from ckpt.format.messages import (
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import CancelRequest, Failed, Role
+from ckpt.format.messages.loading import TargetAddress
+from ckpt.format.messages.reading import (
     ByteRuns,
-    CancelRequest,
-    Failed,
     ManifestData,
-    Message,
     RangeDamaged,
     RangeData,
     RangesDone,
     ReadManifest,
     ReadRanges,
-    Role,
-    TargetAddress,
 )
 from ckpt.format.runs import SpareBuffers
 from ckpt.protocol.events import Report, Ticked

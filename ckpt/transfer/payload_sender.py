@@ -35,7 +35,7 @@ from ckpt.aio.link import (
 )
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import ColumnNumber, PayloadId, RunName
-from ckpt.format.messages import Place
+from ckpt.format.messages.saving import Place
 from ckpt.protocol.stager.events import PayloadFailed, PayloadStopped, StartPayload
 from ckpt.protocol.writer.payload_events import ColumnsReopened, SparesGiven
 from ckpt.protocol.writer.payload_writer import PayloadWriter

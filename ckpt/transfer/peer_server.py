@@ -33,18 +33,16 @@ from ckpt.base.units import MiB
 from ckpt.format.checksum import crc32
 from ckpt.format.combs import Run
 from ckpt.format.layout import Layout
-from ckpt.format.messages import (
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import CancelRequest, Failed, Role
+from ckpt.format.messages.loading import TargetAddress
+from ckpt.format.messages.reading import (
     ByteRange,
     ByteRuns,
-    CancelRequest,
-    Failed,
     ManifestData,
-    Message,
     RangesDone,
     ReadManifest,
     ReadRanges,
-    Role,
-    TargetAddress,
 )
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established, Identity

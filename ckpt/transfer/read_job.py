@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ckpt.base.errors import Lost
 from ckpt.base.ids import PayloadId, TargetId
 from ckpt.format.layout import Layout
-from ckpt.format.messages import TargetAddress
+from ckpt.format.messages.loading import TargetAddress
 from ckpt.protocol.events import Report
 from ckpt.protocol.reader.events import ReadLimits
 from ckpt.transfer.assembly import Checks

@@ -10,7 +10,9 @@ from typing import Self
 
 from ckpt.aio.link import Link, LinkLoop, LinkState
 from ckpt.base.ids import BootId, TargetId
-from ckpt.format.messages import Place, Role, TargetAddress
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.loading import TargetAddress
+from ckpt.format.messages.saving import Place
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,20 +9,18 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Refused, Unavailable
 from ckpt.base.ids import Rank, RunName
-from ckpt.format.messages import LaunchJoined
+from ckpt.format.messages.launches import LaunchJoined
 from ckpt_client.control import Control
 from ckpt_client.environment import Place, find_place
 from ckpt_client.local import is_serving, is_supervised, opened_cluster
 from ckpt_client.locate import Locator, client_name
+from ckpt_client.reader_context import ReaderContext
 from ckpt_client.url import LocalUrl, RemoteUrl
-
-if TYPE_CHECKING:
-    from ckpt_client.pinned import ReaderContext
 
 _jitter: Final = random.Random()
 
@@ -65,8 +63,6 @@ class Connection:
 
     def reader(self, durable: str = "") -> ReaderContext:
         """Whom readers ask, and who they are; `durable` is the object store that they can read."""
-        from ckpt_client.pinned import ReaderContext
-
         control = self.control
         return ReaderContext(
             self.locator.address, control.secret, control.cluster, client_name(), durable

@@ -16,15 +16,11 @@ from ckpt.aio.secret import read_secret
 from ckpt.base.errors import Busy, PeerError, Refused, Unavailable, error_from_wire
 from ckpt.base.ids import Rank, RunName, Step
 from ckpt.base.units import US_PER_S
-from ckpt.format.messages import (
-    Answer,
-    Ask,
-    AttemptAborted,
-    JoinLaunch,
-    LaunchJoined,
-    Message,
-    Role,
-)
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import Answer, Ask
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
+from ckpt.format.messages.saving import AttemptAborted
 from ckpt.protocol.events import Buffer
 from ckpt.protocol.handshake import Established
 from ckpt_client.environment import process_name

@@ -58,10 +58,8 @@ def child_environment() -> dict[str, str]:
     """Ours, with the packages that run here found there too,
     and no thread pools that nobody asked for.
     """
-    import ckpt
-    import ckpt_client
-
-    roots = [str(Path(module.__path__[0]).parent) for module in (ckpt, ckpt_client)]
+    # By name: the facade `ckpt` stands above this module, which cannot import it.
+    roots = [str(Path(sys.modules[name].__path__[0]).parent) for name in ("ckpt", "ckpt_client")]
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = [one for one in dict.fromkeys([*known, *roots]) if one]
     pools = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import PeerError
-from ckpt.format.messages import Message, ReadsShared, Role
-
-if TYPE_CHECKING:
-    from ckpt_client.pinned import ReaderContext
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.sharing import ReadsShared
+from ckpt_client.reader_context import ReaderContext
 
 ANSWER_SLACK_S: Final = 10.0
 """Beyond what the coordinator itself may wait."""

@@ -8,7 +8,7 @@ from memory alone: nothing is fetched, and one pass at memory speed finds any by
 from __future__ import annotations
 
 from ckpt.format.checksum import crc32
-from ckpt.format.index import IndexPayload
+from ckpt.format.index_pages import IndexPayload
 from ckpt.format.layout import Layout
 
 

@@ -26,7 +26,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.base.limits import CODE_COLUMNS_MAX, PAGE_BYTES, PAYLOAD_BYTES_MAX
 from ckpt.base.units import align_up, format_bytes
-from ckpt.format.messages import ReplicaPolicy
+from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
 from ckpt.format.tree import TreeTemplate
 from ckpt.plan.replicas import leaf_parts, share_replicas

@@ -10,7 +10,6 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -20,7 +19,8 @@ from ckpt.base.ids import CheckpointId, Step
 from ckpt.base.printable import printable
 from ckpt.base.units import US_PER_S
 from ckpt.format.index import IndexReader
-from ckpt.format.messages import (
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.loading import (
     ConfirmLoad,
     DamageJudged,
     LoadBegan,
@@ -28,30 +28,15 @@ from ckpt.format.messages import (
     ReleasePin,
     Resolve,
     Resolved,
-    Role,
 )
 from ckpt.format.record import CommitRecord, decode_record
 from ckpt.transfer.damage import have_judged
 from ckpt.transfer.payload_finder import PayloadFinder
 from ckpt_client import load_counts
 from ckpt_client.meeting import ANSWER_SLACK_S, Meeting, ask_shared
+from ckpt_client.reader_context import ReaderContext
 
 _log = logging.getLogger("ckpt.restore")
-
-
-@dataclass(frozen=True, slots=True)
-class ReaderContext:
-    """Whom a reader asks, and who it is."""
-
-    address: Callable[[], str]
-    """Where the coordinator is now; asked again when its session is lost."""
-    secret: bytes
-    cluster: str
-    """The cluster's id; empty when it is not known yet."""
-    name: str
-    """`HOST:PID`, for people."""
-    durable: str = ""
-    """URL of the object store to read what the tier lost; empty for none."""
 
 
 class Pinned:

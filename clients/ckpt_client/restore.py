@@ -29,7 +29,9 @@ from ckpt.aio.collector import collector_paused
 from ckpt.base.errors import CkptError, Corrupt, Lost, Refused, Unavailable
 from ckpt.base.ids import Generation, PayloadId, Rank, RunName, Step
 from ckpt.base.printable import printable
-from ckpt.format.messages import CommitInfo, LaunchJoined, Resolve
+from ckpt.format.messages.launches import LaunchJoined
+from ckpt.format.messages.loading import Resolve
+from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.tree import Node, decode_tree
 from ckpt.plan.reads import PayloadKey
 from ckpt.protocol.events import Report
@@ -44,8 +46,9 @@ from ckpt_client.contents import Contents
 from ckpt_client.load_counts import next_load
 from ckpt_client.meeting import share_key
 from ckpt_client.memory_check import is_committed
-from ckpt_client.pinned import Pinned, ReaderContext
+from ckpt_client.pinned import Pinned
 from ckpt_client.progress import OnProgress, ProgressTeller
+from ckpt_client.reader_context import ReaderContext
 from ckpt_client.restore_plan import Reads, TensorIndex
 from ckpt_client.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
 from ckpt_client.stager.memory import memory_source

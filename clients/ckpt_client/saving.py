@@ -11,7 +11,7 @@ from ckpt.base.errors import Busy, CkptError, Unavailable, error_from_wire
 from ckpt.base.ids import Generation
 from ckpt.base.printable import printable
 from ckpt.base.units import US_PER_S
-from ckpt.format.messages import CommitInfo
+from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.answers import StepView
 from ckpt_client.stager import wire
 

@@ -7,7 +7,7 @@ import os
 import msgspec
 
 from ckpt.base.errors import Refused
-from ckpt.format.messages import ReplicaPolicy
+from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.protocol.stager.events import FullPolicy, Unchanged
 from ckpt_client.environment import find_launch_key
 

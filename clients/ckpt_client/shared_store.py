@@ -27,14 +27,9 @@ from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import CkptError, PeerError
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Rank
 from ckpt.base.limits import CELL_BYTES_MAX, PAYLOAD_BYTES_MAX
-from ckpt.format.messages import (
-    ByteRange,
-    ByteRuns,
-    RangeData,
-    ReadRanges,
-    Role,
-    TargetAddress,
-)
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.loading import TargetAddress
+from ckpt.format.messages.reading import ByteRange, ByteRuns, RangeData, ReadRanges
 from ckpt.objects.chunks import CRC_BYTES
 from ckpt.objects.reader import StoredCheckpoint
 from ckpt.objects.stored_chunk import StoredChunk

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import Rank
-from ckpt.format.messages import TargetAddress
+from ckpt.format.messages.loading import TargetAddress
 from ckpt.protocol.reader.events import ReadLimits
 from ckpt.transfer.payload_receiver import PayloadReceiver, read_payloads
 from ckpt.transfer.peer_server import PeerServer

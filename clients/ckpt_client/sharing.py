@@ -25,13 +25,9 @@ from ckpt.aio.address import TcpAddress, endpoint_by_resolver, parse_address
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import CheckpointId, Rank
 from ckpt.base.units import MiB
-from ckpt.format.messages import (
-    LeaveReads,
-    Message,
-    NextReads,
-    ShareReads,
-    TargetAddress,
-)
+from ckpt.format.messages import Message
+from ckpt.format.messages.loading import TargetAddress
+from ckpt.format.messages.sharing import LeaveReads, NextReads, ShareReads
 from ckpt.format.spans import OURS, SPANS_MAX, PayloadSpan, decode_spans, encode_spans
 from ckpt.protocol.spans import Spans, minus, total, union
 from ckpt.transfer.peer_server import PeerServer

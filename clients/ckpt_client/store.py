@@ -19,7 +19,7 @@ import msgspec
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
 from ckpt.base.ids import check_run_name, check_step
 from ckpt.base.units import format_bytes
-from ckpt.format.messages import ReplicaPolicy
+from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.protocol.coordinator.answers import StepView
 from ckpt_client.connection import Connection
 from ckpt_client.copying import NUMPY, Copier
@@ -423,7 +423,7 @@ class Store:
 
     def delete(self, run: str, step: int) -> None:
         """Delete all generations of a step. Raises NotFound, and Busy while somebody reads it."""
-        from ckpt.format.messages import DeleteStep, StepDeleted
+        from ckpt.format.messages.asking import DeleteStep, StepDeleted
 
         self._check_usable()
         self._connection.ensure_answers()

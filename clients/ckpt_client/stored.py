@@ -22,7 +22,7 @@ from ckpt.base.ids import CheckpointId, Rank, Step, check_run_name, check_step
 from ckpt.base.printable import printable
 from ckpt.base.units import format_bytes
 from ckpt.format.index_pages import Box, IndexTensor
-from ckpt.format.messages import ConfirmLoad, LoadConfirmed
+from ckpt.format.messages.loading import ConfirmLoad, LoadConfirmed
 from ckpt.format.table import Meaning
 from ckpt.format.tree import (
     DictNode,

@@ -24,19 +24,15 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.base.limits import PAYLOAD_BYTES_MAX
-from ckpt.format.messages import (
-    ByteRange,
-    ColumnVerified,
-    Resolve,
-    Role,
-    TargetAddress,
-    VerifyColumn,
-)
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.loading import Resolve, TargetAddress
+from ckpt.format.messages.reading import ByteRange, ColumnVerified, VerifyColumn
 from ckpt.plan.reads import PayloadKey
 from ckpt.protocol.coordinator.judging import most_bad
 from ckpt.transfer.payload_finder import FoundPayload, PayloadFinder
 from ckpt.transfer.target_links import nearest_address
-from ckpt_client.pinned import Pinned, ReaderContext
+from ckpt_client.pinned import Pinned
+from ckpt_client.reader_context import ReaderContext
 
 COLUMN_TIMEOUT_S: Final = 600.0
 """To read one column whole, behind all others that its target was asked for."""

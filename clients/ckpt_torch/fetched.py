@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.base.errors import Refused
-from ckpt.format.messages import CommitInfo
+from ckpt.format.messages.saving import CommitInfo
 
 MARK_NAME: Final = "ckpt.json"
 _BOOT_FILE: Final = Path("/proc/sys/kernel/random/boot_id")

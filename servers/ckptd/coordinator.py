@@ -40,7 +40,9 @@ from ckpt.base.limits import (
 )
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.erasure.code import Code
-from ckpt.format.messages import Answer, Ask, Failed, Message, Role
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import Answer, Ask
+from ckpt.format.messages.hello import Failed, Role
 from ckpt.plan.placement import Level
 from ckpt.protocol.coordinator import catalog as entries
 from ckpt.protocol.coordinator.answers import Check, CoordinatorView

@@ -24,7 +24,7 @@ from ckpt.aio.rpc import RpcClient
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.units import MiB
-from ckpt.format.messages import Role
+from ckpt.format.messages.hello import Role
 from ckpt.objects.pace import Pace
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.retry import Patience

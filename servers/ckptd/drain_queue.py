@@ -16,7 +16,8 @@ from typing import Final, TypeVar
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import Aborted, CkptError, Fenced, PeerError
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
-from ckpt.format.drain_messages import (
+from ckpt.format.messages import Message
+from ckpt.format.messages.drains import (
     BeginParts,
     DrainLeased,
     DrainNoted,
@@ -32,7 +33,6 @@ from ckpt.format.drain_messages import (
     encode_parts,
     encode_stored,
 )
-from ckpt.format.messages import Message
 from ckpt.plan.drains import StorePolicy
 
 RENEW_S: Final = 3.0

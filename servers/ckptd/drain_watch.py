@@ -12,7 +12,7 @@ import msgspec
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import RunName
-from ckpt.format.messages import Ask
+from ckpt.format.messages.asking import Ask
 from ckpt.protocol.coordinator.answers import RunView, StatusView, StepView
 
 BURST_ASK_S: Final = 0.5

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ckpt.aio.server_limits import Pressure
-from ckpt.format.messages import CommitInfo, Role
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.answers import StoreStatus
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints

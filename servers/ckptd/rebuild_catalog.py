@@ -39,9 +39,10 @@ from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader
 from ckpt.format.document import DocumentHeader
 from ckpt.format.index import decode_index
-from ckpt.format.messages import DocumentData, ReadDocument, Role
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
+from ckpt.format.messages.targets import ColumnsListed, ListColumns
 from ckpt.format.record import CommitRecord, decode_record, decode_tombstone
-from ckpt.format.target_messages import ColumnsListed, DocumentKind, ListColumns
 from ckpt.protocol.coordinator.catalog import CatalogImage, CatalogRow, RowState, TargetSeen
 from ckpt.protocol.coordinator.placements import encode_placement
 from ckpt.protocol.target.directory import identify

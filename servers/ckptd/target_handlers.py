@@ -5,7 +5,6 @@ that it dials.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ckpt.aio.channel import Bulk
 from ckpt.base.errors import CkptError, Refused
@@ -13,9 +12,7 @@ from ckpt.format.messages import Message
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established
 from ckptd.log import Reporter
-
-if TYPE_CHECKING:
-    from ckptd.target import TargetShell
+from ckptd.target_shell import TargetShell
 
 
 class Relay:

@@ -20,7 +20,8 @@ from ckpt.aio.dial import Dialer
 from ckpt.aio.durable import write_aside
 from ckpt.base.errors import Refused
 from ckpt.base.limits import INCARNATION_BYTES, TARGET_ID_BYTES_MAX
-from ckpt.format.messages import Message, Role
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Role
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established
 from ckptd.log import Reporter

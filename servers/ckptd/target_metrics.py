@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from ckpt.format.target_messages import DEVICE_ERROR_KINDS
+from ckpt.format.messages.targets import DEVICE_ERROR_KINDS
 from ckpt.protocol.target.core import LEVELS
 from ckptd.exposition import Family, Histogram, Kind, render
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ckpt.aio.disk import RealDisk
     from ckpt.aio.server import Server
     from ckpt.aio.slots import SlotPool
-    from ckptd.target import TargetShell
+    from ckptd.target_shell import TargetShell
 
 
 class TargetReports:

@@ -15,8 +15,8 @@ from ckpt.aio.lending import Lendable
 from ckpt.aio.sealed_memory import sealed_memory
 from ckpt.base.units import MiB
 from ckpt.format.frame import LentPlace
-from ckpt.format.lending_messages import LendMemory
 from ckpt.format.messages import Message
+from ckpt.format.messages.lending import LendMemory
 from ckpt.protocol.events import Session
 from ckpt.testing.network import RecordingHandler
 from tests.aio.netkit import RawPeer

@@ -17,7 +17,8 @@ from ckpt.aio.slots import SlotPool
 from ckpt.base.ids import BootId
 from ckpt.base.units import MiB
 from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter
-from ckpt.format.messages import ClientProof, Message, Role
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import ClientProof, Role
 from ckpt.protocol.handshake import ClientHandshake, Established, Identity
 from ckpt.testing.network import RecordingHandler
 

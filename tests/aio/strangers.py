@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from ckpt.format.frame import FrameWriter
-from ckpt.format.messages import ClientHello, Role
+from ckpt.format.messages.hello import ClientHello, Role
 from ckpt.protocol.handshake import NONCE_BYTES
 from tests.waiting import wait_until
 

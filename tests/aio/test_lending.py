@@ -21,8 +21,8 @@ from ckpt.aio.link import Link, LinkClosed, LinkDrained, LinkLoop
 from ckpt.aio.socketpath import socket_path
 from ckpt.format.checksum import crc32
 from ckpt.format.frame import LentPlace
-from ckpt.format.lending_messages import LendMemory
-from ckpt.format.messages import Fragment
+from ckpt.format.messages.lending import LendMemory
+from ckpt.format.messages.writing import Fragment
 from tests.aio.lendkit import CELL, SIZE, Keeper, Memory, mapped_count
 from tests.aio.netkit import ServerThread, serving
 from tests.aio.test_link import connect, opened, poll_until

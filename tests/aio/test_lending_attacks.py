@@ -16,8 +16,8 @@ from ckpt.aio.socketpath import socket_path
 from ckpt.base.errors import PeerError
 from ckpt.format.checksum import crc32
 from ckpt.format.frame import FrameReader, FrameWriter, LentPlace
-from ckpt.format.lending_messages import LendMemory, MemoryReturned, TakeBackMemory
-from ckpt.format.messages import Fragment
+from ckpt.format.messages.lending import LendMemory, MemoryReturned, TakeBackMemory
+from ckpt.format.messages.writing import Fragment
 from tests.aio.lendkit import CELL, SIZE, Keeper, Memory, RawLender, mapped_count
 from tests.aio.netkit import ServerThread, serving
 

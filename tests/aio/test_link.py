@@ -26,17 +26,11 @@ from ckpt.base.errors import PeerError, Refused, Unauthorized, Unavailable
 from ckpt.base.units import MiB
 from ckpt.format.checksum import crc32
 from ckpt.format.frame import FrameHead
-from ckpt.format.messages import (
-    Answer,
-    Ask,
-    ByteRuns,
-    CreditGranted,
-    Fragment,
-    Message,
-    RangeData,
-    RangesDone,
-    Role,
-)
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import Answer, Ask
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.reading import ByteRuns, RangeData, RangesDone
+from ckpt.format.messages.writing import CreditGranted, Fragment
 from tests.aio.netkit import LOOPS, PATIENCE_S, SECRET, ServerThread, serving
 
 

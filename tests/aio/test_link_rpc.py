@@ -14,15 +14,11 @@ import pytest
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import NoSpace, Refused, Unauthorized, Unavailable
 from ckpt.base.ids import BootId
-from ckpt.format.messages import (
-    Answer,
-    Ask,
-    CreditGranted,
-    Failed,
-    Message,
-    ReleasePin,
-    Role,
-)
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import Answer, Ask
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.loading import ReleasePin
+from ckpt.format.messages.writing import CreditGranted
 from ckpt.protocol.handshake import Established, Identity
 from ckpt.testing.network import Heard
 from tests.aio.netkit import PATIENCE_S, SECRET, ServerThread, serving

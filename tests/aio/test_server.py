@@ -26,17 +26,10 @@ from ckpt.base.ids import Epoch
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, UNAUTHENTICATED_BYTES_MAX
 from ckpt.base.units import MiB
 from ckpt.format.checksum import crc32
-from ckpt.format.messages import (
-    Answer,
-    Ask,
-    CancelRequest,
-    ClientHello,
-    ClientProof,
-    CreditGranted,
-    Fragment,
-    Message,
-    Role,
-)
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import Answer, Ask
+from ckpt.format.messages.hello import CancelRequest, ClientHello, ClientProof, Role
+from ckpt.format.messages.writing import CreditGranted, Fragment
 from ckpt.protocol.events import Session
 from ckpt.testing.network import RecordingHandler
 from tests.aio.netkit import LOOPS, RawPeer, ServerThread, serving

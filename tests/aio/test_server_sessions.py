@@ -16,7 +16,7 @@ from ckpt.aio.server import Server, serve
 from ckpt.aio.slots import SlotPool
 from ckpt.aio.socketpath import socket_path
 from ckpt.base.units import MiB
-from ckpt.format.messages import Role
+from ckpt.format.messages.hello import Role
 from ckpt.testing.network import FakeEndpoint, FakeNetwork, RecordingHandler
 from ckpt.testing.session_contract import CLIENT_NAME, SERVER_IDENTITY, SessionContract
 from tests.aio.netkit import LOOPS, SECRET, Waiter

@@ -14,7 +14,8 @@ from ckpt.aio.descriptors import RESERVE_COUNT, Reserve, limit, raise_limit
 from ckpt.aio.rpc import RpcClient
 from ckpt.aio.server_limits import ServerLimits
 from ckpt.aio.socketpath import socket_path
-from ckpt.format.messages import Answer, Ask, Role
+from ckpt.format.messages.asking import Answer, Ask
+from ckpt.format.messages.hello import Role
 from tests.aio.netkit import LOOPS, SECRET, RawPeer, ServerThread, serving
 from tests.aio.strangers import HELLO, SAYINGS, Crowd, Where, flood
 from tests.waiting import wait_until

@@ -18,22 +18,16 @@ from ckpt.aio.server import Server, serve
 from ckpt.aio.slots import SlotPool
 from ckpt.base.ids import BootId, Epoch, ReservationId
 from ckpt.base.units import MiB
-from ckpt.format.messages import (
-    BeginColumn,
-    ColumnAccepted,
-    ColumnSealed,
-    CreditGranted,
-    Failed,
-    Message,
-    Role,
-)
-from ckpt.format.target_messages import (
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.targets import (
     LeaseRenewed,
     RegisterTarget,
     RenewLease,
     Reserve,
     TargetRegistered,
 )
+from ckpt.format.messages.writing import BeginColumn, ColumnAccepted, ColumnSealed, CreditGranted
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established, Identity
 from tests.protocol.target_world import Column

@@ -11,7 +11,7 @@ import pytest
 
 from ckpt.base.errors import CkptError, Corrupt, Refused
 from ckpt.base.ids import LaunchNumber, RunName, TargetId
-from ckpt.format.target_messages import DocumentKind
+from ckpt.format.messages.reading import DocumentKind
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import (
     AttemptOpened,

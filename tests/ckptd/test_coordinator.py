@@ -17,8 +17,9 @@ import pytest
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import Corrupt, Refused, Unauthorized, Unavailable
 from ckpt.base.ids import BootId, TargetId
-from ckpt.format.messages import Answer, Ask, Role
-from ckpt.format.target_messages import RegisterTarget
+from ckpt.format.messages.asking import Answer, Ask
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.targets import RegisterTarget
 from ckptd.http_client import HttpAsker
 
 SECRET = bytes(range(32))

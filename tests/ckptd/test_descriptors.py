@@ -16,7 +16,8 @@ import pytest
 
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import Unavailable
-from ckpt.format.messages import Ask, Role
+from ckpt.format.messages.asking import Ask
+from ckpt.format.messages.hello import Role
 from tests.aio.strangers import Crowd
 from tests.waiting import wait_until
 

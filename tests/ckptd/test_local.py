@@ -17,7 +17,8 @@ import ckpt
 from ckpt.aio.rpc import RpcClient
 from ckpt.aio.secret import make_secret, read_secret
 from ckpt.base.errors import Refused
-from ckpt.format.messages import Ask, Role
+from ckpt.format.messages.asking import Ask
+from ckpt.format.messages.hello import Role
 from ckpt_client.local import is_supervised
 from ckptd.cluster_file import ClusterOptions, load_or_create, read_cluster
 from tests.waiting import WAIT_S, wait_until

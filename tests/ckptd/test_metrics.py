@@ -11,8 +11,8 @@ import pytest
 from ckpt.aio.server_limits import Pressure
 from ckpt.base.ids import BootId, TargetId
 from ckpt.erasure.code import Code
-from ckpt.format.messages import Role
-from ckpt.format.target_messages import DEVICE_ERROR_KINDS, DeviceReport
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.targets import DEVICE_ERROR_KINDS, DeviceReport
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import CatalogImage, StoreRow, TargetSeen
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy

@@ -25,10 +25,11 @@ from ckpt.base.limits import PAGE_BYTES
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.document import DocumentHeader, document_name, encode_document_header
-from ckpt.format.index import Index, IndexPayload, encode_index
-from ckpt.format.messages import CommitInfo
+from ckpt.format.index import Index, encode_index
+from ckpt.format.index_pages import IndexPayload
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.record import CommitRecord, Tombstone, encode_record, encode_tombstone
-from ckpt.format.target_messages import DocumentKind
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
 from ckpt.protocol.coordinator.placements import decode_placement

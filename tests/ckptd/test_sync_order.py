@@ -15,8 +15,12 @@ from msgspec.structs import replace
 from ckpt.base.ids import CheckpointId, Generation, Rank, RunName, Step
 from ckpt.base.units import KiB, MiB
 from ckpt.format.checksum import xxh3_128
-from ckpt.format.messages import Ask, ColumnSealed, JoinLaunch, LaunchJoined, Role
-from ckpt.format.target_messages import Attest, DocumentKind, DocumentStored, PutDocument
+from ckpt.format.messages.asking import Ask
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.targets import Attest, DocumentStored, PutDocument
+from ckpt.format.messages.writing import ColumnSealed
 from ckpt.protocol.target.core import column_name
 from ckptd.catalog import CATALOG_NAME
 from tests.ckptd.target_peers import ANSWER_S, Coordinator, Daemon, Peer, reserve, run

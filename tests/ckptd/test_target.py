@@ -15,19 +15,18 @@ import pytest
 from ckpt.base.ids import ReservationId
 from ckpt.base.limits import BLOCK_BYTES
 from ckpt.base.units import KiB, MiB
-from ckpt.format.messages import (
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.reading import (
     ByteRange,
-    ColumnSealed,
     ColumnVerified,
-    Failed,
     RangeDamaged,
     RangeData,
     RangesDone,
     ReadRanges,
-    Role,
     VerifyColumn,
 )
-from ckpt.format.target_messages import ColumnsListed, ListColumns, Reserve
+from ckpt.format.messages.targets import ColumnsListed, ListColumns, Reserve
+from ckpt.format.messages.writing import ColumnSealed
 from ckpt.protocol.proofs import check_proof
 from ckpt.protocol.target.core import column_name
 from tests.ckptd.target_peers import (

@@ -20,13 +20,10 @@ from ckpt.aio.slots import SlotPool
 from ckpt.base.ids import BootId, TargetId
 from ckpt.base.limits import BLOCK_BYTES, FRAME_BULK_BYTES_MAX, PAGE_BYTES
 from ckpt.base.units import KiB, MiB
-from ckpt.format.messages import (
-    ColumnSealed,
-    Failed,
-    Role,
-    VerifyColumn,
-)
-from ckpt.format.target_messages import RenewLease
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.reading import VerifyColumn
+from ckpt.format.messages.targets import RenewLease
+from ckpt.format.messages.writing import ColumnSealed
 from ckpt.protocol.handshake import Identity
 from ckpt.protocol.target.core import TargetIdentity, TargetLimits, column_name
 from ckpt.protocol.target.disk_events import (
@@ -42,10 +39,10 @@ from ckptd.disk_probe import OVERDUE_US, PROBE_OP, PROBE_US, DiskProbe
 from ckptd.http import TOKEN_NAME
 from ckptd.http_auth import CHALLENGE_HEADER, http_key, sign_request
 from ckptd.log import reporter
-from ckptd.target import TargetShell
 from ckptd.target_handlers import CoordinatorHandler, Relay
 from ckptd.target_metrics import family_of_counter
 from ckptd.target_reports import TargetReports
+from ckptd.target_shell import TargetShell
 from tests.ckptd.target_peers import (
     ANSWER_S,
     CLUSTER,

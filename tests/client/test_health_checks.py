@@ -19,8 +19,8 @@ import pytest
 
 from ckpt.base.limits import DEVICE_FAILURES_MAX
 from ckpt.format.column import FRAGMENTS_OFFSET
-from ckpt.format.drain_messages import ForgetStore
-from ckpt.format.target_messages import RenewLease
+from ckpt.format.messages.drains import ForgetStore
+from ckpt.format.messages.targets import RenewLease
 from ckpt.protocol.coordinator.checks import CHECKS
 from tests.client.checkkit import PATIENCE_S, RUN_NAME, Case, made
 from tests.client.clikit import fill, run

@@ -16,7 +16,8 @@ import pytest
 import ckpt
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step
 from ckpt.erasure.code import Code
-from ckpt.format.index import Index, IndexPayload, IndexReader, encode_index
+from ckpt.format.index import Index, IndexReader, encode_index
+from ckpt.format.index_pages import IndexPayload
 from ckpt.format.tree import decode_tree
 from ckpt.plan.coverage import merge_tables
 from ckpt.plan.reads import PayloadKey

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from ckpt.base.ids import Rank, TargetId
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32
-from ckpt.format.index import IndexPayload
+from ckpt.format.index_pages import IndexPayload
 from ckpt.format.layout import Layout
 from ckpt_client.memory_check import is_committed
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace as changed
 from ckpt.base.errors import Aborted
 from ckpt.base.ids import Generation, Home, Step
 from ckpt.base.units import KiB, MiB
-from ckpt.format.messages import BoxQuery
+from ckpt.format.messages.saving import BoxQuery
 from ckpt.format.table import RankTable
 from ckpt.plan.references import Move, base_of, find_references
 from ckpt.protocol.stager.events import PayloadSealed, PayloadStopped, StagerEvent, StopPayload

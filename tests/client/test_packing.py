@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ckpt.base.errors import Corrupt, Refused
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.messages import BoxQuery, ReplicaPolicy
+from ckpt.format.messages.saving import BoxQuery, ReplicaPolicy
 from ckpt.format.table import Meaning, TensorEntry
 from ckpt.format.tree import decode_tree
 from ckpt_client.copying import HalfWriter, copy_bytes

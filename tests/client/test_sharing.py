@@ -14,7 +14,8 @@ import pytest
 import ckpt
 from ckpt.base.ids import BootId, Rank, TargetId
 from ckpt.base.units import MiB
-from ckpt.format.messages import NextReads, ShareReads, TargetAddress
+from ckpt.format.messages.loading import TargetAddress
+from ckpt.format.messages.sharing import NextReads, ShareReads
 from ckpt.format.spans import OURS, PayloadSpan, decode_spans, encode_spans
 from ckpt_client.restore import Checkpoint
 from ckpt_client.store import Store

@@ -10,7 +10,7 @@ import pytest
 
 import ckpt
 from ckpt.base.ids import Rank, RunName, Step
-from ckpt.format.messages import Repeats
+from ckpt.format.messages.saving import Repeats
 from ckpt.format.table import Meaning, RankTable, TensorEntry
 from ckpt_client.stager.history import RUNS_MAX, History
 from tests.client.clikit import run as command

@@ -10,7 +10,7 @@ import pytest
 import ckpt
 from ckpt.base.ids import RunName, Step
 from ckpt.format.checksum import xxh3_128
-from ckpt.format.messages import DeleteStep, StepDeleted
+from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt_client.control import Control
 from ckpt_client.locate import Locator
 from tests.e2e.cluster import Cluster

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.base.ids import TargetId
-from ckpt.format.target_messages import ReplaceTarget, TargetReplaced
+from ckpt.format.messages.asking import ReplaceTarget, TargetReplaced
 from ckpt.protocol.coordinator.answers import TargetView
 from tests.client.clikit import environment, run
 from tests.e2e_remote.cluster import Daemon, RemoteCluster

@@ -17,13 +17,9 @@ import pytest
 import ckpt
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.ids import RunName, Step
-from ckpt.format.messages import (
-    Ask,
-    DeleteStep,
-    Role,
-    StepDeleted,
-)
-from ckpt.format.target_messages import ListColumns
+from ckpt.format.messages.asking import Ask, DeleteStep, StepDeleted
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.targets import ListColumns
 from tests.client.bits import bits_of
 from tests.e2e_remote.cluster import RemoteCluster
 from tests.waiting import wait_until

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ckpt
-from ckpt.format.messages import Ask
+from ckpt.format.messages.asking import Ask
 from tests.aio.strangers import SAYINGS, Crowd, Where, flood
 from tests.e2e_remote.cluster import RemoteCluster
 

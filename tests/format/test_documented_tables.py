@@ -24,7 +24,8 @@ from ckpt.format.frame import FrameWriter
 from ckpt.format.index import encode_index
 from ckpt.format.manifest import encode_manifest
 from ckpt.format.messages import MESSAGE_TYPES
-from ckpt.format.target_messages import DocumentKind, PutDocument
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.targets import PutDocument
 from ckpt.protocol.target.core import column_name
 from tests.format import test_golden as golden
 from tests.format.doctables import PAGE, Value, cut, tables

@@ -25,18 +25,12 @@ from ckpt.format.frame import (
     FrameWriter,
     meta_bytes,
 )
-from ckpt.format.messages import (
-    MESSAGE_TYPES,
-    Answer,
-    ClientHello,
-    CreditGranted,
-    Failed,
-    Fragment,
-    Message,
-    RangesDone,
-    Role,
-)
-from ckpt.format.target_messages import RenewLease
+from ckpt.format.messages import MESSAGE_TYPES, Message
+from ckpt.format.messages.asking import Answer
+from ckpt.format.messages.hello import ClientHello, Failed, Role
+from ckpt.format.messages.reading import RangesDone
+from ckpt.format.messages.targets import RenewLease
+from ckpt.format.messages.writing import CreditGranted, Fragment
 from tests.format.strategies import flipped, masks, positions
 
 KEY = bytes(range(32))

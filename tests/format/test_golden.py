@@ -44,11 +44,15 @@ from ckpt.format.column import (
 )
 from ckpt.format.envelope import decompress, unwrap
 from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter
-from ckpt.format.index import Index, IndexPayload, decode_index, encode_index
-from ckpt.format.index_pages import Box, IndexTensor, Location
+from ckpt.format.index import Index, decode_index, encode_index
+from ckpt.format.index_pages import Box, IndexPayload, IndexTensor, Location
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, decode_manifest, encode_manifest
-from ckpt.format.messages import CommitInfo, Fragment, Message
+from ckpt.format.messages import Message
+from ckpt.format.messages.reading import DocumentKind as Kind
+from ckpt.format.messages.saving import CommitInfo
+from ckpt.format.messages.targets import PutDocument, RenewLease
+from ckpt.format.messages.writing import Fragment
 from ckpt.format.record import (
     CommitRecord,
     Tombstone,
@@ -58,8 +62,6 @@ from ckpt.format.record import (
     encode_tombstone,
 )
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry
-from ckpt.format.target_messages import DocumentKind as Kind
-from ckpt.format.target_messages import PutDocument, RenewLease
 from ckpt.format.tree import DictNode, LeafNode, ListNode, ScalarNode, TupleNode
 
 DIRECTORY = Path(__file__).parent.parent / "golden"

@@ -23,19 +23,12 @@ from ckpt.base.ids import (
 from ckpt.base.limits import INDEX_PAGE_BYTES_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import Buffer
-from ckpt.format.index import (
-    Fetch,
-    Index,
-    IndexPayload,
-    IndexReader,
-    decode_index,
-    encode_index,
-    tensor_order,
-)
+from ckpt.format.index import Fetch, Index, IndexReader, decode_index, encode_index, tensor_order
 from ckpt.format.index_pages import (
     HEADER_BYTES,
     PAGE_PACKED_BYTES_MAX,
     Box,
+    IndexPayload,
     IndexTensor,
     Location,
     decode_directory,

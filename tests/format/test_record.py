@@ -12,7 +12,7 @@ from ckpt.base.errors import Corrupt
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step, TargetId
 from ckpt.base.limits import COMMIT_RECORD_BYTES_MAX
 from ckpt.format.envelope import Packing, wrap
-from ckpt.format.messages import CommitInfo
+from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.record import (
     RECORD_MAGIC,
     CommitRecord,

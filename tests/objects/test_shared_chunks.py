@@ -10,7 +10,7 @@ import pytest
 
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId
-from ckpt.format.messages import ByteRange
+from ckpt.format.messages.reading import ByteRange
 from ckpt.objects.file_sink import FileSink
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import StoredCheckpoint, open_stored

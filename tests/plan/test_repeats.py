@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckpt.base.ids import Rank
-from ckpt.format.messages import Repeats
+from ckpt.format.messages.saving import Repeats
 from ckpt.format.table import Meaning, RankTable, TensorEntry
 from ckpt.plan.repeats import compare_saves, fingerprints_of, is_optimizer_state, repeat_warning
 

@@ -16,17 +16,25 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.erasure.code import Code
-from ckpt.format import messages as m
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
-from ckpt.format.target_messages import (
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.reading import (
+    ByteRange,
+    ColumnVerified,
+    DocumentData,
+    DocumentKind,
+    ReadDocument,
+    VerifyColumn,
+)
+from ckpt.format.messages.saving import PayloadPlanned, Place
+from ckpt.format.messages.targets import (
     Attest,
     Attested,
-    ColumnProof,
     ColumnsListed,
     DeviceReport,
-    DocumentKind,
     DocumentStored,
     DocumentSummary,
     DropColumn,
@@ -40,6 +48,7 @@ from ckpt.format.target_messages import (
     Reserved,
     TargetRegistered,
 )
+from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.proofs import make_proof, proof_key
 
@@ -68,11 +77,11 @@ class FakeTarget:
     columns: dict[ColumnId, ColumnProof] = field(default_factory=dict)
     documents: dict[tuple[DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
     reservations: set[ReservationId] = field(default_factory=set)
-    refuses: dict[type[m.Message], m.Failed] = field(default_factory=dict)
-    silent: set[type[m.Message]] = field(default_factory=set)
+    refuses: dict[type[Message], Failed] = field(default_factory=dict)
+    silent: set[type[Message]] = field(default_factory=set)
     """Commands of these types are kept in `unanswered`."""
     unanswered: list[Send] = field(default_factory=list)
-    damaged: dict[ColumnId, tuple[m.ByteRange, ...]] = field(default_factory=dict)
+    damaged: dict[ColumnId, tuple[ByteRange, ...]] = field(default_factory=dict)
     on_release: Callable[[FakeTarget], None] = lambda _: None
     capacity_bytes: int | None = None
     """Of columns of COLUMN_BYTES each; None has room for all."""
@@ -91,12 +100,12 @@ class FakeTarget:
     def bulk(self, send: Send) -> bytes:
         """What comes with the answer."""
         match send.message:
-            case m.ReadDocument(kind, checkpoint, start, end):
+            case ReadDocument(kind, checkpoint, start, end):
                 data = self.documents.get((kind, checkpoint), b"")[start:end]
                 return data[: self.part_bytes]
         return b""
 
-    def answer(self, send: Send) -> m.Message | None:
+    def answer(self, send: Send) -> Message | None:
         """Do the command; None when it has no answer."""
         message = send.message
         if type(message) in self.refuses:
@@ -116,17 +125,17 @@ class FakeTarget:
                 return ColumnsListed(tuple(self.columns.values()), self.summaries(), "")
             case PutDocument():
                 return self._put(message, bytes(send.bulk))
-            case m.ReadDocument(kind, checkpoint, start, end):
+            case ReadDocument(kind, checkpoint, start, end):
                 document = self.documents.get((kind, checkpoint))
                 if document is None:
-                    return m.Failed("not_found", "it is not here")
+                    return Failed("not_found", "it is not here")
                 last = (end or len(document)) - start <= self.part_bytes
-                return m.DocumentData(len(document), start, last)
+                return DocumentData(len(document), start, last)
             case Attest(_, columns):
                 return Attested(tuple(self.columns[c] for c in columns if c in self.columns))
-            case m.VerifyColumn(column):
+            case VerifyColumn(column):
                 found = self.columns.get(column)
-                return m.ColumnVerified(column, found is None, 1, self.damaged.get(column, ()))
+                return ColumnVerified(column, found is None, 1, self.damaged.get(column, ()))
             case DropColumn(_, column):
                 self.columns.pop(column, None)
                 return Dropped(1)
@@ -155,7 +164,7 @@ class FakeTarget:
         columns = any(c.payload.checkpoint == checkpoint for c in self.columns)
         return columns or bool(kinds - {DocumentKind.TOMBSTONE})
 
-    def seal(self, column: ColumnId, place: m.Place, layout: m.PayloadPlanned, bytes_: int) -> None:
+    def seal(self, column: ColumnId, place: Place, layout: PayloadPlanned, bytes_: int) -> None:
         """Become the holder of a column, out of its reservation."""
         self.reservations.discard(place.reservation)
         self.columns[column] = self.proof(column, layout.code, bytes_)
@@ -174,7 +183,7 @@ class FakeTarget:
         for column, old in self.columns.items():
             self.columns[column] = self.proof(column, old.code, old.payload_bytes)
 
-    def _put(self, message: PutDocument, bulk: bytes) -> m.Message | None:
+    def _put(self, message: PutDocument, bulk: bytes) -> Message | None:
         key = (message.kind, message.checkpoint)
         self.parts[key] = self.parts.get(key, b"")[: message.offset] + bulk
         if len(self.parts[key]) < message.total_bytes:

@@ -27,13 +27,22 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.erasure.code import Code
-from ckpt.format import messages as m
-from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
-from ckpt.format.target_messages import (
-    ColumnProof,
-    RegisterTarget,
-    RenewLease,
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import Ask
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.launches import Departure, JoinLaunch, LaunchJoined, TrainerLeft
+from ckpt.format.messages.saving import (
+    AttemptAborted,
+    AttemptCommitted,
+    Certify,
+    OpenPayload,
+    PayloadPlanned,
+    Place,
+    ReplicaPolicy,
 )
+from ckpt.format.messages.targets import RegisterTarget, RenewLease
+from ckpt.format.messages.writing import ColumnProof
+from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
 from ckpt.protocol.coordinator.catalog import CatalogImage, Persist, Persisted, apply_all
 from ckpt.protocol.coordinator.desk import Action
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
@@ -54,7 +63,7 @@ START_US = 1_000_000_000_000
 """A monotonic clock counts from the machine's boot, which is long before the process starts."""
 SECOND_US = 1_000_000
 
-Kind = TypeVar("Kind", bound=m.Message)
+Kind = TypeVar("Kind", bound=Message)
 
 
 class Bench:
@@ -130,7 +139,7 @@ class Bench:
         for id in targets:
             self.start(self.targets[TargetId(id)])
 
-    def session(self, role: m.Role = m.Role.READER) -> Session:
+    def session(self, role: Role = Role.READER) -> Session:
         self._sessions += 1
         session = Session(self._sessions)
         self.feed(SessionOpened(self.now_us, session, role, "test"))
@@ -143,7 +152,7 @@ class Bench:
         """The target dials and registers."""
         if isinstance(target, str):
             target = self.targets[TargetId(target)]
-        target.session = self.session(m.Role.TARGET)
+        target.session = self.session(Role.TARGET)
         self.tell(
             target.session,
             RegisterTarget(
@@ -165,7 +174,7 @@ class Bench:
 
     # ----------------------------------------------------------------------- saying
 
-    def tell(self, session: Session, message: m.Message, bulk: bytes = b"") -> list[m.Message]:
+    def tell(self, session: Session, message: Message, bulk: bytes = b"") -> list[Message]:
         """A request; what the session got meanwhile, in order."""
         self._request += 1
         mark = len(self.log)
@@ -232,7 +241,7 @@ class Bench:
     def mark(self) -> int:
         return len(self.log)
 
-    def to(self, session: Session, mark: int = 0) -> list[m.Message]:
+    def to(self, session: Session, mark: int = 0) -> list[Message]:
         """What a session was sent since the mark."""
         sends = [a for a in self.log[mark:] if isinstance(a, Send)]
         return [send.message for send in sends if send.session == session]
@@ -268,10 +277,10 @@ class Bench:
         session = self.session()
         mark = self.mark()
         named = None if run is None else RunName(run)
-        question = m.Ask(what, named, None if step is None else Step(step))
+        question = Ask(what, named, None if step is None else Step(step))
         self.tell(session, question)
         (send,) = [a for a in self.log[mark:] if isinstance(a, Send) and a.session == session]
-        if isinstance(send.message, m.Failed):
+        if isinstance(send.message, Failed):
             return send.message
         return msgspec.json.decode(send.bulk)
 
@@ -328,35 +337,35 @@ class RankFake:
         self.last: tuple[int, int] | None = None
         """The step that it handed over last, and when."""
         self.saves = 0
-        self.plan: m.PayloadPlanned | None = None
+        self.plan: PayloadPlanned | None = None
         self.proofs: dict[ColumnNumber, ColumnProof] = {}
         self.entries: tuple[TensorEntry, ...] = (own_entry(payload_bytes - 100),)
-        self.replicas = m.ReplicaPolicy.ABORT
+        self.replicas = ReplicaPolicy.ABORT
         self.homes: tuple[Home, ...] = ()
-        self.session = bench.session(m.Role.STAGER)
+        self.session = bench.session(Role.STAGER)
         self.join()
 
     @property
-    def heard(self) -> list[m.Message]:
+    def heard(self) -> list[Message]:
         return self.bench.to(self.session)
 
-    def commits(self) -> list[m.AttemptCommitted]:
-        return [message for message in self.heard if isinstance(message, m.AttemptCommitted)]
+    def commits(self) -> list[AttemptCommitted]:
+        return [message for message in self.heard if isinstance(message, AttemptCommitted)]
 
-    def aborts(self) -> list[m.AttemptAborted]:
-        return [message for message in self.heard if isinstance(message, m.AttemptAborted)]
+    def aborts(self) -> list[AttemptAborted]:
+        return [message for message in self.heard if isinstance(message, AttemptAborted)]
 
-    def join(self) -> list[m.Message]:
+    def join(self) -> list[Message]:
         answer = self.bench.tell(self.session, self.joining())
-        if answer and isinstance(answer[-1], m.LaunchJoined):
+        if answer and isinstance(answer[-1], LaunchJoined):
             if self.launch != answer[-1].launch:
                 self.came_us = self.bench.now_us
             self.launch = answer[-1].launch
         return answer
 
-    def joining(self) -> m.JoinLaunch:
+    def joining(self) -> JoinLaunch:
         """With what a stager remembers of a launch that it has joined before."""
-        join = m.JoinLaunch(self.run, self.key, self.rank, self.world_size, self.process)
+        join = JoinLaunch(self.run, self.key, self.rank, self.world_size, self.process)
         if not self.launch:
             return join
         now_us = self.bench.now_us
@@ -368,40 +377,40 @@ class RankFake:
 
     def reconnect(self, *, join: bool = True) -> None:
         """A new session of the same process."""
-        self.session = self.bench.session(m.Role.STAGER)
+        self.session = self.bench.session(Role.STAGER)
         if join:
             self.join()
 
-    def leave(self, how: m.Departure = m.Departure.ENDED) -> None:
+    def leave(self, how: Departure = Departure.ENDED) -> None:
         """It says how its trainer left."""
-        told = m.TrainerLeft(self.run, self.launch, self.rank, self.process, how)
+        told = TrainerLeft(self.run, self.launch, self.rank, self.process, how)
         self.bench.tell(self.session, told)
 
-    def question(self, step: int) -> m.OpenPayload:
+    def question(self, step: int) -> OpenPayload:
         """As for the newest save."""
-        return m.OpenPayload(
+        return OpenPayload(
             self.run, Step(step), self.launch, self.rank, self.world_size, self.process,
             self.payload_bytes, self.replicas, None, self.saves, homes=self.homes,
         )  # fmt: skip
 
-    def open(self, step: int) -> list[m.Message]:
+    def open(self, step: int) -> list[Message]:
         """The next save."""
         self.saves += 1
         self.plan, self.proofs = None, {}
         self.last = step, self.bench.now_us
         return self.ask(self.question(step))
 
-    def ask(self, question: m.OpenPayload) -> list[m.Message]:
+    def ask(self, question: OpenPayload) -> list[Message]:
         answer = self.bench.tell(self.session, question)
         self.take_plan()
         return answer
 
-    def resume(self, step: int, checkpoint: CheckpointId) -> list[m.Message]:
+    def resume(self, step: int, checkpoint: CheckpointId) -> list[Message]:
         return self.bench.tell(self.session, replace(self.question(step), resume=checkpoint))
 
     def take_plan(self) -> None:
         """The newest plan that was sent."""
-        plans = [message for message in self.heard if isinstance(message, m.PayloadPlanned)]
+        plans = [message for message in self.heard if isinstance(message, PayloadPlanned)]
         if plans and plans[-1].places:
             self.plan = plans[-1]
 
@@ -410,7 +419,7 @@ class RankFake:
         assert self.plan is not None
         return self.plan.payload
 
-    def places(self) -> dict[ColumnNumber, m.Place]:
+    def places(self) -> dict[ColumnNumber, Place]:
         """By column."""
         assert self.plan is not None
         numbers = [j for j in range(Code.parse(self.plan.code).n) if j not in self.plan.absent]
@@ -420,7 +429,7 @@ class RankFake:
         for column, place in self.places().items():
             self.seal(column, place)
 
-    def seal(self, column: int, place: m.Place) -> None:
+    def seal(self, column: int, place: Place) -> None:
         """One column ends on its target."""
         assert self.plan is not None
         id = ColumnId(self.payload, ColumnNumber(column))
@@ -428,10 +437,10 @@ class RankFake:
         target.seal(id, place, self.plan, self.payload_bytes)
         self.proofs[id.column] = target.columns[id]
 
-    def certificate(self) -> m.Certify:
+    def certificate(self) -> Certify:
         proofs = tuple(proof for _, proof in sorted(self.proofs.items()))
         assert self.plan is not None
-        return m.Certify(
+        return Certify(
             self.payload, self.launch, self.world_size, proofs, self.plan.code, self.payload_bytes,
             self.plan.cell_bytes, DIGEST, self.payload_bytes - 100, 100, 5 + self.rank,
             slowest_target=TargetId(f"t{self.rank}"), slowest_us=self.rank,
@@ -440,7 +449,7 @@ class RankFake:
     def table(self) -> bytes:
         return encode_table(RankTable(self.rank, self.world_size, self.entries))
 
-    def certify(self, certificate: m.Certify | None = None) -> list[m.Message]:
+    def certify(self, certificate: Certify | None = None) -> list[Message]:
         table = self.table()
         message = replace(certificate or self.certificate(), table_bytes=len(table))
         return self.bench.tell(self.session, message, table)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from ckpt.base.ids import CheckpointId, Step
-from ckpt.format import messages as m
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.loading import ConfirmLoad, LoadBegan, Resolve, Resolved
 from ckpt.protocol.events import Session
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake, team
 from tests.protocol.test_coordinator_rounds import CONFIRMED
@@ -19,12 +21,12 @@ class ByNumber:
         self.rank = rank
         self.bench = rank.bench
         self.session: Session = self.bench.session()
-        self.question = m.Resolve(
+        self.question = Resolve(
             rank.run, Step(step), rank.launch, rank.rank, rank.world_size, 30 * SECOND_US, turn=n
         )
         self.found: CheckpointId
 
-    def resolve(self) -> list[m.Message]:
+    def resolve(self) -> list[Message]:
         answers = self.bench.tell(self.session, self.question)
         self.hear()
         return answers
@@ -32,33 +34,33 @@ class ByNumber:
     def hear(self) -> None:
         """What came meanwhile."""
         for answer in self.bench.to(self.session):
-            if isinstance(answer, m.Resolved):
+            if isinstance(answer, Resolved):
                 self.found = answer.info.checkpoint
 
-    def failed(self) -> m.Failed:
+    def failed(self) -> Failed:
         (answer,) = self.resolve()
-        assert isinstance(answer, m.Failed)
+        assert isinstance(answer, Failed)
         return answer
 
     def begin(self) -> None:
         (answer,) = self.resolve()
-        assert isinstance(answer, m.Resolved), answer
+        assert isinstance(answer, Resolved), answer
         asked = self.question
         assert asked.launch is not None
         assert asked.rank is not None
         self.bench.tell(
-            self.session, m.LoadBegan(RUN, asked.launch, asked.rank, asked.turn, asked.step)
+            self.session, LoadBegan(RUN, asked.launch, asked.rank, asked.turn, asked.step)
         )
 
-    def confirm(self) -> m.ConfirmLoad:
+    def confirm(self) -> ConfirmLoad:
         asked = self.question
         assert asked.launch is not None
         assert asked.rank is not None
-        return m.ConfirmLoad(
+        return ConfirmLoad(
             RUN, asked.launch, asked.rank, asked.turn, self.found, 30 * SECOND_US, asked.step
         )
 
-    def finish(self) -> list[m.Message]:
+    def finish(self) -> list[Message]:
         return self.bench.tell(self.session, self.confirm())
 
     def load(self) -> CheckpointId:
@@ -88,5 +90,5 @@ def readers(bench: Bench, world_size: int = 2) -> list[ByNumber]:
     return [ByNumber(rank) for rank in team(bench, world_size, key="readers")]
 
 
-def names_both(failed: m.Failed, *ids: CheckpointId) -> bool:
+def names_both(failed: Failed, *ids: CheckpointId) -> bool:
     return all(str(id) in failed.message for id in ids)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckpt.base.ids import CheckpointId
-from ckpt.format import messages as m
-from ckpt.format.target_messages import DocumentKind
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.loading import Resolve, Resolved
+from ckpt.format.messages.reading import DocumentKind
 from ckpt.protocol.coordinator.membership import GATHERING_US
 from ckpt.protocol.events import Session
 from tests.protocol.coordinating import RUN, SECOND_US, Bench
@@ -33,10 +35,10 @@ def begin_from(bench: Bench, copy: Copy, *targets: str) -> None:
     bench.restart(*targets)
 
 
-def newest(bench: Bench, session: Session | None = None) -> list[m.Message]:
+def newest(bench: Bench, session: Session | None = None) -> list[Message]:
     """What a job is told that asks for the newest step; nothing while it has to wait."""
     session = bench.session() if session is None else session
-    return bench.tell(session, m.Resolve(RUN, None))
+    return bench.tell(session, Resolve(RUN, None))
 
 
 def checks(bench: Bench) -> dict[str, str]:
@@ -48,7 +50,7 @@ def checks(bench: Bench) -> dict[str, str]:
 
 def assert_old(bench: Bench) -> None:
     (failed,) = newest(bench)
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert failed.code == "corrupt"
     assert "older than its targets" in failed.message
     assert "run: ckpt catalog rebuild" in failed.hint
@@ -58,7 +60,7 @@ def assert_old(bench: Bench) -> None:
 def assert_serves(bench: Bench, step: int) -> None:
     """And the newest step is this one."""
     (resolved,) = newest(bench)
-    assert isinstance(resolved, m.Resolved), resolved
+    assert isinstance(resolved, Resolved), resolved
     runs = bench.ask("runs")
     assert isinstance(runs, list)
     assert [run["latest"] for run in runs] == [step]

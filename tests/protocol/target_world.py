@@ -30,20 +30,11 @@ from ckpt.format.checksum import crc32, crc32_combine, xxh3_128
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, encode_manifest
-from ckpt.format.messages import (
-    BeginColumn,
-    Fragment,
-    Message,
-    RangeData,
-    Role,
-    SealColumn,
-)
-from ckpt.format.target_messages import (
-    DocumentKind,
-    PutDocument,
-    Reserve,
-    TargetRegistered,
-)
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.reading import DocumentKind, RangeData
+from ckpt.format.messages.targets import PutDocument, Reserve, TargetRegistered
+from ckpt.format.messages.writing import BeginColumn, Fragment, SealColumn
 from ckpt.protocol.events import (
     CloseSession,
     Received,

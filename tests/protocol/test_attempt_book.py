@@ -15,7 +15,7 @@ from ckpt.base.ids import (
 )
 from ckpt.erasure.code import Code
 from ckpt.format.layout import Layout
-from ckpt.format.messages import ReplicaPolicy
+from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.protocol.coordinator.attempts import Attempt, AttemptBook, AttemptState, Payload
 
 

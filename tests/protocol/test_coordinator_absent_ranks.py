@@ -5,14 +5,14 @@ One that closed its store may be training: its peers wait.
 from __future__ import annotations
 
 from ckpt.base.ids import Rank
-from ckpt.format import messages as m
-from ckpt.format.target_messages import (
-    Reserve,
-)
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.launches import Departure, JoinLaunch
+from ckpt.format.messages.saving import AttemptAborted
+from ckpt.format.messages.targets import Reserve
 from tests.protocol.coordinating import Bench, RankFake, every, team
 
 
-def aborted(rank: RankFake) -> m.AttemptAborted:
+def aborted(rank: RankFake) -> AttemptAborted:
     (told,) = rank.aborts()
     return told
 
@@ -77,7 +77,7 @@ def test_a_trainer_that_is_still_connected_or_never_had_a_stager_is_waited_for()
     stays, killed = team(bench, 2)
     stays.open(1)
     trainer = bench.session()
-    join = m.JoinLaunch(killed.run, "k", killed.rank, 2, killed.process, killed.launch)
+    join = JoinLaunch(killed.run, "k", killed.rank, 2, killed.process, killed.launch)
     bench.tell(trainer, join)
     bench.close(killed.session)  # Its stager was killed; the trainer starts another.
     bench.tick(60)
@@ -86,7 +86,7 @@ def test_a_trainer_that_is_still_connected_or_never_had_a_stager_is_waited_for()
     bench = Bench()
     stays = RankFake(bench, 0, 2)
     trainer = bench.session()
-    bench.tell(trainer, m.JoinLaunch(stays.run, "k", Rank(1), 2, "host/1/k"))
+    bench.tell(trainer, JoinLaunch(stays.run, "k", Rank(1), 2, "host/1/k"))
     bench.close(trainer)  # It has loaded, closed its store, and saves later.
     stays.open(1)
     bench.tick(60)
@@ -98,7 +98,7 @@ def test_a_rank_that_only_loaded_and_left_is_waited_for_within_a_bound() -> None
     bench = Bench()
     stays = RankFake(bench, 0, 2)
     trainer = bench.session()
-    bench.tell(trainer, m.JoinLaunch(stays.run, "k", Rank(1), 2, "host/1/k"))
+    bench.tell(trainer, JoinLaunch(stays.run, "k", Rank(1), 2, "host/1/k"))
     bench.close(trainer)
     stays.open(1)
     bench.tick(599)
@@ -129,10 +129,10 @@ def test_a_rank_that_does_not_come_back_after_a_restart_is_named() -> None:
 def test_a_refusal_for_space_says_when_to_come_again() -> None:
     bench = Bench()
     for target in bench.targets.values():
-        target.refuses[Reserve] = m.Failed("no_space", "full")
+        target.refuses[Reserve] = Failed("no_space", "full")
     rank = RankFake(bench)
     (told,) = rank.open(1)
-    assert isinstance(told, m.AttemptAborted)
+    assert isinstance(told, AttemptAborted)
     assert (told.code, told.retry_after_us) == ("no_space", 5_000_000)
 
 
@@ -141,7 +141,7 @@ def test_a_refusal_for_space_says_when_to_come_again() -> None:
 
 def go_idle(bench: Bench, rank: RankFake) -> None:
     """Its stager goes, and says so."""
-    rank.leave(m.Departure.UNWATCHED)
+    rank.leave(Departure.UNWATCHED)
     bench.close(rank.session)
 
 
@@ -150,7 +150,7 @@ def test_a_rank_that_opens_its_store_for_each_save_is_waited_for_however_long_it
     fast, slow = team(bench, 2)
     for step in range(1, 4):
         fast.open(step)
-        slow.leave(m.Departure.CLOSED)  # Of the step before: the fast rank is one ahead.
+        slow.leave(Departure.CLOSED)  # Of the step before: the fast rank is one ahead.
         bench.tick(60)
         go_idle(bench, slow)
         bench.tick(500)
@@ -166,7 +166,7 @@ def test_a_process_that_ends_behind_its_closed_store_ends_the_wait_of_its_peers(
     bench = Bench()
     stays, ends = team(bench, 2)
     stays.open(1)
-    ends.leave(m.Departure.CLOSED)
+    ends.leave(Departure.CLOSED)
     bench.tick(60)
     assert stays.aborts() == []
     ends.leave()
@@ -177,7 +177,7 @@ def test_a_host_that_dies_while_its_store_is_closed_is_noticed_as_before() -> No
     bench = Bench()
     stays, dies = team(bench, 2)
     stays.open(1)
-    dies.leave(m.Departure.CLOSED)
+    dies.leave(Departure.CLOSED)
     bench.tick(60)
     bench.close(dies.session)
     bench.tick(16)
@@ -187,7 +187,7 @@ def test_a_host_that_dies_while_its_store_is_closed_is_noticed_as_before() -> No
 def test_a_rank_without_a_store_that_nobody_watches_is_waited_for_within_a_bound() -> None:
     bench = Bench()
     stays, other = team(bench, 2)
-    other.leave(m.Departure.CLOSED)
+    other.leave(Departure.CLOSED)
     go_idle(bench, other)
     bench.tick(3600)  # It trains; nobody waits for it yet.
     stays.open(1)
@@ -202,7 +202,7 @@ def test_a_store_that_is_open_stands_above_one_of_its_process_that_was_closed() 
     stays, both = team(bench, 2)
     stays.open(1)
     second = RankFake(bench, 1, 2, process=both.process)
-    both.leave(m.Departure.CLOSED)
+    both.leave(Departure.CLOSED)
     go_idle(bench, both)
     bench.tick(700)
     assert stays.aborts() == []
@@ -215,8 +215,8 @@ def test_a_closed_store_makes_room_for_another_process_of_its_rank() -> None:
     bench = Bench()
     _, closes = team(bench, 2)
     failed = RankFake(bench, 1, 2, process="another").heard
-    assert [type(one) for one in failed] == [m.Failed]
-    closes.leave(m.Departure.CLOSED)
+    assert [type(one) for one in failed] == [Failed]
+    closes.leave(Departure.CLOSED)
     assert RankFake(bench, 1, 2, process="another").launch == closes.launch
     closes.leave()
     assert RankFake(bench, 1, 2, process="a third").launch == 0, "the second one is there"
@@ -234,7 +234,7 @@ def test_a_rank_whose_store_is_closed_came_back_to_a_restarted_coordinator_with_
     stays.reconnect()
     stays.resume(1, checkpoint)
     other.reconnect()
-    other.leave(m.Departure.CLOSED)
+    other.leave(Departure.CLOSED)
     bench.tick(61)
     assert stays.aborts() == []
 
@@ -246,7 +246,7 @@ def test_a_process_of_several_ranks_that_ends_between_them_ends_the_attempt() ->
     bench = Bench()
     first = RankFake(bench, 0, 2, process="both")
     trainer = bench.session()
-    bench.tell(trainer, m.JoinLaunch(first.run, "k", Rank(1), 2, "both"))
+    bench.tell(trainer, JoinLaunch(first.run, "k", Rank(1), 2, "both"))
     first.open(1)
     bench.close(trainer)
     first.leave()
@@ -259,7 +259,7 @@ def test_a_process_of_several_ranks_that_ends_between_them_ends_the_attempt() ->
 def test_a_process_of_several_ranks_that_handed_all_over_and_ended_is_committed() -> None:
     bench = Bench()
     first = RankFake(bench, 0, 2, process="both")
-    bench.tell(bench.session(), m.JoinLaunch(first.run, "k", Rank(1), 2, "both"))
+    bench.tell(bench.session(), JoinLaunch(first.run, "k", Rank(1), 2, "both"))
     first.open(1)
     first.leave()
     second = RankFake(bench, 1, 2, process="both")  # Its stager comes to speak only now.

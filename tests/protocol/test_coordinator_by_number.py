@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ckpt.format import messages as m
+from ckpt.format.messages.asking import DeleteStep
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.loading import LoadConfirmed, Resolve, Resolved
 from tests.protocol.coordinating import RUN, Bench, RankFake, every
 from tests.protocol.numbered import STEP, ByNumber, names_both, readers, together
 from tests.protocol.test_coordinator_resolving import lose
@@ -23,8 +25,8 @@ def test_a_step_that_is_saved_again_between_two_ranks_loads_is_the_same_for_both
     assert one.finish() == []
     assert other.finish() == [CONFIRMED]
     assert one.found == other.found == first
-    (alone,) = bench.tell(bench.session(), m.Resolve(RUN, STEP))
-    assert isinstance(alone, m.Resolved)
+    (alone,) = bench.tell(bench.session(), Resolve(RUN, STEP))
+    assert isinstance(alone, Resolved)
     assert alone.info.checkpoint == again, "who belongs to no launch sees the newest"
 
 
@@ -53,7 +55,7 @@ def test_when_all_ranks_ask_again_at_once_they_get_what_was_saved_since() -> Non
 def test_one_that_asks_again_alone_waits_only_so_long_and_gets_what_the_others_have() -> None:
     bench = Bench()
     first = bench.save(STEP)
-    bench.tell(bench.session(), m.Resolve(RUN, STEP))  # A pin: else the next commit is its end.
+    bench.tell(bench.session(), Resolve(RUN, STEP))  # A pin: else the next commit is its end.
     one, other = readers(bench)
     one.load()
     other.load()
@@ -79,7 +81,7 @@ def test_one_that_asks_again_alone_for_what_is_gone_is_told_both() -> None:
     assert alone.resolve() == []
     bench.tick(11)
     (failed,) = bench.to(alone.session)
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert names_both(failed, first, again), failed.message
     assert "load it on all ranks at once" in failed.hint
 
@@ -99,7 +101,7 @@ def test_a_rank_that_peeked_does_not_get_another_than_peers_that_were_quicker() 
     bench = Bench()
     first = bench.save(STEP)
     peeking, quick = readers(bench)
-    bench.tell(bench.session(), m.Resolve(RUN, STEP))
+    bench.tell(bench.session(), Resolve(RUN, STEP))
     peeking.load()
     assert quick.load() == first, "of the load that all do"
     bench.save(STEP)
@@ -189,7 +191,7 @@ def test_loads_that_a_restart_interrupts_still_end_with_one_generation() -> None
     one.begin()
     other.begin()
     bench.restart(*bench.targets)
-    bench.tell(bench.session(), m.Resolve(RUN, STEP))  # A pin: else the next commit ends it.
+    bench.tell(bench.session(), Resolve(RUN, STEP))  # A pin: else the next commit ends it.
     again = bench.save(STEP)
     for rank in (one, other):
         rank.rank.reconnect()
@@ -197,7 +199,7 @@ def test_loads_that_a_restart_interrupts_still_end_with_one_generation() -> None
     other.begin()
     assert other.found == again
     (overruled,) = one.finish()
-    assert isinstance(overruled, m.LoadConfirmed)
+    assert isinstance(overruled, LoadConfirmed)
     assert str(again) in overruled.superseded
     # The other way round: who has loaded already names the generation.
     bench.restart(*bench.targets)
@@ -228,7 +230,7 @@ def test_a_launch_that_moved_on_and_had_not_settled_it_goes_on_with_one_behind_a
         load.rank.reconnect()
         load.reconnect()
     (overruled,) = loads[0].finish()
-    assert isinstance(overruled, m.LoadConfirmed)
+    assert isinstance(overruled, LoadConfirmed)
     assert str(first) in overruled.superseded
     assert together(loads) == [again, again]
 
@@ -274,7 +276,7 @@ def test_a_step_that_is_deleted_between_two_loads_is_an_error_that_names_both() 
         first = bench.save(STEP)
         one, other = readers(bench)
         one.load()
-        bench.tell(bench.session(), m.DeleteStep(RUN, STEP))
+        bench.tell(bench.session(), DeleteStep(RUN, STEP))
         again = bench.save(STEP)
         if restarted:
             bench.restart(*bench.targets)
@@ -291,7 +293,7 @@ def test_a_step_that_is_deleted_and_not_saved_again_is_not_found() -> None:
     bench.save(STEP)
     one, other = readers(bench)
     one.load()
-    bench.tell(bench.session(), m.DeleteStep(RUN, STEP))
+    bench.tell(bench.session(), DeleteStep(RUN, STEP))
     assert [other.failed().code, one.again().failed().code] == ["not_found", "not_found"]
 
 
@@ -312,14 +314,14 @@ def test_damage_in_time_makes_all_walk_back_to_the_older_generation() -> None:
     bench = Bench()
     first = bench.save(STEP)
     holder = bench.session()
-    bench.tell(holder, m.Resolve(RUN, STEP))  # A pin: else the newer commit ends it.
+    bench.tell(holder, Resolve(RUN, STEP))  # A pin: else the newer commit ends it.
     again = bench.save(STEP)
     one, other = readers(bench)
     one.begin()
     other.begin()
     assert one.finish() == []
     lose(bench, again)
-    (overruled,) = [a for a in bench.to(one.session) if isinstance(a, m.LoadConfirmed)]
+    (overruled,) = [a for a in bench.to(one.session) if isinstance(a, LoadConfirmed)]
     assert str(again) in overruled.superseded
     one.begin()
     other.begin()
@@ -329,7 +331,7 @@ def test_damage_in_time_makes_all_walk_back_to_the_older_generation() -> None:
 def test_damage_behind_a_load_is_an_error_that_names_both() -> None:
     bench = Bench()
     first = bench.save(STEP)
-    bench.tell(bench.session(), m.Resolve(RUN, STEP))
+    bench.tell(bench.session(), Resolve(RUN, STEP))
     again = bench.save(STEP)
     one, other = readers(bench)
     assert one.load() == again

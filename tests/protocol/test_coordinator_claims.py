@@ -8,8 +8,10 @@ import pytest
 
 from ckpt.base.ids import BootId, TargetId
 from ckpt.base.limits import INCARNATION_BYTES, LEASE_US
-from ckpt.format import messages as m
-from ckpt.format.target_messages import RegisterTarget, ReplaceTarget, TargetReplaced
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import ReplaceTarget, TargetReplaced
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.targets import RegisterTarget, TargetRegistered
 from ckpt.protocol.coordinator.catalog import TargetSeen
 from ckpt.protocol.coordinator.membership import TargetState
 from tests.protocol.coordinated_target import FakeTarget
@@ -40,9 +42,9 @@ def copy_of(bench: Bench, place: str = "host/fs/copy", boot: int = 99) -> FakeTa
     return replace(bench.targets[T1], boot=BootId(boot), session=None, place=place)
 
 
-def answer(bench: Bench, target: FakeTarget) -> m.Message:
+def answer(bench: Bench, target: FakeTarget) -> Message:
     """What a process that registers is told."""
-    session = bench.session(m.Role.TARGET)
+    session = bench.session(Role.TARGET)
     register = RegisterTarget(
         target.id, target.boot, "a:1", "", target.domain, f"/copies/{target.place}", 77, 1 << 40,
         1 << 40, 0, target.term_seen, incarnation=target.incarnation, place=target.place,
@@ -50,9 +52,9 @@ def answer(bench: Bench, target: FakeTarget) -> m.Message:
     return bench.tell(session, register)[0]
 
 
-def refused(bench: Bench, target: FakeTarget) -> m.Failed:
+def refused(bench: Bench, target: FakeTarget) -> Failed:
     told = answer(bench, target)
-    assert isinstance(told, m.Failed), told
+    assert isinstance(told, Failed), told
     return told
 
 
@@ -67,8 +69,8 @@ def checks(bench: Bench) -> dict[str, dict[str, str]]:
     return {each["name"]: each for each in view["checks"]}
 
 
-def replace_it(bench: Bench, wanted: bytes = b"") -> m.Message:
-    return bench.tell(bench.session(m.Role.ADMIN), ReplaceTarget(T1, wanted))[0]
+def replace_it(bench: Bench, wanted: bytes = b"") -> Message:
+    return bench.tell(bench.session(Role.ADMIN), ReplaceTarget(T1, wanted))[0]
 
 
 def test_a_copy_is_refused_by_name_while_the_original_lives_and_nothing_flips(
@@ -89,7 +91,7 @@ def test_a_copy_is_refused_by_name_while_the_original_lives_and_nothing_flips(
 def test_a_process_that_comes_again_in_its_place_has_the_seat_at_once(bench: Bench) -> None:
     """Killed with its host's connection half open, say."""
     again = copy_of(bench, bench.targets[T1].place, boot=100)
-    assert isinstance(answer(bench, again), m.TargetRegistered)
+    assert isinstance(answer(bench, again), TargetRegistered)
     assert bench.machine.members.targets[T1].boot == 100
 
 
@@ -101,7 +103,7 @@ def test_a_connection_that_broke_gives_a_copy_no_chance_for_a_lease(bench: Bench
     assert is_live(bench)
     bench.stop("t1")
     bench.tick(LEASE_S * 1.1)
-    assert isinstance(answer(bench, copy_of(bench)), m.TargetRegistered)
+    assert isinstance(answer(bench, copy_of(bench)), TargetRegistered)
     assert refused(bench, bench.targets[T1]).code == "busy"
 
 
@@ -114,7 +116,7 @@ def test_a_new_coordinator_keeps_the_known_place_its_seat_for_a_lease(bench: Ben
     bench.restart("t0", "t2", "t3")
     bench.tick(LEASE_S * 1.1)
     moved = copy_of(bench, "another host/fs/1")
-    assert isinstance(answer(bench, moved), m.TargetRegistered), "a directory may move"
+    assert isinstance(answer(bench, moved), TargetRegistered), "a directory may move"
 
 
 def test_an_emptied_directory_is_refused_until_somebody_says_so(bench: Bench) -> None:
@@ -132,7 +134,7 @@ def test_an_emptied_directory_is_refused_until_somebody_says_so(bench: Bench) ->
     replaced = replace_it(bench)
     assert isinstance(replaced, TargetReplaced)
     assert (replaced.incarnation, replaced.target) == (incarnation(9), "t1")
-    assert isinstance(answer(bench, emptied), m.TargetRegistered)
+    assert isinstance(answer(bench, emptied), TargetRegistered)
     assert "DIRECTORY_UNKNOWN" not in checks(bench)
     # The old directory comes back: it counts no more.
     old = refused(bench, replace(bench.targets[T1], boot=BootId(101)))
@@ -145,7 +147,7 @@ def test_what_was_said_holds_behind_a_restart(bench: Bench) -> None:
     refused(bench, emptied)
     replace_it(bench)
     bench.restart("t0", "t2", "t3")
-    assert isinstance(answer(bench, emptied), m.TargetRegistered)
+    assert isinstance(answer(bench, emptied), TargetRegistered)
     bench.restart("t0", "t2", "t3")
     refused(bench, replace(bench.targets[T1], boot=BootId(101)))
 
@@ -154,7 +156,7 @@ def test_a_replacement_is_told_only_when_it_is_durable(bench: Bench) -> None:
     bench.stop("t1")
     refused(bench, replace(copy_of(bench), incarnation=incarnation(9)))
     bench.persist_at_once = False
-    assert bench.tell(bench.session(m.Role.ADMIN), ReplaceTarget(T1)) == []
+    assert bench.tell(bench.session(Role.ADMIN), ReplaceTarget(T1)) == []
     (ticket,) = bench.tickets
     seen = [entry for entry in ticket.entries if isinstance(entry, TargetSeen)]
     assert [each.incarnation for each in seen] == [incarnation(9)]
@@ -168,28 +170,28 @@ def test_a_replacement_that_is_asked_again_is_answered_again(bench: Bench) -> No
     first = replace_it(bench)
     assert isinstance(first, TargetReplaced)
     assert replace_it(bench) == first
-    assert isinstance(answer(bench, emptied), m.TargetRegistered)
+    assert isinstance(answer(bench, emptied), TargetRegistered)
     assert replace_it(bench) == replace_it(bench, incarnation(9)) == first
     other = replace_it(bench, incarnation(8))
-    assert isinstance(other, m.Failed), "that was never said"
+    assert isinstance(other, Failed), "that was never said"
     assert "t1 is live" in other.message
     bench.tick(90)
     late = replace_it(bench)
-    assert isinstance(late, m.Failed), "nobody repeats a question for so long"
+    assert isinstance(late, Failed), "nobody repeats a question for so long"
 
 
 def test_nothing_is_replaced_blindly(bench: Bench) -> None:
     live = replace_it(bench)
-    assert isinstance(live, m.Failed)
+    assert isinstance(live, Failed)
     assert "t1 is live, from d/t1" in live.message
     bench.stop("t1")
     nobody = replace_it(bench)
-    assert isinstance(nobody, m.Failed)
+    assert isinstance(nobody, Failed)
     assert nobody.code == "not_found"
     for number in (8, 9):
         refused(bench, replace(copy_of(bench, f"p{number}"), incarnation=incarnation(number)))
     several = replace_it(bench)
-    assert isinstance(several, m.Failed)
+    assert isinstance(several, Failed)
     assert incarnation(8).hex() in several.message
     assert incarnation(9).hex() in several.message
     one = replace_it(bench, incarnation(9))
@@ -216,8 +218,8 @@ def test_a_directory_of_another_target_never_replaces_one(bench: Bench) -> None:
     stolen = replace(copy_of(bench), id=TargetId("t2"), place="elsewhere")
     assert "of target t1" in refused(bench, stolen).message
     assert "DIRECTORY_UNKNOWN" not in checks(bench)
-    answered = bench.tell(bench.session(m.Role.ADMIN), ReplaceTarget(TargetId("t2")))[0]
-    assert isinstance(answered, m.Failed)
+    answered = bench.tell(bench.session(Role.ADMIN), ReplaceTarget(TargetId("t2")))[0]
+    assert isinstance(answered, Failed)
     assert answered.code == "not_found"
 
 
@@ -228,13 +230,13 @@ def test_targets_of_the_version_before_are_taken_in_and_their_first_incarnation_
     grown = replace(bench.targets[T1], boot=BootId(50), incarnation=incarnation(5), place="here")
     assert refused(bench, grown).code == "busy", "a newer daemon on a copy, say"
     bench.stop("t1")
-    assert isinstance(answer(bench, grown), m.TargetRegistered)
+    assert isinstance(answer(bench, grown), TargetRegistered)
     other = replace(grown, boot=BootId(51), incarnation=incarnation(6))
     assert "another directory" in refused(bench, other).message
     # The version before again, on the same directory: it tells nothing.
     bench.tick(LEASE_S * 2.1)
     older = replace(grown, boot=BootId(52), incarnation=b"", place="")
-    assert isinstance(answer(bench, older), m.TargetRegistered)
+    assert isinstance(answer(bench, older), TargetRegistered)
     refused(bench, replace(other, boot=BootId(53)))
 
 
@@ -250,7 +252,7 @@ def test_a_directory_that_is_refused_vouches_for_nothing_and_proves_nothing(benc
     t1 = bench.targets[T1]
     t1.term_seen = bench.term
     told = answer(bench, t1)
-    assert isinstance(told, m.Failed)
+    assert isinstance(told, Failed)
     assert told.code == "corrupt", "it obeyed a coordinator of this term, which was not this one"
 
 
@@ -261,5 +263,5 @@ def test_a_directory_that_was_replaced_proves_nothing_under_another_name(bench: 
     replace_it(bench)
     old = replace(bench.targets[T1], id=TargetId("t9"), boot=BootId(101))
     old.term_seen = bench.term
-    assert isinstance(answer(bench, old), m.TargetRegistered)
+    assert isinstance(answer(bench, old), TargetRegistered)
     assert "CATALOG_OLD" not in checks(bench)

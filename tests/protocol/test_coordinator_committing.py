@@ -10,13 +10,22 @@ from msgspec.structs import replace
 
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank, Step, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
-from ckpt.format import messages as m
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.saving import (
+    AttemptAborted,
+    AttemptCommitted,
+    BoxesCompared,
+    BoxQuery,
+    Certified,
+    CompareBoxes,
+    PayloadGivenUp,
+    PayloadPlanned,
+    ReplicaPolicy,
+)
+from ckpt.format.messages.targets import PutDocument
 from ckpt.format.record import decode_record
 from ckpt.format.table import Piece
-from ckpt.format.target_messages import (
-    DocumentKind,
-    PutDocument,
-)
 from ckpt.protocol.coordinator import catalog
 from tests.protocol.coordinating import (
     Bench,
@@ -46,7 +55,7 @@ def test_a_proof_that_its_target_did_not_make_is_refused() -> None:
     forged = replace(good.proofs[0], column_crc=8)
     mark = bench.mark()
     (failed,) = rank.certify(replace(good, proofs=(forged, *good.proofs[1:])))
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert "is not its target's" in failed.message
     assert len(bench.log) == mark + 1, "nothing else happened"
     assert bench.states() == {"run@1#1.1": "open"}
@@ -72,7 +81,7 @@ def test_a_certificate_that_does_not_fit_what_was_opened_is_refused(
     bench = Bench()
     (rank,) = ready(bench)
     (failed,) = rank.certify(replace(rank.certificate(), **wrong))  # type: ignore[arg-type]
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert bench.states() == {"run@1#1.1": "open"}
 
 
@@ -91,7 +100,7 @@ def test_a_true_proof_of_something_else_is_refused(what: str) -> None:
             size += 1
     foreign = bench.targets[good.proofs[0].target].proof(column, good.code, size)
     (failed,) = rank.certify(replace(good, proofs=(foreign, *good.proofs[1:])))
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert "does not belong here" in failed.message
 
 
@@ -100,7 +109,7 @@ def test_a_table_of_another_rank_or_beyond_the_payload_is_refused() -> None:
     (rank,) = ready(bench)
     rank.entries = (own_entry(rank.payload_bytes + 1),)
     (failed,) = rank.certify()
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert "does not fit its payload" in failed.message
 
 
@@ -109,7 +118,7 @@ def test_a_table_that_does_not_parse_is_refused_and_may_be_sent_again() -> None:
     (rank,) = ready(bench)
     junk = replace(rank.certificate(), table_bytes=4)
     (failed,) = bench.tell(rank.session, junk, b"junk")
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert failed.code == "corrupt"
     rank.certify()
     assert len(rank.commits()) == 1
@@ -121,10 +130,10 @@ def test_a_table_comes_in_ascending_parts_and_counts_when_it_is_whole() -> None:
     table = rank.table()
     whole = replace(rank.certificate(), table_bytes=len(table))
     gap = bench.tell(rank.session, replace(whole, table_offset=10), table[10:])
-    assert isinstance(gap[0], m.Failed)
+    assert isinstance(gap[0], Failed)
     assert bench.tell(rank.session, replace(whole, proofs=()), table[:10]) == []
     last = bench.tell(rank.session, replace(whole, table_offset=10), table[10:])
-    assert isinstance(last[0], m.Certified)
+    assert isinstance(last[0], Certified)
     assert bench.states() == {"run@1#1.1": "committed"}
 
 
@@ -133,7 +142,7 @@ def test_a_certificate_of_an_unknown_attempt_is_told_that_it_is_over() -> None:
     (rank,) = ready(bench)
     other = replace(rank.payload.checkpoint, step=Step(2))
     (aborted,) = rank.certify(replace(rank.certificate(), payload=PayloadId(other, Rank(0))))
-    assert isinstance(aborted, m.AttemptAborted)
+    assert isinstance(aborted, AttemptAborted)
 
 
 # --------------------------------------------------------------------------- agreement
@@ -162,10 +171,10 @@ def overlapping(bench: Bench) -> list[RankFake]:
 def test_overlapping_shards_are_fingerprinted_by_their_holders_and_commit_when_they_agree() -> None:
     bench = Bench()
     ranks = overlapping(bench)
-    box = m.BoxQuery("m", (100,), (100,))
+    box = BoxQuery("m", (100,), (100,))
     for rank in ranks:
-        assert rank.heard[-1] == m.CompareBoxes(rank.payload, (box,))
-    every(ranks, lambda rank: bench.tell(rank.session, m.BoxesCompared(rank.payload, (b"f" * 16,))))
+        assert rank.heard[-1] == CompareBoxes(rank.payload, (box,))
+    every(ranks, lambda rank: bench.tell(rank.session, BoxesCompared(rank.payload, (b"f" * 16,))))
     assert bench.states() == {"run@1#1.1": "committed"}
 
 
@@ -173,7 +182,7 @@ def test_overlapping_shards_that_differ_abort_and_name_both_ranks() -> None:
     bench = Bench()
     ranks = overlapping(bench)
     for rank in ranks:
-        bench.tell(rank.session, m.BoxesCompared(rank.payload, (bytes([rank.rank]) * 16,)))
+        bench.tell(rank.session, BoxesCompared(rank.payload, (bytes([rank.rank]) * 16,)))
     (aborted,) = ranks[0].aborts()
     assert "'m' on ranks 0 and 1 overlap and differ" in aborted.message
 
@@ -181,7 +190,7 @@ def test_overlapping_shards_that_differ_abort_and_name_both_ranks() -> None:
 def test_a_comparison_of_the_wrong_count_aborts() -> None:
     bench = Bench()
     ranks = overlapping(bench)
-    bench.tell(ranks[0].session, m.BoxesCompared(ranks[0].payload, ()))
+    bench.tell(ranks[0].session, BoxesCompared(ranks[0].payload, ()))
     assert "wrong count" in ranks[1].aborts()[0].message
 
 
@@ -191,7 +200,7 @@ def test_a_stager_that_comes_back_is_asked_to_compare_again() -> None:
     bench.close(ranks[0].session)
     ranks[0].reconnect()
     answer = ranks[0].resume(1, ranks[0].payload.checkpoint)
-    assert [type(each) for each in answer] == [m.PayloadPlanned, m.CompareBoxes]
+    assert [type(each) for each in answer] == [PayloadPlanned, CompareBoxes]
 
 
 def test_a_comparison_that_a_stager_never_answers_ends_the_attempt() -> None:
@@ -202,13 +211,13 @@ def test_a_comparison_that_a_stager_never_answers_ends_the_attempt() -> None:
     assert "stager of rank 0" in ranks[1].aborts()[0].message
 
 
-def replicated(bench: Bench, policies: list[m.ReplicaPolicy]) -> list[RankFake]:
+def replicated(bench: Bench, policies: list[ReplicaPolicy]) -> list[RankFake]:
     """Two ranks whose replica differs; each stores half."""
     ranks = team(bench, 2)
     for rank, policy in zip(ranks, policies, strict=True):
         rank.replicas = policy
         half = Piece(100 * rank.rank, 0, 100)
-        keep = policy is m.ReplicaPolicy.KEEP
+        keep = policy is ReplicaPolicy.KEEP
         stored = (Piece(0, 0, 200),) if keep else (half,)
         rank.entries = (replica_entry(200, stored, bytes([rank.rank]) * 16),)
         rank.open(1)
@@ -219,7 +228,7 @@ def replicated(bench: Bench, policies: list[m.ReplicaPolicy]) -> list[RankFake]:
 
 def test_a_replica_that_differs_aborts_by_path_and_rank() -> None:
     bench = Bench()
-    ranks = replicated(bench, [m.ReplicaPolicy.ABORT, m.ReplicaPolicy.ABORT])
+    ranks = replicated(bench, [ReplicaPolicy.ABORT, ReplicaPolicy.ABORT])
     (aborted,) = ranks[0].aborts()
     assert "'w'" in aborted.message
     assert "rank" in aborted.message
@@ -227,7 +236,7 @@ def test_a_replica_that_differs_aborts_by_path_and_rank() -> None:
 
 def test_replicas_that_differ_are_kept_apart_with_a_warning_when_every_rank_wants_it() -> None:
     bench = Bench()
-    ranks = replicated(bench, [m.ReplicaPolicy.KEEP, m.ReplicaPolicy.KEEP])
+    ranks = replicated(bench, [ReplicaPolicy.KEEP, ReplicaPolicy.KEEP])
     (commit,) = ranks[0].commits()
     assert len(commit.info.warnings) == 1
     assert "w" in commit.info.warnings[0]
@@ -235,7 +244,7 @@ def test_replicas_that_differ_are_kept_apart_with_a_warning_when_every_rank_want
 
 def test_one_rank_that_wants_no_difference_is_enough_to_abort() -> None:
     bench = Bench()
-    ranks = replicated(bench, [m.ReplicaPolicy.KEEP, m.ReplicaPolicy.ABORT])
+    ranks = replicated(bench, [ReplicaPolicy.KEEP, ReplicaPolicy.ABORT])
     assert len(ranks[0].aborts()) == 1
 
 
@@ -249,7 +258,7 @@ def test_index_then_decision_then_record_then_commit_then_the_announcement() -> 
     rank.certify()
     id = rank.payload.checkpoint
     story = bench.story(
-        mark, PutDocument, catalog.AttemptDecided, catalog.AttemptCommitted, m.AttemptCommitted
+        mark, PutDocument, catalog.AttemptDecided, catalog.AttemptCommitted, AttemptCommitted
     )
     kinds = [s.kind.value if isinstance(s, PutDocument) else type(s).__name__ for s in story]
     assert kinds == [
@@ -257,7 +266,7 @@ def test_index_then_decision_then_record_then_commit_then_the_announcement() -> 
         "AttemptCommitted",
     ]  # fmt: skip
     assert isinstance(story[5], catalog.AttemptCommitted)
-    assert isinstance(story[6], m.AttemptCommitted)
+    assert isinstance(story[6], AttemptCommitted)
     assert len(holders(bench, INDEX)) == len(holders(bench, RECORD)) == 2
     assert story[6].info.checkpoint == id
 
@@ -289,7 +298,7 @@ def test_a_decided_attempt_is_rolled_forward_after_a_restart_with_the_same_bytes
     bench = Bench()
     (rank,) = ready(bench)
     for target in bench.targets.values():
-        target.refuses[PutDocument] = m.Failed("unavailable", "its disk fails")
+        target.refuses[PutDocument] = Failed("unavailable", "its disk fails")
     bench.persist_at_once = False
     for id in ("t0", "t1", "t2", "t3"):
         bench.targets[TargetId(id)].refuses.clear()
@@ -312,7 +321,7 @@ def test_a_decided_attempt_is_rolled_forward_after_a_restart_with_the_same_bytes
     assert records == {decided.record}
     assert decode_record(decided.record).info.committed_at_s == 1.5
     rank.reconnect()
-    assert isinstance(rank.resume(1, rank.payload.checkpoint)[0], m.AttemptCommitted)
+    assert isinstance(rank.resume(1, rank.payload.checkpoint)[0], AttemptCommitted)
 
 
 def test_a_decided_attempt_waits_for_m_plus_one_targets_however_long_they_are_away() -> None:
@@ -323,7 +332,7 @@ def test_a_decided_attempt_waits_for_m_plus_one_targets_however_long_they_are_aw
     bench.durable.extend(e for t in bench.tickets for e in t.entries)
     bench.persist_at_once = True
     for id in ("t1", "t2"):
-        bench.targets[TargetId(id)].refuses[PutDocument] = m.Failed("unavailable", "it ends")
+        bench.targets[TargetId(id)].refuses[PutDocument] = Failed("unavailable", "it ends")
     bench.restart("t0", "t1", "t2")
     assert bench.states() == {"run@1#1.1": "decided"}, "m + 1 targets, not the first that comes"
     bench.stop("t1", "t2")
@@ -357,7 +366,7 @@ def test_a_record_that_is_rolled_forward_lies_in_as_many_domains_as_its_answer_p
     assert bench.states() == {"run@1#2.1": "committed"}
     rank.reconnect()
     (told,) = rank.resume(1, rank.payload.checkpoint)
-    assert isinstance(told, m.AttemptCommitted)
+    assert isinstance(told, AttemptCommitted)
     hosts = {bench.targets[TargetId(id)].domain.split("/")[2] for id in holders(bench, RECORD)}
     assert len(hosts) == 3
 
@@ -367,7 +376,7 @@ def test_a_decided_attempt_cannot_be_aborted() -> None:
     (rank,) = ready(bench)
     bench.persist_at_once = False
     rank.certify()
-    bench.tell(rank.session, m.PayloadGivenUp(rank.payload, "aborted", "too late"))
+    bench.tell(rank.session, PayloadGivenUp(rank.payload, "aborted", "too late"))
     RankFake(bench, key="newer").open(9)
     while bench.tickets:
         bench.sync()

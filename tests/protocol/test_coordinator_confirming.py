@@ -6,16 +6,19 @@ import pytest
 from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, Step, TargetId
-from ckpt.format import messages as m
-from ckpt.format.target_messages import Attest, PutDocument
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import Answer, Ask, DeleteStep
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.loading import Resolve, Resolved
+from ckpt.format.messages.targets import Attest, PutDocument
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake, ready
 from tests.protocol.test_coordinator_resolving import NEWEST, holders, resolved
 
-DELETE = m.DeleteStep(RUN, Step(1))
-STEPS = m.Ask("steps", RUN)
+DELETE = DeleteStep(RUN, Step(1))
+STEPS = Ask("steps", RUN)
 
 
-def hush(bench: Bench, *kinds: type[m.Message], ids: tuple[str, ...] = ()) -> None:
+def hush(bench: Bench, *kinds: type[Message], ids: tuple[str, ...] = ()) -> None:
     """These targets keep what they are asked, as on a connection that hangs."""
     for id in ids or tuple(bench.targets):
         bench.targets[TargetId(id)].silent.update(kinds)
@@ -26,9 +29,9 @@ def let_all_answer(bench: Bench) -> None:
         bench.let_answer(id)
 
 
-@pytest.mark.parametrize("question", [NEWEST, m.Resolve(RUN, Step(1)), STEPS, DELETE])
+@pytest.mark.parametrize("question", [NEWEST, Resolve(RUN, Step(1)), STEPS, DELETE])
 def test_whose_targets_obey_another_answers_nothing_and_says_so(
-    question: m.Message,
+    question: Message,
 ) -> None:
     bench = Bench(4)
     bench.save(1)
@@ -38,7 +41,7 @@ def test_whose_targets_obey_another_answers_nothing_and_says_so(
     bench.let_answer("t0")
     bench.tick(11)
     (failed,) = bench.to(session)
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert failed.code == "unavailable"
     assert "1 of 4 targets obey this coordinator: another may have taken its" in failed.message
     assert bench.states() == {"run@1#1.1": "committed"}, "and nothing is deleted"
@@ -51,7 +54,7 @@ def test_who_waits_in_vain_is_told_which_targets_are_away() -> None:
     bench.tell(session, STEPS)
     bench.tick(7)
     (failed,) = bench.to(session)
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert failed.message.endswith("away: t1, t2")
 
 
@@ -72,11 +75,11 @@ def test_who_greets_is_answered_once_the_catalog_is_vouched_for_and_waits_for_no
     assert bench.ask("coordinator") == {"address": "", "pid": 0}
     bench.restart("t0")
     session = bench.session()
-    bench.tell(session, m.Ask("coordinator"))
+    bench.tell(session, Ask("coordinator"))
     assert bench.to(session) == []
     bench.start("t1")
     bench.start("t2")
-    assert [type(each) for each in bench.to(session)] == [m.Answer]
+    assert [type(each) for each in bench.to(session)] == [Answer]
 
 
 def test_what_was_asked_is_answered_as_soon_as_enough_have_said_so() -> None:
@@ -89,7 +92,7 @@ def test_what_was_asked_is_answered_as_soon_as_enough_have_said_so() -> None:
     bench.let_answer("t1")
     assert bench.to(session) == [], "two of four may obey another one"
     bench.let_answer("t2")
-    assert [type(each) for each in bench.to(session)] == [m.Resolved]
+    assert [type(each) for each in bench.to(session)] == [Resolved]
 
 
 def test_a_target_that_comes_meanwhile_is_asked_at_once() -> None:
@@ -99,7 +102,7 @@ def test_a_target_that_comes_meanwhile_is_asked_at_once() -> None:
     session = bench.session()
     assert bench.tell(session, STEPS) == []
     bench.start("t0")
-    assert [type(each) for each in bench.to(session)] == [m.Answer]
+    assert [type(each) for each in bench.to(session)] == [Answer]
 
 
 def test_an_answer_to_a_question_of_before_confirms_nobody() -> None:
@@ -115,10 +118,10 @@ def test_an_answer_to_a_question_of_before_confirms_nobody() -> None:
     for id in ("t0", "t1", "t2"):
         bench.let_answer(id)
         hush(bench, Attest, ids=(id,))
-    assert [type(each) for each in bench.to(early)] == [m.Resolved]
+    assert [type(each) for each in bench.to(early)] == [Resolved]
     assert bench.to(late) == []
     let_all_answer(bench)
-    assert [type(each) for each in bench.to(late)] == [m.Resolved]
+    assert [type(each) for each in bench.to(late)] == [Resolved]
 
 
 def test_a_crowd_that_asks_at_once_costs_two_rounds() -> None:
@@ -130,7 +133,7 @@ def test_a_crowd_that_asks_at_once_costs_two_rounds() -> None:
     for session in crowd:
         bench.tell(session, NEWEST)
     let_all_answer(bench)
-    assert all(isinstance(bench.to(session)[-1], m.Resolved) for session in crowd)
+    assert all(isinstance(bench.to(session)[-1], Resolved) for session in crowd)
     assert len(bench.sent(Attest, mark)) == 2 * len(bench.targets)
 
 
@@ -151,14 +154,14 @@ def test_a_target_that_refuses_is_asked_again() -> None:
     bench = Bench(4)
     bench.save(1)
     for id in ("t0", "t1"):
-        bench.targets[TargetId(id)].refuses[Attest] = m.Failed("refused", "term 9 is in force")
+        bench.targets[TargetId(id)].refuses[Attest] = Failed("refused", "term 9 is in force")
     session = bench.session()
     bench.tell(session, NEWEST)
     bench.tick(1)
     assert bench.to(session) == []
     bench.targets[TargetId("t0")].refuses.clear()
     bench.tick()
-    assert [type(each) for each in bench.to(session)] == [m.Resolved]
+    assert [type(each) for each in bench.to(session)] == [Resolved]
 
 
 # --------------------------------------------------------------------------- commits
@@ -237,14 +240,14 @@ def test_a_save_that_another_process_decided_is_made_before_the_newest_is_told()
     assert bench.tell(brief, replace(NEWEST, timeout_us=0)) == []
     bench.tick(5)
     (failed,) = bench.to(brief)
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert (failed.code, bench.to(patient)) == ("unavailable", [])
     assert "has decided waits for its targets" in failed.message
     for target in bench.targets.values():
         target.refuses.clear()
     bench.tick(1)
     (found,) = bench.to(patient)
-    assert isinstance(found, m.Resolved)
+    assert isinstance(found, Resolved)
     assert found.info.checkpoint == decided
 
 
@@ -255,7 +258,7 @@ def decide(bench: Bench, rank: RankFake) -> CheckpointId:
     bench.durable.extend(entry for ticket in bench.tickets for entry in ticket.entries)
     bench.persist_at_once = True
     for target in bench.targets.values():
-        target.refuses[PutDocument] = m.Failed("unavailable", "its disk hangs")
+        target.refuses[PutDocument] = Failed("unavailable", "its disk hangs")
     return rank.payload.checkpoint
 
 
@@ -272,5 +275,5 @@ def test_who_waits_when_the_catalog_proves_old_is_told_so() -> None:
     bench.start("t0")
     bench.tick()
     (failed,) = bench.to(reader)
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert failed.code == "corrupt"

@@ -8,15 +8,11 @@ import pytest
 
 from ckpt.base.ids import BootId, ColumnNumber, TargetId
 from ckpt.erasure.code import Code
-from ckpt.format import messages as m
 from ckpt.format.index import decode_index
-from ckpt.format.target_messages import (
-    ColumnsListed,
-    DocumentKind,
-    ListColumns,
-    RegisterTarget,
-    Reserve,
-)
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.saving import ColumnsLost
+from ckpt.format.messages.targets import ColumnsListed, ListColumns, RegisterTarget, Reserve
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.events import Received
 from ckpt.protocol.proofs import make_proof, proof_key
@@ -35,11 +31,11 @@ def test_columns_that_no_longer_count_are_streamed_again_onto_other_targets() ->
     mark = bench.mark()
     second.places()
     second.certify()
-    (again,) = [x for x in bench.to(first.session, mark) if isinstance(x, m.ColumnsLost)]
+    (again,) = [x for x in bench.to(first.session, mark) if isinstance(x, ColumnsLost)]
     assert (again.payload, again.columns) == (first.payload, (0,))
     assert bench.states() == {"run@1#1.1": "open"}
     first.seal(0, again.places[0])
-    others = [x for x in bench.to(second.session, mark) if isinstance(x, m.ColumnsLost)]
+    others = [x for x in bench.to(second.session, mark) if isinstance(x, ColumnsLost)]
     for more in others:
         for column, place in zip(more.columns, more.places, strict=True):
             second.seal(column, place)
@@ -63,7 +59,7 @@ def test_a_proof_of_an_earlier_boot_does_not_count() -> None:
     target.boot = BootId(99)
     bench.start(target)
     second.certify()
-    columns = {c for each in first.heard if isinstance(each, m.ColumnsLost) for c in each.columns}
+    columns = {c for each in first.heard if isinstance(each, ColumnsLost) for c in each.columns}
     assert columns == {0}
 
 
@@ -91,10 +87,10 @@ def test_a_save_waits_for_places_that_come_one_by_one_then_streams_to_all_of_the
     bench.tick(1)
     bench.start(idle[0])
     bench.tick(1)
-    assert bench.sent(m.ColumnsLost, mark) == []
+    assert bench.sent(ColumnsLost, mark) == []
     bench.start(idle[1])
     bench.tick(1)
-    lost = [x for x in bench.to(first.session, mark) if isinstance(x, m.ColumnsLost)]
+    lost = [x for x in bench.to(first.session, mark) if isinstance(x, ColumnsLost)]
     assert [each.columns for each in lost[:1]] == [(0, 1)]
     assert sorted(place.target for place in lost[0].places) == idle
     assert spare in idle
@@ -114,7 +110,7 @@ def test_places_are_asked_for_once_however_often_it_is_counted_meanwhile() -> No
     assert bench.sent(Reserve, mark) == []
     for id in bench.targets:
         bench.let_answer(id)
-    lost = [x for x in bench.to(first.session, mark) if isinstance(x, m.ColumnsLost)]
+    lost = [x for x in bench.to(first.session, mark) if isinstance(x, ColumnsLost)]
     assert [each.columns for each in lost] == [(0,)]
 
 
@@ -144,12 +140,12 @@ def test_what_is_streamed_again_in_vain_is_asked_once_a_tick_and_ends_within_the
         mark = bench.mark()
         for _ in range(3):
             first.certify()
-        asked = [x for x in bench.to(first.session, mark) if isinstance(x, m.ColumnsLost)]
+        asked = [x for x in bench.to(first.session, mark) if isinstance(x, ColumnsLost)]
         assert asked == [], "nothing new counts"
         if first.aborts():
             break
         bench.tick(1)
-        asked = [x for x in bench.to(first.session, mark) if isinstance(x, m.ColumnsLost)]
+        asked = [x for x in bench.to(first.session, mark) if isinstance(x, ColumnsLost)]
         assert len(asked) <= 1
     aborted = first.aborts()[0]
     assert "2 columns can count, 3 are needed for 2+1; 3 targets are live" in aborted.message
@@ -204,7 +200,7 @@ def starts_and_lists(bench: Bench, id: str) -> Callable[[ColumnsListed], None]:
 
 def lost_columns(rank: RankFake) -> set[int]:
     """What it was told to stream again."""
-    return {c for each in rank.heard if isinstance(each, m.ColumnsLost) for c in each.columns}
+    return {c for each in rank.heard if isinstance(each, ColumnsLost) for c in each.columns}
 
 
 @pytest.mark.parametrize("change", ["nothing", "boot", "key", "cluster"])
@@ -246,7 +242,7 @@ def test_a_target_counts_only_when_it_has_listed_to_the_end() -> None:
     assert bench.asked(id, ListColumns)[-1] == ListColumns("more")
     page(ColumnsListed((), (), ""))
     bench.tick(1)
-    (again,) = (each for each in rank.heard if isinstance(each, m.ColumnsLost))
+    (again,) = (each for each in rank.heard if isinstance(each, ColumnsLost))
     rank.seal(0, again.places[0])
     rank.certify()
     assert len(rank.commits()) == 1
@@ -254,13 +250,13 @@ def test_a_target_counts_only_when_it_has_listed_to_the_end() -> None:
 
 def test_a_target_of_a_domain_that_is_none_is_told_so_and_is_no_member() -> None:
     bench = Bench(3)
-    session = bench.session(m.Role.TARGET)
+    session = bench.session(Role.TARGET)
     register = RegisterTarget(
         TargetId("t9"), BootId(9), "t9:1", "", "host-without-levels", "d/t9", 1, 1 << 40, 1 << 40,
         0, 0, (),
     )  # fmt: skip
     (failed,) = bench.tell(session, register)
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert "host-without-levels" in failed.message
     assert sorted(bench.machine.members.targets) == ["t0", "t1", "t2"]
 

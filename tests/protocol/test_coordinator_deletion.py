@@ -17,14 +17,13 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
-from ckpt.format import messages as m
+from ckpt.format.messages.asking import DeleteStep, StepDeleted
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.loading import ReleasePin, ReportDamage, Resolve, Resolved
+from ckpt.format.messages.reading import ByteRange, DocumentKind
+from ckpt.format.messages.saving import AttemptAborted, AttemptCommitted, PayloadGivenUp
+from ckpt.format.messages.targets import DropGeneration, ListColumns, PutDocument
 from ckpt.format.record import decode_tombstone
-from ckpt.format.target_messages import (
-    DocumentKind,
-    DropGeneration,
-    ListColumns,
-    PutDocument,
-)
 from ckpt.protocol.coordinator import catalog, deletion
 from ckpt.protocol.events import Send, Session
 from tests.protocol.coordinating import RUN, Bench, RankFake
@@ -32,8 +31,8 @@ from tests.protocol.coordinating import RUN, Bench, RankFake
 TOMBSTONE = DocumentKind.TOMBSTONE
 
 
-def delete(step: int) -> m.DeleteStep:
-    return m.DeleteStep(RUN, Step(step))
+def delete(step: int) -> DeleteStep:
+    return DeleteStep(RUN, Step(step))
 
 
 def holders(bench: Bench, id: CheckpointId) -> list[TargetId]:
@@ -47,8 +46,8 @@ def buried_on(bench: Bench, id: CheckpointId) -> list[str]:
 def pin(bench: Bench) -> tuple[Session, int]:
     """A reader's session and its pin of the newest step."""
     session = bench.session()
-    (answer,) = bench.tell(session, m.Resolve(RUN, None))
-    assert isinstance(answer, m.Resolved)
+    (answer,) = bench.tell(session, Resolve(RUN, None))
+    assert isinstance(answer, Resolved)
     return session, answer.pin
 
 
@@ -57,13 +56,13 @@ def test_row_and_tombstones_are_durable_before_the_answer_and_columns_go_behind_
     id = bench.save(1)
     mark = bench.mark()
     (answer,) = bench.tell(bench.session(), delete(1))
-    assert answer == m.StepDeleted(10_000)
+    assert answer == StepDeleted(10_000)
     story = bench.story(
-        mark, catalog.CheckpointTombstoned, PutDocument, m.StepDeleted, DropGeneration,
+        mark, catalog.CheckpointTombstoned, PutDocument, StepDeleted, DropGeneration,
         catalog.CheckpointDeleted,
     )  # fmt: skip
     assert [type(told) for told in story] == [
-        catalog.CheckpointTombstoned, PutDocument, PutDocument, m.StepDeleted,
+        catalog.CheckpointTombstoned, PutDocument, PutDocument, StepDeleted,
         *[DropGeneration] * 4, catalog.CheckpointDeleted, *[DropGeneration] * 2,
     ]  # fmt: skip
     drops = [told for told in story if isinstance(told, DropGeneration)]
@@ -112,7 +111,7 @@ def test_a_tombstone_that_could_not_be_removed_goes_when_its_target_comes_back()
     bench.sync()
     assert len(buried_on(bench, id)) == 2, "the row does not say yet that it is deleted"
     holder = bench.targets[TargetId(buried_on(bench, id)[0])]
-    holder.refuses[DropGeneration] = m.Failed("failed", "EIO")
+    holder.refuses[DropGeneration] = Failed("failed", "EIO")
     bench.sync()
     bench.persist_at_once = True
     assert buried_on(bench, id) == [holder.id]
@@ -140,7 +139,7 @@ def test_a_stager_that_asks_after_the_deletion_hears_of_a_commit_that_survives_n
         bench.restart(*bench.targets)
     rank.reconnect()
     (told,) = rank.resume(1, first.checkpoint)
-    assert told == m.AttemptCommitted(replace(first, targets_survivable=0, domains_survivable=0)), (
+    assert told == AttemptCommitted(replace(first, targets_survivable=0, domains_survivable=0)), (
         "found by the simulator's seeds 2269 and 4136: it heard of an abort"
     )
 
@@ -157,7 +156,7 @@ def test_what_nobody_knows_any_more_is_not_said_to_have_been_aborted_for_certain
     bench.save(3)
     assert str(id) not in bench.states()
     (told,) = RankFake(bench).resume(1, id)
-    assert isinstance(told, m.AttemptAborted)
+    assert isinstance(told, AttemptAborted)
     assert told.message == f"{id} is not known: it was aborted, or deleted long ago"
 
 
@@ -169,7 +168,7 @@ def test_nothing_is_told_or_dropped_before_the_row_is_durable() -> None:
     assert bench.tell(session, delete(1)) == []
     assert (len(holders(bench, id)), buried_on(bench, id)) == (3, [])
     bench.sync()
-    assert bench.to(session) == [m.StepDeleted(10_000)]
+    assert bench.to(session) == [StepDeleted(10_000)]
 
 
 def test_a_deleted_step_is_not_found_nor_listed_and_the_step_before_it_is_the_newest() -> None:
@@ -178,12 +177,12 @@ def test_a_deleted_step_is_not_found_nor_listed_and_the_step_before_it_is_the_ne
     bench.save(2)
     session = bench.session()
     bench.tell(session, delete(2))
-    for question in (delete(2), m.Resolve(RUN, Step(2))):
+    for question in (delete(2), Resolve(RUN, Step(2))):
         (failed,) = bench.tell(session, question)
-        assert isinstance(failed, m.Failed)
+        assert isinstance(failed, Failed)
         assert failed.code == "not_found"
-    (newest,) = bench.tell(session, m.Resolve(RUN, None))
-    assert isinstance(newest, m.Resolved)
+    (newest,) = bench.tell(session, Resolve(RUN, None))
+    assert isinstance(newest, Resolved)
     assert newest.info.checkpoint.step == 1
     listed = bench.ask("steps", RUN)
     assert isinstance(listed, list)
@@ -196,10 +195,10 @@ def test_a_pin_holds_the_columns_of_a_deleted_step_until_it_is_released() -> Non
         id = bench.save(1)
         session, number = pin(bench)
         (answer,) = bench.tell(bench.session(), delete(1))
-        assert answer == m.StepDeleted(10_000), "the answer does not wait for readers"
+        assert answer == StepDeleted(10_000), "the answer does not wait for readers"
         assert (len(holders(bench, id)), bench.states()) == (3, {str(id): "tombstoned"})
         if ending == "released":
-            bench.tell(session, m.ReleasePin(number))
+            bench.tell(session, ReleasePin(number))
         else:
             bench.close(session)
         assert (holders(bench, id), bench.states()) == ([], {str(id): "deleted"})
@@ -212,7 +211,7 @@ def test_a_pin_that_is_released_before_the_tombstone_lies_on_targets_drops_nothi
     for target in bench.targets.values():
         target.silent.add(PutDocument)
     bench.tell(bench.session(), delete(1))
-    bench.tell(session, m.ReleasePin(number))
+    bench.tell(session, ReleasePin(number))
     assert len(holders(bench, id)) == 3
     for name in bench.targets:
         bench.let_answer(name)
@@ -234,7 +233,7 @@ def test_without_targets_a_deletion_waits_and_a_repeated_question_waits_for_the_
         target.silent.clear()
         bench.start(name)
     bench.tick()
-    assert bench.to(first) == bench.to(second) == [m.StepDeleted(10_000)]
+    assert bench.to(first) == bench.to(second) == [StepDeleted(10_000)]
     assert bench.states() == {str(id): "deleted"}
 
 
@@ -307,7 +306,7 @@ def test_a_target_that_could_not_drop_is_told_again_when_it_comes_back() -> None
     id = bench.save(1)
     name = holders(bench, id)[0]
     target = bench.targets[name]
-    target.refuses[DropGeneration] = m.Failed("failed", "its disk fails")
+    target.refuses[DropGeneration] = Failed("failed", "its disk fails")
     bench.tell(bench.session(), delete(1))
     assert bench.states() == {str(id): "tombstoned"}
     target.refuses.clear()
@@ -321,7 +320,7 @@ def test_a_target_that_could_not_drop_is_asked_again_while_it_stays() -> None:
     bench = Bench()
     id = bench.save(1)
     target = next(t for t in bench.targets.values() if t.holds(id))
-    target.refuses[DropGeneration] = m.Failed("unavailable", "its term cannot be made durable")
+    target.refuses[DropGeneration] = Failed("unavailable", "its term cannot be made durable")
     bench.tell(bench.session(), delete(1))
     bench.tick(10 * deletion.DROP_RETRY_US / 1e6)
     assert bench.states() == {str(id): "tombstoned"}
@@ -339,7 +338,7 @@ def test_columns_of_an_aborted_save_are_dropped_also_from_targets_that_were_away
         rank.seal_all()
         id = rank.payload.checkpoint
         bench.stop("t0")
-        bench.tell(rank.session, m.PayloadGivenUp(rank.payload, "aborted", "gone"))
+        bench.tell(rank.session, PayloadGivenUp(rank.payload, "aborted", "gone"))
         assert holders(bench, id) == ["t0"]
         if restarted:
             bench.restart("t1", "t2", "t3")
@@ -390,7 +389,7 @@ def test_a_pinned_step_outlives_retention_and_goes_with_its_pin() -> None:
     session, number = pin(bench)
     bench.save(2)
     assert bench.states()[str(old)] == "committed"
-    bench.tell(session, m.ReleasePin(number))
+    bench.tell(session, ReleasePin(number))
     assert bench.states()[str(old)] == "deleted"
 
 
@@ -399,14 +398,14 @@ def test_a_damaged_step_takes_no_place_of_a_good_one_and_stays_until_it_is_delet
     good, bad = bench.save(1), bench.save(2)
     for target in bench.targets.values():
         for column in [c for c in target.columns if c.payload.checkpoint == bad]:
-            target.damaged[column] = (m.ByteRange(0, 1),)
-    bench.tell(bench.session(), m.ReportDamage(PayloadId(bad, Rank(0)), "rotten"))
+            target.damaged[column] = (ByteRange(0, 1),)
+    bench.tell(bench.session(), ReportDamage(PayloadId(bad, Rank(0)), "rotten"))
     newest = bench.save(3)
     assert [bench.states()[str(id)] for id in (good, bad, newest)] == [
         "committed", "damaged", "committed",
     ]  # fmt: skip
     (answer,) = bench.tell(bench.session(), delete(2))
-    assert answer == m.StepDeleted(10_000)
+    assert answer == StepDeleted(10_000)
     assert bench.states()[str(bad)] == "deleted"
 
 
@@ -442,14 +441,14 @@ def test_the_newest_row_of_a_run_stays_for_it_says_which_launch_has_begun() -> N
     old = RankFake(bench, run="fenced", key="old")
     new = RankFake(bench, run="fenced", key="new")
     new.open(1)
-    bench.tell(new.session, m.PayloadGivenUp(new.payload, "aborted", "gone"))
+    bench.tell(new.session, PayloadGivenUp(new.payload, "aborted", "gone"))
     for step in range(9):
         bench.save(step)
     assert "fenced@1#1.1" in bench.states()
     bench.restart(*bench.targets)
     old.reconnect()
     (failed,) = old.open(2)
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert failed.code == "fenced"
 
 

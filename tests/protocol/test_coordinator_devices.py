@@ -6,12 +6,13 @@ import pytest
 
 from ckpt.base.ids import TargetId
 from ckpt.base.limits import DEVICE_FAILURES_MAX
-from ckpt.format import messages as m
-from ckpt.format.target_messages import DeviceReport, PutDocument, RenewLease, Reserve
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.saving import RequestSpares, SparesNamed
+from ckpt.format.messages.targets import DeviceReport, PutDocument, RenewLease, Reserve
 from tests.protocol.coordinating import Bench, RankFake
 
 EIO = "write: EIO: Input/output error"
-FAILED = m.Failed("failed", "cannot write the column: EIO")
+FAILED = Failed("failed", "cannot write the column: EIO")
 
 
 def tell_device(bench: Bench, id: str, failures: int = DEVICE_FAILURES_MAX) -> None:
@@ -98,13 +99,13 @@ def test_a_place_that_is_lost_goes_to_one_that_is_well_first() -> None:
     assert plan is not None
     (column, lost), *_ = rank.places().items()
     failed = (lost.target, *(spare.target for spare in plan.spares))
-    (answer,) = bench.tell(rank.session, m.RequestSpares(plan.payload, column, failed))
-    assert isinstance(answer, m.SparesNamed)
+    (answer,) = bench.tell(rank.session, RequestSpares(plan.payload, column, failed))
+    assert isinstance(answer, SparesNamed)
     assert len(answer.spares) == 1
     assert bench.asked("t5", Reserve) == []
     everybody = (*failed, answer.spares[0].target)
-    (answer,) = bench.tell(rank.session, m.RequestSpares(plan.payload, column, everybody))
-    assert isinstance(answer, m.SparesNamed)
+    (answer,) = bench.tell(rank.session, RequestSpares(plan.payload, column, everybody))
+    assert isinstance(answer, SparesNamed)
     assert [place.target for place in answer.spares] == ["t5"], "below the floor it is asked"
 
 

@@ -7,8 +7,25 @@ import random
 import pytest
 
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
-from ckpt.format import drain_messages as d
-from ckpt.format import messages as m
+from ckpt.format.messages import Message
+from ckpt.format.messages.drains import (
+    BeginParts,
+    DrainLeased,
+    DrainNoted,
+    EndDrain,
+    ForgetStore,
+    LeaseDrain,
+    OpenStore,
+    PartTaken,
+    RenewDrain,
+    TakePart,
+    TellStored,
+    TellTrouble,
+    Turn,
+    encode_parts,
+    encode_stored,
+)
+from ckpt.format.messages.hello import Failed, Role
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.drain_jobs import DrainJob
 from ckpt.protocol.coordinator.draining import (
@@ -30,32 +47,32 @@ class WorkerFake:
         self.bench = bench
         self.name = name
         self.url = url
-        self.session = bench.session(m.Role.DRAIN)
-        opened = d.OpenStore(url, name, **policy)  # type: ignore[arg-type]
+        self.session = bench.session(Role.DRAIN)
+        opened = OpenStore(url, name, **policy)  # type: ignore[arg-type]
         noted = self.say(opened)
-        assert isinstance(noted, d.DrainNoted)
+        assert isinstance(noted, DrainNoted)
         assert noted.lease_us == LEASE_US
 
-    def say(self, message: m.Message, bulk: bytes = b"") -> m.Message:
+    def say(self, message: Message, bulk: bytes = b"") -> Message:
         (answer,) = self.bench.tell(self.session, message, bulk)
         return answer
 
     def lease(self) -> CheckpointId | None:
-        answer = self.say(d.LeaseDrain(self.url, self.name))
-        assert isinstance(answer, d.DrainLeased)
+        answer = self.say(LeaseDrain(self.url, self.name))
+        assert isinstance(answer, DrainLeased)
         return answer.checkpoint
 
-    def begin(self, id: CheckpointId, count: int, *done: int) -> m.Message:
-        return self.say(d.BeginParts(self.url, self.name, id, count), d.encode_parts(done))
+    def begin(self, id: CheckpointId, count: int, *done: int) -> Message:
+        return self.say(BeginParts(self.url, self.name, id, count), encode_parts(done))
 
-    def take(self, id: CheckpointId, slot: int = 0, done: int | None = None) -> m.Message:
-        return self.say(d.TakePart(self.url, self.name, id, slot, done))
+    def take(self, id: CheckpointId, slot: int = 0, done: int | None = None) -> Message:
+        return self.say(TakePart(self.url, self.name, id, slot, done))
 
-    def end(self, id: CheckpointId, error: str = "") -> m.Message:
-        return self.say(d.EndDrain(self.url, self.name, id, error))
+    def end(self, id: CheckpointId, error: str = "") -> Message:
+        return self.say(EndDrain(self.url, self.name, id, error))
 
-    def renew(self, id: CheckpointId | None = None, written: int = 0, rate: float = 0) -> m.Message:
-        return self.say(d.RenewDrain(self.url, self.name, id, written, rate))
+    def renew(self, id: CheckpointId | None = None, written: int = 0, rate: float = 0) -> Message:
+        return self.say(RenewDrain(self.url, self.name, id, written, rate))
 
     def store(self) -> dict[str, object]:
         status = self.bench.ask("status")
@@ -65,15 +82,15 @@ class WorkerFake:
         return found
 
 
-def part(number: int) -> d.PartTaken:
-    return d.PartTaken(d.Turn.PART, number)
+def part(number: int) -> PartTaken:
+    return PartTaken(Turn.PART, number)
 
 
-WAIT, COMMIT = d.PartTaken(d.Turn.WAIT), d.PartTaken(d.Turn.COMMIT)
+WAIT, COMMIT = PartTaken(Turn.WAIT), PartTaken(Turn.COMMIT)
 
 
-def is_fenced(answer: m.Message) -> bool:
-    return isinstance(answer, m.Failed) and answer.code == "fenced"
+def is_fenced(answer: Message) -> bool:
+    return isinstance(answer, Failed) and answer.code == "fenced"
 
 
 def steps(bench: Bench) -> list[int]:
@@ -91,7 +108,7 @@ def test_the_oldest_that_is_needed_goes_first_and_a_repeated_question_changes_no
     worker = WorkerFake(bench, keep=2)
     assert worker.lease() == ids[1], "step 1 would be deleted there again"
     assert worker.lease() == ids[1]
-    assert worker.end(ids[1]) == d.DrainNoted(LEASE_US)
+    assert worker.end(ids[1]) == DrainNoted(LEASE_US)
     assert worker.lease() == ids[2]
     worker.end(ids[2])
     assert worker.lease() is None
@@ -103,9 +120,9 @@ def test_what_is_drained_is_durable_before_it_is_answered_and_is_never_leased_ag
     worker = WorkerFake(bench)
     assert worker.lease() == id
     bench.persist_at_once = False
-    assert bench.tell(worker.session, d.EndDrain(URL, "a", id)) == []
+    assert bench.tell(worker.session, EndDrain(URL, "a", id)) == []
     bench.sync()
-    assert bench.to(worker.session)[-1] == d.DrainNoted(LEASE_US)
+    assert bench.to(worker.session)[-1] == DrainNoted(LEASE_US)
     assert bench.durable[-2] == catalog.CheckpointDrained(URL, id)
     bench.persist_at_once = True
     bench.restart(*bench.targets)
@@ -122,7 +139,7 @@ def test_the_queue_survives_a_coordinator_and_a_worker_goes_on_from_its_receipts
     assert worker.take(id) == part(0)
     bench.restart(*bench.targets)
     assert bench.machine.drains.stores[URL].policy.url == URL, "known without a worker"
-    worker.session = bench.session(m.Role.DRAIN)
+    worker.session = bench.session(Role.DRAIN)
     assert is_fenced(worker.take(id, done=0))
     assert worker.lease() == id
     worker.begin(id, 3, 0, 1)
@@ -135,18 +152,18 @@ def test_a_store_that_was_emptied_or_filled_by_others_is_taken_as_it_is_found() 
     ids = [bench.save(step) for step in (1, 2)]
     worker = WorkerFake(bench)
     held = [(Step(1), ids[0].generation)]
-    worker.say(d.TellStored(URL, "a", RunName(RUN)), d.encode_stored(held))
+    worker.say(TellStored(URL, "a", RunName(RUN)), encode_stored(held))
     assert worker.lease() == ids[1]
     worker.end(ids[1])
-    worker.say(d.TellStored(URL, "a", RunName(RUN)), d.encode_stored([]))
+    worker.say(TellStored(URL, "a", RunName(RUN)), encode_stored([]))
     assert worker.lease() == ids[0]
 
 
 def test_a_catalog_that_was_rebuilt_does_not_know_the_store_and_says_so() -> None:
     bench = Bench()
-    session = bench.session(m.Role.DRAIN)
-    (answer,) = bench.tell(session, d.LeaseDrain(URL, "a"))
-    assert isinstance(answer, m.Failed)
+    session = bench.session(Role.DRAIN)
+    (answer,) = bench.tell(session, LeaseDrain(URL, "a"))
+    assert isinstance(answer, Failed)
     assert answer.code == "not_found"
 
 
@@ -207,7 +224,7 @@ def test_a_worker_that_dies_loses_its_lease_and_another_does_only_what_was_not_d
         bench.tick(1)
     assert b.take(id) == part(1)
     assert b.take(id, done=1) == COMMIT
-    a.session = bench.session(m.Role.DRAIN)
+    a.session = bench.session(Role.DRAIN)
     assert is_fenced(a.take(id, done=1)), "it comes again, and is not believed"
     assert is_fenced(a.renew(id))
 
@@ -234,7 +251,7 @@ def test_a_session_that_is_back_in_time_keeps_its_lease() -> None:
     a.begin(id, 2)
     assert a.take(id) == part(0)
     bench.close(a.session)
-    a.session = bench.session(m.Role.DRAIN)
+    a.session = bench.session(Role.DRAIN)
     a.renew(id)
     bench.tick(GRACE_US / SECOND_US)
     assert a.take(id, done=0) == part(1)
@@ -280,10 +297,10 @@ def test_parts_that_do_not_exist_are_refused_and_change_nothing() -> None:
     worker.lease()
     worker.begin(id, 2)
     for answer in (worker.begin(id, 3), worker.begin(id, 2, 2)):
-        assert isinstance(answer, m.Failed)
+        assert isinstance(answer, Failed)
         assert answer.code == "refused"
-    answer = worker.say(d.BeginParts(URL, "a", id, 2), b"\xc1")
-    assert isinstance(answer, m.Failed)
+    answer = worker.say(BeginParts(URL, "a", id, 2), b"\xc1")
+    assert isinstance(answer, Failed)
     assert answer.code == "peer"
     assert worker.take(id) == part(0)
 
@@ -305,8 +322,8 @@ def test_in_any_order_of_takes_deaths_and_beginnings_each_part_has_one_holder(se
         else:
             done = held.pop((worker, slot), None)
             receipts |= {done} - {None}  # type: ignore[operator]
-            turn = job.take(d.TakePart(URL, worker, job.checkpoint, slot, done))
-            if turn.turn is d.Turn.PART:
+            turn = job.take(TakePart(URL, worker, job.checkpoint, slot, done))
+            if turn.turn is Turn.PART:
                 assert turn.part not in receipts
                 assert turn.part not in held.values()
                 held[worker, slot] = turn.part
@@ -333,12 +350,12 @@ def test_a_store_that_is_forgotten_holds_nothing_back_and_one_that_is_served_is_
     worker = WorkerFake(bench)
     for step in (1, 2):
         bench.save(step)
-    (refused,) = bench.tell(bench.session(), d.ForgetStore(URL))
-    assert isinstance(refused, m.Failed)
+    (refused,) = bench.tell(bench.session(), ForgetStore(URL))
+    assert isinstance(refused, Failed)
     assert refused.code == "busy"
     bench.close(worker.session)
     bench.tick(GRACE_US / SECOND_US)
-    assert bench.tell(bench.session(), d.ForgetStore(URL)) == [d.DrainNoted(LEASE_US)]
+    assert bench.tell(bench.session(), ForgetStore(URL)) == [DrainNoted(LEASE_US)]
     assert steps(bench) == [2]
     bench.restart(*bench.targets)
     assert bench.machine.drains.stores == {}
@@ -352,9 +369,9 @@ def unreached(bench: Bench) -> list[tuple[object, object]]:
 
 def test_a_store_that_no_worker_could_open_is_told_and_holds_nothing_back() -> None:
     bench = Bench(keep=1)
-    session = bench.session(m.Role.DRAIN)
-    noted = [d.DrainNoted(LEASE_US)]
-    assert bench.tell(session, d.TellTrouble(URL, "a", "no such bucket")) == noted
+    session = bench.session(Role.DRAIN)
+    noted = [DrainNoted(LEASE_US)]
+    assert bench.tell(session, TellTrouble(URL, "a", "no such bucket")) == noted
     assert unreached(bench) == [(URL, "no such bucket")]
     for step in (1, 2):
         bench.save(step)
@@ -366,12 +383,12 @@ def test_a_store_that_no_worker_could_open_is_told_and_holds_nothing_back() -> N
 
 def test_trouble_with_a_store_that_was_never_opened_is_forgotten_in_time_and_in_number() -> None:
     bench = Bench()
-    session = bench.session(m.Role.DRAIN)
+    session = bench.session(Role.DRAIN)
     for number in range(UNREACHED_COUNT_MAX + 2):
-        bench.tell(session, d.TellTrouble(f"{URL}-{number}", "a", "no answer"))
+        bench.tell(session, TellTrouble(f"{URL}-{number}", "a", "no answer"))
     assert len(unreached(bench)) == UNREACHED_COUNT_MAX
     assert f"{URL}-0" not in dict(unreached(bench)), "the oldest goes"
-    bench.tell(session, d.TellTrouble(f"{URL}-9", "a", ""))
+    bench.tell(session, TellTrouble(f"{URL}-9", "a", ""))
     assert f"{URL}-9" not in dict(unreached(bench))
     bench.tick(UNREACHED_US / SECOND_US)
     assert unreached(bench) == []
@@ -381,9 +398,9 @@ def test_trouble_with_a_known_store_is_its_error_until_it_can_be_used_again() ->
     bench = Bench()
     worker = WorkerFake(bench)
     bench.save(1)
-    worker.say(d.TellTrouble(URL, "a", "no answer"))
+    worker.say(TellTrouble(URL, "a", "no answer"))
     assert (worker.store()["state"], worker.store()["error"]) == ("failing", "no answer")
-    worker.say(d.TellTrouble(URL, "a", ""))
+    worker.say(TellTrouble(URL, "a", ""))
     assert (worker.store()["state"], worker.store()["error"]) == ("waiting", "")
 
 
@@ -424,19 +441,19 @@ def test_who_looked_at_a_store_before_another_told_of_it_looks_again() -> None:
     id = bench.save(1)
     first, second = WorkerFake(bench), WorkerFake(bench, "b")
     seen = [worker.renew() for worker in (first, second)]
-    assert all(isinstance(noted, d.DrainNoted) for noted in seen)
-    versions = [noted.version for noted in seen if isinstance(noted, d.DrainNoted)]
-    held = d.encode_stored([(id.step, id.generation)])
-    told = d.TellStored(URL, "a", RunName(RUN), versions[0])
-    assert isinstance(first.say(told, d.encode_stored([])), d.DrainNoted)
-    stale = second.say(d.TellStored(URL, "b", RunName(RUN), versions[1]), held)
-    assert isinstance(stale, m.Failed)
+    assert all(isinstance(noted, DrainNoted) for noted in seen)
+    versions = [noted.version for noted in seen if isinstance(noted, DrainNoted)]
+    held = encode_stored([(id.step, id.generation)])
+    told = TellStored(URL, "a", RunName(RUN), versions[0])
+    assert isinstance(first.say(told, encode_stored([])), DrainNoted)
+    stale = second.say(TellStored(URL, "b", RunName(RUN), versions[1]), held)
+    assert isinstance(stale, Failed)
     assert stale.code == "busy"
     assert second.lease() == id, "it is not held"
     noted = second.renew()
-    assert isinstance(noted, d.DrainNoted)
-    again = d.TellStored(URL, "b", RunName(RUN), noted.version)
-    assert isinstance(second.say(again, held), d.DrainNoted)
+    assert isinstance(noted, DrainNoted)
+    again = TellStored(URL, "b", RunName(RUN), noted.version)
+    assert isinstance(second.say(again, held), DrainNoted)
     assert first.lease() is None
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from ckpt.base.ids import Step
-from ckpt.format import messages as m
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.loading import Resolve, Resolved
+from ckpt.format.messages.saving import AttemptAborted
 from tests.protocol.coordinated_target import COLUMN_BYTES
 from tests.protocol.coordinating import RUN, Bench, RankFake
 from tests.protocol.test_coordinator_draining import URL, WorkerFake, steps
@@ -83,8 +85,8 @@ def test_what_is_read_and_the_newest_step_of_each_run_stay() -> None:
     for step in range(1, 7):
         bench.save(step)
     reader = bench.session()
-    (answer,) = bench.tell(reader, m.Resolve(RUN, Step(1)))
-    assert isinstance(answer, m.Resolved)
+    (answer,) = bench.tell(reader, Resolve(RUN, Step(1)))
+    assert isinstance(answer, Resolved)
     bench.save(7)
     drain_all(worker)
     bench.tick(10)
@@ -102,14 +104,14 @@ def test_a_save_without_room_is_refused_with_the_reason_and_when_to_come_again()
     worker.renew(rate=100.0)
     rank = RankFake(bench, run="other", payload_bytes=20_000)
     (refused,) = rank.open(4)
-    assert isinstance(refused, m.AttemptAborted)
+    assert isinstance(refused, AttemptAborted)
     assert refused.code == "no_space"
     assert f"nothing may go before it is drained: 3 wait for {URL}" in refused.message
     assert refused.retry_after_us is not None
     assert 5_000_000 < refused.retry_after_us <= 60_000_000
     drain_all(worker)
     (refused,) = rank.open(4)
-    assert isinstance(refused, m.AttemptAborted)
+    assert isinstance(refused, AttemptAborted)
     assert "room is being made" in refused.message
     bench.tick(3)
     assert steps(bench) == [3], "a save without room evicts, whatever the marks say"
@@ -124,6 +126,6 @@ def test_a_step_that_was_evicted_is_named_with_the_store_that_has_it() -> None:
         bench.save(step)
     drain_all(worker)
     bench.tick(5)
-    (answer,) = bench.tell(bench.session(), m.Resolve(RUN, Step(1)))
-    assert isinstance(answer, m.Failed)
+    (answer,) = bench.tell(bench.session(), Resolve(RUN, Step(1)))
+    assert isinstance(answer, Failed)
     assert (answer.code, URL in answer.hint) == ("not_found", True)

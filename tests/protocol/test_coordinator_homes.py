@@ -7,12 +7,17 @@ from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, Home, PayloadId, Rank
 from ckpt.base.limits import HOMES_MAX
-from ckpt.format import messages as m
 from ckpt.format.index import decode_index
 from ckpt.format.index_pages import Location
+from ckpt.format.messages.asking import StepDeleted
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.launches import LaunchJoined
+from ckpt.format.messages.loading import DamageJudged, ReleasePin, ReportDamage, Resolve, Resolved
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.saving import HomesRefused, PayloadGivenUp, PayloadPlanned
+from ckpt.format.messages.targets import DropGeneration
 from ckpt.format.record import decode_record
 from ckpt.format.table import Meaning, Piece, TensorEntry
-from ckpt.format.target_messages import DocumentKind, DropGeneration
 from tests.protocol.coordinating import RUN, Bench, RankFake, own_entry
 from tests.protocol.test_coordinator_deletion import delete, holders
 from tests.protocol.test_coordinator_draining import WorkerFake, steps
@@ -47,10 +52,10 @@ def save_referring(bench: Bench, step: int, *homes: CheckpointId) -> CheckpointI
     return rank.commits()[-1].info.checkpoint
 
 
-def resolved(bench: Bench) -> m.Resolved:
+def resolved(bench: Bench) -> Resolved:
     session = bench.session()
-    (answer,) = bench.tell(session, m.Resolve(RUN, None))
-    assert isinstance(answer, m.Resolved), answer
+    (answer,) = bench.tell(session, Resolve(RUN, None))
+    assert isinstance(answer, Resolved), answer
     bench.close(session)
     return answer
 
@@ -66,7 +71,7 @@ def only_there(bench: Bench, home: CheckpointId, other: CheckpointId) -> list[st
 
 def test_a_coordinator_says_that_it_understands_references() -> None:
     (joined,) = RankFake(Bench()).heard
-    assert isinstance(joined, m.LaunchJoined)
+    assert isinstance(joined, LaunchJoined)
     assert joined.references
 
 
@@ -105,7 +110,7 @@ def test_a_home_that_lost_a_column_is_refused() -> None:
     first = bench.save(1)
     bench.stop(holder(bench, first, 0).id)
     (answer,) = referring(bench, first).open(2)
-    assert isinstance(answer, m.HomesRefused)
+    assert isinstance(answer, HomesRefused)
     assert "has lost columns" in answer.reason
 
 
@@ -128,11 +133,11 @@ def test_a_home_that_lost_a_copy_of_its_index_is_refused() -> None:
     first = bench.save(1)
     bench.restart(*bench.targets)
     rank = referring(bench, first)
-    assert isinstance(rank.open(2)[0], m.PayloadPlanned)
+    assert isinstance(rank.open(2)[0], PayloadPlanned)
     bench.close(rank.session)
     lose_a_copy_of_its_index(bench, first)
     (answer,) = referring(bench, first).open(3)
-    assert isinstance(answer, m.HomesRefused)
+    assert isinstance(answer, HomesRefused)
     assert "has lost copies of its index" in answer.reason
 
 
@@ -157,7 +162,7 @@ def test_all_ranks_together_may_refer_to_so_many_homes() -> None:
     assert ranks[0].plan is not None
     ranks[1].homes = (Home.of(saved[-1]),)
     (answer,) = ranks[1].open(10)
-    assert isinstance(answer, m.HomesRefused)
+    assert isinstance(answer, HomesRefused)
     ranks[1].homes = (Home.of(saved[0]),)
     ranks[1].open(10)
     assert ranks[1].plan is not None
@@ -170,7 +175,7 @@ def test_a_deleted_home_stays_on_its_targets_until_nobody_refers_to_it(restarted
     first = bench.save(1)
     second = save_referring(bench, 2, first)
     (answer,) = bench.tell(bench.session(), delete(1))
-    assert answer == m.StepDeleted(0, 10_000)
+    assert answer == StepDeleted(0, 10_000)
     assert bench.states() == {str(first): "tombstoned", str(second): "committed"}
     if restarted:
         bench.restart(*bench.targets)
@@ -200,12 +205,12 @@ def test_what_a_reader_holds_keeps_its_home() -> None:
     first = bench.save(1)
     second = save_referring(bench, 2, first)
     session = bench.session()
-    (answer,) = bench.tell(session, m.Resolve(RUN, None))
-    assert isinstance(answer, m.Resolved)
+    (answer,) = bench.tell(session, Resolve(RUN, None))
+    assert isinstance(answer, Resolved)
     for step in (1, 2):
         bench.tell(bench.session(), delete(step))
     assert holders(bench, first) != []
-    bench.tell(session, m.ReleasePin(answer.pin))
+    bench.tell(session, ReleasePin(answer.pin))
     assert holders(bench, first) == holders(bench, second) == []
 
 
@@ -217,7 +222,7 @@ def test_an_attempt_holds_its_homes_and_lets_go_when_it_is_aborted() -> None:
     bench.tell(bench.session(), delete(1))
     assert holders(bench, first) != []
     rank.leave()
-    bench.tell(rank.session, m.PayloadGivenUp(rank.payload, "failed", "its disk broke"))
+    bench.tell(rank.session, PayloadGivenUp(rank.payload, "failed", "its disk broke"))
     assert rank.aborts()
     assert holders(bench, first) == []
 
@@ -271,7 +276,7 @@ def test_a_late_repetition_that_opens_other_bytes_ends_the_attempt() -> None:
     bench.stop(away)
     rank = referring(bench, first)
     (refused,) = rank.open(2)
-    assert isinstance(refused, m.HomesRefused)
+    assert isinstance(refused, HomesRefused)
     bench.start(away)
     bench.tell(rank.session, rank.question(2))  # The same question, which was long on its way.
     rank.homes, rank.payload_bytes = (), 10_000
@@ -389,10 +394,10 @@ def test_it_cannot_be_read_while_its_home_cannot() -> None:
     lost = only_there(bench, first, second)
     bench.stop(*lost[:2])
     session = bench.session()
-    bench.tell(session, m.Resolve(RUN, delete(2).step, timeout_us=1_000_000))
+    bench.tell(session, Resolve(RUN, delete(2).step, timeout_us=1_000_000))
     bench.tick(2)
     failed = bench.to(session)[-1]
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert failed.code == "unavailable"
     assert lost[0] in failed.message
 
@@ -403,9 +408,9 @@ def test_damage_of_a_home_is_damage_of_what_is_read() -> None:
     second, third = save_referring(bench, 2, first), save_referring(bench, 3, first)
     for column in (0, 1):
         harm(bench, first, column, (0, 100))
-    message = m.ReportDamage(PayloadId(first, Rank(0)), "rotten", reading=third)
+    message = ReportDamage(PayloadId(first, Rank(0)), "rotten", reading=third)
     (judged,) = bench.tell(bench.session(), message)
-    assert judged == m.DamageJudged(True, judged.reason)  # type: ignore[union-attr]
+    assert judged == DamageJudged(True, judged.reason)  # type: ignore[union-attr]
     assert bench.states() == {
         str(first): "damaged", str(second): "committed", str(third): "damaged",
     }  # fmt: skip
@@ -419,7 +424,7 @@ def test_damage_of_a_deleted_home_is_proved_all_the_same() -> None:
     first = bench.save(1)
     second = save_referring(bench, 2, first)
     bench.tell(bench.session(), delete(1))
-    message = m.ReportDamage(PayloadId(first, Rank(0)), "rotten", reading=second)
+    message = ReportDamage(PayloadId(first, Rank(0)), "rotten", reading=second)
     (judged,) = bench.tell(bench.session(), message)
     assert not judged.proved  # type: ignore[union-attr]
     for column in (0, 1):
@@ -434,7 +439,7 @@ def test_a_report_about_another_checkpoint_s_bytes_proves_nothing() -> None:
     first, second = bench.save(1), bench.save(2)
     for column in (0, 1):
         harm(bench, first, column, (0, 100))
-    message = m.ReportDamage(PayloadId(first, Rank(0)), "rotten", reading=second)
+    message = ReportDamage(PayloadId(first, Rank(0)), "rotten", reading=second)
     (judged,) = bench.tell(bench.session(), message)
     assert not judged.proved  # type: ignore[union-attr]
     assert set(bench.states().values()) == {"committed"}
@@ -450,7 +455,7 @@ def test_columns_of_a_home_that_came_back_empty_are_looked_for_unasked() -> None
         bench.stop(target.id)
         del target.columns[wanted]
         bench.start(target)
-    bench.tell(bench.session(), m.Resolve(RUN, delete(2).step))
+    bench.tell(bench.session(), Resolve(RUN, delete(2).step))
     assert bench.states()[str(second)] == "damaged"
 
 

@@ -6,8 +6,9 @@ from msgspec.structs import replace
 
 from ckpt.base.ids import Generation, Home, Rank
 from ckpt.base.limits import HOMES_MAX
-from ckpt.format import messages as m
 from ckpt.format.members import NO_LAUNCH
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.saving import HomesRefused, OpenPayload
 from ckpt.format.table import Piece
 from tests.protocol.coordinating import RUN, Bench, RankFake
 from tests.protocol.test_coordinator_deletion import delete
@@ -25,7 +26,7 @@ def test_what_cannot_be_referred_to_is_refused_before_anything_is_opened() -> No
         rank = referring(bench, home)
         before = bench.states()
         (answer,) = rank.open(3)
-        assert isinstance(answer, m.HomesRefused)
+        assert isinstance(answer, HomesRefused)
         assert answer.homes == (Home.of(home),)
         assert "is not there" in answer.reason
         assert bench.states() == before
@@ -35,12 +36,12 @@ def test_what_cannot_be_referred_to_is_refused_before_anything_is_opened() -> No
 def test_a_file_refers_to_nothing() -> None:
     bench = Bench(5)
     home = Home.of(bench.save(1))
-    question = m.OpenPayload(
+    question = OpenPayload(
         RUN, delete(2).step, NO_LAUNCH, Rank(0), 1, "h/file", 100, member="a.bin", homes=(home,)
     )
     before = bench.states()
-    (answer,) = bench.tell(bench.session(m.Role.STAGER), question)
-    assert isinstance(answer, m.Failed)
+    (answer,) = bench.tell(bench.session(Role.STAGER), question)
+    assert isinstance(answer, Failed)
     assert "a.bin: a file refers to no earlier bytes" in answer.message
     assert bench.states() == before
 
@@ -54,7 +55,7 @@ def test_a_table_may_refer_only_to_bytes_that_its_rank_has_there() -> None:
     rank.open(2)
     rank.seal_all()
     answer = rank.certify()[-1]
-    assert isinstance(answer, m.Failed)
+    assert isinstance(answer, Failed)
     assert "has no byte 10000 of rank 0" in answer.message
     bench.close(rank.session)
     other = RankFake(bench, 1, 2, key="wider", process="h/wider", payload_bytes=4096)
@@ -62,7 +63,7 @@ def test_a_table_may_refer_only_to_bytes_that_its_rank_has_there() -> None:
     other.open(3)
     other.seal_all()
     answer = other.certify()[-1]
-    assert isinstance(answer, m.Failed)
+    assert isinstance(answer, Failed)
     assert f"{first} has no byte 9899 of rank 1" in answer.message
 
 
@@ -74,7 +75,7 @@ def test_a_table_may_refer_only_to_what_its_payload_named() -> None:
     rank.open(3)
     rank.seal_all()
     answer = rank.certify()[-1]
-    assert isinstance(answer, m.Failed)
+    assert isinstance(answer, Failed)
     assert "did not name" in answer.message
 
 
@@ -89,6 +90,6 @@ def test_who_comes_back_with_too_many_homes_changes_nothing() -> None:
     rank.homes = tuple(sorted(map(Home.of, saved)))
     before = bench.states()
     (answer,) = rank.resume(10, rank.payload.checkpoint)
-    assert isinstance(answer, m.Failed)
+    assert isinstance(answer, Failed)
     assert "may refer to 4 earlier ones" in answer.message
     assert bench.states() == before

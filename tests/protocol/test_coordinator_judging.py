@@ -8,7 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Rank, Step
-from ckpt.format import messages as m
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import DeleteStep
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.loading import DamageJudged, ReportDamage, Resolve, Resolved
+from ckpt.format.messages.reading import ByteRange, VerifyColumn
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.judging import most_bad
 from ckpt.protocol.events import Session
@@ -16,14 +20,14 @@ from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import RUN, Bench
 
 
-def report(bench: Bench, id: CheckpointId, session: Session | None = None) -> list[m.Message]:
-    message = m.ReportDamage(PayloadId(id, Rank(0)), "it does not decode")
+def report(bench: Bench, id: CheckpointId, session: Session | None = None) -> list[Message]:
+    message = ReportDamage(PayloadId(id, Rank(0)), "it does not decode")
     return bench.tell(session or bench.session(), message)
 
 
-def judged(answers: list[m.Message]) -> m.DamageJudged:
+def judged(answers: list[Message]) -> DamageJudged:
     (answer,) = answers
-    assert isinstance(answer, m.DamageJudged)
+    assert isinstance(answer, DamageJudged)
     return answer
 
 
@@ -36,7 +40,7 @@ def holder(bench: Bench, id: CheckpointId, column: int) -> FakeTarget:
 def harm(bench: Bench, id: CheckpointId, column: int, *ranges: tuple[int, int]) -> None:
     target = holder(bench, id, column)
     wanted = ColumnId(PayloadId(id, Rank(0)), ColumnNumber(column))
-    target.damaged[wanted] = tuple(m.ByteRange(*each) for each in ranges)
+    target.damaged[wanted] = tuple(ByteRange(*each) for each in ranges)
 
 
 def test_more_than_m_columns_damaged_at_one_place_are_proved_durably_before_it_is_told() -> None:
@@ -48,9 +52,9 @@ def test_more_than_m_columns_damaged_at_one_place_are_proved_durably_before_it_i
     answer = judged(report(bench, id))
     assert answer.proved
     assert "2 damaged columns at one place, 2+1 mends 1" in answer.reason
-    story = bench.story(mark, m.VerifyColumn, catalog.CheckpointDamaged, m.DamageJudged)
+    story = bench.story(mark, VerifyColumn, catalog.CheckpointDamaged, DamageJudged)
     assert [type(told) for told in story] == [
-        *[m.VerifyColumn] * 3, catalog.CheckpointDamaged, m.DamageJudged,
+        *[VerifyColumn] * 3, catalog.CheckpointDamaged, DamageJudged,
     ]  # fmt: skip
     assert bench.states() == {str(id): "damaged"}
 
@@ -64,13 +68,13 @@ def test_nobody_walks_back_before_the_proof_is_durable() -> None:
     bench.persist_at_once = False
     session = bench.session()
     assert report(bench, id, session) == []
-    (newest,) = bench.tell(bench.session(), m.Resolve(RUN, None))
-    assert isinstance(newest, m.Resolved)
+    (newest,) = bench.tell(bench.session(), Resolve(RUN, None))
+    assert isinstance(newest, Resolved)
     assert newest.info.checkpoint == id
     bench.sync()
     assert judged(bench.to(session)).proved
-    (newest,) = bench.tell(bench.session(), m.Resolve(RUN, None))
-    assert isinstance(newest, m.Resolved)
+    (newest,) = bench.tell(bench.session(), Resolve(RUN, None))
+    assert isinstance(newest, Resolved)
     assert newest.info.checkpoint.step == 1
 
 
@@ -115,11 +119,11 @@ def test_a_holder_that_leaves_while_it_reads_or_fails_leaves_everything_unproved
         last = holder(bench, id, 2)
         session = bench.session()
         if how == "leaves":
-            last.silent.add(m.VerifyColumn)
+            last.silent.add(VerifyColumn)
             assert report(bench, id, session) == []
             bench.stop(last.id)
         else:
-            last.refuses[m.VerifyColumn] = m.Failed("unavailable", "its disk fails")
+            last.refuses[VerifyColumn] = Failed("unavailable", "its disk fails")
             report(bench, id, session)
         assert not judged(bench.to(session)).proved
         assert bench.states() == {str(id): "committed"}
@@ -129,12 +133,12 @@ def test_one_examination_answers_all_who_ask_meanwhile() -> None:
     bench = Bench()
     id = bench.save(1)
     for target in bench.targets.values():
-        target.silent.add(m.VerifyColumn)
+        target.silent.add(VerifyColumn)
     first, second = bench.session(), bench.session()
     mark = bench.mark()
     report(bench, id, first)
     report(bench, id, second)
-    assert len(bench.sent(m.VerifyColumn, mark)) == 3
+    assert len(bench.sent(VerifyColumn, mark)) == 3
     for name in bench.targets:
         bench.let_answer(name)
     assert bench.to(first) == bench.to(second)
@@ -149,19 +153,19 @@ def test_what_is_known_to_be_lost_or_gone_is_answered_at_once() -> None:
     report(bench, id)
     mark = bench.mark()
     assert judged(report(bench, id)).proved
-    bench.tell(bench.session(), m.DeleteStep(RUN, Step(1)))
+    bench.tell(bench.session(), DeleteStep(RUN, Step(1)))
     assert "no longer there" in judged(report(bench, id)).reason
-    assert bench.sent(m.VerifyColumn, mark) == []
+    assert bench.sent(VerifyColumn, mark) == []
 
 
 def test_a_checkpoint_that_is_deleted_during_the_examination_never_becomes_a_damaged_one() -> None:
     bench = Bench()
     id = bench.save(1)
     for target in bench.targets.values():
-        target.silent.add(m.VerifyColumn)
+        target.silent.add(VerifyColumn)
     session = bench.session()
     report(bench, id, session)
-    bench.tell(bench.session(), m.DeleteStep(RUN, Step(1)))
+    bench.tell(bench.session(), DeleteStep(RUN, Step(1)))
     for name in bench.targets:
         bench.let_answer(name)
     assert "no longer there" in judged(bench.to(session)).reason
@@ -186,9 +190,9 @@ def test_columns_that_their_holders_come_back_without_are_judged_when_somebody_r
     restart_without(bench, new, 0, 1)
     reader = bench.session()
     mark = bench.mark()
-    bench.tell(reader, m.Resolve(RUN, None))
+    bench.tell(reader, Resolve(RUN, None))
     (answer,) = bench.to(reader, mark)
-    assert isinstance(answer, m.Resolved)
+    assert isinstance(answer, Resolved)
     assert answer.info.checkpoint == old
     assert str(new) in answer.skipped[0]
     assert bench.states()[str(new)] == "damaged"
@@ -203,12 +207,12 @@ def test_one_holder_that_is_away_leaves_missing_columns_unjudged_until_it_is_bac
     restart_without(bench, new, 0, 1)
     reader = bench.session()
     mark = bench.mark()
-    assert bench.tell(reader, m.Resolve(RUN, None)) == []
+    assert bench.tell(reader, Resolve(RUN, None)) == []
     bench.tick(5)
-    assert bench.sent(m.VerifyColumn, mark) == []
+    assert bench.sent(VerifyColumn, mark) == []
     bench.start(away)
     (answer,) = bench.to(reader, mark)
-    assert isinstance(answer, m.Resolved)
+    assert isinstance(answer, Resolved)
     assert answer.info.checkpoint.step == 1
 
 
@@ -222,27 +226,27 @@ def test_a_suspicion_that_proves_nothing_is_examined_once_for_each_boot() -> Non
     kept[0].columns[column] = kept[1]  # It finds the file after all.
     mark = bench.mark()
     for _ in range(3):
-        bench.tell(bench.session(), m.Resolve(RUN, None))
+        bench.tell(bench.session(), Resolve(RUN, None))
         bench.tick(1)
-    assert len(bench.sent(m.VerifyColumn, mark)) == 3
+    assert len(bench.sent(VerifyColumn, mark)) == 3
     assert bench.states()[str(new)] == "committed"
 
 
 @st.composite
-def columns(draw: st.DrawFn) -> list[tuple[m.ByteRange, ...]]:
+def columns(draw: st.DrawFn) -> list[tuple[ByteRange, ...]]:
     """Damage as targets state it: ascending and apart, and sometimes empty ranges."""
     made = []
     for _ in range(draw(st.integers(0, 6))):
         edges = sorted(draw(st.sets(st.integers(0, 40), max_size=8)))
         pairs = zip(edges[::2], edges[1::2], strict=False)
-        empty = draw(st.lists(st.integers(0, 40).map(lambda at: m.ByteRange(at, at)), max_size=2))
-        made.append((*(m.ByteRange(*pair) for pair in pairs), *empty))
+        empty = draw(st.lists(st.integers(0, 40).map(lambda at: ByteRange(at, at)), max_size=2))
+        made.append((*(ByteRange(*pair) for pair in pairs), *empty))
     return made
 
 
 @given(columns())
 def test_most_bad_is_the_depth_that_counting_byte_by_byte_finds(
-    damage: list[tuple[m.ByteRange, ...]],
+    damage: list[tuple[ByteRange, ...]],
 ) -> None:
     depth = Counter(byte for ranges in damage for r in ranges for byte in range(r.start, r.end))
     assert most_bad(damage) == max(depth.values(), default=0)
@@ -250,6 +254,6 @@ def test_most_bad_is_the_depth_that_counting_byte_by_byte_finds(
 
 @given(columns())
 def test_most_bad_does_not_care_for_the_order_of_columns(
-    damage: list[tuple[m.ByteRange, ...]],
+    damage: list[tuple[ByteRange, ...]],
 ) -> None:
     assert most_bad(damage) == most_bad(damage[::-1]) <= len(damage)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 
 from ckpt.base.ids import LaunchNumber
-from ckpt.format import messages as m
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.launches import TrainerLeft
+from ckpt.format.messages.saving import PayloadPlanned
 from ckpt.protocol.coordinator import launches
 from tests.protocol.coordinating import Bench, RankFake, team
 
 
-def failure(answer: list[m.Message]) -> m.Failed:
+def failure(answer: list[Message]) -> Failed:
     (failed,) = answer
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     return failed
 
 
@@ -47,7 +50,7 @@ def test_two_live_processes_of_one_rank_are_busy_until_the_first_is_gone() -> No
 def test_a_process_whose_trainer_left_makes_room_for_another() -> None:
     bench = Bench()
     first = RankFake(bench)
-    left = m.TrainerLeft(first.run, first.launch, first.rank, first.process)
+    left = TrainerLeft(first.run, first.launch, first.rank, first.process)
     bench.tell(first.session, left)
     assert RankFake(bench, process="another").launch == first.launch
 
@@ -176,8 +179,8 @@ def test_a_launch_that_nobody_gave_out_is_refused() -> None:
 def test_a_launch_begins_with_its_first_save_and_then_fences_older_ones() -> None:
     bench = Bench()
     old, new = RankFake(bench, key="a"), RankFake(bench, key="b")
-    assert isinstance(old.open(1)[0], m.PayloadPlanned)  # Joining began nothing.
-    assert isinstance(new.open(2)[0], m.PayloadPlanned)
+    assert isinstance(old.open(1)[0], PayloadPlanned)  # Joining began nothing.
+    assert isinstance(new.open(2)[0], PayloadPlanned)
     failed = failure(old.open(3))
     assert failed.code == "fenced"
     bench.restart(*bench.targets)
@@ -197,7 +200,7 @@ def test_a_new_launch_ends_what_older_ones_have_not_wholly_handed_over() -> None
     (aborted,) = old[0].aborts()
     assert (aborted.code, aborted.checkpoint.step) == ("fenced", 2)
     for rank in old:
-        rank.plan = next(p for p in rank.heard if isinstance(p, m.PayloadPlanned))
+        rank.plan = next(p for p in rank.heard if isinstance(p, PayloadPlanned))
         rank.seal_all()
         rank.certify()
     assert bench.states()["run@1#1.1"] == "committed"

@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 from msgspec.structs import replace
 
-from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, Generation, Rank, Step
-from ckpt.format import messages as m
+from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, Generation, LaunchNumber, Rank, Step
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.members import (
     Member,
@@ -18,13 +17,21 @@ from ckpt.format.members import (
     name_of_entry,
     plan_member,
 )
-from ckpt.format.table import encode_table
-from ckpt.format.target_messages import (
-    ColumnProof,
-    DropColumn,
-    PutDocument,
-    Reserve,
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.saving import (
+    AttemptAborted,
+    AttemptCommitted,
+    Certify,
+    CommitInfo,
+    CommitMembers,
+    OpenPayload,
+    PayloadGivenUp,
+    PayloadPlanned,
 )
+from ckpt.format.messages.targets import DropColumn, PutDocument, Reserve
+from ckpt.format.messages.writing import ColumnProof
+from ckpt.format.table import encode_table
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.members import NUMBERS_HELD
 from ckpt.protocol.events import Session
@@ -39,7 +46,7 @@ class Writer:
         self.bench = bench
         self.process = process
         self.saves = 0
-        self.session = bench.session(m.Role.STAGER)
+        self.session = bench.session(Role.STAGER)
 
     def write(self, name: str, content: bytes = b"x", step: int = 1) -> File:
         """Open, seal and certify."""
@@ -55,13 +62,13 @@ class Writer:
 
     def commit(
         self, checkpoint: CheckpointId, *files: File | Member, session: Session | None = None
-    ) -> list[m.Message]:
+    ) -> list[Message]:
         members = [one.member if isinstance(one, File) else one for one in files]
         session = session or self.bench.session()
-        return self.bench.tell(session, m.CommitMembers(checkpoint), encode_members(members))
+        return self.bench.tell(session, CommitMembers(checkpoint), encode_members(members))
 
     def reconnect(self) -> None:
-        self.session = self.bench.session(m.Role.STAGER)
+        self.session = self.bench.session(Role.STAGER)
 
 
 class File:
@@ -73,21 +80,21 @@ class File:
         self.layout = plan_member(name, len(content))
         self.step = Step(step)
         self.save = save
-        self.plan: m.PayloadPlanned | None = None
+        self.plan: PayloadPlanned | None = None
         self.proofs: list[ColumnProof] = []
 
-    def question(self) -> m.OpenPayload:
-        return m.OpenPayload(
-            RUN, self.step, m.LaunchNumber(0), Rank(0), 0, self.writer.process,
+    def question(self) -> OpenPayload:
+        return OpenPayload(
+            RUN, self.step, LaunchNumber(0), Rank(0), 0, self.writer.process,
             self.layout.payload_bytes, save=self.save, member=self.member.name,
         )  # fmt: skip
 
-    def resume(self) -> list[m.Message]:
+    def resume(self) -> list[Message]:
         question = replace(self.question(), resume=self.checkpoint, rank=self.number)
         return self.writer.bench.tell(self.writer.session, question)
 
-    def take_plan(self, answers: list[m.Message]) -> None:
-        plans = [one for one in answers if isinstance(one, m.PayloadPlanned)]
+    def take_plan(self, answers: list[Message]) -> None:
+        plans = [one for one in answers if isinstance(one, PayloadPlanned)]
         self.plan = plans[0] if plans else None
 
     @property
@@ -108,29 +115,29 @@ class File:
             target.seal(id, place, self.plan, self.layout.payload_bytes)
             self.proofs.append(target.columns[id])
 
-    def certify(self, member: Member | None = None) -> list[m.Message]:
+    def certify(self, member: Member | None = None) -> list[Message]:
         assert self.plan is not None
         table = encode_table(member_table(self.number, member or self.member))
-        certificate = m.Certify(
-            self.plan.payload, m.LaunchNumber(0), 0, tuple(self.proofs), self.plan.code,
+        certificate = Certify(
+            self.plan.payload, LaunchNumber(0), 0, tuple(self.proofs), self.plan.code,
             self.layout.payload_bytes, self.plan.cell_bytes, DIGEST, self.layout.document_offset,
             len(self.layout.document), 0, table_bytes=len(table),
         )  # fmt: skip
         return self.writer.bench.tell(self.writer.session, certificate, table)
 
-    def seal_and_certify(self) -> list[m.Message]:
+    def seal_and_certify(self) -> list[Message]:
         self.seal()
         return self.certify()
 
 
-def committed(answers: list[m.Message]) -> m.CommitInfo:
-    (answer,) = [one for one in answers if isinstance(one, m.AttemptCommitted)]
+def committed(answers: list[Message]) -> CommitInfo:
+    (answer,) = [one for one in answers if isinstance(one, AttemptCommitted)]
     return answer.info
 
 
-def refused(answers: list[m.Message]) -> str:
+def refused(answers: list[Message]) -> str:
     (answer,) = answers
-    assert isinstance(answer, m.Failed)
+    assert isinstance(answer, Failed)
     assert answer.code == "refused"
     return answer.message
 
@@ -233,7 +240,7 @@ def test_a_commit_of_a_file_alone_is_refused_while_others_wait() -> None:
     a, b = Writer(bench, "host/1/a"), Writer(bench, "host/2/b")
     file = a.write("x")
     b.open("y")
-    alone = m.CommitMembers(file.checkpoint, alone=True)
+    alone = CommitMembers(file.checkpoint, alone=True)
     answer = bench.tell(bench.session(), alone, encode_members([file.member]))
     assert "1/y of the same step" in refused(answer)
 
@@ -314,7 +321,7 @@ def test_a_writer_that_is_back_in_time_keeps_its_files() -> None:
     bench.close(writer.session)
     bench.tick(10)
     writer.reconnect()
-    assert isinstance(file.resume()[0], m.PayloadPlanned)
+    assert isinstance(file.resume()[0], PayloadPlanned)
     bench.tick(30)
     committed(writer.commit(file.checkpoint, file))
 
@@ -324,10 +331,8 @@ def test_a_given_up_file_goes_alone() -> None:
     writer = Writer(bench)
     kept, given = writer.write("x"), writer.write("y")
     assert given.plan is not None
-    (answer,) = bench.tell(
-        writer.session, m.PayloadGivenUp(given.plan.payload, "aborted", "removed")
-    )
-    assert isinstance(answer, m.Failed)
+    (answer,) = bench.tell(writer.session, PayloadGivenUp(given.plan.payload, "aborted", "removed"))
+    assert isinstance(answer, Failed)
     assert "1/y missing" in refused(writer.commit(kept.checkpoint, kept, given))
     committed(writer.commit(kept.checkpoint, kept))
 
@@ -339,7 +344,7 @@ def test_a_certificate_of_a_discarded_file_fails_alone() -> None:
     committed(writer.commit(file.checkpoint, file))
     slow.seal()
     (answer,) = slow.certify()
-    assert isinstance(answer, m.Failed)
+    assert isinstance(answer, Failed)
     assert (answer.code, "discarded" in answer.message) == ("aborted", True)
 
 
@@ -353,7 +358,7 @@ def test_a_table_of_another_name_or_without_a_fingerprint_is_refused() -> None:
     )
     for wrong in members:
         (answer,) = file.certify(wrong)
-        assert isinstance(answer, m.Failed), wrong
+        assert isinstance(answer, Failed), wrong
 
 
 def test_a_number_is_durable_before_it_is_told_and_never_given_twice() -> None:
@@ -385,7 +390,7 @@ def test_after_a_restart_writers_come_back_and_a_commit_waits_for_them() -> None
     mine.resume()
     mine.certify()
     (answer,) = a.commit(mine.checkpoint, mine, other)
-    assert isinstance(answer, m.Failed)
+    assert isinstance(answer, Failed)
     assert (answer.code, answer.retry_after_us) == ("unavailable", SECOND_US)
     b.reconnect()
     other.resume()
@@ -404,12 +409,12 @@ def test_a_file_that_was_replaced_does_not_come_back_after_a_restart() -> None:
     a.reconnect()
     older.resume()
     (answer,) = older.certify()
-    assert isinstance(answer, m.Failed)
+    assert isinstance(answer, Failed)
     assert "was discarded: it was replaced" in answer.message
     assert bench.states() == {str(older.checkpoint): "open"}
     bench.tick(1)
     (refused,) = a.commit(older.checkpoint, older)
-    assert isinstance(refused, m.Failed), "nothing of it may be committed"
+    assert isinstance(refused, Failed), "nothing of it may be committed"
 
 
 def test_a_recovered_list_to_which_nobody_comes_back_ends() -> None:
@@ -444,7 +449,7 @@ def test_a_file_below_the_floor_waits_for_its_targets_then_aborts_the_commit() -
     mark = bench.mark()
     bench.tick(12)
     (answer,) = bench.to(session, mark)
-    assert isinstance(answer, m.AttemptAborted)
+    assert isinstance(answer, AttemptAborted)
     assert answer.code == "unavailable"
 
 
@@ -453,7 +458,7 @@ def test_a_lack_of_space_refuses_the_file_alone() -> None:
     writer = Writer(bench)
     file = writer.write("x")
     for target in bench.targets.values():
-        target.refuses[Reserve] = m.Failed("no_space", "full")
+        target.refuses[Reserve] = Failed("no_space", "full")
     assert writer.open("y").plan is None
     committed(writer.commit(file.checkpoint, file))
 
@@ -466,9 +471,7 @@ def test_the_open_list_is_told_to_who_asks() -> None:
     listed = bench.ask("members", RUN, 1)
     assert listed == {
         "generation": str(file.checkpoint.generation),
-        "members": [
-            {"name": "1/x", "length": 3, "fingerprint": xxh3_128(b"abc").hex()},
-        ],
+        "members": [{"name": "1/x", "length": 3, "fingerprint": xxh3_128(b"abc").hex()}],
     }
     assert bench.ask("members", RUN, 2) == {"generation": "", "members": []}
 
@@ -478,7 +481,7 @@ def test_a_commit_of_what_nobody_knows_is_told_as_aborted() -> None:
     writer = Writer(bench)
     unknown = CheckpointId(RUN, Step(1), Generation(1, 99))
     (answer,) = writer.commit(unknown, Member("1/x", 1, xxh3_128(b"x")))
-    assert isinstance(answer, m.AttemptAborted)
+    assert isinstance(answer, AttemptAborted)
 
 
 @pytest.mark.parametrize("name", ["", "/x", "x//y", "x/../y", "x/."])
@@ -487,7 +490,7 @@ def test_a_bad_name_is_refused(name: str) -> None:
     writer = Writer(bench)
     question = replace(File(writer, "1/x", b"", 1, 1).question(), member=name)
     (answer,) = bench.tell(writer.session, question)
-    assert isinstance(answer, m.Failed)
+    assert isinstance(answer, Failed)
     assert answer.code == "refused"
 
 

@@ -7,9 +7,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from ckpt.base.ids import CheckpointId, Generation, Rank, RunName
-from ckpt.format import messages as m
+from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName
 from ckpt.format.members import encode_members
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import DeleteStep
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
+from ckpt.format.messages.loading import LoadConfirmed, Resolve
+from ckpt.format.messages.saving import CommitMembers
 from ckpt.protocol.coordinator import catalog, rounds
 from ckpt.protocol.events import Session
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake, every, team
@@ -78,7 +83,7 @@ def test_a_commit_that_does_not_come_is_an_error_that_names_both() -> None:
     assert early.resolve() == []
     bench.tick(31)
     (failed,) = bench.to(early.session)
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert failed.code == "unavailable"
     assert names_both(failed, first, own), failed.message
     assert ByNumber(ranks[1]).load() == first, "it has not come to its save yet"
@@ -113,7 +118,7 @@ def test_one_that_is_gone_is_an_error_both_ways() -> None:
     first = bench.save(STEP)
     newest, _ = loaders(bench)
     newest.load()
-    bench.tell(bench.session(), m.DeleteStep(RUN, STEP))
+    bench.tell(bench.session(), DeleteStep(RUN, STEP))
     again = bench.save(STEP)
     failed = ByNumber(RankFake(bench, 1, 2, key="readers")).failed()
     assert names_both(failed, first, again), failed.message
@@ -129,17 +134,17 @@ def test_who_asks_for_the_newest_of_a_launch_that_moved_on_is_told_both() -> Non
     again = bench.save(STEP)
     assert together([one.again(), other.again()]) == [again, again]
     failed = newest.resolve()
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert names_both(failed, first, again), failed.message
 
 
 # --------------------------------------------------------------------------- files
 
 
-def put(bench: Bench, content: bytes, launch: m.LaunchNumber | None = None) -> CheckpointId:
+def put(bench: Bench, content: bytes, launch: LaunchNumber | None = None) -> CheckpointId:
     """A file of step 5, committed, by a process of that launch."""
     file = Writer(bench).write("a", content, STEP)
-    commit = m.CommitMembers(file.checkpoint, launch=launch)
+    commit = CommitMembers(file.checkpoint, launch=launch)
     return committed(bench.tell(bench.session(), commit, encode_members([file.member]))).checkpoint
 
 
@@ -181,7 +186,7 @@ def test_files_that_the_launch_itself_writes_are_seen_by_its_ranks_at_once() -> 
 # --------------------------------------------------------------------------- stores
 
 
-def stored(one: ByNumber, found: CheckpointId) -> list[m.Message]:
+def stored(one: ByNumber, found: CheckpointId) -> list[Message]:
     """It was read from an object store, behind a NotFound here."""
     assert one.failed().code == "not_found"
     one.found = found
@@ -210,7 +215,7 @@ def test_a_rank_that_finds_another_in_its_store_is_told_both() -> None:
     every([one.rank, other.rank], lambda rank: rank.reconnect())
     other.reconnect()
     (overruled,) = stored(other, again)
-    assert isinstance(overruled, m.LoadConfirmed)
+    assert isinstance(overruled, LoadConfirmed)
     assert str(first) in overruled.superseded
 
 
@@ -230,8 +235,8 @@ def test_of_many_numbers_the_last_ones_are_kept(monkeypatch: pytest.MonkeyPatch)
     assert sorted(kept) == [2, 3, 4]
 
 
-def joined(bench: Bench, session: Session, process: str, *, reads: bool) -> m.Message:
-    join = m.JoinLaunch(RUN, "job", Rank(0), 2, process, reads=reads)
+def joined(bench: Bench, session: Session, process: str, *, reads: bool) -> Message:
+    join = JoinLaunch(RUN, "job", Rank(0), 2, process, reads=reads)
     return bench.tell(session, join)[-1]
 
 
@@ -239,18 +244,18 @@ def test_a_process_that_only_loads_keeps_nobody_from_its_rank() -> None:
     bench = Bench()
     helper, trainer, stranger = bench.session(), bench.session(), bench.session()
     told = joined(bench, helper, "helper", reads=True)
-    assert isinstance(told, m.LaunchJoined)
+    assert isinstance(told, LaunchJoined)
     assert told.by_number
     again = joined(bench, trainer, "trainer", reads=False)
-    assert isinstance(again, m.LaunchJoined)
+    assert isinstance(again, LaunchJoined)
     assert again.launch == told.launch
     assert joined(bench, helper, "helper", reads=True) == told
     busy = joined(bench, stranger, "stranger", reads=False)
-    assert isinstance(busy, m.Failed)
+    assert isinstance(busy, Failed)
     assert busy.code == "busy"
     bench.close(helper)
     busy = joined(bench, bench.session(), "stranger", reads=False)
-    assert isinstance(busy, m.Failed), "the trainer is still there"
+    assert isinstance(busy, Failed), "the trainer is still there"
 
 
 def test_what_readers_resolved_is_held_for_late_ranks_while_one_of_them_lives() -> None:
@@ -258,8 +263,8 @@ def test_what_readers_resolved_is_held_for_late_ranks_while_one_of_them_lives() 
     first = bench.save(STEP)
     life = bench.session()
     told = joined(bench, life, "reader", reads=True)
-    assert isinstance(told, m.LaunchJoined)
-    question = m.Resolve(RUN, STEP, told.launch, Rank(0), 2)
+    assert isinstance(told, LaunchJoined)
+    question = Resolve(RUN, STEP, told.launch, Rank(0), 2)
     session = bench.session()
     bench.tell(session, question)
     bench.close(session)

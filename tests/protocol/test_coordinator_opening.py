@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 
 from ckpt.base.ids import PayloadId, Rank
-from ckpt.format import messages as m
-from ckpt.format.target_messages import (
-    DropGeneration,
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.launches import TrainerLeft
+from ckpt.format.messages.saving import (
+    AttemptAborted,
+    AttemptCommitted,
+    PayloadGivenUp,
+    PayloadPlanned,
 )
+from ckpt.format.messages.targets import DropGeneration
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.events import Send
 from tests.protocol.coordinating import SECOND_US, Bench, RankFake, every, team
@@ -25,7 +30,7 @@ def test_the_generation_is_durable_before_the_plan_leaves() -> None:
     assert isinstance(opened, catalog.AttemptOpened)
     bench.sync()
     rank.take_plan()
-    assert bench.story(mark, catalog.AttemptOpened, m.PayloadPlanned) == [opened, rank.plan]
+    assert bench.story(mark, catalog.AttemptOpened, PayloadPlanned) == [opened, rank.plan]
     assert rank.payload == PayloadId(opened.checkpoint, Rank(0))
 
 
@@ -67,10 +72,10 @@ def test_a_save_that_was_aborted_before_a_rank_came_ends_that_ranks_save_too() -
     bench = Bench()
     first, second = team(bench, 2)
     first.open(1)
-    given_up = m.PayloadGivenUp(first.payload, "aborted", "its arena is gone")
+    given_up = PayloadGivenUp(first.payload, "aborted", "its arena is gone")
     bench.tell(first.session, given_up)
     (aborted,) = second.open(1)
-    assert isinstance(aborted, m.AttemptAborted)
+    assert isinstance(aborted, AttemptAborted)
     assert "rank 0: its arena is gone" in aborted.message
 
 
@@ -78,10 +83,10 @@ def test_a_rank_that_joined_after_an_abort_does_not_meet_it() -> None:
     bench = Bench()
     first = RankFake(bench, 0, 2)
     first.open(1)
-    bench.tell(first.session, m.PayloadGivenUp(first.payload, "aborted", "gone"))
+    bench.tell(first.session, PayloadGivenUp(first.payload, "aborted", "gone"))
     bench.tick(1)
     second = RankFake(bench, 1, 2)
-    assert isinstance(second.open(1)[0], m.PayloadPlanned)
+    assert isinstance(second.open(1)[0], PayloadPlanned)
 
 
 def test_a_rank_that_goes_on_to_a_later_step_ends_what_lacks_it_and_is_named() -> None:
@@ -99,7 +104,7 @@ def test_a_trainer_that_left_before_it_staged_ends_what_lacks_it_and_is_named() 
     bench = Bench()
     first, second = team(bench, 2)
     first.open(1)
-    stranger = m.TrainerLeft(second.run, second.launch, second.rank, "another process")
+    stranger = TrainerLeft(second.run, second.launch, second.rank, "another process")
     bench.tell(second.session, stranger)
     assert first.aborts() == []
     second.leave()
@@ -166,9 +171,9 @@ def test_an_abort_is_durable_before_it_is_told_and_told_before_columns_go() -> N
     bench.persist_at_once = False
     mark = bench.mark()
     second.open(2)
-    assert bench.sent(m.AttemptAborted, mark) == []
+    assert bench.sent(AttemptAborted, mark) == []
     bench.sync()
-    kinds = (catalog.AttemptAborted, m.AttemptAborted, DropGeneration)
+    kinds = (catalog.AttemptAborted, AttemptAborted, DropGeneration)
     story = bench.story(mark, *kinds)
     assert [type(told) for told in story] == [*kinds, *[DropGeneration] * 3]
 
@@ -221,7 +226,7 @@ def test_an_open_attempt_goes_on_after_a_restart_with_the_plan_that_its_stager_h
     rank.reconnect()
     (plan,) = rank.resume(1, rank.payload.checkpoint)
     assert rank.plan is not None
-    assert plan == m.PayloadPlanned(rank.payload, "2+1", rank.plan.cell_bytes, (), ())
+    assert plan == PayloadPlanned(rank.payload, "2+1", rank.plan.cell_bytes, (), ())
     rank.certify()
     (commit,) = rank.commits()
     assert commit.info.checkpoint == rank.payload.checkpoint
@@ -248,13 +253,13 @@ def test_resuming_what_has_ended_tells_how_it_ended() -> None:
     committed = rank.payload.checkpoint
     rank.open(2)
     aborted = rank.payload.checkpoint
-    bench.tell(rank.session, m.PayloadGivenUp(rank.payload, "aborted", "gone"))
+    bench.tell(rank.session, PayloadGivenUp(rank.payload, "aborted", "gone"))
     for restarted in (False, True):
         if restarted:
             bench.restart(*bench.targets)
             rank.reconnect()
-        assert isinstance(rank.resume(1, committed)[0], m.AttemptCommitted)
-        assert isinstance(rank.resume(2, aborted)[0], m.AttemptAborted)
+        assert isinstance(rank.resume(1, committed)[0], AttemptCommitted)
+        assert isinstance(rank.resume(2, aborted)[0], AttemptAborted)
 
 
 def test_another_process_cannot_take_a_payload_over() -> None:
@@ -264,7 +269,7 @@ def test_another_process_cannot_take_a_payload_over() -> None:
     bench.close(rank.session)
     thief = RankFake(bench, process="thief")
     (failed,) = thief.resume(1, rank.payload.checkpoint)
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert "another process" in failed.message
 
 
@@ -285,7 +290,7 @@ def test_without_enough_targets_the_save_fails_and_says_how_many_are_needed() ->
     bench.tick(10)
     rank = RankFake(bench)
     (aborted,) = rank.open(1)
-    assert isinstance(aborted, m.AttemptAborted)
+    assert isinstance(aborted, AttemptAborted)
     assert aborted.code == "unavailable"
     assert "2 targets are live" in aborted.message
     assert "3 are needed" in aborted.message
@@ -295,5 +300,5 @@ def test_without_enough_targets_the_save_fails_and_says_how_many_are_needed() ->
 def test_an_impossible_payload_is_refused(payload_bytes: int) -> None:
     bench = Bench()
     (failed,) = RankFake(bench, payload_bytes=payload_bytes).open(1)
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert bench.states() == {}

@@ -5,16 +5,19 @@ from __future__ import annotations
 import pytest
 
 from ckpt.base.ids import ColumnNumber, ReservationId, TargetId
-from ckpt.format import messages as m
-from ckpt.format.target_messages import (
-    ReleaseReservation,
-    RenewLease,
-    Reserve,
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.saving import (
+    AttemptAborted,
+    PayloadGivenUp,
+    PayloadPlanned,
+    RequestSpares,
+    SparesNamed,
 )
+from ckpt.format.messages.targets import ReleaseReservation, RenewLease, Reserve
 from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import Bench, RankFake
 
-FULL = m.Failed("no_space", "full")
+FULL = Failed("no_space", "full")
 
 
 def target(bench: Bench, id: str) -> FakeTarget:
@@ -28,7 +31,7 @@ def held(bench: Bench) -> list[str]:
 
 def test_a_target_that_refuses_is_replaced_and_not_asked_twice() -> None:
     bench = Bench(5)
-    target(bench, "t1").refuses[Reserve] = m.Failed("unavailable", "its disk fails")
+    target(bench, "t1").refuses[Reserve] = Failed("unavailable", "its disk fails")
     rank = RankFake(bench)
     rank.open(1)
     assert rank.plan is not None
@@ -118,7 +121,7 @@ def test_without_space_standing_space_goes_first_then_the_save_fails_with_a_retr
     bench.tick(1)
     rank = RankFake(bench, payload_bytes=1_000_000)
     (aborted,) = rank.open(1)
-    assert isinstance(aborted, m.AttemptAborted)
+    assert isinstance(aborted, AttemptAborted)
     assert aborted.code == "no_space"
     assert "t0, t1, t2" in aborted.message
     assert aborted.retry_after_us == 5_000_000
@@ -151,7 +154,7 @@ def test_space_that_stood_by_counts_as_free_before_its_targets_say_so() -> None:
         one.bytes_free = 0
     bench.tick(1)
     rank = RankFake(bench)
-    assert isinstance(rank.open(1)[0], m.PayloadPlanned)
+    assert isinstance(rank.open(1)[0], PayloadPlanned)
 
 
 def test_the_next_save_of_the_same_shape_asks_nothing() -> None:
@@ -191,7 +194,7 @@ def test_an_aborted_save_gives_all_its_space_back() -> None:
     bench = Bench()
     rank = RankFake(bench)
     rank.open(1)
-    bench.tell(rank.session, m.PayloadGivenUp(rank.payload, "aborted", "gone"))
+    bench.tell(rank.session, PayloadGivenUp(rank.payload, "aborted", "gone"))
     assert held(bench) == []
 
 
@@ -221,9 +224,9 @@ def test_more_spares_come_from_domains_that_hold_no_other_column() -> None:
     places = rank.places()
     hosts = {bench.targets[place.target].domain.split("/")[2] for place in places.values()}
     lost = places[min(places)]
-    asked = m.RequestSpares(rank.payload, min(places), (lost.target,))
+    asked = RequestSpares(rank.payload, min(places), (lost.target,))
     (named,) = bench.tell(rank.session, asked)
-    assert isinstance(named, m.SparesNamed)
+    assert isinstance(named, SparesNamed)
     (spare,) = named.spares
     others = {bench.targets[p.target].domain.split("/")[2] for j, p in places.items() if j}
     assert bench.targets[spare.target].domain.split("/")[2] not in others
@@ -235,9 +238,9 @@ def test_without_another_target_there_are_no_spares() -> None:
     rank = RankFake(bench)
     rank.open(1)
     (named,) = bench.tell(
-        rank.session, m.RequestSpares(rank.payload, min(rank.places()), (TargetId("t0"),))
+        rank.session, RequestSpares(rank.payload, min(rank.places()), (TargetId("t0"),))
     )
-    assert named == m.SparesNamed(rank.payload, ())
+    assert named == SparesNamed(rank.payload, ())
 
 
 def test_a_spare_that_comes_when_its_save_has_ended_goes_back() -> None:
@@ -249,8 +252,8 @@ def test_a_spare_that_comes_when_its_save_has_ended_goes_back() -> None:
     others = [id for id in bench.targets if id not in named]
     for id in others:
         target(bench, id).silent.add(Reserve)
-    bench.tell(rank.session, m.RequestSpares(rank.payload, ColumnNumber(0), ()))
-    bench.tell(rank.session, m.PayloadGivenUp(rank.payload, "failed", "its bytes broke"))
+    bench.tell(rank.session, RequestSpares(rank.payload, ColumnNumber(0), ()))
+    bench.tell(rank.session, PayloadGivenUp(rank.payload, "failed", "its bytes broke"))
     for id in others:
         bench.let_answer(id)
     assert held(bench) == []
@@ -267,7 +270,7 @@ def test_targets_with_capacities_of_their_own_on_one_device_are_full_each_by_its
         bench.tell(one.session, renew)
     rank = RankFake(bench)
     (planned,) = rank.open(1)
-    assert isinstance(planned, m.PayloadPlanned), planned
+    assert isinstance(planned, PayloadPlanned), planned
     assert len(planned.places) == 3
 
 

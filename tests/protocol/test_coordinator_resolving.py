@@ -7,38 +7,40 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, PayloadId, Rank, RunName, Step
-from ckpt.format import messages as m
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.launches import LaunchJoined
+from ckpt.format.messages.loading import DamageJudged, ReleasePin, ReportDamage, Resolve, Resolved
+from ckpt.format.messages.reading import ByteRange
 from ckpt.format.record import decode_record
 from ckpt.protocol.events import Send, Session
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake, every, team
 
-NEWEST = m.Resolve(RUN, None)
+NEWEST = Resolve(RUN, None)
 
 
-def resolve(bench: Bench, message: m.Resolve = NEWEST, session: Session | None = None) -> m.Message:
+def resolve(bench: Bench, message: Resolve = NEWEST, session: Session | None = None) -> Message:
     """The answer, which must come at once."""
     (answer,) = bench.tell(session or bench.session(), message)
     return answer
 
 
-def resolved(
-    bench: Bench, message: m.Resolve = NEWEST, session: Session | None = None
-) -> m.Resolved:
+def resolved(bench: Bench, message: Resolve = NEWEST, session: Session | None = None) -> Resolved:
     answer = resolve(bench, message, session)
-    assert isinstance(answer, m.Resolved), answer
+    assert isinstance(answer, Resolved), answer
     return answer
 
 
-def newest_of(rank: RankFake) -> m.Resolve:
+def newest_of(rank: RankFake) -> Resolve:
     """As a process asks: it joins first, and is told which turn is its next."""
     joined = rank.join()[-1]
-    assert isinstance(joined, m.LaunchJoined)
-    return m.Resolve(
+    assert isinstance(joined, LaunchJoined)
+    return Resolve(
         rank.run, None, rank.launch, rank.rank, rank.world_size, 10 * SECOND_US, False, joined.turn
     )
 
 
-def steps(answers: list[m.Resolved]) -> list[int]:
+def steps(answers: list[Resolved]) -> list[int]:
     return [int(answer.info.checkpoint.step) for answer in answers]
 
 
@@ -46,10 +48,10 @@ def lose(bench: Bench, id: CheckpointId) -> None:
     """Proved damage."""
     for target in bench.targets.values():
         for column in [c for c in target.columns if c.payload.checkpoint == id]:
-            target.damaged[column] = (m.ByteRange(0, 10),)
-    report = m.ReportDamage(PayloadId(id, Rank(0)), "its bytes are wrong")
+            target.damaged[column] = (ByteRange(0, 10),)
+    report = ReportDamage(PayloadId(id, Rank(0)), "its bytes are wrong")
     (judged,) = bench.tell(bench.session(), report)
-    assert isinstance(judged, m.DamageJudged)
+    assert isinstance(judged, DamageJudged)
     assert judged.proved
 
 
@@ -94,15 +96,15 @@ def test_a_step_is_resolved_by_its_number_and_its_newest_generation() -> None:
     bench.save(1)
     again = bench.save(1)
     bench.save(2)
-    assert resolved(bench, m.Resolve(RUN, Step(1))).info.checkpoint == again
+    assert resolved(bench, Resolve(RUN, Step(1))).info.checkpoint == again
 
 
 def test_what_never_was_is_not_found() -> None:
     bench = Bench()
     bench.save(1)
-    for message in (m.Resolve(RUN, Step(9)), replace(NEWEST, run=RunName("other"))):
+    for message in (Resolve(RUN, Step(9)), replace(NEWEST, run=RunName("other"))):
         failed = resolve(bench, message)
-        assert isinstance(failed, m.Failed)
+        assert isinstance(failed, Failed)
         assert failed.code == "not_found"
 
 
@@ -123,12 +125,12 @@ def test_retention_waits_for_ranks_that_have_not_come_for_their_launchs_resoluti
     bench.save(1)
     readers = team(bench, 2, key="reader")
     first = resolved(bench, newest_of(readers[0]), readers[0].session)
-    bench.tell(readers[0].session, m.ReleasePin(first.pin))
+    bench.tell(readers[0].session, ReleasePin(first.pin))
     bench.save(2)
     second = resolved(bench, newest_of(readers[1]), readers[1].session)
     assert steps([first, second]) == [1, 1]
     assert bench.states()["run@1#1.1"] == "committed"
-    bench.tell(readers[1].session, m.ReleasePin(second.pin))
+    bench.tell(readers[1].session, ReleasePin(second.pin))
     assert bench.states()["run@1#1.1"] == "deleted"
 
 
@@ -140,7 +142,7 @@ def test_a_resolution_is_held_for_late_ranks_only_while_their_launch_lives_and_n
         bench.save(1)
         reader = RankFake(bench, 0, 2, key="reader")
         answer = resolved(bench, newest_of(reader), reader.session)
-        bench.tell(reader.session, m.ReleasePin(answer.pin))
+        bench.tell(reader.session, ReleasePin(answer.pin))
         bench.save(2)
         assert bench.states()["run@1#1.1"] == "committed"
         if ending == "sessions":
@@ -180,7 +182,7 @@ def test_a_resolution_waits_for_attempts_that_every_rank_has_handed_over() -> No
     rank.seal_all()
     rank.certify()
     (answer,) = bench.to(reader)
-    assert isinstance(answer, m.Resolved)
+    assert isinstance(answer, Resolved)
     assert answer.info.checkpoint.step == 2
 
 
@@ -190,7 +192,7 @@ def test_it_does_not_wait_for_an_attempt_that_lacks_a_rank_nor_for_another_step(
     RankFake(bench, 0, 2, key="half").open(2)
     assert steps([resolved(bench)]) == [1]
     RankFake(bench, key="whole").open(3)
-    assert steps([resolved(bench, m.Resolve(RUN, Step(1)))]) == [1]
+    assert steps([resolved(bench, Resolve(RUN, Step(1)))]) == [1]
 
 
 def test_it_waits_for_an_attempt_at_most_ten_seconds_and_not_for_a_dead_stager() -> None:
@@ -204,11 +206,11 @@ def test_it_waits_for_an_attempt_at_most_ten_seconds_and_not_for_a_dead_stager()
     assert bench.to(reader) == []
     bench.tell(late, NEWEST)
     bench.tick(2)
-    assert [type(each) for each in bench.to(reader)] == [m.Resolved]
+    assert [type(each) for each in bench.to(reader)] == [Resolved]
     assert bench.to(late) == []
     bench.close(rank.session)
     bench.tick(3)
-    assert [type(each) for each in bench.to(late)] == [m.Resolved]
+    assert [type(each) for each in bench.to(late)] == [Resolved]
 
 
 def test_what_is_out_of_reach_is_waited_for_then_unavailable_and_names_its_targets() -> None:
@@ -221,7 +223,7 @@ def test_what_is_out_of_reach_is_waited_for_then_unavailable_and_names_its_targe
     assert bench.tell(reader, NEWEST) == []
     bench.tick(11)
     (failed,) = bench.to(reader)
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert failed.code == "unavailable"
     assert str(id) in failed.message
     assert ", ".join(away) in failed.message
@@ -235,7 +237,7 @@ def test_targets_that_come_back_in_time_make_the_answer() -> None:
     bench.tell(reader, NEWEST)
     bench.tick(5)
     bench.start("t0")
-    assert [type(each) for each in bench.to(reader)] == [m.Resolved]
+    assert [type(each) for each in bench.to(reader)] == [Resolved]
 
 
 def test_fallback_reads_an_older_step_and_says_what_it_passed_over() -> None:
@@ -245,7 +247,7 @@ def test_fallback_reads_an_older_step_and_says_what_it_passed_over() -> None:
     bench.tell(reader, replace(NEWEST, fallback=True))
     bench.tick(11)
     (answer,) = bench.to(reader)
-    assert isinstance(answer, m.Resolved)
+    assert isinstance(answer, Resolved)
     assert answer.info.checkpoint == old
     assert str(new) in answer.skipped[0]
 
@@ -269,8 +271,8 @@ def test_a_step_that_is_lost_is_lost_also_by_its_number_and_after_a_restart() ->
     for restarted in (False, True):
         if restarted:
             bench.restart(*bench.targets)
-        failed = resolve(bench, m.Resolve(RUN, Step(2)))
-        assert isinstance(failed, m.Failed)
+        failed = resolve(bench, Resolve(RUN, Step(2)))
+        assert isinstance(failed, Failed)
         assert failed.code == "lost"
         assert steps([resolved(bench)]) == [1]
 
@@ -282,9 +284,9 @@ def test_a_pin_belongs_to_its_session() -> None:
     answer = resolved(bench, NEWEST, session)
     checkpoint = bench.machine.checkpoints.get(id)
     assert checkpoint is not None
-    bench.tell(bench.session(), m.ReleasePin(answer.pin))
+    bench.tell(bench.session(), ReleasePin(answer.pin))
     assert checkpoint.pins == {answer.pin}
-    bench.tell(session, m.ReleasePin(answer.pin))
+    bench.tell(session, ReleasePin(answer.pin))
     assert checkpoint.pins == set()
 
 

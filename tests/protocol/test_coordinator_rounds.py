@@ -5,7 +5,10 @@ makes all walk back, and damage that is too late is an error that names both ste
 from __future__ import annotations
 
 from ckpt.base.ids import CheckpointId
-from ckpt.format import messages as m
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import DeleteStep
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.loading import ConfirmLoad, LoadBegan, LoadConfirmed, ReleasePin, Resolved
 from ckpt.protocol.events import Session
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake, every, team
 from tests.protocol.test_coordinator_resolving import lose, newest_of
@@ -21,29 +24,29 @@ class Loader:
         self.question = newest_of(rank)
         self.found: CheckpointId
 
-    def resolve(self) -> m.Message:
+    def resolve(self) -> Message:
         """At once, or when too few targets have said in time that this coordinator is in force."""
         mark = self.bench.mark()
         if not self.bench.tell(self.session, self.question):
             self.bench.tick(1)
         (answer,) = self.bench.to(self.session, mark)
-        if isinstance(answer, m.Resolved):
+        if isinstance(answer, Resolved):
             self.found = answer.info.checkpoint
         return answer
 
     def begin(self) -> None:
         self.resolve()
         launch, rank, turn = self.rank.launch, self.rank.rank, self.question.turn
-        self.bench.tell(self.session, m.LoadBegan(RUN, launch, rank, turn))
+        self.bench.tell(self.session, LoadBegan(RUN, launch, rank, turn))
 
-    def finish(self) -> list[m.Message]:
+    def finish(self) -> list[Message]:
         """What it is told at once."""
         launch, rank, turn = self.rank.launch, self.rank.rank, self.question.turn
         timeout_us = 30 * SECOND_US
-        confirm = m.ConfirmLoad(RUN, launch, rank, turn, self.found, timeout_us)
+        confirm = ConfirmLoad(RUN, launch, rank, turn, self.found, timeout_us)
         return self.bench.tell(self.session, confirm)
 
-    def load(self) -> list[m.Message]:
+    def load(self) -> list[Message]:
         self.begin()
         return self.finish()
 
@@ -56,7 +59,7 @@ def saved(bench: Bench) -> tuple[CheckpointId, CheckpointId]:
     return bench.save(1), bench.save(2)
 
 
-CONFIRMED = m.LoadConfirmed()
+CONFIRMED = LoadConfirmed()
 
 
 def test_a_rank_that_loads_alone_waits_for_nobody() -> None:
@@ -90,7 +93,7 @@ def test_damage_that_one_rank_meets_makes_all_walk_back_also_those_that_have_loa
     assert quick.finish() == []
     lose(bench, new)
     overruled = bench.to(quick.session)[-1]
-    assert isinstance(overruled, m.LoadConfirmed)
+    assert isinstance(overruled, LoadConfirmed)
     assert str(new) in overruled.superseded
     for one in (slow, quick):
         one.begin()
@@ -106,7 +109,7 @@ def test_damage_proved_before_a_rank_confirms_supersedes_what_it_loaded() -> Non
     first.begin()
     lose(bench, new)
     (overruled,) = first.finish()
-    assert isinstance(overruled, m.LoadConfirmed)
+    assert isinstance(overruled, LoadConfirmed)
     assert overruled.superseded
     second.begin()
     assert second.found == old
@@ -123,7 +126,7 @@ def test_damage_after_a_rank_has_returned_its_load_is_an_error_that_names_both_s
             bench.restart(*bench.targets)
             second = Loader(RankFake(bench, 1, 2, key="readers"))
         failed = second.resolve()
-        assert isinstance(failed, m.Failed)
+        assert isinstance(failed, Failed)
         assert failed.code == "lost"
         assert str(new) in failed.message
         assert str(old) in failed.message
@@ -138,9 +141,9 @@ def test_what_a_rank_has_returned_is_not_exchanged_when_it_is_deleted() -> None:
     old, new = saved(bench)
     first, second = loaders(bench)
     first.load()
-    bench.tell(bench.session(), m.DeleteStep(RUN, new.step))
+    bench.tell(bench.session(), DeleteStep(RUN, new.step))
     failed = second.resolve()
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert f"{new} is deleted" in failed.message
     assert str(old) in failed.message
 
@@ -173,7 +176,7 @@ def test_damage_while_the_confirmation_is_written_comes_too_late() -> None:
     bench.sync()
     assert bench.to(first.session)[-1] == CONFIRMED
     failed = second.resolve()
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert str(old) in failed.message
 
 
@@ -188,8 +191,8 @@ def test_a_reader_that_gives_up_or_dies_holds_nobody_up() -> None:
         if way == "close":
             bench.close(second.session)
         else:
-            pins = [a.pin for a in bench.to(second.session) if isinstance(a, m.Resolved)]
-            bench.tell(second.session, m.ReleasePin(pins[-1]))
+            pins = [a.pin for a in bench.to(second.session) if isinstance(a, Resolved)]
+            bench.tell(second.session, ReleasePin(pins[-1]))
         assert bench.to(first.session)[-1] == CONFIRMED
 
 
@@ -221,7 +224,7 @@ def test_loads_that_a_coordinators_restart_interrupts_still_end_with_one_generat
     second.resolve()
     assert second.found == third
     (overruled,) = first.finish()
-    assert isinstance(overruled, m.LoadConfirmed)
+    assert isinstance(overruled, LoadConfirmed)
     assert str(third) in overruled.superseded
     # The other way round: who has loaded already names the generation.
     bench.restart(*bench.targets)

@@ -6,7 +6,9 @@ import random
 
 from ckpt.base.ids import BootId, CheckpointId, Generation, Rank, RunName, Step, TargetId
 from ckpt.base.units import MiB
-from ckpt.format import messages as m
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.loading import TargetAddress
+from ckpt.format.messages.sharing import LeaveReads, NextReads, ReadsShared, ShareReads
 from ckpt.format.spans import OURS, PayloadSpan, decode_spans, encode_spans
 from ckpt.protocol.coordinator.sharing import GRANT_BYTES, PATIENCE_US
 from ckpt.protocol.events import Send
@@ -24,19 +26,19 @@ class Reader:
     def __init__(self, bench: Bench, name: str, wanted: Spans, key: str = "job") -> None:
         self.bench = bench
         self.session = bench.session()
-        self.peer = m.TargetAddress(TargetId(name), BootId(7), f"{name}:1")
+        self.peer = TargetAddress(TargetId(name), BootId(7), f"{name}:1")
         self.wanted = wanted
         self.key = key
 
     def share(self) -> None:
         rows = encode_spans(PayloadSpan(OURS, Rank(r), a, b) for r, a, b in self.wanted)
-        self.bench.tell(self.session, m.ShareReads(CHECKPOINT, self.key, self.peer, 1 * MiB), rows)
+        self.bench.tell(self.session, ShareReads(CHECKPOINT, self.key, self.peer, 1 * MiB), rows)
 
     def next(self) -> None:
-        self.bench.tell(self.session, m.NextReads())
+        self.bench.tell(self.session, NextReads())
 
     def leave(self, timeout_us: int = 30 * SECOND_US) -> None:
-        self.bench.tell(self.session, m.LeaveReads(timeout_us))
+        self.bench.tell(self.session, LeaveReads(timeout_us))
 
     @property
     def answers(self) -> list[tuple[Spans, dict[str, Spans]]]:
@@ -44,7 +46,7 @@ class Reader:
         found = []
         for action in self.bench.log:
             if isinstance(action, Send) and action.session == self.session:
-                assert isinstance(action.message, m.ReadsShared), action.message
+                assert isinstance(action.message, ReadsShared), action.message
                 mine: Spans = []
                 theirs: dict[str, Spans] = {}
                 for span in decode_spans(action.bulk):
@@ -175,10 +177,10 @@ def test_who_leaves_at_once_is_let_go_at_once() -> None:
 def test_a_session_that_does_not_share_is_refused_and_may_leave() -> None:
     bench = Bench()
     session = bench.session()
-    (answer,) = bench.tell(session, m.NextReads())
-    assert isinstance(answer, m.Failed)
+    (answer,) = bench.tell(session, NextReads())
+    assert isinstance(answer, Failed)
     assert answer.code == "refused"
-    assert bench.tell(session, m.LeaveReads(1)) == [m.ReadsShared()]
+    assert bench.tell(session, LeaveReads(1)) == [ReadsShared()]
 
 
 def test_spans_that_overlap_are_refused_and_nothing_is_noted() -> None:
@@ -186,10 +188,10 @@ def test_spans_that_overlap_are_refused_and_nothing_is_noted() -> None:
         bench = Bench()
         one = Reader(bench, "a", rows)
         bulk = encode_spans(PayloadSpan(OURS, Rank(r), a, b) for r, a, b in rows)
-        question = m.ShareReads(CHECKPOINT, "job", one.peer, 1)
+        question = ShareReads(CHECKPOINT, "job", one.peer, 1)
         for bad in (bulk, b"12345", bulk[:32] + bytes(32)):
             (answer,) = bench.tell(one.session, question, bad)
-            assert isinstance(answer, m.Failed)
+            assert isinstance(answer, Failed)
         assert not bench.machine.sharing._groups
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, Step
-from ckpt.format import messages as m
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.loading import LoadConfirmed, ReleasePin, Resolve, Resolved
 from tests.protocol.coordinating import RUN, Bench
 from tests.protocol.test_coordinator_draining import URL, WorkerFake
 from tests.protocol.test_coordinator_resolving import NEWEST, apart, lose, resolve, resolved
@@ -56,8 +57,8 @@ def test_who_can_read_no_store_walks_back_as_before() -> None:
     lose(bench, resolved(bench).info.checkpoint)
     found = resolved(bench)
     assert (found.info.checkpoint.step, found.stored, len(found.skipped)) == (1, (), 1)
-    failed = resolve(bench, m.Resolve(RUN, Step(2)))
-    assert isinstance(failed, m.Failed)
+    failed = resolve(bench, Resolve(RUN, Step(2)))
+    assert isinstance(failed, Failed)
     assert (failed.code, URL in failed.hint) == ("lost", True)
 
 
@@ -90,11 +91,11 @@ def test_damage_found_while_all_load_keeps_them_on_one_step() -> None:
     second.begin()
     assert first.finish() == [], "it waits for the other"
     lose(bench, first.found)
-    (told,) = [a for a in bench.to(first.session) if isinstance(a, m.LoadConfirmed)]
+    (told,) = [a for a in bench.to(first.session) if isinstance(a, LoadConfirmed)]
     assert "is lost" in told.superseded
     for one in (first, second):
         answer = one.resolve()
-        assert isinstance(answer, m.Resolved)
+        assert isinstance(answer, Resolved)
         assert (answer.info.checkpoint.step, answer.stored) == (2, (URL,))
     assert [one.finish() for one in (second, first)] == [[CONFIRMED], [CONFIRMED]]
 
@@ -107,7 +108,7 @@ def test_a_rank_that_can_read_no_store_is_never_given_another_step_than_its_laun
     unable.question = replace(unable.question, stored=False)
     assert able.load() == [CONFIRMED]
     failed = unable.resolve()
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert (failed.code, URL in failed.message, "durable=" in failed.hint) == ("lost", True, True)
 
 
@@ -119,7 +120,7 @@ def test_a_damaged_generation_goes_when_its_step_was_fetched_again_and_nobody_re
     lose(bench, held.info.checkpoint)
     again = bench.save(2)
     assert bench.states()[str(held.info.checkpoint)] == "damaged"
-    bench.tell(session, m.ReleasePin(held.pin))
+    bench.tell(session, ReleasePin(held.pin))
     assert bench.states()[str(held.info.checkpoint)] == "deleted"
     assert bench.states()[str(again)] == "committed"
 
@@ -141,11 +142,11 @@ def test_what_stays_out_of_reach_is_read_from_the_store_by_those_who_can() -> No
     assert bench.tell(able, DURABLE) == bench.tell(unable, NEWEST) == [], "they may come back"
     bench.tick(11)
     (found,) = bench.to(able)
-    assert isinstance(found, m.Resolved)
+    assert isinstance(found, Resolved)
     assert (found.info.checkpoint, found.skipped) == (newest.info.checkpoint, ())
     assert (found.stored, found.away) == ((URL,), f"targets {', '.join(away)} do not answer")
     (failed,) = bench.to(unable)
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert failed.code == "unavailable"
 
 
@@ -156,7 +157,7 @@ def test_the_same_step_in_a_store_goes_before_an_older_one_here() -> None:
     bench.tell(reader, replace(DURABLE, fallback=True))
     bench.tick(11)
     (found,) = bench.to(reader)
-    assert isinstance(found, m.Resolved)
+    assert isinstance(found, Resolved)
     assert (found.info.checkpoint.step, found.stored, found.skipped) == (2, (URL,), ())
 
 

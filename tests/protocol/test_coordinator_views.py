@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ckpt.base.ids import PayloadId, Rank, Step, TargetId
-from ckpt.format import messages as m
-from ckpt.format.target_messages import (
-    RenewLease,
-)
+from ckpt.format.messages.asking import Ask
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.loading import ReportDamage, Resolve
+from ckpt.format.messages.reading import ByteRange
+from ckpt.format.messages.targets import RenewLease
 from tests.protocol.coordinating import RUN, Bench, RankFake
 
 
@@ -80,8 +81,8 @@ def test_health_names_what_is_down_degraded_out_of_reach_and_lost() -> None:
     for name in ("t0", "t1"):
         bench.start(name)
         for column in bench.targets[TargetId(name)].columns:
-            bench.targets[TargetId(name)].damaged[column] = (m.ByteRange(0, 1),)
-    bench.tell(bench.session(), m.ReportDamage(PayloadId(id, Rank(0)), "rotten"))
+            bench.targets[TargetId(name)].damaged[column] = (ByteRange(0, 1),)
+    bench.tell(bench.session(), ReportDamage(PayloadId(id, Rank(0)), "rotten"))
     assert checks(bench) == {"CHECKPOINT_LOST": "error"}
     assert status(bench)["health"] == "HEALTH_ERR"
     bench.stop("t0", "t1")
@@ -118,7 +119,7 @@ def test_open_attempts_are_counted_rank_by_rank() -> None:
 def test_a_pinned_step_says_so() -> None:
     bench = Bench()
     bench.save(1)
-    bench.tell(bench.session(), m.Resolve(RUN, Step(1)))
+    bench.tell(bench.session(), Resolve(RUN, Step(1)))
     views = asked(bench, "steps", RUN)
     assert isinstance(views, list)
     assert [view["pinned"] for view in views] == [True]
@@ -134,7 +135,7 @@ def test_unknown_questions_are_refused_and_unknown_steps_not_found() -> None:
         ("show", RUN, 3, "not_found"),
     ):
         failed = asked(bench, what, run, step)
-        assert isinstance(failed, m.Failed)
+        assert isinstance(failed, Failed)
         assert failed.code == code
 
 
@@ -142,7 +143,7 @@ def test_a_target_may_not_ask_and_a_reader_may_not_register() -> None:
     bench = Bench()
     target = bench.targets[TargetId("t0")].session
     assert target is not None
-    bench.tell(target, m.Ask("status"))
+    bench.tell(target, Ask("status"))
     assert bench.targets[TargetId("t0")].session is None
     reader = bench.session()
     assert bench.tell(reader, RenewLease(TargetId("t1"), 2, 0, 0)) == []  # type: ignore[arg-type]

@@ -8,8 +8,10 @@ from msgspec.structs import replace
 from ckpt.base.ids import (
     TargetId,
 )
-from ckpt.format import messages as m
-from ckpt.format.target_messages import Attest, LeaseRenewed
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.launches import LaunchJoined
+from ckpt.format.messages.loading import Resolved
+from ckpt.format.messages.targets import Attest, LeaseRenewed
 from ckpt.protocol.coordinator import catalog, vouching
 from ckpt.protocol.coordinator.catalog import CatalogImage
 from ckpt.protocol.coordinator.vouching import Standing
@@ -41,7 +43,7 @@ def test_a_new_cluster_is_served_as_soon_as_a_code_could_be_read() -> None:
     assert checks(bench)["CATALOG_UNPROVED"] == "start them on their hosts"
     bench.start("t3")
     (failed,) = bench.to(session)
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert failed.code == "not_found"
 
 
@@ -105,14 +107,14 @@ def test_readers_that_waited_in_vain_are_told_who_is_away_and_stagers_wait_on() 
     assert newest(bench, reader) == []
     bench.tick(GATHERING_S + 1)
     (failed,) = bench.to(reader)
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert failed.code == "unavailable"
     assert "2 of 3 have vouched" in failed.message
     assert "away: t1, t3" in failed.message
     assert rank.heard == []
     bench.start("t1")
     bench.tick()
-    assert isinstance(rank.heard[0], m.LaunchJoined)
+    assert isinstance(rank.heard[0], LaunchJoined)
     assert_serves(bench, 1)
 
 
@@ -127,7 +129,7 @@ def test_a_target_does_not_vouch_before_it_has_the_term_on_stable_storage() -> N
     assert newest(bench, session) == []
     for id in ("t0", "t1", "t2"):
         bench.let_answer(id)
-    assert isinstance(bench.to(session)[-1], m.Resolved)
+    assert isinstance(bench.to(session)[-1], Resolved)
 
 
 def test_a_target_that_comes_again_in_one_life_is_taken_in_again() -> None:
@@ -180,7 +182,7 @@ def test_a_catalog_that_was_made_of_targets_waits_for_as_many_as_were_named() ->
     session = bench.session()
     assert newest(bench, session) == []
     bench.start("t5")
-    assert [type(each) for each in bench.to(session)] == [m.Resolved]
+    assert [type(each) for each in bench.to(session)] == [Resolved]
     assert_serves(bench, 1)
 
 
@@ -219,14 +221,14 @@ def test_a_target_that_came_again_vouches_only_once_it_has_answered_again() -> N
     bench.stop("t0")
     bench.targets[TargetId("t0")].silent.add(Attest)
     bench.start("t0")
-    bench.targets[TargetId("t3")].refuses[Attest] = m.Failed("unavailable", "its disk fails")
+    bench.targets[TargetId("t3")].refuses[Attest] = Failed("unavailable", "its disk fails")
     bench.start("t3")
     bench.start("t2")
     bench.tick()
     session = bench.session()
     assert newest(bench, session) == []
     bench.let_answer("t0")
-    assert isinstance(bench.to(session)[-1], m.Resolved)
+    assert isinstance(bench.to(session)[-1], Resolved)
 
 
 def test_of_one_domain_alone_no_target_is_spared() -> None:

@@ -16,8 +16,10 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
-from ckpt.format import messages as m
-from ckpt.format.target_messages import DocumentKind
+from ckpt.format.messages.asking import DeleteStep, StepDeleted
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.launches import JoinLaunch
+from ckpt.format.messages.reading import DocumentKind
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogImage
 from ckpt.protocol.coordinator.machine import CoordinatorMachine
@@ -92,7 +94,7 @@ def test_starts_without_any_target_do_not_outgrow_the_proof() -> None:
     bench.save(1)
     copy = copy_of(bench)
     session = bench.session()
-    bench.tell(session, m.JoinLaunch(RUN, "another", Rank(0), 1, "p"))
+    bench.tell(session, JoinLaunch(RUN, "another", Rank(0), 1, "p"))
     bench.tick(1)
     begin_from(bench, copy)
     for _ in range(5):
@@ -111,8 +113,8 @@ def test_a_deletion_that_the_copy_does_not_know_proves_it_old() -> None:
     copy = copy_of(bench)
     mark = bench.mark()
     bench.stop("t3")
-    bench.tell(bench.session(), m.DeleteStep(RUN, Step(1)))
-    assert bench.sent(m.StepDeleted, mark)
+    bench.tell(bench.session(), DeleteStep(RUN, Step(1)))
+    assert bench.sent(StepDeleted, mark)
     for target in bench.targets.values():
         target.catalog, target.term_seen = None, 0  # Of a version that kept neither.
     begin_from(bench, copy, "t0", "t1", "t2")
@@ -141,7 +143,7 @@ def test_a_proof_that_comes_late_ends_the_service() -> None:
     bench.start(holders[0])
     bench.tick()
     (failed,) = rank.heard
-    assert isinstance(failed, m.Failed)
+    assert isinstance(failed, Failed)
     assert_old(bench)
 
 
@@ -166,7 +168,7 @@ def test_a_save_under_way_is_not_said_to_have_failed_by_an_old_catalog() -> None
     assert rank.heard == []
     new = RankFake(bench, key="new")
     bench.tick(GATHERING_S + 2)
-    assert [type(heard) for heard in new.heard] == [m.Failed]
+    assert [type(heard) for heard in new.heard] == [Failed]
 
 
 # --------------------------------------------------------------------------- each proof

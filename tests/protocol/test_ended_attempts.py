@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ckpt.format import messages as m
+from ckpt.format.messages.saving import AttemptCommitted
 from tests.protocol.coordinating import Bench, RankFake
 
 
@@ -36,6 +36,6 @@ def test_a_stager_that_asks_again_after_the_end_hears_of_the_same_commit() -> No
     rank.reconnect()
     heard = bench.tell(rank.session, replace(certificate, table_bytes=0))
     heard += rank.resume(1, told.info.checkpoint)
-    commits = [message for message in heard if isinstance(message, m.AttemptCommitted)]
+    commits = [message for message in heard if isinstance(message, AttemptCommitted)]
     assert commits
     assert {message.info.checkpoint for message in commits} == {told.info.checkpoint}

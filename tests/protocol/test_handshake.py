@@ -13,13 +13,13 @@ from msgspec import structs
 
 from ckpt.base.errors import PeerError, Refused, Unauthorized, Unavailable
 from ckpt.base.ids import BootId, Epoch
-from ckpt.format.messages import (
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import (
     PROTOCOL_VERSION,
     CancelRequest,
     ClientHello,
     ClientProof,
     Failed,
-    Message,
     Role,
     ServerHello,
     ServerProof,

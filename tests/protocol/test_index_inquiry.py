@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ckpt.base.ids import CheckpointId, PayloadId, Rank
-from ckpt.format import messages as m
 from ckpt.format.index_pages import HEADER_BYTES
-from ckpt.format.target_messages import (
-    DocumentKind,
-)
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import DeleteStep
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.loading import DamageJudged, ReportDamage, Resolve, Resolved
+from ckpt.format.messages.reading import DocumentKind, ReadDocument
 from ckpt.protocol.coordinator import catalog, index_inquiry
 from ckpt.protocol.events import Session
 from tests.protocol.coordinated_target import FakeTarget
@@ -18,14 +19,14 @@ from tests.protocol.coordinating import RUN, Bench
 INDEX = DocumentKind.INDEX
 
 
-def report(bench: Bench, id: CheckpointId, session: Session | None = None) -> list[m.Message]:
-    message = m.ReportDamage(PayloadId(id, Rank(7)), "no copy is whole", index=True)
+def report(bench: Bench, id: CheckpointId, session: Session | None = None) -> list[Message]:
+    message = ReportDamage(PayloadId(id, Rank(7)), "no copy is whole", index=True)
     return bench.tell(session or bench.session(), message)
 
 
-def judged(answers: list[m.Message]) -> m.DamageJudged:
+def judged(answers: list[Message]) -> DamageJudged:
     (answer,) = answers
-    assert isinstance(answer, m.DamageJudged)
+    assert isinstance(answer, DamageJudged)
     return answer
 
 
@@ -57,10 +58,10 @@ def test_an_index_that_no_target_has_is_lost_durably_before_it_is_told() -> None
     answer = judged(report(bench, id))
     assert answer.proved
     assert "run@2#1.2 has no index any more: target t0 has no copy" in answer.reason
-    story = bench.story(mark, catalog.CheckpointDamaged, m.DamageJudged)
-    assert [type(told) for told in story] == [catalog.CheckpointDamaged, m.DamageJudged]
-    (newest,) = bench.tell(bench.session(), m.Resolve(RUN, None))
-    assert isinstance(newest, m.Resolved)
+    story = bench.story(mark, catalog.CheckpointDamaged, DamageJudged)
+    assert [type(told) for told in story] == [catalog.CheckpointDamaged, DamageJudged]
+    (newest,) = bench.tell(bench.session(), Resolve(RUN, None))
+    assert isinstance(newest, Resolved)
     assert newest.info.checkpoint.step == 1
     assert newest.skipped == (f"{id}: {answer.reason}",)
     assert judged(report(bench, id)) == answer, "asked again, it is known"
@@ -110,9 +111,9 @@ def test_a_target_that_does_not_answer_leaves_it_unproved(why: str) -> None:
     if why == "down":
         bench.stop(first.id)
     elif why == "silent":
-        first.silent.add(m.ReadDocument)
+        first.silent.add(ReadDocument)
     else:
-        first.refuses[m.ReadDocument] = m.Failed("unavailable", "the disk is busy")
+        first.refuses[ReadDocument] = Failed("unavailable", "the disk is busy")
     answers = report(bench, id, session)
     if why == "silent":
         assert answers == []
@@ -130,7 +131,7 @@ def test_all_who_report_at_once_hear_one_verdict() -> None:
     first, *others = holders(bench, id)
     for target in (first, *others):
         del target.documents[INDEX, id]
-    first.silent.add(m.ReadDocument)
+    first.silent.add(ReadDocument)
     sessions = [bench.session(), bench.session()]
     for session in sessions:
         assert report(bench, id, session) == []
@@ -138,7 +139,7 @@ def test_all_who_report_at_once_hear_one_verdict() -> None:
     first.silent.clear()
     bench.let_answer(first.id)
     assert all(judged(bench.to(session)).proved for session in sessions)
-    asked = [t.id for t in bench.targets.values() if bench.asked(t.id, m.ReadDocument, mark)]
+    asked = [t.id for t in bench.targets.values() if bench.asked(t.id, ReadDocument, mark)]
     assert sorted(asked) == sorted(t.id for t in others)
 
 
@@ -168,9 +169,7 @@ def test_copies_larger_than_a_question_are_judged_part_by_part(
     assert not answer.proved
     assert "mend each other" in answer.reason
     asked = [
-        question
-        for target in bench.targets
-        for question in bench.asked(target, m.ReadDocument, mark)
+        question for target in bench.targets for question in bench.asked(target, ReadDocument, mark)
     ]
     assert asked
     assert all((q.end or size) - q.start <= part_bytes for q in asked)
@@ -186,10 +185,10 @@ def test_a_target_that_goes_while_copies_are_compared_leaves_it_unproved() -> No
     first, *_, last = holders(bench, id)
     for target in holders(bench, id):
         behead(target, id)
-    last.silent.add(m.ReadDocument)
+    last.silent.add(ReadDocument)
     session = bench.session()
     assert report(bench, id, session) == []
-    first.silent.add(m.ReadDocument)
+    first.silent.add(ReadDocument)
     bench.let_answer(last.id)
     assert bench.to(session) == [], "each was looked at, now they are compared"
     bench.stop(first.id)
@@ -203,7 +202,7 @@ def test_what_a_disk_cannot_read_damages_a_copy_and_nothing_more() -> None:
     bench = Bench()
     id = bench.save(1)
     for target in holders(bench, id):
-        target.refuses[m.ReadDocument] = m.Failed("corrupt", "cannot be read at 0")
+        target.refuses[ReadDocument] = Failed("corrupt", "cannot be read at 0")
     answer = judged(report(bench, id))
     assert answer.proved
     assert "is damaged" in answer.reason
@@ -212,5 +211,5 @@ def test_what_a_disk_cannot_read_damages_a_copy_and_nothing_more() -> None:
 def test_an_index_of_a_deleted_step_is_no_longer_there_and_never_damaged() -> None:
     bench = Bench()
     id = bench.save(1)
-    bench.tell(bench.session(), m.DeleteStep(RUN, id.step))
+    bench.tell(bench.session(), DeleteStep(RUN, id.step))
     assert judged(report(bench, id)).reason.endswith("is no longer there")

@@ -5,8 +5,15 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from ckpt.base.ids import Generation, PayloadId
-from ckpt.format import messages as m
 from ckpt.format.members import encode_members
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.saving import (
+    AttemptAborted,
+    AttemptCommitted,
+    CommitMembers,
+    PayloadGivenUp,
+    PayloadPlanned,
+)
 from ckpt.protocol.events import Received
 from tests.protocol.coordinating import Bench
 from tests.protocol.test_coordinator_members import Writer, committed, resolved_ranks
@@ -19,10 +26,10 @@ def test_a_file_that_was_replaced_does_not_come_back_to_who_dropped_it() -> None
     other = writer.write("y")
     writer.reconnect()
     (answer,) = older.resume()
-    assert isinstance(answer, m.Failed)
+    assert isinstance(answer, Failed)
     assert (answer.code, "discarded" in answer.message) == ("aborted", True)
     for file in (newer, other):
-        assert isinstance(file.resume()[0], m.PayloadPlanned)
+        assert isinstance(file.resume()[0], PayloadPlanned)
     committed(writer.commit(newer.checkpoint, newer, other))
 
 
@@ -31,14 +38,14 @@ def test_a_writer_of_many_files_and_who_repeats_a_commit_hear_of_its_end_once() 
     writer, asker = Writer(bench), bench.session()
     files = [writer.write("x"), writer.write("y")]
     bench.persist_at_once = False
-    question = m.CommitMembers(files[0].checkpoint)
+    question = CommitMembers(files[0].checkpoint)
     wanted = encode_members([file.member for file in files])
     for _ in range(2):
         bench.feed(Received(bench.now_us, asker, 7, question, wanted))
     bench.persist_at_once = True
     bench.sync()
     for session in (asker, writer.session):
-        told = [one for one in bench.to(session) if isinstance(one, m.AttemptCommitted)]
+        told = [one for one in bench.to(session) if isinstance(one, AttemptCommitted)]
         assert len(told) == 1
 
 
@@ -51,9 +58,9 @@ def test_a_file_of_a_generation_that_nobody_knows_is_told_so_and_others_go_on() 
     unknown = replace(known.payload.checkpoint, generation=Generation(1, 99))
     file.plan = replace(known, payload=PayloadId(unknown, known.payload.rank))
     (answer,) = file.resume()
-    assert isinstance(answer, m.AttemptAborted)
+    assert isinstance(answer, AttemptAborted)
     file.plan = known
-    assert isinstance(file.resume()[0], m.PayloadPlanned)
+    assert isinstance(file.resume()[0], PayloadPlanned)
 
 
 def test_a_file_cannot_be_taken_back_while_its_commit_waits_for_targets() -> None:
@@ -64,12 +71,12 @@ def test_a_file_cannot_be_taken_back_while_its_commit_waits_for_targets() -> Non
     away = list(bench.targets)[:3]
     bench.stop(*away)
     assert writer.commit(kept.checkpoint, kept, late, session=asker) == []
-    given_up = m.PayloadGivenUp(late.plan.payload, "aborted", "removed")
+    given_up = PayloadGivenUp(late.plan.payload, "aborted", "removed")
     (answer,) = bench.tell(writer.session, given_up)
-    assert isinstance(answer, m.Failed)
+    assert isinstance(answer, Failed)
     for id in away:
         bench.start(id)
     bench.tick(2)
-    (end,) = [one for one in bench.to(asker) if isinstance(one, m.AttemptCommitted)]
+    (end,) = [one for one in bench.to(asker) if isinstance(one, AttemptCommitted)]
     assert end.info.checkpoint == kept.checkpoint
     assert resolved_ranks(bench, kept.checkpoint) == [0, 1]

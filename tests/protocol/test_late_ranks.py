@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ckpt.base.ids import LaunchNumber, Rank, Step
-from ckpt.format import messages as m
+from ckpt.format.messages.launches import Departure
+from ckpt.format.messages.saving import PayloadGivenUp
 from ckpt.protocol.coordinator.launches import Launch, Saved
 from tests.protocol.coordinating import Bench, RankFake, every, team
 
@@ -132,7 +133,7 @@ def test_behind_a_restart_too_a_rank_that_was_there_all_along_is_waited_for_and_
     bench = Bench()
     fast, slow = team(bench, 2)
     fast.open(1)
-    bench.tell(fast.session, m.PayloadGivenUp(fast.payload, "failed", "no place is left"))
+    bench.tell(fast.session, PayloadGivenUp(fast.payload, "failed", "no place is left"))
     assert fast.aborts()
     bench.tick(5)
     restart(bench, slow, fast)
@@ -157,7 +158,7 @@ def test_a_peer_that_nobody_spoke_for_when_the_coordinator_came_back_is_given_up
     bench = Bench()
     stays, away = team(bench, 2)
     commit([stays, away], 1)
-    away.leave(m.Departure.UNWATCHED)
+    away.leave(Departure.UNWATCHED)
     bench.close(away.session)
     restart(bench, stays)
     stays.open(2)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from ckpt.base.ids import ColumnNumber, TargetId
-from ckpt.format import messages as m
-from ckpt.format.target_messages import (
-    ListColumns,
-    Reserve,
-)
+from ckpt.format.messages import Message
+from ckpt.format.messages.saving import AttemptAborted, RequestSpares, SparesNamed
+from ckpt.format.messages.targets import ListColumns, Reserve
 from ckpt.protocol.events import StoodStill, Ticked
 from tests.protocol.coordinating import SECOND_US, Bench, RankFake
 
@@ -61,7 +59,7 @@ def test_dead_targets_are_not_waited_for() -> None:
     bench.stop("t0", "t1")
     bench.tick(LEASE_S)
     (abort,) = RankFake(bench).open(1)
-    assert isinstance(abort, m.AttemptAborted)
+    assert isinstance(abort, AttemptAborted)
     assert "silent" not in abort.message
 
 
@@ -94,7 +92,7 @@ def test_late_targets_that_would_not_be_enough_are_not_waited_for() -> None:
     bench.stop("t0", "t1")
     fall_silent(bench, "t2")
     (abort,) = RankFake(bench).open(1)
-    assert isinstance(abort, m.AttemptAborted)
+    assert isinstance(abort, AttemptAborted)
     assert "1 targets are live" in abort.message
     assert "silent: t2" in abort.message
 
@@ -103,7 +101,7 @@ def test_a_target_that_was_silent_for_longer_than_two_leases_is_dead() -> None:
     bench = gathered(4)
     fall_silent(bench, "t0", "t1")
     bench.tick(LEASE_S)
-    assert isinstance(RankFake(bench).open(1)[0], m.AttemptAborted)
+    assert isinstance(RankFake(bench).open(1)[0], AttemptAborted)
 
 
 def test_targets_that_come_and_go_are_not_waited_for_without_a_bound() -> None:
@@ -123,9 +121,9 @@ def test_targets_that_come_and_go_are_not_waited_for_without_a_bound() -> None:
 # --------------------------------------------------------------------------- more places
 
 
-def spares_for(rank: RankFake, column: int, *failed: str) -> list[m.Message]:
+def spares_for(rank: RankFake, column: int, *failed: str) -> list[Message]:
     names = tuple(TargetId(id) for id in failed)
-    question = m.RequestSpares(rank.payload, ColumnNumber(column), names)
+    question = RequestSpares(rank.payload, ColumnNumber(column), names)
     return rank.bench.tell(rank.session, question)
 
 
@@ -150,7 +148,7 @@ def test_a_column_that_puts_its_payload_below_the_floor_asks_silent_targets_agai
     mark = bench.mark()
     bench.let_answer("t3")
     bench.tick(2)
-    (named,) = bench.sent(m.SparesNamed, mark)
+    (named,) = bench.sent(SparesNamed, mark)
     assert [place.target for place in named.spares] == ["t3"]
 
 
@@ -161,7 +159,7 @@ def test_it_is_told_within_a_lease_and_a_question_that_there_is_no_place() -> No
     mark = bench.mark()
     spares_for(rank, 0, rank.plan.places[0].target)
     bench.tick(LEASE_S + 2)
-    assert bench.sent(m.SparesNamed, mark) == [m.SparesNamed(rank.payload, ())]
+    assert bench.sent(SparesNamed, mark) == [SparesNamed(rank.payload, ())]
 
 
 def test_a_column_that_the_payload_can_do_without_is_answered_at_once() -> None:
@@ -174,7 +172,7 @@ def test_a_column_that_the_payload_can_do_without_is_answered_at_once() -> None:
     assert rank.plan is not None
     assert len(rank.plan.places) == 5
     failed = rank.plan.places[0].target
-    assert spares_for(rank, 0, failed) == [m.SparesNamed(rank.payload, ())]
+    assert spares_for(rank, 0, failed) == [SparesNamed(rank.payload, ())]
 
 
 def test_targets_that_come_while_others_are_asked_for_space_are_asked_too() -> None:
@@ -269,13 +267,13 @@ def ask_for_column_1(rank: RankFake) -> int:
     first, lost, last = (place.target for place in rank.plan.places)
     held = ((ColumnNumber(0), first), (ColumnNumber(2), last))
     mark = rank.bench.mark()
-    rank.bench.tell(rank.session, m.RequestSpares(rank.payload, ColumnNumber(1), (lost,), held))
+    rank.bench.tell(rank.session, RequestSpares(rank.payload, ColumnNumber(1), (lost,), held))
     return mark
 
 
 def named_since(rank: RankFake, mark: int) -> list[TargetId] | None:
     """None while the stager waits for an answer."""
-    named = rank.bench.sent(m.SparesNamed, mark)
+    named = rank.bench.sent(SparesNamed, mark)
     return [place.target for each in named for place in each.spares] if named else None
 
 

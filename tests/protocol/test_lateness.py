@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckpt.base.limits import BEAT_US, HEDGE_US
 from ckpt.base.units import MiB
-from ckpt.format.target_messages import TargetPace
+from ckpt.format.messages.writing import TargetPace
 from ckpt.protocol.events import Ticked
 from ckpt.protocol.writer import payload_events as w
 from ckpt.protocol.writer.lateness import GOOD_SEAL_US, GOOD_WRITE_US, HEDGE_LAST_US, LATE_FACTOR

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpt.base.limits import BEAT_US, HEDGE_US
-from ckpt.format.target_messages import TargetPace
+from ckpt.format.messages.writing import TargetPace
 from ckpt.protocol.events import Ticked
 from ckpt.protocol.writer import payload_events as w
 from ckpt.protocol.writer.lateness import GOOD_WRITE_US, LAST_STILL_US

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ckpt.base.limits import READ_RANGES_MAX, READ_RUNS_MAX
 from ckpt.format.combs import Comb, Run, combs_of, ranges_of, shifted
-from ckpt.format.messages import ByteRuns
+from ckpt.format.messages.reading import ByteRuns
 from ckpt.protocol.run_sets import (
     TEETH_OF_A_NAME,
     Owed,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ckpt.base.ids import ColumnNumber, TargetId
-from ckpt.format import messages as m
-from ckpt.format.target_messages import ReleaseReservation
+from ckpt.format.messages.saving import Place, RequestSpares, SparesNamed
+from ckpt.format.messages.targets import ReleaseReservation
 from ckpt.protocol.coordinator.spare_search import RETURN_GAP_US, RETURNS_MAX
 from tests.protocol.coordinating import SECOND_US, Bench, RankFake
 from tests.protocol.test_late_targets import LEASE_S, gathered
@@ -22,16 +22,16 @@ def full(bench: Bench) -> RankFake:
     return rank
 
 
-def ask(rank: RankFake, column: int, *, stays: bool = False, homeless: int = 1) -> list[m.Place]:
+def ask(rank: RankFake, column: int, *, stays: bool = False, homeless: int = 1) -> list[Place]:
     """Its connection broke, as those of the first so many columns."""
     assert rank.plan is not None
     places = rank.plan.places
     held = tuple((ColumnNumber(j), places[j].target) for j in range(homeless, len(places)))
     failed = (places[column].target,)
-    question = m.RequestSpares(rank.payload, ColumnNumber(column), failed, held, stays)
+    question = RequestSpares(rank.payload, ColumnNumber(column), failed, held, stays)
     mark = rank.bench.mark()
     rank.bench.tell(rank.session, question)
-    return [place for each in rank.bench.sent(m.SparesNamed, mark) for place in each.spares]
+    return [place for each in rank.bench.sent(SparesNamed, mark) for place in each.spares]
 
 
 def test_it_goes_back_at_once_to_the_live_target_where_its_connection_broke() -> None:
@@ -59,7 +59,7 @@ def test_it_does_not_go_back_to_a_target_that_is_down() -> None:
     mark = bench.mark()
     ask(rank, 0)
     bench.tick(LEASE_S + 1)
-    assert [named.spares for named in bench.sent(m.SparesNamed, mark)] == [()]
+    assert [named.spares for named in bench.sent(SparesNamed, mark)] == [()]
 
 
 def test_below_the_floor_it_waits_for_a_target_whose_sessions_all_broke() -> None:
@@ -72,10 +72,10 @@ def test_below_the_floor_it_waits_for_a_target_whose_sessions_all_broke() -> Non
     target.session = None
     mark = bench.mark()
     assert ask(rank, 0) == []
-    assert bench.sent(m.SparesNamed, mark) == []
+    assert bench.sent(SparesNamed, mark) == []
     bench.start(target)
     bench.tick(1)
-    (named,) = bench.sent(m.SparesNamed, mark)
+    (named,) = bench.sent(SparesNamed, mark)
     assert [place.target for place in named.spares] == [target.id]
 
 
@@ -96,12 +96,12 @@ def test_below_the_floor_it_goes_back_again_and_again_with_a_gap_but_not_for_eve
         mark = bench.mark()
         assert all(ask(rank, column, homeless=3) == [] for column in range(3))
         bench.tick(GAP_S)
-        named = bench.sent(m.SparesNamed, mark)
+        named = bench.sent(SparesNamed, mark)
         assert sorted(each.spares[0].target for each in named) == ["t0", "t1", "t2"]
     mark = bench.mark()
     assert all(ask(rank, column, homeless=3) == [] for column in range(3))
     bench.tick(10)
-    assert [each.spares for each in bench.sent(m.SparesNamed, mark)] == [()] * 3
+    assert [each.spares for each in bench.sent(SparesNamed, mark)] == [()] * 3
 
 
 def test_it_goes_nowhere_where_another_column_of_the_payload_is() -> None:
@@ -109,8 +109,8 @@ def test_it_goes_nowhere_where_another_column_of_the_payload_is() -> None:
     assert rank.plan is not None
     place = rank.plan.places[0].target
     held = ((ColumnNumber(1), place),)
-    question = m.RequestSpares(rank.payload, ColumnNumber(0), (TargetId(place),), held, stays=False)
+    question = RequestSpares(rank.payload, ColumnNumber(0), (TargetId(place),), held, stays=False)
     mark = rank.bench.mark()
     rank.bench.tell(rank.session, question)
-    (named,) = rank.bench.sent(m.SparesNamed, mark)
+    (named,) = rank.bench.sent(SparesNamed, mark)
     assert named.spares == ()

@@ -1,6 +1,4 @@
-"""StagerMachine by table: whole action lists, and random interleavings against a
-small coordinator.
-"""
+"""StagerMachine by table: whole action lists."""
 
 from __future__ import annotations
 
@@ -19,10 +17,27 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
-from ckpt.format import messages as m
-from ckpt.format.target_messages import (
-    ColumnProof,
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
+from ckpt.format.messages.saving import (
+    AttemptAborted,
+    AttemptCommitted,
+    BoxesCompared,
+    BoxQuery,
+    Certified,
+    Certify,
+    ColumnsLost,
+    CommitInfo,
+    CompareBoxes,
+    OpenPayload,
+    PayloadGivenUp,
+    PayloadPlanned,
+    ReplicaPolicy,
+    RequestSpares,
+    SparesNamed,
 )
+from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.events import Received, Send, Session, SessionClosed, SessionOpened, Ticked
 from ckpt.protocol.stager import events as e
 from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
@@ -32,7 +47,7 @@ from tests.protocol.writerkit import DIGEST, place
 RUN = RunName("run")
 LAUNCH = LaunchNumber(1 << 32 | 1)
 WHO = Identity("key", Rank(2), 4, "host/1/x")
-JOIN = m.JoinLaunch(RUN, "key", Rank(2), 4, "host/1/x", None)
+JOIN = JoinLaunch(RUN, "key", Rank(2), 4, "host/1/x", None)
 S1, S2 = Session(1), Session(2)
 
 
@@ -40,8 +55,8 @@ def payload_of(step: int, generation: int = 1) -> PayloadId:
     return PayloadId(CheckpointId(RUN, Step(step), Generation(1, generation)), Rank(2))
 
 
-def planned(step: int, generation: int = 1) -> m.PayloadPlanned:
-    return m.PayloadPlanned(
+def planned(step: int, generation: int = 1) -> PayloadPlanned:
+    return PayloadPlanned(
         payload_of(step, generation), "2+1", 4096, tuple(place(j) for j in range(3)), (place(10),)
     )
 
@@ -55,8 +70,8 @@ def proofs(step: int, columns: int = 3) -> tuple[ColumnProof, ...]:
     )  # fmt: skip
 
 
-def info_of(step: int) -> m.CommitInfo:
-    return m.CommitInfo(
+def info_of(step: int) -> CommitInfo:
+    return CommitInfo(
         payload_of(step).checkpoint, LAUNCH, 4, "2+1", 400, 1, 1, "host", 0.0, 1, 1, Rank(0), TargetId("t0")
     )  # fmt: skip
 
@@ -74,12 +89,12 @@ class Rig:
         return actions
 
     def receive(
-        self, message: m.Message, request: int = 0, session: Session = S1
+        self, message: Message, request: int = 0, session: Session = S1
     ) -> list[e.StagerAction]:
         return self.do(Received(self.now_us, session, request, message))
 
     def open_session(self, session: Session = S1) -> list[e.StagerAction]:
-        return self.do(SessionOpened(self.now_us, session, m.Role.COORDINATOR, ""))
+        return self.do(SessionOpened(self.now_us, session, Role.COORDINATOR, ""))
 
     def tick(self, passed_us: int = 0) -> list[e.StagerAction]:
         self.now_us += passed_us
@@ -91,9 +106,8 @@ class Rig:
         return self.do(e.HalfAsked(self.now_us, save, RUN, Step(step), full))
 
     def hand_over(self, save: int, comparing: bool = False) -> list[e.StagerAction]:
-        replicas = m.ReplicaPolicy.ABORT
-        handed = e.PayloadHandedOver(self.now_us, save, 100, 90, 10, replicas, 5, 6, comparing)
-        return self.do(handed)
+        abort = ReplicaPolicy.ABORT
+        return self.do(e.PayloadHandedOver(self.now_us, save, 100, 90, 10, abort, 5, 6, comparing))
 
     def sealed(self, step: int, columns: int = 3) -> list[e.StagerAction]:
         return self.do(
@@ -110,7 +124,7 @@ def request_in(actions: list[e.StagerAction], kind: type) -> int:
     return found
 
 
-def sent(actions: list[e.StagerAction]) -> list[m.Message]:
+def sent(actions: list[e.StagerAction]) -> list[Message]:
     return [action.message for action in actions if isinstance(action, Send)]
 
 
@@ -120,15 +134,15 @@ def joined() -> Rig:
     assert rig.do(e.TrainerAttached(0)) == [e.DialCoordinator()]
     assert rig.open_session() == []
     actions = rig.ask(1, 10)
-    request = request_in(actions, m.JoinLaunch)
+    request = request_in(actions, JoinLaunch)
     assert actions == [e.GrantHalf(1, 0), Send(S1, request, JOIN)]
-    assert rig.receive(m.LaunchJoined(LAUNCH), request) == []
+    assert rig.receive(LaunchJoined(LAUNCH), request) == []
     return rig
 
 
-def opened(step: int, save: int, resume: CheckpointId | None = None) -> m.OpenPayload:
-    return m.OpenPayload(
-        RUN, Step(step), LAUNCH, Rank(2), 4, "host/1/x", 100, m.ReplicaPolicy.ABORT, resume, save
+def opened(step: int, save: int, resume: CheckpointId | None = None) -> OpenPayload:
+    return OpenPayload(
+        RUN, Step(step), LAUNCH, Rank(2), 4, "host/1/x", 100, ReplicaPolicy.ABORT, resume, save
     )
 
 
@@ -137,13 +151,13 @@ def sending() -> Rig:
     rig = joined()
     actions = rig.hand_over(1)
     assert sent(actions) == [opened(10, 1)]
-    request = request_in(actions, m.OpenPayload)
+    request = request_in(actions, OpenPayload)
     assert rig.receive(planned(10), request) == [e.StartPayload(1, 0, 100, LAUNCH, planned(10))]
     return rig
 
 
-def certify(columns: int = 3, offset: int = 0, table_bytes: int = 5) -> m.Certify:
-    return m.Certify(
+def certify(columns: int = 3, offset: int = 0, table_bytes: int = 5) -> Certify:
+    return Certify(
         payload_of(10), LAUNCH, 4, proofs(10, columns), "2+1", 100, 4096, DIGEST, 90, 10, 5, 6, table_bytes, offset
     )  # fmt: skip
 
@@ -153,9 +167,9 @@ def certified() -> Rig:
     rig = sending()
     assert rig.do(e.TableReady(0, 1, b"table")) == []
     actions = rig.sealed(10)
-    request = request_in(actions, m.Certify)
+    request = request_in(actions, Certify)
     assert actions == [Send(S1, request, certify(), b"table")]
-    assert rig.receive(m.Certified(payload_of(10)), request) == []
+    assert rig.receive(Certified(payload_of(10)), request) == []
     return rig
 
 
@@ -167,7 +181,7 @@ def test_a_payload_is_opened_only_when_it_is_handed_over() -> None:
 
 def test_a_committed_save_gives_its_half_back_after_the_sender_stopped() -> None:
     rig = certified()
-    assert rig.receive(m.AttemptCommitted(info_of(10))) == [
+    assert rig.receive(AttemptCommitted(info_of(10))) == [
         e.TellTrainer(1, e.SaveCommitted(info_of(10))),
         e.StopPayload(payload_of(10)),
     ]
@@ -181,7 +195,7 @@ def test_a_committed_save_gives_its_half_back_after_the_sender_stopped() -> None
 
 def test_an_aborted_save_tells_why_and_gives_its_half_back() -> None:
     rig = certified()
-    message = m.AttemptAborted(payload_of(10).checkpoint, "aborted", "rank 3 left", "save again")
+    message = AttemptAborted(payload_of(10).checkpoint, "aborted", "rank 3 left", "save again")
     assert rig.receive(message) == [
         e.TellTrainer(1, e.SaveFailed("aborted", "rank 3 left", "save again")),
         e.StopPayload(payload_of(10)),
@@ -194,7 +208,7 @@ def test_a_third_save_waits_for_a_half() -> None:
     rig = certified()
     assert rig.ask(2, 20) == [e.GrantHalf(2, 1)]
     assert rig.ask(3, 30) == []
-    rig.receive(m.AttemptCommitted(info_of(10)))
+    rig.receive(AttemptCommitted(info_of(10)))
     assert rig.stopped(10) == [e.ReleaseHalf(0), e.GrantHalf(3, 0)]
 
 
@@ -229,15 +243,15 @@ def test_a_repeated_wish_gets_the_same_half() -> None:
 
 def test_a_request_without_an_answer_is_repeated_with_its_number() -> None:
     rig = joined()
-    request = request_in(rig.hand_over(1), m.OpenPayload)
+    request = request_in(rig.hand_over(1), OpenPayload)
     assert rig.tick(RETRY_US - 1) == []
     assert rig.tick(1) == [Send(S1, request, opened(10, 1))]
 
 
 def test_a_retry_after_is_kept() -> None:
     rig = joined()
-    request = request_in(rig.hand_over(1), m.OpenPayload)
-    assert rig.receive(m.Failed("no_space", "full", "", 3 * RETRY_US), request) == []
+    request = request_in(rig.hand_over(1), OpenPayload)
+    assert rig.receive(Failed("no_space", "full", "", 3 * RETRY_US), request) == []
     assert rig.tick(3 * RETRY_US - 1) == []
     assert rig.tick(1) == [Send(S1, request, opened(10, 1))]
 
@@ -246,18 +260,18 @@ def test_a_launch_that_cannot_be_joined_now_is_asked_for_again_when_it_is_told_t
     rig = Rig()
     rig.do(e.TrainerAttached(0))
     rig.open_session()
-    request = request_in(rig.ask(1, 10), m.JoinLaunch)
-    assert rig.receive(m.Failed("unavailable", "not yet", "", 3 * RETRY_US), request) == []
+    request = request_in(rig.ask(1, 10), JoinLaunch)
+    assert rig.receive(Failed("unavailable", "not yet", "", 3 * RETRY_US), request) == []
     assert rig.tick(3 * RETRY_US - 1) == []
-    assert request_in(rig.tick(1), m.JoinLaunch) == request
-    assert rig.receive(m.Failed("unavailable", "not yet"), request) == []
-    assert request_in(rig.tick(RETRY_US), m.JoinLaunch) == request
+    assert request_in(rig.tick(1), JoinLaunch) == request
+    assert rig.receive(Failed("unavailable", "not yet"), request) == []
+    assert request_in(rig.tick(RETRY_US), JoinLaunch) == request
 
 
 def test_a_refusal_without_retry_after_ends_the_save() -> None:
     rig = joined()
-    request = request_in(rig.hand_over(1), m.OpenPayload)
-    assert rig.receive(m.Failed("unavailable", "2 live, 3 needed"), request) == [
+    request = request_in(rig.hand_over(1), OpenPayload)
+    assert rig.receive(Failed("unavailable", "2 live, 3 needed"), request) == [
         e.TellTrainer(1, e.SaveFailed("unavailable", "2 live, 3 needed")),
         e.ReleaseHalf(0),
     ]
@@ -267,15 +281,15 @@ def test_a_refused_join_ends_what_is_staged_later() -> None:
     rig = Rig()
     rig.do(e.TrainerAttached(0))
     rig.open_session()
-    request = request_in(rig.ask(1, 10), m.JoinLaunch)
-    rig.receive(m.Failed("busy", "rank 2 is held by another process"), request)
+    request = request_in(rig.ask(1, 10), JoinLaunch)
+    rig.receive(Failed("busy", "rank 2 is held by another process"), request)
     failed = e.SaveFailed("busy", "rank 2 is held by another process")
     assert rig.hand_over(1) == [e.TellTrainer(1, failed), e.ReleaseHalf(0)]
 
 
 def test_a_plan_for_another_payload_starts_nothing() -> None:
     rig = joined()
-    request = request_in(rig.hand_over(1), m.OpenPayload)
+    request = request_in(rig.hand_over(1), OpenPayload)
     (report,) = rig.receive(planned(99), request)
     assert not isinstance(report, e.StartPayload)
     assert rig.machine.saves[1].plan is None
@@ -286,8 +300,8 @@ def test_a_new_generation_never_takes_over_a_payload_under_way() -> None:
     rig.do(SessionClosed(0, S1))
     rig.now_us = RETRY_US
     actions = rig.open_session(S2)
-    actions = rig.receive(m.LaunchJoined(LAUNCH), request_in(actions, m.JoinLaunch), S2)
-    request = request_in(actions, m.OpenPayload)
+    actions = rig.receive(LaunchJoined(LAUNCH), request_in(actions, JoinLaunch), S2)
+    request = request_in(actions, OpenPayload)
     rig.receive(planned(10, generation=9), request, S2)
     assert rig.machine.saves[1].payload == payload_of(10)
     assert rig.machine.saves[1].planned_on == S1
@@ -313,9 +327,9 @@ def test_a_large_table_travels_in_ascending_parts() -> None:
 def test_an_answer_to_an_older_certificate_does_not_end_the_newer_one() -> None:
     rig = sending()
     rig.do(e.TableReady(0, 1, b"table"))
-    old = request_in(rig.sealed(10, columns=2), m.Certify)
-    new = request_in(rig.sealed(10), m.Certify)
-    rig.receive(m.Certified(payload_of(10)), old)
+    old = request_in(rig.sealed(10, columns=2), Certify)
+    new = request_in(rig.sealed(10), Certify)
+    rig.receive(Certified(payload_of(10)), old)
     assert rig.tick(RETRY_US) == [Send(S1, new, certify(), b"table")]
 
 
@@ -324,11 +338,11 @@ def test_a_new_session_joins_resumes_and_certifies_again() -> None:
     assert rig.do(SessionClosed(0, S1)) == []
     assert rig.tick(RETRY_US) == [e.DialCoordinator()]
     actions = rig.open_session(S2)
-    again = m.JoinLaunch(RUN, "key", Rank(2), 4, "host/1/x", LAUNCH, RETRY_US, Step(10), RETRY_US)
+    again = JoinLaunch(RUN, "key", Rank(2), 4, "host/1/x", LAUNCH, RETRY_US, Step(10), RETRY_US)
     assert sent(actions) == [again], "with what a restarted coordinator does not know"
-    actions = rig.receive(m.LaunchJoined(LAUNCH), request_in(actions, m.JoinLaunch), S2)
+    actions = rig.receive(LaunchJoined(LAUNCH), request_in(actions, JoinLaunch), S2)
     assert sent(actions) == [opened(10, 1, payload_of(10).checkpoint)]
-    actions = rig.receive(planned(10), request_in(actions, m.OpenPayload), S2)
+    actions = rig.receive(planned(10), request_in(actions, OpenPayload), S2)
     assert actions[0] == e.AddSpares(payload_of(10), None, (place(10),))
     assert sent(actions) == [certify()]
 
@@ -336,13 +350,13 @@ def test_a_new_session_joins_resumes_and_certifies_again() -> None:
 def test_messages_of_a_closed_session_change_nothing() -> None:
     rig = certified()
     rig.do(SessionClosed(0, S1))
-    assert rig.receive(m.AttemptCommitted(info_of(10)), 0, S1) == []
+    assert rig.receive(AttemptCommitted(info_of(10)), 0, S1) == []
 
 
 def test_columns_lost_go_to_the_sender_and_wait_for_new_proofs() -> None:
     rig = certified()
     lost = (ColumnNumber(1),)
-    actions = rig.receive(m.ColumnsLost(payload_of(10), lost, (place(20),)))
+    actions = rig.receive(ColumnsLost(payload_of(10), lost, (place(20),)))
     assert actions == [e.ReopenColumns(payload_of(10), lost, (place(20),))]
     assert rig.tick(10 * RETRY_US) == []
     assert sent(rig.sealed(10)) == [certify()]
@@ -356,20 +370,20 @@ def test_spares_are_asked_one_column_after_the_other() -> None:
     first = rig.do(wanted[0])
     assert rig.do(wanted[1]) == []
     actions = rig.receive(
-        m.SparesNamed(payload_of(10), (place(20),)), request_in(first, m.RequestSpares)
+        SparesNamed(payload_of(10), (place(20),)), request_in(first, RequestSpares)
     )
     assert actions[0] == e.AddSpares(payload_of(10), ColumnNumber(0), (place(20),))
-    assert sent(actions) == [m.RequestSpares(payload_of(10), ColumnNumber(2), (TargetId("t2"),))]
+    assert sent(actions) == [RequestSpares(payload_of(10), ColumnNumber(2), (TargetId("t2"),))]
 
 
 def test_boxes_are_compared_for_the_session_that_asked() -> None:
     rig = certified()
-    boxes = (m.BoxQuery("w", (0,), (4,)),)
-    assert rig.receive(m.CompareBoxes(payload_of(10), boxes), 77) == [
+    boxes = (BoxQuery("w", (0,), (4,)),)
+    assert rig.receive(CompareBoxes(payload_of(10), boxes), 77) == [
         e.ComputeBoxes(payload_of(10), 0, boxes)
     ]
     answer = e.BoxesFingerprinted(0, payload_of(10), (DIGEST,))
-    assert rig.do(answer) == [Send(S1, 77, m.BoxesCompared(payload_of(10), (DIGEST,)))]
+    assert rig.do(answer) == [Send(S1, 77, BoxesCompared(payload_of(10), (DIGEST,)))]
     assert rig.do(answer) == []
 
 
@@ -377,9 +391,9 @@ def test_a_payload_that_cannot_be_sealed_is_told_at_once_and_its_half_waits_for_
     rig = sending()
     actions = rig.do(e.PayloadFailed(0, payload_of(10), "unavailable", "2 live, 3 needed"))
     assert actions[0] == e.TellTrainer(1, e.SaveFailed("unavailable", "2 live, 3 needed"))
-    assert sent(actions) == [m.PayloadGivenUp(payload_of(10), "unavailable", "2 live, 3 needed")]
+    assert sent(actions) == [PayloadGivenUp(payload_of(10), "unavailable", "2 live, 3 needed")]
     assert rig.machine.halves[0] == 1
-    aborted = m.AttemptAborted(payload_of(10).checkpoint, "aborted", "rank 2")
+    aborted = AttemptAborted(payload_of(10).checkpoint, "aborted", "rank 2")
     assert rig.receive(aborted) == [e.StopPayload(payload_of(10))]
     assert rig.stopped(10) == [e.ReleaseHalf(0)]
 
@@ -387,14 +401,14 @@ def test_a_payload_that_cannot_be_sealed_is_told_at_once_and_its_half_waits_for_
 def test_a_payload_that_was_certified_before_it_failed_waits_for_the_coordinators_word() -> None:
     rig = certified()
     actions = rig.do(e.PayloadFailed(0, payload_of(10), "unavailable", "2 live"))
-    assert sent(actions) == [m.PayloadGivenUp(payload_of(10), "unavailable", "2 live")]
+    assert sent(actions) == [PayloadGivenUp(payload_of(10), "unavailable", "2 live")]
     assert rig.machine.outcome(1) is None
 
 
 def test_a_save_finishes_without_its_trainer_and_then_the_stager_goes_when_idle() -> None:
     rig = certified()
     rig.do(e.TrainerDetached(0))
-    assert rig.receive(m.AttemptCommitted(info_of(10))) == [e.StopPayload(payload_of(10))]
+    assert rig.receive(AttemptCommitted(info_of(10))) == [e.StopPayload(payload_of(10))]
     rig.stopped(10)
     assert rig.machine.committed_half(payload_of(10).checkpoint) == 0
     idle_us = rig.machine.config.idle_us
@@ -437,7 +451,7 @@ def test_a_stager_that_holds_nothing_that_could_commit_goes_without_its_coordina
 
 def test_outcomes_that_were_not_heard_are_told_again() -> None:
     rig = certified()
-    rig.receive(m.AttemptCommitted(info_of(10)))
+    rig.receive(AttemptCommitted(info_of(10)))
     rig.stopped(10)
     assert rig.do(e.TrainerAttached(0)) == [e.TellTrainer(1, e.SaveCommitted(info_of(10)))]
     rig.do(e.OutcomeHeard(0, 1))
@@ -446,7 +460,7 @@ def test_outcomes_that_were_not_heard_are_told_again() -> None:
 
 def test_a_half_that_a_trainer_may_overwrite_is_not_read() -> None:
     rig = certified()
-    rig.receive(m.AttemptCommitted(info_of(10)))
+    rig.receive(AttemptCommitted(info_of(10)))
     rig.stopped(10)
     assert rig.machine.committed_half(payload_of(10).checkpoint) is None
 
@@ -455,16 +469,15 @@ def certifying() -> tuple[Rig, int]:
     """`sending`, and a certificate on its way; with its request number."""
     rig = sending()
     rig.do(e.TableReady(0, 1, b"table"))
-    return rig, request_in(rig.sealed(10), m.Certify)
+    return rig, request_in(rig.sealed(10), Certify)
 
 
 def test_a_certificate_refused_for_good_gives_the_payload_up_for_all_ranks() -> None:
     rig, request = certifying()
-    actions = rig.receive(m.Failed("refused", "the proof is not its target's"), request)
-    assert sent(actions) == [
-        m.PayloadGivenUp(payload_of(10), "refused", "the proof is not its target's")
-    ]
-    aborted = m.AttemptAborted(payload_of(10).checkpoint, "aborted", "rank 2: refused")
+    actions = rig.receive(Failed("refused", "the proof is not its target's"), request)
+    given_up = PayloadGivenUp(payload_of(10), "refused", "the proof is not its target's")
+    assert sent(actions) == [given_up]
+    aborted = AttemptAborted(payload_of(10).checkpoint, "aborted", "rank 2: refused")
     assert rig.receive(aborted) == [
         e.TellTrainer(1, e.SaveFailed("aborted", "rank 2: refused")),
         e.StopPayload(payload_of(10)),
@@ -473,7 +486,7 @@ def test_a_certificate_refused_for_good_gives_the_payload_up_for_all_ranks() -> 
 
 def test_a_coordinator_that_lost_the_payload_from_sight_hears_of_it_again() -> None:
     rig, request = certifying()
-    assert rig.receive(m.Failed("not_found", "no such attempt"), request) == []
+    assert rig.receive(Failed("not_found", "no such attempt"), request) == []
     actions = rig.tick(rig.machine.config.dial_us)
     assert sent(actions) == [opened(10, 1, payload_of(10).checkpoint)]
 
@@ -482,6 +495,6 @@ def test_a_join_that_is_unavailable_is_asked_again() -> None:
     rig = Rig()
     rig.do(e.TrainerAttached(0))
     rig.open_session()
-    request = request_in(rig.ask(1, 10), m.JoinLaunch)
-    assert rig.receive(m.Failed("unavailable", "starting"), request) == []
+    request = request_in(rig.ask(1, 10), JoinLaunch)
+    assert rig.receive(Failed("unavailable", "starting"), request) == []
     assert rig.tick(RETRY_US) == [Send(S1, request, JOIN)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from ckpt.base.ids import ColumnNumber
-from ckpt.format import messages as m
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
+from ckpt.format.messages.saving import AttemptCommitted, ColumnsLost, OpenPayload
 from ckpt.protocol.events import SessionClosed
 from ckpt.protocol.stager import events as e
 from tests.protocol.test_stager import (
@@ -22,8 +24,8 @@ from tests.protocol.writerkit import place
 
 def test_a_fenced_launch_refuses_every_later_save() -> None:
     rig = joined()
-    request = request_in(rig.hand_over(1), m.OpenPayload)
-    rig.receive(m.Failed("fenced", "launch 5 has begun"), request)
+    request = request_in(rig.hand_over(1), OpenPayload)
+    rig.receive(Failed("fenced", "launch 5 has begun"), request)
     assert rig.ask(2, 20) == [e.RefuseSave(2, "fenced", "launch 5 has begun")]
 
 
@@ -33,15 +35,15 @@ def test_a_fence_leaves_earlier_saves_to_their_own_end() -> None:
     """
     rig = certified()
     rig.ask(2, 20)
-    request = request_in(rig.hand_over(2), m.OpenPayload)
-    rig.receive(m.Failed("fenced", "launch 5 has begun"), request)
-    lost = m.ColumnsLost(payload_of(10), (ColumnNumber(2),), (place(11),))
+    request = request_in(rig.hand_over(2), OpenPayload)
+    rig.receive(Failed("fenced", "launch 5 has begun"), request)
+    lost = ColumnsLost(payload_of(10), (ColumnNumber(2),), (place(11),))
     assert rig.receive(lost) == [e.ReopenColumns(payload_of(10), (ColumnNumber(2),), (place(11),))]
     assert rig.machine.halves == [1, None]
     rig.do(SessionClosed(rig.now_us, S1))
     rig.tick(1_000_000)
-    join = request_in(rig.open_session(S2), m.JoinLaunch)
-    resumed = rig.receive(m.LaunchJoined(LAUNCH), join, S2)
-    assert [type(message) for message in sent(resumed)] == [m.OpenPayload]
-    committed = rig.receive(m.AttemptCommitted(info_of(10)), 0, S2)
+    join = request_in(rig.open_session(S2), JoinLaunch)
+    resumed = rig.receive(LaunchJoined(LAUNCH), join, S2)
+    assert [type(message) for message in sent(resumed)] == [OpenPayload]
+    committed = rig.receive(AttemptCommitted(info_of(10)), 0, S2)
     assert e.TellTrainer(1, e.SaveCommitted(info_of(10))) in committed

@@ -7,8 +7,16 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from ckpt.base.ids import PayloadId, Rank, Step
-from ckpt.format import messages as m
 from ckpt.format.members import NO_LAUNCH
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.saving import (
+    AttemptCommitted,
+    Certified,
+    Certify,
+    OpenPayload,
+    PayloadGivenUp,
+    ReplicaPolicy,
+)
 from ckpt.protocol.events import Send, SessionClosed
 from ckpt.protocol.stager import events as e
 from ckpt.protocol.stager.records import RETRY_US
@@ -32,8 +40,8 @@ NUMBER = Rank(7)
 NAME = "10/__0_0.distcp"
 PAYLOAD = PayloadId(payload_of(10).checkpoint, NUMBER)
 PLAN = replace(planned(10), payload=PAYLOAD)
-OPEN = m.OpenPayload(
-    RUN, Step(10), NO_LAUNCH, Rank(0), 0, "host/1/x", 100, m.ReplicaPolicy.ABORT, None, 1, NAME
+OPEN = OpenPayload(
+    RUN, Step(10), NO_LAUNCH, Rank(0), 0, "host/1/x", 100, ReplicaPolicy.ABORT, None, 1, NAME
 )
 
 
@@ -50,7 +58,7 @@ def opened() -> tuple[Rig, int]:
     assert ask(rig) == [e.GrantHalf(1, 0)], "nobody joins a launch"
     actions = rig.hand_over(1)
     assert sent(actions) == [OPEN]
-    return rig, request_in(actions, m.OpenPayload)
+    return rig, request_in(actions, OpenPayload)
 
 
 def sending() -> Rig:
@@ -65,9 +73,9 @@ def certifying() -> tuple[Rig, int]:
     rig.do(e.TableReady(0, 1, b"table"))
     actions = rig.do(e.PayloadSealed(0, PAYLOAD, proofs(10), DIGEST))
     (message,) = sent(actions)
-    assert isinstance(message, m.Certify)
+    assert isinstance(message, Certify)
     assert (message.payload, message.launch) == (PAYLOAD, NO_LAUNCH)
-    return rig, request_in(actions, m.Certify)
+    return rig, request_in(actions, Certify)
 
 
 def test_a_file_opens_without_a_launch_and_takes_the_number_of_its_plan() -> None:
@@ -76,11 +84,11 @@ def test_a_file_opens_without_a_launch_and_takes_the_number_of_its_plan() -> Non
 
 def test_a_certified_file_is_told_and_waits_for_the_commit() -> None:
     rig, request = certifying()
-    assert rig.receive(m.Certified(PAYLOAD), request) == [e.TellCertified(1)]
+    assert rig.receive(Certified(PAYLOAD), request) == [e.TellCertified(1)]
     assert rig.do(e.PayloadStopped(0, PAYLOAD)) == [], "its bytes are free, the save goes on"
     assert rig.tick(10 * RETRY_US) == []
     info = info_of(10)
-    assert rig.receive(m.AttemptCommitted(info)) == [
+    assert rig.receive(AttemptCommitted(info)) == [
         e.TellTrainer(1, e.SaveCommitted(info)),
         e.StopPayload(PAYLOAD),
     ]
@@ -89,15 +97,15 @@ def test_a_certified_file_is_told_and_waits_for_the_commit() -> None:
 
 def test_on_a_new_session_it_is_resumed_under_its_number_and_certified_again() -> None:
     rig, request = certifying()
-    rig.receive(m.Certified(PAYLOAD), request)
+    rig.receive(Certified(PAYLOAD), request)
     rig.do(SessionClosed(rig.now_us, S1))
     actions = rig.open_session(S2)
     resumed = replace(OPEN, rank=NUMBER, resume=PAYLOAD.checkpoint)
     assert sent(actions) == [resumed]
     again = replace(PLAN, places=(), spares=())
-    actions = rig.receive(again, request_in(actions, m.OpenPayload), S2)
-    assert [type(message) for message in sent(actions)] == [m.Certify]
-    certified = rig.receive(m.Certified(PAYLOAD), request_in(actions, m.Certify), S2)
+    actions = rig.receive(again, request_in(actions, OpenPayload), S2)
+    assert [type(message) for message in sent(actions)] == [Certify]
+    certified = rig.receive(Certified(PAYLOAD), request_in(actions, Certify), S2)
     assert certified == [e.TellCertified(1)]
 
 
@@ -106,7 +114,7 @@ def test_a_refused_file_ends_alone() -> None:
     ask(rig, 2, "10/other")
     rig.hand_over(2)
     failed = e.SaveFailed("no_space", "full", "")
-    assert rig.receive(m.Failed("no_space", "full"), request) == [
+    assert rig.receive(Failed("no_space", "full"), request) == [
         e.TellTrainer(1, failed),
         e.ReleaseHalf(0),
     ]
@@ -116,7 +124,7 @@ def test_a_refused_file_ends_alone() -> None:
 def test_a_discarded_file_hears_it_as_the_answer_to_its_certificate() -> None:
     rig, request = certifying()
     failed = e.SaveFailed("aborted", "was discarded", "")
-    assert rig.receive(m.Failed("aborted", "was discarded"), request) == [
+    assert rig.receive(Failed("aborted", "was discarded"), request) == [
         e.TellTrainer(1, failed),
         e.StopPayload(PAYLOAD),
     ]
@@ -124,12 +132,12 @@ def test_a_discarded_file_hears_it_as_the_answer_to_its_certificate() -> None:
 
 def test_a_file_that_is_given_up_asks_to_be_dropped_until_it_is() -> None:
     rig, request = certifying()
-    rig.receive(m.Certified(PAYLOAD), request)
+    rig.receive(Certified(PAYLOAD), request)
     actions = rig.do(e.PayloadFailed(0, PAYLOAD, "aborted", "removed"))
-    given = m.PayloadGivenUp(PAYLOAD, "aborted", "removed")
+    given = PayloadGivenUp(PAYLOAD, "aborted", "removed")
     assert sent(actions) == [given]
     assert sent(rig.tick(2 * RETRY_US)) == [given]
-    gone = rig.receive(m.Failed("aborted", "removed"), request_in(actions, m.PayloadGivenUp))
+    gone = rig.receive(Failed("aborted", "removed"), request_in(actions, PayloadGivenUp))
     assert e.StopPayload(PAYLOAD) in gone
 
 
@@ -140,6 +148,6 @@ def test_a_fenced_launch_does_not_end_the_files_of_its_run() -> None:
     assert opening.message == replace(OPEN, save=2)
     rig.hand_over(1)
     (question,) = [a.open.request for a in rig.machine.saves.values() if not a.member]
-    rig.receive(m.Failed("fenced", f"launch {LAUNCH} is over"), question)
+    rig.receive(Failed("fenced", f"launch {LAUNCH} is over"), question)
     assert rig.machine.saves[2].pending
     assert ask(rig, 3, "10/later") == [e.GrantHalf(3, 0)]

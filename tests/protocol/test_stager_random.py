@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, ColumnNumber, Generation, Home, PayloadId, Step
-from ckpt.format import messages as m
+from ckpt.format.messages import Message
+from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
+from ckpt.format.messages.saving import (
+    AttemptAborted,
+    AttemptCommitted,
+    Certify,
+    ColumnsLost,
+    HomesRefused,
+    OpenPayload,
+    PayloadGivenUp,
+    PayloadPlanned,
+)
 from ckpt.protocol.events import Send, Session, SessionClosed
 from ckpt.protocol.stager import events as e
 from tests.protocol.test_stager import LAUNCH, Rig, info_of, payload_of
@@ -25,41 +36,41 @@ class Coordinator:
     def __init__(self, random: Random) -> None:
         self.random = random
         self.references = random.random() < 0.8
-        self.ended: dict[CheckpointId, m.Message] = {}
+        self.ended: dict[CheckpointId, Message] = {}
         self.given: dict[int, PayloadId] = {}
         self.opened: dict[PayloadId, tuple[int, tuple[Home, ...]]] = {}
         """Bytes and homes of each payload that was planned."""
 
-    def answer(self, message: m.Message) -> m.Message | None:
+    def answer(self, message: Message) -> Message | None:
         match message:
-            case m.JoinLaunch():
-                return m.LaunchJoined(LAUNCH, references=self.references)
-            case m.OpenPayload(step=step, save=save, resume=resume):
+            case JoinLaunch():
+                return LaunchJoined(LAUNCH, references=self.references)
+            case OpenPayload(step=step, save=save, resume=resume):
                 if message.homes and save not in self.given and self.random.random() < 0.3:
-                    return m.HomesRefused(message.homes, "by chance")
+                    return HomesRefused(message.homes, "by chance")
                 payload = self.given.setdefault(save, payload_of(step, 10 + save))
                 assert resume in (None, payload.checkpoint)
                 said = message.payload_bytes, message.homes
                 assert self.opened.setdefault(payload, said) == said, "fixed once it is planned"
                 ended = self.ended.get(payload.checkpoint)
-                return ended or m.PayloadPlanned(
+                return ended or PayloadPlanned(
                     payload, "2+1", 4096, tuple(place(j) for j in range(3)), ()
                 )
-            case m.Certify(payload=payload):
+            case Certify(payload=payload):
                 assert self.opened[payload][0] == message.payload_bytes
                 if self.random.random() < 0.3:
-                    return m.ColumnsLost(payload, (ColumnNumber(0),), (place(30),))
+                    return ColumnsLost(payload, (ColumnNumber(0),), (place(30),))
                 return self.end(payload.checkpoint)
-            case m.PayloadGivenUp(payload=payload):
+            case PayloadGivenUp(payload=payload):
                 return self.end(payload.checkpoint)
             case _:
                 return None
 
-    def end(self, checkpoint: CheckpointId) -> m.Message:
+    def end(self, checkpoint: CheckpointId) -> Message:
         info = replace(info_of(0), checkpoint=checkpoint)
-        ending: m.Message = m.AttemptCommitted(info)
+        ending: Message = AttemptCommitted(info)
         if self.random.random() < 0.3:
-            ending = m.AttemptAborted(checkpoint, "aborted", "by chance")
+            ending = AttemptAborted(checkpoint, "aborted", "by chance")
         return self.ended.setdefault(checkpoint, ending)
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from ckpt.base.ids import Generation, Home, Step
-from ckpt.format import messages as m
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
+from ckpt.format.messages.saving import (
+    AttemptCommitted,
+    Certified,
+    Certify,
+    HomesRefused,
+    OpenPayload,
+)
 from ckpt.protocol.events import Report, Send, SessionClosed
 from ckpt.protocol.stager import events as e
 from tests.protocol.test_stager import (
@@ -34,8 +42,8 @@ def comparing(references: bool = True) -> Rig:
     rig = Rig()
     rig.do(e.TrainerAttached(0))
     rig.open_session()
-    request = request_in(rig.ask(1, 10), m.JoinLaunch)
-    rig.receive(m.LaunchJoined(LAUNCH, references=references), request)
+    request = request_in(rig.ask(1, 10), JoinLaunch)
+    rig.receive(LaunchJoined(LAUNCH, references=references), request)
     assert rig.hand_over(1, comparing=True) == []
     return rig
 
@@ -43,7 +51,7 @@ def comparing(references: bool = True) -> Rig:
 def referring() -> Rig:
     """`comparing`, found to refer, planned and under way."""
     rig = comparing()
-    request = request_in(rig.do(FOUND), m.OpenPayload)
+    request = request_in(rig.do(FOUND), OpenPayload)
     assert rig.receive(planned(10), request) == [STARTED]
     return rig
 
@@ -58,7 +66,7 @@ def test_it_is_opened_whole_when_nothing_was_found() -> None:
     rig = comparing()
     actions = rig.do(e.ReferencesFound(0, 1))
     assert sent(actions) == [opened(10, 1)]
-    assert rig.receive(planned(10), request_in(actions, m.OpenPayload)) == [WHOLE]
+    assert rig.receive(planned(10), request_in(actions, OpenPayload)) == [WHOLE]
     assert rig.do(FOUND) == [], "said once"
 
 
@@ -66,11 +74,11 @@ def test_it_is_certified_with_the_table_that_refers() -> None:
     rig = referring()
     assert rig.do(e.TableReady(0, 1, b"whole table")) == []
     actions = rig.sealed(10)
-    request = request_in(actions, m.Certify)
+    request = request_in(actions, Certify)
     message = replace(certify(), payload_bytes=40)
     assert actions == [Send(S1, request, message, b"small")]
-    rig.receive(m.Certified(payload_of(10)), request)
-    assert rig.receive(m.AttemptCommitted(info_of(10))) == [
+    rig.receive(Certified(payload_of(10)), request)
+    assert rig.receive(AttemptCommitted(info_of(10))) == [
         e.TellTrainer(1, e.SaveCommitted(info_of(10))),
         e.StopPayload(payload_of(10)),
     ]
@@ -78,12 +86,12 @@ def test_it_is_certified_with_the_table_that_refers() -> None:
 
 def test_homes_that_are_refused_are_not_referred_to() -> None:
     rig = comparing()
-    first = request_in(rig.do(FOUND), m.OpenPayload)
-    actions = rig.receive(m.HomesRefused(HOMES, "it was deleted"), first)
+    first = request_in(rig.do(FOUND), OpenPayload)
+    actions = rig.receive(HomesRefused(HOMES, "it was deleted"), first)
     assert actions[0] == Report("info", "stored whole", (("what", "it was deleted"),))
     assert sent(actions) == [opened(10, 1)]
     assert rig.receive(planned(10), first) == [], "a late answer to what was asked before"
-    assert rig.receive(planned(10), request_in(actions, m.OpenPayload)) == [WHOLE]
+    assert rig.receive(planned(10), request_in(actions, OpenPayload)) == [WHOLE]
     rig.do(e.TableReady(0, 1, b"table"))
     assert sent(rig.sealed(10)) == [certify()]
 
@@ -97,11 +105,11 @@ def test_a_new_session_hears_of_the_same_homes_again() -> None:
     rig = referring()
     rig.do(SessionClosed(0, S1))
     rig.tick(10_000_000)
-    request = request_in(rig.open_session(S2), m.JoinLaunch)
-    actions = rig.receive(m.LaunchJoined(LAUNCH), request, S2)
+    request = request_in(rig.open_session(S2), JoinLaunch)
+    actions = rig.receive(LaunchJoined(LAUNCH), request, S2)
     assert sent(actions) == [replace(OPENED, resume=payload_of(10).checkpoint)]
-    refused = m.HomesRefused(HOMES, "too late")
-    assert rig.receive(refused, request_in(actions, m.OpenPayload), S2) == [], "bytes were moved"
+    refused = HomesRefused(HOMES, "too late")
+    assert rig.receive(refused, request_in(actions, OpenPayload), S2) == [], "bytes were moved"
 
 
 def test_a_session_that_ends_before_the_comparison_keeps_the_save() -> None:
@@ -110,8 +118,8 @@ def test_a_session_that_ends_before_the_comparison_keeps_the_save() -> None:
     rig.do(e.TrainerDetached(0))
     rig.do(e.TrainerEnded(0))
     rig.tick(10_000_000)
-    request = request_in(rig.open_session(S2), m.JoinLaunch)
-    assert rig.receive(m.LaunchJoined(LAUNCH, references=True), request, S2) == [], (
+    request = request_in(rig.open_session(S2), JoinLaunch)
+    assert rig.receive(LaunchJoined(LAUNCH, references=True), request, S2) == [], (
         "that the trainer left is not told either"
     )
     assert sent(rig.do(FOUND)) == [OPENED]
@@ -121,7 +129,7 @@ def test_what_a_save_refers_to_comes_too_late_when_its_launch_was_refused() -> N
     rig = comparing()
     rig.do(SessionClosed(0, S1))
     rig.tick(10_000_000)
-    request = request_in(rig.open_session(S2), m.JoinLaunch)
-    actions = rig.receive(m.Failed("fenced", "a newer launch is here"), request, S2)
+    request = request_in(rig.open_session(S2), JoinLaunch)
+    actions = rig.receive(Failed("fenced", "a newer launch is here"), request, S2)
     assert e.ReleaseHalf(0) in actions
     assert rig.do(FOUND) == []

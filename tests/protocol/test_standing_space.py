@@ -4,9 +4,7 @@ whatever the shapes of those before.
 
 from __future__ import annotations
 
-from ckpt.format.target_messages import (
-    ReleaseReservation,
-)
+from ckpt.format.messages.targets import ReleaseReservation
 from tests.protocol.coordinating import Bench, RankFake
 
 SPARES = 1

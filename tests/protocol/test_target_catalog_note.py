@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ckpt.base.ids import CatalogPosition, Epoch
-from ckpt.format.messages import Role
-from ckpt.format.target_messages import LeaseRenewed, RegisterTarget
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.targets import LeaseRenewed, RegisterTarget
 from ckpt.protocol.events import SessionOpened
 from ckpt.protocol.target.catalog_note import NOTE_US, decode_note, encode_note
 from ckpt.testing.disk import Fault

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from ckpt.base.units import KiB
-from ckpt.format.messages import ByteRuns, RangeData, RangesDone, ReadRanges, Role
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.reading import ByteRuns, RangeData, RangesDone, ReadRanges
 from ckpt.protocol.events import Session, SessionClosed, SessionOpened
 from ckpt.protocol.target.core import TargetLimits
 from ckpt.protocol.target.disk_events import ReadAt

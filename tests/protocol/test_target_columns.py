@@ -11,28 +11,29 @@ from msgspec import structs
 
 from ckpt.base.ids import BootId, Epoch, ReservationId, TargetId
 from ckpt.format.checksum import xxh3_128
-from ckpt.format.messages import (
-    AbandonColumn,
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.reading import (
     ByteRuns,
-    ColumnAccepted,
-    ColumnSealed,
     ColumnVerified,
-    Failed,
-    Fragment,
     RangeData,
     RangesDone,
     ReadRanges,
-    Role,
-    SealColumn,
     VerifyColumn,
 )
-from ckpt.format.target_messages import (
+from ckpt.format.messages.targets import (
     LeaseRenewed,
     RegisterTarget,
     ReleaseReservation,
     Reserve,
     Reserved,
     TargetRegistered,
+)
+from ckpt.format.messages.writing import (
+    AbandonColumn,
+    ColumnAccepted,
+    ColumnSealed,
+    Fragment,
+    SealColumn,
 )
 from ckpt.protocol.events import SessionClosed, SessionOpened
 from ckpt.protocol.proofs import check_proof

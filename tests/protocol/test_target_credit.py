@@ -6,14 +6,14 @@ from collections import deque
 
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.base.limits import BEAT_US
-from ckpt.format.messages import (
+from ckpt.format.messages.writing import (
     AbandonColumn,
     AskPace,
     ColumnAccepted,
     ColumnSealed,
     CreditGranted,
+    TargetPace,
 )
-from ckpt.format.target_messages import TargetPace
 from ckpt.protocol.events import Session, SessionClosed, Ticked
 from ckpt.protocol.service_time import BUSY_US_MIN
 from ckpt.protocol.target.core import TargetLimits

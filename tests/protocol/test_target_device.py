@@ -15,8 +15,9 @@ from ckpt.base.limits import (
     DEVICE_PROBE_US,
 )
 from ckpt.base.units import US_PER_S
-from ckpt.format.messages import Failed, Role, VerifyColumn
-from ckpt.format.target_messages import DeviceReport, RenewLease, TargetRegistered
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.reading import VerifyColumn
+from ckpt.format.messages.targets import DeviceReport, RenewLease, TargetRegistered
 from ckpt.protocol.events import Session, SessionOpened
 from ckpt.protocol.target.disk_events import ProbeFile
 from ckpt.testing.disk import Fault

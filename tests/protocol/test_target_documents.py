@@ -16,17 +16,12 @@ from ckpt.format.document import (
     document_name,
     encode_document_header,
 )
-from ckpt.format.messages import (
-    ColumnSealed,
-    DocumentData,
-    Failed,
-    ReadDocument,
-)
-from ckpt.format.target_messages import (
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
+from ckpt.format.messages.targets import (
     Attest,
     Attested,
     ColumnsListed,
-    DocumentKind,
     DocumentStored,
     DropColumn,
     DropGeneration,
@@ -34,6 +29,7 @@ from ckpt.format.target_messages import (
     ListColumns,
     PutDocument,
 )
+from ckpt.format.messages.writing import ColumnSealed
 from ckpt.protocol.events import SessionClosed
 from ckpt.protocol.target.core import PROOF_BYTES_MAX, TargetLimits
 from ckpt.protocol.target.disk_events import (

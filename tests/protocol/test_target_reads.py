@@ -17,12 +17,11 @@ from ckpt.erasure.code import Code
 from ckpt.format.column import FRAGMENTS_OFFSET
 from ckpt.format.combs import Comb, Run
 from ckpt.format.layout import Layout
-from ckpt.format.messages import (
+from ckpt.format.messages.hello import CancelRequest, Failed
+from ckpt.format.messages.reading import (
     ByteRange,
     ByteRuns,
-    CancelRequest,
     ColumnVerified,
-    Failed,
     ManifestData,
     RangeDamaged,
     RangeData,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ckpt.format.messages import ColumnSealed, Failed
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.writing import ColumnSealed
 from tests.protocol.target_world import WRITER, Column, TargetWorld, reserve, write
 
 

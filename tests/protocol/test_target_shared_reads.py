@@ -8,10 +8,10 @@ import pytest
 
 from ckpt.base.limits import BLOCK_BYTES
 from ckpt.base.units import KiB
-from ckpt.format.messages import (
+from ckpt.format.messages.hello import CancelRequest
+from ckpt.format.messages.reading import (
     ByteRange,
     ByteRuns,
-    CancelRequest,
     ColumnVerified,
     RangeDamaged,
     RangeData,

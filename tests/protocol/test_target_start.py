@@ -10,9 +10,9 @@ from msgspec import UNSET
 from ckpt.aio.disk import scan
 from ckpt.base.ids import CheckpointId, Epoch, Generation, ReservationId, RunName, Step
 from ckpt.base.limits import DEVICE_FAILURES_MAX, DEVICE_PROBE_US, PAGE_BYTES
-from ckpt.format.messages import ColumnVerified, Failed, Role, VerifyColumn
-from ckpt.format.target_messages import (
-    DocumentKind,
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.reading import ColumnVerified, DocumentKind, VerifyColumn
+from ckpt.format.messages.targets import (
     DropGeneration,
     Dropped,
     ListColumns,

@@ -17,8 +17,8 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
-from ckpt.format.messages import PayloadPlanned, Place
-from ckpt.format.target_messages import ColumnProof
+from ckpt.format.messages.saving import PayloadPlanned, Place
+from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.writer.payload_events import (
     AskSpares,
     FragmentSent,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ckpt.format.messages import Failed
+from ckpt.format.messages.hello import Failed
 from ckpt.protocol.events import CloseSession, Received, Send, Session, SessionClosed
 from tests.sim.oracles import Violation
 

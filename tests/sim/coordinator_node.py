@@ -7,8 +7,9 @@ from __future__ import annotations
 import copy
 
 from ckpt.erasure.code import Code
-from ckpt.format.messages import Message, Role
-from ckpt.format.target_messages import Reserve
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.targets import Reserve
 from ckpt.plan.placement import Level
 from ckpt.protocol.coordinator.catalog import (
     AttemptDecided,

@@ -14,8 +14,11 @@ from ckpt.aio.link import CONNECT_TIMEOUT_US
 from ckpt.base.ids import RunName, TargetId
 from ckpt.base.units import align_up
 from ckpt.erasure.code import Code
-from ckpt.format import messages as m
 from ckpt.format.layout import Layout
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.saving import RequestSpares
+from ckpt.format.messages.writing import AbandonColumn, Fragment
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.stager.events import SaveCommitted
 from ckpt.protocol.target.core import TargetLimits
@@ -49,11 +52,11 @@ class CountingNetwork(Network):
 
     def __init__(self, clock: Clockwork) -> None:
         super().__init__(clock)
-        self.sent: Counter[type[m.Message]] = Counter()
+        self.sent: Counter[type[Message]] = Counter()
         self.fragment_bytes = 0
 
     def dial(
-        self, client: Node, server: Node, role: m.Role, server_role: m.Role,
+        self, client: Node, server: Node, role: Role, server_role: Role,
         failed: Callable[[], None], opened: Callable[[Session], None],
     ) -> None:  # fmt: skip
         """A stopped process does not refuse: its kernel connects, and nobody says a word."""
@@ -64,7 +67,7 @@ class CountingNetwork(Network):
 
     def send(self, action: Send) -> None:
         self.sent[type(action.message)] += 1
-        if isinstance(action.message, m.Fragment):
+        if isinstance(action.message, Fragment):
             self.fragment_bytes += len(action.bulk)
         super().send(action)
 
@@ -182,7 +185,7 @@ class Crowd:
             targets_survivable=min(info.targets_survivable for info in infos),
             fragment_bytes=self.network.fragment_bytes,
             planned_bytes=len(ends) * self.code.n * align_up(layout.column_bytes, 1),
-            spares_asked=self.network.sent[m.RequestSpares],
-            abandoned=self.network.sent[m.AbandonColumn],
+            spares_asked=self.network.sent[RequestSpares],
+            abandoned=self.network.sent[AbandonColumn],
             seconds=max(info.commit_us for info in infos) / 1e6,
         )

@@ -19,9 +19,17 @@ from ckpt.base.ids import (
     RunName,
     Step,
 )
-from ckpt.format import drain_messages as d
 from ckpt.format.messages import Message
-from ckpt.format.target_messages import DocumentStored, Dropped
+from ckpt.format.messages.drains import (
+    BeginParts,
+    EndDrain,
+    LeaseDrain,
+    OpenStore,
+    RenewDrain,
+    TakePart,
+    TellStored,
+)
+from ckpt.format.messages.targets import DocumentStored, Dropped
 from ckpt.objects import names
 from ckpt.protocol.events import Send
 from ckpt.protocol.target.core import column_name
@@ -43,7 +51,7 @@ NEVER_US = 3_600_000_000
 JUMPS_S = (-86_400, -3_600, 3_600, 86_400)
 QUESTIONS: frozenset[type[Message]] = frozenset(
     {
-        d.OpenStore, d.TellStored, d.LeaseDrain, d.BeginParts, d.TakePart, d.RenewDrain, d.EndDrain,
+        OpenStore, TellStored, LeaseDrain, BeginParts, TakePart, RenewDrain, EndDrain,
     }
 )  # fmt: skip
 """What a worker says."""

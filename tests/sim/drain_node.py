@@ -17,8 +17,24 @@ import msgspec
 from ckpt.base.errors import CkptError, Unavailable, error_from_wire
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.base.units import US_PER_S
-from ckpt.format import drain_messages as d
-from ckpt.format import messages as m
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import Ask
+from ckpt.format.messages.drains import (
+    BeginParts,
+    DrainLeased,
+    DrainNoted,
+    EndDrain,
+    LeaseDrain,
+    OpenStore,
+    PartTaken,
+    RenewDrain,
+    TakePart,
+    TellStored,
+    Turn,
+    encode_parts,
+    encode_stored,
+)
+from ckpt.format.messages.hello import Failed, Role
 from ckpt.objects.leftovers import Leftovers, delete_unfinished, tidy_committed
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import remains, stored_by, stored_steps
@@ -90,7 +106,7 @@ class DrainNode:
         self._reader: TierReader | None = None
         self._requests = 0
         #: Requests without an answer, repeated on every new session, and what to do with it.
-        self._asked: dict[int, tuple[m.Message, bytes, Callable[[m.Message], None]]] = {}
+        self._asked: dict[int, tuple[Message, bytes, Callable[[Message], None]]] = {}
         self._is_nested = False
         self._lease: CheckpointId | None = None
         self._job: WriteJob | None = None
@@ -187,7 +203,7 @@ class DrainNode:
             self._again()
             return
         self._let_go()
-        end = d.EndDrain(url, self.name, lease, error.message)
+        end = EndDrain(url, self.name, lease, error.message)
         self._ask(end, lambda _: self._again())
 
     def _let_go(self) -> None:
@@ -198,9 +214,9 @@ class DrainNode:
 
     # ----------------------------------------------------------------------- the queue
 
-    def _opening(self) -> d.OpenStore:
+    def _opening(self) -> OpenStore:
         policy = self.policy
-        return d.OpenStore(
+        return OpenStore(
             policy.url, self.name, policy.every, policy.keep, policy.runs, self._sink.conditional
         )
 
@@ -214,23 +230,23 @@ class DrainNode:
     def _tell_stored(self, then: Callable[[], None]) -> None:
         """What is there and stays; then what is surplus goes (the store's own retention)."""
 
-        def asked(answer: m.Message) -> None:
-            assert isinstance(answer, d.DrainNoted)
+        def asked(answer: Message) -> None:
+            assert isinstance(answer, DrainNoted)
             self._work(lambda: self._look(answer.version, then))
 
-        self._ask(d.RenewDrain(self.policy.url, self.name, None), asked)
+        self._ask(RenewDrain(self.policy.url, self.name, None), asked)
 
     def _look(self, version: int, then: Callable[[], None]) -> None:
         doomed = surplus(self.policy, stored_steps(self._sink, self._run))
         mine = stored_by(self._sink, self._run, CLUSTER)
-        stays = d.encode_stored(one for one in mine if one not in doomed)
+        stays = encode_stored(one for one in mine if one not in doomed)
 
         def expire() -> None:
             for step, generation in (*doomed, *remains(self._sink, self._run)):
                 delete_stored(self._sink, self._run, step, generation)
             then()
 
-        told = d.TellStored(self.policy.url, self.name, self._run, version)
+        told = TellStored(self.policy.url, self.name, self._run, version)
         self._ask(told, lambda _: self._work(expire), stays)
 
     def _again(self) -> None:
@@ -240,10 +256,10 @@ class DrainNode:
     def _ask_lease(self) -> None:
         if not self.up:
             return
-        self._ask(d.LeaseDrain(self.policy.url, self.name), self._leased)
+        self._ask(LeaseDrain(self.policy.url, self.name), self._leased)
 
-    def _leased(self, answer: m.Message) -> None:
-        assert isinstance(answer, d.DrainLeased)
+    def _leased(self, answer: Message) -> None:
+        assert isinstance(answer, DrainLeased)
         if self._lease is not None:
             return  # Several things failed at once, and each began anew.
         if answer.checkpoint is None:
@@ -259,9 +275,9 @@ class DrainNode:
             self._ask_lease()
             return
         # The answer is of the moment before the store is looked at.
-        self._ask(m.Ask("steps", self._run), self._clear)
+        self._ask(Ask("steps", self._run), self._clear)
 
-    def _clear(self, answer: m.Message) -> None:
+    def _clear(self, answer: Message) -> None:
         views = msgspec.json.decode(self._bulk, type=list[StepView])
         tier = {(Step(view.step), Generation.parse(view.generation)) for view in views}
 
@@ -286,8 +302,8 @@ class DrainNode:
                 self._end(id)  # It is committed there.
                 return
             self._job = job
-            message = d.BeginParts(self.policy.url, self.name, id, len(job.plan.items))
-            self._ask(message, lambda _: self._take_all(id), d.encode_parts(done))
+            message = BeginParts(self.policy.url, self.name, id, len(job.plan.items))
+            self._ask(message, lambda _: self._take_all(id), encode_parts(done))
 
         self._work(begin)
 
@@ -302,11 +318,11 @@ class DrainNode:
 
     def _take(self, id: CheckpointId, slot: int, done: int | None) -> None:
         if self.up and self._lease == id:
-            message = d.TakePart(self.policy.url, self.name, id, slot, done)
+            message = TakePart(self.policy.url, self.name, id, slot, done)
             self._ask(message, lambda answer: self._taken(id, slot, answer))
 
-    def _taken(self, id: CheckpointId, slot: int, answer: m.Message) -> None:
-        assert isinstance(answer, d.PartTaken)
+    def _taken(self, id: CheckpointId, slot: int, answer: Message) -> None:
+        assert isinstance(answer, PartTaken)
         job, reader = self._job, self._reader
         if self._lease != id or job is None or reader is None:
             return
@@ -324,17 +340,17 @@ class DrainNode:
             self._end(id)
 
         match answer.turn:
-            case d.Turn.PART:
+            case Turn.PART:
                 self._work(read)
-            case d.Turn.WAIT:
+            case Turn.WAIT:
                 self._clock.after(POLL_US, self._take, id, slot, None)
-            case d.Turn.COMMIT if not self._finishing:
+            case Turn.COMMIT if not self._finishing:
                 self._finishing = True  # Once, when all its slots have come to the end.
                 self._work(finish)
 
     def _end(self, id: CheckpointId) -> None:
         self._let_go()
-        end = d.EndDrain(self.policy.url, self.name, id)
+        end = EndDrain(self.policy.url, self.name, id)
 
         def expire() -> None:
             self._tell_stored(self._ask_lease) if self._has_surplus() else self._ask_lease()
@@ -349,7 +365,7 @@ class DrainNode:
             return
         if not self.stopped:
             lease = self._lease
-            renew = d.RenewDrain(self.policy.url, self.name, lease)
+            renew = RenewDrain(self.policy.url, self.name, lease)
             self._ask(renew, lambda _: None, failed=lambda error: self._lost(lease, error))
         self._clock.after(RENEW_US, self._beat)
 
@@ -365,14 +381,14 @@ class DrainNode:
         if not self.up or self._session is not None:
             return
         self._network.dial(
-            self, self._coordinator, m.Role.DRAIN, m.Role.COORDINATOR,
+            self, self._coordinator, Role.DRAIN, Role.COORDINATOR,
             failed=lambda: self._clock.after(POLL_US, self._dial), opened=self._opened,
         )  # fmt: skip
 
     def _opened(self, session: Session) -> None:
         self._session = session
 
-    def session_opened(self, session: Session, role: m.Role, name: str) -> None:
+    def session_opened(self, session: Session, role: Role, name: str) -> None:
         for request, (message, bulk, _) in list(self._asked.items()):
             self._network.send(Send(session, request, message, bulk))
 
@@ -383,15 +399,15 @@ class DrainNode:
 
     def _ask(
         self,
-        message: m.Message,
-        then: Callable[[m.Message], None],
+        message: Message,
+        then: Callable[[Message], None],
         bulk: bytes = b"",
         failed: Callable[[CkptError], None] | None = None,
     ) -> None:
         self._requests += 1
 
-        def heard(answer: m.Message) -> None:
-            if isinstance(answer, m.Failed):
+        def heard(answer: Message) -> None:
+            if isinstance(answer, Failed):
                 self._refused(answer, failed)
             else:
                 then(answer)
@@ -400,7 +416,7 @@ class DrainNode:
         if self._session is not None:
             self._network.send(Send(self._session, self._requests, message, bulk))
 
-    def _refused(self, answer: m.Failed, failed: Callable[[CkptError], None] | None) -> None:
+    def _refused(self, answer: Failed, failed: Callable[[CkptError], None] | None) -> None:
         error = error_from_wire(answer.code, answer.message)
         if failed is not None:
             failed(error)
@@ -410,7 +426,7 @@ class DrainNode:
         else:
             self._failed(error)
 
-    def received(self, session: Session, request: int, message: m.Message, bulk: bytes) -> None:
+    def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
         if self.stopped:
             self._clock.after(STOPPED_US, self.received, session, request, message, bulk)
             return

@@ -10,8 +10,11 @@ from typing import Protocol
 
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import CheckpointId, PayloadId, TargetId
-from ckpt.format import messages as m
-from ckpt.format.index import IndexPayload
+from ckpt.format.index_pages import IndexPayload
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.loading import Resolve, TargetAddress
+from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.reader import events as re
 from tests.sim.clockwork import Clockwork
@@ -99,12 +102,12 @@ class TierReader(ReaderNode):
 
     def _ask_coordinator(self, session: Session) -> None:
         self._coordinator_session = session
-        resolve = m.Resolve(self.id.run, self.id.step)
+        resolve = Resolve(self.id.run, self.id.step)
         self._network.send(Send(session, next(self._requests), resolve))
 
     def _dial_coordinator(self) -> None:
         self._network.dial(
-            self, self._coordinator, m.Role.READER, m.Role.COORDINATOR,
+            self, self._coordinator, Role.READER, Role.COORDINATOR,
             failed=lambda: self._end("unavailable"), opened=self._ask_coordinator,
         )  # fmt: skip
 
@@ -115,7 +118,7 @@ class TierReader(ReaderNode):
         super().session_closed(session)
 
     def _resolved(
-        self, info: m.CommitInfo, targets: tuple[m.TargetAddress, ...], record: bytes
+        self, info: CommitInfo, targets: tuple[TargetAddress, ...], record: bytes
     ) -> None:
         if info.checkpoint != self.id:
             self._end("unavailable")
@@ -142,7 +145,7 @@ class TierReader(ReaderNode):
         self._tally.lost += isinstance(event, re.ColumnLost)
         super()._feed(id, event)
 
-    def _send_to(self, target: TargetId, request: int, message: m.Message) -> None:
+    def _send_to(self, target: TargetId, request: int, message: Message) -> None:
         self._tally.asked[target] += 1
         super()._send_to(target, request, message)
 

@@ -10,9 +10,18 @@ import msgspec
 import numpy as np
 
 from ckpt.base.ids import CheckpointId, Generation, PayloadId, RunName, Step, TargetId
-from ckpt.format import messages as m
 from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.members import Member, encode_members, member_table, plan_member
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import Answer, Ask
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.saving import (
+    AttemptAborted,
+    AttemptCommitted,
+    CommitInfo,
+    CommitMembers,
+    ReplicaPolicy,
+)
 from ckpt.format.table import encode_table
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.answers import MembersView
@@ -62,7 +71,7 @@ class FileOracles(Oracles):
         if payload.rank >= self.opened[payload.checkpoint].world_size:
             raise Violation(f"P10: {payload} was told before its number was durable")
 
-    def _check_ranks(self, info: m.CommitInfo, placement: Placement) -> None:
+    def _check_ranks(self, info: CommitInfo, placement: Placement) -> None:
         id = info.checkpoint
         published = frozenset(self.written[PayloadId(id, rank)][2] for rank in placement)
         if len(published) != len(placement) or published not in self.asked.get(id, []):
@@ -200,7 +209,7 @@ class WriterNode(RankNode):
         memory[plan.document_offset : plan.payload_bytes] = plan.document
         handed = se.PayloadHandedOver(
             self._clock.now_us, number, plan.payload_bytes, plan.document_offset,
-            len(plan.document), m.ReplicaPolicy.ABORT, 0,
+            len(plan.document), ReplicaPolicy.ABORT, 0,
         )  # fmt: skip
         self._clock.after(100, lambda: self.up and self._handle(handed))
 
@@ -262,14 +271,14 @@ class CommitterNode:
 
     def start(self) -> None:
         self.network.dial(
-            self, self.coordinator, m.Role.READER, m.Role.COORDINATOR,
+            self, self.coordinator, Role.READER, Role.COORDINATOR,
             failed=lambda: self.clock.after(RETRY_US, self.start), opened=self._open,
         )  # fmt: skip
 
     def _open(self, session: Session) -> None:
         self._session = session
 
-    def session_opened(self, session: Session, role: m.Role, name: str) -> None:
+    def session_opened(self, session: Session, role: Role, name: str) -> None:
         self._ask()
 
     def session_closed(self, session: Session) -> None:
@@ -281,25 +290,25 @@ class CommitterNode:
         if self.outcome or self._session is None:
             return
         if self.wanted() is not None:
-            self._send(m.Ask("members", self.run, Step(self.step)))
+            self._send(Ask("members", self.run, Step(self.step)))
         session = self._session
         self.clock.after(RETRY_US, lambda: self._session == session and self._ask())
 
-    def _send(self, message: m.Message, bulk: bytes = b"") -> int:
+    def _send(self, message: Message, bulk: bytes = b"") -> int:
         assert self._session is not None
         self._request += 1
         self.network.send(Send(self._session, self._request, message, bulk))
         return self._request
 
-    def received(self, session: Session, request: int, message: m.Message, bulk: bytes) -> None:
+    def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
         if session != self._session or self.outcome:
             return
         match message:
-            case m.Answer():
+            case Answer():
                 self._listed(msgspec.json.decode(bulk, type=MembersView))
-            case m.AttemptCommitted() if request in self._commits:
+            case AttemptCommitted() if request in self._commits:
                 self._end("committed")
-            case m.AttemptAborted() if request in self._commits:
+            case AttemptAborted() if request in self._commits:
                 self._end("aborted")
 
     def _end(self, outcome: str) -> None:
@@ -324,5 +333,5 @@ class CommitterNode:
             self._end("nothing")
             return
         # Also when the list is gone: it may have been committed, and the answer lost.
-        message = m.CommitMembers(self._checkpoint)
+        message = CommitMembers(self._checkpoint)
         self._commits.add(self._send(message, encode_members(self._members)))

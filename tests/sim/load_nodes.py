@@ -8,8 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckpt.base.ids import CheckpointId, LaunchNumber, PayloadId, Rank, RunName, TargetId
-from ckpt.format import messages as m
-from ckpt.format.index import IndexPayload
+from ckpt.format.index_pages import IndexPayload
+from ckpt.format.messages import Message
+from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
+from ckpt.format.messages.loading import (
+    ConfirmLoad,
+    DamageJudged,
+    LoadBegan,
+    LoadConfirmed,
+    ReportDamage,
+    Resolve,
+    Resolved,
+)
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.reader import events as re
 from tests.sim.clockwork import Clockwork
@@ -49,7 +59,7 @@ class LoadingRank(ReaderNode):
         self._turn = 0
         self._since_us = 0
         #: What a coordinator is to judge; asked again on every session until it has.
-        self._damaged: m.ReportDamage | None = None
+        self._damaged: ReportDamage | None = None
 
     def start(self) -> None:
         self.started, self._since_us = True, self._clock.now_us
@@ -60,10 +70,10 @@ class LoadingRank(ReaderNode):
     def _ask_coordinator(self, session: Session) -> None:
         self._coordinator_session = session
         job, number = self.job, self._launch
-        join = m.JoinLaunch(job.run, job.key, self.rank, job.world_size, self.name, number)
+        join = JoinLaunch(job.run, job.key, self.rank, job.world_size, self.name, number)
         self._tell(join)
 
-    def _tell(self, message: m.Message) -> None:
+    def _tell(self, message: Message) -> None:
         if self._coordinator_session is not None:
             self._network.send(Send(self._coordinator_session, next(self._requests), message))
 
@@ -76,14 +86,14 @@ class LoadingRank(ReaderNode):
             self._tell(self._damaged)
         elif self._record is None:
             self._tell(
-                m.Resolve(
+                Resolve(
                     job.run, None, self._launch, self.rank, job.world_size, WAIT_US,
                     turn=self._turn,
                 )
             )  # fmt: skip
         elif self.loaded is not None:
             self._tell(
-                m.ConfirmLoad(
+                ConfirmLoad(
                     job.run, self._launch, self.rank, self._turn, self.loaded, WAIT_US
                 )
             )  # fmt: skip
@@ -96,25 +106,25 @@ class LoadingRank(ReaderNode):
 
     # ----------------------------------------------------------------------- what it hears
 
-    def received(self, session: Session, request: int, message: m.Message, bulk: bytes) -> None:
+    def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
         match message:
-            case m.LaunchJoined(number, turn):
+            case LaunchJoined(number, turn):
                 if self._launch is None:
                     self._launch, self._turn = number, turn
                 self._go_on()
-            case m.DamageJudged(proved) if self._damaged is not None:
+            case DamageJudged(proved) if self._damaged is not None:
                 self._damaged = None
                 if proved:
                     self._anew()
                 else:
                     self._later("unavailable")
-            case m.LoadConfirmed(superseded) if self.loaded is not None:
+            case LoadConfirmed(superseded) if self.loaded is not None:
                 if superseded:
                     self._anew()
                 else:
                     self._end("read")
-            case m.Resolved() if self._record is None and self._launch is not None:
-                self._tell(m.LoadBegan(self.job.run, self._launch, self.rank, self._turn))
+            case Resolved() if self._record is None and self._launch is not None:
+                self._tell(LoadBegan(self.job.run, self._launch, self.rank, self._turn))
                 super().received(session, request, message, bulk)
             case _:
                 super().received(session, request, message, bulk)
@@ -149,14 +159,14 @@ class LoadingRank(ReaderNode):
             return
         if not self._index_from:
             anyone = PayloadId(self._record.info.checkpoint, self.rank)
-            self._damaged = m.ReportDamage(anyone, "no copy of the index is whole", index=True)
+            self._damaged = ReportDamage(anyone, "no copy of the index is whole", index=True)
             self._go_on()
             return
         super()._next_index_copy()
 
     def _failed(self, id: PayloadId, action: re.ReadFailed) -> None:
         if action.damaged:
-            self._damaged = m.ReportDamage(id, "too few good columns")
+            self._damaged = ReportDamage(id, "too few good columns")
             self._go_on()
         else:
             self._later(action.code)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ckpt.base.ids import ColumnNumber
-from ckpt.format import messages as m
 from ckpt.format.layout import Layout
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.writing import ColumnAccepted, ColumnSealed, CreditGranted
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.reader.events import AskRanges, ReadLimits
 from ckpt.protocol.run_sets import total
@@ -20,8 +21,8 @@ from ckpt.protocol.target.disk_events import ReadAt, WriteAt
 from ckpt.transfer.assembly import Bytes, CellPool
 from tests.sim.oracles import Violation
 
-GIVES_CREDIT = frozenset({m.ColumnAccepted, m.CreditGranted})
-ENDS_STREAM = frozenset({m.ColumnSealed, m.Failed})
+GIVES_CREDIT = frozenset({ColumnAccepted, CreditGranted})
+ENDS_STREAM = frozenset({ColumnSealed, Failed})
 ABOUT_CREDIT = GIVES_CREDIT | ENDS_STREAM
 """What a target says that changes how much it may be sent."""
 Stream = tuple[Session, int]
@@ -89,7 +90,7 @@ class TargetMemory:
     def says(self, action: Send) -> None:
         """One of ABOUT_CREDIT."""
         stream, message = (action.session, action.request), action.message
-        if isinstance(message, m.ColumnAccepted | m.CreditGranted):
+        if isinstance(message, ColumnAccepted | CreditGranted):
             if message.credit_bytes:
                 self._credit[stream] = self._credit.get(stream, 0) + message.credit_bytes
                 self._credit_bytes += message.credit_bytes

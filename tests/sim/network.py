@@ -12,12 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ckpt.format.messages import (
-    Fragment,
-    Message,
-    RangeData,
-    Role,
-)
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.reading import RangeData
+from ckpt.format.messages.writing import Fragment
 from ckpt.protocol.events import Send, Session
 from tests.sim.clockwork import Clockwork
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ckpt.base.ids import CheckpointId, Step, TargetId
-from ckpt.format import messages as m
+from ckpt.format.messages import Message
+from ckpt.format.messages.loading import ConfirmLoad, LoadBegan, Resolve
 from tests.sim.clockwork import Clockwork
 from tests.sim.load_nodes import WAIT_US, LoadingRank, LoadJob
 from tests.sim.network import Network, Node
@@ -89,21 +90,21 @@ class NumberedRank(LoadingRank):
         if not self._resting:
             super()._go_on()
 
-    def _tell(self, message: m.Message) -> None:
+    def _tell(self, message: Message) -> None:
         super()._tell(self._as_asked(message))
 
-    def _as_asked(self, message: m.Message) -> m.Message:
+    def _as_asked(self, message: Message) -> Message:
         """The same by its number."""
         if not self._script or not self._script[0].by_number:
             return message
         turn, step = self._confirmed + 1, self._step
         match message:
-            case m.Resolve(run, _, launch, rank, world_size):
-                return m.Resolve(run, step, launch, rank, world_size, WAIT_US, turn=turn)
-            case m.LoadBegan(run, launch, rank):
-                return m.LoadBegan(run, launch, rank, turn, step)
-            case m.ConfirmLoad(run, launch, rank, _, checkpoint, timeout_us):
-                return m.ConfirmLoad(run, launch, rank, turn, checkpoint, timeout_us, step)
+            case Resolve(run, _, launch, rank, world_size):
+                return Resolve(run, step, launch, rank, world_size, WAIT_US, turn=turn)
+            case LoadBegan(run, launch, rank):
+                return LoadBegan(run, launch, rank, turn, step)
+            case ConfirmLoad(run, launch, rank, _, checkpoint, timeout_us):
+                return ConfirmLoad(run, launch, rank, turn, checkpoint, timeout_us, step)
         return message
 
 

@@ -4,8 +4,9 @@ that is away, as an emptied one does, they say that it is the target from now on
 
 from __future__ import annotations
 
-from ckpt.format.messages import Message, Role
-from ckpt.format.target_messages import ReplaceTarget
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import ReplaceTarget
+from ckpt.format.messages.hello import Role
 from ckpt.protocol.events import Send, Session
 from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CoordinatorNode

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import (
@@ -25,8 +25,11 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.erasure.code import Code
-from ckpt.format import messages
 from ckpt.format.column import ColumnHeader, decode_header
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.loading import Resolved
+from ckpt.format.messages.saving import AttemptAborted, AttemptCommitted, CommitInfo, PayloadPlanned
 from ckpt.format.record import decode_record
 from ckpt.plan.placement import Level, domain_key
 from ckpt.protocol.coordinator import catalog
@@ -38,17 +41,16 @@ from ckpt.testing.disk import FakeDisk
 
 if TYPE_CHECKING:
     from tests.sim.payloads import Job
-    from tests.sim.rank_node import RankNode
 
 
 Columns = tuple[TargetId | None, ...]
 WATCHED = frozenset(
     {
-        messages.AttemptCommitted,
-        messages.Resolved,
-        messages.PayloadPlanned,
-        messages.AttemptAborted,
-        messages.Failed,
+        AttemptCommitted,
+        Resolved,
+        PayloadPlanned,
+        AttemptAborted,
+        Failed,
     }
 )
 """What the coordinator says that an oracle looks at."""
@@ -84,8 +86,20 @@ ALONE = Spread("target", 1)
 class Announced:
     """A checkpoint that somebody outside heard of."""
 
-    info: messages.CommitInfo
+    info: CommitInfo
     placement: Placement
+
+
+class WatchedRank(Protocol):
+    """What an oracle must know of a rank_node.RankNode."""
+
+    name: str
+    rank: int
+
+    @property
+    def launch_number(self) -> int | None: ...
+
+    def step_of(self, save: int) -> int: ...
 
 
 @dataclass(slots=True)
@@ -197,27 +211,27 @@ class Oracles:
 
     # ----------------------------------------------------------------------- what is said
 
-    def coordinator_says(self, message: messages.Message) -> None:
+    def coordinator_says(self, message: Message) -> None:
         """Every message of the coordinator, before it leaves."""
         if type(message) not in WATCHED:
             return
         match message:
-            case messages.AttemptCommitted(info):
+            case AttemptCommitted(info):
                 self._announce(info)
-            case messages.Resolved(info):
+            case Resolved(info):
                 self._announce(info)
-            case messages.PayloadPlanned(payload):
+            case PayloadPlanned(payload):
                 if payload.checkpoint not in self.opened:
                     raise Violation(
                         f"P10: plan of {payload} left before its generation was durable"
                     )
-            case messages.AttemptAborted(checkpoint):
+            case AttemptAborted(checkpoint):
                 if checkpoint in self.announced:
                     raise Violation(f"P2: {checkpoint} was announced, now it is said to be aborted")
-            case messages.Failed(code="no_space", retry_after_us=None):
+            case Failed(code="no_space", retry_after_us=None):
                 raise Violation(f"P5: what does not fit is not told when to come again: {message}")
 
-    def _announce(self, info: messages.CommitInfo) -> None:
+    def _announce(self, info: CommitInfo) -> None:
         id = info.checkpoint
         if id in self.announced:
             return
@@ -243,13 +257,13 @@ class Oracles:
                 raise Violation(f"P1: {id} is deleted and promised to survive")
         self.announced[id] = Announced(info, placement)
 
-    def _check_ranks(self, info: messages.CommitInfo, placement: Placement) -> None:
+    def _check_ranks(self, info: CommitInfo, placement: Placement) -> None:
         opened = self.opened[info.checkpoint]
         if sorted(placement) != list(range(opened.world_size)):
             raise Violation(f"P2: {info.checkpoint} misses ranks: {sorted(placement)}")
 
     def _check_floor(
-        self, info: messages.CommitInfo, payload: PayloadId, columns: Columns, durable: int
+        self, info: CommitInfo, payload: PayloadId, columns: Columns, durable: int
     ) -> None:
         """Enough columns lay on stable storage when it was decided (P1, P13)."""
         named = [target for target in columns if target is not None]
@@ -266,7 +280,7 @@ class Oracles:
             raise Violation(f"P1: {payload} has {durable} durable columns, floor {floor}")
 
     def _check_promise(
-        self, info: messages.CommitInfo, payload: PayloadId, columns: Columns, durable: int
+        self, info: CommitInfo, payload: PayloadId, columns: Columns, durable: int
     ) -> None:
         """What the answer promises lies on stable storage now (P1)."""
         promised = info.targets_survivable
@@ -274,7 +288,7 @@ class Oracles:
         if durable + unknown - Code.parse(info.code).k < promised:
             raise Violation(f"P1: {payload} promises to survive {promised}, has {durable} columns")
 
-    def _durable(self, info: messages.CommitInfo, payload: PayloadId, columns: Columns) -> int:
+    def _durable(self, info: CommitInfo, payload: PayloadId, columns: Columns) -> int:
         return sum(
             self._is_durable(target, ColumnId(payload, ColumnNumber(j)), info.launch)
             for j, target in enumerate(columns)
@@ -294,7 +308,7 @@ class Oracles:
 
     # ----------------------------------------------------------------------- ranks
 
-    def half_granted(self, node: RankNode, half: int, save: int, read: set[int]) -> None:
+    def half_granted(self, node: WatchedRank, half: int, save: int, read: set[int]) -> None:
         """There are two halves, and nobody writes into one that a sender may read (P5, P2). A half
         may be given on before its save's attempt ended only if that attempt never commits.
         """
@@ -310,14 +324,14 @@ class Oracles:
                     self.overwritten[(id, node.rank)] = node.name
         self.halves[key] = save
 
-    def _attempts_of(self, node: RankNode, save: int) -> list[CheckpointId]:
+    def _attempts_of(self, node: WatchedRank, save: int) -> list[CheckpointId]:
         step, launch = node.step_of(save), node.launch_number
         return [id for id, o in self.opened.items() if id.step == step and o.launch == launch]
 
     def handed_over(self, job: Job, step: int, rank: int) -> None:
         self.handed.add((job.launch_name, step, rank))
 
-    def trainer_told(self, node: RankNode, step: int, outcome: Outcome) -> None:
+    def trainer_told(self, node: WatchedRank, step: int, outcome: Outcome) -> None:
         """A trainer hears of a commit only when it is one, of a failure only when it is none."""
         if isinstance(outcome, SaveCommitted):
             if outcome.info.checkpoint not in self.announced:

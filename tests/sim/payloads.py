@@ -10,9 +10,8 @@ from random import Random
 
 import numpy as np
 
-from ckpt.base.ids import PayloadId, Rank, RunName
+from ckpt.base.ids import LaunchNumber, PayloadId, Rank, RunName
 from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID, codec_for
-from ckpt.format import messages as m
 from ckpt.format.checksum import crc32
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, encode_manifest
@@ -82,7 +81,7 @@ def manifest_of(
     columns = tuple(crc32(b"".join([row[j] for row in cells])) for j in range(n))
     manifest = RankManifest(
         payload,
-        m.LaunchNumber(launch),
+        LaunchNumber(launch),
         layout.code,
         MATRIX_ID,
         CODE_VERSION,

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from ckpt.base.ids import CheckpointId, ColumnNumber, Domain, Generation, TargetId
 from ckpt.erasure.code import Code
 from ckpt.erasure.codec import codec_for
-from ckpt.format.messages import OpenPayload
-from ckpt.format.target_messages import DocumentKind, RegisterTarget
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.saving import OpenPayload
+from ckpt.format.messages.targets import RegisterTarget
 from ckpt.plan.placement import (
     Candidate,
     Holder,

@@ -6,10 +6,22 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank, Step, TargetId
-from ckpt.format import messages as m
+from ckpt.base.ids import ColumnId, ColumnNumber, LaunchNumber, PayloadId, Rank, Step, TargetId
 from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.layout import Layout
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.saving import Place, ReplicaPolicy
+from ckpt.format.messages.writing import (
+    AbandonColumn,
+    AskPace,
+    BeginColumn,
+    ColumnAccepted,
+    ColumnSealed,
+    CreditGranted,
+    Fragment,
+    SealColumn,
+)
 from ckpt.protocol.events import Received, Send, Session, SessionClosed, SessionOpened, Ticked
 from ckpt.protocol.stager import events as se
 from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
@@ -136,7 +148,7 @@ class RankNode:
     def _hand_over(self, number: int, payload_bytes: int) -> None:
         now_us = self._clock.now_us
         self._handle(
-            se.PayloadHandedOver(now_us, number, payload_bytes, 0, 0, m.ReplicaPolicy.ABORT, 100)
+            se.PayloadHandedOver(now_us, number, payload_bytes, 0, 0, ReplicaPolicy.ABORT, 100)
         )
         self._clock.after(300, self._tell_table, number, table_of(self.job, self.rank))
 
@@ -196,8 +208,8 @@ class RankNode:
 
     # ----------------------------------------------------------------------- network
 
-    def session_opened(self, session: Session, role: m.Role, name: str) -> None:
-        if role is m.Role.COORDINATOR:
+    def session_opened(self, session: Session, role: Role, name: str) -> None:
+        if role is Role.COORDINATOR:
             self._coordinator_session = session
             self._handle(SessionOpened(self._clock.now_us, session, role, name))
 
@@ -220,7 +232,7 @@ class RankNode:
                     lost = pe.StreamLost(self._clock.now_us, column.stream, "connection ended")
                     self._write(sending, lost)
 
-    def received(self, session: Session, request: int, message: m.Message, bulk: bytes) -> None:
+    def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
         if session not in self._by_session:
             self._handle(Received(self._clock.now_us, session, request, message, bulk))
             return
@@ -230,15 +242,15 @@ class RankNode:
             return
         now_us = self._clock.now_us
         match message:
-            case m.ColumnAccepted(credit, pace, answers):
+            case ColumnAccepted(credit, pace, answers):
                 self._credit[request] = self._credit.get(request, 0) + credit
                 self._write(sending, pe.StreamAccepted(now_us, request, credit, pace, answers))
-            case m.CreditGranted(credit, pace):
+            case CreditGranted(credit, pace):
                 self._credit[request] = self._credit.get(request, 0) + credit
                 self._write(sending, pe.StreamCredited(now_us, request, credit, pace))
-            case m.ColumnSealed(proof):
+            case ColumnSealed(proof):
                 self._write(sending, pe.StreamSealed(now_us, request, proof))
-            case m.Failed(code, text):
+            case Failed(code, text):
                 self._oracles.column_refused(code, text)
                 self._write(sending, pe.StreamRefused(now_us, request, code, text))
 
@@ -302,8 +314,8 @@ class RankNode:
         self._network.dial(
             self,
             self._coordinator,
-            m.Role.STAGER,
-            m.Role.COORDINATOR,
+            Role.STAGER,
+            Role.COORDINATOR,
             failed=lambda: self._handle(se.DialFailed(self._clock.now_us)),
             opened=lambda session: None,
         )
@@ -358,10 +370,10 @@ class RankNode:
                     self._stream_payload[stream] = payload
                     self._open_stream(action, place)
                 case pe.SealStream(column, stream):
-                    seal = m.SealColumn(len(sending.manifest))
+                    seal = SealColumn(len(sending.manifest))
                     self._send_to(sending, column, stream, seal, sending.manifest)
                 case pe.AskTarget(column, stream):
-                    self._send_to(sending, column, stream, m.AskPace(), b"")
+                    self._send_to(sending, column, stream, AskPace(), b"")
                 case pe.AbandonStream(_, stream, place, reason):
                     self._abandon(stream, place, reason)
                 case pe.AskSpares(column, failed, held, stays):
@@ -372,7 +384,7 @@ class RankNode:
                 case pe.FailPayload(code, text, hint):
                     self._handle(se.PayloadFailed(now_us, payload, code, text, hint))
 
-    def _open_stream(self, action: pe.OpenStream, place: m.Place) -> None:
+    def _open_stream(self, action: pe.OpenStream, place: Place) -> None:
         key = (place.target, int(place.boot))
         link = self._links.get(key)
         if link is None:
@@ -381,8 +393,8 @@ class RankNode:
             self._network.dial(
                 self,
                 self._target_of(place.target),
-                m.Role.STAGER,
-                m.Role.TARGET,
+                Role.STAGER,
+                Role.TARGET,
                 failed=lambda: self._link_failed(key, link),
                 opened=lambda session: self._link_opened(link, session),
             )
@@ -412,9 +424,9 @@ class RankNode:
         if sending is None or link.session is None:
             return
         layout = sending.layout
-        begin = m.BeginColumn(
+        begin = BeginColumn(
             ColumnId(payload, action.column),
-            m.LaunchNumber(sending.launch),
+            LaunchNumber(sending.launch),
             action.place.reservation,
             str(layout.code),
             layout.payload_bytes,
@@ -423,21 +435,21 @@ class RankNode:
         self._network.send(Send(link.session, action.stream, begin))
 
     def _send_to(
-        self, sending: _Sending, column: ColumnNumber, stream: int, message: m.Message, bulk: bytes
+        self, sending: _Sending, column: ColumnNumber, stream: int, message: Message, bulk: bytes
     ) -> None:
         place = sending.writer.columns[column].place
         link = self._links.get((place.target, int(place.boot))) if place is not None else None
         if link is not None and link.session is not None:
             self._network.send(Send(link.session, stream, message, bulk))
 
-    def _abandon(self, stream: int, place: m.Place, reason: pe.AbandonReason) -> None:
+    def _abandon(self, stream: int, place: Place, reason: pe.AbandonReason) -> None:
         link = self._links.get((place.target, int(place.boot)))
         if link is None or link.session is None:
             return
         if reason is pe.AbandonReason.STALLED:
             self._network.cut(link.session)
         else:
-            self._network.send(Send(link.session, stream, m.AbandonColumn()))
+            self._network.send(Send(link.session, stream, AbandonColumn()))
 
     def _pump(self, sending: _Sending) -> None:
         """The hot loop's rule: most bytes left first, as far as credit goes."""
@@ -449,7 +461,7 @@ class RankNode:
                 if stripe is None:
                     continue
                 cell = sending.cells[stripe][column.number]
-                fragment = m.Fragment(stripe, crc32(cell))
+                fragment = Fragment(stripe, crc32(cell))
                 self._send_to(sending, column.number, column.stream, fragment, cell)
                 self._credit[column.stream] -= len(cell)
                 if self._credit[column.stream] < 0:

@@ -11,14 +11,26 @@ from dataclasses import dataclass, field
 
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, RunName, Step, TargetId
-from ckpt.format import messages as m
 from ckpt.format.checksum import xxh3_128
-from ckpt.format.index import IndexPayload, decode_index
+from ckpt.format.index import decode_index
+from ckpt.format.index_pages import IndexPayload
 from ckpt.format.layout import Layout
-from ckpt.format.record import CommitRecord, decode_record
-from ckpt.format.target_messages import (
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.loading import Resolve, Resolved, TargetAddress
+from ckpt.format.messages.reading import (
+    DocumentData,
     DocumentKind,
+    ManifestData,
+    RangeDamaged,
+    RangeData,
+    RangesDone,
+    ReadDocument,
+    ReadManifest,
+    ReadRanges,
 )
+from ckpt.format.messages.saving import CommitInfo
+from ckpt.format.record import CommitRecord, decode_record
 from ckpt.protocol.events import Send, Session, Ticked
 from ckpt.protocol.reader import events as re
 from ckpt.protocol.reader.payload_reader import PayloadReader
@@ -77,7 +89,7 @@ class ReaderNode:
         self.outcome: str | None = None
         self.step: Step | None = None
         """Which one I read; None for the newest."""
-        self.checkpoint: m.CommitInfo | None = None
+        self.checkpoint: CommitInfo | None = None
         self.rebuilt_bytes = 0
         #: What the index names: read whole, and then again in parts.
         self._payloads: tuple[IndexPayload, ...] = ()
@@ -93,7 +105,7 @@ class ReaderNode:
         self._index_from: list[TargetId] = []
         self._index = bytearray()
         self._links: dict[TargetId, Session] = {}
-        self._dialing: dict[TargetId, list[tuple[int, m.Message]]] = {}
+        self._dialing: dict[TargetId, list[tuple[int, Message]]] = {}
         self._readings: dict[PayloadId, _Reading] = {}
         #: Request -> what it reads; a cancelled one leaves, and what still comes lands nowhere.
         self._asked: dict[int, tuple[PayloadId, ColumnNumber]] = {}
@@ -113,7 +125,7 @@ class ReaderNode:
 
     def _dial_coordinator(self) -> None:
         self._network.dial(
-            self, self._coordinator, m.Role.READER, m.Role.COORDINATOR,
+            self, self._coordinator, Role.READER, Role.COORDINATOR,
             failed=lambda: self._clock.after(200_000, self._dial_coordinator),
             opened=self._ask_coordinator,
         )  # fmt: skip
@@ -121,7 +133,7 @@ class ReaderNode:
     def _ask_coordinator(self, session: Session) -> None:
         self._coordinator_session = session
         if self._record is None:
-            resolve = m.Resolve(self._run, self.step, timeout_us=4_000_000)
+            resolve = Resolve(self._run, self.step, timeout_us=4_000_000)
             self._network.send(Send(session, next(self._requests), resolve))
 
     def _end(self, outcome: str) -> None:
@@ -139,7 +151,7 @@ class ReaderNode:
 
     # ----------------------------------------------------------------------- network
 
-    def session_opened(self, session: Session, role: m.Role, name: str) -> None:
+    def session_opened(self, session: Session, role: Role, name: str) -> None:
         """Dials carry their own continuations."""
 
     def session_closed(self, session: Session) -> None:
@@ -153,23 +165,23 @@ class ReaderNode:
                 del self._links[target]
                 self._target_lost(target)
 
-    def received(self, session: Session, request: int, message: m.Message, bulk: bytes) -> None:
+    def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
         match message:
-            case m.Resolved(info, _, targets) if self._record is None:
+            case Resolved(info, _, targets) if self._record is None:
                 self._resolved(info, targets, bulk)
-            case m.Failed(code) if session == self._coordinator_session:
+            case Failed(code) if session == self._coordinator_session:
                 self._end(code)
-            case m.DocumentData():
+            case DocumentData():
                 self._index_part(message, bulk)
             case _ if request in self._asked:
                 self._answer(*self._asked[request], request, message, bulk)
-            case m.Failed() if not self._readings:
+            case Failed() if not self._readings:
                 self._next_index_copy()
 
     # ----------------------------------------------------------------------- index
 
     def _resolved(
-        self, info: m.CommitInfo, targets: tuple[m.TargetAddress, ...], record: bytes
+        self, info: CommitInfo, targets: tuple[TargetAddress, ...], record: bytes
     ) -> None:
         self.checkpoint = info
         self._record, self._clock.changed = decode_record(record), True
@@ -184,10 +196,10 @@ class ReaderNode:
             self._end("unavailable")
             return
         self._index.clear()
-        ask = m.ReadDocument(DocumentKind.INDEX, self._record.info.checkpoint)
+        ask = ReadDocument(DocumentKind.INDEX, self._record.info.checkpoint)
         self._send_to(self._index_from.pop(0), next(self._requests), ask)
 
-    def _index_part(self, message: m.DocumentData, bulk: bytes) -> None:
+    def _index_part(self, message: DocumentData, bulk: bytes) -> None:
         if self._readings or self._record is None:
             return
         self._index += bulk
@@ -241,10 +253,10 @@ class ReaderNode:
             match action:
                 case re.AskRanges(request, column, runs):
                     reading.asked.asks(action)
-                    question = m.ReadRanges(ColumnId(id, column), to_wire(runs))
+                    question = ReadRanges(ColumnId(id, column), to_wire(runs))
                     self._ask(id, request, column, question)
                 case re.AskManifest(request, column):
-                    self._ask(id, request, column, m.ReadManifest(ColumnId(id, column)))
+                    self._ask(id, request, column, ReadManifest(ColumnId(id, column)))
                 case re.CancelAsk(request, _):
                     self._asked.pop(request, None)
                     reading.asked.ended(request)
@@ -260,36 +272,36 @@ class ReaderNode:
                 case re.ReadFailed():
                     self._failed(id, action)
 
-    def _ask(self, id: PayloadId, request: int, column: ColumnNumber, message: m.Message) -> None:
+    def _ask(self, id: PayloadId, request: int, column: ColumnNumber, message: Message) -> None:
         target = self._readings[id].columns[column]
         assert target is not None
         self._asked[request] = id, column
         self._send_to(target, request, message)
 
     def _answer(
-        self, id: PayloadId, column: ColumnNumber, request: int, message: m.Message, bulk: bytes
+        self, id: PayloadId, column: ColumnNumber, request: int, message: Message, bulk: bytes
     ) -> None:
         reading, now_us = self._readings[id], self._clock.now_us
         match message:
-            case m.RangeData(wire, crc):
+            case RangeData(wire, crc):
                 runs = from_wire(wire)
                 assert runs, "targets here are honest"
                 reading.asked.came(request, len(bulk))
                 whole = _store(reading.assembly, column, runs, bulk, crc)
                 kind = re.RangesStored if whole else re.RangesBroken
                 self._feed(id, kind(now_us, request, runs))
-            case m.RangeDamaged(start, end, reason):
+            case RangeDamaged(start, end, reason):
                 reading.asked.came(request, end - start)
                 self._feed(id, re.RangeErased(now_us, request, start, end, reason))
-            case m.RangesDone():
+            case RangesDone():
                 reading.asked.ended(request)
                 self._feed(id, re.AskAnswered(now_us, request))
-            case m.ManifestData(total, _):
+            case ManifestData(total, _):
                 document = reading.documents.setdefault(request, bytearray())
                 document += bulk
                 if len(document) == total:
                     self._manifest(id, request, bytes(document))
-            case m.Failed(code, text):
+            case Failed(code, text):
                 reading.asked.ended(request)
                 self._feed(id, re.AskRefused(now_us, request, code, text))
 
@@ -329,7 +341,7 @@ class ReaderNode:
 
     # ----------------------------------------------------------------------- links
 
-    def _send_to(self, target: TargetId, request: int, message: m.Message) -> None:
+    def _send_to(self, target: TargetId, request: int, message: Message) -> None:
         session = self._links.get(target)
         if session is not None:
             self._network.send(Send(session, request, message))
@@ -338,7 +350,7 @@ class ReaderNode:
         waiting.append((request, message))
         if len(waiting) == 1:
             self._network.dial(
-                self, self._target_of(target), m.Role.READER, m.Role.TARGET,
+                self, self._target_of(target), Role.READER, Role.TARGET,
                 failed=lambda: self._dial_failed(target),
                 opened=lambda session: self._dialed(target, session),
             )  # fmt: skip

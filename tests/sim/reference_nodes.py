@@ -22,8 +22,11 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.erasure.code import Code
-from ckpt.format import messages as m
-from ckpt.format.index import IndexPayload, decode_index
+from ckpt.format.index import decode_index
+from ckpt.format.index_pages import IndexPayload
+from ckpt.format.messages import Message
+from ckpt.format.messages.loading import Resolved, TargetAddress
+from ckpt.format.messages.saving import CommitInfo, ReplicaPolicy
 from ckpt.format.record import decode_record
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
 from ckpt.protocol.coordinator.placements import decode_placement
@@ -62,7 +65,7 @@ def table_of(job: Job, rank: int, frozen: Piece) -> bytes:
 class ReferenceOracles(Oracles):
     """What is promised of a checkpoint holds for what it refers to, too."""
 
-    def _announce(self, info: m.CommitInfo) -> None:
+    def _announce(self, info: CommitInfo) -> None:
         first = info.checkpoint not in self.announced
         super()._announce(info)
         if not first or info.checkpoint in self.deleted:
@@ -105,7 +108,7 @@ class ReferringRank(RankNode):
         now_us, comparing = self._clock.now_us, self._base is not None
         self._handle(
             se.PayloadHandedOver(
-                now_us, number, payload_bytes, 0, 0, m.ReplicaPolicy.ABORT, 100, 0, comparing
+                now_us, number, payload_bytes, 0, 0, ReplicaPolicy.ABORT, 100, 0, comparing
             )
         )
         half = payload_bytes // 2
@@ -154,7 +157,7 @@ class FollowingReader(ReaderNode):
     """I read a step, follow its references, and compare the whole state of every rank."""
 
     _parts: list[_Part]
-    _info: m.CommitInfo
+    _info: CommitInfo
     _index_document: bytes
     _pieces: dict[PayloadId, bytes]
 
@@ -162,8 +165,8 @@ class FollowingReader(ReaderNode):
         self._parts, self._pieces, self._index_document = [], {}, b""
         super().start()
 
-    def received(self, session: Session, request: int, message: m.Message, bulk: bytes) -> None:
-        if isinstance(message, m.Resolved) and self._record is None:
+    def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
+        if isinstance(message, Resolved) and self._record is None:
             self._info = message.info
             self._parts = [_Part(record, set()) for record in message.homes]
             self._targets = message.targets
@@ -221,7 +224,7 @@ class FollowingReader(ReaderNode):
         return found.id(self._info.checkpoint.run)
 
     world: ReferenceWorld
-    _targets: tuple[m.TargetAddress, ...]
+    _targets: tuple[TargetAddress, ...]
 
 
 @dataclass

@@ -7,12 +7,9 @@ from typing import get_args
 from ckpt.aio.disk import perform, scan
 from ckpt.base.ids import BootId, Domain, TargetId
 from ckpt.base.limits import INCARNATION_BYTES
-from ckpt.format.messages import (
-    AbandonColumn,
-    Fragment,
-    Message,
-    Role,
-)
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.writing import AbandonColumn, Fragment
 from ckpt.protocol.events import (
     CloseSession,
     Received,

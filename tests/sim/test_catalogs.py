@@ -11,7 +11,10 @@ from collections.abc import Callable
 import pytest
 
 from ckpt.base.ids import CheckpointId
-from ckpt.format import messages as m
+from ckpt.format.messages import Message
+from ckpt.format.messages.launches import LaunchJoined
+from ckpt.format.messages.loading import Resolved
+from ckpt.format.messages.saving import AttemptAborted, AttemptCommitted, Certified, PayloadPlanned
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
 from ckpt.protocol.coordinator.vouching import Vouching
 from ckpt.protocol.stager.events import SaveCommitted
@@ -30,7 +33,7 @@ FAULTS = (
     faults.connections_cut, faults.half_opened, faults.coordinator_crashed,
 )  # fmt: skip
 SERVES = (
-    m.LaunchJoined, m.PayloadPlanned, m.Certified, m.AttemptCommitted, m.AttemptAborted, m.Resolved,
+    LaunchJoined, PayloadPlanned, Certified, AttemptCommitted, AttemptAborted, Resolved,
 )  # fmt: skip
 """What is said only by one who knows the newest catalog."""
 STEPS = (10, 20, 30)
@@ -50,7 +53,7 @@ class _Oracles(Oracles):
         }
         self.missing = next((id for id in sorted(self.announced) if id not in known), None)
 
-    def coordinator_says(self, message: m.Message) -> None:
+    def coordinator_says(self, message: Message) -> None:
         if self.missing is not None and isinstance(message, SERVES):
             raise Violation(f"P1: {type(message).__name__} from one that lacks {self.missing}")
         super().coordinator_says(message)

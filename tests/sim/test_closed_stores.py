@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from ckpt.base.ids import Rank
-from ckpt.format.messages import Departure
+from ckpt.format.messages.launches import Departure
 from ckpt.protocol.coordinator import ending
 from ckpt.protocol.coordinator.ending import UNWATCHED_US
 from ckpt.protocol.stager import events as se

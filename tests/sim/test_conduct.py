@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt.format.messages import CreditGranted, Failed, Message, RangesDone
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.reading import RangesDone
+from ckpt.format.messages.writing import CreditGranted
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.events import CloseSession, Received, Send, Session, SessionClosed, Ticked
 from tests.sim.conduct import FORGOTTEN_US, Conduct

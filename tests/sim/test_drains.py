@@ -13,7 +13,7 @@ import pytest
 
 from ckpt.base.ids import CheckpointId, Generation, Step
 from ckpt.base.units import US_PER_S
-from ckpt.format import drain_messages as d
+from ckpt.format.messages.drains import EndDrain
 from ckpt.objects.documents import StoredObject
 from ckpt.objects.writer import WriteJob
 from ckpt.objects.zarr_layout import shard_key
@@ -133,7 +133,7 @@ def _what_is_begun_counts_as_drained(monkeypatch: pytest.MonkeyPatch) -> None:
     real = DrainNode._take_all
 
     def take_all(self: DrainNode, id: CheckpointId) -> None:
-        self._ask(d.EndDrain(self.policy.url, self.name, id), lambda _: real(self, id))
+        self._ask(EndDrain(self.policy.url, self.name, id), lambda _: real(self, id))
 
     monkeypatch.setattr(DrainNode, "_take_all", take_all)
 

@@ -9,7 +9,7 @@ import os
 import pytest
 from msgspec.structs import replace
 
-from ckpt.format.messages import JoinLaunch
+from ckpt.format.messages.launches import JoinLaunch
 from ckpt.protocol.coordinator import ending
 from ckpt.protocol.stager import requests
 from ckpt.protocol.stager.events import Outcome, SaveCommitted, SaveFailed

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from ckpt.base.units import US_PER_S
 from ckpt.erasure.code import Code
-from ckpt.format import messages as m
-from ckpt.format.target_messages import Reserve
+from ckpt.format.messages.loading import Resolved
+from ckpt.format.messages.targets import Reserve
 from ckpt.protocol.stager.events import SaveCommitted
 from tests.sim.crowd import RUN, Crowd
 from tests.sim.load_nodes import LoadingRank, LoadJob
@@ -83,7 +83,7 @@ def test_a_crowd_that_restores_and_reserves_at_once_is_held_within_bounds() -> N
     assert ends.count("crashed") == RANKS // DIES_EACH, "they died while they were held"
     assert {str(reader.loaded.step) for reader in restore.readers if reader.loaded} == {"10"}
     assert RANKS // 2 < restore.pins_most <= RANKS + 1, "one for each rank, one for all"
-    assert sent[m.Resolved] <= ANSWERS_MAX * RANKS
+    assert sent[Resolved] <= ANSWERS_MAX * RANKS
     assert sent[Reserve] <= ANSWERS_MAX * len(STEPS) * RANKS * CODE.n
     saves = [end for node in crowd.ranks for end in node.outcomes.values()]
     assert all(isinstance(end, SaveCommitted) and not end.info.columns_missing for end in saves)

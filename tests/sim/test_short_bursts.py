@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from ckpt.erasure.code import Code
-from ckpt.format import messages as m
+from ckpt.format.messages.writing import AskPace, Fragment
 from tests.sim.crowd import DAEMONS, Crowd
 from tests.sim.short_bursts import CELLS, HARMS, Burst, cost, ratio
 from tests.sim.test_crowds import check_whole, unequal
@@ -66,7 +66,7 @@ def test_when_all_targets_stand_still_at_once_nobody_is_blamed(seed: int, at_us:
         crowd.clock.after(at_us + 1_500_000, setattr, target, "stopped", False)
     outcome = crowd.finish()
     assert outcome.columns_missing == outcome.abandoned == outcome.spares_asked == 0
-    assert crowd.network.sent[m.AskPace] > 0
+    assert crowd.network.sent[AskPace] > 0
 
 
 def test_load_alone_moves_no_column_where_processes_look_as_often_as_the_real_ones() -> None:
@@ -76,7 +76,7 @@ def test_load_alone_moves_no_column_where_processes_look_as_often_as_the_real_on
     check_whole(outcome, SMALL)
     assert outcome.abandoned == 0
     sent = crowd.network.sent
-    assert sent[m.AskPace] < sent[m.Fragment] * 3, "questions are few beside what is sent"
+    assert sent[AskPace] < sent[Fragment] * 3, "questions are few beside what is sent"
 
 
 def test_short_bursts_on_unequal_devices_move_no_column() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ckpt.base.ids import TargetId
-from ckpt.format.target_messages import RegisterTarget, TargetRegistered
+from ckpt.format.messages.targets import RegisterTarget, TargetRegistered
 from ckpt.protocol.coordinator import committing, deletion
 from ckpt.protocol.coordinator.confirming import Confirming
 from ckpt.protocol.coordinator.documents import store_document

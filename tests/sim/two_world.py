@@ -8,8 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpt.base.ids import CheckpointId, LaunchNumber, TargetId
-from ckpt.format import messages as m
+from ckpt.base.ids import CheckpointId, LaunchNumber, Step, TargetId
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import DeleteStep, StepDeleted
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.loading import TargetAddress
+from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
 from ckpt.protocol.coordinator.vouching import Standing
@@ -85,7 +89,7 @@ class TwoOracles(DrainOracles):
             raise Violation(f"P10: fenced launch {entry.launch} opened {id}")
         self.given[side], self.begun_by[side], self.opened[id] = id, entry.launch, entry
 
-    def _announce(self, info: m.CommitInfo) -> None:
+    def _announce(self, info: CommitInfo) -> None:
         id = info.checkpoint
         if id not in self.announced and max(self.aborted_by.get(id, {-1})) >= self.side:
             raise Violation(f"P2: {id} is announced, and was aborted by who is in force")
@@ -131,7 +135,7 @@ class CarefulReader(ReaderNode):
         super()._ask_coordinator(session)
 
     def _resolved(
-        self, info: m.CommitInfo, targets: tuple[m.TargetAddress, ...], record: bytes
+        self, info: CommitInfo, targets: tuple[TargetAddress, ...], record: bytes
     ) -> None:
         known = self.world.oracles.decided[info.checkpoint]
         if record != known.record:
@@ -145,7 +149,7 @@ class CarefulRank(RankNode):
 
     world: TwoWorld
 
-    def received(self, session: Session, request: int, message: m.Message, bulk: bytes) -> None:
+    def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
         super().received(session, request, message, bulk)
         number = self.launch_number
         if number is not None:
@@ -164,27 +168,27 @@ class DeleterNode:
         deleted: Callable[[], None],
     ) -> None:  # fmt: skip
         self.name = name
-        self.answer: m.Message | None = None
+        self.answer: Message | None = None
         self._clock, self._network, self._coordinator = clock, network, coordinator
         self._step, self._deleted = step, deleted
 
     def start(self) -> None:
         self._network.dial(
-            self, self._coordinator, m.Role.ADMIN, m.Role.COORDINATOR,
+            self, self._coordinator, Role.ADMIN, Role.COORDINATOR,
             failed=lambda: self._clock.after(RETRY_US, self.start), opened=lambda _: None,
         )  # fmt: skip
 
-    def session_opened(self, session: Session, role: m.Role, name: str) -> None:
-        self._network.send(Send(session, 1, m.DeleteStep(RUN, m.Step(self._step))))
+    def session_opened(self, session: Session, role: Role, name: str) -> None:
+        self._network.send(Send(session, 1, DeleteStep(RUN, Step(self._step))))
 
     def session_closed(self, session: Session) -> None:
         if self.answer is None:
             self._clock.after(RETRY_US, self.start)
 
-    def received(self, session: Session, request: int, message: m.Message, bulk: bytes) -> None:
+    def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
         if self.answer is None:
             self.answer = message
-            if isinstance(message, m.StepDeleted):
+            if isinstance(message, StepDeleted):
                 self._deleted()
 
 

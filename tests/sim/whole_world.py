@@ -7,7 +7,7 @@ from random import Random
 from typing import ClassVar
 
 from ckpt.base.ids import PayloadId, RunName, Step
-from ckpt.format import messages as m
+from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.placements import Placement
 from tests.sim.file_nodes import FileOracles, FileWorld
 from tests.sim.last_checks import SETTLE_US, check_nothing_is_left, harmed_count, read_everything
@@ -47,7 +47,7 @@ class Lives:
 class WholeOracles(ReferenceOracles, FileOracles):
     """What is true of ranks' checkpoints, and of those of files."""
 
-    def _check_ranks(self, info: m.CommitInfo, placement: Placement) -> None:
+    def _check_ranks(self, info: CommitInfo, placement: Placement) -> None:
         kind = FileOracles if info.checkpoint.run == FILES_RUN else Oracles
         kind._check_ranks(self, info, placement)
 

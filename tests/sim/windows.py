@@ -19,14 +19,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckpt.base.limits import PAGE_BYTES
-from ckpt.format.messages import ColumnSealed, Message
-from ckpt.format.target_messages import (
+from ckpt.format.messages import Message
+from ckpt.format.messages.targets import (
     DocumentStored,
     DropColumn,
     DropGeneration,
     Dropped,
     PutDocument,
 )
+from ckpt.format.messages.writing import ColumnSealed
 from ckpt.protocol.coordinator.catalog import CatalogReached, Persist
 from ckpt.protocol.events import Received
 from ckpt.protocol.target.disk_events import (

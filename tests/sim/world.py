@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ckpt.base.ids import Domain, PayloadId, RunName, Step, TargetId
 from ckpt.erasure.code import Code
-from ckpt.format.target_messages import Reserve
+from ckpt.format.messages.targets import Reserve
 from ckpt.protocol.coordinator.attempts import Attempt
 from ckpt.protocol.coordinator.membership import Target
 from ckpt.protocol.events import Send

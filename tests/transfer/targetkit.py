@@ -15,20 +15,19 @@ from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.layout import Layout
-from ckpt.format.messages import (
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.saving import Place
+from ckpt.format.messages.writing import (
     AbandonColumn,
     BeginColumn,
     ColumnAccepted,
+    ColumnProof,
     ColumnSealed,
     CreditGranted,
-    Failed,
     Fragment,
-    Message,
-    Place,
-    Role,
     SealColumn,
 )
-from ckpt.format.target_messages import ColumnProof
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Identity
 from ckpt.testing.network import Heard, RecordingHandler

@@ -28,17 +28,12 @@ from ckpt.base.ids import (
 from ckpt.base.limits import PAYLOAD_BYTES_MAX, WORLD_SIZE_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
-from ckpt.format.index import Index, IndexPayload, encode_index
-from ckpt.format.index_pages import Box, IndexTensor, Location
-from ckpt.format.messages import (
-    CommitInfo,
-    DocumentData,
-    Failed,
-    ReadDocument,
-    Resolved,
-    Role,
-    TargetAddress,
-)
+from ckpt.format.index import Index, encode_index
+from ckpt.format.index_pages import Box, IndexPayload, IndexTensor, Location
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.loading import Resolved, TargetAddress
+from ckpt.format.messages.reading import DocumentData, ReadDocument
+from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.record import CommitRecord, encode_record
 from ckpt.format.table import Meaning
 from ckpt.plan.reads import PayloadKey

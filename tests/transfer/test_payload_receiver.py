@@ -15,18 +15,16 @@ from ckpt.base.ids import BootId, TargetId
 from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32, xxh3_128
-from ckpt.format.messages import (
-    CancelRequest,
-    Failed,
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import CancelRequest, Failed, Role
+from ckpt.format.messages.loading import TargetAddress
+from ckpt.format.messages.reading import (
     ManifestData,
-    Message,
     RangeDamaged,
     RangeData,
     RangesDone,
     ReadManifest,
     ReadRanges,
-    Role,
-    TargetAddress,
 )
 from ckpt.protocol.handshake import Identity
 from ckpt.protocol.range_frames import range_frames

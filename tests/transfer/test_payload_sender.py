@@ -32,7 +32,7 @@ from ckpt.erasure.code import Code
 from ckpt.erasure.codec import codec_for
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import decode_manifest
-from ckpt.format.messages import PayloadPlanned, Place
+from ckpt.format.messages.saving import PayloadPlanned, Place
 from ckpt.protocol.stager.events import (
     PayloadFailed,
     PayloadSealed,

@@ -16,11 +16,11 @@ from ckpt.base.errors import Unavailable
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32, xxh3_128
-from ckpt.format.messages import (
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.reading import (
     ByteRange,
     ByteRuns,
-    Failed,
-    Message,
     RangeData,
     RangesDone,
     ReadManifest,

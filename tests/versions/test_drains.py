@@ -12,9 +12,19 @@ import msgspec
 import pytest
 
 from ckpt.base.errors import CkptError
-from ckpt.format import drain_messages as d
-from ckpt.format import messages as m
-from ckpt.format.messages import MESSAGE_TYPES
+from ckpt.format.messages import MESSAGE_TYPES, Message
+from ckpt.format.messages.drains import (
+    BeginParts,
+    DrainLeased,
+    DrainNoted,
+    EndDrain,
+    LeaseDrain,
+    OpenStore,
+    PartTaken,
+    RenewDrain,
+    TakePart,
+    TellStored,
+)
 from ckpt.protocol.events import Session
 from tests.sim.drain_faults import Cell, Scene
 from tests.sim.drain_node import DrainNode
@@ -34,15 +44,15 @@ FIELDS: Final = {
 KINDS: Final = {kind.__name__: kind for kind in MESSAGE_TYPES.values()}
 SAID: Final = frozenset(
     {
-        d.OpenStore, d.TellStored, d.LeaseDrain, d.DrainLeased, d.BeginParts, d.TakePart,
-        d.PartTaken, d.RenewDrain, d.EndDrain, d.DrainNoted,
+        OpenStore, TellStored, LeaseDrain, DrainLeased, BeginParts, TakePart,
+        PartTaken, RenewDrain, EndDrain, DrainNoted,
     }
 )  # fmt: skip
 """In every drain."""
 SEEDS: Final = 8
 
 
-def as_first_version(message: m.Message) -> m.Message:
+def as_first_version(message: Message) -> Message:
     """What is left of it when a process of 0.1.0 says it, or hears it."""
     name = type(message).__name__
     fields = fields_of(msgspec.msgpack.encode(message))
@@ -53,20 +63,20 @@ def as_first_version(message: m.Message) -> m.Message:
 class FirstVersion(DrainNode):
     """A worker of 0.1.0, as far as messages go."""
 
-    heard: ClassVar[Counter[type[m.Message]]] = Counter()
+    heard: ClassVar[Counter[type[Message]]] = Counter()
     """Said or heard by all of them."""
 
     def _ask(
         self,
-        message: m.Message,
-        then: Callable[[m.Message], None],
+        message: Message,
+        then: Callable[[Message], None],
         bulk: bytes = b"",
         failed: Callable[[CkptError], None] | None = None,
     ) -> None:
         self.heard[type(message)] += 1
         super()._ask(as_first_version(message), then, bulk, failed)
 
-    def received(self, session: Session, request: int, message: m.Message, bulk: bytes) -> None:
+    def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
         self.heard[type(message)] += 1
         super().received(session, request, as_first_version(message), bulk)
 

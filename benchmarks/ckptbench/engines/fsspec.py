@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import fsspec
 
+from ckptbench.engines.base import EnginePlan
 from ckptbench.engines.object_engine import ObjectEngine
 
 
@@ -37,3 +38,6 @@ class FsspecObjects:
 
 class FsspecEngine(ObjectEngine):
     """See ObjectEngine."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        super().__init__(plan, FsspecObjects(plan.url))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from ckptbench.engines.base import KEEP_STEPS, Done, EnginePlan, Loaded
-from ckptbench.engines.objects import open_objects
 from ckptbench.workload import (
     Box,
     State,
@@ -17,12 +17,28 @@ from ckptbench.workload import (
 )
 
 
+class Objects(Protocol):
+    """A place of whole objects, read in ranges."""
+
+    def put(self, name: str, data: memoryview) -> None:
+        """The object is in the store when this returns."""
+
+    def get(self, name: str, into: memoryview, offset: int) -> None:
+        """Fill `into` with the object's bytes from `offset`."""
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Those that are there."""
+
+    def names(self) -> list[str]:
+        """Of everything below the place."""
+
+
 class ObjectEngine:
     """I put the arena, and get it back or parts of it. The save is synchronous."""
 
-    def __init__(self, plan: EnginePlan) -> None:
+    def __init__(self, plan: EnginePlan, objects: Objects) -> None:
         self._plan = plan
-        self._objects = open_objects(plan.engine, plan.url)
+        self._objects = objects
         #: Names of the objects that lie there, oldest first.
         self._saved: list[str] = []
 

@@ -1,27 +1,9 @@
-"""How are objects written, read and removed? Through fsspec or obstore, for the engines of both."""
+"""Whose objects lie at a URL? By the engine that wrote them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
 from ckpt.base.errors import Refused
-
-
-class Objects(Protocol):
-    """A place of whole objects, read in ranges."""
-
-    def put(self, name: str, data: memoryview) -> None:
-        """The object is in the store when this returns."""
-
-    def get(self, name: str, into: memoryview, offset: int) -> None:
-        """Fill `into` with the object's bytes from `offset`."""
-
-    def remove(self, names: Sequence[str]) -> None:
-        """Those that are there."""
-
-    def names(self) -> list[str]:
-        """Of everything below the place."""
+from ckptbench.engines.object_engine import Objects
 
 
 def open_objects(engine: str, url: str) -> Objects:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import obstore
 from obstore.store import from_url
 
+from ckptbench.engines.base import EnginePlan
 from ckptbench.engines.object_engine import ObjectEngine
 
 
@@ -38,3 +39,6 @@ class ObstoreObjects:
 
 class S3Engine(ObjectEngine):
     """See ObjectEngine."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        super().__init__(plan, ObstoreObjects(plan.url))

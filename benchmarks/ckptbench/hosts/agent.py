@@ -26,13 +26,9 @@ from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import BootId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
-from ckpt.format.messages import (
-    Answer,
-    Ask,
-    Failed,
-    Message,
-    Role,
-)
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import Answer, Ask
+from ckpt.format.messages.hello import Failed, Role
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established, Identity
 from ckpt_client.processes import MARK_NAME, find_marked

@@ -19,8 +19,9 @@ import msgspec
 
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import CkptError, PeerError
-from ckpt.format.messages import Answer as AnswerMessage
-from ckpt.format.messages import Ask, Role
+from ckpt.format.messages.asking import Answer as AnswerMessage
+from ckpt.format.messages.asking import Ask
+from ckpt.format.messages.hello import Role
 from ckptbench.hosts.words import (
     CLUSTER,
     PORT_DEFAULT,

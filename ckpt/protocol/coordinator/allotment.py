@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from ckpt.base.errors import Unavailable
 from ckpt.base.ids import ColumnNumber, TargetId
 from ckpt.format.layout import Layout
-from ckpt.format.messages import Failed, Place
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.saving import Place
 
 PATIENCE_US = 1_000_000
 """A target that has not reserved within this is passed over; what it reserves later goes back."""

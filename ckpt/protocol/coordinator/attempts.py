@@ -33,16 +33,16 @@ from ckpt.base.ids import (
 )
 from ckpt.format.layout import Layout
 from ckpt.format.members import NO_LAUNCH
-from ckpt.format.messages import (
+from ckpt.format.messages.saving import (
     AttemptAborted,
     Certify,
     CommitInfo,
     PayloadPlanned,
     ReplicaPolicy,
 )
+from ckpt.format.messages.writing import ColumnProof
 from ckpt.format.record import CommitRecord
 from ckpt.format.table import RankTable
-from ckpt.format.target_messages import ColumnProof
 from ckpt.plan.placement import DomainKey, domain_key
 from ckpt.protocol.coordinator.allotment import Allotment
 from ckpt.protocol.coordinator.membership import Membership

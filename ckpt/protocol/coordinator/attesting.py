@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from ckpt.base.ids import ColumnId, TargetId
 from ckpt.format.messages import Message
-from ckpt.format.target_messages import Attest, Attested, ColumnProof
+from ckpt.format.messages.targets import Attest, Attested
+from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.coordinator.desk import Desk, Reply
 from ckpt.protocol.coordinator.membership import Membership
 

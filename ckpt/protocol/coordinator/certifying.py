@@ -11,16 +11,16 @@ from collections.abc import Iterable
 from ckpt.base.errors import Refused
 from ckpt.base.limits import TABLE_BYTES_MAX
 from ckpt.format.members import member_of_table
-from ckpt.format.messages import (
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.saving import (
     BoxesCompared,
     Certified,
     Certify,
-    Failed,
     RequestSpares,
     SparesNamed,
 )
+from ckpt.format.messages.writing import ColumnProof
 from ckpt.format.table import HomePiece, RankTable, decode_table
-from ckpt.format.target_messages import ColumnProof
 from ckpt.protocol.coordinator.attempts import ENDED, Attempt, AttemptBook, Payload
 from ckpt.protocol.coordinator.attesting import Attestation
 from ckpt.protocol.coordinator.committing import Committer

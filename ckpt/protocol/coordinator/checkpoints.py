@@ -27,9 +27,11 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.erasure.code import Code
-from ckpt.format.messages import CommitInfo, TargetAddress
+from ckpt.format.messages.loading import TargetAddress
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.saving import CommitInfo
+from ckpt.format.messages.targets import DocumentSummary
 from ckpt.format.record import decode_record
-from ckpt.format.target_messages import DocumentKind, DocumentSummary
 from ckpt.plan.placement import Level, domain_key, survivable
 from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
 from ckpt.protocol.coordinator.membership import Membership, Target, TargetState

@@ -27,7 +27,7 @@ from ckpt.base.errors import Busy, CkptError, NotFound, Refused
 from ckpt.base.ids import TargetId
 from ckpt.base.limits import INCARNATION_BYTES, LEASE_US
 from ckpt.base.units import US_PER_S
-from ckpt.format.target_messages import RegisterTarget
+from ckpt.format.messages.targets import RegisterTarget
 from ckpt.protocol.coordinator.catalog import TargetSeen
 
 CLAIM_US: Final = 8_000_000

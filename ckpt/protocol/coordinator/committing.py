@@ -21,7 +21,8 @@ from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, Rank, TargetId
 from ckpt.base.limits import LEASE_US
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.index import Index, encode_index
-from ckpt.format.messages import (
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.saving import (
     BoxesCompared,
     BoxQuery,
     ColumnsLost,
@@ -30,7 +31,6 @@ from ckpt.format.messages import (
     Place,
 )
 from ckpt.format.record import CommitRecord, encode_record
-from ckpt.format.target_messages import DocumentKind
 from ckpt.plan.coverage import Merged, Overlap
 from ckpt.plan.placement import Level, survivable
 from ckpt.protocol.coordinator import catalog

@@ -25,8 +25,11 @@ from msgspec.structs import replace
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import TargetId
 from ckpt.base.limits import LEASE_US
-from ckpt.format.messages import Ask, CommitInfo, DeleteStep, Message, Resolve
-from ckpt.format.target_messages import Attest, Attested
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import Ask, DeleteStep
+from ckpt.format.messages.loading import Resolve
+from ckpt.format.messages.saving import CommitInfo
+from ckpt.format.messages.targets import Attest, Attested
 from ckpt.protocol.coordinator.attempts import AttemptBook
 from ckpt.protocol.coordinator.desk import Desk, Then
 from ckpt.protocol.coordinator.membership import GATHERING_US, Membership, Target, TargetState

@@ -36,20 +36,12 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
-from ckpt.format.messages import (
-    DeleteStep,
-    Failed,
-    Message,
-    StepDeleted,
-)
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import DeleteStep, StepDeleted
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.targets import DocumentSummary, DropColumn, DropGeneration, Dropped
 from ckpt.format.record import Tombstone, encode_tombstone
-from ckpt.format.target_messages import (
-    DocumentKind,
-    DocumentSummary,
-    DropColumn,
-    DropGeneration,
-    Dropped,
-)
 from ckpt.plan.retention import expired
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import CatalogPosition
 from ckpt.base.units import US_PER_S
-from ckpt.format.messages import Failed, Message
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogReached, Persist
 from ckpt.protocol.events import Buffer, CloseSession, Report, Send, Session
 

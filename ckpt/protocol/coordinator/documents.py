@@ -21,13 +21,9 @@ from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.messages import Message
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.targets import DocumentStored, DocumentSummary, PutDocument
 from ckpt.format.record import CommitRecord
-from ckpt.format.target_messages import (
-    DocumentKind,
-    DocumentStored,
-    DocumentSummary,
-    PutDocument,
-)
 from ckpt.plan.placement import (
     Holder,
     Level,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from ckpt.base.errors import Fenced, Refused
 from ckpt.base.ids import CheckpointId
-from ckpt.format.drain_messages import PartTaken, TakePart, Turn
+from ckpt.format.messages.drains import PartTaken, TakePart, Turn
 
 Slot = tuple[str, int]
 """A worker and the number of its thread."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from ckpt.base.errors import Busy, Fenced, NotFound
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.base.units import US_PER_S
-from ckpt.format.drain_messages import (
+from ckpt.format.messages.drains import (
     BeginParts,
     DrainLeased,
     DrainNoted,

@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from ckpt.base.errors import Aborted, CkptError, Fenced
 from ckpt.base.ids import CheckpointId, LaunchNumber, PayloadId, RunName
 from ckpt.base.units import US_PER_S
-from ckpt.format.messages import (
+from ckpt.format.messages.launches import TrainerLeft
+from ckpt.format.messages.saving import (
     AttemptAborted,
     AttemptCommitted,
     OpenPayload,
     PayloadGivenUp,
-    TrainerLeft,
 )
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.attempts import (

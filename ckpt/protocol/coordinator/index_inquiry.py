@@ -20,14 +20,10 @@ from ckpt.base.errors import Corrupt, NotFound
 from ckpt.base.ids import TargetId
 from ckpt.format.checksum import Xxh3
 from ckpt.format.index_mending import PART_BYTES, Mending, Wanted, mends
-from ckpt.format.messages import (
-    DocumentData,
-    Failed,
-    Message,
-    ReadDocument,
-)
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
 from ckpt.format.record import decode_record
-from ckpt.format.target_messages import DocumentKind
 from ckpt.protocol.coordinator.checkpoints import Checkpoint
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.membership import Membership

@@ -26,15 +26,10 @@ from ckpt.base.ids import (
 )
 from ckpt.base.limits import PAYLOAD_BYTES_MAX
 from ckpt.erasure.code import Code
-from ckpt.format.messages import (
-    ByteRange,
-    ColumnVerified,
-    DamageJudged,
-    Failed,
-    Message,
-    ReportDamage,
-    VerifyColumn,
-)
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.loading import DamageJudged, ReportDamage
+from ckpt.format.messages.reading import ByteRange, ColumnVerified, VerifyColumn
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints

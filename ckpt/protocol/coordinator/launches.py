@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from ckpt.base.errors import Busy, Fenced, Refused
 from ckpt.base.ids import LaunchNumber, Rank, RunName, Step, check_run_name
 from ckpt.base.limits import WORLD_SIZE_MAX
-from ckpt.format.messages import Departure, JoinLaunch, TrainerLeft
+from ckpt.format.messages.launches import Departure, JoinLaunch, TrainerLeft
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogRow, LaunchRow
 from ckpt.protocol.events import Session

@@ -32,39 +32,22 @@ from collections.abc import Callable
 
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import CheckpointId
-from ckpt.format.messages import (
-    Answer,
-    Ask,
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import Answer, Ask, DeleteStep, ReplaceTarget
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.launches import JoinLaunch, LaunchJoined, TrainerLeft
+from ckpt.format.messages.loading import ConfirmLoad, LoadBegan, ReleasePin, ReportDamage, Resolve
+from ckpt.format.messages.reading import DocumentData
+from ckpt.format.messages.saving import (
     BoxesCompared,
     Certify,
     CommitMembers,
-    ConfirmLoad,
-    DeleteStep,
-    DocumentData,
-    Failed,
-    JoinLaunch,
-    LaunchJoined,
-    LeaveReads,
-    LoadBegan,
-    Message,
-    NextReads,
     OpenPayload,
     PayloadGivenUp,
-    ReleasePin,
-    ReportDamage,
     RequestSpares,
-    Resolve,
-    Role,
-    ShareReads,
-    TrainerLeft,
 )
-from ckpt.format.target_messages import (
-    DocumentStored,
-    RegisterTarget,
-    RenewLease,
-    ReplaceTarget,
-    Reserved,
-)
+from ckpt.format.messages.sharing import LeaveReads, NextReads, ShareReads
+from ckpt.format.messages.targets import DocumentStored, RegisterTarget, RenewLease, Reserved
 from ckpt.protocol.coordinator.attempts import ABORTABLE, ENDED, Attempt, AttemptBook
 from ckpt.protocol.coordinator.catalog import CatalogImage, Persisted, RowState
 from ckpt.protocol.coordinator.certifying import Certifying

@@ -32,7 +32,7 @@ from ckpt.format.members import (
     decode_members,
     member_of_table,
 )
-from ckpt.format.messages import CommitMembers, OpenPayload, PayloadGivenUp
+from ckpt.format.messages.saving import CommitMembers, OpenPayload, PayloadGivenUp
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.attempts import (
     ENDED,

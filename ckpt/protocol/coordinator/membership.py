@@ -26,8 +26,10 @@ from ckpt.base.errors import Busy, CkptError
 from ckpt.base.ids import BootId, ColumnId, Domain, Epoch, TargetId
 from ckpt.base.limits import DEVICE_FAILURES_MAX, LEASE_US, PAYLOAD_BYTES_MAX
 from ckpt.base.units import US_PER_S
-from ckpt.format.messages import Message, TargetAddress
-from ckpt.format.target_messages import (
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import ReplaceTarget, TargetReplaced
+from ckpt.format.messages.loading import TargetAddress
+from ckpt.format.messages.targets import (
     DEVICE_ERROR_KINDS,
     ColumnsListed,
     DeviceReport,
@@ -36,9 +38,7 @@ from ckpt.format.target_messages import (
     ListColumns,
     RegisterTarget,
     RenewLease,
-    ReplaceTarget,
     TargetRegistered,
-    TargetReplaced,
 )
 from ckpt.plan.placement import Candidate
 from ckpt.protocol.coordinator import catalog

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ckpt.base.ids import ColumnNumber, Home, TargetId
 from ckpt.erasure.code import Code
-from ckpt.format.index import IndexPayload
-from ckpt.format.messages import ReplicaPolicy
+from ckpt.format.index_pages import IndexPayload
+from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.format.table import Piece
 from ckpt.plan.coverage import Differing, Merged, merge_tables
 from ckpt.plan.repeats import repeat_warning

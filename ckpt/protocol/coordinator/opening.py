@@ -21,7 +21,7 @@ from ckpt.base.ids import (
 from ckpt.base.limits import LEASE_US, PAYLOAD_BYTES_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.layout import Layout
-from ckpt.format.messages import HomesRefused, OpenPayload, PayloadPlanned
+from ckpt.format.messages.saving import HomesRefused, OpenPayload, PayloadPlanned
 from ckpt.format.record import decode_record
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.allotment import Allotment

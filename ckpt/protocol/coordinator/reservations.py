@@ -25,13 +25,11 @@ from ckpt.base.ids import BootId, ColumnNumber, Rank, ReservationId, RunName, Ta
 from ckpt.base.units import format_bytes
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
-from ckpt.format.messages import Failed, Message, Place
-from ckpt.format.target_messages import (
-    ColumnProof,
-    ReleaseReservation,
-    Reserve,
-    Reserved,
-)
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.saving import Place
+from ckpt.format.messages.targets import ReleaseReservation, Reserve, Reserved
+from ckpt.format.messages.writing import ColumnProof
 from ckpt.plan.placement import Holder, Level, pick_replacement, place
 from ckpt.protocol.coordinator.allotment import PATIENCE_US, Allotment
 from ckpt.protocol.coordinator.desk import NO_ANSWER, Desk

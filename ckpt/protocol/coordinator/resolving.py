@@ -20,13 +20,8 @@ from msgspec.structs import replace
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step
 from ckpt.base.limits import RESOLVE_WAIT_US, STAGER_AWAY_US
-from ckpt.format.messages import (
-    ConfirmLoad,
-    Failed,
-    LoadBegan,
-    Resolve,
-    Resolved,
-)
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.loading import ConfirmLoad, LoadBegan, Resolve, Resolved
 from ckpt.protocol.coordinator.attempts import ENDED, Attempt
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from ckpt.base.errors import CkptError, Lost
 from ckpt.base.ids import CheckpointId, LaunchNumber, Rank, RunName, Step
 from ckpt.format.members import NO_LAUNCH
-from ckpt.format.messages import ConfirmLoad, LoadBegan, LoadConfirmed
+from ckpt.format.messages.loading import ConfirmLoad, LoadBegan, LoadConfirmed
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import LaunchRow, RowState
 from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints

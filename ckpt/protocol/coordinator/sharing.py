@@ -30,7 +30,8 @@ from typing import Final
 from ckpt.base.errors import Refused
 from ckpt.base.ids import CheckpointId, Rank
 from ckpt.base.units import US_PER_S, MiB
-from ckpt.format.messages import ReadsShared, ShareReads, TargetAddress
+from ckpt.format.messages.loading import TargetAddress
+from ckpt.format.messages.sharing import ReadsShared, ShareReads
 from ckpt.format.spans import OURS, SPANS_MAX, PayloadSpan, decode_spans, encode_spans
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.events import Buffer, Session

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from ckpt.base.ids import ColumnNumber, TargetId
 from ckpt.base.limits import LEASE_US
 from ckpt.base.units import US_PER_S
-from ckpt.format.messages import Place
+from ckpt.format.messages.saving import Place
 from ckpt.protocol.coordinator.allotment import Allotment
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.membership import Membership, Target, TargetState

@@ -12,7 +12,7 @@ from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import RunName, Step
 from ckpt.erasure.code import Code
 from ckpt.format.members import NO_LAUNCH
-from ckpt.format.messages import CommitInfo
+from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.answers import (
     AttemptView,
     Check,

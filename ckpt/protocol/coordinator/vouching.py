@@ -42,14 +42,13 @@ from typing import Final
 
 from ckpt.base.errors import CkptError, Corrupt, Unavailable
 from ckpt.base.ids import CatalogPosition, CheckpointId, Generation, TargetId
-from ckpt.format.messages import Ask, Failed, JoinLaunch, Message, OpenPayload, Role
-from ckpt.format.target_messages import (
-    Attest,
-    Attested,
-    DocumentKind,
-    RegisterTarget,
-    ReplaceTarget,
-)
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import Ask, ReplaceTarget
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.launches import JoinLaunch
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.saving import OpenPayload
+from ckpt.format.messages.targets import Attest, Attested, RegisterTarget
 from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogImage, RowState

@@ -10,6 +10,20 @@ from ckpt.protocol.stager.state import StagerState
 class StagerEndings(StagerState):
     """Steps that all ends of a save have in common. StagerMachine decides which one it is."""
 
+    def _finish(self, save: Save, outcome: e.Outcome) -> None:
+        """The coordinator's last word on this save."""
+        if not save.pending:
+            return
+        if not (save.refused or (save.failed is not None and not save.ever_certified)):
+            self._tell(save, outcome)  # Else it was told already.
+        if save.plan is None or save.refused:
+            self._end(save)
+            return
+        if isinstance(outcome, e.SaveCommitted) and save.half is not None:
+            self.contents[save.half] = outcome.info.checkpoint
+        save.state = SaveState.STOPPING
+        self._do(e.StopPayload(save.plan.payload))
+
     def _drop(self, save: Save) -> None:
         """Nobody but the trainer has heard of this save."""
         save.state = SaveState.ENDED

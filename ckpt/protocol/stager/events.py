@@ -19,7 +19,7 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
-from ckpt.format.messages import (
+from ckpt.format.messages.saving import (
     BoxQuery,
     CommitInfo,
     PayloadPlanned,
@@ -27,7 +27,7 @@ from ckpt.format.messages import (
     Repeats,
     ReplicaPolicy,
 )
-from ckpt.format.target_messages import ColumnProof
+from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.events import (
     Buffer,
     Received,

@@ -22,8 +22,22 @@ from __future__ import annotations
 
 from ckpt.base.errors import error_from_wire
 from ckpt.base.ids import LaunchNumber
-from ckpt.format import messages as m
 from ckpt.format.members import NO_LAUNCH
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.launches import Departure, LaunchJoined
+from ckpt.format.messages.saving import (
+    AttemptAborted,
+    AttemptCommitted,
+    BoxesCompared,
+    Certified,
+    ColumnsLost,
+    CompareBoxes,
+    HomesRefused,
+    PayloadPlanned,
+    Place,
+    SparesNamed,
+)
 from ckpt.protocol.events import (
     Buffer,
     Received,
@@ -126,7 +140,7 @@ class StagerMachine(StagerEndings):
 
     def _coordinator_event(self, event: e.CoordinatorEvent) -> None:
         match event:
-            case SessionOpened(_, session, m.Role.COORDINATOR):
+            case SessionOpened(_, session, Role.COORDINATOR):
                 self.session, self._dialing = session, False
             case SessionClosed(now_us, session) if session == self.session:
                 self.session = None
@@ -179,19 +193,19 @@ class StagerMachine(StagerEndings):
 
     # ----------------------------------------------------------------------- coordinator
 
-    def _received(self, request: int, message: m.Message) -> None:
+    def _received(self, request: int, message: Message) -> None:
         match message:
-            case m.LaunchJoined():
+            case LaunchJoined():
                 self._launch_joined(request, message)
-            case m.PayloadPlanned():
+            case PayloadPlanned():
                 self._planned(request, message)
-            case m.HomesRefused():
+            case HomesRefused():
                 self._homes_refused(request, message)
-            case m.SparesNamed(payload, spares):
+            case SparesNamed(payload, spares):
                 save = self._save_of(payload)
                 if save is not None and save.wanted and request == save.spares.request:
                     self._spares_named(save, spares)
-            case m.Certified(payload):
+            case Certified(payload):
                 save = self._save_of(payload)
                 if (
                     save is not None
@@ -201,12 +215,12 @@ class StagerMachine(StagerEndings):
                     save.certified = save.sealed
                     if save.member:
                         self._do(e.TellCertified(save.number))
-            case m.ColumnsLost(payload, columns, places):
+            case ColumnsLost(payload, columns, places):
                 save = self._save_of(payload)
                 if save is not None and save.state is SaveState.SENDING:
                     save.sealed = None  # The sender says again when it is enough.
                     self._do(e.ReopenColumns(payload, columns, places))
-            case m.CompareBoxes(payload, boxes):
+            case CompareBoxes(payload, boxes):
                 save = self._save_of(payload)
                 if (
                     save is not None
@@ -216,20 +230,20 @@ class StagerMachine(StagerEndings):
                     assert save.half is not None
                     save.comparing = (self.session, request)
                     self._do(e.ComputeBoxes(payload, save.half, boxes))
-            case m.AttemptCommitted(info):
+            case AttemptCommitted(info):
                 for save in self._saves_at(info.checkpoint):
                     self._finish(save, e.SaveCommitted(info))
-            case m.AttemptAborted(checkpoint, code, text, hint, after_us):
+            case AttemptAborted(checkpoint, code, text, hint, after_us):
                 failure = e.SaveFailed(code, text, hint, after_us)
                 for save in self._saves_at(checkpoint) or self._opening(request):
                     self._note_answered(save)
                     self._finish(save, failure)
-            case m.Failed():
+            case Failed():
                 self._refused(request, message)
             case _:
                 self._report("warning", "unexpected message", type(message).__name__)
 
-    def _launch_joined(self, request: int, joined: m.LaunchJoined) -> None:
+    def _launch_joined(self, request: int, joined: LaunchJoined) -> None:
         number = joined.launch
         for run in self.runs.values():
             if run.errand.request != request:
@@ -248,7 +262,7 @@ class StagerMachine(StagerEndings):
             run.number, run.joined_on = number, self.session
             run.references = joined.references
 
-    def _planned(self, request: int, plan: m.PayloadPlanned) -> None:
+    def _planned(self, request: int, plan: PayloadPlanned) -> None:
         for save in self._opening(request):
             if not self.plan_fits(save, plan):
                 self._report("error", "a plan for another payload", str(plan.payload))
@@ -261,7 +275,7 @@ class StagerMachine(StagerEndings):
             elif plan.spares:
                 self._do(e.AddSpares(plan.payload, None, plan.spares))
 
-    def _homes_refused(self, request: int, message: m.HomesRefused) -> None:
+    def _homes_refused(self, request: int, message: HomesRefused) -> None:
         """Nothing was moved yet: all of it is opened, under a new number, since an answer to what
         was asked before does not answer this.
         """
@@ -270,7 +284,7 @@ class StagerMachine(StagerEndings):
                 self._report("info", "stored whole", message.reason)
                 save.refers, save.open = None, Errand(next(self._numbers))
 
-    def _start(self, save: Save, plan: m.PayloadPlanned) -> None:
+    def _start(self, save: Save, plan: PayloadPlanned) -> None:
         if save.refused:  # By a coordinator that does not know the field.
             save.plan, save.state = plan, SaveState.SENDING
             save.failed = requests.refusal(save, plan, self._now_us)
@@ -283,12 +297,12 @@ class StagerMachine(StagerEndings):
         sent_bytes, refers = save.payload_bytes, save.refers is not None
         self._do(e.StartPayload(save.number, save.half, sent_bytes, launch, plan, refers))
 
-    def _spares_named(self, save: Save, spares: tuple[m.Place, ...]) -> None:
+    def _spares_named(self, save: Save, spares: tuple[Place, ...]) -> None:
         wanted = save.wanted.pop(0)
         save.spares = Errand(next(self._numbers))
         self._do(e.AddSpares(wanted.payload, wanted.column, spares))
 
-    def _refused(self, request: int, failed: m.Failed) -> None:
+    def _refused(self, request: int, failed: Failed) -> None:
         """Failed answers any request.
 
         With a retry-after, or a retryable code, it is asked again.
@@ -364,23 +378,7 @@ class StagerMachine(StagerEndings):
         if save is not None and save.comparing is not None:
             session, request = save.comparing
             save.comparing = None
-            self._do(Send(session, request, m.BoxesCompared(event.payload, event.fingerprints)))
-
-    # ----------------------------------------------------------------------- ends
-
-    def _finish(self, save: Save, outcome: e.Outcome) -> None:
-        """The coordinator's last word on this save."""
-        if not save.pending:
-            return
-        if not (save.refused or (save.failed is not None and not save.ever_certified)):
-            self._tell(save, outcome)  # Else it was told already.
-        if save.plan is None or save.refused:
-            self._end(save)
-            return
-        if isinstance(outcome, e.SaveCommitted) and save.half is not None:
-            self.contents[save.half] = outcome.info.checkpoint
-        save.state = SaveState.STOPPING
-        self._do(e.StopPayload(save.plan.payload))
+            self._do(Send(session, request, BoxesCompared(event.payload, event.fingerprints)))
 
     # ----------------------------------------------------------------------- every step
 
@@ -419,7 +417,7 @@ class StagerMachine(StagerEndings):
             if self.departure is not None and self.may_report_left(run):
                 self._tell_left(run, session, self.departure)
 
-    def _tell_left(self, run: Launched, session: Session, how: m.Departure) -> None:
+    def _tell_left(self, run: Launched, session: Session, how: Departure) -> None:
         assert run.number is not None, "told on a session where the launch was joined"
         run.left_told_on, run.left_told = session, how
         self._do(Send(session, 0, requests.trainer_left(self.identity, run.run, run.number, how)))
@@ -429,7 +427,7 @@ class StagerMachine(StagerEndings):
             return False
         if self._is_busy(run):
             return True
-        return run.error is None and run.left_told is not m.Departure.ENDED
+        return run.error is None and run.left_told is not Departure.ENDED
 
     def _ask_for(self, save: Save, run: Launched, session: Session) -> None:
         """The open questions of one handed-over save."""
@@ -470,7 +468,7 @@ class StagerMachine(StagerEndings):
                 ):
                     self._ask(save.certify, message, part)
 
-    def _ask(self, errand: Errand, message: m.Message, bulk: Buffer = b"") -> None:
+    def _ask(self, errand: Errand, message: Message, bulk: Buffer = b"") -> None:
         assert self.session is not None
         errand.asked(self.session, self._now_us)
         self._do(Send(self.session, errand.request, message, bulk))
@@ -491,4 +489,4 @@ class StagerMachine(StagerEndings):
             return
         for run in self.runs.values():
             if run.joined_on == self.session:
-                self._tell_left(run, self.session, m.Departure.UNWATCHED)
+                self._tell_left(run, self.session, Departure.UNWATCHED)

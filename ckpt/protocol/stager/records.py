@@ -10,7 +10,8 @@ from typing import Final
 
 from ckpt.base.ids import CheckpointId, LaunchNumber, PayloadId, RunName, Step
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
-from ckpt.format.messages import Departure, PayloadPlanned, Repeats
+from ckpt.format.messages.launches import Departure
+from ckpt.format.messages.saving import PayloadPlanned, Repeats
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.stager.events import (
     Outcome,

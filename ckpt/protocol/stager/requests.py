@@ -9,8 +9,16 @@ from msgspec.structs import replace
 
 from ckpt.base.ids import LaunchNumber, Rank, RunName
 from ckpt.base.units import align_up
-from ckpt.format import messages as m
 from ckpt.format.members import NO_LAUNCH
+from ckpt.format.messages.launches import Departure, JoinLaunch, TrainerLeft
+from ckpt.format.messages.saving import (
+    Certify,
+    OpenPayload,
+    PayloadGivenUp,
+    PayloadPlanned,
+    ReplicaPolicy,
+    RequestSpares,
+)
 from ckpt.protocol.stager.events import (
     FullPolicy,
     HalfAsked,
@@ -32,11 +40,11 @@ class Identity:
     """The trainer's own incarnation, as in JoinLaunch."""
 
 
-def join(who: Identity, run: Launched, now_us: int) -> m.JoinLaunch:
+def join(who: Identity, run: Launched, now_us: int) -> JoinLaunch:
     """With the known number, so that a restarted coordinator adopts the launch, and with what it
     has forgotten: since when this process is here, and what it saved last.
     """
-    fresh = m.JoinLaunch(run.run, who.key, who.rank, who.world_size, who.process, run.number)
+    fresh = JoinLaunch(run.run, who.key, who.rank, who.world_size, who.process, run.number)
     if run.number is None:
         return fresh
     again = replace(fresh, came_ago_us=now_us - run.came_us)
@@ -45,13 +53,13 @@ def join(who: Identity, run: Launched, now_us: int) -> m.JoinLaunch:
     return replace(again, saved_step=run.last.step, saved_ago_us=now_us - run.last.at_us)
 
 
-def open_payload(who: Identity, launch: LaunchNumber, save: Save) -> m.OpenPayload:
+def open_payload(who: Identity, launch: LaunchNumber, save: Save) -> OpenPayload:
     """Only for a payload that is handed over whole, with its generation when that is known; or for
     none at all.
     """
     handed = save.handed
     assert (handed is None) == bool(save.refused)
-    return m.OpenPayload(
+    return OpenPayload(
         run=save.run,
         step=save.step,
         launch=launch,
@@ -59,7 +67,7 @@ def open_payload(who: Identity, launch: LaunchNumber, save: Save) -> m.OpenPaylo
         world_size=who.world_size,
         process=who.process,
         payload_bytes=save.payload_bytes if handed is not None else 0,
-        replicas=handed.replicas if handed is not None else m.ReplicaPolicy.ABORT,
+        replicas=handed.replicas if handed is not None else ReplicaPolicy.ABORT,
         resume=save.checkpoint,
         save=save.number,
         refused=save.refused,
@@ -67,7 +75,7 @@ def open_payload(who: Identity, launch: LaunchNumber, save: Save) -> m.OpenPaylo
     )
 
 
-def open_member(who: Identity, save: Save) -> m.OpenPayload:
+def open_member(who: Identity, save: Save) -> OpenPayload:
     """The same for a file: the number comes with the plan."""
     question = open_payload(who, NO_LAUNCH, save)
     number = save.payload.rank if save.payload is not None else Rank(0)
@@ -76,7 +84,7 @@ def open_member(who: Identity, save: Save) -> m.OpenPayload:
 
 def certify(
     who: Identity, launch: LaunchNumber, save: Save, part_bytes: int
-) -> Iterator[tuple[m.Certify, memoryview]]:
+) -> Iterator[tuple[Certify, memoryview]]:
     """The frames that certify a payload: all proofs in each, the table in ascending parts."""
     assert save.handed is not None
     assert save.plan is not None
@@ -85,7 +93,7 @@ def certify(
     table = memoryview(save.table if save.refers is None else save.refers.table)
     for offset in range(0, max(1, align_up(table.nbytes, part_bytes)), part_bytes):
         yield (
-            m.Certify(
+            Certify(
                 payload=save.sealed.payload,
                 launch=launch,
                 world_size=who.world_size,
@@ -109,15 +117,15 @@ def certify(
         )
 
 
-def spares(wanted: SparesWanted) -> m.RequestSpares:
-    return m.RequestSpares(wanted.payload, wanted.column, wanted.failed, wanted.held, wanted.stays)
+def spares(wanted: SparesWanted) -> RequestSpares:
+    return RequestSpares(wanted.payload, wanted.column, wanted.failed, wanted.held, wanted.stays)
 
 
-def give_up(failed: PayloadFailed) -> m.PayloadGivenUp:
-    return m.PayloadGivenUp(failed.payload, failed.code, failed.message, failed.hint)
+def give_up(failed: PayloadFailed) -> PayloadGivenUp:
+    return PayloadGivenUp(failed.payload, failed.code, failed.message, failed.hint)
 
 
-def refusal(save: Save, plan: m.PayloadPlanned, now_us: int) -> PayloadFailed:
+def refusal(save: Save, plan: PayloadPlanned, now_us: int) -> PayloadFailed:
     """What a coordinator hears that has planned a refused step."""
     return PayloadFailed(
         now_us, plan.payload, "aborted", f"refused step {save.step}: {save.refused}"
@@ -130,10 +138,8 @@ def failed_certify(save: Save, failure: SaveFailed, now_us: int) -> PayloadFaile
     return PayloadFailed(now_us, save.plan.payload, failure.code, failure.message, failure.hint)
 
 
-def trainer_left(
-    who: Identity, run: RunName, launch: LaunchNumber, how: m.Departure
-) -> m.TrainerLeft:
-    return m.TrainerLeft(run, launch, who.rank, who.process, how)
+def trainer_left(who: Identity, run: RunName, launch: LaunchNumber, how: Departure) -> TrainerLeft:
+    return TrainerLeft(run, launch, who.rank, who.process, how)
 
 
 def refusal_when_full(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import count
 
 from ckpt.base.ids import CheckpointId, PayloadId, RunName
-from ckpt.format import messages as m
+from ckpt.format.messages.launches import Departure
+from ckpt.format.messages.saving import PayloadPlanned
 from ckpt.protocol.events import Report, Session
 from ckpt.protocol.stager import events as e
 from ckpt.protocol.stager.records import (
@@ -53,11 +54,11 @@ class StagerState:
         return all(save.state is SaveState.ENDED for save in self.saves.values())
 
     @property
-    def departure(self) -> m.Departure | None:
+    def departure(self) -> Departure | None:
         """How the trainer left; None while it is attached."""
         if self.trainer_attached:
             return None
-        return m.Departure.ENDED if self.trainer_ended else m.Departure.CLOSED
+        return Departure.ENDED if self.trainer_ended else Departure.CLOSED
 
     @property
     def hopeless(self) -> bool:
@@ -114,7 +115,7 @@ class StagerState:
             and save.certified is not save.sealed
         )
 
-    def plan_fits(self, save: Save, plan: m.PayloadPlanned) -> bool:
+    def plan_fits(self, save: Save, plan: PayloadPlanned) -> bool:
         """The plan is for this very save; once a generation is known, only that one counts."""
         payload = plan.payload
         if (payload.checkpoint.run, payload.checkpoint.step) != (save.run, save.step):

@@ -37,12 +37,7 @@ from ckpt.format.column import (
 )
 from ckpt.format.layout import Layout, blocks_of
 from ckpt.format.manifest import RankManifest, decode_manifest
-from ckpt.format.messages import (
-    BeginColumn,
-    ColumnSealed,
-    Fragment,
-    SealColumn,
-)
+from ckpt.format.messages.writing import BeginColumn, ColumnSealed, Fragment, SealColumn
 from ckpt.protocol.events import Buffer, CloseSession, Session
 from ckpt.protocol.target.core import (
     COLUMNS,

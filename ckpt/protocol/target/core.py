@@ -19,8 +19,10 @@ from ckpt.base.units import KiB, MiB
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader
 from ckpt.format.document import DocumentHeader
-from ckpt.format.messages import Failed, Message
-from ckpt.format.target_messages import ColumnProof, DocumentKind
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.events import Buffer, CloseSession, Report, Send, Session
 from ckpt.protocol.proofs import make_proof, proof_key
 from ckpt.protocol.target.device import DeviceHealth

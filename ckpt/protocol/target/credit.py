@@ -23,8 +23,7 @@ from typing import Final
 from ckpt.base.ids import CheckpointId
 from ckpt.base.limits import BEAT_US
 from ckpt.base.units import US_PER_S, align_down, align_up
-from ckpt.format.messages import ColumnAccepted, CreditGranted
-from ckpt.format.target_messages import TargetPace
+from ckpt.format.messages.writing import ColumnAccepted, CreditGranted, TargetPace
 from ckpt.protocol.events import Session
 from ckpt.protocol.target.core import Core
 from ckpt.protocol.target.stream import Stream, StreamState

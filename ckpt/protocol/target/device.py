@@ -17,7 +17,7 @@ from ckpt.base.limits import (
     DEVICE_PROBE_LAST_US,
     DEVICE_PROBE_US,
 )
-from ckpt.format.target_messages import DEVICE_ERROR_KINDS, DeviceReport
+from ckpt.format.messages.targets import DEVICE_ERROR_KINDS, DeviceReport
 from ckpt.protocol.target.disk_events import FULL_ERRNOS, DiskFailed
 
 PROBE = "probe"

@@ -18,10 +18,9 @@ from ckpt.base.ids import CheckpointId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, INDEX_BYTES_MAX
 from ckpt.format.checksum import Xxh3, xxh3_128
 from ckpt.format.document import DocumentHeader, document_name, encode_document_header
-from ckpt.format.messages import DocumentData, ReadDocument
-from ckpt.format.target_messages import (
+from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
+from ckpt.format.messages.targets import (
     ColumnsListed,
-    DocumentKind,
     DocumentStored,
     DocumentSummary,
     DropColumn,

@@ -19,21 +19,9 @@ from msgspec import UNSET
 
 from ckpt.base.ids import Epoch, TargetId
 from ckpt.base.limits import RENEW_US
-from ckpt.format.messages import (
-    AbandonColumn,
-    BeginColumn,
-    CancelRequest,
-    Failed,
-    Fragment,
-    ReadDocument,
-    ReadManifest,
-    ReadRanges,
-    Role,
-    SealColumn,
-    VerifyColumn,
-)
-from ckpt.format.target_messages import (
-    AskPace,
+from ckpt.format.messages.hello import CancelRequest, Failed, Role
+from ckpt.format.messages.reading import ReadDocument, ReadManifest, ReadRanges, VerifyColumn
+from ckpt.format.messages.targets import (
     Attest,
     Attested,
     DropColumn,
@@ -47,6 +35,7 @@ from ckpt.format.target_messages import (
     Reserve,
     TargetRegistered,
 )
+from ckpt.format.messages.writing import AbandonColumn, AskPace, BeginColumn, Fragment, SealColumn
 from ckpt.protocol.events import (
     Buffer,
     CloseSession,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from ckpt.base.units import KiB, MiB
-from ckpt.format.target_messages import TargetPace
+from ckpt.format.messages.writing import TargetPace
 from ckpt.protocol.service_time import BUSY_US_MIN, MEMORY_US, ServiceTime
 
 WRITE_BYTES_MIN: Final = 256 * KiB

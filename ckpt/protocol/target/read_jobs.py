@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ckpt.format.messages import ByteRange
+from ckpt.format.messages.reading import ByteRange
 from ckpt.protocol.events import Session
 from ckpt.protocol.target.core import SealedColumn
 from ckpt.protocol.target.pieces import BlockTable, Piece

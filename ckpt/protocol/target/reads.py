@@ -23,7 +23,7 @@ from functools import partial
 from ckpt.base.ids import ColumnId
 from ckpt.format.column import FRAGMENTS_OFFSET
 from ckpt.format.combs import Run
-from ckpt.format.messages import (
+from ckpt.format.messages.reading import (
     ByteRange,
     ColumnVerified,
     ManifestData,

@@ -19,8 +19,8 @@ from enum import Enum
 from ckpt.base.ids import ReservationId
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import format_bytes
-from ckpt.format.messages import Failed
-from ckpt.format.target_messages import ReleaseReservation, Reserve, Reserved
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.targets import ReleaseReservation, Reserve, Reserved
 from ckpt.protocol.events import Session
 from ckpt.protocol.target.core import STAGING, Completion, Core, Space
 from ckpt.protocol.target.disk_events import FULL_ERRNOS, DiskFailed, Preallocate, RemoveFile

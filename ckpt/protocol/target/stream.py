@@ -14,7 +14,7 @@ from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_MAX, PAGE_BYTES, PAYLOAD_BY
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32, crc32_concat
 from ckpt.format.layout import Layout
-from ckpt.format.messages import BeginColumn
+from ckpt.format.messages.writing import BeginColumn
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.target.space import Reservation
 

@@ -8,8 +8,8 @@ from enum import Enum
 from typing import Final
 
 from ckpt.base.ids import BootId, ColumnNumber, TargetId
-from ckpt.format.messages import Place
-from ckpt.format.target_messages import ColumnProof, TargetPace
+from ckpt.format.messages.saving import Place
+from ckpt.format.messages.writing import ColumnProof, TargetPace
 
 REFILL_US: Final = 50_000
 """A socket that is full again so soon was full all the time."""

@@ -10,8 +10,8 @@ from enum import Enum
 from msgspec import Struct
 
 from ckpt.base.ids import ColumnNumber, PayloadId, TargetId
-from ckpt.format.messages import Place
-from ckpt.format.target_messages import ColumnProof, TargetPace
+from ckpt.format.messages.saving import Place
+from ckpt.format.messages.writing import ColumnProof, TargetPace
 from ckpt.protocol.events import Ticked
 
 

@@ -25,8 +25,8 @@ from ckpt.base.ids import ColumnNumber, PayloadId, TargetId
 from ckpt.base.limits import HEDGE_US
 from ckpt.erasure.code import Code
 from ckpt.format.layout import Layout
-from ckpt.format.messages import PayloadPlanned, Place
-from ckpt.format.target_messages import ColumnProof
+from ckpt.format.messages.saving import PayloadPlanned, Place
+from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.events import Ticked
 from ckpt.protocol.writer.column import Column, ColumnState, slowest
 from ckpt.protocol.writer.lateness import is_late_to_open, is_silent

@@ -20,15 +20,16 @@ import msgspec
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Busy, CkptError, Corrupt, NotFound, Refused
 from ckpt.base.ids import RunName, Step, TargetId, check_run_name, check_step
-from ckpt.format.drain_messages import DrainNoted, ForgetStore
-from ckpt.format.messages import (
+from ckpt.format.messages.asking import (
     Answer,
     Ask,
     DeleteStep,
-    Role,
+    ReplaceTarget,
     StepDeleted,
+    TargetReplaced,
 )
-from ckpt.format.target_messages import ReplaceTarget, TargetReplaced
+from ckpt.format.messages.drains import DrainNoted, ForgetStore
+from ckpt.format.messages.hello import Role
 from ckpt.protocol.coordinator.answers import RunView, ShowView, StatusView, StepView
 from ckpt_client.cli.output import Output
 from ckpt_client.control import Control

@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    from ckpt_client.pinned import ReaderContext
+    from ckpt_client.reader_context import ReaderContext
     from ckpt_client.verify import verify
 
     run_name, step = parse_checkpoint(arguments.checkpoint)

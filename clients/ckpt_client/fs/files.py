@@ -10,15 +10,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from fsspec.spec import AbstractBufferedFile
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from ckpt_client.fs.spool import Spool
 from ckpt_client.fs.steps import HeldStep
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
-
-    from ckpt_client.fs.filesystem import CkptFileSystemBase
 
 READ_BLOCK_BYTES: Final = 16 << 20
 STREAM_BUFFER_BYTES: Final = 1 << 20
@@ -34,7 +32,7 @@ class ReadFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec ships no t
 
     def __init__(
         self,
-        fs: CkptFileSystemBase,
+        fs: AbstractFileSystem,
         path: str,
         step: HeldStep,
         name: str,

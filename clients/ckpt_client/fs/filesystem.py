@@ -9,6 +9,7 @@
     files.py        open files
     layers.py       text and compressors above a file that is written
     live.py         what a process has open
+    base.py         names, and the connections of a filesystem
 
 Directories are what files have in common, as in an object store: an empty one does not exist.
 """
@@ -19,18 +20,17 @@ import io
 import os
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import ClassVar, Final, overload
-
-from fsspec.spec import AbstractFileSystem
+from typing import Final
 
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Generation, RunName, check_step
-from ckpt.format.messages import DeleteStep, StepDeleted
+from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt.protocol.coordinator.answers import FilesView
 from ckpt_client.fs import paths
+from ckpt_client.fs.base import LiveFileSystem
 from ckpt_client.fs.files import STREAM_BUFFER_BYTES, RangeStream, ReadFile, WriteFile
 from ckpt_client.fs.layers import TextOptions, above
-from ckpt_client.fs.live import Live, LiveHolder
+from ckpt_client.fs.live import LiveHolder
 from ckpt_client.fs.metadata_names import DATA_FILE, METADATA, METADATA_TMP, RANK_METADATA
 from ckpt_client.fs.paths import Spot, spot_of, step_of
 from ckpt_client.fs.spool import Spool
@@ -45,50 +45,14 @@ Info = dict[str, str | int | float]
 """As fsspec has it: name, size, type, and of files `generation`, `created`."""
 
 
-class CkptFileSystemBase(AbstractFileSystem):  # type: ignore[misc]  # fsspec ships no types.
+class CkptFileSystemBase(LiveFileSystem):
     """What both filesystems have. Files are immutable; what a step holds changes by whole commits.
 
     Raises FileNotFoundError, FileExistsError and IsADirectoryError as files do, and CkptErrors:
     Refused for what cannot be (its hint says what can), Unavailable, NoSpace, Lost.
     """
 
-    root_marker = ""
     transaction_type = StepTransaction
-    _holder: LiveHolder
-    _scheme: ClassVar[str]
-
-    # ----------------------------------------------------------------------- names
-
-    @classmethod
-    def _split(cls, url: str) -> tuple[str, str]:
-        """(what names the cluster, path)."""
-        raise NotImplementedError
-
-    @overload
-    @classmethod
-    def _strip_protocol(cls, path: str | os.PathLike[str]) -> str: ...
-
-    @overload
-    @classmethod
-    def _strip_protocol(cls, path: list[str]) -> list[str]: ...
-
-    @classmethod
-    def _strip_protocol(cls, path: str | os.PathLike[str] | list[str]) -> str | list[str]:
-        if isinstance(path, list):
-            return [cls._strip_protocol(one) for one in path]
-        text = paths.text_of(path)
-        if paths.is_url(cls._scheme, text):
-            return cls._split(text)[1]
-        return paths.clean(text)
-
-    @property
-    def live(self) -> Live:
-        """This process's own connections, made when they are first needed."""
-        return self._holder.get()
-
-    def close(self) -> None:
-        """End all connections; what is not committed is given up. Using it opens it again."""
-        self._holder.close()
 
     # ----------------------------------------------------------------------- looking
 

@@ -27,7 +27,8 @@ from ckpt.aio.secret import read_secret
 from ckpt.base.errors import Aborted, CkptError, Unavailable, error_from_wire
 from ckpt.base.ids import CheckpointId, PayloadId, Rank, RunName, Step
 from ckpt.format.members import Member, MemberPlan, member_table
-from ckpt.format.messages import ReplicaPolicy, Role
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.format.table import encode_table
 from ckpt.protocol.events import Received, Send, SessionClosed, SessionOpened, Ticked
 from ckpt.protocol.stager import events as e

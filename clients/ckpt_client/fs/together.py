@@ -10,20 +10,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import RunName, Step
+from ckpt_client.fs.base import LiveFileSystem
 from ckpt_client.fs.paths import Spot, spot_of, step_of
-
-if TYPE_CHECKING:
-    from ckpt_client.fs.filesystem import CkptFileSystemBase
 
 NAMES_SHOWN_MAX = 4
 
 
 @contextmanager
-def one_commit(fs: CkptFileSystemBase, many: bool, source: str | None = None) -> Iterator[None]:
+def one_commit(fs: LiveFileSystem, many: bool, source: str | None = None) -> Iterator[None]:
     """What is written in the block, when it is many files, is committed at its end, each step at
     once; in a transaction it waits for that one's end.
 
@@ -47,7 +44,7 @@ def one_commit(fs: CkptFileSystemBase, many: bool, source: str | None = None) ->
         _check_whole(fs, written)
 
 
-def move(fs: CkptFileSystemBase, path1: str, path2: str, recursive: bool) -> None:
+def move(fs: LiveFileSystem, path1: str, path2: str, recursive: bool) -> None:
     """Copy, then delete. Raises Refused before anything is changed."""
     source = fs._strip_protocol(path1)
     if source == fs._strip_protocol(path2):
@@ -58,7 +55,7 @@ def move(fs: CkptFileSystemBase, path1: str, path2: str, recursive: bool) -> Non
     fs.rm(source, recursive=recursive)
 
 
-def check_alone(fs: CkptFileSystemBase, path: str, spot: Spot) -> None:
+def check_alone(fs: LiveFileSystem, path: str, spot: Spot) -> None:
     """Raises Refused when a file that is written alone has others beside it in its step."""
     others = _others_in(fs, spot, [spot.name])
     if others:
@@ -69,7 +66,7 @@ def check_alone(fs: CkptFileSystemBase, path: str, spot: Spot) -> None:
         )
 
 
-def _others_in(fs: CkptFileSystemBase, spot: Spot, names: Iterable[str]) -> list[str]:
+def _others_in(fs: LiveFileSystem, spot: Spot, names: Iterable[str]) -> list[str]:
     """Files that the step of a spot has, or that wait for its commit, besides those names."""
     view = fs.live.steps.newest(spot.run, spot.step)
     found = set(fs.live.steps.files(view)) if view else set()
@@ -78,7 +75,7 @@ def _others_in(fs: CkptFileSystemBase, spot: Spot, names: Iterable[str]) -> list
     return sorted(found - set(names))
 
 
-def _check_whole(fs: CkptFileSystemBase, written: Iterable[str]) -> None:
+def _check_whole(fs: LiveFileSystem, written: Iterable[str]) -> None:
     steps: defaultdict[tuple[RunName, Step], list[Spot]] = defaultdict(list)
     for path in written:
         spot = spot_of(path)
@@ -94,7 +91,7 @@ def _check_whole(fs: CkptFileSystemBase, written: Iterable[str]) -> None:
             )
 
 
-def _check_movable(fs: CkptFileSystemBase, source: str, recursive: bool) -> None:
+def _check_movable(fs: LiveFileSystem, source: str, recursive: bool) -> None:
     if fs._intrans:
         raise Refused(
             f"{source} cannot be moved in a transaction: it would go before its copy is there",

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsspec.transaction import Transaction
 
+from ckpt_client.fs.base import LiveFileSystem
 from ckpt_client.fs.files import WriteFile
-
-if TYPE_CHECKING:
-    from ckpt_client.fs.filesystem import CkptFileSystemBase
 
 
 class StepTransaction(Transaction):  # type: ignore[misc]  # fsspec ships no types.
     """All files of a step that were written in it are committed at once, in one commit."""
 
-    fs: CkptFileSystemBase
+    fs: LiveFileSystem
 
     def complete(self, commit: bool = True) -> None:
         """End: commit, or take everything back."""

@@ -19,7 +19,7 @@ from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import MiB
 from ckpt.format.checksum import Xxh3, xxh3_128
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.messages import BoxQuery
+from ckpt.format.messages.saving import BoxQuery
 from ckpt.format.table import RankTable, TensorEntry
 from ckpt.plan.references import (
     REFERRED_BYTES_MIN,

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from typing import Final
 
 from ckpt.base.ids import RunName, Step
-from ckpt.format.messages import Repeats
+from ckpt.format.messages.saving import Repeats
 from ckpt.format.table import RankTable
 from ckpt.plan.repeats import Fingerprints, compare_saves, fingerprints_of
 from ckpt_client.stager.fingerprint import Samples

@@ -26,7 +26,8 @@ from ckpt.aio.link import Link, LinkClosed, LinkLoop, LinkOpened, LinkReceived
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, PeerError
 from ckpt.base.ids import CheckpointId, Rank, RunName, Step
-from ckpt.format.messages import ReplicaPolicy, Role
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.plan.references import Move
 from ckpt.protocol.events import Received, Report, Send, SessionClosed, SessionOpened, Ticked
 from ckpt.protocol.stager.events import (

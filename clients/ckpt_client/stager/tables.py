@@ -20,7 +20,7 @@ from functools import partial
 from ckpt.aio.clock import now_us
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import CheckpointId, Home, RunName, Step
-from ckpt.format.messages import Repeats
+from ckpt.format.messages.saving import Repeats
 from ckpt.format.table import RankTable, encode_table
 from ckpt.plan.references import Base, References, base_of, find_references
 from ckpt.protocol.stager.events import ReferencesFound, StagerEvent, TableReady

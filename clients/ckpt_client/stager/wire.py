@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from ckpt.base.errors import PeerError
-from ckpt.format.messages import CommitInfo
+from ckpt.format.messages.saving import CommitInfo
 
 PACKET_BYTES_MAX: Final = 64 << 10
 TEXT_CHARS_MAX: Final = 4096

@@ -1,12 +1,10 @@
 """What targets and the coordinator say to each other, on the session that the target dials.
 
 The coordinator's commands carry its term: a target refuses those of a lower one than it has seen.
-Commands are idempotent. The first four types here are said on other planes, too.
+Commands are idempotent.
 """
 
 from __future__ import annotations
-
-from enum import Enum
 
 from msgspec import UNSET, Struct, UnsetType, field
 
@@ -19,50 +17,8 @@ from ckpt.base.ids import (
     ReservationId,
     TargetId,
 )
-
-
-class DocumentKind(Enum):
-    """The small documents that targets keep beside columns."""
-
-    INDEX = "index"
-    RECORD = "record"
-    TOMBSTONE = "tombstone"
-
-
-class TargetPace(Struct, frozen=True, gc=False):
-    """How long this target takes now, whoever waits for it: its service time, without any queue."""
-
-    write_us: int
-    """Microseconds to write one MiB."""
-    seal_us: int
-    """Microseconds for one step of making a column durable: a sync, a rename."""
-    waiting_count: int
-    """Streams that may not send now, for want of memory here."""
-    still_us: int = 0
-    """For so long its device has had something to do, and has ended nothing; 0 for a moment."""
-
-
-class AskPace(Struct, frozen=True, gc=False):
-    """Is somebody there? Answered at once by CreditGranted(0), also behind the stream's end.
-
-    Only to a target that said `answers`: an older one would close the connection.
-    """
-
-
-class ColumnProof(Struct, frozen=True, gc=False):
-    """What a target vouches for: this column is sealed here, under this boot."""
-
-    column: ColumnId
-    target: TargetId
-    boot: BootId
-    code: str
-    payload_bytes: int
-    column_crc: int
-    """CRC-32 over all fragment bytes of the column."""
-    manifest_digest: bytes
-    """xxh3-128 of the manifest."""
-    mac: bytes
-    """HMAC-SHA256 under the target's own key, over all other fields and the cluster id."""
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.writing import ColumnProof
 
 
 class RegisterTarget(Struct, frozen=True, gc=False):
@@ -93,23 +49,6 @@ class RegisterTarget(Struct, frozen=True, gc=False):
     """The same text only for the same directory on the same machine since that started."""
     coordinator: bytes = b""
     """The process whose term `term_seen` is, as that one told; empty: nothing is known of it."""
-
-
-class ReplaceTarget(Struct, frozen=True, gc=False):
-    """Somebody says: the directory that asks for this target's place is the target from now on."""
-
-    target: TargetId
-    incarnation: bytes = b""
-    """Of the directory, when several ask; empty for the only one."""
-
-
-class TargetReplaced(Struct, frozen=True, gc=False):
-    """Durable: what the old directory holds counts no more, should it come back."""
-
-    target: TargetId
-    incarnation: bytes
-    directory: str
-    domain: str
 
 
 class TargetRegistered(Struct, frozen=True, gc=False):

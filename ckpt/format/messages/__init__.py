@@ -1,0 +1,191 @@
+"""Who says what: the numbers of all messages. Each conversation's own are in a file beside this.
+
+A message is the `meta` part of a frame (`ckpt.format.frame`): one frozen Struct, encoded as a
+MessagePack map by field name. A newer peer may add fields with defaults: unknown fields are
+ignored, missing ones take their default, so neighbours of one version understand each other (P11).
+Numbers in `MESSAGE_TYPES` are never used again. Nothing here can carry code. Import a message from
+the file that defines it.
+
+    hello.py       client  -> server   ClientHello, ClientProof, CancelRequest
+                   server  -> client   ServerHello, ServerProof, Failed
+
+    the data plane:
+    lending.py     stager  -> target   LendMemory, TakeBackMemory (of one host)
+                   target  -> stager   MemoryReturned
+    writing.py     stager  -> target   BeginColumn, Fragment, SealColumn, AskPace, AbandonColumn
+                   target  -> stager   ColumnAccepted, CreditGranted, ColumnSealed
+    reading.py     reader  -> target   ReadRanges, ReadManifest, ReadDocument, VerifyColumn
+                   target  -> reader   RangeData, RangeDamaged, RangesDone, ManifestData,
+                                       DocumentData, ColumnVerified
+
+    the control plane:
+    launches.py    stager,
+                   reader  -> coord.   JoinLaunch; a stager also TrainerLeft
+                   coord.  -> both     LaunchJoined
+    saving.py      stager  -> coord.   OpenPayload, RequestSpares, Certify, BoxesCompared,
+                                       PayloadGivenUp, CommitMembers
+                   coord.  -> stager   PayloadPlanned, HomesRefused, SparesNamed, Certified,
+                                       ColumnsLost, CompareBoxes, AttemptCommitted, AttemptAborted
+    loading.py     reader  -> coord.   Resolve, LoadBegan, ConfirmLoad, ReleasePin, ReportDamage
+                   coord.  -> reader   Resolved, LoadConfirmed, DamageJudged
+    sharing.py     reader  -> coord.   ShareReads, NextReads, LeaveReads
+                   coord.  -> reader   ReadsShared
+    asking.py      reader,
+                   admin   -> coord.   Ask, DeleteStep; an admin also ReplaceTarget
+                   coord.  -> both     Answer, StepDeleted, TargetReplaced
+    targets.py     target  -> coord.   RegisterTarget, RenewLease (the target dials)
+                   coord.  -> target   TargetRegistered, LeaseRenewed; commands: Reserve,
+                                       ReleaseReservation, Attest, PutDocument, DropGeneration,
+                                       DropColumn, ListColumns, and VerifyColumn of reading.py
+                   target  -> coord.   Reserved, Attested, DocumentStored, Dropped, ColumnsListed,
+                                       and ColumnVerified of reading.py
+    drains.py      drain   -> coord.   OpenStore, TellStored, TellTrouble, ForgetStore, LeaseDrain,
+                                       BeginParts, TakePart, RenewDrain, EndDrain
+                   coord.  -> drain    DrainLeased, PartTaken, DrainNoted
+
+Any request may be answered by `Failed` instead.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ckpt.format.messages.asking import (
+    Answer,
+    Ask,
+    DeleteStep,
+    ReplaceTarget,
+    StepDeleted,
+    TargetReplaced,
+)
+from ckpt.format.messages.drains import (
+    BeginParts,
+    DrainLeased,
+    DrainNoted,
+    EndDrain,
+    ForgetStore,
+    LeaseDrain,
+    OpenStore,
+    PartTaken,
+    RenewDrain,
+    TakePart,
+    TellStored,
+    TellTrouble,
+)
+from ckpt.format.messages.hello import (
+    CancelRequest,
+    ClientHello,
+    ClientProof,
+    Failed,
+    ServerHello,
+    ServerProof,
+)
+from ckpt.format.messages.launches import JoinLaunch, LaunchJoined, TrainerLeft
+from ckpt.format.messages.lending import LendMemory, MemoryReturned, TakeBackMemory
+from ckpt.format.messages.loading import (
+    ConfirmLoad,
+    DamageJudged,
+    LoadBegan,
+    LoadConfirmed,
+    ReleasePin,
+    ReportDamage,
+    Resolve,
+    Resolved,
+)
+from ckpt.format.messages.reading import (
+    ColumnVerified,
+    DocumentData,
+    ManifestData,
+    RangeDamaged,
+    RangeData,
+    RangesDone,
+    ReadDocument,
+    ReadManifest,
+    ReadRanges,
+    VerifyColumn,
+)
+from ckpt.format.messages.saving import (
+    AttemptAborted,
+    AttemptCommitted,
+    BoxesCompared,
+    Certified,
+    Certify,
+    ColumnsLost,
+    CommitMembers,
+    CompareBoxes,
+    HomesRefused,
+    OpenPayload,
+    PayloadGivenUp,
+    PayloadPlanned,
+    RequestSpares,
+    SparesNamed,
+)
+from ckpt.format.messages.sharing import LeaveReads, NextReads, ReadsShared, ShareReads
+from ckpt.format.messages.targets import (
+    Attest,
+    Attested,
+    ColumnsListed,
+    DocumentStored,
+    DropColumn,
+    DropGeneration,
+    Dropped,
+    LeaseRenewed,
+    ListColumns,
+    PutDocument,
+    RegisterTarget,
+    ReleaseReservation,
+    RenewLease,
+    Reserve,
+    Reserved,
+    TargetRegistered,
+)
+from ckpt.format.messages.writing import (
+    AbandonColumn,
+    AskPace,
+    BeginColumn,
+    ColumnAccepted,
+    ColumnSealed,
+    CreditGranted,
+    Fragment,
+    SealColumn,
+)
+
+Message = (
+    ClientHello | ServerHello | ClientProof | ServerProof | Failed | CancelRequest
+    | LendMemory | TakeBackMemory | MemoryReturned
+    | BeginColumn | ColumnAccepted | Fragment | CreditGranted | SealColumn | ColumnSealed | AbandonColumn | AskPace
+    | ReadRanges | RangeData | RangeDamaged | RangesDone | ReadManifest | ManifestData
+    | ReadDocument | DocumentData | VerifyColumn | ColumnVerified
+    | JoinLaunch | LaunchJoined | OpenPayload | PayloadPlanned | HomesRefused | RequestSpares | SparesNamed
+    | Certify | Certified | ColumnsLost | CompareBoxes | BoxesCompared
+    | AttemptCommitted | AttemptAborted | TrainerLeft | PayloadGivenUp | CommitMembers
+    | Resolve | Resolved | ReleasePin | LoadBegan | ConfirmLoad | LoadConfirmed
+    | ShareReads | NextReads | ReadsShared | LeaveReads | ReportDamage | DamageJudged | Ask | Answer | DeleteStep | StepDeleted
+    | RegisterTarget | TargetRegistered | RenewLease | LeaseRenewed | Reserve | Reserved | ReleaseReservation
+    | Attest | Attested | PutDocument | DocumentStored | DropGeneration | DropColumn | Dropped | ListColumns | ColumnsListed
+    | OpenStore | TellStored | LeaseDrain | DrainLeased | BeginParts | TakePart | PartTaken
+    | RenewDrain | EndDrain | ForgetStore | DrainNoted | TellTrouble
+    | ReplaceTarget | TargetReplaced
+)  # fmt: skip
+
+MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
+    1: ClientHello, 2: ServerHello, 3: ClientProof, 4: ServerProof, 5: Failed, 6: CancelRequest,
+    7: LendMemory, 8: TakeBackMemory, 9: MemoryReturned,
+    16: BeginColumn, 17: ColumnAccepted, 18: Fragment, 19: CreditGranted, 20: SealColumn, 21: ColumnSealed,
+    22: AbandonColumn, 23: AskPace,
+    32: ReadRanges, 33: RangeData, 34: RangeDamaged, 35: RangesDone, 36: ReadManifest, 37: ManifestData,
+    38: ReadDocument, 39: DocumentData, 40: VerifyColumn, 41: ColumnVerified,
+    48: JoinLaunch, 49: LaunchJoined, 50: OpenPayload, 51: PayloadPlanned, 52: RequestSpares, 53: SparesNamed,
+    54: Certify, 55: Certified, 56: ColumnsLost, 57: CompareBoxes, 58: BoxesCompared,
+    59: AttemptCommitted, 60: AttemptAborted, 61: TrainerLeft, 62: PayloadGivenUp, 63: CommitMembers,
+    64: Resolve, 65: Resolved, 66: ReleasePin, 67: ReportDamage, 68: DamageJudged, 69: Ask, 70: Answer,
+    71: DeleteStep, 72: StepDeleted, 73: LoadBegan, 74: ConfirmLoad, 75: LoadConfirmed,
+    76: ShareReads, 77: NextReads, 78: ReadsShared, 79: LeaveReads,
+    80: RegisterTarget, 81: TargetRegistered, 82: RenewLease, 83: LeaseRenewed, 84: Reserve, 85: Reserved,
+    86: ReleaseReservation, 87: Attest, 88: Attested, 89: PutDocument, 90: DocumentStored,
+    91: DropGeneration, 92: DropColumn, 93: Dropped, 94: ListColumns, 95: ColumnsListed,
+    96: OpenStore, 97: TellStored, 98: LeaseDrain, 99: DrainLeased, 100: BeginParts, 101: TakePart,
+    102: PartTaken, 103: RenewDrain, 104: EndDrain, 105: ForgetStore, 106: DrainNoted, 107: HomesRefused,
+    108: TellTrouble, 109: ReplaceTarget, 110: TargetReplaced,
+}  # fmt: skip
+"""Frame type number -> message. A number is never given to another message."""

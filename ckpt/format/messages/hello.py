@@ -1,0 +1,83 @@
+"""The first words on a connection, and the two that may be said on any: Failed, CancelRequest.
+
+What is proved and bound here is ckpt.protocol.handshake.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from msgspec import Struct
+
+from ckpt.base.ids import BootId, Epoch
+
+PROTOCOL_VERSION: Final = 1
+"""Spoken here; a peer of the neighbouring version is accepted."""
+
+
+class Role(Enum):
+    """What a connection's other end claims to be; the handshake binds it."""
+
+    STAGER = "stager"
+    READER = "reader"
+    TARGET = "target"
+    COORDINATOR = "coordinator"
+    ADMIN = "admin"
+    DRAIN = "drain"
+    """Keeps no idle cluster awake."""
+
+
+class ClientHello(Struct, frozen=True, gc=False):
+    """The first frame on a connection. Reveals no name."""
+
+    version: int
+    role: Role
+    nonce: bytes
+    """32 random bytes."""
+
+
+class ServerHello(Struct, frozen=True, gc=False):
+    """The server's half: nothing but a nonce; its identity follows when the client is proved."""
+
+    version: int
+    nonce: bytes
+    mac: bytes
+    """HMAC-SHA256(secret, "ckpt server" | transcript), see ckpt.protocol.handshake."""
+
+
+class ClientProof(Struct, frozen=True, gc=False):
+    """The client's half, and who it is."""
+
+    mac: bytes
+    name: str
+    cluster: str = ""
+    """The cluster id that the client expects; empty when it does not know yet."""
+    server: str = ""
+    """The server name that the client expects (a target's id); empty when any will do."""
+
+
+class ServerProof(Struct, frozen=True, gc=False):
+    """The session stands."""
+
+    cluster: str
+    role: Role
+    name: str
+    """The target's id; empty for the coordinator."""
+    boot: BootId
+    epoch: Epoch
+    borrows: bool = False
+    """It takes bulks where they lie, see ckpt.aio.lending."""
+
+
+class Failed(Struct, frozen=True, gc=False):
+    """The answer to any request that was not done; fields as in ckpt.base.errors."""
+
+    code: str
+    message: str
+    hint: str = ""
+    retry_after_us: int | None = None
+
+
+class CancelRequest(Struct, frozen=True, gc=False):
+    """The answer to the request of this frame's number is not wanted any more. Never answered."""

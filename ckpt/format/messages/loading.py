@@ -1,0 +1,127 @@
+"""How a reader learns which generation to read and where, and says what it met there.
+
+What is resolved is pinned until it is released. The ranks of one launch load one generation.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from ckpt.base.ids import (
+    BootId,
+    CheckpointId,
+    Generation,
+    LaunchNumber,
+    PayloadId,
+    Rank,
+    RunName,
+    Step,
+    TargetId,
+)
+from ckpt.format.messages.saving import CommitInfo
+
+
+class Resolve(Struct, frozen=True, gc=False):
+    """Which generation to read. With a launch, it is resolved once for all its ranks."""
+
+    run: RunName
+    step: Step | None
+    launch: LaunchNumber | None = None
+    rank: Rank | None = None
+    world_size: int | None = None
+    timeout_us: int = 10_000_000
+    fallback: bool = False
+    turn: int = 0
+    """Which of the launch's resolutions is asked for; the same again gives the same. By number: of
+    the loads of this step that the rank's process has had confirmed the how manieth it will be."""
+    stored: bool = False
+    """The reader can read object stores: what is not to be had here, whole there, may be named."""
+    away: bool = False
+    """It asked its targets in vain: a store that has it shall be named now."""
+    only: Generation | None = None
+    """It goes on reading what it was confirmed: no other will do."""
+
+
+class TargetAddress(Struct, frozen=True, gc=False):
+    """Where to read."""
+
+    target: TargetId
+    boot: BootId
+    address: str
+    unix: str = ""
+
+
+class Resolved(Struct, frozen=True, gc=False):
+    """A committed generation, pinned until ReleasePin or the session's end. Bulk: its record."""
+
+    info: CommitInfo
+    pin: int
+    targets: tuple[TargetAddress, ...]
+    """Live targets that hold columns or documents of it."""
+    skipped: tuple[str, ...] = ()
+    """Newer steps that were passed over, each with its reason."""
+    sharing: bool = False
+    """This coordinator answers ShareReads."""
+    stored: tuple[str, ...] = ()
+    """It is not to be had here: read it from one of these object stores, where it is verified."""
+    away: str = ""
+    """Why it is out of reach; empty for what is lost."""
+    homes: tuple[bytes, ...] = ()
+    """Commit records of the generations that hold bytes of it. `targets` has their holders too."""
+
+
+class ReleasePin(Struct, frozen=True, gc=False):
+    """The reader is done. Never answered."""
+
+    pin: int
+
+
+class LoadBegan(Struct, frozen=True, gc=False):
+    """A rank begins to read what its launch resolved. Never answered."""
+
+    run: RunName
+    launch: LaunchNumber
+    rank: Rank
+    turn: int
+    step: Step | None = None
+    """As it was asked for."""
+
+
+class ConfirmLoad(Struct, frozen=True, gc=False):
+    """A rank has read what its launch resolved, whole and verified, and has not returned it yet.
+    Answered when no rank that is loading can change the answer, at the latest after the timeout."""
+
+    run: RunName
+    launch: LaunchNumber
+    rank: Rank
+    turn: int
+    checkpoint: CheckpointId
+    timeout_us: int
+    step: Step | None = None
+    """As it was asked for."""
+    stored: bool = False
+    """It was read from an object store, of which nothing was resolved here."""
+
+
+class LoadConfirmed(Struct, frozen=True, gc=False):
+    """All ranks of the launch load it, for good; or, with a reason, it is another: ask again."""
+
+    superseded: str = ""
+
+
+class ReportDamage(Struct, frozen=True, gc=False):
+    """A reader could not decode this payload from the columns it reached; or (`index`) met no whole
+    copy of its checkpoint's index."""
+
+    payload: PayloadId
+    reason: str
+    index: bool = False
+    reading: CheckpointId | None = None
+    """What is read, when the payload or the index is that of one of its homes."""
+
+
+class DamageJudged(Struct, frozen=True, gc=False):
+    """`proved`: the generation is lost, resolve again. Otherwise it is out of reach for now."""
+
+    proved: bool
+    reason: str
