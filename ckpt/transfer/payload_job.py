@@ -82,7 +82,6 @@ class PayloadStatistics:
     bytes_resent: int
     encode_cpu_s: float
     crc_cpu_s: float
-    send_cpu_s: float
     seconds: float
     """From the start to the last proof so far."""
     columns: tuple[ColumnStatistics, ...]
@@ -128,7 +127,6 @@ class PayloadJob:
         self._looked_us = self._begun_us = self._sealed_us = _now_us()
         self._manifest_told = False
         self._bytes_sent = self._bytes_resent = 0
-        self._send_cpu_s = 0.0
         self._columns: dict[ColumnNumber, ColumnStatistics] = {}
 
     def begin(self) -> None:
@@ -140,7 +138,6 @@ class PayloadJob:
         """Send what can go now; True when something went."""
         if self.writer.done:
             return False
-        clock = time.thread_time()
         self._tell_manifest()
         moved, any_moved = True, False
         while moved:
@@ -149,7 +146,6 @@ class PayloadJob:
             for column in self.writer.send_order():
                 moved = self._send_next(column.number, column.stream) or moved
             any_moved = any_moved or moved
-        self._send_cpu_s += time.thread_time() - clock
         return any_moved
 
     def _send_next(self, number: ColumnNumber, stream: int) -> bool:
@@ -419,7 +415,6 @@ class PayloadJob:
             bytes_resent=self._bytes_resent,
             encode_cpu_s=self.encoder.encode_cpu_s,
             crc_cpu_s=self.encoder.crc_cpu_s,
-            send_cpu_s=self._send_cpu_s,
             seconds=(self._sealed_us - self._begun_us) / 1e6,
             columns=tuple(self._columns[number] for number in sorted(self._columns)),
         )

@@ -44,7 +44,7 @@ from ckpt.plan.placement import Candidate
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.claims import Claim, Claims
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.events import Buffer, Session
+from ckpt.protocol.events import Session
 from ckpt.protocol.proofs import check_proof
 from ckpt.protocol.service_time import MEMORY_US, ServiceTime
 
@@ -467,7 +467,3 @@ class Membership:
 def _of_device(message: RegisterTarget | RenewLease) -> int:
     given = message.device_bytes_free
     return message.bytes_free if given is None else given
-
-
-def ignore(_message: Message, _bulk: Buffer) -> None:
-    """A reply that changes nothing."""
