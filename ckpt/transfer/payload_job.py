@@ -80,10 +80,6 @@ class PayloadStatistics:
     bytes_sent: int
     """Fragment bytes on the wire, repeated ones included."""
     bytes_resent: int
-    encode_cpu_s: float
-    crc_cpu_s: float
-    seconds: float
-    """From the start to the last proof so far."""
     columns: tuple[ColumnStatistics, ...]
 
     @property
@@ -124,7 +120,7 @@ class PayloadJob:
         self._opened: set[ColumnNumber] = set()
         #: Columns that could have sent in the last `pump`, had the head pass come so far.
         self._hungry: set[int] = set()
-        self._looked_us = self._begun_us = self._sealed_us = _now_us()
+        self._looked_us = self._begun_us = _now_us()
         self._manifest_told = False
         self._bytes_sent = self._bytes_resent = 0
         self._columns: dict[ColumnNumber, ColumnStatistics] = {}
@@ -314,7 +310,6 @@ class PayloadJob:
             return []
         actions = self.writer.handle(w.StreamSealed(now_us, stream, proof))
         if self.writer.column_of(stream) is None and self.writer.columns[state.column].proof:
-            self._sealed_us = now_us
             seconds = (now_us - state.opened_us) / 1e6
             done = ColumnStatistics(state.column, state.place.target, seconds)
             self._columns[state.column] = done
@@ -413,9 +408,6 @@ class PayloadJob:
         return PayloadStatistics(
             bytes_sent=self._bytes_sent,
             bytes_resent=self._bytes_resent,
-            encode_cpu_s=self.encoder.encode_cpu_s,
-            crc_cpu_s=self.encoder.crc_cpu_s,
-            seconds=(self._sealed_us - self._begun_us) / 1e6,
             columns=tuple(self._columns[number] for number in sorted(self._columns)),
         )
 

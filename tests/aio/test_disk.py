@@ -43,7 +43,7 @@ class TestRealDisk(DiskContract):
     def disk(self, tmp_path: Path) -> Iterator[Disk]:
         disk = _real(tmp_path)
         yield disk
-        assert disk.buffers_lent == 0
+        assert disk.pool_used_bytes == 0
         disk.close()
 
 
@@ -110,7 +110,7 @@ def test_a_read_buffer_is_not_lent_twice_before_it_is_released(tmp_path: Path) -
     assert bytes(second[:1]) == b"y"
     disk.release(second)
     disk.release(third)
-    assert disk.buffers_lent == 0
+    assert disk.pool_used_bytes == 0
     disk.close()
 
 

@@ -34,7 +34,7 @@ from ckpt.format.target_messages import (
     RegisterTarget,
     RenewLease,
 )
-from ckpt.protocol.coordinator.catalog import CatalogImage, Persist, Persisted, apply_all
+from ckpt.protocol.coordinator.catalog import CatalogImage, Persist, Persisted
 from ckpt.protocol.coordinator.desk import Action
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
 from ckpt.protocol.events import (
@@ -48,6 +48,7 @@ from ckpt.protocol.events import (
     Ticked,
 )
 from tests.protocol.coordinated_target import CLUSTER, DIGEST, SECRET, FakeTarget
+from tests.protocol.images import apply_all
 
 RUN = RunName("run")
 START_US = 1_000_000_000_000

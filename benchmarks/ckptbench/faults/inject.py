@@ -80,11 +80,6 @@ class Injector:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    @property
-    def struck(self) -> list[str]:
-        """Targets that are killed now."""
-        return list(self._killed)
-
     def strike_before(self) -> None:
         """What is to be done before the checkpoint, and its rest."""
         due = [one for one in self._left if isinstance(one[0].when, Before)]

@@ -15,7 +15,7 @@ proof under another boot id counts nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -458,10 +458,6 @@ class Membership:
         self._desk.report("warning", "target is down", target=target.id)
         self._desk.lost(session)
         self._left(target)
-
-    def sessions(self) -> Iterator[Session]:
-        """Sessions that belong to targets."""
-        yield from self._by_session
 
 
 def _of_device(message: RegisterTarget | RenewLease) -> int:
