@@ -392,26 +392,8 @@ def test_column_ids_in_proofs_name_this_payload() -> None:
         assert [proof.column for proof in sealed.proofs] == wanted
 
 
-def test_the_environment_can_force_tcp() -> None:
-    forced = SenderOptions.from_environment({"CKPT_FORCE_TCP": "1"}, secret=SECRET, name="x")
-    free = SenderOptions.from_environment({}, secret=SECRET, name="x")
-    assert (forced.force_tcp, free.force_tcp) == (True, False)
-    assert "secret" not in repr(forced)
-
-
-def test_forced_tcp_leaves_a_named_unix_socket_alone() -> None:
-    arena = Arena("2+1", 100_000)
-    options = SenderOptions(secret=SECRET, name="x", cluster="cluster-a", force_tcp=True)
-    it = PayloadSender(options)
-    try:
-        with targets(3) as made:
-            for target in made:
-                target.unix = "/proc/self/never"
-            places = [target.place(j) for j, target in enumerate(made)]
-            it.start(start_of(1, arena, places), memoryview(arena.map))
-            assert_holds(wait_result(it, PayloadSealed, []), made, arena)
-    finally:
-        it.close()
+def test_who_sends_shows_no_secret() -> None:
+    assert "secret" not in repr(SenderOptions(secret=SECRET, name="x"))
 
 
 def test_a_target_that_never_seals_is_replaced_when_its_peers_have() -> None:
