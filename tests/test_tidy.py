@@ -229,6 +229,44 @@ def test_every_page_is_linked_from_another() -> None:
     assert not lonely, f"no page or module names these: {lonely}"
 
 
+CALLED_BY_FRAMEWORKS = {
+    "should_synchronize_after_execute", "synchronize_staging",  # DCP: its AsyncStager's Protocol.
+    "all_steps", "reload",  # Orbax: its CheckpointManager's.
+}  # fmt: skip
+"""What frameworks call by its name alone, without a base class that would say so."""
+
+
+def test_nothing_public_is_there_for_tests_alone() -> None:
+    product = [source for source in sources() if not source.is_for_tests]
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    named = set().union(*(_names_used(source) for source in (*product, *examples())))
+    named |= {word for page in pages for word in re.findall(r"\w+", page.read_text())}
+    alone = [
+        f"{source.path}:{line}: {name}"
+        for source in product
+        if not _starts_by_itself(source)
+        for line, name in _public_functions(source)
+        if name not in named | CALLED_BY_FRAMEWORKS
+    ]
+    assert not alone, "no product names these; move them to tests:\n" + "\n".join(alone)
+
+
+A_CLASS_OF_OURS = """
+import x
+class C:
+    def a(self): ...
+    def b(self): self.a()
+class D(C, x.Y):
+    def called_by_x(self): ...
+"""
+
+
+def test_a_function_that_nobody_names_is_found() -> None:
+    source = Source("ckpt/example.py", A_CLASS_OF_OURS)
+    assert {name for _, name in _public_functions(source)} == {"a", "b"}
+    assert _names_used(source) == {"a", "C", "x", "Y", "self"}
+
+
 OFFENDERS = [
     (banned_words, "# TODO: later"),
     (banned_words, "import pickle"),
@@ -368,6 +406,44 @@ def _module_of(source: Source) -> str:
     """`servers/ckptd/cli.py` is imported as `ckptd.cli`."""
     dotted = source.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     return re.sub(r"^(servers|clients|benchmarks)\.", "", dotted)
+
+
+PLAIN_BASES = {"Struct", "Protocol", "Enum", "IntEnum", "NamedTuple", "Generic", "Exception"}
+"""Bases that call no method of ours by its name."""
+PACKAGES = r"(ckpt|ckptd|ckpt_\w+|ckptbench)(\.|$)"
+
+
+def _public_functions(source: Source) -> Iterator[tuple[int, str]]:
+    """Line and name of public functions and methods. Those of a class with a base that is not ours
+    may be called by it.
+    """
+    own = set(PLAIN_BASES)
+    for node in _nodes(source):
+        if isinstance(node, ast.ClassDef):
+            own.add(node.name)
+        elif isinstance(node, ast.ImportFrom) and re.match(PACKAGES, node.module or ""):
+            own.update(alias.name for alias in node.names)
+    for node in _nodes(source):
+        bases = node.bases if isinstance(node, ast.ClassDef) else []
+        if any(ast.unparse(base).partition("[")[0] not in own for base in bases):
+            continue
+        for inner in node.body if isinstance(node, ast.Module | ast.ClassDef) else []:
+            if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef) and inner.name[0] != "_":
+                yield inner.lineno, inner.name
+
+
+def _names_used(source: Source) -> set[str]:
+    """Names that a file reads, and those in its short strings: some are looked up so."""
+    used: set[str] = set()
+    for node in _nodes(source):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name, ctx=ast.Load()):
+                used.add(name)
+            case ast.MatchClass(kwd_attrs=names):
+                used.update(names)
+            case ast.Constant(value=str(text)) if re.fullmatch(r"[\w.:]+", text):
+                used.update(re.findall(r"\w+", text))
+    return used
 
 
 def _modules_named(source: Source) -> set[str]:
