@@ -1,6 +1,5 @@
 """Our way of receiving beside asyncio's BufferedProtocol (docs/decisions/0001), on both loops.
 
-    pip install uvloop
     python benchmarks/peers/buffered_protocol.py --rounds 9
 
 One process sends fragments of 2 MiB over loopback TCP, another receives them into a ring of slots:

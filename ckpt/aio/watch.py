@@ -1,4 +1,4 @@
-"""A channel watched by an event loop, by its `add_reader` and `add_writer`.
+"""A channel watched by an event loop: asyncio's or uvloop's `add_reader` and `add_writer`.
 
 Why not a transport with `BufferedProtocol`: its `write` copies what the socket does not take at
 once (asyncio before 3.12) or keeps the caller's memory for an unknown time (uvloop); a slot that is

@@ -26,7 +26,6 @@ from typing import Annotated, Final, cast, get_args
 
 from ckpt.aio.channel import Bulk
 from ckpt.aio.clock import now_us
-from ckpt.aio.collector import collect_rarely
 from ckpt.aio.secret import read_secret
 from ckpt.aio.server import Server, serve
 from ckpt.aio.server_limits import Pressure
@@ -64,6 +63,7 @@ from ckpt.protocol.events import (
 from ckpt.protocol.handshake import Established, Identity
 from ckpt.protocol.target.term import PROCESS_BYTES
 from ckptd import config as options
+from ckptd import event_loop
 from ckptd.backup_catalog import backup_path
 from ckptd.catalog import Catalog
 from ckptd.catalog_file import mending_command
@@ -116,6 +116,8 @@ class CoordinatorConfig:
     does by itself."""
     evict_below_percent: int = 70
     """Down to this."""
+    loop: Annotated[str, "asyncio|uvloop"] = "asyncio"
+    """The event loop."""
     log_level: Annotated[str, "info|warning|error"] = "info"
     """The least grave events that are logged."""
 
@@ -124,6 +126,7 @@ class CoordinatorConfig:
         options.host_and_port(self.listen)
         if self.http:
             options.host_and_port(self.http)
+        event_loop.check_loop(self.loop)
         if self.level not in get_args(Level):
             raise Refused(f"level {self.level!r}: one of {', '.join(get_args(Level))}")
         if self.cell_bytes % BLOCK_BYTES or not BLOCK_BYTES <= self.cell_bytes <= CELL_BYTES_MAX:
@@ -162,8 +165,7 @@ def main(argv: Sequence[str]) -> int:
     )
     configure(loaded.config.log_level)
     secret = read_secret(loaded.secret_file)
-    collect_rarely()
-    asyncio.run(run_coordinator(loaded.config, secret))
+    event_loop.run(run_coordinator(loaded.config, secret), loaded.config.loop)
     return 0
 
 

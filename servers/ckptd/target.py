@@ -30,7 +30,6 @@ from typing import Annotated, Final
 from ckpt.aio import descriptors
 from ckpt.aio.channel import Bulk
 from ckpt.aio.clock import now_us
-from ckpt.aio.collector import collect_rarely
 from ckpt.aio.dial import Dialer
 from ckpt.aio.disk import DirectoryLock, Disk, RealDisk, perform, scan
 from ckpt.aio.secret import read_secret
@@ -66,6 +65,7 @@ from ckpt.protocol.target.disk_events import (
 )
 from ckpt.protocol.target.machine import TargetEvent, TargetMachine
 from ckptd import config as options
+from ckptd import event_loop
 from ckptd.directory import close_to_others, make_directory
 from ckptd.disk_probe import PROBE_OP, DiskProbe
 from ckptd.disk_worker import DiskWorker
@@ -115,6 +115,8 @@ class TargetConfig:
     """Listen on a Unix socket for stagers of this host, too."""
     http: Annotated[str, "HOST:PORT"] = ""
     """Where to ask for its health and metrics; port 0 takes a free one, empty for none."""
+    loop: Annotated[str, "asyncio|uvloop"] = "asyncio"
+    """The event loop."""
     log_level: Annotated[str, "info|warning|error"] = "info"
     """The least grave events that are logged."""
 
@@ -125,6 +127,7 @@ class TargetConfig:
             options.host_and_port(self.http)
         if self.domain:
             Domain.parse(self.domain)
+        event_loop.check_loop(self.loop)
         if self.pool_bytes < 2 * FRAME_BULK_BYTES_MAX:
             raise Refused(f"pool_bytes is at least {2 * FRAME_BULK_BYTES_MAX}")
 
@@ -375,8 +378,7 @@ def main(argv: Sequence[str]) -> int:
     configure(loaded.config.log_level)
     secret = read_secret(loaded.secret_file)
     self_test()
-    collect_rarely()
-    asyncio.run(run_target(loaded.config, secret))
+    event_loop.run(run_target(loaded.config, secret), loaded.config.loop)
     return 0
 
 

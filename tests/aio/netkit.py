@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+import uvloop
+
 from ckpt.aio.server import Server, serve
 from ckpt.aio.server_limits import ServerLimits
 from ckpt.aio.slots import SlotPool
@@ -22,6 +24,11 @@ from ckpt.testing.network import RecordingHandler
 SECRET = b"the cluster's secret, long enough"
 IDENTITY = Identity("cluster-a", Role.TARGET, "t3", BootId(77))
 PATIENCE_S = 30.0
+
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
 
 T = TypeVar("T")
 
@@ -82,13 +89,14 @@ def serving(
     port: int = 0,
     limits: ServerLimits | None = None,
     identity: Identity = IDENTITY,
+    loop_name: str = "asyncio",
     pool_bytes: int = 16 * MiB,
     secret: bytes = SECRET,
     handler: RecordingHandler | None = None,
     borrows: bool = False,
 ) -> Iterator[ServerThread]:
     """A server in a thread, on TCP or on a Unix path."""
-    loop = asyncio.new_event_loop()
+    loop = LOOPS[loop_name]()
     pool = SlotPool(pool_bytes)
     recorder = RecordingHandler() if handler is None else handler
 

@@ -37,7 +37,7 @@ from ckpt.format.messages import (
     RangesDone,
     Role,
 )
-from tests.aio.netkit import PATIENCE_S, SECRET, ServerThread, serving
+from tests.aio.netkit import LOOPS, PATIENCE_S, SECRET, ServerThread, serving
 
 
 @pytest.fixture
@@ -46,10 +46,10 @@ def loop() -> Iterator[LinkLoop]:
         yield loop
 
 
-@pytest.fixture(params=["tcp", "unix"])
+@pytest.fixture(params=[*LOOPS, "unix"])
 def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServerThread]:
     unix = socket_path(tmp_path, "s") if request.param == "unix" else None
-    with serving(unix=unix) as server:
+    with serving(unix=unix, loop_name="asyncio" if unix else str(request.param)) as server:
         yield server
 
 
