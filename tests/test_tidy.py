@@ -10,49 +10,22 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGE_FOLDERS = ("ckpt", "servers", "clients", "benchmarks")
+from tests.tree import (
+    Source,
+    nodes_of,
+    sources,
+    tree_of,
+)
 
 LINE_LENGTH_MAX = 100
 FUNCTION_LINES_MAX = 60
 FILE_LINES_MAX = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One Python file."""
-
-    path: str
-    """Relative to the root, with slashes."""
-    text: str
-
-    @property
-    def lines(self) -> list[str]:
-        return self.text.split("\n")
-
-    @property
-    def is_test(self) -> bool:
-        return self.path.startswith("tests/")
-
-    @property
-    def is_for_tests(self) -> bool:
-        return self.is_test or self.path.startswith("ckpt/testing/")
-
-    @property
-    def may_print(self) -> bool:
-        """Commands, the demo and the benchmarks talk to people; nothing else does."""
-        return self.path.startswith("benchmarks/") or bool(
-            re.search(r"(^|/)(cli|demo)(/|\.py$)", self.path)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +84,7 @@ def stray_prints(source: Source) -> Iterator[str]:
     """Output that no person asked for."""
     if source.may_print:
         return
-    for node in _nodes(source):
+    for node in nodes_of(source):
         match node:
             case ast.Call(func=ast.Name(id="print")):
                 yield f"{source.path}:{node.lineno}: print: instead, the log or the CLI's report"
@@ -127,7 +100,7 @@ def long_lines(source: Source) -> Iterator[str]:
 
 def long_functions(source: Source) -> Iterator[str]:
     """Functions that should be several."""
-    for node in _nodes(source):
+    for node in nodes_of(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             line_count = (node.end_lineno or node.lineno) - node.lineno + 1
             if line_count > FUNCTION_LINES_MAX:
@@ -146,13 +119,13 @@ def long_files(source: Source) -> Iterator[str]:
 
 def silent_files(source: Source) -> Iterator[str]:
     """Files that do not begin by saying what they answer."""
-    if not ast.get_docstring(_tree(source)):
+    if not ast.get_docstring(tree_of(source)):
         yield f"{source.path}: begins without a docstring"
 
 
 def empty_bodies(source: Source) -> Iterator[str]:
     """Functions and handlers that do nothing and do not say why."""
-    for node in _nodes(source):
+    for node in nodes_of(source):
         if isinstance(node, ast.Pass):
             yield f"{source.path}:{node.lineno}: `pass`: say in a docstring why nothing is to do"
 
@@ -163,7 +136,7 @@ def stray_notes(source: Source) -> Iterator[str]:
     """
     assigned = {
         (node.lineno, node.col_offset): _name_of(node)
-        for node in _nodes(source)
+        for node in nodes_of(source)
         if isinstance(node, ast.Assign | ast.AnnAssign)
     }
     for line, column in _ends_of_notes(source):
@@ -193,78 +166,6 @@ RULES = (
 def test_the_tree_keeps_the_rule(rule: Callable[[Source], Iterable[str]]) -> None:
     offences = [offence for source in sources() for offence in rule(source)]
     assert not offences, "\n" + "\n".join(offences)
-
-
-def test_every_module_is_used_by_another() -> None:
-    """What only its own tests use is dead; the fakes are there for tests. What a user's script
-    imports is used: docs/examples, whose every script is run by a test.
-    """
-    by_tests = set().union(*(_modules_named(source) for source in sources() if source.is_test))
-    by_code = set().union(*(_modules_named(source) for source in sources() if not source.is_test))
-    by_code |= set().union(*(_modules_named(example) for example in examples()))
-    by_code |= set(re.findall(r'"([\w.]+):\w+"', (ROOT / "pyproject.toml").read_text()))
-    unused = [
-        source.path
-        for source in sources()
-        if not _starts_by_itself(source)
-        and _module_of(source) not in (by_code | by_tests if source.is_for_tests else by_code)
-    ]
-    assert not unused, f"nobody imports, starts or names these: {unused}"
-
-
-def circle(sources: Iterable[Source]) -> list[str]:
-    """Modules of which each imports the next one, and the last the first; none where none do. An
-    import counts wherever it stands: for types alone, or in a function.
-
-    That Python runs a package's `__init__` ahead of its modules counts for nothing.
-    """
-    by_module = {_module_of(source): source for source in sources}
-    imports = {name: _imports(source, by_module.keys()) for name, source in by_module.items()}
-    try:
-        TopologicalSorter(imports).prepare()
-    except CycleError as error:
-        return list(reversed(error.args[1]))
-    return []
-
-
-def test_no_modules_import_each_other() -> None:
-    found = circle(sources())
-    assert not found, f"move what they share below both: {' -> '.join(found)}"
-
-
-THREE = {
-    "a": "from tests import b",
-    "b": "def f():\n    import tests.c",
-    "c": "if TYPE_CHECKING:\n    from tests.a import A",
-}
-"""Each imports the next one, in another way."""
-
-
-def test_a_circle_is_found() -> None:
-    found = circle(Source(f"tests/{name}.py", text) for name, text in THREE.items())
-    assert set(found) == {"tests.a", "tests.b", "tests.c"}
-    assert found[0] == found[-1]
-    assert "tests.a -> tests.b" in " -> ".join(found)
-
-
-@pytest.mark.parametrize("mended", THREE)
-def test_there_is_no_circle_without_one_of_its_imports(mended: str) -> None:
-    texts = THREE | {mended: "import os"}
-    assert circle(Source(f"tests/{name}.py", text) for name, text in texts.items()) == []
-
-
-def test_every_page_is_linked_from_another() -> None:
-    pages = sorted((ROOT / "docs").rglob("*.md"))
-    texts = {page: page.read_text() for page in [*pages, *ROOT.glob("*.md")]}
-    texts |= {ROOT / source.path: source.text for source in sources()}
-    lonely = [
-        str(page.relative_to(ROOT))
-        for page in pages
-        # Decisions are a folder that is read as a list.
-        if page.parent.name != "decisions"
-        and not any(page.name in text for other, text in texts.items() if other != page)
-    ]
-    assert not lonely, f"no page or module names these: {lonely}"
 
 
 OFFENDERS = [
@@ -325,39 +226,10 @@ def test_a_note_stands_above_what_is_private_and_below_what_is_public() -> None:
     assert not list(stray_notes(Source("tests/example.py", NOTES_IN_PLACE)))
 
 
-@cache
-def sources() -> tuple[Source, ...]:
-    """Every Python file of the tree, in the order of their paths."""
-    folders = [ROOT / name for name in (*PACKAGE_FOLDERS, "tests", "tools")]
-    paths = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    return tuple(_read(path) for path in paths)
-
-
-@cache
-def examples() -> tuple[Source, ...]:
-    """The scripts that the pages show."""
-    return tuple(_read(path) for path in sorted((ROOT / "docs" / "examples").glob("*.py")))
-
-
-def _read(path: Path) -> Source:
-    return Source(path.relative_to(ROOT).as_posix(), path.read_text())
-
-
-@cache
-def _tree(source: Source) -> ast.Module:
-    return ast.parse(source.text)
-
-
-@cache
-def _nodes(source: Source) -> tuple[ast.AST, ...]:
-    """Of the whole tree: walked once, as rules look at all of it."""
-    return tuple(ast.walk(_tree(source)))
-
-
 def _table_lines(source: Source) -> Iterator[int]:
     """Numbers of the lines of statements and decorators that end in `fmt: skip`."""
     lines = source.lines
-    for node in _nodes(source):
+    for node in nodes_of(source):
         decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
         for table in [node, *decorators] if isinstance(node, ast.stmt) else []:
             if "# fmt: skip" in lines[(table.end_lineno or 1) - 1]:
@@ -383,54 +255,10 @@ def _ends_of_notes(source: Source) -> Iterator[tuple[int, int]]:
 
 def _attributes_with_docstring(source: Source) -> Iterator[tuple[int, str]]:
     """Of a class, and of what its functions assign: the docstring's line, and the name."""
-    for node in _nodes(source):
+    for node in nodes_of(source):
         if not isinstance(node, ast.ClassDef | ast.FunctionDef):
             continue
         for one, below in pairwise(node.body):
             match one, below:
                 case ast.Assign() | ast.AnnAssign(), ast.Expr(value=ast.Constant(value=str())):
                     yield below.lineno, _name_of(one)
-
-
-def _starts_by_itself(source: Source) -> bool:
-    """What Python or pytest finds by its name, and the scripts that people start."""
-    folder, _, name = source.path.rpartition("/")
-    return (
-        folder == "benchmarks/peers"
-        or name in ("__init__.py", "__main__.py", "conftest.py")
-        or name.startswith("test_")
-    )
-
-
-def _module_of(source: Source) -> str:
-    """`servers/ckptd/cli.py` is imported as `ckptd.cli`."""
-    dotted = source.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    return re.sub(r"^(servers|clients|benchmarks)\.", "", dotted)
-
-
-def _imports(source: Source, modules: Set[str]) -> set[str]:
-    """Which of the modules a file imports: of `from a import b` the module `a.b` if that is one."""
-    found: set[str] = set()
-    for node in _nodes(source):
-        match node:
-            case ast.Import(names=names):
-                found.update(alias.name for alias in names)
-            case ast.ImportFrom(module=str(module), names=names):
-                wholes = [f"{module}.{alias.name}" for alias in names]
-                found.update(whole if whole in modules else module for whole in wholes)
-    return (found & modules) - {_module_of(source)}
-
-
-def _modules_named(source: Source) -> set[str]:
-    """Modules that a file imports, or names in a string in order to start them."""
-    named: set[str] = set()
-    for node in _nodes(source):
-        match node:
-            case ast.Import(names=names):
-                named.update(alias.name for alias in names)
-            case ast.ImportFrom(module=str(module), names=names):
-                named.add(module)
-                named.update(f"{module}.{alias.name}" for alias in names)
-            case ast.Constant(value=str(text)) if re.fullmatch(r"\w+(\.\w+)+(:\w+)?", text):
-                named.add(text.partition(":")[0])
-    return named - {_module_of(source)}

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Final, Self
 
 BITS: Final = 6
@@ -114,18 +113,6 @@ class Histogram:
     def by_value(self) -> dict[int, int]:
         """fio's json+ bins: middle of the bin -> how many, ascending."""
         return {bin_value(index): self.bins[index] for index in sorted(self.bins)}
-
-
-def from_bins(
-    bins: Mapping[int, int], *, least: int, most: int, mean: float, stddev: float
-) -> Histogram:
-    """A histogram again, from what a json+ report says of it (see `by_value`)."""
-    count = sum(bins.values())
-    total = round(mean * count)
-    spread = Fraction(stddev**2 * max(0, count - 1))
-    squares = round(spread + Fraction(total**2, max(1, count)))
-    indexed = {bin_index(value): many for value, many in bins.items()}
-    return Histogram(indexed, count, least, most, total, squares)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ def cluster(directory: Path) -> Iterator[str]:
     """The URL of our store in the directory: 4+2 on 6 targets of one device, stopped at the end."""
     url = f"ckpt+local://{directory}"
     ckpt.open(f"{url}?{CODE}").close()
-    os.environ["CKPT_REFERENCES"] = "off"  # The states repeat; what is measured is writing.
     try:
         yield url
     finally:

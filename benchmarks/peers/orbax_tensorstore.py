@@ -80,7 +80,8 @@ class Job:
         self.ranks = options.ranks
         self.rows = max(1, options.mib * MiB // (ROW_BYTES * LAYERS))
         self.cut = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), PartitionSpec("x"))
-        self.store = ckpt.open(url, unchanged="ignore")
+        # The states repeat; what is measured is writing.
+        self.store = ckpt.open(url, unchanged="ignore", references=False)
         self.arrays: Arrays = {}
         self.state: dict[str, jax.Array] = {}
         self.writers = {

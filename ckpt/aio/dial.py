@@ -64,7 +64,6 @@ class Dialer:
         on_failure: OnFailure | None = None,
     ) -> None:
         """`on_failure` hears of each attempt and each session that failed, before the rest."""
-        self.attempt_count = 0
         self.epoch = Epoch(0)
         """Goes out with every frame; the owner sets it."""
         self._handler = handler
@@ -171,7 +170,6 @@ class Dialer:
 
     async def _attempt(self) -> CkptError:
         """One connection from its beginning to its end, which is returned."""
-        self.attempt_count += 1
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(ATTEMPT_S):

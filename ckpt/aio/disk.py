@@ -413,11 +413,6 @@ class RealDisk:
         """Of the pool, what readers hold."""
         return 0 if self._pool is None else self._pool.total_bytes - self._pool.free_bytes
 
-    @property
-    def buffers_lent(self) -> int:
-        """Buffers of the pool that were not released."""
-        return len(self._lent)
-
     # ----------------------------------------------------------------------- descriptors
 
     def _opened(self, file: str, *, direct: bool, create: bool = True) -> _OpenFile:

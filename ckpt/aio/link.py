@@ -133,11 +133,6 @@ class Link:
         return Session(0) if self.channel is None else self.channel.session
 
     @property
-    def queued_bytes(self) -> int:
-        """What the socket has not taken yet."""
-        return 0 if self.channel is None else self.channel.queued_bytes
-
-    @property
     def writable_now(self) -> bool:
         """Open, nothing is queued, and little enough is lent."""
         channel = self.channel

@@ -31,21 +31,15 @@ _HUGE_PAGE_BYTES: Final = 2 * MiB
 
 
 class Slot:
-    """A piece of the pool.
+    """A piece of the pool; `view` is exactly what was asked for."""
 
-    `view` is exactly what was asked for; `whole_view` reaches to the end of the last unit.
-    """
+    __slots__ = ("_first", "_pool", "_units", "view")
 
-    __slots__ = ("_first", "_pool", "_units", "view", "whole_view")
-
-    def __init__(
-        self, pool: SlotPool, first: int, units: int, whole: memoryview, size: int
-    ) -> None:
+    def __init__(self, pool: SlotPool, first: int, units: int, view: memoryview) -> None:
         self._pool: SlotPool | None = pool
         self._first = first
         self._units = units
-        self.whole_view = whole
-        self.view = whole[:size]
+        self.view = view
 
     def release(self) -> None:
         """Give the memory back, exactly once, from any thread.
@@ -92,7 +86,7 @@ class SlotPool:
             else:
                 return None
         start = first * self.unit_bytes
-        return Slot(self, first, units, self._view[start : start + units * self.unit_bytes], size)
+        return Slot(self, first, units, self._view[start : start + size])
 
     def give_back(self, first: int, units: int) -> None:
         """Only `Slot.release` calls this."""

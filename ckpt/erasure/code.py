@@ -40,12 +40,6 @@ class Code(Struct, frozen=True, order=True, gc=False):
         """Fewest sealed columns that may commit: min(n, k + 1)."""
         return self.k + 1 if self.m else self.k
 
-    @property
-    def missing_max(self) -> int:
-        """Columns that a *planned* full write may commit without, after their hedge deadline:
-        max(0, m - 1)."""
-        return max(0, self.m - 1)
-
     @staticmethod
     def parse(text: str) -> Code:
         """`K+M`; raises Refused when the text or the numbers are not a code."""

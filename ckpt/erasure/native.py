@@ -39,9 +39,6 @@ class Isal:
         self._encode_data = library.ec_encode_data
         self._encode_data.argtypes = [integer, integer, integer, pointer, pointer, pointer]
         self._encode_data.restype = None
-        self._cauchy1 = library.gf_gen_cauchy1_matrix
-        self._cauchy1.argtypes = [pointer, integer, integer]
-        self._cauchy1.restype = None
         self._invert = library.gf_invert_matrix
         self._invert.argtypes = [pointer, pointer, integer]
         self._invert.restype = integer
@@ -57,12 +54,6 @@ class Isal:
         tables = ctypes.create_string_buffer(TABLE_BYTES_PER_COEFFICIENT * len(coefficients))
         self._init_tables(code.k, len(wanted), coefficients, tables)
         return IsalTransform(self._encode_data, tables)
-
-    def cauchy1(self, code: Code) -> bytes:
-        """The library's own n x k coding matrix, row by row."""
-        matrix = ctypes.create_string_buffer(code.n * code.k)
-        self._cauchy1(matrix, code.n, code.k)
-        return matrix.raw
 
     def invert(self, matrix: bytes, size: int) -> bytes | None:
         """The inverse of a size x size matrix; None when it is singular."""

@@ -232,11 +232,6 @@ class FrameReader:
             raise PeerError(f"bulk of {size} bytes fails its checksum")
 
 
-def meta_bytes(message: Message) -> int:
-    """Meta bytes of the message without a bulk checksum: for senders that must split a long one."""
-    return len(_ENCODER.encode(message))
-
-
 class _Mac:
     """HMAC-SHA256 (RFC 2104), its two keyed states made once: a copy is cheaper than the key.
 

@@ -28,7 +28,7 @@ from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import LaunchNumber, PayloadId
 from ckpt.base.limits import MANIFEST_BYTES_MAX
 from ckpt.erasure.code import Code
-from ckpt.format.checksum import CHECKSUM_ID, Buffer, crc32, crc32_concat
+from ckpt.format.checksum import CHECKSUM_ID, Buffer, crc32
 from ckpt.format.identity import IDENTITY_BYTES, Identity, pack_identity, unpack_identity
 from ckpt.format.layout import Layout
 
@@ -140,13 +140,4 @@ def decode_manifest(document: Buffer) -> RankManifest:
         cell_bytes=identity.cell_bytes,
         fragment_crcs=crcs[n:].reshape(stripe_count, n),
         column_crcs=crcs[:n],
-    )
-
-
-def combine_fragments(layout: Layout, fragment_crcs: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """[n] column checksums from [stripe_count, n] fragment checksums; no byte is read again."""
-    sizes = [layout.cell_bytes_of(stripe) for stripe in range(layout.stripe_count)]
-    columns = fragment_crcs.T.tolist()
-    return np.array(
-        [crc32_concat(zip(column, sizes, strict=True)) for column in columns], np.uint32
     )

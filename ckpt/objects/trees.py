@@ -29,8 +29,6 @@ from ckpt.base.limits import TREE_DEPTH_MAX
 from ckpt.format.tree import DictNode, Key, LeafNode, ListNode, Node, ScalarNode, TupleNode
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
-Ranks = tuple[tuple[int, int], ...]
-"""(first, last) of each run, last inclusive."""
 
 
 def encode_trees(trees: Mapping[Rank, Node]) -> bytes:

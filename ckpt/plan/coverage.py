@@ -11,8 +11,8 @@ pieces that do not cover their box, replicas that differ or that a rank lacks, r
 about dtype, shape or meaning. Each problem names path and ranks.
 
 Shards that overlap are allowed when they agree. Identical boxes with fingerprints are compared
-here; every other overlap is named for its holders to fingerprint, and `judge_overlap` compares the
-answers. All copies stay stored, and the index names all boxes.
+here; every other overlap is named for its holders to fingerprint, and the coordinator compares
+their answers. All copies stay stored, and the index names all boxes.
 
 A hole is found exactly: with boxes inside the tensor and no two crossing, covering everything is
 the same as having its volume; else, coordinates are compressed (ckpt.plan.boxes). Tensors that are
@@ -22,7 +22,7 @@ cut alike, nearly all of a model's, share one look at their geometry.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
@@ -117,21 +117,6 @@ def merge_tables(tables: Sequence[RankTable], differing: Differing = Differing.A
         tuple(merger.problems),
         tuple(merger.warnings),
     )
-
-
-def judge_overlap(overlap: Overlap, fingerprints: Mapping[Rank, bytes]) -> Problem | None:
-    """The answers of an overlap's holders: a problem when one is missing or differs, else None."""
-    silent = tuple(rank for rank in overlap.ranks if not fingerprints.get(rank))
-    part = f"{_path(overlap.name)}, box at {overlap.offset} of shape {overlap.shape}"
-    if silent:
-        return Problem(
-            overlap.name, silent, f"{part}: {ranks_text(silent)} did not fingerprint its copy"
-        )
-    groups = _by_fingerprint([(rank, fingerprints[rank]) for rank in overlap.ranks])
-    if len(groups) == 1:
-        return None
-    odd = _odd_ranks(groups)
-    return Problem(overlap.name, odd, f"{part}: shards overlap and differ: {_groups_text(groups)}")
 
 
 def ranks_text(ranks: Sequence[Rank]) -> str:

@@ -40,7 +40,6 @@ from functools import lru_cache
 from typing import Final, Literal, get_args
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import BootId, Domain, TargetId
@@ -157,35 +156,6 @@ def place(
     table.fill((*home, *everyone), len(best) + spare_count)
     spares = tuple(seat.candidate.target for seat in table.taken[len(best) :])
     return Placement(_assign_roles(code, best, turn), spares)
-
-
-def place_all(
-    code: Code,
-    column_bytes: Sequence[int],
-    candidates: Sequence[Candidate],
-    level: Level,
-    max_per_domain: int,
-    spare_count: int,
-) -> list[Placement]:
-    """A whole burst at once: payload i has columns of `column_bytes[i]`.
-
-    Space is taken as it is given.
-
-    Payloads are placed largest first, so that the small ones level what the large ones left
-    (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969: longest processing time first).
-    """
-    placements = [Placement((), ())] * len(column_bytes)
-    current = {c.target: c for c in candidates}
-    for turn, index in enumerate(
-        sorted(range(len(column_bytes)), key=lambda i: (-column_bytes[i], i))
-    ):
-        size = column_bytes[index]
-        placed = place(
-            code, size, tuple(current.values()), level, max_per_domain, spare_count, turn
-        )
-        placements[index] = placed
-        current = _with_load(current, placed, code, size)
-    return placements
 
 
 def pick_replacement(
@@ -447,26 +417,6 @@ def _prime_from(size: int) -> int:
     while any(prime % factor == 0 for factor in range(2, math.isqrt(prime) + 1)):
         prime += 1
     return prime
-
-
-def _with_load(
-    current: dict[TargetId, Candidate], placed: Placement, code: Code, column_bytes: int
-) -> dict[TargetId, Candidate]:
-    """The candidates after a payload's columns went to them."""
-    taken = {t: j >= code.k for j, t in enumerate(placed.columns) if t is not None}
-    spent = Counter(_budget(current[t]) for t in taken)
-    return {
-        t: replace(
-            c,
-            load_bytes=c.load_bytes + column_bytes * (t in taken),
-            parity_bytes=c.parity_bytes + column_bytes * taken.get(t, False),
-            bytes_free=c.bytes_free - column_bytes * spent[_budget(c)],
-            own_bytes_free=(
-                None if c.own_bytes_free is None else c.own_bytes_free - column_bytes * (t in taken)
-            ),
-        )
-        for t, c in current.items()
-    }
 
 
 def _budget(candidate: Candidate) -> str:

@@ -87,8 +87,6 @@ class PayloadEncoder:
         self.manifest: ManifestBytes | None = None
         self.starved_since_us: int | None = None
         """Since when the head pass waits for parity columns."""
-        self.encode_cpu_s = 0.0
-        self.crc_cpu_s = 0.0
         self._payload, self._launch = payload, launch
         self._codec = trusted_codec(layout.code)
         self._arena = arena
@@ -210,15 +208,11 @@ class PayloadEncoder:
         size = layout.cell_bytes_of(stripe)
         data = self._data(stripe, size)
         parity = [self._ring.view(slot, size) for slot in slots]
-        clock = time.thread_time()
         self._codec.encode(data, parity)
-        encoded = time.thread_time()
         for column, view in enumerate((*data, *parity)):
             crc = crc32(view)
             self._crcs[stripe, column] = crc
             self._column_crcs[column] = crc32_combine(self._column_crcs[column], crc, size)
-        self.encode_cpu_s += encoded - clock
-        self.crc_cpu_s += time.thread_time() - encoded
         with self._lock:
             for column, slot, view in zip(
                 range(layout.code.k, layout.code.n), slots, parity, strict=True
@@ -244,12 +238,8 @@ class PayloadEncoder:
         size = self.layout.cell_bytes_of(stripe)
         view = self._again_ring.view(slots[0], size)
         cell = Cell(view, int(self._crcs[stripe, column]), self._again_ring, slots[0])
-        clock = time.thread_time()
         self._codec.encode_rows([column], self._data(stripe, size), [view])
-        encoded = time.thread_time()
         same = crc32(view) == cell.crc
-        self.encode_cpu_s += encoded - clock
-        self.crc_cpu_s += time.thread_time() - encoded
         with self._lock:
             if same and self._wanted and (stripe, column) not in self._cells:
                 self._wanted.popleft()

@@ -55,10 +55,6 @@ class ParityRing:
         """Lend it no more; the memory goes with its last slot."""
         os.close(self._descriptor)
 
-    @property
-    def free_count(self) -> int:
-        return len(self._free)
-
     def view(self, slot: int, size: int) -> memoryview:
         """The first `size` bytes of a slot."""
         assert size <= self.slot_bytes

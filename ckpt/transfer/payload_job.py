@@ -89,11 +89,6 @@ class PayloadStatistics:
     bytes_sent: int
     """Fragment bytes on the wire, repeated ones included."""
     bytes_resent: int
-    encode_cpu_s: float
-    crc_cpu_s: float
-    send_cpu_s: float
-    seconds: float
-    """From the start to the last proof so far."""
     columns: tuple[ColumnStatistics, ...]
 
     @property
@@ -134,10 +129,9 @@ class PayloadJob:
         self._opened: set[ColumnNumber] = set()
         #: Columns that could have sent in the last `pump`, had the head pass come so far.
         self._hungry: set[int] = set()
-        self._looked_us = self._begun_us = self._sealed_us = _now_us()
+        self._looked_us = self._begun_us = _now_us()
         self._manifest_told = False
         self._bytes_sent = self._bytes_resent = 0
-        self._send_cpu_s = 0.0
         self._columns: dict[ColumnNumber, ColumnStatistics] = {}
 
     def begin(self) -> None:
@@ -149,7 +143,6 @@ class PayloadJob:
         """Send what can go now; True when something went."""
         if self.writer.done:
             return False
-        clock = time.thread_time()
         self._tell_manifest()
         moved, any_moved = True, False
         while moved:
@@ -158,7 +151,6 @@ class PayloadJob:
             for column in self.writer.send_order():
                 moved = self._send_next(column.number, column.stream) or moved
             any_moved = any_moved or moved
-        self._send_cpu_s += time.thread_time() - clock
         return any_moved
 
     def _send_next(self, number: ColumnNumber, stream: int) -> bool:
@@ -327,7 +319,6 @@ class PayloadJob:
             return []
         actions = self.writer.handle(w.StreamSealed(now_us, stream, proof))
         if self.writer.column_of(stream) is None and self.writer.columns[state.column].proof:
-            self._sealed_us = now_us
             seconds = (now_us - state.opened_us) / 1e6
             done = ColumnStatistics(state.column, state.place.target, seconds)
             self._columns[state.column] = done
@@ -426,10 +417,6 @@ class PayloadJob:
         return PayloadStatistics(
             bytes_sent=self._bytes_sent,
             bytes_resent=self._bytes_resent,
-            encode_cpu_s=self.encoder.encode_cpu_s,
-            crc_cpu_s=self.encoder.crc_cpu_s,
-            send_cpu_s=self._send_cpu_s,
-            seconds=(self._sealed_us - self._begun_us) / 1e6,
             columns=tuple(self._columns[number] for number in sorted(self._columns)),
         )
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
 
 from ckpt.aio.link import Link, LinkLoop, LinkState
 from ckpt.base.ids import BootId, TargetId
@@ -23,16 +21,6 @@ class SenderOptions:
     name: str
     """`HOST:PID`, for people."""
     cluster: str = ""
-    force_tcp: bool = False
-    """Never use a target's Unix socket: for measuring."""
-
-    @classmethod
-    def from_environment(
-        cls, environment: Mapping[str, str], *, secret: bytes, name: str, cluster: str = ""
-    ) -> Self:
-        """CKPT_FORCE_TCP=1 sets `force_tcp`."""
-        forced = environment.get("CKPT_FORCE_TCP", "") not in ("", "0")
-        return cls(secret=secret, name=name, cluster=cluster, force_tcp=forced)
 
 
 class TargetLinks:
@@ -77,7 +65,7 @@ class TargetLinks:
 
     def _address(self, place: Place) -> str:
         local = f"unix:{place.unix}"
-        usable = place.unix and not self._options.force_tcp and local not in self._unix_broken
+        usable = place.unix and local not in self._unix_broken
         return local if usable and _is_socket(place.unix) else place.address
 
 
@@ -89,9 +77,7 @@ def _is_socket(path: str) -> bool:
 
 
 def nearest_address(where: TargetAddress) -> str:
-    """The target's Unix socket when it is on this host, unless CKPT_FORCE_TCP=1; else its TCP
-    address."""
-    forced = os.environ.get("CKPT_FORCE_TCP") == "1"
-    if where.unix and not forced and os.access(where.unix, os.W_OK):
+    """The target's Unix socket when it is on this host, else its TCP address."""
+    if where.unix and os.access(where.unix, os.W_OK):
         return f"unix:{where.unix}"
     return where.address

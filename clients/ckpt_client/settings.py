@@ -33,7 +33,7 @@ def checked_settings(
     replicas: str,
     when_full: str,
     unchanged: str,
-    references: bool | None,
+    references: bool,
     arena_bytes_max: int | None,
     stager_idle_s: float,
     start_timeout_s: float,
@@ -45,20 +45,12 @@ def checked_settings(
         replicas=_choice("replicas", replicas, ReplicaPolicy),
         when_full=_choice("when_full", when_full, FullPolicy),
         unchanged=_choice("unchanged", unchanged, Unchanged),
-        references=_references_by_environment() if references is None else references,
+        references=references,
         arena_bytes_max=arena_bytes_max if arena_bytes_max is not None else _half_of_memory(),
         stager_idle_s=stager_idle_s,
         start_timeout_s=start_timeout_s,
         durable=durable or os.environ.get("CKPT_DURABLE", ""),
     )
-
-
-def _references_by_environment() -> bool:
-    """Adapters open stores without options."""
-    word = os.environ.get("CKPT_REFERENCES", "on")
-    if word not in ("on", "off"):
-        raise Refused(f"CKPT_REFERENCES={word!r} is not one of on, off")
-    return word == "on"
 
 
 def _choice(

@@ -50,7 +50,7 @@ def open(
     replicas: str = "abort",
     when_full: str = "wait",
     unchanged: str = "warn",
-    references: bool | None = None,
+    references: bool = True,
     arena_bytes_max: int | None = None,
     stager_idle_s: float = 60.0,
     start_timeout_s: float = START_TIMEOUT_S,
@@ -70,8 +70,7 @@ def open(
     unchanged: `warn` of a save in which no tensor, or no optimizer state, has changed since the
         run's last save through this store, or `ignore` it.
     references: whether a save refers to what has not changed since the run's last committed save
-        through this store (tensors of 64 KiB and more); False writes it again. Default: True,
-        unless $CKPT_REFERENCES is `off`.
+        through this store (tensors of 64 KiB and more); False writes it again.
     arena_bytes_max: cap of this rank's staging memory, both halves together, in bytes. Default:
         half of the host's memory.
     stager_idle_s: how many seconds the stager stays when its store is closed: a restart reads from

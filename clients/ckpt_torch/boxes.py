@@ -39,8 +39,6 @@ class Held:
 
     global_shape: Extent
     boxes: tuple[LocalBox, ...]
-    sharded: bool
-    """False for a plain tensor."""
     replicated: bool = False
     """Other ranks of a mesh hold the same boxes."""
 
@@ -59,10 +57,10 @@ def held(value: object) -> Held:
             LocalBox(shard.tensor, tuple(shard.metadata.shard_offsets))
             for shard in value.local_shards()
         )
-        return Held(tuple(value.size()), boxes, True)
+        return Held(tuple(value.size()), boxes)
     assert isinstance(value, torch.Tensor)
     shape = tuple(value.shape)
-    return Held(shape, (LocalBox(value, (0,) * len(shape)),), False)
+    return Held(shape, (LocalBox(value, (0,) * len(shape)),))
 
 
 def _held_of_dtensor(value: DTensor) -> Held:
@@ -70,7 +68,7 @@ def _held_of_dtensor(value: DTensor) -> Held:
     mesh = value.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:
-        return Held(shape, (), True)
+        return Held(shape, ())
     local = value.to_local()
     placements = tuple(value.placements)
     axes = _axis_parts(shape, tuple(mesh.shape), tuple(coordinate), placements)
@@ -87,7 +85,7 @@ def _held_of_dtensor(value: DTensor) -> Held:
         size > 1 and isinstance(placement, Replicate)
         for size, placement in zip(mesh.shape, placements, strict=True)
     )
-    return Held(shape, tuple(boxes), True, replicated)
+    return Held(shape, tuple(boxes), replicated)
 
 
 @lru_cache(maxsize=65536)

@@ -93,12 +93,6 @@ class Verifier:
     def challenge(self) -> str:
         return self._current.text
 
-    @property
-    def remembered_count(self) -> int:
-        """Pairs in memory; at most twice NONCES_MAX."""
-        previous = 0 if self._previous is None else len(self._previous.nonces)
-        return len(self._current.nonces) + previous
-
     def accepts(self, method: str, path: str, body: bytes, authorization: str) -> bool:
         """Whether the request is signed, under a challenge of ours, for the first time."""
         found = _FIELDS.fullmatch(authorization)

@@ -41,7 +41,6 @@ STOP_GRACE_S: Final = 10.0
 READY_BYTES_MAX: Final = 64 << 10
 LOG_BYTES_MAX: Final = 16 << 20
 """A log that has grown above it is put aside (one older one is kept) before the next start."""
-LAST_LINE_BYTES_MAX: Final = 2000
 
 JsonObject = dict[str, object]
 
@@ -95,15 +94,6 @@ class Child:
     def pid(self) -> int | None:
         """None when no process runs."""
         return None if self.process is None else self.process.pid
-
-
-def last_line(log: Path) -> str:
-    """What a child that ended said last."""
-    try:
-        said = log.read_bytes()[-LAST_LINE_BYTES_MAX:].decode(errors="replace").splitlines()
-    except OSError:
-        return "it left no log"
-    return said[-1] if said else "it said nothing"
 
 
 class Supervisor:

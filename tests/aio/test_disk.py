@@ -43,7 +43,7 @@ class TestRealDisk(DiskContract):
     def disk(self, tmp_path: Path) -> Iterator[Disk]:
         disk = _real(tmp_path)
         yield disk
-        assert disk.buffers_lent == 0
+        assert disk.pool_used_bytes == 0
         disk.close()
 
 
@@ -86,7 +86,7 @@ def test_a_refused_direct_write_is_written_buffered_and_direct_is_given_up(tmp_p
 
 
 def test_a_direct_read_that_fails_is_not_read_past_its_error(tmp_path: Path) -> None:
-    """The page cache may still hold what the device cannot give: that proves nothing of the disk."""
+    """The page cache may still hold what the device cannot give: that proves nothing of it."""
     failing: list[bool] = []
 
     def open_file(path: str, flags: int, mode: int) -> int:
@@ -129,7 +129,7 @@ def test_a_read_buffer_is_not_lent_twice_before_it_is_released(tmp_path: Path) -
     assert bytes(second[:1]) == b"y"
     disk.release(second)
     disk.release(third)
-    assert disk.buffers_lent == 0
+    assert disk.pool_used_bytes == 0
     disk.close()
 
 

@@ -130,7 +130,8 @@ def test_fragments_arrive_whole_whatever_the_socket_takes(
     assert [heard.bulk for heard in running.handler.received_] == bulks
     assert {heard.request for heard in running.handler.received_} == {9}
     assert sent == list(range(24))
-    assert link.queued_bytes == 0
+    assert link.channel is not None
+    assert link.channel.queued_bytes == 0
 
 
 def test_a_full_link_takes_nothing_more_and_says_when_it_drained(
@@ -148,7 +149,8 @@ def test_a_full_link_takes_nothing_more_and_says_when_it_drained(
 
     running.do(stop_the_server)
     assert not link.writable_now
-    assert link.queued_bytes >= LINK_QUEUED_BYTES_MAX
+    assert link.channel is not None
+    assert link.channel.queued_bytes >= LINK_QUEUED_BYTES_MAX
     events = poll_until(loop, lambda events: LinkDrained(link) in events)
     assert events == [LinkDrained(link)]
     assert link.writable_now

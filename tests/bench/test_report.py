@@ -25,7 +25,6 @@ from ckptbench.report.plot_svg import STYLE, svg, tick_ms
 from ckptbench.report.summary import summarize
 from ckptbench.report.text import run_text
 from ckptbench.results import Sample, Strike
-from ckptbench.stats import from_bins
 from tests.bench import made
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -72,15 +71,11 @@ def test_json_has_the_keys_of_fio_and_ours_under_one_more() -> None:
     assert "checkpoints" not in job["checkpoint"]
 
 
-def test_bins_of_json_plus_are_a_histogram_that_can_be_merged() -> None:
+def test_bins_of_json_plus_hold_every_value() -> None:
     document = run_document(made.run(made.job(made.save(), made.save(1))), plus=True)
     lat = json.loads(encode(document))["jobs"][0]["write"]["lat_ns"]
-    again = from_bins(
-        {int(value): count for value, count in lat["bins"].items()},
-        least=lat["min"], most=lat["max"], mean=lat["mean"], stddev=lat["stddev"],
-    )  # fmt: skip
-    assert again.count == lat["N"] == 4
-    assert again.percentile(50) == lat["percentile"]["50.000000"]
+    assert sum(lat["bins"].values()) == lat["N"] == 4
+    assert str(lat["percentile"]["50.000000"]) in lat["bins"]
 
 
 def test_without_group_reporting_each_rank_has_its_entry() -> None:

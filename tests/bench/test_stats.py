@@ -15,7 +15,6 @@ from ckptbench.stats import (
     bin_index,
     bin_value,
     confidence,
-    from_bins,
     quarters,
     relative_change,
     t_95,
@@ -65,19 +64,6 @@ def test_mean_and_deviation_are_those_of_the_values(values: list[int]) -> None:
     assert found.mean == pytest.approx(statistics.fmean(values))
     assert found.stddev == pytest.approx(statistics.stdev(values), rel=1e-6, abs=1e-3)
     assert (found.least, found.most) == (min(values), max(values))
-
-
-@pytest.mark.parametrize(
-    "values", [[5, 1000, 10**9, 10**9], [94_905_629, 94_906_903], [10**12, 10**12 + 1]]
-)
-def test_a_reports_bins_become_a_histogram_again(values: list[int]) -> None:
-    first = Histogram.of(values)
-    again = from_bins(
-        first.by_value(), least=first.least, most=first.most, mean=first.mean, stddev=first.stddev
-    )
-    assert (again.bins, again.count) == (first.bins, len(values))
-    assert (again.least, again.most, again.total) == (first.least, first.most, first.total)
-    assert again.stddev == pytest.approx(first.stddev)
 
 
 def test_an_empty_histogram_has_neither_values_nor_percentiles() -> None:

@@ -40,12 +40,12 @@ from ckpt.protocol.coordinator.catalog import (
     StoreHolds,
     StoreOpened,
     TargetSeen,
-    apply_all,
 )
 from ckptd import catalog as catalog_module
 from ckptd.backup_catalog import read_backup
 from ckptd.catalog import CATALOG_NAME, Catalog, create_catalog, read_image
 from ckptd.catalog_file import CLUSTER_NAME, connect
+from tests.protocol.images import apply_all
 
 WRITER = """
 import os, sys, threading

@@ -13,7 +13,7 @@ from ckpt.base.errors import Corrupt, Refused
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.messages.saving import BoxQuery, ReplicaPolicy
-from ckpt.format.table import Meaning, TensorEntry
+from ckpt.format.table import Meaning, RankTable, TensorEntry
 from ckpt.format.tree import decode_tree
 from ckpt_client.copying import HalfWriter, copy_bytes
 from ckpt_client.declaration import read_declaration
@@ -25,7 +25,7 @@ from ckpt_client.packing import (
     Planner,
     plan_packing,
 )
-from ckpt_client.stager.fingerprint import fingerprint_boxes, fingerprint_copies
+from ckpt_client.stager.fingerprint import Fingerprinter, fingerprint_boxes
 from ckpt_client.state import flatten, unflatten
 from tests.client import trees
 from tests.client.bits import bits_of
@@ -39,6 +39,12 @@ def _staged(packing: Packing) -> memoryview:
 
 def _declaration(packing: Packing, half: memoryview) -> memoryview:
     return half[packing.layout.declaration_offset : packing.layout.half_bytes]
+
+
+def _fingerprinted(packing: Packing, half: memoryview) -> RankTable:
+    """The table with the fingerprint of every copy."""
+    fingerprinter = Fingerprinter(half, read_declaration(_declaration(packing, half)))
+    return fingerprinter.table(None, warn=False, refer=False)
 
 
 def _read(half: memoryview, entry: TensorEntry) -> np.ndarray:
@@ -119,7 +125,7 @@ def test_every_rank_fingerprints_its_whole_replica(rank: int) -> None:
     flat = flatten(_replicas())
     packing = plan_packing(flat, rank, 3)
     half = _staged(packing)
-    table = fingerprint_copies(half, read_declaration(_declaration(packing, half)))
+    table = _fingerprinted(packing, half)
     for leaf, entry in zip(flat.leaves, table.entries, strict=True):
         whole = xxh3_128(leaf.array.tobytes())
         assert entry.fingerprint == (whole if leaf.meaning is Meaning.REPLICATED else b"")
@@ -178,7 +184,7 @@ def test_holders_of_a_box_share_its_writing_and_each_fingerprints_it_whole() -> 
     for rank in shard.holders:
         packing = plan_packing(flatten({"m": np.zeros(rank), "w": shard}), rank, 3)
         half = _staged(packing)
-        tables.append(fingerprint_copies(half, read_declaration(_declaration(packing, half))))
+        tables.append(_fingerprinted(packing, half))
         for piece in tables[-1].entries[1].pieces:
             data = bytes(half[piece.payload_offset : piece.payload_offset + piece.length])
             stored.append((piece.start, data))

@@ -14,7 +14,6 @@ from ckpt.format.checksum import crc32
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import (
     RankManifest,
-    combine_fragments,
     decode_manifest,
     encode_manifest,
     manifest_bytes,
@@ -93,18 +92,3 @@ def test_the_tables_do_not_alias_the_buffer(manifest: RankManifest) -> None:
     found = decode_manifest(buffer)
     buffer[:] = bytes(len(buffer))
     assert found == manifest
-
-
-@given(st.binary(max_size=60_000))
-def test_fragment_checksums_combine_to_column_checksums(data: bytes) -> None:
-    layout = Layout.plan(Code(2, 0), len(data), 8192)
-    padded = data.ljust(layout.padded_bytes, b"\0")
-    columns = [b"", b""]
-    crcs = np.zeros((layout.stripe_count, 2), np.uint32)
-    for stripe in range(layout.stripe_count):
-        for column in range(2):
-            start = layout.cell_offset(stripe, column)
-            cell = padded[start : start + layout.cell_bytes_of(stripe)]
-            crcs[stripe, column] = crc32(cell)
-            columns[column] += cell
-    assert combine_fragments(layout, crcs).tolist() == [crc32(column) for column in columns]

@@ -61,10 +61,7 @@ def thief() -> Iterator[AnswerThief]:
 
 
 @pytest.fixture
-def robbed(
-    tmp_path: Path, thief: AnswerThief, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[RobbedCluster]:
-    monkeypatch.setenv("CKPT_FORCE_TCP", "1")
+def robbed(tmp_path: Path, thief: AnswerThief) -> Iterator[RobbedCluster]:
     with started(RobbedCluster(tmp_path, thief)) as made:
         yield made
 

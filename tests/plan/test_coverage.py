@@ -15,7 +15,7 @@ from ckpt.format.index import Index, decode_index, encode_index
 from ckpt.format.index_pages import Box, IndexTensor, Location
 from ckpt.format.table import Meaning, Piece, TensorEntry, decode_table, encode_table
 from ckpt.plan import coverage
-from ckpt.plan.coverage import Differing, Merged, Overlap, judge_overlap, merge_tables, ranks_text
+from ckpt.plan.coverage import Differing, Merged, Overlap, merge_tables, ranks_text
 from ckpt.plan.reads import plan_read
 from tests.plan.clusters import entry, tables
 
@@ -291,21 +291,6 @@ def test_overlaps_are_asked_for_once_for_each_part() -> None:
     )
     assert merged.problems == ()
     assert merged.overlaps == (Overlap("w", (2, 0), (2, 4), (Rank(0), Rank(1), Rank(2))),)
-
-
-def test_an_overlap_is_judged_by_its_holders_answers() -> None:
-    overlap = Overlap("w", (2,), (2,), (Rank(0), Rank(1), Rank(5)))
-    answers = {Rank(0): A, Rank(1): A, Rank(5): A}
-    assert judge_overlap(overlap, answers) is None
-    differs = judge_overlap(overlap, answers | {Rank(1): B})
-    assert differs is not None
-    assert differs.message == (
-        "tensor 'w', box at (2,) of shape (2,): "
-        "shards overlap and differ: rank 1 against ranks 0, 5"
-    )
-    silent = judge_overlap(overlap, {Rank(0): A, Rank(1): A})
-    assert silent is not None
-    assert silent.ranks == (5,)
 
 
 def test_more_overlaps_than_can_be_asked_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,6 @@ from ckpt.plan.placement import (
     domain_key,
     pick_replacement,
     place,
-    place_all,
     survivable,
 )
 from tests.plan.clusters import candidate, cluster
@@ -80,7 +79,7 @@ def test_a_burst_loads_all_targets_alike(
     ]
     candidates = cluster(target_count, host_count)
 
-    placed = place_all(code, sizes, candidates, level, 1, 2)
+    placed = place_all(code, sizes, candidates, level, 2)
 
     assert all(len(set(p.columns)) == code.n and None not in p.columns for p in placed)
     assert all(held_max((*p.columns, *p.spares), candidates, level) <= 1 for p in placed)
@@ -113,7 +112,7 @@ def test_payloads_that_come_one_by_one_load_all_targets_alike_up_to_one_column(
 @pytest.mark.parametrize("code", [Code(4, 2), Code(5, 1), Code(2, 1)])
 @pytest.mark.parametrize("target_count", [6, 7, 12, 24])
 def test_parity_is_shared_as_evenly_as_bytes(code: Code, target_count: int) -> None:
-    placed = place_all(code, [MiB] * 240, cluster(target_count, target_count), "host", 1, 0)
+    placed = place_all(code, [MiB] * 240, cluster(target_count, target_count), "host", 0)
     parity = Counter(t for p in placed for t in p.columns[code.k :])
     assert max(parity.values()) <= 240 * code.m / target_count + 1
 
@@ -142,7 +141,7 @@ def test_equal_arguments_give_equal_placements_in_any_order_of_candidates() -> N
 
 
 def test_the_placement_of_a_small_cluster_is_frozen() -> None:
-    placed = place_all(Code(4, 2), [4096] * 3, cluster(7, 7), "host", 1, 1)
+    placed = place_all(Code(4, 2), [4096] * 3, cluster(7, 7), "host", 1)
     assert [(" ".join(t or "-" for t in p.columns), *p.spares) for p in placed] == GOLDEN
 
 
@@ -210,24 +209,54 @@ def test_full_and_dead_targets_take_nothing() -> None:
 
 def test_a_large_cluster_stays_inside_groups_that_do_not_change_when_a_target_dies() -> None:
     candidates = cluster(96, 24)
-    placed = place_all(Code(4, 2), [MiB] * 400, candidates, "host", 1, 2)
+    placed = place_all(Code(4, 2), [MiB] * 400, candidates, "host", 2)
     groups = partners(placed)
     assert sorted(len(g) for g in groups) == [24, 24, 24, 24]
 
     candidates[7] = replace(candidates[7], live=False)
-    again = partners(place_all(Code(4, 2), [MiB] * 400, candidates, "host", 1, 2))
+    again = partners(place_all(Code(4, 2), [MiB] * 400, candidates, "host", 2))
     assert again == [g - {candidates[7].target} for g in groups]
 
 
 def test_inside_a_group_a_lost_target_is_rebuilt_from_all_others() -> None:
     candidates = [candidate(i, f"w/r{i}/h{i}/d{i}") for i in range(24)]
-    placed = place_all(Code(4, 2), [MiB] * 400, candidates, "host", 1, 0)
+    placed = place_all(Code(4, 2), [MiB] * 400, candidates, "host", 0)
     pairs = Counter(
         pair for p in placed for pair in combinations(sorted(t for t in p.columns if t), 2)
     )
     mean = 400 * 15 / 276
     assert len(pairs) == 276
     assert max(pairs.values()) < 2.5 * mean
+
+
+def place_all(
+    code: Code,
+    column_bytes: Sequence[int],
+    candidates: Sequence[Candidate],
+    level: Level,
+    spare_count: int,
+) -> list[Placement]:
+    """A whole burst, largest payloads first; payload i has columns of `column_bytes[i]`."""
+    placements = [Placement((), ())] * len(column_bytes)
+    current = {c.target: c for c in candidates}
+    largest_first = sorted(range(len(column_bytes)), key=lambda i: (-column_bytes[i], i))
+    for turn, index in enumerate(largest_first):
+        size = column_bytes[index]
+        placed = place(code, size, list(current.values()), level, 1, spare_count, turn)
+        placements[index] = placed
+        for column, target in enumerate(placed.columns):
+            if target is not None:
+                current[target] = _with_column(current[target], size, is_parity=column >= code.k)
+    return placements
+
+
+def _with_column(c: Candidate, size: int, *, is_parity: bool) -> Candidate:
+    return replace(
+        c,
+        load_bytes=c.load_bytes + size,
+        parity_bytes=c.parity_bytes + size * is_parity,
+        bytes_free=c.bytes_free - size,
+    )
 
 
 def partners(placed: Sequence[Placement]) -> list[set[TargetId]]:

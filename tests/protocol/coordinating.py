@@ -43,7 +43,7 @@ from ckpt.format.messages.saving import (
 from ckpt.format.messages.targets import RegisterTarget, RenewLease
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
-from ckpt.protocol.coordinator.catalog import CatalogImage, Persist, Persisted, apply_all
+from ckpt.protocol.coordinator.catalog import CatalogImage, Persist, Persisted
 from ckpt.protocol.coordinator.desk import Action
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
 from ckpt.protocol.events import (
@@ -57,6 +57,7 @@ from ckpt.protocol.events import (
     Ticked,
 )
 from tests.protocol.coordinated_target import CLUSTER, DIGEST, SECRET, FakeTarget
+from tests.protocol.images import apply_all
 
 RUN = RunName("run")
 START_US = 1_000_000_000_000

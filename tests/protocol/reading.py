@@ -18,7 +18,7 @@ from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID, codec_for
 from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.combs import combs_of
 from ckpt.format.layout import Layout
-from ckpt.format.manifest import RankManifest, combine_fragments, encode_manifest
+from ckpt.format.manifest import RankManifest, encode_manifest
 from ckpt.protocol.events import Ticked
 from ckpt.protocol.reader.events import (
     AskAnswered,
@@ -79,7 +79,7 @@ class Columns:
             crcs[stripe] = [crc32(cell) for cell in cells]
         manifest = RankManifest(
             PAYLOAD, LaunchNumber(1), code, MATRIX_ID, CODE_VERSION, payload_bytes, cell_bytes,
-            crcs, combine_fragments(layout, crcs),
+            crcs, np.array([crc32(column) for column in columns], np.uint32),
         )  # fmt: skip
         return cls(layout, payload, columns, encode_manifest(manifest))
 

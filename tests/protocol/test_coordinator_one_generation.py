@@ -18,6 +18,7 @@ from ckpt.format.messages.saving import CommitMembers
 from ckpt.protocol.coordinator import catalog, rounds
 from ckpt.protocol.events import Session
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake, every, team
+from tests.protocol.images import apply_all
 from tests.protocol.numbered import STEP, ByNumber, names_both, readers, together
 from tests.protocol.test_coordinator_members import Writer, committed
 from tests.protocol.test_coordinator_rounds import CONFIRMED, Loader, loaders
@@ -230,7 +231,7 @@ def test_of_many_numbers_the_last_ones_are_kept(monkeypatch: pytest.MonkeyPatch)
         bench.save(step)
         for rank in ranks:
             ByNumber(rank, step).load()
-    image = catalog.apply_all(catalog.CatalogImage(1), bench.durable)  # type: ignore[arg-type]
+    image = apply_all(catalog.CatalogImage(1), bench.durable)  # type: ignore[arg-type]
     kept = image.launches[(RunName(RUN), ranks[0].launch)].by_number
     assert sorted(kept) == [2, 3, 4]
 

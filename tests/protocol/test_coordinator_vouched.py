@@ -17,6 +17,7 @@ from ckpt.protocol.coordinator.catalog import CatalogImage
 from ckpt.protocol.coordinator.vouching import Standing
 from ckpt.protocol.events import CloseSession
 from tests.protocol.coordinating import Bench, RankFake
+from tests.protocol.images import apply_all
 from tests.protocol.old_catalogs import (
     EMPTY,
     GATHERING_S,
@@ -294,7 +295,7 @@ def test_targets_are_told_only_what_is_durable_in_the_catalog() -> None:
     bench.tick(1)
     assert target.catalog is not None
     assert target.catalog > before
-    image = catalog.apply_all(CatalogImage(1), bench.durable)  # type: ignore[arg-type]
+    image = apply_all(CatalogImage(1), bench.durable)  # type: ignore[arg-type]
     assert image.position == target.catalog
 
 
@@ -320,7 +321,7 @@ def test_targets_of_before_which_keep_no_position_vouch_as_well() -> None:
 def test_a_position_above_the_catalogs_own_proves_it_old(ahead: int) -> None:
     bench = Bench()
     bench.save(1)
-    image = catalog.apply_all(CatalogImage(1), bench.durable)  # type: ignore[arg-type]
+    image = apply_all(CatalogImage(1), bench.durable)  # type: ignore[arg-type]
     position = image.position
     bench.targets[TargetId("t2")].catalog = replace(position, ticket=position.ticket + ahead)
     bench.restart("t2")

@@ -25,6 +25,7 @@ from ckpt.protocol.coordinator.catalog import CatalogImage
 from ckpt.protocol.coordinator.machine import CoordinatorMachine
 from tests.protocol.coordinated_target import SECRET
 from tests.protocol.coordinating import RUN, Bench, RankFake
+from tests.protocol.images import apply_all
 from tests.protocol.old_catalogs import (
     EMPTY,
     GATHERING_S,
@@ -185,7 +186,7 @@ class Known(Bench):
     ROWS = ("open", "decided", "committed", "damaged", "tombstoned", "deleted", "aborted")
 
     def _new_machine(self) -> CoordinatorMachine:
-        image = catalog.apply_all(CatalogImage(self.term), self.durable)  # type: ignore[arg-type]
+        image = apply_all(CatalogImage(self.term), self.durable)  # type: ignore[arg-type]
         image.passed_over, image.rebuilt_term = {PASSED_OVER}, 3
         return CoordinatorMachine(self.policy, image, secret=SECRET, wall_s=lambda: 1.5)
 

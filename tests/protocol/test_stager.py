@@ -188,7 +188,7 @@ def test_a_committed_save_gives_its_half_back_after_the_sender_stopped() -> None
     assert rig.machine.halves == [1, None], "somebody may still read it"
     assert rig.stopped(10) == [e.ReleaseHalf(0)]
     assert rig.machine.halves == [None, None]
-    assert rig.machine.outcome(1) == e.SaveCommitted(info_of(10))
+    assert rig.machine.saves[1].outcome == e.SaveCommitted(info_of(10))
     assert rig.do(e.OutcomeHeard(0, 1)) == []
     assert rig.machine.idle
 
@@ -402,7 +402,7 @@ def test_a_payload_that_was_certified_before_it_failed_waits_for_the_coordinator
     rig = certified()
     actions = rig.do(e.PayloadFailed(0, payload_of(10), "unavailable", "2 live"))
     assert sent(actions) == [PayloadGivenUp(payload_of(10), "unavailable", "2 live")]
-    assert rig.machine.outcome(1) is None
+    assert rig.machine.saves[1].outcome is None
 
 
 def test_a_save_finishes_without_its_trainer_and_then_the_stager_goes_when_idle() -> None:

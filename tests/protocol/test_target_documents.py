@@ -334,9 +334,7 @@ def test_a_drop_waits_for_a_seal_that_is_on_its_way() -> None:
 
 @pytest.mark.parametrize("kind", [DocumentKind.INDEX, DocumentKind.RECORD])
 @pytest.mark.parametrize("fault", ["", "sync"])
-def test_a_drop_waits_for_a_document_that_is_on_its_way(
-    kind: DocumentKind, fault: str
-) -> None:
+def test_a_drop_waits_for_a_document_that_is_on_its_way(kind: DocumentKind, fault: str) -> None:
     """It came all the same, was found by nobody, and stayed (seed 1856)."""
     world = _ready()
     world.held = deque()

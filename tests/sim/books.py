@@ -16,7 +16,7 @@ def check_books(world: World) -> None:
     world.clock.run(lambda: not any(t.machine.operations_open for t in running), LAST_NOTES_US)
     for target in running:
         _check_target(target)
-    waits = world.coordinator.machine._desk.questions_open
+    waits = len(world.coordinator.machine._desk._questions)
     if waits:
         raise Violation(f"P4: the coordinator still waits for {waits} answers")
 

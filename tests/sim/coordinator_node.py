@@ -17,7 +17,6 @@ from ckpt.protocol.coordinator.catalog import (
     CatalogImage,
     Persist,
     Persisted,
-    apply_all,
 )
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
 from ckpt.protocol.events import (
@@ -29,6 +28,7 @@ from ckpt.protocol.events import (
     SessionOpened,
     Ticked,
 )
+from tests.protocol.images import apply_all
 from tests.sim.clockwork import Clockwork
 from tests.sim.conduct import Conduct
 from tests.sim.network import Network

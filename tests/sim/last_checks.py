@@ -137,7 +137,8 @@ def _leak(world: World) -> int:
     """
     staged = [t.disk.list_directory("staging") for t in world.targets.values() if t.up]
     notes = sum(any(name.startswith("catalog-") for name in names) for names in staged)
-    standing = world.coordinator.machine.reservations.standing_places
+    allotments = world.coordinator.machine.reservations._standing.values()
+    standing = sum(len(allotment.places) for allotment in allotments)
     return max(0, sum(map(len, staged)) - notes - standing)
 
 

@@ -29,7 +29,7 @@ def test_no_slot_is_given_out_while_it_is_in_use(steps: list[tuple[int, list[int
         for position in given_back:
             if position < len(used):
                 ring.give(used.pop(position))
-        assert ring.free_count == SLOTS - len(used)
+        assert len(ring._free) == SLOTS - len(used)
     ring.close()
 
 

@@ -83,11 +83,6 @@ class Injector:
         self._thread: threading.Thread | None = None
 
     @property
-    def struck(self) -> list[str]:
-        """Targets that are killed now."""
-        return list(self._killed)
-
-    @property
     def strikes(self) -> tuple[Strike, ...]:
         """What was done since the checkpoint began."""
         return tuple(self._strikes)

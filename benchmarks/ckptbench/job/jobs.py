@@ -6,7 +6,6 @@ flags that count everywhere, in this order; the last one stands.
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -223,11 +222,3 @@ def _texts(settings: Iterable[Setting]) -> dict[str, str]:
 
 def _flag(setting: Setting) -> str:
     return f"--{setting.key}" if setting.value is None else f"--{setting.key}={setting.value}"
-
-
-def replace_options(job: Job, **changes: object) -> Job:
-    """The job with other values, checked as the first ones were."""
-    change: Callable[..., JobOptions] = dataclasses.replace
-    changed = dataclasses.replace(job, options=change(job.options, **changes))
-    check_job(changed, job.name)
-    return changed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -18,9 +18,6 @@ from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 
 Buffer = bytes | bytearray | memoryview
 _Item = TypeVar("_Item")
-
-STORED_COUNT_MAX: Final = 200_000
-"""Generations in one TellStored: its bulk fits a frame."""
 
 
 class OpenStore(Struct, frozen=True, gc=False):

@@ -12,7 +12,7 @@ The shell stores entries in order and applies the same fold (`apply_entry`) when
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar
@@ -431,13 +431,6 @@ def forget_old_turns(turns: dict[int, Kept], newest: int) -> None:
     """Nobody is TURNS_KEPT resolutions behind its peers; the first one stays."""
     for turn in [turn for turn in turns if 0 < turn <= newest - TURNS_KEPT]:
         del turns[turn]
-
-
-def apply_all(image: CatalogImage, entries: Iterable[CatalogEntry]) -> CatalogImage:
-    """The image after all entries, in order."""
-    for entry in entries:
-        image.apply(entry)
-    return image
 
 
 def _moved(

@@ -61,11 +61,6 @@ class Desk:
         self.position: CatalogPosition | None = None
         """How far the catalog is durable; None before that."""
 
-    @property
-    def questions_open(self) -> int:
-        """Asked and neither answered nor given up."""
-        return len(self._questions)
-
     def take(self) -> list[Action]:
         """The actions since the last call."""
         actions, self._actions = self._actions, []

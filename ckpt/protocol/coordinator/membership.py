@@ -15,7 +15,7 @@ proof under another boot id counts nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -44,7 +44,7 @@ from ckpt.plan.placement import Candidate
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.claims import Claim, Claims
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.events import Buffer, Session
+from ckpt.protocol.events import Session
 from ckpt.protocol.proofs import check_proof
 from ckpt.protocol.service_time import MEMORY_US, ServiceTime
 
@@ -459,15 +459,7 @@ class Membership:
         self._desk.lost(session)
         self._left(target)
 
-    def sessions(self) -> Iterator[Session]:
-        """Sessions that belong to targets."""
-        yield from self._by_session
-
 
 def _of_device(message: RegisterTarget | RenewLease) -> int:
     given = message.device_bytes_free
     return message.bytes_free if given is None else given
-
-
-def ignore(_message: Message, _bulk: Buffer) -> None:
-    """A reply that changes nothing."""

@@ -177,11 +177,6 @@ class Reservations:
                 self._forget(allotment.columns.pop(column), allotment.file_bytes)
         self.release(allotment)
 
-    @property
-    def standing_places(self) -> int:
-        """Reservations that wait for a next save, over all allotments."""
-        return sum(len(allotment.places) for allotment in self._standing.values())
-
     # ----------------------------------------------------------------------- time and targets
 
     def tick(self) -> None:

@@ -71,11 +71,6 @@ class StagerState:
             for save in self.saves.values()
         )
 
-    def outcome(self, save: int) -> e.Outcome | None:
-        """How a save ended; None while it has not, or after the trainer heard it."""
-        known = self.saves.get(save)
-        return known.outcome if known is not None else None
-
     def committed_half(self, checkpoint: CheckpointId) -> int | None:
         """The half that still holds this committed generation and that no trainer can overwrite."""
         if self.trainer_attached or checkpoint not in self.contents:

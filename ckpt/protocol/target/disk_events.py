@@ -152,6 +152,3 @@ class SessionDrained(Struct, frozen=True, gc=False):
 
     now_us: int
     session: Session
-
-
-DiskEvent = DiskDone | DiskFailed | SpaceMeasured | SessionDrained

@@ -38,7 +38,6 @@ class Tone(Enum):
     GOOD = "32"
     WARN = "33"
     BAD = "31"
-    QUIET = "2"
     HEAD = "1"
 
 

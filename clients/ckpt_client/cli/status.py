@@ -48,7 +48,6 @@ EXAMPLE = (
 )
 
 _TONES: Final = {"HEALTH_OK": Tone.GOOD, "HEALTH_WARN": Tone.WARN, "HEALTH_ERR": Tone.BAD}
-_STATE_TONES: Final = {"live": Tone.GOOD, "reconciling": Tone.WARN}
 
 
 @dataclass(frozen=True, slots=True)

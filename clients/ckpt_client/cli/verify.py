@@ -28,7 +28,6 @@ _ENDS: Final = {
     "lost": (Exit.LOST, Tone.BAD),
     "unknown": (Exit.TRY_LATER, Tone.WARN),
 }
-HEALTHY: Final = "healthy"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -27,7 +27,6 @@ from ckpt_client.demo.corpus import draw_batch, read_corpus
 from ckpt_client.demo.mesh import Mesh
 from ckpt_client.demo.model import (
     ModelShape,
-    Parameters,
     initialize,
     loss_and_gradient,
     name_views,
@@ -88,10 +87,6 @@ class Trainer:
         initialize(self._shape, self._parameters, np.random.default_rng(plan.seed))
         self._gradient = np.zeros(length, np.float32)
         self._gradients = name_views(self._shape, self._gradient)
-
-    @property
-    def parameters(self) -> Parameters:
-        return self._parameters
 
     def take_step(self) -> float:
         """One step of all ranks together; returns the mean loss."""

@@ -7,7 +7,7 @@ is exported form by form, and plain values not at all: formats for weights have 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,8 +25,6 @@ from ckpt.objects.trees import leaf_names
 
 PIECE_BYTES: Final = 16 * MiB
 """What is in memory at once."""
-
-Rename = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,6 @@ ALONE_TRIES_MAX: Final = 5
 """A file alone that another writer of its name overtook is written again."""
 _members: Final = msgspec.json.Decoder(MembersView)
 
-Key = tuple[RunName, Step]
-
 
 @dataclass(slots=True)
 class _Pending:

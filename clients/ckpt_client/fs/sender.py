@@ -93,9 +93,7 @@ class FileSender:
         self._secret = read_secret(secret_file)
         identity = Identity(None, Rank(0), 1, process_name())
         self._machine = StagerMachine(identity, StagerConfig(half_count=FILES_MAX))
-        self._sender = PayloadSender(
-            SenderOptions.from_environment(os.environ, secret=self._secret, name=client_name())
-        )
+        self._sender = PayloadSender(SenderOptions(secret=self._secret, name=client_name()))
         self._loop = LinkLoop()
         self._link: Link | None = None
         self._session_open = False

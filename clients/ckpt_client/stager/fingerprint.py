@@ -38,13 +38,6 @@ Samples = Mapping[Key, bytes]
 """Of an entry: xxh3-128 of a few pages of a tensor."""
 
 
-def fingerprint_copies(half: memoryview, declaration: Declaration) -> RankTable:
-    """The table with the fingerprint of every copy filled in: stored bytes and witness,
-    in C order.
-    """
-    return Fingerprinter(half, declaration).table(None, warn=False, refer=False)
-
-
 class Fingerprinter:
     """I fingerprint the tensors of one half, each at most once. Used by one thread at a time."""
 

@@ -412,10 +412,8 @@ class StagerShell:
     # ----------------------------------------------------------------------- sender, workers
 
     def _make_sender(self) -> PayloadSender:
-        options = SenderOptions.from_environment(
-            os.environ, secret=read_secret(self._secret_file), name=client_name()
-        )
-        return PayloadSender(options)
+        secret = read_secret(self._secret_file)
+        return PayloadSender(SenderOptions(secret=secret, name=client_name()))
 
     def _start_payload(self, action: StartPayload) -> None:
         slot = self._desk.slot(action.half)

@@ -1,0 +1,189 @@
+"""The tree as a whole: every module and page is used, no two modules import each other, and nothing
+public is there for tests alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+
+from tests.tree import (
+    ROOT,
+    Source,
+    examples,
+    imports_of,
+    module_of,
+    nodes_of,
+    sources,
+    starts_by_itself,
+)
+
+
+def test_every_module_is_used_by_another() -> None:
+    """What only its own tests use is dead; the fakes are there for tests. What a user's script
+    imports is used: docs/examples, whose every script is run by a test.
+    """
+    by_tests = set().union(*(_modules_named(source) for source in sources() if source.is_test))
+    by_code = set().union(*(_modules_named(source) for source in sources() if not source.is_test))
+    by_code |= set().union(*(_modules_named(example) for example in examples()))
+    by_code |= set(re.findall(r'"([\w.]+):\w+"', (ROOT / "pyproject.toml").read_text()))
+    unused = [
+        source.path
+        for source in sources()
+        if not starts_by_itself(source)
+        and module_of(source) not in (by_code | by_tests if source.is_for_tests else by_code)
+    ]
+    assert not unused, f"nobody imports, starts or names these: {unused}"
+
+
+def circle(sources: Iterable[Source]) -> list[str]:
+    """Modules of which each imports the next one, and the last the first; none where none do. An
+    import counts wherever it stands: for types alone, or in a function.
+
+    That Python runs a package's `__init__` ahead of its modules counts for nothing.
+    """
+    by_module = {module_of(source): source for source in sources}
+    imports = {name: imports_of(source, by_module.keys()) for name, source in by_module.items()}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
+
+
+def test_no_modules_import_each_other() -> None:
+    found = circle(sources())
+    assert not found, f"move what they share below both: {' -> '.join(found)}"
+
+
+THREE = {
+    "a": "from tests import b",
+    "b": "def f():\n    import tests.c",
+    "c": "if TYPE_CHECKING:\n    from tests.a import A",
+}
+"""Each imports the next one, in another way."""
+
+
+def test_a_circle_is_found() -> None:
+    found = circle(Source(f"tests/{name}.py", text) for name, text in THREE.items())
+    assert set(found) == {"tests.a", "tests.b", "tests.c"}
+    assert found[0] == found[-1]
+    assert "tests.a -> tests.b" in " -> ".join(found)
+
+
+@pytest.mark.parametrize("mended", THREE)
+def test_there_is_no_circle_without_one_of_its_imports(mended: str) -> None:
+    texts = THREE | {mended: "import os"}
+    assert circle(Source(f"tests/{name}.py", text) for name, text in texts.items()) == []
+
+
+def test_every_page_is_linked_from_another() -> None:
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    texts = {page: page.read_text() for page in [*pages, *ROOT.glob("*.md")]}
+    texts |= {ROOT / source.path: source.text for source in sources()}
+    lonely = [
+        str(page.relative_to(ROOT))
+        for page in pages
+        # Decisions are a folder that is read as a list.
+        if page.parent.name != "decisions"
+        and not any(page.name in text for other, text in texts.items() if other != page)
+    ]
+    assert not lonely, f"no page or module names these: {lonely}"
+
+
+CALLED_BY_FRAMEWORKS = {
+    "should_synchronize_after_execute", "synchronize_staging",  # DCP: its AsyncStager's Protocol.
+    "cp_file",  # fsspec: its AbstractFileSystem's.
+    "all_steps", "reload",  # Orbax: its CheckpointManager's.
+}  # fmt: skip
+"""What frameworks call by its name alone, without a base class that would say so."""
+
+
+def test_nothing_public_is_there_for_tests_alone() -> None:
+    product = [source for source in sources() if not source.is_for_tests]
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    named = set().union(*(_names_used(source) for source in (*product, *examples())))
+    named |= {word for page in pages for word in re.findall(r"\w+", page.read_text())}
+    alone = [
+        f"{source.path}:{line}: {name}"
+        for source in product
+        if not starts_by_itself(source)
+        for line, name in _public_functions(source)
+        if name not in named | CALLED_BY_FRAMEWORKS
+    ]
+    assert not alone, "no product names these; move them to tests:\n" + "\n".join(alone)
+
+
+A_CLASS_OF_OURS = """
+import x
+class C:
+    def a(self): ...
+    def b(self): self.a()
+class D(C, x.Y):
+    def called_by_x(self): ...
+"""
+
+
+def test_a_function_that_nobody_names_is_found() -> None:
+    source = Source("ckpt/example.py", A_CLASS_OF_OURS)
+    assert {name for _, name in _public_functions(source)} == {"a", "b"}
+    assert _names_used(source) == {"a", "C", "x", "Y", "self"}
+
+
+PLAIN_BASES = {"Struct", "Protocol", "Enum", "IntEnum", "NamedTuple", "Generic", "Exception"}
+"""Bases that call no method of ours by its name."""
+
+
+PACKAGES = r"(ckpt|ckptd|ckpt_\w+|ckptbench)(\.|$)"
+
+
+def _public_functions(source: Source) -> Iterator[tuple[int, str]]:
+    """Line and name of public functions and methods. Those of a class with a base that is not ours
+    may be called by it.
+    """
+    own = set(PLAIN_BASES)
+    for node in nodes_of(source):
+        if isinstance(node, ast.ClassDef):
+            own.add(node.name)
+        elif isinstance(node, ast.ImportFrom) and re.match(PACKAGES, node.module or ""):
+            own.update(alias.name for alias in node.names)
+    for node in nodes_of(source):
+        bases = node.bases if isinstance(node, ast.ClassDef) else []
+        if any(ast.unparse(base).partition("[")[0] not in own for base in bases):
+            continue
+        for inner in node.body if isinstance(node, ast.Module | ast.ClassDef) else []:
+            if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef) and inner.name[0] != "_":
+                yield inner.lineno, inner.name
+
+
+def _names_used(source: Source) -> set[str]:
+    """Names that a file reads, and those in its short strings: some are looked up so."""
+    used: set[str] = set()
+    for node in nodes_of(source):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name, ctx=ast.Load()):
+                used.add(name)
+            case ast.MatchClass(kwd_attrs=names):
+                used.update(names)
+            case ast.Constant(value=str(text)) if re.fullmatch(r"[\w.:]+", text):
+                used.update(re.findall(r"\w+", text))
+    return used
+
+
+def _modules_named(source: Source) -> set[str]:
+    """Modules that a file imports, or names in a string in order to start them."""
+    named: set[str] = set()
+    for node in nodes_of(source):
+        match node:
+            case ast.Import(names=names):
+                named.update(alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), names=names):
+                named.add(module)
+                named.update(f"{module}.{alias.name}" for alias in names)
+            case ast.Constant(value=str(text)) if re.fullmatch(r"\w+(\.\w+)+(:\w+)?", text):
+                named.add(text.partition(":")[0])
+    return named - {module_of(source)}

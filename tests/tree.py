@@ -1,0 +1,101 @@
+"""The tree's Python files, read and parsed once, for tests of its habits and of its structure."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Set
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+PACKAGE_FOLDERS = ("ckpt", "servers", "clients", "benchmarks")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One Python file."""
+
+    path: str
+    """Relative to the root, with slashes."""
+    text: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.text.split("\n")
+
+    @property
+    def is_test(self) -> bool:
+        return self.path.startswith("tests/")
+
+    @property
+    def is_for_tests(self) -> bool:
+        return self.is_test or self.path.startswith("ckpt/testing/")
+
+    @property
+    def may_print(self) -> bool:
+        """Commands, the demo and the benchmarks talk to people; nothing else does."""
+        return self.path.startswith("benchmarks/") or bool(
+            re.search(r"(^|/)(cli|demo)(/|\.py$)", self.path)
+        )
+
+
+@cache
+def sources() -> tuple[Source, ...]:
+    """Every Python file of the tree, in the order of their paths."""
+    folders = [ROOT / name for name in (*PACKAGE_FOLDERS, "tests", "tools")]
+    paths = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    return tuple(_read(path) for path in paths)
+
+
+@cache
+def examples() -> tuple[Source, ...]:
+    """The scripts that the pages show."""
+    return tuple(_read(path) for path in sorted((ROOT / "docs" / "examples").glob("*.py")))
+
+
+def _read(path: Path) -> Source:
+    return Source(path.relative_to(ROOT).as_posix(), path.read_text())
+
+
+@cache
+def tree_of(source: Source) -> ast.Module:
+    return ast.parse(source.text)
+
+
+@cache
+def nodes_of(source: Source) -> tuple[ast.AST, ...]:
+    """Of the whole tree: walked once, as rules look at all of it."""
+    return tuple(ast.walk(tree_of(source)))
+
+
+def starts_by_itself(source: Source) -> bool:
+    """What Python or pytest finds by its name, and the scripts that people start."""
+    folder, _, name = source.path.rpartition("/")
+    return (
+        folder == "benchmarks/peers"
+        or name in ("__init__.py", "__main__.py", "conftest.py")
+        or name.startswith("test_")
+    )
+
+
+def module_of(source: Source) -> str:
+    """`servers/ckptd/cli.py` is imported as `ckptd.cli`."""
+    dotted = source.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return re.sub(r"^(servers|clients|benchmarks)\.", "", dotted)
+
+
+def imports_of(source: Source, modules: Set[str]) -> set[str]:
+    """Which of the modules a file imports: of `from a import b` the module `a.b` if that is one."""
+    found: set[str] = set()
+    for node in nodes_of(source):
+        match node:
+            case ast.Import(names=names):
+                found.update(alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), names=names):
+                wholes = [f"{module}.{alias.name}" for alias in names]
+                found.update(whole if whole in modules else module for whole in wholes)
+    return (found & modules) - {module_of(source)}
