@@ -86,7 +86,7 @@ def test_a_refused_direct_write_is_written_buffered_and_direct_is_given_up(tmp_p
 
 
 def test_a_direct_read_that_fails_is_not_read_past_its_error(tmp_path: Path) -> None:
-    """The page cache may still hold what the device cannot give: that proves nothing of it."""
+    """The page cache may still hold what the device cannot give: that proves nothing of a disk."""
     failing: list[bool] = []
 
     def open_file(path: str, flags: int, mode: int) -> int:
