@@ -1,0 +1,47 @@
+"""What a client asks first, and what it makes of a coordinator that does not know the question."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from ckpt.base.errors import CkptError, Refused, Unavailable
+from ckpt_client.connection import _greet
+from ckpt_client.control import Control
+
+
+class _Coordinator:
+    """It answers these questions, and others with an error."""
+
+    def __init__(self, *known: str, error: CkptError) -> None:
+        self.asked: list[str] = []
+        self._known, self._error = known, error
+
+    def ask(self, what: str) -> bytes:
+        self.asked.append(what)
+        if what not in self._known:
+            raise self._error
+        return b"{}"
+
+    def greeted(self) -> list[str]:
+        """What a client that greets it has asked."""
+        _greet(cast(Control, self))
+        return self.asked
+
+
+def test_one_question_is_enough() -> None:
+    assert _Coordinator("coordinator", error=Refused("never")).greeted() == ["coordinator"]
+
+
+def test_a_coordinator_of_the_version_before_is_asked_what_it_knows() -> None:
+    older = _Coordinator("runs", error=Refused("'coordinator' is not one of status, runs"))
+    assert older.greeted() == ["coordinator", "runs"]
+
+
+@pytest.mark.parametrize("error", [Refused("of another cluster"), Unavailable("no quorum")])
+def test_an_error_that_means_the_client_is_raised(error: CkptError) -> None:
+    coordinator = _Coordinator(error=error)
+    with pytest.raises(type(error), match=error.message):
+        coordinator.greeted()
+    assert len(coordinator.asked) <= 2
