@@ -100,7 +100,7 @@ def test_a_direct_read_that_fails_is_not_read_past_its_error(tmp_path: Path) -> 
     failing.append(True)
     with pytest.raises(OSError, match="the device fails"):
         read(disk, "a/y", 0, PAGE_BYTES)
-    assert disk.buffers_lent == 0
+    assert not disk._lent
     disk.close()
 
 

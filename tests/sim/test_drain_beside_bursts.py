@@ -45,7 +45,7 @@ class DrainedCrowd:
 
     def __init__(self, slow: int) -> None:
         """`slow`: so many times slower one device is when the drain begins."""
-        self.crowd = Crowd(1, RANKS, [DEVICE] * TARGETS, CODE, 6, STEPS, GAP_US)
+        self.crowd = Crowd(1, RANKS, [DEVICE] * TARGETS, CODE, 6, STEPS, gap_us=GAP_US)
         self._slow = slow
         self.tally = Tally()
         self.bucket = Bucket(STORE.url, conditional=True)

@@ -32,7 +32,7 @@ class Restore:
     """A launch that loads the first step while the other one saves the second."""
 
     def __init__(self) -> None:
-        self.crowd = crowd = Crowd(1, RANKS, [DEVICE] * TARGETS, CODE, 4, STEPS, GAP_US)
+        self.crowd = crowd = Crowd(1, RANKS, [DEVICE] * TARGETS, CODE, 4, STEPS, gap_us=GAP_US)
         self.pins_most = 0
         self.readers = [
             LoadingRank(

@@ -20,11 +20,11 @@ from typing import Final
 import msgspec
 
 import ckpt
-from ckpt.base.errors import Aborted, Busy, Fenced, NoSpace, Unavailable
+from ckpt.base.errors import Aborted, Busy, Corrupt, Fenced, NoSpace, Unavailable
 from tests.soak.states import check_own, state_of
 
 RUN: Final = "soak/kill at random"
-HONEST: Final = (Aborted, Unavailable, Busy, NoSpace)
+HONEST: Final = (Aborted, Unavailable, Busy, NoSpace, Corrupt)
 TRIES: Final = 3
 RESUME_TRIES: Final = 20
 WAIT_S: Final = 60.0
@@ -47,6 +47,12 @@ def say(event: str, **words: object) -> None:
     """One line for the job's log."""
     sys.stdout.write(json.dumps({"event": event, **words}) + "\n")
     sys.stdout.flush()
+
+
+def refuse_damage(error: ckpt.CkptError) -> None:
+    """Of what may be corrupt only a lost catalog is honest: its operator is about to mend it."""
+    if isinstance(error, Corrupt) and "the catalog is older than its targets" not in str(error):
+        raise error
 
 
 def told_to_end() -> bool:
@@ -81,14 +87,14 @@ class Rank:
             except ckpt.NotFound:
                 say("resumed", step=0, generation="", by=0, source="")
                 return 0
-            except Unavailable as error:
-                say("unavailable", text=str(error), attempt=attempt)
+            except (Unavailable, Corrupt) as error:
+                self.tell_away(error, attempt)
                 continue
             with checkpoint:
                 try:
                     state = checkpoint.load()
                 except Unavailable as error:
-                    say("unavailable", text=str(error), attempt=attempt)
+                    self.tell_away(error, attempt)
                     continue
                 by = check_own(state, plan.seed, plan.rank, checkpoint.step)
                 generation, source = str(checkpoint.generation), checkpoint.source
@@ -118,9 +124,14 @@ class Rank:
             generation = str(commit.generation)
             say("committed", step=commit.step, generation=generation, commit_s=commit.commit_s)
 
+    def tell_away(self, error: ckpt.CkptError, attempt: int) -> None:
+        refuse_damage(error)
+        say("unavailable", text=str(error), attempt=attempt)
+
     def tell(self, step: int, error: ckpt.CkptError) -> None:
         if isinstance(error, Fenced):
             raise error  # Nobody else saves this run.
+        refuse_damage(error)
         say("failed", step=step, code=error.code, text=str(error))
 
 
