@@ -22,7 +22,6 @@ from ckpt.plan.placement import (
     Level,
     Placement,
     Survivable,
-    document_targets,
     place,
 )
 from ckpt.protocol.coordinator import (
@@ -147,8 +146,8 @@ def _place_one_more(
 def _wherever(
     candidates: Sequence[Candidate], count: int, beside: Collection[Holder] = ()
 ) -> tuple[TargetId, ...]:
-    """Who takes the place of a target that failed need not look where the others are."""
-    return document_targets(candidates, count)
+    """The first ones will do, wherever they are."""
+    return tuple(sorted(candidate.target for candidate in candidates)[:count])
 
 
 def _everywhere_enough(_members: Membership, on: Collection[TargetId], level: Level) -> Survivable:
@@ -374,13 +373,13 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         "documents-anywhere", "P1",
-        # Copies in too few domains get company, and the index's bound the answer.
+        # Copies in too few domains get company, and the index's bound the answer, twice.
         (
             (documents, "document_targets", _wherever),
             (documents._Spread, "_choose_elsewhere", lambda _: ()),
             (committing, "spread_of", _everywhere_enough),
+            (Checkpoints, "index_copies", _everywhere),
         ),
-        2700,
     ),
     Plant("one-record", "P1", ((committing, "store_document", _one_copy_of(DocumentKind.RECORD)),)),
     Plant(
