@@ -5,7 +5,7 @@
 #   make test     the tests without the slow campaigns; TESTS="tests/erasure -k pattern" picks some
 #   make test-bench    ckptbench's jobs on real clusters and files: tests/bench_e2e
 #   make test-stores   S3 (Ceph, as root) and its faults, Azure, Google, Zarr readers: tests/stores
-#   make test-sim      10,000 seeds of the simulator on two cores (make test runs 100), planted bugs
+#   make test-sim      5,000 seeds of the simulator on two cores (make test runs 100), planted bugs
 #   make mutants  bugs planted one at a time, 60 by seed 0: which does no test notice? Goes on where it
 #                 was stopped; MUTANTS="--count 200 --seed 7 --judge=sim --only ckpt/plan" picks others
 #   make test-frameworks   torch, JAX, Lightning, Hugging Face: installs them, then tests/frameworks
@@ -69,12 +69,12 @@ test-frameworks: $(FRAMEWORKS_READY)
 		-o faulthandler_timeout=390 --durations=12 tests/frameworks
 
 # The simulator finds each planted bug, and keeps its promises in more histories without a spare and
-# of references than make test has; then both cores for one campaign: 10,000 histories, each cell of
+# of references than make test has; then both cores for one campaign: 5,000 histories, each cell of
 # the fault matrix hit.
 test-sim: $(READY)
 	CKPT_SIM_SEEDS=400 $(BIN)/pytest -n $(WORKERS) -m "not slow" tests/sim/test_planted_bugs.py \
 		tests/sim/test_no_spares.py tests/sim/test_references.py
-	CKPT_SIM_SEEDS=10000 $(BIN)/pytest -n 0 -o faulthandler_timeout=1090 tests/sim/test_simulation.py
+	CKPT_SIM_SEEDS=5000 $(BIN)/pytest -n 0 -o faulthandler_timeout=1090 tests/sim/test_simulation.py
 
 # In copies of the tree; what is known lies in .mutants. Without a survivor it ends with 0.
 mutants: $(READY)

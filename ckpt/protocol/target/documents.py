@@ -376,7 +376,8 @@ class Documents:
         """The rest of its parts may never come."""
         for each in self._coming_of(checkpoint):
             key = each.session, (each.kind, checkpoint)
-            if self._assemblies.get(key) is each:
+            # Who sent the last part waits for its answer: that one is stored first.
+            if self._assemblies.get(key) is each and not each.complete:
                 self._abandon(key)
 
     def _droppable(self, checkpoint: CheckpointId, message: DropGeneration) -> list[StoredDocument]:
