@@ -51,11 +51,21 @@ def _check_launches(world: World) -> None:
     """All ranks of one start of the run were given one number, whoever restarted meanwhile."""
     numbers: dict[str, set[int]] = {}
     for node in world.ranks:
-        if node.launch_number is not None:
+        if node.launch_number is not None and not _took_a_free_seat(world, node):
             numbers.setdefault(node.job.launch_name, set()).add(node.launch_number)
     split = {name: sorted(given) for name, given in numbers.items() if len(given) > 1}
     if split:
         raise Violation(f"P10: one start of the run became several launches: {split}")
+
+
+def _took_a_free_seat(world: World, node: RankNode) -> bool:
+    """Without a key, a rank that an earlier start lacked may be taken for that one (the failure
+    model says so): that start's rank of its number was never let in.
+    """
+    of_number = [n for n in world.ranks if n.launch_number == node.launch_number]
+    earlier = {n.job.launch_name for n in of_number} - {node.job.launch_name}
+    seats = [n for n in world.ranks if n.job.launch_name in earlier and n.rank == node.rank]
+    return node.job.key is None and bool(seats) and all(n.launch_number is None for n in seats)
 
 
 def check_last_read(world: World) -> None:
