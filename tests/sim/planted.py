@@ -337,6 +337,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         "count-the-proofs-of-an-earlier-boot", "P1",
         ((Membership, "accepts", lambda *_: True), (Membership, "_adopt", _keep_proofs)),
+        begin=330,
     ),
     Plant(
         "forget-fencing", "P10",
@@ -388,6 +389,7 @@ PLANTS: tuple[Plant, ...] = (
             (committing, "store_document", _one_copy_of(DocumentKind.INDEX)),
             (Checkpoints, "index_copies", _everywhere),
         ),
+        begin=850,
     ),
     Plant("reuse-a-half-before-commit", "P2", ((StagerState, "half_is_free", lambda *_: True),)),
     Plant("give-up-when-cut", "P2", ((StagerMachine, "_coordinator_event", _give_up_when_cut),)),

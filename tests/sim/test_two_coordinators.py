@@ -31,7 +31,7 @@ from tests.sim.scenario import PHASES, SETTLE_US
 from tests.sim.target_node import TargetNode
 from tests.sim.two_world import TwoWorld
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 4
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 2
 STEPS = (10, 20, 30, 40)
 STORE = StorePolicy("mem://one")
 PHASE_US = 8 * US_PER_S
