@@ -136,8 +136,8 @@ def table(outcome: Outcome) -> Iterator[str]:
     yield ""
     yield from aimed.table(outcome.windows)
     yield (
-        f"{outcome.seeds} seeds from {outcome.first} on, {outcome.commits} commits, {outcome.events} events, "
-        f"{len(outcome.failures)} failures"
+        f"{outcome.seeds} seeds from {outcome.first} on, {outcome.commits} commits, "
+        f"{outcome.events} events, {len(outcome.failures)} failures"
     )
     least = outcome.least
     yield (
