@@ -16,7 +16,7 @@ from ckpt.format.messages.launches import LaunchJoined
 from ckpt.format.messages.loading import Resolved
 from ckpt.format.messages.saving import AttemptAborted, AttemptCommitted, Certified, PayloadPlanned
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
-from ckpt.protocol.coordinator.vouching import Vouching
+from ckpt.protocol.coordinator.cluster.vouching import Vouching
 from ckpt.protocol.stager.events import SaveCommitted
 from ckptd.rebuild_catalog import rebuild
 from tests.sim import faults

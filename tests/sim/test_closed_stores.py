@@ -12,8 +12,8 @@ import pytest
 
 from ckpt.base.ids import Rank
 from ckpt.format.messages.launches import Departure
-from ckpt.protocol.coordinator import ending
-from ckpt.protocol.coordinator.ending import UNWATCHED_US
+from ckpt.protocol.coordinator.saving import ending
+from ckpt.protocol.coordinator.saving.ending import UNWATCHED_US
 from ckpt.protocol.stager import events as se
 from ckpt.protocol.stager.events import SaveCommitted, SaveFailed
 from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine

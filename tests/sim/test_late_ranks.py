@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from ckpt.format.messages.launches import JoinLaunch
-from ckpt.protocol.coordinator import ending
+from ckpt.protocol.coordinator.saving import ending
 from ckpt.protocol.stager import requests
 from ckpt.protocol.stager.events import Outcome, SaveCommitted, SaveFailed
 from ckpt.protocol.stager.records import Launched

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from ckpt.base.ids import CheckpointId
-from ckpt.protocol.coordinator.checkpoints import Checkpoint
-from ckpt.protocol.coordinator.homes import Homes
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint
+from ckpt.protocol.coordinator.keeping.homes import Homes
 from tests.sim import faults
 from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US, check_nothing_is_left, read_everything

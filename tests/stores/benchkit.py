@@ -1,4 +1,4 @@
-"""Job files of ckptbench that drain into an object store or fetch from it, run as users run them."""
+"""Job files of ckptbench that drain into an object store or fetch from it, as users run them."""
 
 from __future__ import annotations
 
