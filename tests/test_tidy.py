@@ -33,13 +33,17 @@ WORDS = {
     r"\btold\b": "what it was: raised, logged, sent, warned, answered, reported",
     r"\bbehind\b": "after",
     r"\banew\b": "again",
-    r",\s+too\b(?!\s+(few|large|late|long|many|much|old|short|small)\b)": "as well, or also",
+    r",\s+too\b(?!\s+(few|large|late|long|many|much|old|short|slow|small)\b)": "as well, or also",
     r"\bthat (is|are) none\b": "say what it is",
     r"\bit was a traceback\b": "it ended with a traceback",
     r"\bwho \w+ it meanwhile\b": "say who, and when",
 }
 """Of pages and comments: what hides the meaning, and what says it."""
-PLAIN_ROOMS = ("ckpt/base/", "ckpt/erasure/", "ckpt/format/", "ckpt/plan/")
+PLAIN_ROOMS = (
+    *("ckpt/aio/", "ckpt/base/", "ckpt/erasure/", "ckpt/format/", "ckpt/objects/", "ckpt/plan/"),
+    *("ckpt/testing/", "ckpt/transfer/", "clients/ckpt_jax/", "clients/ckpt_torch/"),
+    *(f"ckpt/protocol/{part}/" for part in ("reader", "stager", "target", "writer")),
+)
 """Whose comments and docstrings have been read for such words; the other rooms follow."""
 
 
