@@ -14,20 +14,29 @@ from hypothesis import HealthCheck, settings
 
 TESTS: Final = Path(__file__).parent
 LONGEST: Final = (
-    "soak/test_kill_at_random.py",
-    "client/test_demo.py",
-    "client/test_cli_cluster.py",
-    "client/test_end_to_end.py",
+    "client/test_health_checks.py",
+    "e2e_remote/test_copied_directories.py",
+    "e2e/test_catalog_lost.py",
     "e2e/test_launches.py",
-    "objects/test_store_fan_out.py",
-    "e2e_remote/test_remote_cluster.py",
+    "machines/test_power_loss.py",
+    "objects/test_starved_worker.py",
     "objects/test_drain_queue.py",
-    "client/test_restore.py",
-    "client/test_operations.py",
-    "ckptd/test_local.py",
+    "client/test_cli_cluster.py",
+    "client/test_demo.py",
+    "e2e/test_catalog_lost_remote.py",
+    "e2e/test_losses.py",
+    "objects/test_store_fan_out.py",
+    "e2e/test_bursts.py",
+    "soak/test_kill_at_random.py",
+    "client/test_end_to_end.py",
+    "machines/test_clock_jumps.py",
+    "machines/test_campaign.py",
 )
-"""Each lasts from half a minute to a minute."""
-OF_PROCESSES: Final = ("e2e", "objects", "bench", "client", "ckptd", "fs", "sim")
+"""Each lasts from half a minute to two."""
+OF_PROCESSES: Final = (
+    "e2e_remote", "e2e", "machines", "objects", "bench", "client", "ckptd", "versions", "mutants",
+    "fs", "sim",
+)  # fmt: skip
 """Folders of tests with clusters and histories; those of the others take milliseconds."""
 
 TOLD_LINES: Final = 40

@@ -32,7 +32,7 @@ from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.erasure.code import Code
 from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt.format.messages.drains import DrainNoted, ForgetStore
-from ckpt.protocol.coordinator.answers import StatusView
+from ckpt.protocol.coordinator.reading.answers import StatusView
 from ckpt_client.control import Control
 from ckpt_client.detach import child_environment
 from ckpt_client.locate import Locator

@@ -21,7 +21,7 @@ import msgspec
 import ckpt
 from ckpt.base.errors import Unavailable
 from ckpt.objects.source import Array
-from ckpt.protocol.coordinator.answers import StatusView
+from ckpt.protocol.coordinator.reading.answers import StatusView
 from ckpt_client.control import Control
 from ckpt_client.locate import Locator
 from ckptbench.drain_speed import RUN, TIMEOUT_S, local_tier, random_state

@@ -12,7 +12,7 @@ from ckpt.base.ids import Generation
 from ckpt.base.printable import printable
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.saving import CommitInfo
-from ckpt.protocol.coordinator.answers import StepView
+from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.stager import wire
 
 

@@ -3,7 +3,7 @@
     what is mine --tier or object store--> memory --peer server--> other ranks
     what is theirs <--their peer servers, checked as if it came from there--
 
-The coordinator says which is which (ckpt.protocol.coordinator.sharing). It takes no process group,
+The coordinator says which is which (ckpt.protocol.coordinator.reading.sharing). It takes no process group,
 and no rank waits for one that has not come. Whatever goes wrong with a peer or with the sharing
 itself, a rank reads the bytes itself: sharing never makes a load fail.
 

@@ -20,7 +20,7 @@ from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
 from ckpt.base.ids import check_run_name, check_step
 from ckpt.base.units import format_bytes
 from ckpt.format.messages.saving import ReplicaPolicy
-from ckpt.protocol.coordinator.answers import StepView
+from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.connection import Connection
 from ckpt_client.copying import NUMPY, Copier
 from ckpt_client.environment import Place, find_place, next_save_number

@@ -28,7 +28,7 @@ from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import Resolve, TargetAddress
 from ckpt.format.messages.reading import ByteRange, ColumnVerified, VerifyColumn
 from ckpt.plan.reads import PayloadKey
-from ckpt.protocol.coordinator.judging import most_bad
+from ckpt.protocol.coordinator.keeping.judging import most_bad
 from ckpt.transfer.payload_finder import FoundPayload, PayloadFinder
 from ckpt.transfer.target_links import nearest_address
 from ckpt_client.pinned import Pinned

@@ -45,12 +45,12 @@ from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.plan.placement import Level
 from ckpt.protocol.coordinator import catalog as entries
-from ckpt.protocol.coordinator.answers import Check, CoordinatorView
 from ckpt.protocol.coordinator.catalog import Persist, Persisted
-from ckpt.protocol.coordinator.checks import connections_full
 from ckpt.protocol.coordinator.desk import Action
-from ckpt.protocol.coordinator.evicting import Watermarks
+from ckpt.protocol.coordinator.keeping.evicting import Watermarks
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
+from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorView
+from ckpt.protocol.coordinator.reading.checks import connections_full
 from ckpt.protocol.events import (
     CloseSession,
     Received,

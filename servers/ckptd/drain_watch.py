@@ -13,7 +13,7 @@ from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import RunName
 from ckpt.format.messages.asking import Ask
-from ckpt.protocol.coordinator.answers import RunView, StatusView, StepView
+from ckpt.protocol.coordinator.reading.answers import RunView, StatusView, StepView
 
 BURST_ASK_S: Final = 0.5
 """The status is asked for no more often."""

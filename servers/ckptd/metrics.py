@@ -15,11 +15,11 @@ from typing import Final
 from ckpt.aio.server_limits import Pressure
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.saving import CommitInfo
-from ckpt.protocol.coordinator.answers import StoreStatus
 from ckpt.protocol.coordinator.catalog import RowState
-from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
-from ckpt.protocol.coordinator.evicting import Evictor
-from ckpt.protocol.coordinator.membership import Membership, TargetState
+from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.evicting import Evictor
+from ckpt.protocol.coordinator.reading.answers import StoreStatus
 from ckptd.exposition import Family, Histogram, Kind, render
 from ckptd.target_metrics import add_device, build_info, device_families, family_of_counter
 

@@ -15,7 +15,7 @@ reason, and left untouched on the targets:
 The new catalog's term is far above the highest seen in records, generations, tombstones and the
 targets' own term files, so that no target that is away now has obeyed it. When one comes that
 holds a record or a tombstone that was not found here, the coordinator serves nobody any more, and
-this is to be done again, with that target (ckpt/protocol/coordinator/vouching.py). What is refused
+this is to be done again, with that target (ckpt/protocol/coordinator/cluster/vouching.py). What is refused
 is noted in the catalog: it proves nothing against it.
 """
 
@@ -44,7 +44,7 @@ from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocumen
 from ckpt.format.messages.targets import ColumnsListed, ListColumns
 from ckpt.format.record import CommitRecord, decode_record, decode_tombstone
 from ckpt.protocol.coordinator.catalog import CatalogImage, CatalogRow, RowState, TargetSeen
-from ckpt.protocol.coordinator.placements import encode_placement
+from ckpt.protocol.coordinator.keeping.placements import encode_placement
 from ckpt.protocol.target.directory import identify
 from ckpt.protocol.target.term import TERM_FILE, decode_term
 from ckptd import config as options

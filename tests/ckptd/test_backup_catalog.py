@@ -23,7 +23,7 @@ from ckpt.protocol.coordinator.catalog import (
     StoreRow,
     TargetSeen,
 )
-from ckpt.protocol.coordinator.placements import encode_placement
+from ckpt.protocol.coordinator.keeping.placements import encode_placement
 from ckptd.backup_catalog import backup_path, read_backup
 from ckptd.catalog import Catalog
 from ckptd.rebuild_catalog import RestingTarget, rebuild

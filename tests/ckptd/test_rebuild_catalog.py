@@ -31,8 +31,8 @@ from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.record import CommitRecord, Tombstone, encode_record, encode_tombstone
 from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.keeping.placements import decode_placement
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
-from ckpt.protocol.coordinator.placements import decode_placement
 from ckpt.protocol.target.term import encode_term
 from ckptd.catalog import Catalog, read_image
 from ckptd.cluster_file import ClusterOptions, load_or_create

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ckpt.format.checksum import xxh3_128
-from ckpt.protocol.coordinator.answers import Check
-from ckpt.protocol.coordinator.checks import CHECKS, exit_code
+from ckpt.protocol.coordinator.reading.answers import Check
+from ckpt.protocol.coordinator.reading.checks import CHECKS, exit_code
 from tests.client.clikit import Ended, environment, fill, run
 from tests.waiting import ASKED_S, wait_until
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.base.errors import Refused
-from ckpt.protocol.coordinator.answers import StepView
+from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.demo import director
 from ckpt_client.demo.course import Course, Outcome, Strike, Told
 from ckpt_client.demo.judge import judge

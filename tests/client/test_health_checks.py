@@ -21,7 +21,7 @@ from ckpt.base.limits import DEVICE_FAILURES_MAX
 from ckpt.format.column import FRAGMENTS_OFFSET
 from ckpt.format.messages.drains import ForgetStore
 from ckpt.format.messages.targets import RenewLease
-from ckpt.protocol.coordinator.checks import CHECKS
+from ckpt.protocol.coordinator.reading.checks import CHECKS
 from tests.client.checkkit import PATIENCE_S, RUN_NAME, Case, made
 from tests.client.clikit import fill, run
 from tests.client.remote_daemons import remote

@@ -19,6 +19,8 @@ import pytest
 from tests.client.clikit import TIMEOUT_S, environment, run
 from tests.waiting import wait_until
 
+ADAPTED = {"torch", "jax", "lightning", "obstore", "safetensors", "matplotlib"}
+"""What a user of an adapter, a store or a format has anyway."""
 SCRIPTS = Path(sys.executable).parent
 ARRAYS = {
     "layer.0.w": np.random.default_rng(7).standard_normal((512, 1024)).astype("f4"),
@@ -122,3 +124,37 @@ def test_every_program_that_is_installed_says_what_it_is_for(words: tuple[str, .
     assert (ended.returncode, ended.stderr) == (0, "")
     assert f"{command} {program}" in ended.stdout
     assert "example" in ended.stdout
+
+
+_EVERY_MODULE = """
+import importlib, pkgutil
+
+def modules(name):
+    yield name
+    for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
+        if not module.name.endswith(".__main__"):
+            yield module.name
+
+for package in ("ckpt", "ckptd", "ckpt_client", "ckptbench", "ckpt_torch", "ckpt_jax"):
+    try:
+        for module in modules(package):
+            try:
+                importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                print(error.name)
+    except ModuleNotFoundError as error:
+        print(error.name)
+"""
+
+
+def test_every_module_needs_only_what_is_installed_with_it_or_what_it_adapts() -> None:
+    """Beside the packages of the test group, which this environment has."""
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", _EVERY_MODULE],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    assert set(ended.stdout.split()) <= ADAPTED

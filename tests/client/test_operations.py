@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.protocol.coordinator.checks import CHECKS
+from ckpt.protocol.coordinator.reading.checks import CHECKS
 from ckpt_client.cli.exits import MEANINGS
 from tests.client.clikit import TIMEOUT_S, environment, run
 

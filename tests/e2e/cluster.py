@@ -15,7 +15,7 @@ import msgspec
 
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.format.checksum import xxh3_128
-from ckpt.protocol.coordinator.answers import StatusView, TargetView
+from ckpt.protocol.coordinator.reading.answers import StatusView, TargetView
 from ckpt_client.control import Control
 from ckpt_client.locate import Locator
 from tests.waiting import ASKED_S, wait_until

@@ -11,7 +11,7 @@ import numpy as np
 
 import ckpt
 from ckpt.base.units import MiB
-from ckpt.protocol.coordinator.answers import StatusView
+from ckpt.protocol.coordinator.reading.answers import StatusView
 from ckpt_client.control import Control
 from ckpt_client.locate import Locator
 from tests.waiting import wait_until

@@ -18,7 +18,7 @@ from ckpt.aio.rpc import RpcClient
 from ckpt.base.ids import TargetId
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
-from ckpt.protocol.coordinator.answers import StatusView
+from ckpt.protocol.coordinator.reading.answers import StatusView
 from tests.waiting import ASKED_S, wait_until
 
 HOSTS = 4

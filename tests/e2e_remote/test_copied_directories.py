@@ -14,7 +14,7 @@ import pytest
 
 from ckpt.base.ids import TargetId
 from ckpt.format.messages.asking import ReplaceTarget, TargetReplaced
-from ckpt.protocol.coordinator.answers import TargetView
+from ckpt.protocol.coordinator.reading.answers import TargetView
 from tests.client.clikit import environment, run
 from tests.e2e_remote.cluster import Daemon, RemoteCluster
 from tests.waiting import ASKED_S, wait_until

@@ -74,7 +74,7 @@ def test_positions_are_right_behind_letters_of_several_bytes() -> None:
 
 
 def test_bugs_of_the_tree_can_be_planted_and_each_has_a_name_and_a_diff_of_its_own() -> None:
-    path = "ckpt/protocol/coordinator/committing.py"
+    path = "ckpt/protocol/coordinator/saving/committing.py"
     source = (ROOT / path).read_text()
     found = mutants_of(path, source)
     assert len({each.key for each in found}) == len(found) > 100

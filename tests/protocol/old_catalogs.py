@@ -9,7 +9,7 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import Resolve, Resolved
 from ckpt.format.messages.reading import DocumentKind
-from ckpt.protocol.coordinator.membership import GATHERING_US
+from ckpt.protocol.coordinator.cluster.membership import GATHERING_US
 from ckpt.protocol.events import Session
 from tests.protocol.coordinating import RUN, SECOND_US, Bench
 

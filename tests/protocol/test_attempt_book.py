@@ -16,7 +16,7 @@ from ckpt.base.ids import (
 from ckpt.erasure.code import Code
 from ckpt.format.layout import Layout
 from ckpt.format.messages.saving import ReplicaPolicy
-from ckpt.protocol.coordinator.attempts import Attempt, AttemptBook, AttemptState, Payload
+from ckpt.protocol.coordinator.saving.attempts import Attempt, AttemptBook, AttemptState, Payload
 
 
 def book(*payloads: int, open_last: bool = False) -> AttemptBook:

@@ -13,7 +13,7 @@ from ckpt.format.messages.asking import ReplaceTarget, TargetReplaced
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.targets import RegisterTarget, TargetRegistered
 from ckpt.protocol.coordinator.catalog import TargetSeen
-from ckpt.protocol.coordinator.membership import TargetState
+from ckpt.protocol.coordinator.cluster.membership import TargetState
 from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import Bench
 

@@ -24,7 +24,8 @@ from ckpt.format.messages.reading import ByteRange, DocumentKind
 from ckpt.format.messages.saving import AttemptAborted, AttemptCommitted, PayloadGivenUp
 from ckpt.format.messages.targets import DropGeneration, ListColumns, PutDocument
 from ckpt.format.record import decode_tombstone
-from ckpt.protocol.coordinator import catalog, deletion
+from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.keeping import deletion
 from ckpt.protocol.events import Send, Session
 from tests.protocol.coordinating import RUN, Bench, RankFake
 
@@ -149,7 +150,7 @@ def test_what_nobody_knows_any_more_is_not_said_to_have_been_aborted_for_certain
 ) -> None:
     monkeypatch.setattr(deletion, "GONE_ROWS_MAX", 0)
     monkeypatch.setattr(deletion, "GONE_ROWS_BATCH", 1)
-    monkeypatch.setattr("ckpt.protocol.coordinator.ending.ENDED_KEPT", 0)
+    monkeypatch.setattr("ckpt.protocol.coordinator.saving.ending.ENDED_KEPT", 0)
     bench = Bench(keep=1)
     id = bench.save(1)
     bench.save(2)

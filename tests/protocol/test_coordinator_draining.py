@@ -27,8 +27,8 @@ from ckpt.format.messages.drains import (
 )
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.drain_jobs import DrainJob
-from ckpt.protocol.coordinator.draining import (
+from ckpt.protocol.coordinator.keeping.drain_jobs import DrainJob
+from ckpt.protocol.coordinator.keeping.draining import (
     GRACE_US,
     LEASE_US,
     REST_US,

@@ -14,7 +14,7 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import DamageJudged, ReportDamage, Resolve, Resolved
 from ckpt.format.messages.reading import ByteRange, VerifyColumn
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.judging import most_bad
+from ckpt.protocol.coordinator.keeping.judging import most_bad
 from ckpt.protocol.events import Session
 from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import RUN, Bench

@@ -9,7 +9,7 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.launches import TrainerLeft
 from ckpt.format.messages.saving import PayloadPlanned
-from ckpt.protocol.coordinator import launches
+from ckpt.protocol.coordinator.cluster import launches
 from tests.protocol.coordinating import Bench, RankFake, team
 
 

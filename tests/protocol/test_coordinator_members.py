@@ -33,7 +33,7 @@ from ckpt.format.messages.targets import DropColumn, PutDocument, Reserve
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.format.table import encode_table
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.members import NUMBERS_HELD
+from ckpt.protocol.coordinator.saving.members import NUMBERS_HELD
 from ckpt.protocol.events import Session
 from tests.protocol.coordinated_target import DIGEST
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake

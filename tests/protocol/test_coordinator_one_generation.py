@@ -15,7 +15,8 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
 from ckpt.format.messages.loading import LoadConfirmed, Resolve
 from ckpt.format.messages.saving import CommitMembers
-from ckpt.protocol.coordinator import catalog, rounds
+from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.reading import rounds
 from ckpt.protocol.events import Session
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake, every, team
 from tests.protocol.images import apply_all

@@ -10,7 +10,7 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.sharing import LeaveReads, NextReads, ReadsShared, ShareReads
 from ckpt.format.spans import OURS, PayloadSpan, decode_spans, encode_spans
-from ckpt.protocol.coordinator.sharing import GRANT_BYTES, PATIENCE_US
+from ckpt.protocol.coordinator.reading.sharing import GRANT_BYTES, PATIENCE_US
 from ckpt.protocol.events import Send
 from tests.protocol.coordinating import SECOND_US, Bench
 

@@ -12,9 +12,10 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.launches import LaunchJoined
 from ckpt.format.messages.loading import Resolved
 from ckpt.format.messages.targets import Attest, LeaseRenewed
-from ckpt.protocol.coordinator import catalog, vouching
+from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogImage
-from ckpt.protocol.coordinator.vouching import Standing
+from ckpt.protocol.coordinator.cluster import vouching
+from ckpt.protocol.coordinator.cluster.vouching import Standing
 from ckpt.protocol.events import CloseSession
 from tests.protocol.coordinating import Bench, RankFake
 from tests.protocol.images import apply_all

@@ -11,7 +11,8 @@ from ckpt.format.messages.asking import DeleteStep
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import DamageJudged, ReportDamage, Resolve, Resolved
 from ckpt.format.messages.reading import DocumentKind, ReadDocument
-from ckpt.protocol.coordinator import catalog, index_inquiry
+from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.keeping import index_inquiry
 from ckpt.protocol.events import Session
 from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import RUN, Bench

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckpt.base.ids import ColumnNumber, TargetId
 from ckpt.format.messages.saving import Place, RequestSpares, SparesNamed
 from ckpt.format.messages.targets import ReleaseReservation
-from ckpt.protocol.coordinator.spare_search import RETURN_GAP_US, RETURNS_MAX
+from ckpt.protocol.coordinator.saving.spare_search import RETURN_GAP_US, RETURNS_MAX
 from tests.protocol.coordinating import SECOND_US, Bench, RankFake
 from tests.protocol.test_late_targets import LEASE_S, gathered
 

@@ -49,6 +49,7 @@ class Least:
 class Outcome:
     """What a campaign found."""
 
+    first: int = 0
     seeds: int = 0
     commits: int = 0
     events: int = 0
@@ -115,7 +116,7 @@ def _settle_down() -> None:
 
 def run_campaign(first: int, seeds: int, jobs: int) -> Outcome:
     """All seeds on `jobs` processes; equal for any number of them."""
-    total = Outcome()
+    total = Outcome(first)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # Its threads spin, and nobody here uses it.
     with ProcessPoolExecutor(
         jobs, mp_context=get_context("spawn"), initializer=_settle_down
@@ -135,8 +136,8 @@ def table(outcome: Outcome) -> Iterator[str]:
     yield ""
     yield from aimed.table(outcome.windows)
     yield (
-        f"{outcome.seeds} seeds, {outcome.commits} commits, {outcome.events} events, "
-        f"{len(outcome.failures)} failures"
+        f"{outcome.seeds} seeds from {outcome.first} on, {outcome.commits} commits, "
+        f"{outcome.events} events, {len(outcome.failures)} failures"
     )
     least = outcome.least
     yield (

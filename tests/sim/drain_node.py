@@ -41,7 +41,7 @@ from ckpt.objects.reader import remains, stored_by, stored_steps
 from ckpt.objects.source import Source
 from ckpt.objects.writer import WriteJob, WriteLimits
 from ckpt.plan.drains import StorePolicy, surplus
-from ckpt.protocol.coordinator.answers import StepView
+from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt.protocol.events import Send, Session
 from ckptd.drain_worker import delete_stored
 from tests.sim.clockwork import Clockwork

@@ -24,8 +24,8 @@ from ckpt.format.messages.saving import (
 )
 from ckpt.format.table import encode_table
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.answers import MembersView
-from ckpt.protocol.coordinator.placements import Placement
+from ckpt.protocol.coordinator.keeping.placements import Placement
+from ckpt.protocol.coordinator.reading.answers import MembersView
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.stager import events as se
 from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine

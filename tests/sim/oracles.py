@@ -34,7 +34,7 @@ from ckpt.format.record import decode_record
 from ckpt.plan.placement import Level, domain_key
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
-from ckpt.protocol.coordinator.placements import Placement, decode_placement
+from ckpt.protocol.coordinator.keeping.placements import Placement, decode_placement
 from ckpt.protocol.stager.events import Outcome, SaveCommitted
 from ckpt.protocol.target.core import column_name
 from ckpt.testing.disk import FakeDisk

@@ -24,29 +24,23 @@ from ckpt.plan.placement import (
     Survivable,
     place,
 )
-from ckpt.protocol.coordinator import (
-    attempts,
-    catalog,
-    committing,
-    documents,
-    ending,
-    launches,
-    opening,
-    reservations,
-)
-from ckpt.protocol.coordinator.attempts import Attempt, AttemptState, Payload
-from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
-from ckpt.protocol.coordinator.committing import Committer
-from ckpt.protocol.coordinator.deletion import Deleter
+from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.cluster import launches
+from ckpt.protocol.coordinator.cluster.launches import Launches
+from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.documents import Copies, store_document
-from ckpt.protocol.coordinator.ending import Ending
-from ckpt.protocol.coordinator.launches import Launches
-from ckpt.protocol.coordinator.membership import Membership, Target
-from ckpt.protocol.coordinator.opening import Opening
-from ckpt.protocol.coordinator.reservations import Reservations, SpreadRule
-from ckpt.protocol.coordinator.resolving import Resolver, _Waiting
-from ckpt.protocol.coordinator.rounds import LaunchRounds, Round
+from ckpt.protocol.coordinator.keeping import documents
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.deletion import Deleter
+from ckpt.protocol.coordinator.keeping.documents import Copies, store_document
+from ckpt.protocol.coordinator.reading.resolving import Resolver, _Waiting
+from ckpt.protocol.coordinator.reading.rounds import LaunchRounds, Round
+from ckpt.protocol.coordinator.saving import attempts, committing, ending, opening, reservations
+from ckpt.protocol.coordinator.saving.attempts import Attempt, AttemptState, Payload
+from ckpt.protocol.coordinator.saving.committing import Committer
+from ckpt.protocol.coordinator.saving.ending import Ending
+from ckpt.protocol.coordinator.saving.opening import Opening
+from ckpt.protocol.coordinator.saving.reservations import Reservations, SpreadRule
 from ckpt.protocol.events import Session, SessionClosed
 from ckpt.protocol.reader.events import DecodePart
 from ckpt.protocol.stager.events import CoordinatorEvent, Outcome, SaveFailed
@@ -337,6 +331,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         "count-the-proofs-of-an-earlier-boot", "P1",
         ((Membership, "accepts", lambda *_: True), (Membership, "_adopt", _keep_proofs)),
+        begin=330,
     ),
     Plant(
         "forget-fencing", "P10",
@@ -388,6 +383,7 @@ PLANTS: tuple[Plant, ...] = (
             (committing, "store_document", _one_copy_of(DocumentKind.INDEX)),
             (Checkpoints, "index_copies", _everywhere),
         ),
+        begin=850,
     ),
     Plant("reuse-a-half-before-commit", "P2", ((StagerState, "half_is_free", lambda *_: True),)),
     Plant("give-up-when-cut", "P2", ((StagerMachine, "_coordinator_event", _give_up_when_cut),)),

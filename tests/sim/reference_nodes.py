@@ -29,7 +29,7 @@ from ckpt.format.messages.loading import Resolved, TargetAddress
 from ckpt.format.messages.saving import CommitInfo, ReplicaPolicy
 from ckpt.format.record import decode_record
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
-from ckpt.protocol.coordinator.placements import decode_placement
+from ckpt.protocol.coordinator.keeping.placements import decode_placement
 from ckpt.protocol.events import Session
 from ckpt.protocol.stager import events as se
 from ckpt.protocol.target.core import column_name

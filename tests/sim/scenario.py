@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ckpt.protocol.coordinator.attempts import AttemptState
 from ckpt.protocol.coordinator.catalog import LaunchEntered, LaunchNumbered
+from ckpt.protocol.coordinator.saving.attempts import AttemptState
 from ckpt.protocol.writer.column import ColumnState
 from tests.sim.aimed import BESIDE_ANOTHER_LAUNCH, aim_anywhere
 from tests.sim.faults import FAULTS, Strike

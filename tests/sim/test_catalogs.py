@@ -16,18 +16,18 @@ from ckpt.format.messages.launches import LaunchJoined
 from ckpt.format.messages.loading import Resolved
 from ckpt.format.messages.saving import AttemptAborted, AttemptCommitted, Certified, PayloadPlanned
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
-from ckpt.protocol.coordinator.vouching import Vouching
+from ckpt.protocol.coordinator.cluster.vouching import Vouching
 from ckpt.protocol.stager.events import SaveCommitted
 from ckptd.rebuild_catalog import rebuild
 from tests.sim import faults
 from tests.sim.catalog_sources import DiskSource
 from tests.sim.coordinator_node import CLUSTER
-from tests.sim.histories import ends_of
+from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Oracles, Violation
 from tests.sim.world import World
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 10
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 4
 FAULTS = (
     faults.target_killed, faults.target_power_lost, faults.target_torn, faults.target_stopped,
     faults.connections_cut, faults.half_opened, faults.coordinator_crashed,
@@ -166,4 +166,4 @@ def test_the_history_finds_a_coordinator_that(
     for name, planted in plant.items():
         monkeypatch.setattr(Vouching, name, planted)
     with pytest.raises(AssertionError):
-        ends_of(run_seed, 100)
+        run_each(run_seed, 100)

@@ -12,14 +12,14 @@ import pytest
 
 from ckpt.base.ids import Rank
 from ckpt.format.messages.launches import Departure
-from ckpt.protocol.coordinator import ending
-from ckpt.protocol.coordinator.ending import UNWATCHED_US
+from ckpt.protocol.coordinator.saving import ending
+from ckpt.protocol.coordinator.saving.ending import UNWATCHED_US
 from ckpt.protocol.stager import events as se
 from ckpt.protocol.stager.events import SaveCommitted, SaveFailed
 from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
 from ckpt.protocol.stager.state import StagerState
 from tests.sim import faults
-from tests.sim.histories import ends_of
+from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Violation
 from tests.sim.payloads import Job
@@ -167,7 +167,7 @@ def test_the_history_finds_a_stager_that_takes_a_closed_store_for_the_end(
     ended = property(lambda self: None if self.trainer_attached else Departure.ENDED)
     monkeypatch.setattr(StagerState, "departure", ended)
     with pytest.raises(AssertionError, match="every rank saved every step"):
-        ends_of(run_seed, 10)
+        run_each(run_seed, 10)
 
 
 def test_the_history_finds_a_coordinator_that_misses_an_idle_stager(
@@ -175,4 +175,4 @@ def test_the_history_finds_a_coordinator_that_misses_an_idle_stager(
 ) -> None:
     monkeypatch.setattr(ending, "UNWATCHED_US", 15_000_000)
     with pytest.raises(AssertionError, match="every rank saved every step"):
-        ends_of(run_seed, 10)
+        run_each(run_seed, 10)

@@ -13,7 +13,7 @@ import pytest
 from ckpt.base.ids import CheckpointId
 from ckpt.base.units import US_PER_S
 from ckpt.plan.drains import StorePolicy
-from ckpt.protocol.coordinator.evicting import Watermarks
+from ckpt.protocol.coordinator.keeping.evicting import Watermarks
 from tests.sim.drain_faults import DRAIN, EVICT, Cell, Scene
 from tests.sim.drain_node import QUIET_S, Trouble
 from tests.sim.drain_world import DrainOracles, DrainWorld, small_items
@@ -22,7 +22,7 @@ from tests.sim.oracles import Violation
 from tests.sim.scenario import SETTLE_US
 from tests.sim.world import RANK_COUNT
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 10
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 20
 SEEDS_SOAK = 300
 STEPS = (10, 20, 30, 40, 50)
 SAVES_US = 6_000_000

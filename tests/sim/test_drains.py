@@ -18,16 +18,16 @@ from ckpt.objects.documents import StoredObject
 from ckpt.objects.writer import WriteJob
 from ckpt.objects.zarr_layout import shard_key
 from ckpt.plan.drains import StorePolicy
-from ckpt.protocol.coordinator.draining import DrainQueue
-from ckpt.protocol.coordinator.evicting import Watermarks
+from ckpt.protocol.coordinator.keeping.draining import DrainQueue
+from ckpt.protocol.coordinator.keeping.evicting import Watermarks
 from tests.sim import faults
 from tests.sim.drain_node import QUIET_S, DrainNode, Trouble
 from tests.sim.drain_world import DrainOracles, DrainWorld, small_items
-from tests.sim.histories import ends_of
+from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Violation
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 10
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 10
 SEEDS_SOAK = 500
 PLANTED_SEEDS = 30
 STEPS = (10, 20, 30, 40)
@@ -164,9 +164,4 @@ def test_a_planted_bug_is_found(
 ) -> None:
     plant(monkeypatch)
     with pytest.raises(Violation, match="P9"):
-        _run_seeds()
-
-
-def _run_seeds() -> None:
-    for seed in range(PLANTED_SEEDS):
-        run_seed(seed)
+        run_each(run_seed, PLANTED_SEEDS)

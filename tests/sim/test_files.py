@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from ckpt.format.members import Member
-from ckpt.protocol.coordinator.attempts import Attempt, Payload
 from ckpt.protocol.coordinator.catalog import CatalogRow
-from ckpt.protocol.coordinator.members import Members
-from ckpt.protocol.coordinator.opening import Opening
+from ckpt.protocol.coordinator.saving.attempts import Attempt, Payload
+from ckpt.protocol.coordinator.saving.members import Members
+from ckpt.protocol.coordinator.saving.opening import Opening
 from tests.sim.faults import FAULTS
 from tests.sim.file_nodes import FileWorld
 from tests.sim.histories import ends_of

@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from ckpt.format.messages.launches import JoinLaunch
-from ckpt.protocol.coordinator import ending
+from ckpt.protocol.coordinator.saving import ending
 from ckpt.protocol.stager import requests
 from ckpt.protocol.stager.events import Outcome, SaveCommitted, SaveFailed
 from ckpt.protocol.stager.records import Launched
 from ckpt.protocol.stager.requests import Identity
 from tests.sim import faults
-from tests.sim.histories import ends_of
+from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Oracles, Violation
 from tests.sim.rank_node import RankNode
@@ -98,7 +98,7 @@ def test_a_rank_that_comes_late_is_never_left_waiting() -> None:
 def test_the_history_finds_a_coordinator_that_lets_it_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "PEERS_WAIT_US", 1 << 60)
     with pytest.raises(AssertionError, match="waits without an end"):
-        ends_of(run_seed, 20)
+        run_each(run_seed, 20)
 
 
 def test_the_history_finds_a_coordinator_that_forgets_who_had_saved(
@@ -111,4 +111,4 @@ def test_the_history_finds_a_coordinator_that_forgets_who_had_saved(
 
     monkeypatch.setattr(requests, "join", forgetful)
     with pytest.raises(AssertionError, match="waits without an end"):
-        ends_of(run_seed, 10)
+        run_each(run_seed, 10)

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from ckpt.base.ids import CheckpointId
-from ckpt.protocol.coordinator.checkpoints import Checkpoint
-from ckpt.protocol.coordinator.homes import Homes
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint
+from ckpt.protocol.coordinator.keeping.homes import Homes
 from tests.sim import faults
-from tests.sim.histories import ends_of
+from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US, check_nothing_is_left, read_everything
 from tests.sim.reference_nodes import built
 from tests.sim.scenario import settle
@@ -122,9 +122,4 @@ def test_a_planted_bug_is_found(
 ) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError, match=r"P1|P3|P5"):
-        _run_seeds()
-
-
-def _run_seeds() -> None:
-    for seed in range(PLANTED_SEEDS):
-        run_seed(seed)
+        run_each(run_seed, PLANTED_SEEDS)

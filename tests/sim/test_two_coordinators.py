@@ -15,7 +15,7 @@ from ckpt.base.errors import Unavailable
 from ckpt.base.units import US_PER_S
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
-from ckpt.protocol.coordinator.evicting import Watermarks
+from ckpt.protocol.coordinator.keeping.evicting import Watermarks
 from ckpt.protocol.stager.events import SaveCommitted
 from ckptd.rebuild_catalog import Holdings, rebuild
 from tests.protocol.images import apply_all
@@ -31,7 +31,7 @@ from tests.sim.scenario import PHASES, SETTLE_US
 from tests.sim.target_node import TargetNode
 from tests.sim.two_world import TwoWorld
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 4
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 2
 STEPS = (10, 20, 30, 40)
 STORE = StorePolicy("mem://one")
 PHASE_US = 8 * US_PER_S

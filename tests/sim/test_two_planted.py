@@ -10,10 +10,11 @@ import pytest
 
 from ckpt.base.ids import TargetId
 from ckpt.format.messages.targets import RegisterTarget, TargetRegistered
-from ckpt.protocol.coordinator import committing, deletion
+from ckpt.protocol.coordinator.cluster.vouching import Vouching
 from ckpt.protocol.coordinator.confirming import Confirming
-from ckpt.protocol.coordinator.documents import store_document
-from ckpt.protocol.coordinator.vouching import Vouching
+from ckpt.protocol.coordinator.keeping import deletion
+from ckpt.protocol.coordinator.keeping.documents import store_document
+from ckpt.protocol.coordinator.saving import committing
 from ckpt.protocol.events import Session
 from ckpt.protocol.target.machine import TargetMachine
 from tests.sim.drain_world import small_items

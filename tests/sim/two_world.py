@@ -16,7 +16,7 @@ from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
-from ckpt.protocol.coordinator.vouching import Standing
+from ckpt.protocol.coordinator.cluster.vouching import Standing
 from ckpt.protocol.events import Send, Session, StoodStill
 from ckpt.protocol.stager.events import Outcome, SaveCommitted
 from tests.sim.clockwork import Clockwork

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ckpt.base.ids import PayloadId, RunName, Step
 from ckpt.format.messages.saving import CommitInfo
-from ckpt.protocol.coordinator.placements import Placement
+from ckpt.protocol.coordinator.keeping.placements import Placement
 from tests.sim.file_nodes import FileOracles, FileWorld
 from tests.sim.last_checks import SETTLE_US, check_nothing_is_left, harmed_count, read_everything
 from tests.sim.oracles import Oracles, Violation

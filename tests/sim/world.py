@@ -10,8 +10,8 @@ from typing import ClassVar
 from ckpt.base.ids import Domain, PayloadId, RunName, Step, TargetId
 from ckpt.erasure.code import Code
 from ckpt.format.messages.targets import Reserve
-from ckpt.protocol.coordinator.attempts import Attempt
-from ckpt.protocol.coordinator.membership import Target
+from ckpt.protocol.coordinator.cluster.membership import Target
+from ckpt.protocol.coordinator.saving.attempts import Attempt
 from ckpt.protocol.events import Send
 from tests.sim.admin_node import AdminNode
 from tests.sim.clockwork import Clockwork

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,25 +12,28 @@ import pytest
 from ckpt.objects.fsspec_sink import FsspecSink
 from ckpt.objects.retry import Patience
 from tests.e2e.conftest import cluster, cluster_options, mark, runtime, store
-from tests.stores.gateway import S3, Gateway, why_not
+from tests.stores.gateway import S3, shared_gateway, why_not
 
-__all__ = ["bucket", "cluster", "cluster_options", "mark", "runtime", "s3", "store"]
+__all__ = ["bucket", "cluster", "cluster_options", "mark", "place", "runtime", "s3", "store"]
 
 
 @pytest.fixture(scope="session")
-def s3() -> Iterator[S3]:
-    """Started here, ended here."""
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """One for all workers of a run."""
     problem = why_not()
     if problem:
         pytest.skip(f"NO REAL S3 SERVER: {problem}")
-    # Not below tmp_path: the path of a Unix socket has 107 bytes.
-    directory = Path(tempfile.mkdtemp(prefix="ckpt-rgw-"))
-    gateway = Gateway(directory)
-    try:
-        yield gateway.start()
-    finally:
-        gateway.stop()
-        shutil.rmtree(directory)
+    own = tmp_path_factory.getbasetemp()
+    with shared_gateway(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) as found:
+        yield found
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Where the tier's targets lie."""
+    made = tmp_path / "tier"
+    made.mkdir()
+    return made
 
 
 @pytest.fixture

@@ -9,17 +9,21 @@ conditions when a multipart upload is completed, and x-amz-checksum-* (taken, no
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import urllib.error
 import urllib.request
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from tests.waiting import wait_until
 
@@ -171,6 +175,7 @@ class Gateway:
         for process in reversed(self._processes):
             process.kill()
             process.wait()
+        shutil.rmtree(self._directory)
 
     def _ceph(self, *arguments: str) -> str:
         with suppress(subprocess.CalledProcessError):
@@ -192,6 +197,39 @@ class Gateway:
     def _wait(self, what: str, holds: object) -> None:
         assert callable(holds)
         wait_until(holds, f"{what} in {self._directory}", START_TIMEOUT_S)
+
+
+@contextmanager
+def shared_gateway(meeting: Path) -> Iterator[S3]:
+    """The gateway of all who meet in this folder: who comes first starts it, and stays until the
+    others have gone, each of whom holds a shared lock meanwhile.
+    """
+    port = meeting / "s3.port"
+    gateway = None
+    with (meeting / "s3.start").open("w") as start, (meeting / "s3.users").open("w") as users:
+        with _locked(start):
+            fcntl.flock(users, fcntl.LOCK_SH)
+            if not port.exists():
+                # Not below the folder of a test: the path of a Unix socket has 107 bytes.
+                gateway = Gateway(Path(tempfile.mkdtemp(prefix="ckpt-rgw-")))
+                port.write_text(str(gateway.start().port))
+        try:
+            yield S3(int(port.read_text()))
+        finally:
+            if gateway is not None:
+                with _locked(start):
+                    port.unlink()
+                fcntl.flock(users, fcntl.LOCK_EX)
+                gateway.stop()
+
+
+@contextmanager
+def _locked(file: TextIO) -> Iterator[None]:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def free_port() -> int:

@@ -21,7 +21,7 @@ from tests.stores.gateway import S3
 from tests.stores.proxy import Fault, Proxy, Request
 from tests.waiting import wait_until
 
-KILLS = int(os.environ.get("CKPT_DRAIN_KILLS", "20"))
+KILLS = int(os.environ.get("CKPT_DRAIN_KILLS", "12"))
 """Seeds of `make test-stores`; the others, up to the soak's, are `slow`."""
 KILLS_SOAK = max(200, KILLS)
 END_TIMEOUT_S = 120.0

@@ -30,7 +30,7 @@ from ckpt.objects.retry import Patience
 from ckpt.objects.stores import open_sink
 from ckpt.objects.tier_source import TierSource
 from ckpt.objects.writer import WriteLimits, write_checkpoint
-from ckpt.protocol.coordinator.answers import StoreStatus
+from ckpt.protocol.coordinator.reading.answers import StoreStatus
 from ckptbench import proc
 from ckptbench.cluster import BenchCluster
 from ckptbench.faults.words import Fault

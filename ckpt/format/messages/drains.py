@@ -1,7 +1,7 @@
 """What workers of `ckptd drain` and the coordinator say to each other about its queue.
 
 A worker names itself in every message, so that it is known again on its next session. All requests
-may be repeated. The queue itself is ckpt.protocol.coordinator.draining.
+may be repeated. The queue itself is ckpt.protocol.coordinator.keeping.draining.
 """
 
 from __future__ import annotations

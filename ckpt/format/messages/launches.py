@@ -34,7 +34,7 @@ class LaunchJoined(Struct, frozen=True, gc=False):
 
     launch: LaunchNumber
     turn: int = 0
-    """Of this rank's next resolution of "newest"; see ckpt.protocol.coordinator.rounds."""
+    """Of this rank's next resolution of "newest"; see ckpt.protocol.coordinator.reading.rounds."""
     references: bool = False
     """This coordinator understands OpenPayload's homes, and tables that refer to them."""
     by_number: bool = False

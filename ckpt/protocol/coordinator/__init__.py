@@ -1,1 +1,1 @@
-"""The coordinator: members, launches, space, attempts, commits, reads, deletion: machine.py."""
+"""The coordinator: `machine.py` joins four rooms, saving, keeping, reading and the cluster."""

@@ -30,10 +30,15 @@ from ckpt.format.messages.asking import Ask, DeleteStep
 from ckpt.format.messages.loading import Resolve
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.messages.targets import Attest, Attested
-from ckpt.protocol.coordinator.attempts import AttemptBook
+from ckpt.protocol.coordinator.cluster.membership import (
+    GATHERING_US,
+    Membership,
+    Target,
+    TargetState,
+)
+from ckpt.protocol.coordinator.cluster.vouching import Allowance
 from ckpt.protocol.coordinator.desk import Desk, Then
-from ckpt.protocol.coordinator.membership import GATHERING_US, Membership, Target, TargetState
-from ckpt.protocol.coordinator.vouching import Allowance
+from ckpt.protocol.coordinator.saving.attempts import AttemptBook
 from ckpt.protocol.events import Buffer, Received, Session
 
 CONFIRMED = (Resolve, DeleteStep, Ask)

@@ -48,31 +48,31 @@ from ckpt.format.messages.saving import (
 )
 from ckpt.format.messages.sharing import LeaveReads, NextReads, ShareReads
 from ckpt.format.messages.targets import DocumentStored, RegisterTarget, RenewLease, Reserved
-from ckpt.protocol.coordinator.attempts import ABORTABLE, ENDED, Attempt, AttemptBook
 from ckpt.protocol.coordinator.catalog import CatalogImage, Persisted, RowState
-from ckpt.protocol.coordinator.certifying import Certifying
-from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
-from ckpt.protocol.coordinator.committing import CommitPolicy, Committer
+from ckpt.protocol.coordinator.cluster.launches import Launches
+from ckpt.protocol.coordinator.cluster.membership import Membership, Target
+from ckpt.protocol.coordinator.cluster.vouching import Vouching, is_of_people
 from ckpt.protocol.coordinator.confirming import Confirming, is_confirmed
-from ckpt.protocol.coordinator.deletion import Deleter
 from ckpt.protocol.coordinator.desk import Action, Desk
-from ckpt.protocol.coordinator.drain_views import store_statuses
-from ckpt.protocol.coordinator.draining import DrainQueue, DrainRequest
-from ckpt.protocol.coordinator.ending import Ending
-from ckpt.protocol.coordinator.evicting import Evictor
-from ckpt.protocol.coordinator.homes import Homes
-from ckpt.protocol.coordinator.judging import Judge
-from ckpt.protocol.coordinator.launches import Launches
-from ckpt.protocol.coordinator.members import Members
-from ckpt.protocol.coordinator.membership import Membership, Target
-from ckpt.protocol.coordinator.opening import Opening
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.deletion import Deleter
+from ckpt.protocol.coordinator.keeping.draining import DrainQueue, DrainRequest
+from ckpt.protocol.coordinator.keeping.evicting import Evictor
+from ckpt.protocol.coordinator.keeping.homes import Homes
+from ckpt.protocol.coordinator.keeping.judging import Judge
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy as CoordinatorPolicy
+from ckpt.protocol.coordinator.reading.drain_views import store_statuses
+from ckpt.protocol.coordinator.reading.resolving import Resolver
+from ckpt.protocol.coordinator.reading.sharing import SharedReads
+from ckpt.protocol.coordinator.reading.views import Views
 from ckpt.protocol.coordinator.recovering import recover
-from ckpt.protocol.coordinator.reservations import Reservations
-from ckpt.protocol.coordinator.resolving import Resolver
-from ckpt.protocol.coordinator.sharing import SharedReads
-from ckpt.protocol.coordinator.views import Views
-from ckpt.protocol.coordinator.vouching import Vouching, is_of_people
+from ckpt.protocol.coordinator.saving.attempts import ABORTABLE, ENDED, Attempt, AttemptBook
+from ckpt.protocol.coordinator.saving.certifying import Certifying
+from ckpt.protocol.coordinator.saving.committing import CommitPolicy, Committer
+from ckpt.protocol.coordinator.saving.ending import Ending
+from ckpt.protocol.coordinator.saving.members import Members
+from ckpt.protocol.coordinator.saving.opening import Opening
+from ckpt.protocol.coordinator.saving.reservations import Reservations
 from ckpt.protocol.events import (
     Buffer,
     Received,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.erasure.code import Code
 from ckpt.plan.placement import Level
-from ckpt.protocol.coordinator.evicting import Watermarks
-from ckpt.protocol.coordinator.reservations import SpreadRule
+from ckpt.protocol.coordinator.keeping.evicting import Watermarks
+from ckpt.protocol.coordinator.saving.reservations import SpreadRule
 
 
 @dataclass(frozen=True, slots=True)

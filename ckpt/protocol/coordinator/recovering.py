@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ckpt.protocol.coordinator.attempts import AttemptBook
 from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
-from ckpt.protocol.coordinator.checkpoints import Checkpoints
-from ckpt.protocol.coordinator.deletion import Deleter
-from ckpt.protocol.coordinator.homes import Homes
-from ckpt.protocol.coordinator.launches import Launches
-from ckpt.protocol.coordinator.opening import Opening
-from ckpt.protocol.coordinator.rounds import LaunchRounds
+from ckpt.protocol.coordinator.cluster.launches import Launches
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
+from ckpt.protocol.coordinator.keeping.deletion import Deleter
+from ckpt.protocol.coordinator.keeping.homes import Homes
+from ckpt.protocol.coordinator.reading.rounds import LaunchRounds
+from ckpt.protocol.coordinator.saving.attempts import AttemptBook
+from ckpt.protocol.coordinator.saving.opening import Opening
 
 
 def recover(

@@ -1,9 +1,9 @@
 """How far the catalog had come, as far as this target heard: kept on its stable storage.
 
 A coordinator tells it with every lease. One that begins from an older catalog hears of it when
-this target registers, and serves nobody (ckpt/protocol/coordinator/vouching.py). The first word of
-a coordinator is written at once, later ones at most every NOTE_US: commits and deletions are named
-by their documents as well.
+this target registers, and serves nobody (ckpt/protocol/coordinator/cluster/vouching.py). The first
+word of a coordinator is written at once, later ones at most every NOTE_US: commits and deletions
+are named by their documents as well.
 """
 
 from __future__ import annotations

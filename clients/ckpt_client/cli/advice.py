@@ -13,8 +13,8 @@ from typing import Final
 
 from ckpt.base.errors import Corrupt
 from ckpt.base.units import MiB, format_bytes
-from ckpt.protocol.coordinator.answers import Check
-from ckpt.protocol.coordinator.checks import check, quoted
+from ckpt.protocol.coordinator.reading.answers import Check
+from ckpt.protocol.coordinator.reading.checks import check, quoted
 from ckpt_client.cli.cluster import process_state
 from ckpt_client.local import last_line
 

@@ -30,7 +30,7 @@ from ckpt.format.messages.asking import (
 )
 from ckpt.format.messages.drains import DrainNoted, ForgetStore
 from ckpt.format.messages.hello import Role
-from ckpt.protocol.coordinator.answers import RunView, ShowView, StatusView, StepView
+from ckpt.protocol.coordinator.reading.answers import RunView, ShowView, StatusView, StepView
 from ckpt_client.cli.output import Output
 from ckpt_client.control import Control
 from ckpt_client.local import CLUSTER_NAME, is_supervised, opened_cluster
@@ -95,7 +95,7 @@ _ready_decoder = msgspec.json.Decoder(LocalReady)
 
 
 class Conversation:
-    """I ask one coordinator. Every answer is the JSON of `ckpt.protocol.coordinator.answers`."""
+    """I ask one coordinator. Every answer is the JSON of `ckpt.protocol.coordinator.reading.answers`."""
 
     def __init__(self, url: LocalUrl | RemoteUrl, control: Control, timeout_s: float) -> None:
         self.url = url

@@ -13,7 +13,7 @@ import argparse
 from ckpt.base.errors import NotFound
 from ckpt.base.ids import check_run_name
 from ckpt.base.units import format_bytes, format_seconds
-from ckpt.protocol.coordinator.answers import AttemptView, StepView
+from ckpt.protocol.coordinator.reading.answers import AttemptView, StepView
 from ckpt_client.cli.cluster import conversation
 from ckpt_client.cli.exits import Exit
 from ckpt_client.cli.output import Output, Tone, age_text, counted

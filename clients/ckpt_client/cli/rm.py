@@ -13,7 +13,7 @@ import argparse
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import RunName, Step
 from ckpt.base.units import format_bytes
-from ckpt.protocol.coordinator.answers import StepView
+from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.cli.cluster import conversation, parse_checkpoint
 from ckpt_client.cli.exits import Exit
 from ckpt_client.cli.output import Output, counted

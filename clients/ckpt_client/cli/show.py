@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ckpt.base.units import format_bytes, format_seconds
-from ckpt.protocol.coordinator.answers import ColumnsView, StepView
+from ckpt.protocol.coordinator.reading.answers import ColumnsView, StepView
 from ckpt_client.cli.cluster import conversation, parse_checkpoint
 from ckpt_client.cli.exits import Exit
 from ckpt_client.cli.ls import state_text, survives_text

@@ -16,7 +16,7 @@ from typing import Final
 
 from ckpt.base.errors import Unavailable
 from ckpt.base.units import format_bytes, format_seconds
-from ckpt.protocol.coordinator.answers import (
+from ckpt.protocol.coordinator.reading.answers import (
     AttemptView,
     Check,
     RunView,
@@ -24,8 +24,8 @@ from ckpt.protocol.coordinator.answers import (
     StoreStatus,
     TargetView,
 )
-from ckpt.protocol.coordinator.checks import check as health_check
-from ckpt.protocol.coordinator.checks import exit_code
+from ckpt.protocol.coordinator.reading.checks import check as health_check
+from ckpt.protocol.coordinator.reading.checks import exit_code
 from ckpt_client.cli.advice import Local, Process, is_corrupt, with_store
 from ckpt_client.cli.cluster import (
     HOLD_NAME,

@@ -13,7 +13,7 @@ import msgspec
 
 from ckpt.base.errors import NotFound
 from ckpt.base.ids import RunName, Step
-from ckpt.protocol.coordinator.answers import StepView
+from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.control import Control
 from ckpt_client.demo.strike import ShowNow, StatusNow
 from ckpt_client.demo.words import RUN_NAME

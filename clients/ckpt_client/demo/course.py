@@ -10,7 +10,7 @@ from typing import Final
 
 from ckpt.base.errors import CkptError
 from ckpt.erasure.code import Code
-from ckpt.protocol.coordinator.answers import StepView
+from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.demo.cluster import DemoCluster, start_cluster
 from ckpt_client.demo.fleet import Fleet, FleetPlan, Heard
 from ckpt_client.demo.options import DemoOptions

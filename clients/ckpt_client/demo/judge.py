@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ckpt.base.units import format_bytes
-from ckpt.protocol.coordinator.answers import StepView
+from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.demo.course import Outcome, Strike
 from ckpt_client.demo.report import Check, Figures, middle
 from ckpt_client.demo.words import Finished

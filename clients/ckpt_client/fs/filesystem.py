@@ -25,7 +25,7 @@ from typing import Final
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Generation, RunName, check_step
 from ckpt.format.messages.asking import DeleteStep, StepDeleted
-from ckpt.protocol.coordinator.answers import FilesView
+from ckpt.protocol.coordinator.reading.answers import FilesView
 from ckpt_client.fs import paths
 from ckpt_client.fs.base import LiveFileSystem
 from ckpt_client.fs.files import STREAM_BUFFER_BYTES, RangeStream, ReadFile, WriteFile

@@ -25,7 +25,7 @@ from ckpt.base.errors import Aborted, CkptError, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.format.members import Member, encode_members
 from ckpt.format.messages.saving import AttemptCommitted, CommitMembers
-from ckpt.protocol.coordinator.answers import MembersView
+from ckpt.protocol.coordinator.reading.answers import MembersView
 from ckpt_client.connection import Connection
 from ckpt_client.fs.metadata_names import METADATA, data_files
 from ckpt_client.fs.paths import Spot

@@ -24,7 +24,7 @@ import numpy as np
 from ckpt.base.errors import Lost, NotFound
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.format.members import NO_LAUNCH, entry_name, name_of_entry
-from ckpt.protocol.coordinator.answers import FilesView
+from ckpt.protocol.coordinator.reading.answers import FilesView
 from ckpt_client import restore
 from ckpt_client.connection import Connection
 from ckpt_client.contents import Contents, Want

@@ -24,9 +24,9 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
 from ckpt.format.record import decode_record
-from ckpt.protocol.coordinator.checkpoints import Checkpoint
+from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.membership import Membership
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint
 from ckpt.protocol.events import Buffer
 
 

@@ -32,10 +32,10 @@ from ckpt.format.messages.loading import DamageJudged, ReportDamage
 from ckpt.format.messages.reading import ByteRange, ColumnVerified, VerifyColumn
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
-from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
 from ckpt.protocol.coordinator.desk import Desk, Reply
-from ckpt.protocol.coordinator.index_inquiry import IndexInquiry
-from ckpt.protocol.coordinator.membership import Membership, TargetState
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.index_inquiry import IndexInquiry
 from ckpt.protocol.events import Session
 
 Asker = tuple[Session, int, CheckpointId]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ckpt.protocol.coordinator.answers import StoreStatus
-from ckpt.protocol.coordinator.draining import DrainQueue, Store, Unreached
+from ckpt.protocol.coordinator.keeping.draining import DrainQueue, Store, Unreached
+from ckpt.protocol.coordinator.reading.answers import StoreStatus
 
 UNSERVED_US = 60_000_000
 """A store that has a backlog and no worker for so long is a fault."""

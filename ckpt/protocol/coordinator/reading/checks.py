@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ckpt.base.limits import DESCRIPTORS_REMEDY
-from ckpt.protocol.coordinator.answers import Check
+from ckpt.protocol.coordinator.reading.answers import Check
 
 WARNING: Final = "warning"
 ERROR: Final = "error"

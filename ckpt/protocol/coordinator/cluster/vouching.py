@@ -52,8 +52,13 @@ from ckpt.format.messages.targets import Attest, Attested, RegisterTarget
 from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
+from ckpt.protocol.coordinator.cluster.membership import (
+    GATHERING_US,
+    Membership,
+    Target,
+    TargetState,
+)
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.membership import GATHERING_US, Membership, Target, TargetState
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.events import Buffer, Received, Session
 

@@ -21,9 +21,9 @@ from ckpt.base.ids import ColumnNumber, TargetId
 from ckpt.base.limits import LEASE_US
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.saving import Place
-from ckpt.protocol.coordinator.allotment import Allotment
+from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
+from ckpt.protocol.coordinator.saving.allotment import Allotment
 
 RETURNS_MAX: Final = 5
 """So often a column goes to one target that it could not be written to."""

@@ -14,8 +14,8 @@ from ckpt.base.ids import ColumnId, TargetId
 from ckpt.format.messages import Message
 from ckpt.format.messages.targets import Attest, Attested
 from ckpt.format.messages.writing import ColumnProof
+from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk, Reply
-from ckpt.protocol.coordinator.membership import Membership
 
 PATIENCE_US = 2_000_000
 """A target that does not answer in time is asked no more; what it holds it lists when it comes."""

@@ -44,9 +44,9 @@ from ckpt.format.messages.drains import (
 from ckpt.plan.drains import Committed, StorePolicy, due, surplus
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState, StoreRow
-from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.drain_jobs import DrainJob
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.drain_jobs import DrainJob
 from ckpt.protocol.events import Buffer, Session
 
 LEASE_US = 15 * US_PER_S

@@ -11,7 +11,7 @@ from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.format.table import Piece
 from ckpt.plan.coverage import Differing, Merged, merge_tables
 from ckpt.plan.repeats import repeat_warning
-from ckpt.protocol.coordinator.attempts import Attempt, Payload
+from ckpt.protocol.coordinator.saving.attempts import Attempt, Payload
 
 WARNINGS_MAX = 4
 WARNING_CHARS_MAX = 200

@@ -45,10 +45,10 @@ from ckpt.format.record import Tombstone, encode_tombstone
 from ckpt.plan.retention import expired
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
-from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
 from ckpt.protocol.coordinator.desk import Desk, Then
-from ckpt.protocol.coordinator.documents import Copies, store_document
-from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.documents import Copies, store_document
 from ckpt.protocol.events import Buffer, Session
 
 GONE_ROWS_MAX = 10_000

@@ -38,9 +38,9 @@ from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages.loading import ConfirmLoad, LoadBegan, LoadConfirmed
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import LaunchRow, RowState
-from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.cluster.launches import Launch
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.launches import Launch
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.events import Session
 
 ROUND_HELD_US = 300_000_000

@@ -42,7 +42,7 @@ from ckpt.format.messages.targets import (
 )
 from ckpt.plan.placement import Candidate
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.claims import Claim, Claims
+from ckpt.protocol.coordinator.cluster.claims import Claim, Claims
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.events import Session
 from ckpt.protocol.proofs import check_proof

@@ -44,9 +44,9 @@ from ckpt.format.messages.writing import ColumnProof
 from ckpt.format.record import CommitRecord
 from ckpt.format.table import RankTable
 from ckpt.plan.placement import DomainKey, domain_key
-from ckpt.protocol.coordinator.allotment import Allotment
-from ckpt.protocol.coordinator.membership import Membership
-from ckpt.protocol.coordinator.reservations import SpreadRule
+from ckpt.protocol.coordinator.cluster.membership import Membership
+from ckpt.protocol.coordinator.saving.allotment import Allotment
+from ckpt.protocol.coordinator.saving.reservations import SpreadRule
 from ckpt.protocol.events import Session
 
 

@@ -32,8 +32,8 @@ from ckpt.plan.placement import (
     document_targets,
     domain_key,
 )
+from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.membership import Membership
 from ckpt.protocol.events import Buffer
 
 PATIENCE_US = 300_000

@@ -20,10 +20,10 @@ from ckpt.base.ids import Domain
 from ckpt.base.limits import LEASE_US
 from ckpt.base.units import US_PER_S
 from ckpt.protocol.coordinator.catalog import RowState
-from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.draining import DrainQueue
-from ckpt.protocol.coordinator.membership import Membership, Target
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 
 SETTLE_US = 2 * LEASE_US
 """Behind an eviction, until targets have dropped it and said so; one that is away is not waited

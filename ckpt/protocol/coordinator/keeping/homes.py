@@ -18,7 +18,7 @@ from ckpt.base.ids import CheckpointId, Home, PayloadId, RunName
 from ckpt.base.limits import HOMES_MAX
 from ckpt.format.table import HomePiece
 from ckpt.protocol.coordinator.catalog import RowState
-from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints, Redundancy
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints, Redundancy
 
 TOO_MANY: Final = f"a checkpoint may refer to {HOMES_MAX} earlier ones"
 

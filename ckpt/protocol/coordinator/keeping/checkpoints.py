@@ -34,8 +34,8 @@ from ckpt.format.messages.targets import DocumentSummary
 from ckpt.format.record import decode_record
 from ckpt.plan.placement import Level, domain_key, survivable
 from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
-from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
-from ckpt.protocol.coordinator.placements import Placement, decode_placement
+from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
+from ckpt.protocol.coordinator.keeping.placements import Placement, decode_placement
 
 
 @dataclass(slots=True)

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from ckpt.base.ids import TargetId
 from ckpt.base.units import US_PER_S
 from ckpt.erasure.code import Code
-from ckpt.protocol.coordinator.answers import Check, StoreStatus
 from ckpt.protocol.coordinator.catalog import RowState
-from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
-from ckpt.protocol.coordinator.checks import check, connections_full, quoted
-from ckpt.protocol.coordinator.claims import Claim
-from ckpt.protocol.coordinator.drain_views import UNSERVED_US
-from ckpt.protocol.coordinator.membership import Membership, Target, TargetState
-from ckpt.protocol.coordinator.vouching import Standing, Vouching
+from ckpt.protocol.coordinator.cluster.claims import Claim
+from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
+from ckpt.protocol.coordinator.cluster.vouching import Standing, Vouching
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.reading.answers import Check, StoreStatus
+from ckpt.protocol.coordinator.reading.checks import check, connections_full, quoted
+from ckpt.protocol.coordinator.reading.drain_views import UNSERVED_US
 
 START_THEM = "start them on their hosts"
 REPLACE_THEM = "bring the old directories back; when they are gone for good: replace them"

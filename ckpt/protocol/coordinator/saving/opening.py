@@ -24,17 +24,23 @@ from ckpt.format.layout import Layout
 from ckpt.format.messages.saving import HomesRefused, OpenPayload, PayloadPlanned
 from ckpt.format.record import decode_record
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.allotment import Allotment
-from ckpt.protocol.coordinator.attempts import ENDED, Attempt, AttemptBook, AttemptState, Payload
 from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
-from ckpt.protocol.coordinator.committing import Committer
+from ckpt.protocol.coordinator.cluster.launches import LONG_AGO_US, Launches, Saved
+from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.ending import Ending
-from ckpt.protocol.coordinator.homes import TOO_MANY, Homes
-from ckpt.protocol.coordinator.launches import LONG_AGO_US, Launches, Saved
-from ckpt.protocol.coordinator.membership import Membership
-from ckpt.protocol.coordinator.placements import decode_placement
-from ckpt.protocol.coordinator.reservations import Reservations
+from ckpt.protocol.coordinator.keeping.homes import TOO_MANY, Homes
+from ckpt.protocol.coordinator.keeping.placements import decode_placement
+from ckpt.protocol.coordinator.saving.allotment import Allotment
+from ckpt.protocol.coordinator.saving.attempts import (
+    ENDED,
+    Attempt,
+    AttemptBook,
+    AttemptState,
+    Payload,
+)
+from ckpt.protocol.coordinator.saving.committing import Committer
+from ckpt.protocol.coordinator.saving.ending import Ending
+from ckpt.protocol.coordinator.saving.reservations import Reservations
 from ckpt.protocol.events import Session
 
 LATE_WAIT_US = 2 * LEASE_US

@@ -21,15 +21,15 @@ from ckpt.format.messages.saving import (
 )
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.format.table import HomePiece, RankTable, decode_table
-from ckpt.protocol.coordinator.attempts import ENDED, Attempt, AttemptBook, Payload
-from ckpt.protocol.coordinator.attesting import Attestation
-from ckpt.protocol.coordinator.committing import Committer
+from ckpt.protocol.coordinator.cluster.attesting import Attestation
+from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.ending import Ending, discarded
-from ckpt.protocol.coordinator.homes import Homes
-from ckpt.protocol.coordinator.membership import Membership
-from ckpt.protocol.coordinator.reservations import Reservations
-from ckpt.protocol.coordinator.spare_search import Homeless
+from ckpt.protocol.coordinator.keeping.homes import Homes
+from ckpt.protocol.coordinator.saving.attempts import ENDED, Attempt, AttemptBook, Payload
+from ckpt.protocol.coordinator.saving.committing import Committer
+from ckpt.protocol.coordinator.saving.ending import Ending, discarded
+from ckpt.protocol.coordinator.saving.reservations import Reservations
+from ckpt.protocol.coordinator.saving.spare_search import Homeless
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.proofs import check_proof
 

@@ -25,7 +25,11 @@ from ckpt.format.messages.saving import (
     PayloadGivenUp,
 )
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.attempts import (
+from ckpt.protocol.coordinator.cluster.launches import Launches, check_not_fenced
+from ckpt.protocol.coordinator.cluster.membership import Membership
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
+from ckpt.protocol.coordinator.saving.attempts import (
     ABORTABLE,
     ENDED,
     Attempt,
@@ -33,11 +37,7 @@ from ckpt.protocol.coordinator.attempts import (
     AttemptState,
     Payload,
 )
-from ckpt.protocol.coordinator.checkpoints import Checkpoints
-from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.launches import Launches, check_not_fenced
-from ckpt.protocol.coordinator.membership import Membership
-from ckpt.protocol.coordinator.reservations import Reservations
+from ckpt.protocol.coordinator.saving.reservations import Reservations
 from ckpt.protocol.events import Session
 
 STAGER_AWAY_US = 15_000_000

@@ -13,7 +13,11 @@ from ckpt.base.ids import RunName, Step
 from ckpt.erasure.code import Code
 from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages.saving import CommitInfo
-from ckpt.protocol.coordinator.answers import (
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.cluster.membership import Membership, Target
+from ckpt.protocol.coordinator.cluster.vouching import Vouching
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.reading.answers import (
     AttemptView,
     Check,
     ColumnsView,
@@ -28,13 +32,9 @@ from ckpt.protocol.coordinator.answers import (
     StoreStatus,
     TargetView,
 )
-from ckpt.protocol.coordinator.attempts import Attempt, AttemptBook
-from ckpt.protocol.coordinator.catalog import RowState
-from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
-from ckpt.protocol.coordinator.health import Health
-from ckpt.protocol.coordinator.members import Members
-from ckpt.protocol.coordinator.membership import Membership, Target
-from ckpt.protocol.coordinator.vouching import Vouching
+from ckpt.protocol.coordinator.reading.health import Health
+from ckpt.protocol.coordinator.saving.attempts import Attempt, AttemptBook
+from ckpt.protocol.coordinator.saving.members import Members
 
 
 class Views:

@@ -34,17 +34,18 @@ from ckpt.format.record import CommitRecord, encode_record
 from ckpt.plan.coverage import Merged, Overlap
 from ckpt.plan.placement import Level, survivable
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.attempts import Attempt, AttemptState, Payload, count_columns
+from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk, Then
-from ckpt.protocol.coordinator.documents import (
+from ckpt.protocol.coordinator.keeping.documents import (
     Copies,
     copies_of_record,
     spread_of,
     store_document,
 )
-from ckpt.protocol.coordinator.homes import Homes
-from ckpt.protocol.coordinator.membership import Membership
-from ckpt.protocol.coordinator.merging import (
+from ckpt.protocol.coordinator.keeping.homes import Homes
+from ckpt.protocol.coordinator.keeping.placements import encode_placement
+from ckpt.protocol.coordinator.saving.attempts import Attempt, AttemptState, Payload, count_columns
+from ckpt.protocol.coordinator.saving.merging import (
     code_of,
     homes_used,
     index_payload,
@@ -52,8 +53,7 @@ from ckpt.protocol.coordinator.merging import (
     referring,
     warnings,
 )
-from ckpt.protocol.coordinator.placements import encode_placement
-from ckpt.protocol.coordinator.reservations import Reservations, SpreadRule
+from ckpt.protocol.coordinator.saving.reservations import Reservations, SpreadRule
 
 RECOUNT_GRACE_US = 3 * LEASE_US
 """How long a payload may stay below the floor with no place that takes a column; then it aborts."""

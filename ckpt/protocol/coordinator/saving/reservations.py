@@ -31,11 +31,11 @@ from ckpt.format.messages.saving import Place
 from ckpt.format.messages.targets import ReleaseReservation, Reserve, Reserved
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.plan.placement import Holder, Level, pick_replacement, place
-from ckpt.protocol.coordinator.allotment import PATIENCE_US, Allotment
+from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.desk import NO_ANSWER, Desk
-from ckpt.protocol.coordinator.evicting import NoRoom
-from ckpt.protocol.coordinator.membership import Membership, Target
-from ckpt.protocol.coordinator.spare_search import Homeless, SpareSearch
+from ckpt.protocol.coordinator.keeping.evicting import NoRoom
+from ckpt.protocol.coordinator.saving.allotment import PATIENCE_US, Allotment
+from ckpt.protocol.coordinator.saving.spare_search import Homeless, SpareSearch
 from ckpt.protocol.events import Buffer, Session
 
 STANDING_LIFE_US = 600_000_000

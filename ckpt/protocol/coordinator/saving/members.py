@@ -34,18 +34,18 @@ from ckpt.format.members import (
 )
 from ckpt.format.messages.saving import CommitMembers, OpenPayload, PayloadGivenUp
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.attempts import (
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.saving.attempts import (
     ENDED,
     Attempt,
     AttemptBook,
     AttemptState,
     Payload,
 )
-from ckpt.protocol.coordinator.committing import Committer
-from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.ending import STAGER_AWAY_US, Ending, discarded
-from ckpt.protocol.coordinator.opening import Opening
-from ckpt.protocol.coordinator.reservations import Reservations
+from ckpt.protocol.coordinator.saving.committing import Committer
+from ckpt.protocol.coordinator.saving.ending import STAGER_AWAY_US, Ending, discarded
+from ckpt.protocol.coordinator.saving.opening import Opening
+from ckpt.protocol.coordinator.saving.reservations import Reservations
 from ckpt.protocol.events import Buffer, Session
 
 NUMBERS_HELD = 64

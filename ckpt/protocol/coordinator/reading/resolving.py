@@ -22,12 +22,12 @@ from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName,
 from ckpt.base.limits import RESOLVE_WAIT_US, STAGER_AWAY_US
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import ConfirmLoad, LoadBegan, Resolve, Resolved
-from ckpt.protocol.coordinator.attempts import ENDED, Attempt
 from ckpt.protocol.coordinator.catalog import RowState
-from ckpt.protocol.coordinator.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.cluster.launches import Launch, Launches
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.launches import Launch, Launches
-from ckpt.protocol.coordinator.rounds import LaunchRounds, Round
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.reading.rounds import LaunchRounds, Round
+from ckpt.protocol.coordinator.saving.attempts import ENDED, Attempt
 from ckpt.protocol.events import Session
 
 
