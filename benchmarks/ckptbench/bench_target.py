@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-import ckptd.target
+import ckptd.target.daemon
 from ckpt.aio.disk import DiskSpace, RealDisk
 from ckpt.base.units import KiB, TiB
 from ckpt.format.checksum import Buffer
@@ -104,8 +104,8 @@ def read_observed(path: Path) -> list[tuple[int, int]]:
 def main() -> int:
     """`ckptd target` with the watched disk in the place of the real one."""
     disk = DiscardingDisk if os.environ.get(DISCARD_NAME) == "1" else WatchedDisk
-    setattr(ckptd.target, "RealDisk", disk)  # noqa: B010 (a class is not assigned to otherwise)
-    return ckptd.target.main(sys.argv[1:])
+    setattr(ckptd.target.daemon, "RealDisk", disk)  # noqa: B010 (a class is not assigned to otherwise)
+    return ckptd.target.daemon.main(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -18,16 +18,16 @@ from ckpt.aio.private import keep_private
 from ckpt.base.errors import CkptError
 
 PROGRAMS: Final = {
-    "target": ("ckptd.target", "serve one storage device or directory"),
-    "coordinator": ("ckptd.coordinator", "plan saves, commit checkpoints, keep the catalog"),
-    "drain": ("ckptd.drain", "copy committed checkpoints to object stores"),
-    "local": ("ckptd.local", "run a whole cluster of this machine under one process"),
+    "target": ("ckptd.target.daemon", "serve one storage device or directory"),
+    "coordinator": ("ckptd.coordinator.daemon", "plan saves, commit checkpoints, keep the catalog"),
+    "drain": ("ckptd.drain.daemon", "copy committed checkpoints to object stores"),
+    "local": ("ckptd.local.supervisor", "run a whole cluster of this machine under one process"),
     "rebuild-catalog": (
-        "ckptd.rebuild_catalog",
+        "ckptd.catalog.rebuild",
         "make a lost catalog again from the targets alone",
     ),
     "backup-catalog": (
-        "ckptd.backup_catalog",
+        "ckptd.catalog.backup",
         "copy the catalog of a coordinator that does not run",
     ),
 }

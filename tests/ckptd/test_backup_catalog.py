@@ -24,9 +24,9 @@ from ckpt.protocol.coordinator.catalog import (
     TargetSeen,
 )
 from ckpt.protocol.coordinator.keeping.placements import encode_placement
-from ckptd.backup_catalog import backup_path, read_backup
-from ckptd.catalog import Catalog
-from ckptd.rebuild_catalog import RestingTarget, rebuild
+from ckptd.catalog.backup import backup_path, read_backup
+from ckptd.catalog.rebuild import RestingTarget, rebuild
+from ckptd.catalog.sqlite import Catalog
 from tests.ckptd.test_rebuild_catalog import (
     CLUSTER,
     COLUMNS,

@@ -41,10 +41,10 @@ from ckpt.protocol.coordinator.catalog import (
     StoreOpened,
     TargetSeen,
 )
-from ckptd import catalog as catalog_module
-from ckptd.backup_catalog import read_backup
-from ckptd.catalog import CATALOG_NAME, Catalog, create_catalog, read_image
-from ckptd.catalog_file import CLUSTER_NAME, connect
+from ckptd.catalog import sqlite as catalog_module
+from ckptd.catalog.backup import read_backup
+from ckptd.catalog.file import CLUSTER_NAME, connect
+from ckptd.catalog.sqlite import CATALOG_NAME, Catalog, create_catalog, read_image
 from tests.protocol.images import apply_all
 
 WRITER = """
@@ -52,7 +52,7 @@ import os, sys, threading
 from pathlib import Path
 from ckpt.base.ids import CheckpointId, Generation
 from ckpt.protocol.coordinator.catalog import AttemptOpened, Persist
-from ckptd.catalog import Catalog
+from ckptd.catalog.sqlite import Catalog
 catalog = Catalog.open(Path(sys.argv[1]), None, "c1")
 window = threading.Semaphore(8)
 def durable(ticket):
@@ -294,7 +294,7 @@ def test_a_catalog_that_its_disk_keeps_from_use_is_not_called_damaged(tmp_path: 
 LIMITED = """
 import resource
 from pathlib import Path
-from ckptd.catalog import Catalog
+from ckptd.catalog.sqlite import Catalog
 resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))
 Catalog.open(Path("{directory}"), None, "c1")
 """

@@ -20,7 +20,7 @@ from ckpt.base.ids import BootId, TargetId
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.targets import RegisterTarget
-from ckptd.http_client import HttpAsker
+from ckptd.http.client import HttpAsker
 
 SECRET = bytes(range(32))
 FLAGS = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--code", "2+1")
@@ -154,7 +154,7 @@ def test_a_target_that_obeyed_another_catalogs_term_proves_this_one_old_for_good
 
 
 def test_options_that_cannot_be_are_refused() -> None:
-    from ckptd.coordinator import CoordinatorConfig
+    from ckptd.coordinator.daemon import CoordinatorConfig
 
     with pytest.raises(Refused):
         CoordinatorConfig(Path("d"), listen="nowhere")
@@ -165,7 +165,7 @@ def test_options_that_cannot_be_are_refused() -> None:
 
 
 def test_its_options_are_what_the_machine_goes_by() -> None:
-    from ckptd.coordinator import CoordinatorConfig
+    from ckptd.coordinator.daemon import CoordinatorConfig
 
     policy = CoordinatorConfig(Path("d"), orphan_grace_s=5, spare_count=2, keep=3).policy("c")
     assert (policy.orphan_grace_us, policy.spare_count, policy.keep) == (5_000_000, 2, 3)

@@ -12,7 +12,7 @@ from pathlib import Path
 PARENT = """
 import json, os, signal, sys
 from pathlib import Path
-from ckptd.forked import fork
+from ckptd.local.forked import fork
 
 log, kept, shut = Path(sys.argv[1]), os.open("/dev/null", os.O_RDONLY), os.open("/dev/null", 0)
 signal.set_wakeup_fd(os.pipe2(os.O_NONBLOCK)[1])

@@ -18,9 +18,8 @@ import pytest
 
 from ckpt.base.errors import NotFound
 from ckpt.base.ids import RunName, Step
-from ckptd import http as http_module
-from ckptd.http import CONNECTIONS_MAX, SEATS_MAX, HttpPlane, metrics_token
-from ckptd.http_auth import (
+from ckptd.http import server as http_module
+from ckptd.http.auth import (
     CHALLENGE_HEADER,
     CHALLENGE_REQUESTS_MAX,
     MAC_HEADER,
@@ -30,6 +29,7 @@ from ckptd.http_auth import (
     http_key,
     sign_request,
 )
+from ckptd.http.server import CONNECTIONS_MAX, SEATS_MAX, HttpPlane, metrics_token
 from tests.aio.strangers import Crowd
 from tests.waiting import wait_until
 

@@ -16,8 +16,8 @@ from ckpt.format.messages.targets import DEVICE_ERROR_KINDS, DeviceReport
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import CatalogImage, StoreRow, TargetSeen
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
-from ckptd.exposition import Family, Histogram, Kind, render
-from ckptd.metrics import CommitStatistics, render_metrics
+from ckptd.coordinator.metrics import CommitStatistics, render_metrics
+from ckptd.http.exposition import Family, Histogram, Kind, render
 
 LINE = re.compile(
     r"(# HELP [a-z_]+ .+)|(# TYPE [a-z_]+ (counter|gauge|histogram))"

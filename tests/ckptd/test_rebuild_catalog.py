@@ -34,9 +34,9 @@ from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.keeping.placements import decode_placement
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
 from ckpt.protocol.target.term import encode_term
-from ckptd.catalog import Catalog, read_image
-from ckptd.cluster_file import ClusterOptions, load_or_create
-from ckptd.rebuild_catalog import TERM_SKIP, RestingTarget, rebuild
+from ckptd.catalog.rebuild import TERM_SKIP, RestingTarget, rebuild
+from ckptd.catalog.sqlite import Catalog, read_image
+from ckptd.local.cluster_file import ClusterOptions, load_or_create
 
 COLUMNS = (TargetId("t0"), TargetId("t1"), None)
 CLUSTER = "c1"

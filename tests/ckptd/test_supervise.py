@@ -17,8 +17,8 @@ from tests.waiting import wait_until
 SUPERVISOR = """
 import json, os, sys
 from pathlib import Path
-from ckptd import supervise
-from ckptd.supervise import ChildPlan, RestartPolicy, Supervisor
+from ckptd.local import children as supervise
+from ckptd.local.children import ChildPlan, RestartPolicy, Supervisor
 
 supervise.BACKOFF_FIRST_S, supervise.BACKOFF_LAST_S = 0.02, 0.1
 directory, policy, child = Path(sys.argv[1]), RestartPolicy(sys.argv[2]), sys.argv[3]

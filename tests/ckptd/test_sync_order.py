@@ -22,7 +22,7 @@ from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import Attest, DocumentStored, PutDocument
 from ckpt.format.messages.writing import ColumnSealed
 from ckpt.protocol.target.core import column_name
-from ckptd.catalog import CATALOG_NAME
+from ckptd.catalog.sqlite import CATALOG_NAME
 from tests.ckptd.target_peers import ANSWER_S, Coordinator, Daemon, Peer, reserve, run
 from tests.ckptd.test_coordinator import Daemon as Coordinating
 from tests.ckptd.tracing import Call, parse, traced

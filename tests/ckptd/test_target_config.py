@@ -17,9 +17,9 @@ from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
 from ckpt.protocol.coordinator.machine import CoordinatorPolicy
 from ckptd.config import Loaded, load
-from ckptd.coordinator import CoordinatorConfig
+from ckptd.coordinator.daemon import CoordinatorConfig
 from ckptd.log import JsonLines
-from ckptd.target import TargetConfig
+from ckptd.target.daemon import TargetConfig
 
 
 def _load(*argv: str, environ: dict[str, str] | None = None) -> Loaded[TargetConfig]:

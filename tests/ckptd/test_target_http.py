@@ -35,14 +35,14 @@ from ckpt.protocol.target.disk_events import (
     WriteAt,
 )
 from ckpt.protocol.target.machine import TargetMachine
-from ckptd.disk_probe import OVERDUE_US, PROBE_OP, PROBE_US, DiskProbe
-from ckptd.http import TOKEN_NAME
-from ckptd.http_auth import CHALLENGE_HEADER, http_key, sign_request
+from ckptd.http.auth import CHALLENGE_HEADER, http_key, sign_request
+from ckptd.http.server import TOKEN_NAME
 from ckptd.log import reporter
-from ckptd.target_handlers import CoordinatorHandler, Relay
-from ckptd.target_metrics import family_of_counter
-from ckptd.target_reports import TargetReports
-from ckptd.target_shell import TargetShell
+from ckptd.target.disk_probe import OVERDUE_US, PROBE_OP, PROBE_US, DiskProbe
+from ckptd.target.handlers import CoordinatorHandler, Relay
+from ckptd.target.metrics import family_of_counter
+from ckptd.target.reports import TargetReports
+from ckptd.target.shell import TargetShell
 from tests.ckptd.target_peers import (
     ANSWER_S,
     CLUSTER,

@@ -11,7 +11,7 @@ import pytest
 
 from ckpt.base.errors import Refused
 from ckpt.base.limits import INCARNATION_BYTES
-from ckptd.target_identity import FILE_NAME, TargetFile, adopt_identity, place_of, read_target_file
+from ckptd.target.identity import FILE_NAME, TargetFile, adopt_identity, place_of, read_target_file
 
 CLUSTER = "c1"
 OLD = f'target = "t3"\ncluster = "{CLUSTER}"\n'

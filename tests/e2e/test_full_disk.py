@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import ckpt
 from ckpt_client.cli.main import main
-from ckptd.catalog import Catalog
+from ckptd.catalog.sqlite import Catalog
 
 folder = Path(sys.argv[1])
 filler = folder / "somebody else's"

@@ -21,8 +21,8 @@ import ckpt
 from ckpt.base.errors import CkptError
 from ckpt.base.units import MiB
 from ckpt.objects.file_sink import FileSink
-from ckptd.drain import DrainConfig, run_drain
-from ckptd.drain_worker import StoreWorker
+from ckptd.drain.daemon import DrainConfig, run_drain
+from ckptd.drain.worker import StoreWorker
 from tests.e2e.cluster import Cluster, command
 from tests.objects.drainkit import (
     DRAIN_TIMEOUT_S,

@@ -9,7 +9,7 @@ from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader
 from ckpt.format.document import DocumentHeader
 from ckpt.format.messages.reading import DocumentKind
-from ckptd.rebuild_catalog import Holdings
+from ckptd.catalog.rebuild import Holdings
 from tests.sim.target_node import TargetNode
 
 

@@ -43,7 +43,7 @@ from ckpt.objects.writer import WriteJob, WriteLimits
 from ckpt.plan.drains import StorePolicy, surplus
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt.protocol.events import Send, Session
-from ckptd.drain_worker import delete_stored
+from ckptd.drain.worker import delete_stored
 from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CLUSTER
 from tests.sim.drain_reader import TierReader

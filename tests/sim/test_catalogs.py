@@ -18,7 +18,7 @@ from ckpt.format.messages.saving import AttemptAborted, AttemptCommitted, Certif
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
 from ckpt.protocol.coordinator.cluster.vouching import Vouching
 from ckpt.protocol.stager.events import SaveCommitted
-from ckptd.rebuild_catalog import rebuild
+from ckptd.catalog.rebuild import rebuild
 from tests.sim import faults
 from tests.sim.catalog_sources import DiskSource
 from tests.sim.coordinator_node import CLUSTER

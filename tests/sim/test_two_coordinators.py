@@ -17,7 +17,7 @@ from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
 from ckpt.protocol.coordinator.keeping.evicting import Watermarks
 from ckpt.protocol.stager.events import SaveCommitted
-from ckptd.rebuild_catalog import Holdings, rebuild
+from ckptd.catalog.rebuild import Holdings, rebuild
 from tests.protocol.images import apply_all
 from tests.sim.catalog_sources import DiskSource
 from tests.sim.coordinator_node import CLUSTER, CoordinatorNode

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckptd.config import host_and_port
 
 if TYPE_CHECKING:
-    from ckptd.http import Answers, Reports
+    from ckptd.http.server import Answers, Reports
 
 
 @asynccontextmanager
@@ -27,7 +27,7 @@ async def served(
     if not address:
         yield ""
         return
-    from ckptd.http import HttpPlane, metrics_token
+    from ckptd.http.server import HttpPlane, metrics_token
 
     plane = HttpPlane(reports, answers=answers, secret=secret, token=metrics_token(directory))
     try:

@@ -20,8 +20,8 @@ from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.reading.answers import StoreStatus
-from ckptd.exposition import Family, Histogram, Kind, render
-from ckptd.target_metrics import add_device, build_info, device_families, family_of_counter
+from ckptd.http.exposition import Family, Histogram, Kind, render
+from ckptd.target.metrics import add_device, build_info, device_families, family_of_counter
 
 STALL_BOUNDS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 COMMIT_BOUNDS_S: Final = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)

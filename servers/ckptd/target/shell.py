@@ -44,11 +44,11 @@ from ckpt.protocol.target.disk_events import (
     WriteAt,
 )
 from ckpt.protocol.target.machine import TargetEvent, TargetMachine
-from ckptd.disk_probe import PROBE_OP, DiskProbe
-from ckptd.disk_worker import DiskWorker
 from ckptd.door_watch import DoorWatch
-from ckptd.exposition import Histogram
+from ckptd.http.exposition import Histogram
 from ckptd.log import Reporter
+from ckptd.target.disk_probe import PROBE_OP, DiskProbe
+from ckptd.target.disk_worker import DiskWorker
 
 TICK_S: Final = 0.1
 SPACE_US: Final = US_PER_S

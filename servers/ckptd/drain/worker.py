@@ -3,7 +3,7 @@
     lease --TierSource, pinned--> write_checkpoint (parts shared, verified, one marker) --> ended
 
 What survives a crash lies in the store itself: a checkpoint's plan, the receipts of its items, its
-marker. Who writes which item is the queue's business (ckptd.drain_queue); what two workers write
+marker. Who writes which item is the queue's business (ckptd.drain.queue); what two workers write
 all the same, since one of them was thought dead, is equal.
 """
 
@@ -26,8 +26,8 @@ from ckpt.objects.sink import Sink
 from ckpt.objects.tier_source import TierSource
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from ckpt.plan.drains import StorePolicy, surplus
-from ckptd.drain_queue import Heartbeat, QueueClient, SharedParts
-from ckptd.drain_watch import Watch
+from ckptd.drain.queue import Heartbeat, QueueClient, SharedParts
+from ckptd.drain.watch import Watch
 from ckptd.log import Reporter
 
 TELL_COUNT_MAX: Final = 16

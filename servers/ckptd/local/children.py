@@ -7,7 +7,7 @@ A child's first line on stdout is its ready line (one JSON object); stderr goes 
 
 Invariants
 - Nothing outlives the supervisor: the kernel kills each child when the supervisor dies
-  (`ckptd.forked`: with SIGKILL, so that a stopped child goes as well).
+  (`ckptd.local.forked`: with SIGKILL, so that a stopped child goes as well).
 - A child that is stopped (SIGSTOP) has not exited and is left alone.
 - A held child is not started; when its hold goes, it is.
 
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.aio.private import make_private_directory
-from ckptd.forked import Process, Program, fork
+from ckptd.local.forked import Process, Program, fork
 from ckptd.log import Reporter
 
 BACKOFF_FIRST_S: Final = 0.1

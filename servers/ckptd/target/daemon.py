@@ -40,12 +40,12 @@ from ckptd import config as options
 from ckptd import event_loop
 from ckptd.directory import close_to_others, make_directory
 from ckptd.fail_stop import FailStop
-from ckptd.http_plane import served
+from ckptd.http.plane import served
 from ckptd.log import Reporter, configure, reporter
-from ckptd.target_handlers import CoordinatorHandler, Relay
-from ckptd.target_identity import TargetFile, adopt_identity, place_of
-from ckptd.target_reports import TargetReports
-from ckptd.target_shell import TargetShell
+from ckptd.target.handlers import CoordinatorHandler, Relay
+from ckptd.target.identity import TargetFile, adopt_identity, place_of
+from ckptd.target.reports import TargetReports
+from ckptd.target.shell import TargetShell
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
 
 async def run_target(config: TargetConfig, secret: bytes) -> None:
     """Serve until SIGTERM or SIGINT."""
-    report = reporter("ckptd.target")
+    report = reporter("ckptd.target.daemon")
     report("info", "starting", {k: str(v) for k, v in options.as_text(config).items()})
     make_directory(config.directory)
     close_to_others(config.directory, report)

@@ -66,15 +66,15 @@ from ckpt.protocol.handshake import Established, Identity
 from ckpt.protocol.target.term import PROCESS_BYTES
 from ckptd import config as options
 from ckptd import event_loop
-from ckptd.backup_catalog import backup_path
-from ckptd.catalog import Catalog
-from ckptd.catalog_file import mending_command
+from ckptd.catalog.backup import backup_path
+from ckptd.catalog.file import mending_command
+from ckptd.catalog.sqlite import Catalog
+from ckptd.coordinator.metrics import CommitStatistics, render_metrics
 from ckptd.directory import close_to_others, make_directory
 from ckptd.door_watch import DoorWatch
 from ckptd.fail_stop import FailStop
-from ckptd.http_plane import served
+from ckptd.http.plane import served
 from ckptd.log import Reporter, configure, reporter
-from ckptd.metrics import CommitStatistics, render_metrics
 
 TICK_S: Final = 0.05
 SLOT_BYTES: Final = 64 * MiB
@@ -173,7 +173,7 @@ def main(argv: Sequence[str]) -> int:
 
 async def run_coordinator(config: CoordinatorConfig, secret: bytes) -> None:
     """Serve until SIGTERM or SIGINT. Raises why it had to stop otherwise, or could not start."""
-    report = reporter("ckptd.coordinator")
+    report = reporter("ckptd.coordinator.daemon")
     report("info", "starting", {k: str(v) for k, v in options.as_text(config).items()})
     make_directory(config.directory)
     close_to_others(config.directory, report)
@@ -400,7 +400,7 @@ class CoordinatorShell:
         self.failure = self.failure or error
         self.stopped.set()
 
-    # ----------------------------------------------------------------------- reports (ckptd.http)
+    # ----------------------------------------------------------------------- reports (ckptd.http.server)
 
     def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
         """JSON; `sessions` is this shell's own, all else the machine's."""

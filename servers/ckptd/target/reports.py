@@ -8,14 +8,14 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ckpt.aio.clock import now_us
-from ckptd.exposition import render
-from ckptd.target_metrics import build_info, render_target_metrics
+from ckptd.http.exposition import render
+from ckptd.target.metrics import build_info, render_target_metrics
 
 if TYPE_CHECKING:
     from ckpt.aio.disk import RealDisk
     from ckpt.aio.server import Server
     from ckpt.aio.slots import SlotPool
-    from ckptd.target_shell import TargetShell
+    from ckptd.target.shell import TargetShell
 
 
 class TargetReports:

@@ -27,8 +27,8 @@ from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import CatalogPosition, CheckpointId
 from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
 from ckptd import config as options
-from ckptd.catalog import CATALOG_NAME, load_image, read_image
-from ckptd.catalog_file import connect, copy_catalog, lock_directory, unusable
+from ckptd.catalog.file import connect, copy_catalog, lock_directory, unusable
+from ckptd.catalog.sqlite import CATALOG_NAME, load_image, read_image
 
 FOLDER: Final = "backups"
 """In the coordinator's directory, for copies that nobody gave another place."""

@@ -11,8 +11,8 @@ from typing import Final
 
 from ckpt.aio.durable import sync_directory, write_aside
 from ckpt.base.errors import Busy, CkptError, Corrupt, NoSpace, Refused, Unavailable
-from ckptd.cluster_file import FILE_NAME
 from ckptd.directory import make_directory, open_lock
+from ckptd.local.cluster_file import FILE_NAME
 
 LOCK_NAME: Final = "coordinator.lock"
 CLUSTER_NAME: Final = "cluster.id"

@@ -38,17 +38,17 @@ from ckpt.base.errors import Busy, CkptError, Refused
 from ckpt.erasure.code import Code
 from ckptd import cli
 from ckptd import config as options
-from ckptd.cluster_file import (
+from ckptd.directory import close_to_others, make_directory, open_lock
+from ckptd.http.client import HttpAsker
+from ckptd.local.children import Child, ChildPlan, ChildState, RestartPolicy, Supervisor
+from ckptd.local.cluster_file import (
     ClusterFile,
     ClusterOptions,
     device_of,
     load_or_create,
 )
-from ckptd.directory import close_to_others, make_directory, open_lock
-from ckptd.http_client import HttpAsker
-from ckptd.last_words import why_it_ended
+from ckptd.local.last_words import why_it_ended
 from ckptd.log import Reporter, configure, reporter
-from ckptd.supervise import Child, ChildPlan, ChildState, RestartPolicy, Supervisor
 
 READY_NAME: Final = "ready.json"
 LOCK_NAME: Final = "supervisor.lock"
@@ -129,7 +129,9 @@ def main(argv: Sequence[str]) -> int:
         argv=given,
     )
     configure(loaded.config.log_level)
-    run_local(loaded.config, secret_named=loaded.secret_named, report=reporter("ckptd.local"))
+    run_local(
+        loaded.config, secret_named=loaded.secret_named, report=reporter("ckptd.local.supervisor")
+    )
     return 0
 
 

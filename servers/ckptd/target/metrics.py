@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckpt.format.messages.targets import DEVICE_ERROR_KINDS
 from ckpt.protocol.target.core import LEVELS
-from ckptd.exposition import Family, Histogram, Kind, render
+from ckptd.http.exposition import Family, Histogram, Kind, render
 
 if TYPE_CHECKING:
     from ckpt.aio.server_limits import ServerStatistics

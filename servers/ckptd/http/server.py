@@ -38,7 +38,7 @@ from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import RunName, Step, check_run_name, check_step
 from ckpt.base.limits import UNAUTHENTICATED_LIFE_US
 from ckpt.base.units import US_PER_S
-from ckptd.http_auth import (
+from ckptd.http.auth import (
     CHALLENGE_HEADER,
     MAC_HEADER,
     Verifier,
@@ -46,7 +46,7 @@ from ckptd.http_auth import (
     sign_answer,
     token_matches,
 )
-from ckptd.page import render_page
+from ckptd.http.page import render_page
 
 CONNECTIONS_MAX: Final = 64
 """Of those who have shown a credential."""

@@ -48,10 +48,10 @@ from ckpt.protocol.coordinator.keeping.placements import encode_placement
 from ckpt.protocol.target.directory import identify
 from ckpt.protocol.target.term import TERM_FILE, decode_term
 from ckptd import config as options
-from ckptd.backup_catalog import read_backup, take_from
-from ckptd.catalog import CATALOG_NAME, create_catalog
-from ckptd.cluster_file import FILE_NAME, device_of, read_cluster
-from ckptd.target_identity import incarnation_of
+from ckptd.catalog.backup import read_backup, take_from
+from ckptd.catalog.sqlite import CATALOG_NAME, create_catalog
+from ckptd.local.cluster_file import FILE_NAME, device_of, read_cluster
+from ckptd.target.identity import incarnation_of
 
 PART_BYTES: Final = 1 * MiB
 #: A generation that has one of these and gets no row is passed over: later it proves nothing.
@@ -120,7 +120,7 @@ class Rebuilt:
 def rebuild(cluster: str, sources: Sequence[Source], backup: CatalogImage | None = None) -> Rebuilt:
     """Ask every source; decide about every generation. Writes nothing.
 
-    A backup adds what no source knows (ckptd.backup_catalog).
+    A backup adds what no source knows (ckptd.catalog.backup).
 
     Raises Unavailable when no source answers.
     """

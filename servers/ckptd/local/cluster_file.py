@@ -29,7 +29,7 @@ from ckpt.aio.durable import write_aside
 from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX
 from ckpt.erasure.code import Code
-from ckptd.supervise import RestartPolicy
+from ckptd.local.children import RestartPolicy
 
 FILE_NAME: Final = "cluster.toml"
 TARGETS_DEFAULT: Final = 7

@@ -12,7 +12,7 @@ from ckpt.format.messages import Message
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established
 from ckptd.log import Reporter
-from ckptd.target_shell import TargetShell
+from ckptd.target.shell import TargetShell
 
 
 class Relay:

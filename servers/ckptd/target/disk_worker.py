@@ -22,8 +22,8 @@ from ckpt.protocol.target.disk_events import (
     SyncDirectory,
     SyncFile,
 )
-from ckptd.exposition import Histogram
-from ckptd.target_metrics import SYNC_BOUNDS_S
+from ckptd.http.exposition import Histogram
+from ckptd.target.metrics import SYNC_BOUNDS_S
 
 Done = Callable[[DiskDone | DiskFailed], None]
 

@@ -32,9 +32,9 @@ from ckpt.objects.stores import open_sink
 from ckpt.objects.writer import WriteLimits
 from ckpt.plan.drains import StorePolicy, parse_policies
 from ckptd import config as options
-from ckptd.drain_queue import QueueClient
-from ckptd.drain_watch import BurstWatch, Watch
-from ckptd.drain_worker import Reach, StoreWorker
+from ckptd.drain.queue import QueueClient
+from ckptd.drain.watch import BurstWatch, Watch
+from ckptd.drain.worker import Reach, StoreWorker
 from ckptd.log import configure, reporter
 
 STOP_GRACE_S: Final = 5.0
@@ -102,7 +102,7 @@ def run_drain(config: DrainConfig, secret: bytes) -> None:
     """Serve until SIGTERM or SIGINT. Raises Refused for a store that cannot be opened, CkptError
     for a defect: whoever runs this starts it again.
     """
-    report = reporter("ckptd.drain")
+    report = reporter("ckptd.drain.daemon")
     stopped = threading.Event()
 
     def stop(_number: int, _frame: FrameType | None) -> None:
@@ -161,7 +161,7 @@ def _worker(
         reach,
         WriteOptions(portable=config.portable_dtypes, compression=config.compression),
         WriteLimits(config.threads, config.memory_bytes, pace),
-        reporter("ckptd.drain"),
+        reporter("ckptd.drain.daemon"),
         stopped,
         quiet_s=config.abandon_s,
     )

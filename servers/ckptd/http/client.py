@@ -8,7 +8,7 @@ import secrets
 from typing import Final
 
 from ckpt.base.errors import CkptError, Unauthorized, Unavailable, error_from_wire
-from ckptd.http_auth import (
+from ckptd.http.auth import (
     CHALLENGE_HEADER,
     MAC_HEADER,
     NONCE_BYTES,

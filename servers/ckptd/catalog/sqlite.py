@@ -53,8 +53,8 @@ from ckpt.protocol.coordinator.catalog import (
     StoreOpened,
     TargetSeen,
 )
-from ckptd import drain_tables, launch_tables, standing_tables, target_tables
-from ckptd.catalog_file import (
+from ckptd.catalog import drain_tables, launch_tables, standing_tables, target_tables
+from ckptd.catalog.file import (
     connect,
     copy_catalog,
     keep_cluster,

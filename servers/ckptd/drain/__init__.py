@@ -1,0 +1,1 @@
+"""`ckptd drain`: committed checkpoints go to object stores."""

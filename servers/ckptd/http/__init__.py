@@ -1,0 +1,1 @@
+"""The HTTP plane that only reads: page, health, metrics."""

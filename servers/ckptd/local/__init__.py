@@ -1,0 +1,1 @@
+"""`ckptd local`: a whole cluster of one machine under one process."""

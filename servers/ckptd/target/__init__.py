@@ -1,0 +1,1 @@
+"""`ckptd target`: one storage device or directory, served: a shell around the machine."""
