@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Mapping
 
-from ckpt_client.saving import Save
+from ckpt_client.save.saving import Save
 from ckpt_client.store import Store
 from ckpt_client.store import open as open_store
 
@@ -49,7 +49,7 @@ def load(
     Raises what `open` and `Store.load` do; for a URL Refused, NotFound, Corrupt, Unavailable.
     """
     if "://" in run:
-        from ckpt_client import stored
+        from ckpt_client.load import stored
 
         return stored.load(
             run,

@@ -22,19 +22,19 @@ from ckpt.base.units import format_bytes
 from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.connection import Connection
-from ckpt_client.copying import NUMPY, Copier
 from ckpt_client.environment import Place, find_place, next_save_number
-from ckpt_client.packing import Packing, Planner
-from ckpt_client.saving import Commit, Save, commit_from_view
-from ckpt_client.seats import find_stager, park
+from ckpt_client.save.copying import NUMPY, Copier
+from ckpt_client.save.packing import Packing, Planner
+from ckpt_client.save.saving import Commit, Save, commit_from_view
+from ckpt_client.save.seats import find_stager, park
+from ckpt_client.save.stagers import StagerLink
+from ckpt_client.save.staging import Staging
 from ckpt_client.settings import Settings, checked_settings
-from ckpt_client.stagers import StagerLink
-from ckpt_client.staging import Staging
 from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
 
 if TYPE_CHECKING:
-    from ckpt_client.restore import Checkpoint
-    from ckpt_client.verify import VerifyReport
+    from ckpt_client.load.restore import Checkpoint
+    from ckpt_client.load.verify import VerifyReport
 
 CLOSE_TIMEOUT_S: Final = 120.0
 START_TIMEOUT_S: Final = 60.0
@@ -334,7 +334,7 @@ class Store:
         committed it yet; Lost when it is damaged beyond repair, or was lost or deleted after
         another rank of the launch had loaded it.
         """
-        from ckpt_client import restore
+        from ckpt_client.load import restore
 
         self._check_usable()
         name = check_run_name(run)
@@ -379,7 +379,7 @@ class Store:
             # Lost without a number may be one that other ranks of the launch have.
             if not self._settings.durable or (step is None and isinstance(error, Lost)):
                 raise
-            from ckpt_client import stored
+            from ckpt_client.load import stored
 
             place = find_place(rank, world_size)
             return stored.load_instead(
@@ -414,7 +414,7 @@ class Store:
 
         Raises NotFound, Unavailable, Lost; what is damaged is in the report.
         """
-        from ckpt_client import verify
+        from ckpt_client.load import verify
 
         self._check_usable()
         self._connection.ensure_answers()

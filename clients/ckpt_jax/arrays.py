@@ -16,9 +16,9 @@ import numpy as np
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_name
-from ckpt_client.contents import Want
-from ckpt_client.declare import Shard, Shards
-from ckpt_client.state import AnyArray
+from ckpt_client.load.contents import Want
+from ckpt_client.save.declare import Shard, Shards
+from ckpt_client.save.state import AnyArray
 
 Extent = tuple[int, ...]
 Box = tuple[Extent, Extent]

@@ -9,7 +9,7 @@ import jax
 
 from ckpt.base.errors import NotFound
 from ckpt_client.default import shared_store
-from ckpt_client.saving import Commit, Save
+from ckpt_client.save.saving import Commit, Save
 from ckpt_client.step_url import parse_step_url
 from ckpt_client.store import Store
 from ckpt_jax import state as states

@@ -1,8 +1,9 @@
 """Is this state dict of the form that was saved last? Then its tensors are copied as they are.
 
 A training's second save has the names, types, shapes and placements of its first: one walk sees
-that and collects the local tensors (`ckpt_client.forms`); none becomes a numpy array on the way.
-What is no plain CPU tensor, one-box DTensor, numpy array or plain value goes the long way always.
+that and collects the local tensors (`ckpt_client.save.forms`); none becomes a numpy array on the
+way. What is no plain CPU tensor, one-box DTensor, numpy array or plain value goes the long way
+always.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from torch.distributed.tensor import DTensor, Placement
 
 from ckpt.base.errors import Refused
 from ckpt.format.tree import Index, Path, Scalar, path_text
-from ckpt_client.copying import NUMPY, Bytes
-from ckpt_client.forms import (
+from ckpt_client.save.copying import NUMPY, Bytes
+from ckpt_client.save.forms import (
     ArrayForm,
     CopiedScalarForm,
     Form,
@@ -32,8 +33,8 @@ from ckpt_client.forms import (
     mapping_form,
     sequence_form,
 )
-from ckpt_client.packing import Layout
-from ckpt_client.state import ARRAYS, AnyArray
+from ckpt_client.save.packing import Layout
+from ckpt_client.save.state import ARRAYS, AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.boxes import held
 from ckpt_torch.exchange import Holders, Shape

@@ -23,13 +23,13 @@ import torch.distributed as dist
 from ckpt.base.errors import CkptError, Refused
 from ckpt.format.dtypes import dtype_name
 from ckpt.format.tree import Scalar, path_text
-from ckpt_client.declare import Replicated, Shard, Shards
-from ckpt_client.finite import check_finite
-from ckpt_client.forms import Found
-from ckpt_client.packing import Packing
-from ckpt_client.saving import Commit, Save
-from ckpt_client.staging import Staging
-from ckpt_client.state import AnyArray
+from ckpt_client.save.declare import Replicated, Shard, Shards
+from ckpt_client.save.finite import check_finite
+from ckpt_client.save.forms import Found
+from ckpt_client.save.packing import Packing
+from ckpt_client.save.saving import Commit, Save
+from ckpt_client.save.staging import Staging
+from ckpt_client.save.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.boxes import Extent, held, is_tensor
 from ckpt_torch.exchange import Box, Exchange, Holders, Shape, digests_of, tell_problem

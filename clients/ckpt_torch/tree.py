@@ -15,7 +15,7 @@ import torch
 
 from ckpt.base.errors import Refused
 from ckpt.format.tree import Index, Path, Scalar, path_text
-from ckpt_client.state import AnyArray
+from ckpt_client.save.state import AnyArray
 from ckpt_torch.boxes import is_tensor
 
 PICKLE_KEY: Final = "#pickle"

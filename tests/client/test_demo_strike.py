@@ -28,7 +28,7 @@ from ckpt_client.demo.strike import (
     choose_victims,
 )
 from ckpt_client.demo.words import Finished, Resumed
-from ckpt_client.processes import (
+from ckpt_client.local.processes import (
     MARK_NAME,
     end_marked,
     find_marked,

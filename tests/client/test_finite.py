@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpt
-from ckpt_client import finite
-from ckpt_client.finite import check_finite
-from ckpt_client.packing import Planner
+from ckpt_client.save import finite
+from ckpt_client.save.finite import check_finite
+from ckpt_client.save.packing import Planner
 from tests.client import trees
 
 FLOATS = (

@@ -16,7 +16,7 @@ from ckpt.aio.clock import now_us
 from ckpt.base.errors import Refused
 from ckpt.base.ids import CheckpointId, Generation, Rank, RunName, Step
 from ckpt.base.units import MiB
-from ckpt_client.arena import Half, drop_half, make_half
+from ckpt_client.stager.arena import Half, drop_half, make_half
 from ckpt_client.stager.memory import (
     Held,
     MemoryRequest,

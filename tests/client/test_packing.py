@@ -15,18 +15,18 @@ from ckpt.format.dtypes import dtype_of
 from ckpt.format.messages.saving import BoxQuery, ReplicaPolicy
 from ckpt.format.table import Meaning, RankTable, TensorEntry
 from ckpt.format.tree import decode_tree
-from ckpt_client.copying import HalfWriter, copy_bytes
-from ckpt_client.declaration import read_declaration
-from ckpt_client.declare import Replicated, Shard, Shards
-from ckpt_client.packing import (
+from ckpt_client.save.copying import HalfWriter, copy_bytes
+from ckpt_client.save.declare import Replicated, Shard, Shards
+from ckpt_client.save.packing import (
     ITEM_ALIGN,
     TAIL_BYTES,
     Packing,
     Planner,
     plan_packing,
 )
+from ckpt_client.save.state import flatten, unflatten
+from ckpt_client.stager.declaration import read_declaration
 from ckpt_client.stager.fingerprint import Fingerprinter, fingerprint_boxes
-from ckpt_client.state import flatten, unflatten
 from tests.client import trees
 from tests.client.bits import bits_of
 

@@ -14,14 +14,14 @@ import pytest
 from ckpt.aio.secret import make_secret
 from ckpt.base.units import MiB
 from ckpt.protocol.stager.records import SaveState
-from ckpt_client.arena import map_half
-from ckpt_client.copying import HalfWriter
-from ckpt_client.packing import Packing, plan_packing
+from ckpt_client.save.copying import HalfWriter
+from ckpt_client.save.packing import Packing, plan_packing
+from ckpt_client.save.state import flatten
 from ckpt_client.stager import wire
+from ckpt_client.stager.arena import map_half
 from ckpt_client.stager.channel import TrainerChannel
 from ckpt_client.stager.patience import HOLD_US_MAX, Patience, is_crowded
 from ckpt_client.stager.shell import StagerShell
-from ckpt_client.state import flatten
 from tests.waiting import wait_until
 
 WAIT_S = 60.0

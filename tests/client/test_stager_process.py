@@ -20,13 +20,13 @@ import pytest
 from ckpt.aio.secret import make_secret
 from ckpt.base.errors import Aborted, Busy, CkptError, Refused
 from ckpt.base.units import MiB
-from ckpt_client import stagers
-from ckpt_client.arena import Half, map_half
-from ckpt_client.packing import plan_packing
-from ckpt_client.saving import Save
+from ckpt_client.save import stagers
+from ckpt_client.save.packing import plan_packing
+from ckpt_client.save.saving import Save
+from ckpt_client.save.stagers import StagerLink
+from ckpt_client.save.state import flatten
 from ckpt_client.stager import wire
-from ckpt_client.stagers import StagerLink
-from ckpt_client.state import flatten
+from ckpt_client.stager.arena import Half, map_half
 from tests.waiting import wait_until
 
 
@@ -186,7 +186,7 @@ def test_an_interrupt_while_memory_is_mapped_loses_no_half(
         map_half(descriptor, size)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ckpt_client.halves.map_half", interrupted)
+    monkeypatch.setattr("ckpt_client.save.halves.map_half", interrupted)
     link.ask_half(1, "run", 1, MiB, "wait")
     with pytest.raises(KeyboardInterrupt):
         link.wait_half(1)
@@ -295,7 +295,7 @@ import os, signal, sys
 import msgspec
 from pathlib import Path
 from ckpt_client.stager import wire
-from ckpt_client.stagers import StagerLink
+from ckpt_client.save.stagers import StagerLink
 attach = msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=wire.Attach)
 attach = msgspec.structs.replace(attach, pid=os.getpid())
 link = StagerLink(attach, Path(sys.argv[2]))

@@ -17,12 +17,12 @@ from typing import Final, Self
 import numpy as np
 
 import ckpt
-import ckpt_client.restore
+import ckpt_client.load.restore
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import CkptError
 from ckpt.erasure.code import Code
-from ckpt_client.detach import child_environment
-from ckpt_client.processes import kill_processes
+from ckpt_client.local.detach import child_environment
+from ckpt_client.local.processes import kill_processes
 from ckptbench.cluster import BenchCluster, ClusterPlan
 from ckptbench.engines.base import ONE_THREAD, Done, EnginePlan, Loaded
 from ckptbench.job.options import JobOptions
@@ -45,7 +45,7 @@ class CkptEngine:
         self._save: ckpt.Save | None = None
         #: A state, and what it is declared as: once, since its memory stays the same.
         self._declared: tuple[State, dict[str, ckpt.Shard]] | None = None
-        assert ckpt_client.restore, "imported above: a process's start is no part of a load"
+        assert ckpt_client.load.restore, "imported above: a process's start is no part of a load"
 
     def save(self, step: int, state: State) -> None:
         if self._declared is None or self._declared[0] is not state:

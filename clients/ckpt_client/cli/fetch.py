@@ -23,9 +23,9 @@ from ckpt.objects.stores import open_sink
 from ckpt_client.cli.cluster import Conversation, conversation, parse_checkpoint
 from ckpt_client.cli.exits import Exit
 from ckpt_client.cli.output import Output, counted
-from ckpt_client.fetching import save_again
+from ckpt_client.load.stored import open_url
+from ckpt_client.save.fetching import save_again
 from ckpt_client.store import open as open_store
-from ckpt_client.stored import open_url
 
 EXAMPLE = "ckpt fetch llama/7b@12500"
 COMMIT_TIMEOUT_S = 3600.0

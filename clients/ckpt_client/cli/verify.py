@@ -18,7 +18,7 @@ from ckpt_client.cli.output import Output, Tone, counted, rate_text
 from ckpt_client.locate import client_name
 
 if TYPE_CHECKING:
-    from ckpt_client.verify import ColumnHealth, VerifyReport
+    from ckpt_client.load.verify import ColumnHealth, VerifyReport
 
 EXAMPLE = "ckpt verify llama/7b@12500\nckpt verify llama/7b@12500 --json | tail -n 1 | jq .state"
 
@@ -35,8 +35,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    from ckpt_client.reader_context import ReaderContext
-    from ckpt_client.verify import verify
+    from ckpt_client.load.reader_context import ReaderContext
+    from ckpt_client.load.verify import verify
 
     run_name, step = parse_checkpoint(arguments.checkpoint)
     with conversation(arguments, output) as talk:

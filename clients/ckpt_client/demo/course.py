@@ -17,7 +17,7 @@ from ckpt_client.demo.options import DemoOptions
 from ckpt_client.demo.screen import Screen
 from ckpt_client.demo.strike import AttemptNow, BurstWatch, Glimpse, choose_victims
 from ckpt_client.demo.words import Finished, Resumed, Saved, StepDone
-from ckpt_client.processes import find_marked, kill_processes
+from ckpt_client.local.processes import find_marked, kill_processes
 
 VICTIM_COUNT: Final = 2
 WATCH_S: Final = 0.003

@@ -29,7 +29,7 @@ from ckpt_client.demo.judge import judge
 from ckpt_client.demo.options import DemoOptions
 from ckpt_client.demo.report import Check, Report, print_report
 from ckpt_client.demo.screen import Screen, open_screen
-from ckpt_client.processes import end_marked, marked_environment
+from ckpt_client.local.processes import end_marked, marked_environment
 
 END_TIMEOUT_S: Final = 20.0
 

@@ -17,7 +17,7 @@ import msgspec
 from ckpt.base.errors import CkptError
 from ckpt_client.demo.mesh import PeerGone, socket_mesh
 from ckpt_client.demo.words import TrainerPlan, Word, decode_word
-from ckpt_client.detach import child_environment
+from ckpt_client.local.detach import child_environment
 
 READ_BYTES: Final = 1 << 16
 END_TIMEOUT_S: Final = 10.0

@@ -25,10 +25,10 @@ from ckpt.base.errors import Lost, NotFound
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.format.members import NO_LAUNCH, entry_name, name_of_entry
 from ckpt.protocol.coordinator.reading.answers import FilesView
-from ckpt_client import restore
 from ckpt_client.connection import Connection
-from ckpt_client.contents import Contents, Want
-from ckpt_client.restore import Checkpoint
+from ckpt_client.load import restore
+from ckpt_client.load.contents import Contents, Want
+from ckpt_client.load.restore import Checkpoint
 
 HELD_S: Final = 30.0
 IDLE_MAX: Final = 8

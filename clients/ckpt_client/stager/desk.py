@@ -19,8 +19,8 @@ from ckpt.base.errors import CkptError
 from ckpt.base.ids import RunName, Step
 from ckpt.base.units import format_bytes
 from ckpt.protocol.stager.events import FullPolicy, HalfAsked, StagerEvent, StagingDropped
-from ckpt_client.arena import Half, make_half
 from ckpt_client.stager import wire
+from ckpt_client.stager.arena import Half, make_half
 from ckpt_client.stager.halves import Halves, Slot
 from ckpt_client.stager.jobs import Jobs
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ckpt.base.units import align_up
-from ckpt_client.arena import HALF_UNIT_BYTES, Half, drop_half, half_size
+from ckpt_client.stager.arena import HALF_UNIT_BYTES, Half, drop_half, half_size
 
 
 @dataclass(slots=True)

@@ -62,10 +62,10 @@ from ckpt.protocol.stager.events import (
 )
 from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions
-from ckpt_client.declaration import Declaration, DeclarationReader
 from ckpt_client.locate import Locator, client_name
 from ckpt_client.stager import wire
 from ckpt_client.stager.channel import TrainerChannel
+from ckpt_client.stager.declaration import Declaration, DeclarationReader
 from ckpt_client.stager.desk import HalfDesk
 from ckpt_client.stager.fingerprint import (
     Fingerprinter,

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import RunName, Step
 from ckpt.base.printable import printable
-from ckpt_client.copying import Copier
 from ckpt_client.environment import Place
-from ckpt_client.packing import Packing
-from ckpt_client.saving import Save
+from ckpt_client.save.copying import Copier
+from ckpt_client.save.packing import Packing
+from ckpt_client.save.saving import Save
+from ckpt_client.save.stagers import StagerLink
 from ckpt_client.settings import Settings
-from ckpt_client.stagers import StagerLink
 
 
 @dataclass(slots=True)

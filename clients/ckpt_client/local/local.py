@@ -24,7 +24,7 @@ from typing import Final
 from ckpt.aio.private import make_private_directory
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
 from ckpt.base.errors import ERROR_OF_EXIT, CkptError, Corrupt, Refused, Unavailable
-from ckpt_client.detach import start_detached
+from ckpt_client.local.detach import start_detached
 from ckpt_client.locate import ReadyFile, read_ready
 from ckpt_client.url import LocalOptions, LocalUrl
 

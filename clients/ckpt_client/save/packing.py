@@ -30,10 +30,10 @@ from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
 from ckpt.format.tree import TreeTemplate
 from ckpt.plan.replicas import leaf_parts, share_replicas
-from ckpt_client.declaration import Witness, write_declaration
-from ckpt_client.finite import check_finite
-from ckpt_client.forms import Found, StateForm, form_of
-from ckpt_client.state import AnyArray, FlatState, Leaf, flatten
+from ckpt_client.save.finite import check_finite
+from ckpt_client.save.forms import Found, StateForm, form_of
+from ckpt_client.save.state import AnyArray, FlatState, Leaf, flatten
+from ckpt_client.stager.declaration import Witness, write_declaration
 
 ITEM_ALIGN: Final = 64
 TAIL_BYTES: Final = CODE_COLUMNS_MAX * PAGE_BYTES

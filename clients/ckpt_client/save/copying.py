@@ -14,8 +14,8 @@ from typing import Final, Protocol, cast
 import numpy as np
 
 from ckpt.format.dtypes import dtype_of
-from ckpt_client.packing import TAIL_BYTES, Layout, Packing, Picker, Span, picker
-from ckpt_client.state import AnyArray
+from ckpt_client.save.packing import TAIL_BYTES, Layout, Packing, Picker, Span, picker
+from ckpt_client.save.state import AnyArray
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 

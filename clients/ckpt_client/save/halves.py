@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import time
 
-from ckpt_client.arena import map_half
-from ckpt_client.copying import HalfWriter
+from ckpt_client.save.copying import HalfWriter
+from ckpt_client.stager.arena import map_half
 
 
 class Halves:

@@ -27,8 +27,7 @@ from ckpt.format.tree import (
     TupleNode,
     path_text,
 )
-from ckpt_client.declare import Box, PerRank, Replicated, Shard, Shards, check_box
-from ckpt_client.restore_plan import (
+from ckpt_client.load.restore_plan import (
     Reads,
     TensorIndex,
     checked_dtype,
@@ -37,7 +36,8 @@ from ckpt_client.restore_plan import (
     tensor_of_rank,
     variants_of,
 )
-from ckpt_client.state import unflatten
+from ckpt_client.save.declare import Box, PerRank, Replicated, Shard, Shards, check_box
+from ckpt_client.save.state import unflatten
 
 NAMES_SHOWN_MAX: Final = 8
 _SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))

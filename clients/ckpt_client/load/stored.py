@@ -39,15 +39,15 @@ from ckpt.objects.names import parse_stored
 from ckpt.objects.reader import StoredCheckpoint, StoreStatistics, Together, open_stored
 from ckpt.objects.source import Source, Wish
 from ckpt.objects.stores import open_sink
-from ckpt_client import load_counts
 from ckpt_client.connection import Connection
-from ckpt_client.declare import Replicated
 from ckpt_client.environment import Place, find_place
-from ckpt_client.meeting import ANSWER_SLACK_S, Meeting, open_meeting, share_key
-from ckpt_client.restore_plan import Reads
-from ckpt_client.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
-from ckpt_client.shared_store import StoreTogether
-from ckpt_client.state import AnyArray
+from ckpt_client.load import load_counts
+from ckpt_client.load.restore_plan import Reads
+from ckpt_client.load.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
+from ckpt_client.load.together.meeting import ANSWER_SLACK_S, Meeting, open_meeting, share_key
+from ckpt_client.load.together.shared_store import StoreTogether
+from ckpt_client.save.declare import Replicated
+from ckpt_client.save.state import AnyArray
 
 _log = logging.getLogger("ckpt.restore")
 
@@ -296,7 +296,7 @@ def declared_tree(source: Source, rank: Rank) -> object:
 
 
 class SourceIndex:
-    """A source's tensors by name; see ckpt_client.restore_plan.TensorIndex."""
+    """A source's tensors by name; see ckpt_client.load.restore_plan.TensorIndex."""
 
     def __init__(self, source: Source) -> None:
         self._tensors = source.tensors()
@@ -320,7 +320,7 @@ class SourceIndex:
 
 @dataclass(slots=True)
 class WishList:
-    """What one load reads from a source; see ckpt_client.restore_plan.Reads."""
+    """What one load reads from a source; see ckpt_client.load.restore_plan.Reads."""
 
     wishes: list[Wish] = field(default_factory=list)
     copies: list[tuple[AnyArray, AnyArray]] = field(default_factory=list)

@@ -18,11 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckpt.base.errors import Aborted, CkptError, Unavailable, error_from_wire
-from ckpt_client.copying import HalfWriter
-from ckpt_client.detach import start_detached
-from ckpt_client.halves import Halves
-from ckpt_client.packing import Packing
-from ckpt_client.saving import Save
+from ckpt_client.local.detach import start_detached
+from ckpt_client.save.copying import HalfWriter
+from ckpt_client.save.halves import Halves
+from ckpt_client.save.packing import Packing
+from ckpt_client.save.saving import Save
 from ckpt_client.stager import wire
 
 START_TIMEOUT_S = 60.0

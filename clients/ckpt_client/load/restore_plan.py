@@ -13,7 +13,7 @@ from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_name, dtype_of
 from ckpt.format.index_pages import Box, IndexTensor
 from ckpt.format.table import Meaning
-from ckpt_client.state import AnyArray
+from ckpt_client.save.state import AnyArray
 
 
 class TensorIndex(Protocol):
