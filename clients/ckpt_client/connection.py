@@ -18,7 +18,7 @@ from ckpt.format.messages.launches import LaunchJoined
 from ckpt_client.control import Control
 from ckpt_client.environment import Place, find_place
 from ckpt_client.load.reader_context import ReaderContext
-from ckpt_client.local.local import is_serving, is_supervised, opened_cluster
+from ckpt_client.local.cluster import is_serving, is_supervised, opened_cluster
 from ckpt_client.locate import Locator, client_name
 from ckpt_client.url import LocalUrl, RemoteUrl
 

@@ -24,16 +24,16 @@ from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.connection import Connection
 from ckpt_client.environment import Place, find_place, next_save_number
 from ckpt_client.save.copying import NUMPY, Copier
+from ckpt_client.save.handle import Commit, Save, commit_from_view
 from ckpt_client.save.packing import Packing, Planner
-from ckpt_client.save.saving import Commit, Save, commit_from_view
-from ckpt_client.save.seats import find_stager, park
-from ckpt_client.save.stagers import StagerLink
+from ckpt_client.save.parked_stagers import find_stager, park
+from ckpt_client.save.stager_link import StagerLink
 from ckpt_client.save.staging import Staging
 from ckpt_client.settings import Settings, checked_settings
 from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
 
 if TYPE_CHECKING:
-    from ckpt_client.load.restore import Checkpoint
+    from ckpt_client.load.checkpoint import Checkpoint
     from ckpt_client.load.verify import VerifyReport
 
 CLOSE_TIMEOUT_S: Final = 120.0
@@ -334,7 +334,7 @@ class Store:
         committed it yet; Lost when it is damaged beyond repair, or was lost or deleted after
         another rank of the launch had loaded it.
         """
-        from ckpt_client.load import restore
+        from ckpt_client.load.checkpoint import resolve
 
         self._check_usable()
         name = check_run_name(run)
@@ -343,7 +343,7 @@ class Store:
         self._connection.ensure_answers()
         join = self._control.join if number is None else self._control.join_to_read
         joined = join(name, place.rank, place.world_size)
-        found = restore.resolve(
+        found = resolve(
             self._connection.reader(self._settings.durable), name, number,
             rank=place.rank, world_size=place.world_size, joined=joined,
             launch_key=self._settings.launch, timeout_s=timeout_s, fallback=fallback,
@@ -379,10 +379,10 @@ class Store:
             # Lost without a number may be one that other ranks of the launch have.
             if not self._settings.durable or (step is None and isinstance(error, Lost)):
                 raise
-            from ckpt_client.load import stored
+            from ckpt_client.load import from_store
 
             place = find_place(rank, world_size)
-            return stored.load_instead(
+            return from_store.load_instead(
                 self._connection, self._settings.durable, run, step, like, place, error,
                 launch_key=self._settings.launch, timeout_s=timeout_s, strict=strict, whole=whole,
             )  # fmt: skip

@@ -17,7 +17,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_name
 from ckpt_client.load.contents import Want
-from ckpt_client.save.declare import Shard, Shards
+from ckpt_client.save.shards import Shard, Shards
 from ckpt_client.save.state import AnyArray
 
 Extent = tuple[int, ...]

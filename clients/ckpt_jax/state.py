@@ -15,9 +15,9 @@ from ckpt.format.dtypes import dtype_of
 from ckpt.format.index_pages import IndexTensor
 from ckpt.format.tree import Scalar
 from ckpt_client.load.contents import Contents, Want
-from ckpt_client.load.restore_trees import listed
-from ckpt_client.save.declare import Replicated
-from ckpt_client.save.saving import Save
+from ckpt_client.load.trees import listed
+from ckpt_client.save.handle import Save
+from ckpt_client.save.shards import Replicated
 from ckpt_client.save.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_jax.arrays import Target, declared, other_shape

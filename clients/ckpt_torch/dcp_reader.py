@@ -28,8 +28,8 @@ from ckpt.base.errors import CkptError, Refused
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.index_pages import IndexTensor
 from ckpt.format.tree import path_text
+from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.load.contents import Contents, Want
-from ckpt_client.load.restore import Checkpoint
 from ckpt_client.save.state import AnyArray
 from ckpt_client.step_url import parse_step_url
 from ckpt_client.store import Store

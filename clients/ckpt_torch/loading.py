@@ -20,7 +20,7 @@ from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.tree import Scalar
 from ckpt_client.load.contents import Contents, Want
-from ckpt_client.load.restore_trees import listed
+from ckpt_client.load.trees import listed
 from ckpt_client.save.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.boxes import LocalBox, held, is_tensor

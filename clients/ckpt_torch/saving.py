@@ -23,11 +23,11 @@ import torch.distributed as dist
 from ckpt.base.errors import CkptError, Refused
 from ckpt.format.dtypes import dtype_name
 from ckpt.format.tree import Scalar, path_text
-from ckpt_client.save.declare import Replicated, Shard, Shards
 from ckpt_client.save.finite import check_finite
 from ckpt_client.save.forms import Found
+from ckpt_client.save.handle import Commit, Save
 from ckpt_client.save.packing import Packing
-from ckpt_client.save.saving import Commit, Save
+from ckpt_client.save.shards import Replicated, Shard, Shards
 from ckpt_client.save.staging import Staging
 from ckpt_client.save.state import AnyArray
 from ckpt_client.store import Store

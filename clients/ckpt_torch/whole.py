@@ -11,8 +11,8 @@ import torch
 from ckpt.base.errors import Refused
 from ckpt.format.dtypes import dtype_name
 from ckpt.format.tree import Index, Path, path_text
-from ckpt_client.load.restore import Checkpoint
-from ckpt_client.save.declare import PerRank
+from ckpt_client.load.checkpoint import Checkpoint
+from ckpt_client.save.shards import PerRank
 from ckpt_client.save.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.dcp_names import MARK_KEY, VALUE_KEY, unpack_value

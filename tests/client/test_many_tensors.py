@@ -22,7 +22,7 @@ from ckpt.format.tree import decode_tree
 from ckpt.plan.coverage import merge_tables
 from ckpt.plan.reads import PayloadKey
 from ckpt.transfer.read_set import ReadSet
-from ckpt_client.load.restore_trees import LikeWalk, own_tree, scalars_of
+from ckpt_client.load.trees import LikeWalk, own_tree, scalars_of
 from ckpt_client.save.copying import HalfWriter
 from ckpt_client.save.packing import plan_packing
 from ckpt_client.save.state import flatten

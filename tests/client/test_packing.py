@@ -16,7 +16,6 @@ from ckpt.format.messages.saving import BoxQuery, ReplicaPolicy
 from ckpt.format.table import Meaning, RankTable, TensorEntry
 from ckpt.format.tree import decode_tree
 from ckpt_client.save.copying import HalfWriter, copy_bytes
-from ckpt_client.save.declare import Replicated, Shard, Shards
 from ckpt_client.save.packing import (
     ITEM_ALIGN,
     TAIL_BYTES,
@@ -24,6 +23,7 @@ from ckpt_client.save.packing import (
     Planner,
     plan_packing,
 )
+from ckpt_client.save.shards import Replicated, Shard, Shards
 from ckpt_client.save.state import flatten, unflatten
 from ckpt_client.stager.declaration import read_declaration
 from ckpt_client.stager.fingerprint import Fingerprinter, fingerprint_boxes

@@ -17,7 +17,7 @@ from typing import Final, Self
 import numpy as np
 
 import ckpt
-import ckpt_client.load.restore
+import ckpt_client.load.checkpoint
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import CkptError
 from ckpt.erasure.code import Code
@@ -45,7 +45,7 @@ class CkptEngine:
         self._save: ckpt.Save | None = None
         #: A state, and what it is declared as: once, since its memory stays the same.
         self._declared: tuple[State, dict[str, ckpt.Shard]] | None = None
-        assert ckpt_client.load.restore, "imported above: a process's start is no part of a load"
+        assert ckpt_client.load.checkpoint, "imported above: a process's start is no part of a load"
 
     def save(self, step: int, state: State) -> None:
         if self._declared is None or self._declared[0] is not state:

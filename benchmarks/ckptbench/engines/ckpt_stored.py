@@ -5,8 +5,8 @@ from __future__ import annotations
 from ckpt.base.ids import Rank, check_run_name, check_step
 from ckpt.objects.reader import StoredCheckpoint, open_stored
 from ckpt.objects.stores import open_sink
-from ckpt_client.load.stored import load_from
-from ckpt_client.save.fetching import save_again
+from ckpt_client.load.from_store import load_from
+from ckpt_client.save.again import save_again
 from ckptbench.engines.base import Loaded
 from ckptbench.engines.ckpt import TIMEOUT_S, CkptEngine, filled, wanted
 from ckptbench.workload import rank_boxes

@@ -16,7 +16,7 @@ from ckpt.base.units import MiB, format_bytes
 from ckpt.protocol.coordinator.reading.answers import Check
 from ckpt.protocol.coordinator.reading.checks import check, quoted
 from ckpt_client.cli.cluster import process_state
-from ckpt_client.local.local import last_line
+from ckpt_client.local.cluster import last_line
 
 ROOM_BYTES_MIN: Final = MiB
 """With less the catalog cannot grow."""

@@ -31,8 +31,8 @@ from ckpt_client.cli.cluster import (
 from ckpt_client.cli.exits import Exit
 from ckpt_client.cli.local import cluster_directory
 from ckpt_client.cli.output import Output, Tone, counted
+from ckpt_client.local.cluster import CLUSTER_NAME, is_supervised
 from ckpt_client.local.detach import child_environment
-from ckpt_client.local.local import CLUSTER_NAME, is_supervised
 from ckpt_client.url import LocalUrl, parse_url
 
 EXAMPLE = (

@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def opened_source(arguments: argparse.Namespace, output: Output) -> Iterator[Source]:
     """The checkpoint that the arguments name, in the cluster or in a store."""
     if "://" in arguments.checkpoint:
-        from ckpt_client.load.stored import open_url
+        from ckpt_client.load.from_store import open_url
 
         stored = open_url(arguments.checkpoint)
         try:

@@ -23,8 +23,8 @@ from ckpt.objects.stores import open_sink
 from ckpt_client.cli.cluster import Conversation, conversation, parse_checkpoint
 from ckpt_client.cli.exits import Exit
 from ckpt_client.cli.output import Output, counted
-from ckpt_client.load.stored import open_url
-from ckpt_client.save.fetching import save_again
+from ckpt_client.load.from_store import open_url
+from ckpt_client.save.again import save_again
 from ckpt_client.store import open as open_store
 
 EXAMPLE = "ckpt fetch llama/7b@12500"

@@ -18,7 +18,7 @@ from ckpt.base.units import format_seconds
 from ckpt_client.cli.cluster import is_running, read_local_ready, read_made
 from ckpt_client.cli.exits import Exit
 from ckpt_client.cli.output import Output
-from ckpt_client.local.local import SUPERVISOR_LOCK_NAME, is_supervised
+from ckpt_client.local.cluster import SUPERVISOR_LOCK_NAME, is_supervised
 from ckpt_client.url import LocalUrl, parse_url
 
 EXAMPLE = "ckpt local stop /scratch/burst"

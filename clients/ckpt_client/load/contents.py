@@ -16,8 +16,8 @@ from ckpt.base.ids import Rank
 from ckpt.format.index_pages import IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node, Scalar
-from ckpt_client.load.restore_plan import Reads, TensorIndex, checked_dtype, variants_of
-from ckpt_client.load.restore_trees import box_inside, scalars_of
+from ckpt_client.load.plan import Reads, TensorIndex, checked_dtype, variants_of
+from ckpt_client.load.trees import box_inside, scalars_of
 from ckpt_client.save.state import AnyArray
 
 

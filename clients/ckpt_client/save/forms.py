@@ -20,7 +20,7 @@ from typing import Final, Protocol, cast
 
 from ckpt.base.errors import CkptError
 from ckpt.format.tree import Scalar
-from ckpt_client.save.declare import Replicated, Shard, Shards
+from ckpt_client.save.shards import Replicated, Shard, Shards
 from ckpt_client.save.state import ARRAYS, SCALARS, as_array, encoded_scalar
 
 _dtype_of: Final = attrgetter("dtype")

@@ -11,9 +11,9 @@ from ckpt.base.ids import RunName, Step
 from ckpt.base.printable import printable
 from ckpt_client.environment import Place
 from ckpt_client.save.copying import Copier
+from ckpt_client.save.handle import Save
 from ckpt_client.save.packing import Packing
-from ckpt_client.save.saving import Save
-from ckpt_client.save.stagers import StagerLink
+from ckpt_client.save.stager_link import StagerLink
 from ckpt_client.settings import Settings
 
 

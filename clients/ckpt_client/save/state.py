@@ -37,7 +37,7 @@ from ckpt.format.tree import (
     encode_tree,
     step_text,
 )
-from ckpt_client.save.declare import Replicated, Shard, Shards, check_box
+from ckpt_client.save.shards import Replicated, Shard, Shards, check_box
 
 AnyArray = NDArray[np.generic]
 SCALAR_DTYPE: Final = np.dtype("u1")

@@ -66,11 +66,11 @@ from ckpt_client.locate import Locator, client_name
 from ckpt_client.stager import wire
 from ckpt_client.stager.channel import TrainerChannel
 from ckpt_client.stager.declaration import Declaration, DeclarationReader
-from ckpt_client.stager.desk import HalfDesk
 from ckpt_client.stager.fingerprint import (
     Fingerprinter,
     fingerprint_boxes,
 )
+from ckpt_client.stager.half_desk import HalfDesk
 from ckpt_client.stager.jobs import Jobs
 from ckpt_client.stager.log import log
 from ckpt_client.stager.memory import Held, MemoryRequest

@@ -7,8 +7,8 @@ The coordinator says which is which (ckpt.protocol.coordinator.reading.sharing).
 and no rank waits for one that has not come. Whatever goes wrong with a peer or with the sharing
 itself, a rank reads the bytes itself: sharing never makes a load fail.
 
-What the bytes are is the business of what is shared: payloads of the tier (shared_tier.py), or
-objects of a store (shared_store.py).
+What the bytes are is the business of what is shared: payloads of the tier (payloads.py), or
+objects of a store (chunks.py).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from ckpt_client.save.copying import HalfWriter
 from ckpt_client.stager.arena import map_half
 
 
-class Halves:
+class MappedHalves:
     """I belong to one StagerLink, and am used under its lock."""
 
     def __init__(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ckpt.objects.reader import StoredCheckpoint
-from ckpt_client.load.stored import declared_tree
-from ckpt_client.save.saving import Save
+from ckpt_client.load.from_store import declared_tree
+from ckpt_client.save.handle import Save
 from ckpt_client.store import Store
 
 

@@ -45,17 +45,17 @@ from ckpt.transfer.read_set import ReadSet
 from ckpt_client.load.contents import Contents
 from ckpt_client.load.load_counts import next_load
 from ckpt_client.load.memory_check import is_committed
-from ckpt_client.load.pinned import Pinned
+from ckpt_client.load.pin import Pinned
+from ckpt_client.load.plan import Reads, TensorIndex
 from ckpt_client.load.progress import OnProgress, ProgressTeller
 from ckpt_client.load.reader_context import ReaderContext
-from ckpt_client.load.restore_plan import Reads, TensorIndex
-from ckpt_client.load.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
 from ckpt_client.load.together.meeting import share_key
+from ckpt_client.load.trees import LikeWalk, WholeWalk, own_tree, scalars_of
 from ckpt_client.stager.memory import memory_source
 
 if TYPE_CHECKING:
     from ckpt.objects.reader import StoreStatistics
-    from ckpt_client.load.stored import StoredReading
+    from ckpt_client.load.from_store import StoredReading
 
 RESOLVE_COUNT_MAX: Final = 64
 """Times one load may be resolved again."""
@@ -337,7 +337,7 @@ class Checkpoint:
         self, jobs: list[ReadJob], receiver: PayloadReceiver, total: int
     ) -> list[ReadJob]:
         """What is not worth the meeting is left."""
-        from ckpt_client.load.together.shared_tier import SharedPayloads
+        from ckpt_client.load.together.payloads import SharedPayloads
         from ckpt_client.load.together.sharing import SHARED_BYTES_MIN, SharedReading
 
         assert self._share_key is not None
@@ -441,7 +441,7 @@ class Checkpoint:
         resolved, checkpoint = self._pinned.resolved, self.info.checkpoint
         if not resolved.stored:
             return
-        from ckpt_client.load.stored import StoredReading
+        from ckpt_client.load.from_store import StoredReading
 
         urls = list(dict.fromkeys([self._pinned.context.durable, *resolved.stored]))
         meeting = self._pinned.meeting() if resolved.sharing else None

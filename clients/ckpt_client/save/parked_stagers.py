@@ -18,7 +18,7 @@ from typing import Final
 
 from ckpt_client.connection import Connection
 from ckpt_client.environment import Place, process_name
-from ckpt_client.save.stagers import StagerLink
+from ckpt_client.save.stager_link import StagerLink
 from ckpt_client.settings import Settings
 from ckpt_client.stager import wire
 from ckpt_client.stager.memory import runtime_directory

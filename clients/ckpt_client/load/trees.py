@@ -27,7 +27,7 @@ from ckpt.format.tree import (
     TupleNode,
     path_text,
 )
-from ckpt_client.load.restore_plan import (
+from ckpt_client.load.plan import (
     Reads,
     TensorIndex,
     checked_dtype,
@@ -36,7 +36,7 @@ from ckpt_client.load.restore_plan import (
     tensor_of_rank,
     variants_of,
 )
-from ckpt_client.save.declare import Box, PerRank, Replicated, Shard, Shards, check_box
+from ckpt_client.save.shards import Box, PerRank, Replicated, Shard, Shards, check_box
 from ckpt_client.save.state import unflatten
 
 NAMES_SHOWN_MAX: Final = 8

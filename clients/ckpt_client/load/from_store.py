@@ -2,7 +2,8 @@
 cluster's tier has not got any more.
 
 Only the chunks that the caller's boxes need are fetched; each is verified (ckpt.objects.reader).
-Where there is a cluster, ranks that read the same at the same time fetch it once (shared_store).
+Where there is a cluster, ranks that read the same at the same time fetch it once
+(together/chunks.py).
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from ckpt.objects.stores import open_sink
 from ckpt_client.connection import Connection
 from ckpt_client.environment import Place, find_place
 from ckpt_client.load import load_counts
-from ckpt_client.load.restore_plan import Reads
-from ckpt_client.load.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
+from ckpt_client.load.plan import Reads
+from ckpt_client.load.together.chunks import StoreTogether
 from ckpt_client.load.together.meeting import ANSWER_SLACK_S, Meeting, open_meeting, share_key
-from ckpt_client.load.together.shared_store import StoreTogether
-from ckpt_client.save.declare import Replicated
+from ckpt_client.load.trees import LikeWalk, WholeWalk, own_tree, scalars_of
+from ckpt_client.save.shards import Replicated
 from ckpt_client.save.state import AnyArray
 
 _log = logging.getLogger("ckpt.restore")
@@ -296,7 +297,7 @@ def declared_tree(source: Source, rank: Rank) -> object:
 
 
 class SourceIndex:
-    """A source's tensors by name; see ckpt_client.load.restore_plan.TensorIndex."""
+    """A source's tensors by name; see ckpt_client.load.plan.TensorIndex."""
 
     def __init__(self, source: Source) -> None:
         self._tensors = source.tensors()
@@ -320,7 +321,7 @@ class SourceIndex:
 
 @dataclass(slots=True)
 class WishList:
-    """What one load reads from a source; see ckpt_client.load.restore_plan.Reads."""
+    """What one load reads from a source; see ckpt_client.load.plan.Reads."""
 
     wishes: list[Wish] = field(default_factory=list)
     copies: list[tuple[AnyArray, AnyArray]] = field(default_factory=list)
