@@ -22,10 +22,10 @@ from ckpt.base.units import format_bytes
 from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.connection import Connection
-from ckpt_client.environment import Place, find_place, next_save_number
+from ckpt_client.environment import RankPlace, find_place, next_save_number
 from ckpt_client.save.copying import NUMPY, Copier
 from ckpt_client.save.handle import Commit, Save, commit_from_view
-from ckpt_client.save.packing import Packing, Planner
+from ckpt_client.save.packing import PackingPlan, PackingPlanner
 from ckpt_client.save.parked_stagers import find_stager, park
 from ckpt_client.save.stager_link import StagerLink
 from ckpt_client.save.staging import Staging
@@ -108,8 +108,8 @@ class Store:
         self._closed = True
         #: Guards the stagers below; held while a save is staged.
         self._lock = threading.RLock()
-        self._planner = Planner()
-        self._stagers: dict[Place, StagerLink] = {}
+        self._planner = PackingPlanner()
+        self._stagers: dict[RankPlace, StagerLink] = {}
         self._connection = Connection(url, settings.launch, settings.start_timeout_s)
         self._control = self._connection.control
         self._closed = False
@@ -154,7 +154,7 @@ class Store:
         """
         layout = self.pack(state, rank=rank, world_size=world_size, replicated=replicated).layout
         with self._lock:
-            self._stager(Place(layout.rank, layout.world_size)).prepare(layout.half_bytes)
+            self._stager(RankPlace(layout.rank, layout.world_size)).prepare(layout.half_bytes)
 
     def join(self, run: str, *, rank: int | None = None, world_size: int | None = None) -> None:
         """Say ahead of its first save that this process saves as that rank. For a process that
@@ -206,7 +206,7 @@ class Store:
         rank: int | None = None,
         world_size: int | None = None,
         replicated: bool = False,
-    ) -> Packing:
+    ) -> PackingPlan:
         """What `save` does first: take the state apart and lay it out; nothing is copied.
 
         Raises Refused naming the path of what cannot be stored.
@@ -226,7 +226,7 @@ class Store:
             )
         return packing
 
-    def save_packed(self, run: str, step: int, packing: Packing, *, begun_s: float) -> Save:
+    def save_packed(self, run: str, step: int, packing: PackingPlan, *, begun_s: float) -> Save:
         """What `save` does then: copy, and hand over. What the staging raises refuses the step.
 
         begun_s: `time.monotonic()` when the training stopped for this save.
@@ -235,7 +235,7 @@ class Store:
             return self.copy_packed(run, step, packing).hand_over(begun_s)
 
     def copy_packed(
-        self, run: str, step: int, packing: Packing, *, copier: Copier = NUMPY
+        self, run: str, step: int, packing: PackingPlan, *, copier: Copier = NUMPY
     ) -> Staging:
         """`save_packed` without its end, for who learns beside the copy whether to save: hand it
         over or drop it before the store is closed.
@@ -245,7 +245,7 @@ class Store:
         self._check_usable()
         name, number = check_run_name(run), check_step(step)
         layout = packing.layout
-        place = Place(layout.rank, layout.world_size)
+        place = RankPlace(layout.rank, layout.world_size)
         with self._lock:
             self._connection.ensure_cluster()
             asked = time.monotonic()
@@ -476,7 +476,7 @@ class Store:
         if self._closed:
             raise Refused("this store is closed")
 
-    def _stager(self, place: Place) -> StagerLink:
+    def _stager(self, place: RankPlace) -> StagerLink:
         """The rank's stager; when there is none, or when it was killed, that of the store which
         this process closed last, else a new one.
         """

@@ -72,7 +72,7 @@ def boxes_shared(sharding: jax.sharding.Sharding, shape: Extent) -> frozenset[Bo
     return frozenset(boxes[True] & boxes[False])
 
 
-class Target:
+class WantedArray:
     """One array that a load makes: I know what to read for it, and put it together.
 
     Without a sharding it is bound to no device, as arrays are that a program makes by itself.

@@ -33,7 +33,7 @@ from ckpt_client.save.forms import (
     mapping_form,
     sequence_form,
 )
-from ckpt_client.save.packing import Layout
+from ckpt_client.save.packing import StateLayout
 from ckpt_client.save.state import ARRAYS, AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.boxes import held
@@ -50,7 +50,7 @@ class Known:
     rank: int
     world_size: int
     form: StateForm
-    layout: Layout
+    layout: StateLayout
     shape: Shape
     """What other ranks were told."""
     plain: tuple[str, ...]
@@ -80,7 +80,7 @@ def recognise(known: Known, state: Mapping[str, object]) -> Found | None:
 
 
 def remember(
-    store: Store, state: Mapping[str, object], layout: Layout, shape: Shape, holders: Holders
+    store: Store, state: Mapping[str, object], layout: StateLayout, shape: Shape, holders: Holders
 ) -> None:
     """Keep the form of what was just laid out, or nothing when it is not one of ours."""
     _known.pop(store, None)

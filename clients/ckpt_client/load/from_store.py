@@ -41,9 +41,9 @@ from ckpt.objects.reader import StoredCheckpoint, StoreStatistics, Together, ope
 from ckpt.objects.source import Source, Wish
 from ckpt.objects.stores import open_sink
 from ckpt_client.connection import Connection
-from ckpt_client.environment import Place, find_place
+from ckpt_client.environment import RankPlace, find_place
 from ckpt_client.load import load_counts
-from ckpt_client.load.plan import Reads
+from ckpt_client.load.plan import BoxReads
 from ckpt_client.load.together.chunks import StoreTogether
 from ckpt_client.load.together.meeting import ANSWER_SLACK_S, Meeting, open_meeting, share_key
 from ckpt_client.load.trees import LikeWalk, WholeWalk, own_tree, scalars_of
@@ -90,7 +90,7 @@ def load_instead(
     run: str,
     step: int | None,
     like: object,
-    place: Place,
+    place: RankPlace,
     reason: CkptError,
     *,
     launch_key: str | None,
@@ -131,7 +131,7 @@ def _confirm(
     connection: Connection,
     stored: StoredCheckpoint,
     step: Step | None,
-    place: Place,
+    place: RankPlace,
     timeout_s: float,
 ) -> None:
     """Ask whether all ranks of the launch load what this one has found in the store."""
@@ -204,10 +204,10 @@ class StoredReading:
         """Their trees."""
         return {rank: self._trees[rank] for rank in ranks}
 
-    def new_reads(self) -> Reads:
+    def new_reads(self) -> BoxReads:
         return WishList()
 
-    def read(self, reads: Reads) -> None:
+    def read(self, reads: BoxReads) -> None:
         """Fill everything that was noted in what `new_reads` gave."""
         assert isinstance(reads, WishList)
         reads.fill_by(partial(self._source.read, together=self._together))
@@ -321,7 +321,7 @@ class SourceIndex:
 
 @dataclass(slots=True)
 class WishList:
-    """What one load reads from a source; see ckpt_client.load.plan.Reads."""
+    """What one load reads from a source; see ckpt_client.load.plan.BoxReads."""
 
     wishes: list[Wish] = field(default_factory=list)
     copies: list[tuple[AnyArray, AnyArray]] = field(default_factory=list)

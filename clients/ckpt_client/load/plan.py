@@ -26,7 +26,7 @@ class TensorIndex(Protocol):
         """All of them."""
 
 
-class Reads(Protocol):
+class BoxReads(Protocol):
     """Notes what a load will read."""
 
     memory: FirstTouch
@@ -42,7 +42,7 @@ class Reads(Protocol):
         """
 
 
-def new_array(reads: Reads, tensor: IndexTensor, shape: tuple[int, ...]) -> AnyArray:
+def new_array(reads: BoxReads, tensor: IndexTensor, shape: tuple[int, ...]) -> AnyArray:
     """Memory for a box of the tensor, not filled."""
     return reads.memory.array(shape, dtype_of(tensor.dtype))
 

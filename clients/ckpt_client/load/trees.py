@@ -28,7 +28,7 @@ from ckpt.format.tree import (
     path_text,
 )
 from ckpt_client.load.plan import (
-    Reads,
+    BoxReads,
     TensorIndex,
     checked_dtype,
     in_place,
@@ -43,7 +43,7 @@ NAMES_SHOWN_MAX: Final = 8
 _SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
 
 
-def own_tree(index: TensorIndex, rank: Rank, root: Node, reads: Reads) -> object:
+def own_tree(index: TensorIndex, rank: Rank, root: Node, reads: BoxReads) -> object:
     """The rank's tree as it was saved: Shards as Shard, replicas and own leaves as arrays."""
 
     def leaf(name: str) -> object:
@@ -78,7 +78,7 @@ class LikeWalk:
     rank: Rank
     scalars: Mapping[str, ScalarNode]
     """Plain values of that rank's tree, by path."""
-    reads: Reads
+    reads: BoxReads
     strict: bool
     seen: set[str] = field(default_factory=set)
     """Paths that the like tree names."""
@@ -242,7 +242,7 @@ class WholeWalk:
     PerRank."""
 
     index: TensorIndex
-    reads: Reads
+    reads: BoxReads
 
     def merge(self, roots: Mapping[Rank, Node]) -> object:
         """The union; where ranks' trees differ in kind, PerRank of their parts."""

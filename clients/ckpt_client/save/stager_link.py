@@ -22,7 +22,7 @@ from ckpt_client.local.detach import start_detached
 from ckpt_client.save.copying import HalfWriter
 from ckpt_client.save.handle import Save
 from ckpt_client.save.mapped_halves import MappedHalves
-from ckpt_client.save.packing import Packing
+from ckpt_client.save.packing import PackingPlan
 from ckpt_client.stager import wire
 
 START_TIMEOUT_S = 60.0
@@ -176,7 +176,7 @@ class StagerLink:
         self,
         number: int,
         save: Save,
-        packing: Packing,
+        packing: PackingPlan,
         *,
         replicas: str,
         unchanged: str,
