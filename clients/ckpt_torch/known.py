@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 from ckpt.base.errors import Refused
-from ckpt.format.tree import Index, Path, Scalar, path_text
+from ckpt.format.tree import Path, Scalar, SequenceIndex, path_text
 from ckpt_client.save.copying import NUMPY, Bytes
 from ckpt_client.save.forms import (
     ArrayForm,
@@ -124,7 +124,7 @@ class _Walk:
                 value, [self.form(child, (*path, key)) for key, child in value.items()]
             )
         if isinstance(value, list | tuple):
-            items = [self.form(child, (*path, Index(n))) for n, child in enumerate(value)]
+            items = [self.form(child, (*path, SequenceIndex(n))) for n, child in enumerate(value)]
             return sequence_form(type(value), items)
         if is_plain(value):
             name = path_text(path)

@@ -22,17 +22,17 @@ from ckpt.base.errors import CkptError, Lost, NotFound, Refused
 from ckpt.base.ids import CheckpointId, Rank, Step, check_run_name, check_step
 from ckpt.base.printable import printable
 from ckpt.base.units import format_bytes
-from ckpt.format.index_pages import Box, IndexTensor
+from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.messages.loading import ConfirmLoad, LoadConfirmed
 from ckpt.format.table import Meaning
 from ckpt.format.tree import (
     DictNode,
-    Index,
     LeafNode,
     ListNode,
     Node,
     Path,
     ScalarNode,
+    SequenceIndex,
     TupleNode,
     path_text,
 )
@@ -282,9 +282,13 @@ def declared_tree(source: Source, rank: Rank) -> object:
             case DictNode(items):
                 return {key: walk(child, (*path, key)) for key, child in items}
             case ListNode(children):
-                return [walk(child, (*path, Index(at))) for at, child in enumerate(children)]
+                return [
+                    walk(child, (*path, SequenceIndex(at))) for at, child in enumerate(children)
+                ]
             case TupleNode(children):
-                return tuple(walk(child, (*path, Index(at))) for at, child in enumerate(children))
+                return tuple(
+                    walk(child, (*path, SequenceIndex(at))) for at, child in enumerate(children)
+                )
             case ScalarNode(value):
                 return Replicated(value) if index.is_replicated(path_text(path)) else value
             case LeafNode(name):
@@ -329,7 +333,8 @@ class WishList:
     memory: FirstTouch = field(default_factory=FirstTouch)
 
     def add_box(
-        self, tensor: IndexTensor, boxes: Sequence[Box], offset: tuple[int, ...], array: AnyArray,
+        self, tensor: IndexTensor, boxes: Sequence[IndexBox], offset: tuple[int, ...],
+        array: AnyArray,
         prefer: Rank | None = None, replica: bool = False,
     ) -> None:  # fmt: skip
         memory = array

@@ -13,17 +13,16 @@ from typing import Final
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
-from ckpt.format.index_pages import Box as IndexBox
-from ckpt.format.index_pages import IndexTensor
+from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import (
     DictNode,
-    Index,
     LeafNode,
     ListNode,
     Node,
     Path,
     ScalarNode,
+    SequenceIndex,
     TupleNode,
     path_text,
 )
@@ -112,9 +111,11 @@ class LikeWalk:
         if type(value) is dict:
             return {key: self._visit(child, (*path, key)) for key, child in value.items()}
         if type(value) is list:
-            return [self._visit(child, (*path, Index(i))) for i, child in enumerate(value)]
+            return [self._visit(child, (*path, SequenceIndex(i))) for i, child in enumerate(value)]
         if type(value) is tuple:
-            return tuple(self._visit(child, (*path, Index(i))) for i, child in enumerate(value))
+            return tuple(
+                self._visit(child, (*path, SequenceIndex(i))) for i, child in enumerate(value)
+            )
         name = path_text(path)
         self.seen.add(name)
         if type(value) in _SCALARS:
@@ -197,7 +198,7 @@ def scalars_of(root: Node) -> dict[str, ScalarNode]:
                     visit(child, (*path, key))
             case ListNode(items) | TupleNode(items):
                 for position, child in enumerate(items):
-                    visit(child, (*path, Index(position)))
+                    visit(child, (*path, SequenceIndex(position)))
             case ScalarNode():
                 found[path_text(path)] = node
             case LeafNode():
@@ -290,7 +291,7 @@ class WholeWalk:
             return self._apart(nodes)
         ranks = [rank for rank, _ in nodes]
         merged = [
-            self._merge(list(zip(ranks, children, strict=True)), (*path, Index(position)))
+            self._merge(list(zip(ranks, children, strict=True)), (*path, SequenceIndex(position)))
             for position, children in enumerate(zip(*items, strict=True))
         ]
         return merged if isinstance(nodes[0][1], ListNode) else tuple(merged)

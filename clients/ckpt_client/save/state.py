@@ -26,13 +26,13 @@ from ckpt.format.dtypes import dtype_name
 from ckpt.format.table import Meaning
 from ckpt.format.tree import (
     DictNode,
-    Index,
     Key,
     LeafNode,
     ListNode,
     Node,
     Scalar,
     ScalarNode,
+    SequenceIndex,
     TupleNode,
     encode_tree,
     step_text,
@@ -149,7 +149,7 @@ class _Walk:
         above = f"{where}/" if depth else ""
         return tuple(
             [
-                self.visit(child, above + step_text(Index(number)), depth + 1, replicated)
+                self.visit(child, above + step_text(SequenceIndex(number)), depth + 1, replicated)
                 for number, child in enumerate(values)
             ]
         )
