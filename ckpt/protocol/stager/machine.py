@@ -58,9 +58,9 @@ from ckpt.protocol.stager.records import (
     SaveState,
     StagerConfig,
 )
-from ckpt.protocol.stager.requests import Identity
+from ckpt.protocol.stager.requests import SaverIdentity
 
-__all__ = ["Identity", "StagerConfig", "StagerMachine"]
+__all__ = ["SaverIdentity", "StagerConfig", "StagerMachine"]
 
 
 class StagerMachine(StagerEndings):

@@ -30,7 +30,7 @@ from ckpt.protocol.stager.records import Launched, RankSave, StagerConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class SaverIdentity:
     """Whose saves these are."""
 
     key: str | None
@@ -40,7 +40,7 @@ class Identity:
     """The trainer's own incarnation, as in JoinLaunch."""
 
 
-def join(who: Identity, run: Launched, now_us: int) -> JoinLaunch:
+def join(who: SaverIdentity, run: Launched, now_us: int) -> JoinLaunch:
     """With the known number, so that a restarted coordinator adopts the launch, and with what it
     has forgotten: since when this process is here, and what it saved last.
     """
@@ -53,7 +53,7 @@ def join(who: Identity, run: Launched, now_us: int) -> JoinLaunch:
     return replace(again, saved_step=run.last.step, saved_ago_us=now_us - run.last.at_us)
 
 
-def open_payload(who: Identity, launch: LaunchNumber, save: RankSave) -> OpenPayload:
+def open_payload(who: SaverIdentity, launch: LaunchNumber, save: RankSave) -> OpenPayload:
     """Only for a payload that is handed over whole, with its generation when that is known; or for
     none at all.
     """
@@ -75,7 +75,7 @@ def open_payload(who: Identity, launch: LaunchNumber, save: RankSave) -> OpenPay
     )
 
 
-def open_member(who: Identity, save: RankSave) -> OpenPayload:
+def open_member(who: SaverIdentity, save: RankSave) -> OpenPayload:
     """The same for a file: the number comes with the plan."""
     question = open_payload(who, NO_LAUNCH, save)
     number = save.payload.rank if save.payload is not None else Rank(0)
@@ -83,7 +83,7 @@ def open_member(who: Identity, save: RankSave) -> OpenPayload:
 
 
 def certify(
-    who: Identity, launch: LaunchNumber, save: RankSave, part_bytes: int
+    who: SaverIdentity, launch: LaunchNumber, save: RankSave, part_bytes: int
 ) -> Iterator[tuple[Certify, memoryview]]:
     """The frames that certify a payload: all proofs in each, the table in ascending parts."""
     assert save.handed is not None
@@ -138,7 +138,9 @@ def failed_certify(save: RankSave, failure: SaveFailed, now_us: int) -> PayloadF
     return PayloadFailed(now_us, save.plan.payload, failure.code, failure.message, failure.hint)
 
 
-def trainer_left(who: Identity, run: RunName, launch: LaunchNumber, how: Departure) -> TrainerLeft:
+def trainer_left(
+    who: SaverIdentity, run: RunName, launch: LaunchNumber, how: Departure
+) -> TrainerLeft:
     return TrainerLeft(run, launch, who.rank, who.process, how)
 
 

@@ -18,13 +18,13 @@ from ckpt.protocol.stager.records import (
     SaveState,
     StagerConfig,
 )
-from ckpt.protocol.stager.requests import Identity
+from ckpt.protocol.stager.requests import SaverIdentity
 
 
 class StagerState:
     """Everything a stager knows, and the rules it may not break. StagerMachine changes it."""
 
-    def __init__(self, identity: Identity, config: StagerConfig | None = None) -> None:
+    def __init__(self, identity: SaverIdentity, config: StagerConfig | None = None) -> None:
         self.identity = identity
         self.config = config or StagerConfig()
         self.saves: dict[int, RankSave] = {}

@@ -60,7 +60,7 @@ from ckpt.protocol.stager.events import (
     TrainerEnded,
     Unchanged,
 )
-from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
+from ckpt.protocol.stager.machine import SaverIdentity, StagerConfig, StagerMachine
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions
 from ckpt_client.locate import Locator, client_name
 from ckpt_client.stager import wire
@@ -126,7 +126,7 @@ class StagerShell:
         self._locator = Locator(attach.directory, attach.address)
         self._secret_file = Path(attach.secret_file)
         self._rank = Rank(attach.rank)
-        identity = Identity(attach.key, self._rank, attach.world_size, attach.process)
+        identity = SaverIdentity(attach.key, self._rank, attach.world_size, attach.process)
         self._machine = StagerMachine(identity, StagerConfig(idle_us=int(attach.idle_s * 1e6)))
         self._jobs = Jobs()
         self._desk = HalfDesk(
