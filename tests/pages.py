@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+START = ROOT / "docs" / "start.md"
 _EXAMPLE = re.compile(
     r"<!-- run: (\w+) -->\n```python\n(.*?)```\n(?:\n```\n(.*?)```\n)?", flags=re.DOTALL
 )
@@ -36,6 +37,19 @@ def kinds(page: Path) -> set[str]:
     found = [name for name, _, _ in _EXAMPLE.findall(text)]
     assert len(found) == text.count("```python"), f"{page}: a block of Python without a kind"
     return set(found)
+
+
+def sessions(text: str) -> list[tuple[str, str]]:
+    """(command, what it prints) of all lines behind a `$` in the text's consoles, in order; where
+    nothing is shown the command may print what it wants.
+    """
+    blocks = re.findall(r"^```console\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    found = []
+    for block in blocks:
+        for turn in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, printed = turn.partition("\n")
+            found.append((command, printed))
+    return found
 
 
 def run_examples(page: Path, kind: str, names: Mapping[str, object]) -> list[dict[str, object]]:

@@ -25,10 +25,10 @@ def plan(directory: Path, target: str) -> list[str]:
     return done.stdout.replace("\\\n", " ").splitlines()
 
 
-@pytest.mark.parametrize(("target", "last"), [("demo", "ckpt demo"), ("test", "pytest")])
-def test_two_commands_make_their_own_environment_first(
-    tmp_path: Path, target: str, last: str
-) -> None:
+@pytest.mark.parametrize(
+    ("target", "last"), [("demo", "ckpt demo"), ("test", "pytest"), ("docs", "mkdocs")]
+)
+def test_a_command_makes_its_own_environment_first(tmp_path: Path, target: str, last: str) -> None:
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     commands = plan(tmp_path, target)

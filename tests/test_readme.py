@@ -1,5 +1,5 @@
-"""What the README shows is run, word for word, and what it names is there. What needs a framework
-is run by tests/frameworks/test_readme.py.
+"""What the README and docs/start.md show is run, word for word, and what they name is there. What
+needs a framework is run by tests/frameworks/test_readme.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 from tests.client.test_operations import commands_of, shell
-from tests.pages import README, ROOT, examples, kinds
+from tests.pages import README, ROOT, START, examples, kinds, sessions
 
 LINES_MAX = 150
 COLUMNS_MAX = 100
@@ -31,6 +31,19 @@ def test_its_store_and_its_examples_do_what_it_says(tmp_path: Path) -> None:
 
 def test_each_example_is_run_here_or_with_the_frameworks() -> None:
     assert kinds(README) == {"core", *IN_FRAMEWORKS}
+
+
+def test_the_first_minutes_of_the_start_page_go_as_it_says(tmp_path: Path) -> None:
+    assert kinds(START) == {"core", "start"}
+    (install, _), *lines = sessions(START.read_text().partition("## A training")[0])
+    assert INSTALL.fullmatch(install)
+    first, *later = lines
+    with shell(tmp_path) as opened:
+        opened.run(first[0])
+        for code, printed in examples(START, "core"):
+            assert opened.python(code) == printed
+        for line, printed in later:
+            assert opened.run(line) == printed or not printed
 
 
 def test_the_extras_that_it_names_are_those_there_are() -> None:

@@ -118,7 +118,7 @@ def test_a_class_that_is_defined_twice_is_found() -> None:
 
 def test_every_page_is_linked_from_another() -> None:
     pages = sorted((ROOT / "docs").rglob("*.md"))
-    texts = {page: page.read_text() for page in [*pages, *ROOT.glob("*.md")]}
+    texts = {page: page.read_text() for page in [*pages, *ROOT.glob("*.md"), ROOT / "mkdocs.yml"]}
     texts |= {ROOT / source.path: source.text for source in sources()}
     lonely = [
         str(page.relative_to(ROOT))
@@ -128,6 +128,14 @@ def test_every_page_is_linked_from_another() -> None:
         and not any(page.name in text for other, text in texts.items() if other != page)
     ]
     assert not lonely, f"no page or module names these: {lonely}"
+
+
+def test_what_the_contributor_s_page_names_is_there() -> None:
+    page = (ROOT / "docs" / "contributing.md").read_text()
+    rooms = "ckpt|servers|clients|benchmarks|tests|docs"
+    named = re.findall(rf"[ `]((?:{rooms})/[\w./]+\w)", page)
+    assert len(named) > 40
+    assert [one for one in named if not (ROOT / one).exists()] == []
 
 
 CALLED_BY_FRAMEWORKS = {

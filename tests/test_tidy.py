@@ -19,6 +19,7 @@ import pytest
 from tests.tree import (
     Source,
     nodes_of,
+    pages,
     sources,
     tree_of,
 )
@@ -26,6 +27,24 @@ from tests.tree import (
 LINE_LENGTH_MAX = 100
 FUNCTION_LINES_MAX = 60
 FILE_LINES_MAX = 500
+
+
+WORDS = {
+    r"\btold\b": "what it was: raised, logged, sent, warned, answered, reported",
+    r"\bbehind\b": "after",
+    r"\banew\b": "again",
+    r",\s+too\b(?!\s+(few|large|late|long|many|much|old|short|slow|small)\b)": "as well, or also",
+    r"\bthat (is|are) none\b": "say what it is",
+    r"\bit was a traceback\b": "it ended with a traceback",
+    r"\bwho \w+ it meanwhile\b": "say who, and when",
+}
+"""Of pages and comments: what hides the meaning, and what says it."""
+PLAIN_ROOMS = (
+    *("ckpt/aio/", "ckpt/base/", "ckpt/erasure/", "ckpt/format/", "ckpt/objects/", "ckpt/plan/"),
+    *("ckpt/testing/", "ckpt/transfer/", "clients/ckpt_jax/", "clients/ckpt_torch/"),
+    *(f"ckpt/protocol/{part}/" for part in ("reader", "stager", "target", "writer")),
+)
+"""Whose comments and docstrings have been read for such words; the other rooms follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +185,77 @@ RULES = (
 def test_the_tree_keeps_the_rule(rule: Callable[[Source], Iterable[str]]) -> None:
     offences = [offence for source in sources() for offence in rule(source)]
     assert not offences, "\n" + "\n".join(offences)
+
+
+def hiding_words(page: Source) -> Iterator[str]:
+    """Words of a page that hide what is meant; a phrase may go on in the next line. What `--help`
+    says is mended there.
+    """
+    if page.path == "docs/commands.md":
+        return
+    yield from _hiding_words(page.path, 1, page.text)
+
+
+def _hiding_words(path: str, first_line: int, text: str) -> Iterator[str]:
+    for pattern, instead in WORDS.items():
+        for match in re.finditer(pattern, text, re.IGNORECASE):
+            line = first_line + text.count("\n", 0, match.start())
+            yield f"{path}:{line}: {match[0]!r}: instead, {instead}"
+
+
+def hiding_comments(source: Source) -> Iterator[str]:
+    """The same of comments, docstrings and messages, in rooms that were read for them."""
+    if source.path.startswith(PLAIN_ROOMS):
+        for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
+            if token.type in (tokenize.COMMENT, tokenize.STRING):
+                yield from _hiding_words(source.path, token.start[0], token.string)
+
+
+def wide_lines(page: Source) -> Iterator[str]:
+    """Lines of prose over the limit. A row of a table, a command, a drawing and an address cannot
+    be broken.
+    """
+    drawn = False
+    for number, line in enumerate(page.lines, start=1):
+        drawn ^= line.lstrip().startswith("```")
+        one_word = " " not in line.strip()
+        if len(line) > LINE_LENGTH_MAX and not (drawn or line.startswith("|") or one_word):
+            yield f"{page.path}:{number}: {len(line)} columns, at most {LINE_LENGTH_MAX}"
+
+
+PAGE_RULES = (hiding_words, wide_lines)
+
+
+@pytest.mark.parametrize("rule", PAGE_RULES, ids=lambda rule: str(rule.__name__))
+def test_pages_keep_the_rule(rule: Callable[[Source], Iterable[str]]) -> None:
+    offences = [offence for page in pages() for offence in rule(page)]
+    assert not offences, "\n" + "\n".join(offences)
+
+
+def test_comments_of_the_rooms_that_were_read_hide_nothing() -> None:
+    offences = [offence for source in sources() for offence in hiding_comments(source)]
+    assert not offences, "\n" + "\n".join(offences)
+    behind = 'behind = 1  # Is said\n"""By who was told."""\n'
+    assert len(list(hiding_comments(Source("ckpt/plan/example.py", behind)))) == 1
+
+
+WIDE = "a " * 60
+PAGE = f"# A page\n\n| {WIDE} |\n\n```\n{WIDE}\n```\n\n[a]({'b' * 100})\n"
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (hiding_words, "What it told of."),
+        (hiding_words, "It is logged,\ntoo."),
+        (hiding_words, "Behind the commit."),
+        (wide_lines, WIDE),
+        (wide_lines, f"```\n{WIDE}\n```\n{WIDE}"),
+    ],
+)
+def test_each_rule_of_pages_bites(rule: Callable[[Source], Iterable[str]], text: str) -> None:
+    assert list(rule(Source("docs/example.md", text)))
+    assert not list(rule(Source("docs/example.md", PAGE)))
 
 
 OFFENDERS = [

@@ -57,6 +57,13 @@ def examples() -> tuple[Source, ...]:
     return tuple(_read(path) for path in sorted((ROOT / "docs" / "examples").glob("*.py")))
 
 
+@cache
+def pages() -> tuple[Source, ...]:
+    """What people read: README, CHANGELOG and all of docs."""
+    paths = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return tuple(_read(path) for path in paths)
+
+
 def _read(path: Path) -> Source:
     return Source(path.relative_to(ROOT).as_posix(), path.read_text())
 

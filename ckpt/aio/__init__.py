@@ -1,1 +1,1 @@
-"""Effects behind small Protocols: clock, sockets, files, worker pools."""
+"""Effects, each a small Protocol: clock, sockets, files, worker pools."""

@@ -35,7 +35,7 @@ K_contra = TypeVar("K_contra", contravariant=True)
 
 
 class Host(Protocol[K_contra]):
-    """Who lives behind the door."""
+    """Who takes in whoever was accepted."""
 
     def welcome(self, sock: socket.socket, source: str) -> None:
         """A new connection: it is the host's now, who tells `seats` who took one."""

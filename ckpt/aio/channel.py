@@ -56,7 +56,7 @@ def next_session() -> Session:
 
 
 class Bulk:
-    """The bytes behind a message.
+    """The bytes after a message.
 
     Whoever gets one calls `release` exactly once when done: from any thread, but for a Loan.
     """
@@ -196,7 +196,7 @@ class Channel:
     def _tune_wake(self) -> None:
         """Not before the rest of the bulk, or a good part of it, has come (SO_RCVLOWAT)."""
         if not self._is_tcp:
-            return  # Unix sockets wake for any byte, whatever they are told.
+            return  # Unix sockets wake for any byte, whatever is asked.
         rest = 1 if self._bulk is None else len(self._bulk) - self._bulk_filled
         wake = min(rest, WAKE_BYTES)
         if wake != self._wake_bytes:

@@ -1,4 +1,4 @@
-"""The disk behind a target: a small Protocol, the real one, and the interpreter of disk actions.
+"""The disk of a target: a small Protocol, the real one, and the interpreter of disk actions.
 
 Bulk data goes around the page cache (O_DIRECT) where the file system has it: one aligned write of a
 fragment costs 0.01 to 0.03 s/GB, buffered and synced 0.2 (dataplane.md 6). Where it has not, or

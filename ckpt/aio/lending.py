@@ -88,7 +88,7 @@ class Lendables:
             self._all = (*self._all, lendable)
 
     def remove(self, lendable: Lendable) -> None:
-        """No more; those that borrowed it are told by their channels."""
+        """No more; those that borrowed it hear so by their channels."""
         self._all = tuple(each for each in self._all if each is not lendable)
 
     def find(self, view: memoryview) -> tuple[Lendable, int] | None:

@@ -251,7 +251,7 @@ class LinkLoop:
     def close(self, link: Link) -> None:
         """Close a link; no event follows. Idempotent.
 
-        It lets go of its sink: the memory behind it must not wait for the cyclic collector, which
+        It lets go of its sink: its memory must not wait for the cyclic collector, which
         a trainer may have switched off.
         """
         link.state, link.sink = LinkState.CLOSED, None

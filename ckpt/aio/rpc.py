@@ -178,7 +178,7 @@ class RpcClient:
     def close(self) -> None:
         """End the session; calls in progress fail.
 
-        What was told is still sent when a session stands. Idempotent.
+        What was to be sent is still sent when a session stands. Idempotent.
         """
         if self._pid != os.getpid():
             return

@@ -14,7 +14,7 @@ that, whoever is before it (as long as accepting so many is within the processor
 nobody pushes it out for a grace (250 ms with all seats), which is a handshake many times over.
 
 Who goes is drawn from the ripe ones: a few by lot, and of these the one whose source holds the most
-seats. By lot, since whatever a rule rewards (a hello, a byte now and then) strangers would do, too;
+seats. By lot, since whatever a rule rewards (a hello, a byte now and then) strangers would do;
 by source, since strangers are many at one place and honest peers few at each. A source is an IPv4
 address, the first 64 bits of an IPv6 one, or all peers of a Unix socket.
 """

@@ -17,7 +17,7 @@ neither, and a stranger's connection must be accepted and read all the same befo
 looked at. What a seat costs is small; that it could be held for 5 s was the fault.
 
 Where sessions or descriptors are used up, peers are still let in to prove themselves: trainers and
-readers are then told why they cannot stay, under the session's key (Failed, as for another
+readers then hear why they cannot stay, under the session's key (Failed, as for another
 cluster's name); tools and targets stay, so that `ckpt status` can say it and the cluster keeps its
 targets.
 
@@ -215,7 +215,7 @@ class Server:
             self._end(watch.channel, Cut.EVICTED, "others came, and it had not proved itself")
 
     def _admit(self, role: Role) -> Failed | None:
-        """What a peer is told that proved itself and cannot stay; the handshake asks."""
+        """What a peer hears that proved itself and cannot stay; the handshake asks."""
         sessions = len(self._watches) - len(self._door.seats)
         if sessions < self._sessions_max and not self._door.is_short():
             return None
@@ -366,7 +366,7 @@ class Server:
         while now_us() < deadline_us and self.statistics().queued_bytes:  # noqa: ASYNC110
             await asyncio.sleep(_LINGER_STEP_S)
         self.abandon()
-        # Behind the calls of `closed`.
+        # After the calls of `closed`.
         said = self._loop.create_future()
         self._loop.call_soon(said.set_result, None)
         await said

@@ -82,4 +82,4 @@ class ServerStatistics:
     shortages: int
     """Connections that came when no descriptor was free."""
     turned_away: int
-    """Peers that proved themselves and were told that there is no room."""
+    """Peers that proved themselves and heard that there is no room."""

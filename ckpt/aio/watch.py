@@ -5,7 +5,7 @@ once (asyncio before 3.12) or keeps the caller's memory for an unknown time (uvl
 reused too early corrupts silently. With the socket in our own hands `sent` says exactly when a bulk
 is free again.
 
-It takes 0.6 of the CPU time, too. Reasons and figures:
+It also takes only 0.6 of the CPU time. Reasons and figures:
 docs/decisions/0001-own-readiness-instead-of-bufferedprotocol.md.
 """
 

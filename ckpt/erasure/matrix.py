@@ -76,7 +76,7 @@ def invert(matrix: Sequence[bytes]) -> Matrix | None:
     """The inverse of a square matrix by Gauss-Jordan elimination; None when it is singular."""
     size = len(matrix)
     assert all(len(row) == size for row in matrix)
-    # Each row carries its part of the result behind it.
+    # Each row carries its part of the result after it.
     rows = [row + _unit_row(size, index) for index, row in enumerate(matrix)]
     for column in range(size):
         pivot = next((index for index in range(column, size) if rows[index][column]), None)

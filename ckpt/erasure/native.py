@@ -58,7 +58,7 @@ class Isal:
     def invert(self, matrix: bytes, size: int) -> bytes | None:
         """The inverse of a size x size matrix; None when it is singular."""
         assert len(matrix) == size * size
-        # The library works in its input too.
+        # The library works in its input as well.
         scratch = ctypes.create_string_buffer(matrix, len(matrix))
         result = ctypes.create_string_buffer(len(matrix))
         return None if self._invert(scratch, result, size) else result.raw
@@ -83,7 +83,7 @@ class IsalTransform:
     def __call__(self, length: int, inputs: Sequence[int], outputs: Sequence[int], /) -> None:
         """Reads `length` bytes at each input address and writes as many at each output address.
 
-        Warning: the addresses are taken on trust; `Codec` checks the buffers behind them.
+        Warning: the addresses are taken on trust; `Codec` checks the buffers at them.
         """
         sources = (ctypes.c_void_p * len(inputs))(*inputs)
         targets = (ctypes.c_void_p * len(outputs))(*outputs)

@@ -2,7 +2,7 @@
 encode or decode. Wrong parity must never reach a disk, nor wrong bytes a trainer.
 
 The vectors come from pyeclib and from the plain tables of `matrix`, which agreed when they were
-made. They are the format's promise too: parity written today decodes with any later release.
+made. They are the format's promise as well: parity written today decodes with any later release.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ so that no single flipped byte loses the column. Everything lies on whole pages,
                     344     4  u32   column_crc: CRC-32 of all fragment bytes
                     348     4  u32   zero
                     352    16  bytes manifest_digest: xxh3-128 of the manifest
-                    368    64  bytes cluster id, UTF-8, zeros behind it
+                    368    64  bytes cluster id, UTF-8, then zeros
                     432  3660  bytes zero
                    4092     4  u32   CRC-32 of the 4092 bytes before
 

@@ -18,7 +18,7 @@ Span = tuple[int, int]
 """Positions [start, end)."""
 
 TEETH_MIN: Final = 4
-"""Fewer runs are told one by one."""
+"""Fewer runs are sent one by one."""
 
 
 class Comb(NamedTuple):
@@ -36,13 +36,13 @@ class Comb(NamedTuple):
         """How many runs it has."""
         return (self.end - self.start - self.length) // self.step + 1
 
-    def part(self, first: int, behind: int) -> tuple[Span | Comb, ...]:
-        """Teeth [first, behind): none, one as a span, or a comb."""
-        if first >= behind:
+    def part(self, first: int, after: int) -> tuple[Span | Comb, ...]:
+        """Teeth [first, after): none, one as a span, or a comb."""
+        if first >= after:
             return ()
         start = self.start + first * self.step
-        end = self.start + (behind - 1) * self.step + self.length
-        if behind - first == 1:
+        end = self.start + (after - 1) * self.step + self.length
+        if after - first == 1:
             return ((start, end),)
         return (Comb(start, end, self.step, self.length),)
 
@@ -110,7 +110,7 @@ def joined_run(a: Run, b: Run) -> Comb | None:
 
 
 def append_run(runs: list[Run], run: Run) -> None:
-    """Put it behind the others, or join it to the last."""
+    """Put it after the others, or join it to the last."""
     joined = joined_run(runs[-1], run) if runs else None
     if joined is None:
         runs.append(run)
@@ -129,7 +129,7 @@ def shifted(runs: Iterable[Run], by: int) -> tuple[Run, ...]:
 
 
 def gathered(source: memoryview, base: int, runs: Sequence[Run]) -> memoryview:
-    """The bytes of the runs behind each other, in memory of their own; a comb's by one call.
+    """The bytes of the runs one after the other, in memory of their own; a comb's by one call.
 
     source: contiguous bytes from position `base` on; all runs lie inside.
     """

@@ -39,7 +39,7 @@ _CRC = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class DocumentHeader:
-    """Whose document it is, and how to tell that it is whole."""
+    """Whose document it is, and how to see that it is whole."""
 
     cluster: str
     kind: str

@@ -118,7 +118,7 @@ class FrameWriter:
         epoch: int = 0,
         lent: LentPlace | None = None,
     ) -> bytes:
-        """Prefix and meta; the caller sends the bulk behind them, unless it is lent.
+        """Prefix and meta; the caller sends the bulk after them, unless it is lent.
 
         A message with a field `crc` holds the bulk's CRC-32 already. Raises Refused when the
         message is too large for one frame, or holds text that is not Unicode, as the name of a

@@ -13,7 +13,7 @@
         40     8  u64   payload_bytes, true length
         48     4  u32   cell_bytes
         52     4  u32   rank
-        56   256  bytes run, UTF-8, zeros behind it
+        56   256  bytes run, UTF-8, then zeros
 
 All numbers are little-endian. The run name has room for its longest form, so that sizes do not
 hang on it.

@@ -15,7 +15,7 @@
                      56     8  u64   directory_offset
                      64     8  u64   directory_bytes, one copy
                      72     8  u64   directory_again_offset
-                     80   256  bytes run, UTF-8, zeros behind it
+                     80   256  bytes run, UTF-8, then zeros
                     336  3756  bytes zero
                    4092     4  u32   CRC-32 of the 4092 bytes before
 

@@ -45,7 +45,7 @@ class Layout(Struct, frozen=True, gc=False):
 
     code: Code
     payload_bytes: int
-    """True length; what lies behind it in the last stripe is zero."""
+    """True length; what follows it in the last stripe is zero."""
     cell_bytes: int
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Layout(Struct, frozen=True, gc=False):
 
     @property
     def padded_bytes(self) -> int:
-        """Arena bytes that the stripes cover: the payload and the zeros behind it."""
+        """Arena bytes that the stripes cover: the payload and the zeros after it."""
         return self.column_bytes * self.code.k
 
     @property

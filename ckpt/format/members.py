@@ -101,7 +101,7 @@ def plan_member(name: str, length: int) -> MemberPlan:
 
 
 def member_table(number: Rank, member: Member) -> RankTable:
-    """What the coordinator is told of a file."""
+    """What the coordinator learns of a file."""
     pieces = (Piece(0, 0, member.length),) if member.length else ()
     shape = (member.length,)
     entry = TensorEntry(

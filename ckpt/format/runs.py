@@ -30,7 +30,7 @@ SPARE_BYTES_MAX: Final = 64 * MiB
 
 
 class SpareBuffers:
-    """Memory for runs that lie behind each other, in sizes of powers of two; the last used, whose
+    """Memory for runs that follow each other, in sizes of powers of two; the last used, whose
     cache is warm, comes first. Thread safe.
     """
 

@@ -25,7 +25,7 @@ from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.format.checksum import Buffer
 
 OURS: Final = -1
-"""Nobody has it: whoever is told shall read it himself, from the tier or the object store."""
+"""Nobody has it: whoever hears so reads it himself, from the tier or the object store."""
 _ROW: Final = struct.Struct("<4q")
 SPANS_MAX: Final = FRAME_BULK_BYTES_MAX // _ROW.size
 """In one message."""

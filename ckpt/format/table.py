@@ -82,7 +82,7 @@ class HomePiece(Piece, array_like=True, frozen=True, gc=False):
 class TensorEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One tensor of a rank, or one of its boxes; as it is stored.
 
-    Of a replica, and of a box that other ranks declare too, the pieces are those that this rank
+    Of a replica, and of a box that other ranks declare as well, the pieces are those that this rank
     stores, if any.
     """
 

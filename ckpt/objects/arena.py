@@ -38,7 +38,7 @@ class Arenas:
 
 
 class Arena:
-    """I hand out memory until `reset`, behind which all of it is mine again."""
+    """I hand out memory until `reset`, after which all of it is mine again."""
 
     def __init__(self, size: int) -> None:
         self._memory = np.frombuffer(touched_memory(size), np.uint8)

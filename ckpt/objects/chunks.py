@@ -64,7 +64,7 @@ def decode_chunk(stored: memoryview, raw_bytes: int, compressed: bool, where: st
 
 
 def compress(memory: Bytes, item_bytes: int) -> bytes:
-    """A blosc frame: lz4 behind a bit-shuffle."""
+    """A blosc frame: lz4 after a bit-shuffle."""
     from numcodecs import blosc
 
     packed: bytes = blosc.compress(

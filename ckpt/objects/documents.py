@@ -69,7 +69,7 @@ class ArrayPlan(msgspec.Struct, frozen=True):
     shard_shape: tuple[int, ...]
     logical_dtype: str = ""
     compressed: bool = False
-    """Chunks are blosc (lz4 behind a bit-shuffle)."""
+    """Chunks are blosc (lz4 after a bit-shuffle)."""
 
     @property
     def grid(self) -> Grid:
@@ -131,7 +131,7 @@ class StoredObject(msgspec.Struct, frozen=True):
     """Base64 of little-endian u32: CRC-32 of each stored chunk, 0 for those outside of the
     array."""
     chunk_lengths: str
-    """In the same way: bytes of each stored chunk. They lie one behind the other."""
+    """In the same way: bytes of each stored chunk. They lie one after the other."""
 
     @classmethod
     def of(cls, size: int, crc: int, chunks: Sequence[tuple[int, int]]) -> StoredObject:
@@ -140,7 +140,7 @@ class StoredObject(msgspec.Struct, frozen=True):
         return cls(size, crc, _pack(crcs), _pack(lengths))
 
     def chunks(self) -> tuple[tuple[int, int, int], ...]:
-        """(CRC-32, first byte, byte behind the last) of each. Raises Corrupt."""
+        """(CRC-32, first byte, byte after the last) of each. Raises Corrupt."""
         return _chunks(self)
 
 

@@ -2,7 +2,7 @@
 
 An object that is uploaded in parts is a real multipart upload on s3, with a checksum of each part;
 elsewhere parts are gathered and put at once (memory: one object). s3fs's own multipart is not used:
-cancelled, it leaves its parts behind.
+cancelled, its parts stay in the store.
 
 Warning: `request_checksum_calculation=when_required` keeps botocore from adding a trailer of its
 own, which some stores keep inside the object.
@@ -55,7 +55,7 @@ class FsspecSink:
     ) -> None:
         """Raises Refused for an unknown scheme or a package that is not installed.
 
-        checksum: that an S3 store is told of each body; others are told none.
+        checksum: sent to an S3 store with each body; others get none.
         """
         import fsspec
 

@@ -37,7 +37,7 @@ class GatheredUpload:
     """I hold the object in memory until it is complete; nothing is in the store before."""
 
     def __init__(self, put: Callable[[Sequence[memoryview]], None], gatherings: Gatherings) -> None:
-        """put: stores the pieces one behind the other as the object."""
+        """put: stores the pieces one after the other as the object."""
         self._put = put
         self._gatherings = gatherings
         self._blocks: list[Bytes] = []

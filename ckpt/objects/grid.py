@@ -2,9 +2,8 @@
 
 A chunk is what a reader fetches (8 MiB), a shard is one object of the store (128 MiB, of whole
 chunks). Both are runs of rows of the first axis; only where one row is larger than a chunk, the
-next
-axis is cut, too. Sizes are evened out, since what an edge chunk has outside of the array is stored
-as zeros.
+next axis is cut as well. Sizes are evened out, since what an edge chunk has outside of the array is
+stored as zeros.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Leftovers:
 
 
 def tidy_committed(sink: Sink, run: RunName) -> None:
-    """Receipts and uploads behind a marker, whose writer died before it had cleared them."""
+    """Receipts and uploads of a marker whose writer died before it had cleared them."""
     for key in stored_steps(sink, run):
         prefix = names.generation_prefix(run, *key)
         if sink.children(prefix + names.DRAIN):
@@ -90,7 +90,7 @@ def tidy_committed(sink: Sink, run: RunName) -> None:
 
 
 def delete_unfinished(sink: Sink, run: RunName, step: Step, generation: Generation) -> None:
-    """The plan first: behind that nobody commits it. One that was committed meanwhile stays."""
+    """The plan first: after that nobody commits it. One that was committed meanwhile stays."""
     prefix = names.generation_prefix(run, step, generation)
     sink.delete([prefix + names.PLAN])
     if sink.head(prefix + names.COMMITTED) is None:

@@ -1,6 +1,6 @@
 """S3, GCS and Azure through obstore: a third of fsspec's CPU time for each byte.
 
-An object is gathered and put in one request: nothing can be left behind by a process that is
+An object is gathered and put in one request: nothing can be left over by a process that is
 killed, and a worker holds one object (a shard) in memory for each upload.
 """
 

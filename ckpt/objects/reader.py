@@ -64,7 +64,7 @@ class StoreStatistics:
 
 
 class Together(Protocol):
-    """Reads what other ranks read at the same time, too."""
+    """Reads what other ranks read at the same time, as well."""
 
     def read(self, stored: StoredCheckpoint, chunks: Sequence[StoredChunk]) -> None:
         """Fill all of them, from the store or from another rank. Raises as StoredCheckpoint.read
@@ -97,7 +97,7 @@ def _marker_cluster(sink: Sink, prefix: str) -> str:
 
 def remains(sink: Sink, run: RunName) -> list[tuple[Step, Generation]]:
     """Generations with neither a marker nor a plan: a deletion was interrupted. A writer has its
-    plan there from before its first byte until behind the marker."""
+    plan there from before its first byte until after the marker."""
     return _uncommitted(sink, run, planned=False)
 
 
@@ -343,7 +343,7 @@ class StoredCheckpoint:
         return f"{self.url}/{shard_key(chunk.array, chunk.shard)}"
 
     def _stored(self, chunk: StoredChunk) -> tuple[int, int, int]:
-        """(CRC-32, first byte, byte behind the last) in its object."""
+        """(CRC-32, first byte, byte after the last) in its object."""
         chunks = self.manifest.objects[chunk.number][chunk.shard].chunks()
         if chunk.position >= len(chunks) or chunks[chunk.position][1] == chunks[chunk.position][2]:
             raise Corrupt(f"{self._where(chunk)}: chunk {chunk.position} is missing")
@@ -390,7 +390,7 @@ def _uncommitted(sink: Sink, run: RunName, *, planned: bool) -> list[tuple[Step,
         for step in _steps(sink, run)
         for generation in _generations(sink, names.step_prefix(run, step))
         if _has(sink, run, step, generation, names.PLAN) is planned
-        # The marker is looked for last: behind it, the plan goes.
+        # The marker is looked for last: after it the plan goes.
         and not _has(sink, run, step, generation, names.COMMITTED)
     ]
 

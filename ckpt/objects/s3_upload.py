@@ -4,8 +4,8 @@
                    \\-> whatever else ends the block (an error, Ctrl-C, a cancelled thread): abort
 
 Every part carries its checksum. A process that is killed aborts nothing: `ckpt gc --multipart`, the
-next drain of the same checkpoint and a lifecycle rule do. Whether the store really checks what it
-is told is not relied on: what was written is read back.
+next drain of the same checkpoint and a lifecycle rule do. Nothing relies on the store to
+check it: what was written is read back.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CallS3 = Callable[..., Mapping[str, object]]
 
 
 class Checksum(Enum):
-    """What a store is told of a body, so that it may refuse one that rotted on the way."""
+    """What a store gets with a body, so that it may refuse one that rotted on the way."""
 
     CRC32 = "crc32"
     MD5 = "md5"
@@ -119,7 +119,7 @@ class S3Upload:
 
     @property
     def _is_told_crc(self) -> bool:
-        """The store keeps it with the object, and has to be told so before and behind the parts."""
+        """The store keeps it with the object, and has to hear so before and after the parts."""
         return self._checksum is Checksum.CRC32
 
 

@@ -4,7 +4,7 @@ The same reader as a restore's (ckpt.transfer.payload_receiver): a slow target i
 column decoded, everything verified. What its homes hold is read like its own bytes: a Source has
 no homes. The pin is the session's: it holds as long as this is open.
 
-Damage beyond repair, of columns or of the index, is told to the coordinator as a restore tells it:
+Damage beyond repair, of columns or of the index, is reported to the coordinator as a restore does:
 what it proves to be lost is not asked for again.
 """
 
@@ -146,7 +146,7 @@ class TierSource:
         try:
             self._receiver.read([job for job in jobs if job.landings], lambda _done: go_on())
         except BaseException:
-            self._close_receiver()  # It has closed itself; the next read begins anew.
+            self._close_receiver()  # It has closed itself; the next read begins again.
             raise
         reads.finish()
 

@@ -101,7 +101,7 @@ class WriteLimits:
 
 
 Progress = Callable[[int], None]
-"""Told raw bytes that were written and read back since the last time; from any thread."""
+"""Called with raw bytes that were written and read back since the last call; by any thread."""
 
 
 class Parts(Protocol):
@@ -160,7 +160,7 @@ def write_checkpoint(
     job = WriteJob.begin(sink, source, options, limits)
     if job is None:
         marker = read_marker(sink, prefix, source.header)
-        assert marker is not None, "begin gives no job only behind a marker"
+        assert marker is not None, "begin gives no job only after a marker"
         return marker
     shared = parts or OwnParts()
     shared.begin(len(job.plan.items), job.receipts())
@@ -191,7 +191,7 @@ def read_marker(sink: Sink, prefix: str, header: Header) -> Marker | None:
 
 
 def clear_drain(sink: Sink, prefix: str) -> None:
-    """What was needed only while writing; a commit that was interrupted behind its marker left
+    """What was needed only while writing; a commit that was interrupted after its marker left
     it, and uploads of workers that died."""
     abort_uploads(sink, sink.pending_uploads(prefix))
     folder = prefix + names.DRAIN

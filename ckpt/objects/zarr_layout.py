@@ -1,4 +1,4 @@
-"""What Zarr readers are told: the `zarr.json` of groups and arrays, and the keys of shards.
+"""What Zarr readers see: the `zarr.json` of groups and arrays, and the keys of shards.
 
 Zarr v3 core: a regular chunk grid of shards, the default chunk key encoding (`c/0/1`), one codec
 `sharding_indexed` whose index is the last bytes of each object. Consolidated metadata are written

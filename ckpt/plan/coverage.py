@@ -182,8 +182,8 @@ class _Merger:
             self.problems.append(Problem("", (), "there are more problems"))
 
     def _agree(self, name: str, holdings: Sequence[Holding]) -> bool:
-        """Meaning is the same everywhere; dtype and global shape too,
-        unless each rank has its own.
+        """Meaning is the same everywhere; so are dtype and global shape, unless each rank has its
+        own.
         """
         if len(holdings) == 1:
             return True

@@ -2,11 +2,11 @@
 
 A store's policy stands in its URL: `s3://bucket/prefix?every=10&keep=5&runs=llama*`.
 
-    every   drain each Nth committed step of a run [1]: the first, then every Nth behind the last
+    every   drain each Nth committed step of a run [1]: the first, then every Nth after the last
             that the store has
     keep    so many newest steps of a run stay in the store [all]
     runs    names of runs, with * and ?, comma between several [*]
-    checksum    crc32 or md5: what an s3:// store is told of each body [crc32]
+    checksum    crc32 or md5: what an s3:// store compares each body with [crc32]
 
 What there is to do follows from what is committed and what the store has: nothing else needs to
 survive a crash.

@@ -88,8 +88,7 @@ class Placement:
     columns: tuple[TargetId | None, ...]
     """n entries; None for a column that no target can take now. Parity is missing first."""
     spares: tuple[TargetId, ...]
-    """Any of them may replace any column, all of them at once too, and the domain rule still holds.
-    """
+    """Any of them may replace any column, even all at once, and the domain rule still holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,7 @@ def _box_runs(
     ascending.
     """
     part_offset, part_shape = part
-    # Axes behind `axis` are whole in both boxes, so a run goes through all of them.
+    # Axes after `axis` are whole in both boxes, so a run goes through all of them.
     axis = max(len(shape) - 1, 0)
     while axis > 0 and part_shape[axis] == box.shape[axis] == shape[axis]:
         axis -= 1

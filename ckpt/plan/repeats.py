@@ -43,7 +43,7 @@ def compare_saves(last_step: int, last: Fingerprints, now: Fingerprints) -> Repe
 
 
 def repeat_warning(ranks: Sequence[Repeats | None]) -> str:
-    """What to tell of a save, from all its ranks; empty when something changed or is not known."""
+    """What to warn of a save, from all its ranks; empty when something changed or is not known."""
     steps = {rank.step if rank is not None else None for rank in ranks}
     known = [rank for rank in ranks if rank is not None]
     if len(steps) != 1 or len(known) != len(ranks):

@@ -4,7 +4,7 @@
     ClientHello(version, role, nonce_c)  ------------->             names nobody
                                          <-------------  ServerHello(version, nonce_s, mac_s)
     mac_s is right: the server knows the secret
-    ClientProof(mac_c, name, cluster, server)  ------->             only now are names told
+    ClientProof(mac_c, name, cluster, server)  ------->             only now are names sent
                                                          mac_c is right: the client knows it too
                                          <-------------  ServerProof(cluster, role, name, boot,
                                                          epoch) or Failed, already under the
@@ -27,7 +27,7 @@ Invariants:
 - A server tells a stranger a nonce and a mac over nonces; a client tells a stranger its role and a
   nonce.
 
-I am told every nonce (32 random bytes, used once). Errors: Unauthorized when the secret differs,
+I am given every nonce (32 random bytes, used once). Errors: Unauthorized when the secret differs,
 Refused when cluster or server is another than expected, PeerError when a message is out of turn.
 """
 
@@ -208,7 +208,7 @@ class ServerHandshake:
         self, *, secret: bytes, identity: Identity, nonce: bytes, borrows: bool = False,
         admit: Callable[[Role], Failed | None] = lambda role: None,
     ) -> None:  # fmt: skip
-        """`admit` is asked for a peer that proved itself: what it is told when it cannot stay."""
+        """`admit` is asked for a peer that proved itself: what it hears when it cannot stay."""
         _check_arguments(secret, nonce)
         self.keys: SessionKeys | None = None
         self.established: Established | None = None
@@ -330,7 +330,7 @@ def _claim(offer: bytes, name: str, cluster: str, server: str) -> bytes:
 
 
 def _join(*fields: bytes) -> bytes:
-    """Each field behind its length, so that no two different lists of fields look alike."""
+    """Each field after its length, so that no two different lists of fields look alike."""
     return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
 
 

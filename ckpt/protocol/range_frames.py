@@ -1,8 +1,8 @@
 """How ranges that were read become frames: a long one alone and as it lies, so that it is received
-where it belongs; short ones together, copied behind each other.
+where it belongs; short ones together, copied one after the other.
 
 A frame costs as much as copying a megabyte, and a tensor that is cut along its last axis is wanted
-in runs of a few KiB. These are thousands, told and copied as combs.
+in runs of a few KiB. These are thousands, named and copied as combs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Content(Protocol):
         ...
 
     def copied(self, runs: Sequence[Run]) -> memoryview:
-        """Runs behind each other."""
+        """Runs one after the other."""
         ...
 
 

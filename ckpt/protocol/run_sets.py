@@ -120,7 +120,7 @@ def split(a: RunSet, size: int, count: int) -> tuple[RunSet, RunSet]:
 
 
 def parted(a: RunSet, border: int) -> tuple[RunSet, RunSet]:
-    """What lies before a border, which goes through none of its spans and teeth, and behind it."""
+    """What lies before a border, which goes through none of its spans and teeth, and after it."""
     behind = bisect_left(a, (border,))
     last = a[behind - 1] if behind else None
     if not isinstance(last, Comb) or last.end <= border:
@@ -197,7 +197,7 @@ def _behind_each_other(a: RunSet, b: RunSet) -> RunSet:
 
 
 def _reach(comb: Comb, start: int, end: int) -> tuple[int, int]:
-    """Teeth [first, behind) are those that meet [start, end)."""
+    """The first of the teeth that meet [start, end), and the one after the last."""
     first = max(0, (start - comb.start - comb.length) // comb.step + 1)
     return first, max(first, min(comb.teeth, -(-(end - comb.start) // comb.step)))
 

@@ -56,7 +56,7 @@ def minus(a: Spans, b: Spans) -> Spans:
     for start, end in a:
         while at < len(b) and b[at][1] <= start:
             at += 1
-        # The last span that reaches into this one may reach into the next one, too.
+        # The last span that reaches into this one may reach into the next one as well.
         while start < end and at < len(b) and b[at][0] < end:
             low, high = b[at]
             if start < low:

@@ -22,10 +22,10 @@ class PagedFile:
 
     size: int = 0
     live: dict[int, bytes] = field(default_factory=dict)
-    """Page number to PAGE_BYTES; zeros behind `size`."""
+    """Page number to PAGE_BYTES; zeros after `size`."""
     durable_size: int = 0
     durable: dict[int, bytes] = field(default_factory=dict)
-    """The same of what a crash leaves; zeros behind `durable_size`."""
+    """The same of what a crash leaves; zeros after `durable_size`."""
     dirty: set[int] = field(default_factory=set)
     """Pages whose live bytes are not durable; iterated in order only."""
     resized: bool = False
@@ -148,7 +148,7 @@ def _read(pages: dict[int, bytes], size: int, offset: int, length: int) -> bytes
 
 
 def _cut(pages: dict[int, bytes], size: int) -> None:
-    """Forget what lies behind `size`, so that a file that grows again has zeros there."""
+    """Forget what lies after `size`, so that a file that grows again has zeros there."""
     edge, count = divmod(size, PAGE_BYTES)
     for page in [page for page in pages if page > edge or (page == edge and not count)]:
         del pages[page]

@@ -85,7 +85,7 @@ class CellPool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Frame:
-    """Short ranges of one cell as they came, one behind the other."""
+    """Short ranges of one cell as they came, one after the other."""
 
     column: int
     starts: Offsets
@@ -154,7 +154,7 @@ class Assembly:
         return True
 
     def store_apart(self, column: int, runs: RunSet, view: memoryview, crc: int) -> bool:
-        """As `store`, of several runs whose bytes came behind each other. The view is mine until
+        """As `store`, of several runs whose bytes came one after the other. The view is mine until
         they are where they belong."""
         if not self._checks.range_is_whole(view, crc):
             self._apart.give_back(view)

@@ -1,4 +1,4 @@
-"""Damage that a reader met, told to the coordinator: it proves a loss, or says why not."""
+"""Damage that a reader met, reported to the coordinator: it proves a loss, or says why not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def have_judged(rpc: RpcClient, checkpoint: CheckpointId, error: CkptError) -> D
     """What became of damage that was met while this checkpoint was read: in a payload, else in an
     index, its own or a home's. Blocks while all of it is read.
 
-    Proved of a home, it is proved of this checkpoint, too. Raises Unavailable, PeerError.
+    Proved of a home, it is proved of this checkpoint as well. Raises Unavailable, PeerError.
     """
     match error:
         case PayloadDamaged():

@@ -3,7 +3,7 @@ and the checksum of every cell while it is warm.
 
     head pass    Stripe by stripe, all m parity cells into ring slots, CRC of all n cells. Done
                  once.
-    catch-up     One parity cell of one stripe again, for a column that was detached or starts anew.
+    catch-up     One parity cell of one stripe again, for a column detached or begun again.
 
 A parity column that lags holds ring slots and would stop the head pass for all others. It is
 detached: its slots are given back, the pass goes on (the manifest needs every CRC), and its cells

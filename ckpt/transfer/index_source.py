@@ -153,7 +153,7 @@ class _Fetch:
         return document
 
     def _part(self, start: int, end: int) -> memoryview:
-        # A target may split its answer; what comes behind the first part is asked for anew.
+        # A target may split its answer; what comes after the first part is asked for again.
         question = ReadDocument(DocumentKind.INDEX, self._checkpoint, start, end)
         try:
             answer, bulk = self._client.call(question, timeout_s=self._patience_s)

@@ -78,7 +78,7 @@ class Landings:
 
     @property
     def end(self) -> int:
-        """Behind the last payload byte that is wanted."""
+        """After the last payload byte that is wanted."""
         parts = (int(ends.max()) for _, ends, _, _ in self._parts if len(ends))
         return max(max(self._whole[1], default=0), max(parts, default=0))
 
@@ -160,7 +160,7 @@ class Landings:
         or lie apart."""
         starts, ends, destinations, owners, reach = self._table()
         near = _near(starts, reach, start, end)
-        # The first of them reaches behind `start`, and so meets it.
+        # The first of them reaches beyond `start`, and so meets it.
         hit = near.start
         if hit == near.stop or starts[hit] > start or ends[hit] < end:
             return None
@@ -180,7 +180,7 @@ class Landings:
 
     def scatter_runs(self, firsts: Offsets, lengths: Offsets, source: Bytes) -> int:
         """As `scatter`, of payload bytes [firsts[i], +lengths[i]), ascending and disjoint, that
-        lie in the source behind each other."""
+        lie in the source one after the other."""
         if not len(firsts):
             return 0
         starts, ends, destinations, owners, reach = self._table()

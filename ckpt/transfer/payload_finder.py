@@ -124,7 +124,7 @@ class PayloadFinder:
         )
 
     def number(self, payload: PayloadId) -> Rank:
-        """What ranks that read together call it: its rank, and behind all ranks those of the
+        """What ranks that read together call it: its rank, and after all ranks those of the
         homes. The same for all, who have the same record."""
         home = Home.of(payload.checkpoint)
         homes = self._record.info.homes

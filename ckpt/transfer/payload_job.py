@@ -65,7 +65,7 @@ class LinkStream:
     begun: bool = False
     """BeginColumn was queued."""
     blocked: bool = False
-    """The writer was told that the socket is full."""
+    """The writer knows that the socket is full."""
     moved_us: int = 0
     seal_offset: int | None = None
     """Manifest bytes queued so far; None before the seal."""
@@ -125,7 +125,7 @@ class PayloadJob:
         self._streams: dict[int, LinkStream] = {}
         #: How many fragments' bytes each link still reads: the arena is in use while one does.
         self._flying: Counter[Link] = Counter()
-        #: Columns that were opened before: the next time they start anew.
+        #: Columns that were opened before: the next time they start again.
         self._opened: set[ColumnNumber] = set()
         #: Columns that could have sent in the last `pump`, had the head pass come so far.
         self._hungry: set[int] = set()

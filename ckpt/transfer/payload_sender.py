@@ -9,7 +9,7 @@ Sketch, per GB of user data at 4+2 in CPU seconds: encode 0.04, CRC 0.03, send 1
 next to nothing (lent to targets of this host). No byte of the payload is copied here; memory
 besides the arena is two parity rings of at most 32 MiB. jobs: benchmarks/jobs/burst-*.
 
-What is stopped is not read any more when PayloadStopped is told, and only then: the encode step has
+What is stopped is not read any more when PayloadStopped is said, and only then: the encode step has
 ended and no link holds a view of the arena. A link that keeps one for STOP_GRACE_US is cut.
 """
 
@@ -58,7 +58,7 @@ STATISTICS_MAX: Final = 64
 
 class PayloadSender:
     """I bring each started payload to enough sealed columns. I expect its arena to stand unchanged
-    until I told PayloadStopped, and each SparesWanted to be answered by add_spares. `results` says
+    until I said PayloadStopped, and each SparesWanted to be answered by add_spares. `results` says
     how it goes.
     """
 
@@ -231,7 +231,7 @@ class PayloadSender:
     def _send_loop(self) -> None:
         while not self._closing:
             if (now := now_us()) - self._ticked_us >= TICK_US:
-                self._tick(now)  # Right behind a poll: what came in time has been heard.
+                self._tick(now)  # Right after a poll: what came in time has been heard.
             self._take_orders()
             for job in self._jobs.values():
                 job.pump()

@@ -262,7 +262,7 @@ class _Views:
         return crc32(self._views[start, end])
 
     def copied(self, runs: Sequence[Run]) -> memoryview:
-        """Behind each other."""
+        """One after the other."""
         return memoryview(b"".join([self._views[each] for each in spans_of(tuple(runs))]))
 
 

@@ -85,4 +85,4 @@ class ReceiverStatistics:
 
 
 Progress = Callable[[int], None]
-"""Told the bytes that are done, a few times a second at most. What it raises ends the read."""
+"""Called with the bytes done, a few times a second at most. What it raises ends the read."""

@@ -1,7 +1,7 @@
 """What DCP begins here and never brings to `write_data`.
 
 The n-th save of a step by one rank meets the n-th of every other. A planner that raises ends a try
-behind the writer's back, on this rank alone: the others may have staged theirs. So each try counts,
+without the writer, on this rank alone: the others may have staged theirs. So each try counts,
 as a save, as a refusal at once (WatchedPlanner), or as one that is made up for ahead of the next.
 """
 

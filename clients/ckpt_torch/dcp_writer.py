@@ -173,7 +173,7 @@ class CkptWriter(StorageWriter):
     def adopt(self, save: Save) -> None:
         """The next `write_data` finds this staged already, and copies nothing.
 
-        When DCP never comes that far, it has told all ranks why.
+        When DCP never comes that far, it has raised on all ranks.
         """
         save.mark_told()
         self._adopted = save

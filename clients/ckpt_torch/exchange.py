@@ -100,7 +100,7 @@ _known: OrderedDict[tuple[bytes, ...], Holders] = OrderedDict()
 
 
 class Exchange:
-    """I have told the other ranks what this one holds, and hear of theirs.
+    """I have sent the other ranks what this one holds, and hear of theirs.
 
     Every rank of the group makes me, or calls `tell_problem`, at the same time, and asks me for
     `holders`, whatever happens to it meanwhile: the others may have more to say.

@@ -81,7 +81,7 @@ def _mark_of(folder: Path) -> Mark | None:
 
 
 def _boot() -> str:
-    """Of this machine since it started: whose locks can be seen here. Empty where none is told."""
+    """Of this machine since it started: whose locks can be seen here. Empty where none is known."""
     try:
         return _BOOT_FILE.read_text().strip().replace("-", "")[:16]
     except OSError:

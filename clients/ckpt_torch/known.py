@@ -52,7 +52,7 @@ class Known:
     form: StateForm
     layout: StateLayout
     shape: Shape
-    """What other ranks were told."""
+    """What other ranks know of this one."""
     plain: tuple[str, ...]
     """Names of the plain values, in the order of the walk."""
     holders: Holders

@@ -5,7 +5,7 @@
     Trainer(strategy=CkptModelParallelStrategy(io), ...)                 sharded, each rank its part
 
 A checkpoint's step is the trainer's global step. The path that Lightning gives names it: the number
-behind `step=`, or `last`, which is the newest. Saves go on beside the training; `teardown` waits.
+after `step=`, or `last`, which is the newest. Saves go on beside the training; `teardown` waits.
 """
 
 from __future__ import annotations

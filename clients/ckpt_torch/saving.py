@@ -228,7 +228,7 @@ def _parts_of(
 
 
 class CommitFuture(Future[Commit]):
-    """What becomes of a save. Who asks me for it was told; of an error that nobody asks for, since
+    """What becomes of a save. Whoever asks me for it knows; of an error that nobody asks for, since
     I was dropped, say, the store speaks in its next save, or when it is closed.
     """
 

@@ -103,7 +103,7 @@ class CkptStorage(Storage):  # type: ignore[misc]
         self._lock = threading.Lock()
         #: By what names the cluster. Not fsspec's own: those differ from thread to thread.
         self._filesystems: dict[tuple[type[CkptFileSystemBase], str], CkptFileSystemBase] = {}
-        #: Folders that this rank has sealed: the next file that it writes there begins them anew.
+        #: Folders that this rank has sealed: the next file that it writes there begins them again.
         self._sealed: set[str] = set()
 
     @property

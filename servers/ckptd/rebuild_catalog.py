@@ -15,8 +15,8 @@ reason, and left untouched on the targets:
 The new catalog's term is far above the highest seen in records, generations, tombstones and the
 targets' own term files, so that no target that is away now has obeyed it. When one comes that
 holds a record or a tombstone that was not found here, the coordinator serves nobody any more, and
-this is to be done again, with that target (ckpt/protocol/coordinator/cluster/vouching.py). What is refused
-is noted in the catalog: it proves nothing against it.
+this is to be done again, with that target (ckpt/protocol/coordinator/cluster/vouching.py). What is
+refused is noted in the catalog: it proves nothing against it.
 """
 
 from __future__ import annotations

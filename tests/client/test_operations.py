@@ -37,7 +37,8 @@ class Shell:
         for folder in FOLDERS:
             (root / folder[1:]).mkdir(parents=True)
 
-    def run(self, line: str) -> None:
+    def run(self, line: str) -> str:
+        """What the line prints; nothing of a daemon."""
         command, _, remark = self._here(line).partition("   # exit ")
         match command.split():
             case ["export", assignment]:
@@ -48,7 +49,8 @@ class Shell:
             case [*words, "&"]:
                 self._start(words)
             case _:
-                self._finish(command, int(remark or 0))
+                return self._finish(command, int(remark or 0))
+        return ""
 
     def python(self, code: str) -> str:
         """What a page's script prints."""
@@ -81,7 +83,7 @@ class Shell:
         assert daemon.stdout is not None
         assert daemon.stdout.readline().startswith(b"{"), f"no ready line from {words}"
 
-    def _finish(self, command: str, code: int) -> None:
+    def _finish(self, command: str, code: int) -> str:
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", command],
             stdin=subprocess.DEVNULL,
@@ -91,6 +93,7 @@ class Shell:
             timeout=TIMEOUT_S,
         )
         assert done.returncode == code, f"$ {command}\n{done.stdout}{done.stderr}"
+        return done.stdout
 
     def _end(self, daemon: subprocess.Popen[bytes]) -> None:
         daemon.terminate()

@@ -1,5 +1,5 @@
-"""What the README shows of frameworks is run, word for word: a training that begins, and the same
-one that goes on. The names that a user's script has are given here.
+"""What the README and docs/start.md show of frameworks is run, word for word: a training that
+begins, and the same one that goes on. The names that a user's script has are given here.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import ckpt
 import ckpt_jax
+from tests.client.test_operations import shell
 from tests.frameworks.gloo import Ranks
 from tests.frameworks.test_torch_save import whole
-from tests.pages import README, run_examples
+from tests.pages import README, START, examples, run_examples, sessions
 
 EVERY = 2
 
@@ -70,6 +71,17 @@ def test_the_loop_goes_on_under_another_number_of_ranks(cluster: str, ranks: Ran
     again = ranks.run(4, loop_job, 6, environ=environ)
     assert [len(taken) for taken, _ in again] == [0] * 4
     assert again[0][1] == second[0][1] != first[0][1]
+
+
+def test_the_start_page_goes_on_after_each_kill(tmp_path: Path) -> None:
+    ((script, _),) = examples(START, "start")
+    (_, *lines) = sessions(START.read_text())
+    with shell(tmp_path) as opened:
+        (tmp_path / "scratch" / "train.py").write_text(script)
+        opened.run(lines[0][0])
+        opened.python(examples(START, "core")[0][0])
+        for line, printed in lines[1:]:
+            assert opened.run(line) == printed or not printed, line
 
 
 class Emptying:

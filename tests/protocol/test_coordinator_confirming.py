@@ -223,6 +223,18 @@ def test_what_a_commit_may_lose_comes_on_top_of_who_was_away_then() -> None:
     assert bench.tell(session, NEWEST) == [], "it was here, and counts again"
 
 
+def test_a_later_commit_that_survives_less_takes_no_earlier_promise_back() -> None:
+    """Found by the simulator's seeds 1343526 and 1366038."""
+    bench = Bench(6, "1+1", hosts=3)
+    bench.stop("t2", "t5")
+    bench.save(1)
+    info = resolved(bench).info
+    assert info.domains_survivable == 1
+    bench.machine.confirming.committed(replace(info, targets_survivable=0, domains_survivable=0))
+    bench.stop("t0", "t3")
+    assert resolved(bench).info.checkpoint.step == 1
+
+
 # --------------------------------------------------------------------------- what is owed
 
 

@@ -19,9 +19,14 @@ from ckpt.base.ids import (
 )
 from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt.format.messages.hello import Failed
-from ckpt.format.messages.loading import ReleasePin, ReportDamage, Resolve, Resolved
-from ckpt.format.messages.reading import ByteRange, DocumentKind
-from ckpt.format.messages.saving import AttemptAborted, AttemptCommitted, PayloadGivenUp
+from ckpt.format.messages.loading import ReleasePin, Resolve, Resolved
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.saving import (
+    AttemptAborted,
+    AttemptCommitted,
+    CommitInfo,
+    PayloadGivenUp,
+)
 from ckpt.format.messages.targets import DropGeneration, ListColumns, PutDocument
 from ckpt.format.record import decode_tombstone
 from ckpt.protocol.coordinator import catalog
@@ -123,17 +128,22 @@ def test_a_tombstone_that_could_not_be_removed_goes_when_its_target_comes_back()
     assert buried_on(bench, id) == []
 
 
+def saved_and_left(bench: Bench) -> tuple[RankFake, CommitInfo]:
+    """A rank that saved step 1, and what its answer was."""
+    rank = RankFake(bench)
+    rank.open(1)
+    rank.seal_all()
+    rank.certify()
+    bench.close(rank.session)
+    return rank, rank.commits()[0].info
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_stager_that_asks_after_the_deletion_hears_of_a_commit_that_survives_nothing_more(
     restarted: bool,
 ) -> None:
     bench = Bench(keep=1)
-    rank = RankFake(bench)
-    rank.open(1)
-    rank.seal_all()
-    rank.certify()
-    first = rank.commits()[0].info
-    bench.close(rank.session)
+    rank, first = saved_and_left(bench)
     bench.save(2)
     assert bench.states()[str(first.checkpoint)] == "deleted"
     if restarted:
@@ -142,6 +152,20 @@ def test_a_stager_that_asks_after_the_deletion_hears_of_a_commit_that_survives_n
     (told,) = rank.resume(1, first.checkpoint)
     assert told == AttemptCommitted(replace(first, targets_survivable=0, domains_survivable=0)), (
         "found by the simulator's seeds 2269 and 4136: it heard of an abort"
+    )
+
+
+def test_a_step_that_is_deleted_and_still_read_is_promised_to_survive_nothing() -> None:
+    """Its columns are there, and go with the reader's pin."""
+    bench = Bench()
+    rank, first = saved_and_left(bench)
+    pin(bench)
+    bench.tell(bench.session(), delete(1))
+    assert bench.states()[str(first.checkpoint)] == "tombstoned"
+    rank.reconnect()
+    (told,) = rank.resume(1, first.checkpoint)
+    assert told == AttemptCommitted(replace(first, targets_survivable=0, domains_survivable=0)), (
+        "found by the simulator's seeds 1350708 and 1357772: it was promised to survive"
     )
 
 
@@ -355,59 +379,6 @@ def test_columns_of_a_generation_that_nobody_knows_are_left_alone() -> None:
     bench.restart(*bench.targets)
     bench.tick(10)
     assert len(holders(bench, id)) == 3
-
-
-# --------------------------------------------------------------------------- retention
-
-
-def test_keep_leaves_the_newest_steps() -> None:
-    bench = Bench(keep=2)
-    ids = [bench.save(step) for step in (1, 2, 3, 4)]
-    assert [bench.states()[str(id)] for id in ids] == [
-        "deleted", "deleted", "committed", "committed",
-    ]  # fmt: skip
-    assert holders(bench, ids[1]) == []
-    assert len(holders(bench, ids[2])) >= 3
-
-
-def test_runs_are_kept_apart() -> None:
-    bench = Bench(keep=1)
-    other = bench.save(1, run="other")
-    bench.save(1)
-    bench.save(2)
-    assert bench.states()[str(other)] == "committed"
-
-
-def test_a_step_that_is_saved_again_replaces_its_older_generation() -> None:
-    bench = Bench()
-    old, new = bench.save(1), bench.save(1)
-    assert bench.states() == {str(old): "deleted", str(new): "committed"}
-
-
-def test_a_pinned_step_outlives_retention_and_goes_with_its_pin() -> None:
-    bench = Bench(keep=1)
-    old = bench.save(1)
-    session, number = pin(bench)
-    bench.save(2)
-    assert bench.states()[str(old)] == "committed"
-    bench.tell(session, ReleasePin(number))
-    assert bench.states()[str(old)] == "deleted"
-
-
-def test_a_damaged_step_takes_no_place_of_a_good_one_and_stays_until_it_is_deleted() -> None:
-    bench = Bench(keep=2)
-    good, bad = bench.save(1), bench.save(2)
-    for target in bench.targets.values():
-        for column in [c for c in target.columns if c.payload.checkpoint == bad]:
-            target.damaged[column] = (ByteRange(0, 1),)
-    bench.tell(bench.session(), ReportDamage(PayloadId(bad, Rank(0)), "rotten"))
-    newest = bench.save(3)
-    assert [bench.states()[str(id)] for id in (good, bad, newest)] == [
-        "committed", "damaged", "committed",
-    ]  # fmt: skip
-    (answer,) = bench.tell(bench.session(), delete(2))
-    assert answer == StepDeleted(10_000)
-    assert bench.states()[str(bad)] == "deleted"
 
 
 # --------------------------------------------------------------------------- rows

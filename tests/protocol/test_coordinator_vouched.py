@@ -72,6 +72,22 @@ def test_all_but_m_vouch_at_once_and_a_majority_behind_the_time_to_gather(
         assert bench.machine.vouching.serves, (come, waits)
 
 
+def test_targets_that_could_not_store_the_term_are_asked_again_while_they_stay() -> None:
+    """Their disks were full when they came; found by the simulator's seed 1360732."""
+    bench = Bench(4)
+    bench.save(1)
+    full = Failed("no_space", "no space left on device")
+    for target in bench.targets.values():
+        target.refuses[Attest] = full
+    bench.restart(*bench.targets)
+    bench.tick(GATHERING_S + 1)
+    assert not bench.machine.vouching.serves
+    for target in bench.targets.values():
+        target.refuses.clear()
+    bench.tick()
+    assert_serves(bench, 1)
+
+
 def test_all_domains_but_m_vouch_at_once_however_many_targets_each_has() -> None:
     """As many may be lost as a commit's answer states, and the coordinator may start again."""
     bench = Bench(6, "1+1", hosts=2)

@@ -143,10 +143,17 @@ def check_no_leak(world: World) -> None:
 
 def _leak(world: World) -> int:
     """Aside files on running targets, less the coordinator's standing reservations. A target may
-    be writing down how far the catalog has come.
+    be writing down how far the catalog has come, or trying its term again.
     """
-    staged = [t.disk.list_directory("staging") for t in world.targets.values() if t.up]
+    up = [t for t in world.targets.values() if t.up]
+    staged = [t.disk.list_directory("staging") for t in up]
     notes = sum(any(name.startswith("catalog-") for name in names) for names in staged)
+    notes += sum(
+        name.startswith("term-")
+        for target, names in zip(up, staged, strict=True)
+        for name in names
+        if target.machine._term_pending is not None
+    )
     allotments = world.coordinator.machine.reservations._standing.values()
     standing = sum(len(allotment.places) for allotment in allotments)
     return max(0, sum(map(len, staged)) - notes - standing)

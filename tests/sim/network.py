@@ -112,6 +112,15 @@ class Network:
     def incarnation(self, node: Node) -> int:
         return self._incarnations.get(node.name, 0)
 
+    def ends_of(self, session: Session) -> tuple[str, str] | None:
+        """Whose end that is, and who hears what is said there."""
+        connection = self._sessions.get(session)
+        if connection is None:
+            return None
+        hearer = connection.other(session)
+        speaker = connection.server if hearer is connection.client else connection.client
+        return speaker.node.name, hearer.node.name
+
     # ----------------------------------------------------------------------- connections
 
     def dial(

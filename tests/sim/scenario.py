@@ -222,10 +222,14 @@ def _hang_inside_a_load(world: World) -> None:
 
 def _end_launch(world: World, nodes: list[RankNode]) -> None:
     """The job ends as jobs do: done, trainers killed, everything killed, or not at all; but not
-    before it has begun, or it would count for no launch.
+    before it has begun, or it would count for no launch. One that has not begun by then is killed
+    whole: it would be the newer one when it does (failure_model.md).
     """
-    world.clock.run(lambda: any(n.launch_number is not None for n in nodes), 6_000_000)
     rng = world.clock.rng
+    if not world.clock.run(lambda: any(n.launch_number is not None for n in nodes), 6_000_000):
+        for node in nodes:
+            node.crash()
+        return
     way = rng.choice(["done", "trainers", "all", "zombies"])
     if way == "zombies":
         return

@@ -26,7 +26,7 @@ class OpenStore(Struct, frozen=True, gc=False):
 
     url: str
     worker: str
-    """`drain HOST:PID`, and what tells it from an earlier process of that number."""
+    """`drain HOST:PID`, and what parts it from an earlier process of that number."""
     every: int = 1
     keep: int | None = None
     runs: tuple[str, ...] = ("*",)
@@ -43,7 +43,7 @@ class TellStored(Struct, frozen=True, gc=False):
     run: RunName
     version: int = 0
     """What DrainNoted said before the store was looked at; Failed(busy) when another worker has
-    told something since. 0 is not compared: an older worker's."""
+    reported something since. 0 is not compared: an older worker's."""
 
 
 class LeaseDrain(Struct, frozen=True, gc=False):
@@ -119,7 +119,7 @@ class EndDrain(Struct, frozen=True, gc=False):
 
 class TellTrouble(Struct, frozen=True, gc=False):
     """Why a worker cannot use its store at all (no such bucket, wrong credentials, no answer), also
-    one that was never opened; empty once it can. Not durable: told again while it lasts."""
+    one that was never opened; empty once it can. Not durable: sent again while it lasts."""
 
     url: str
     worker: str
@@ -136,7 +136,7 @@ class DrainNoted(Struct, frozen=True, gc=False):
     """Done, and durable where it has to be."""
 
     lease_us: int = 0
-    """For how long a worker counts behind its last RenewDrain."""
+    """For how long a worker counts after its last RenewDrain."""
     version: int = 0
     """To OpenStore and RenewDrain: another number whenever it becomes known that the store holds
     something else."""

@@ -43,13 +43,13 @@ class LaunchJoined(Struct, frozen=True, gc=False):
 
 class Departure(Enum):
     """How a trainer left: its process has ended; it closed its store and lives, its end will be
-    told; or the same, but nobody will tell, because the idle stager goes."""
+    reported; or the same, but nobody will report it, because the idle stager goes."""
 
     ENDED, CLOSED, UNWATCHED = "ended", "closed", "unwatched"
 
 
 class TrainerLeft(Struct, frozen=True, gc=False):
-    """A stager lost its trainer; told again when `how` changes, and on every new session."""
+    """A stager lost its trainer; sent again when `how` changes, and on every new session."""
 
     run: RunName
     launch: LaunchNumber

@@ -67,7 +67,7 @@ class Resolved(Struct, frozen=True, gc=False):
     away: str = ""
     """Why it is out of reach; empty for what is lost."""
     homes: tuple[bytes, ...] = ()
-    """Commit records of the generations that hold bytes of it. `targets` has their holders too."""
+    """Commit records of the generations that hold bytes of it; `targets` has their holders."""
 
 
 class ReleasePin(Struct, frozen=True, gc=False):

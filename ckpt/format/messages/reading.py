@@ -21,7 +21,7 @@ class ByteRange(Struct, frozen=True, gc=False):
 
 
 class ByteRuns(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Bytes [start, end), and as many at every `step` behind, `count` runs; a step is longer."""
+    """Bytes [start, end), and as many at every `step` after it, `count` runs; a step is longer."""
 
     start: int
     end: int
@@ -38,7 +38,7 @@ class ReadRanges(Struct, frozen=True, gc=False):
 
 
 class RangeData(Struct, frozen=True, gc=False):
-    """Bulk: the fragment bytes of the ranges, one behind the other. A long range comes alone, so
+    """Bulk: the fragment bytes of the ranges, one after the other. A long range comes alone, so
     that it can be received where it belongs; short ones travel together."""
 
     ranges: tuple[ByteRuns, ...]

@@ -253,6 +253,6 @@ class CommitMembers(Struct, frozen=True, gc=False):
 
     checkpoint: CheckpointId
     alone: bool = False
-    """Refused when the list has other files too: somebody else is writing them."""
+    """Refused when the list has other files as well: somebody else is writing them."""
     launch: LaunchNumber | None = None
     """The writer's own: what its ranks load of this step from now on is this, or newer."""

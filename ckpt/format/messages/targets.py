@@ -42,13 +42,13 @@ class RegisterTarget(Struct, frozen=True, gc=False):
     """What all targets of this device may take together; None: `bytes_free`. `bytes_free` is less
     when this target has a capacity of its own."""
     catalog: CatalogPosition | None = None
-    """The newest position of a catalog that this target was told and has on stable storage."""
+    """The newest position of a catalog that this target heard of and has on stable storage."""
     incarnation: bytes = b""
     """Of the directory: 16 random bytes, made once. Empty: it has none yet."""
     place: str = ""
     """The same text only for the same directory on the same machine since that started."""
     coordinator: bytes = b""
-    """The process whose term `term_seen` is, as that one told; empty: nothing is known of it."""
+    """The process whose term `term_seen` is, as that one said; empty: nothing is known of it."""
 
 
 class TargetRegistered(Struct, frozen=True, gc=False):
@@ -160,7 +160,7 @@ class DropGeneration(Struct, frozen=True, gc=False):
     term: int
     checkpoint: CheckpointId
     tombstone: bool = False
-    """Its tombstone too: no target holds anything else of it any more."""
+    """Its tombstone as well: no target holds anything else of it any more."""
 
 
 class DropColumn(Struct, frozen=True, gc=False):
@@ -177,7 +177,7 @@ class Dropped(Struct, frozen=True, gc=False):
 
 
 class ListColumns(Struct, frozen=True, gc=False):
-    """What is here, in name order, behind the cursor."""
+    """What is here, in name order, after the cursor."""
 
     cursor: str = ""
     count_max: int = 512

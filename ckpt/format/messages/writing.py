@@ -65,7 +65,7 @@ class AbandonColumn(Struct, frozen=True, gc=False):
 
 
 class AskPace(Struct, frozen=True, gc=False):
-    """Is somebody there? Answered at once by CreditGranted(0), also behind the stream's end.
+    """Is somebody there? Answered at once by CreditGranted(0), also after the stream's end.
 
     Only to a target that said `answers`: an older one would close the connection.
     """

@@ -88,8 +88,9 @@ class Confirming:
         self._handle = handle
         self._resolve_unconfirmed = resolve_unconfirmed
 
-        #: What the last commit's answer allows to lose (P1): so many may be silent in a round.
-        self._allowed = Allowance()
+        #: What answers to commits allow to lose (P1): so many may be silent in a round. An earlier
+        #: answer that allows more than the last counts as well: nobody took its promise back.
+        self._allowed = [Allowance()]
         #: The round under way; None between rounds.
         self._round: _Round | None = None
         #: Who asked while a round was under way, and is served by the next one: what they ask is
@@ -109,13 +110,15 @@ class Confirming:
 
     def is_in_force(self) -> bool:
         """Whether so many targets are here that they could say so."""
-        return self._is_enough({target.id for target in self._members.live()}, self._allowed)
+        return self._are_enough({target.id for target in self._members.live()})
 
     def committed(self, info: CommitInfo) -> None:
         """What the answer allows to lose is counted from here on (P1)."""
         live = {target.id for target in self._members.live()}
         absent = frozenset(self._members.targets.keys() - live)
-        self._allowed = Allowance(absent, info.targets_survivable, info.domains_survivable)
+        self._allow(
+            *self._allowed, Allowance(absent, info.targets_survivable, info.domains_survivable)
+        )
         self._release_confirmed()
 
     def hold(self, event: Received) -> None:
@@ -134,8 +137,8 @@ class Confirming:
     def target_came(self) -> None:
         """It is asked what the others were."""
         here = {target.id for target in self._members.live()}
-        if here & self._allowed.absent:
-            self._allowed = replace_field(self._allowed, absent=self._allowed.absent - here)
+        if any(here & allowed.absent for allowed in self._allowed):
+            self._allow(*(replace_field(one, absent=one.absent - here) for one in self._allowed))
         if self._round is not None:
             self._ask_all(self._round)
 
@@ -184,13 +187,24 @@ class Confirming:
         self._desk.ask(session, Attest(self._members.term, ()), answered)
 
     def _count(self, this: _Round) -> None:
-        if not self._is_enough(this.obeying, self._allowed):
+        if not self._are_enough(this.obeying):
             return
         self._round = None
         if self._next:
             self._begin()
         for then in this.waiting:
             then()
+
+    def _are_enough(self, ids: set[TargetId]) -> bool:
+        return any(self._is_enough(ids, allowed) for allowed in self._allowed)
+
+    def _allow(self, *allowed: Allowance) -> None:
+        """All of these, but for what another one covers."""
+        kept: list[Allowance] = []
+        for one in allowed:
+            if not any(other.covers(one) for other in kept):
+                kept = [*(other for other in kept if not one.covers(other)), one]
+        self._allowed = kept
 
     def _owes(self) -> bool:
         """Only what was decided before this coordinator began: once it is made, never again."""

@@ -101,7 +101,7 @@ class RangeErased(Struct, frozen=True, gc=False):
 
 
 class AskAnswered(Struct, frozen=True, gc=False):
-    """The target says that it has told all. Comes after the events of all its ranges."""
+    """The target says that it has sent all. Comes after the events of all its ranges."""
 
     now_us: int
     request: int

@@ -280,7 +280,7 @@ class PayloadReader:
             self._drop(column, Standing.AWAY, reason, cut=False)
 
     def _drop(self, column: Column, standing: Standing, reason: str, *, cut: bool) -> None:
-        """The column gives nothing from now on; plan everything that hoped for it anew."""
+        """The column gives nothing from now on; plan again all that hoped for it."""
         assert column.usable
         if any(ask.owed is None for ask in column.asks.values()):
             self._manifest_asked = False
@@ -311,7 +311,7 @@ class PayloadReader:
     # ----------------------------------------------------------------------- stripes
 
     def _plan(self, stripe: Stripe) -> None:
-        """Decide anew where the stripe's bytes come from, and queue what is not asked yet."""
+        """Decide again where the stripe's bytes come from, and queue what is not asked yet."""
         usable = [column.usable for column in self.columns]
         load = [column.outstanding_bytes + len(column.queue) for column in self.columns]
         plan_stripe(stripe, self.wish.layout.code, usable, load)

@@ -33,7 +33,7 @@ class Stripe:
     number: int
     cell_bytes: int
     wanted: dict[int, RunSet]
-    """By data column. The padding behind the payload's last byte comes along with a cell that is
+    """By data column. The padding after the payload's last byte comes along with a cell that is
     wanted up
     to it, so that the cell is whole and can be checked."""
     wanted_bytes: int
@@ -154,7 +154,7 @@ def _wanted_parts(layout: Layout, spans: Ranges) -> Iterator[tuple[int, int, Run
 
 
 def plan_stripe(stripe: Stripe, code: Code, usable: Sequence[bool], load: Sequence[int]) -> None:
-    """Decide what is needed from which column, anew; sets needed, parts, rebuilt, stuck."""
+    """Decide what is needed from which column, again; sets needed, parts, rebuilt, stuck."""
     reach = [
         minus(stripe.whole, stripe.bad[j]) if usable[j] else stripe.have[j] for j in range(code.n)
     ]

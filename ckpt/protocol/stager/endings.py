@@ -15,7 +15,7 @@ class StagerEndings(StagerState):
         if not save.pending:
             return
         if not (save.refused or (save.failed is not None and not save.ever_certified)):
-            self._tell(save, outcome)  # Else it was told already.
+            self._tell(save, outcome)  # Else it was sent already.
         if save.plan is None or save.refused:
             self._end(save)
             return

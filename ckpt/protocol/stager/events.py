@@ -76,7 +76,7 @@ Outcome = SaveCommitted | SaveFailed
 
 
 class TrainerAttached(Struct, frozen=True, gc=False):
-    """The trainer's control socket stands. What it has not heard yet is told again."""
+    """The trainer's control socket stands. What it has not heard yet is sent again."""
 
     now_us: int
 
@@ -88,7 +88,7 @@ class TrainerDetached(Struct, frozen=True, gc=False):
 
 
 class TrainerEnded(Struct, frozen=True, gc=False):
-    """Its process has ended, exited or killed, with its store open or behind TrainerDetached."""
+    """Its process has ended, exited or killed, with its store open or after TrainerDetached."""
 
     now_us: int
 
@@ -138,7 +138,7 @@ class PayloadHandedOver(Struct, frozen=True, gc=False):
     stall_us: int
     fault_in_us: int = 0
     comparing: bool = False
-    """It is opened only behind ReferencesFound: its bytes are compared with those of a base."""
+    """It is opened only after ReferencesFound: its bytes are compared with those of a base."""
 
 
 class ReferencesFound(Struct, frozen=True, gc=False):

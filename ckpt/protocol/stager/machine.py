@@ -425,7 +425,7 @@ class StagerMachine(StagerEndings):
                 self._tell_left(run, session, self.departure)
 
     def _tell_left(self, run: Launched, session: Session, how: Departure) -> None:
-        assert run.number is not None, "told on a session where the launch was joined"
+        assert run.number is not None, "said on a session where the launch was joined"
         run.left_told_on, run.left_told = session, how
         self._do(Send(session, 0, requests.trainer_left(self.identity, run.run, run.number, how)))
 

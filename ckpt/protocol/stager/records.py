@@ -48,7 +48,7 @@ class StagerConfig:
     orphan_us: int = 3_600_000_000
     """Without a trainer and without a coordinator, pending saves are kept so long."""
     open_us: int = 60_000_000
-    """A payload that is only ever told to retry is given up after this."""
+    """A payload that only ever hears to retry is given up after this."""
     dial_us: int = 200_000
     """Pause after a failed dial."""
     table_part_bytes: int = FRAME_BULK_BYTES_MAX // 2
@@ -181,7 +181,7 @@ class RankSave:
     planned_on: Session | None = None
     """The session on which the coordinator last answered OpenPayload."""
     sealed: PayloadSealed | None = None
-    """What is to be certified; None again while columns are streamed anew."""
+    """What is to be certified; None again while columns are streamed again."""
     ever_certified: bool = False
     certified: PayloadSealed | None = None
     """What the coordinator has acknowledged, on this session."""

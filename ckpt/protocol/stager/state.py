@@ -139,7 +139,7 @@ class StagerState:
 
     def _run(self, name: RunName) -> Launched:
         """The launch that a new save of this run belongs to. The first one of another store joins
-        it anew, as a stager of its own would.
+        it again, as a stager of its own would.
         """
         known = self.runs.get(name)
         if known is not None and known.closed and self._is_busy(known):

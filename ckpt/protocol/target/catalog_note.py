@@ -1,9 +1,9 @@
-"""How far the catalog had come, as far as this target was told: kept on its stable storage.
+"""How far the catalog had come, as far as this target heard: kept on its stable storage.
 
 A coordinator tells it with every lease. One that begins from an older catalog hears of it when
-this target registers, and serves nobody (ckpt/protocol/coordinator/cluster/vouching.py). The first word of
-a coordinator is written at once, later ones at most every NOTE_US: commits and deletions are told
-by their documents as well.
+this target registers, and serves nobody (ckpt/protocol/coordinator/cluster/vouching.py). The first
+word of a coordinator is written at once, later ones at most every NOTE_US: commits and deletions
+are named by their documents as well.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def decode_note(data: bytes) -> CatalogPosition | None:
 
 
 class CatalogNote:
-    """I keep the newest position that I was told. `stored` is on stable storage."""
+    """I keep the newest position that I heard of. `stored` is on stable storage."""
 
     def __init__(self, core: Core, reservations: Reservations) -> None:
         self._core = core

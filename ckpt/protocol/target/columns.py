@@ -176,7 +176,7 @@ class Columns:
     def fragment(self, session: Session, request: int, message: Fragment, bulk: Buffer) -> None:
         stream = self._streams.get((session, request))
         if stream is None or stream.state is not StreamState.OPEN:
-            return  # late: the stream has ended, and its sender was told
+            return  # late: the stream has ended, and its sender knows
         layout, stripe = stream.layout, message.stripe
         if not 0 <= stripe < layout.stripe_count or len(bulk) != layout.cell_bytes_of(stripe):
             self._fail(

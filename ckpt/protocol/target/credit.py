@@ -109,7 +109,7 @@ class Credit:
         self._quench(stream)
 
     def answer(self, session: Session, request: int) -> None:
-        """Whoever asks is told at once, also one whose column is sealed: we live."""
+        """Whoever asks is answered at once, also one whose column is sealed: we live."""
         stream = self._streams.get((session, request))
         if stream is not None:
             stream.told_us = self._core.now_us

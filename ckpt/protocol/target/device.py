@@ -25,7 +25,7 @@ PROBE = "probe"
 
 
 class DeviceHealth:
-    """I am told of every operation that failed, and of every probe's end."""
+    """I hear of every operation that failed, and of every probe's end."""
 
     def __init__(self) -> None:
         self.errors: dict[str, int] = {}

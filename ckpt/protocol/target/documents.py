@@ -101,14 +101,14 @@ class Documents:
     # ----------------------------------------------------------------------- put
 
     def put(self, session: Session, request: int, message: PutDocument, bulk: Buffer) -> None:
-        """Take one part; parts of one document ascend on one session, offset 0 begins anew."""
+        """Take one part; parts of one document ascend on one session, offset 0 begins again."""
         core, key = self._core, (message.kind, message.checkpoint)
         end = message.offset + len(bulk)
         if not (message.offset >= 0 and end <= message.total_bytes <= INDEX_BYTES_MAX):
             core.fail(session, request, "refused", f"document bytes {message.offset} to {end}")
             return
         standing = core.documents.get(key)
-        # Each coordinator words a tombstone anew: any says that the generation is deleted.
+        # Coordinators word a tombstone differently: any says that the generation is deleted.
         if standing is not None and (
             standing.header.digest == message.digest or message.kind is DocumentKind.TOMBSTONE
         ):
@@ -330,7 +330,7 @@ class Documents:
 
     def drop(self, session: Session, request: int, message: DropGeneration | DropColumn) -> None:
         """Remove a generation, or one column, durably. What is on its way to the disk is waited
-        for: it would come behind the drop, and nobody would look for it.
+        for: it would come after the drop, and nobody would look for it.
         """
         if isinstance(message, DropGeneration):
             checkpoint, only = message.checkpoint, None

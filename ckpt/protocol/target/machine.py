@@ -123,7 +123,7 @@ class TargetMachine:
         self._renewed_us = 0
         #: The counters that move in a burst, as they were at that renewal and at the last tick.
         self._told = self._seen = (0, 0, 0)
-        self._told_failing = False  # Whether the present session was told that the device fails.
+        self._told_failing = False  # Whether the present session has heard that the device fails.
         self._refusal = ""  # Why the coordinator refused last: that is reported once.
         self._still_us = 0  # When nothing had moved since the tick before.
         self._request_count = 0
@@ -277,7 +277,7 @@ class TargetMachine:
                 self._refusal = text
                 self._core.out.append(CloseSession(session, f"refused: {text}"))
             case _:
-                reason = f"{type(message).__name__} is nothing that a target is told"
+                reason = f"{type(message).__name__} is nothing that is sent to a target"
                 self._core.out.append(CloseSession(session, reason))
 
     def _command(self, event: Received, message: Command) -> None:
@@ -410,7 +410,7 @@ class TargetMachine:
         same.
         """
         if self._coordinator is None or not self._offered_term:
-            return  # Whoever offered it is gone; the next one's is tried anew.
+            return  # Whoever offered it is gone; the next one's is tried again.
         if self._held_out_us is None:
             self._core.report("error", "term not persisted", error=failure.errno_name)
         self._registered, self._held_out_us = False, self._core.now_us
@@ -467,8 +467,8 @@ class TargetMachine:
         self._core.send(self._coordinator, self._next_request(), renew)
 
     def _renewal_is_due(self) -> bool:
-        """Each second; and what people see of a burst is told when it begins, each time it has
-        lasted twice as long, and when it ends. That the device fails is told at once.
+        """Each second; and what people see of a burst is sent when it begins, each time it has
+        lasted twice as long, and when it ends. That the device fails is sent at once.
         """
         now, counters = self._core.now_us, self._core.counters
         if self._core.device.is_failing is not self._told_failing:

@@ -203,7 +203,7 @@ def _parts_within_groups(layout: Layout, runs: Sequence[Run], piece_bytes: int) 
 
 
 def _cut_at(run: Run, border: int) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-    """What lies before a border inside of it, and behind."""
+    """What lies before a border inside of it, and after."""
     if not isinstance(run, Comb):
         return ((run[0], border),), ((border, run[1]),)
     # Teeth that end before it; the next one may lie on it.

@@ -6,7 +6,7 @@ piece by piece. A piece is one disk read of at most `read_piece_bytes`.
     question -> queued -> [block table loaded] -> pieces read, verified, sent -> answered
 
 Invariants: bytes read for a session and not yet drained stay within its window, those of all within
-the pool, except that each session may always have one piece. The disk cannot be told to stop: what
+the pool, except that each session may always have one piece. The disk cannot be asked to stop: what
 it was asked for sessions that have closed counts until it comes, and until then nobody has a piece
 beyond the pool. A column's trailer (block table and
 manifest) counts as a piece. A byte is sent only when its block

@@ -50,7 +50,7 @@ class VerifiedBlocks:
         return self._view[start - self._base : end - self._base]
 
     def copied(self, runs: Sequence[Run]) -> memoryview:
-        """Runs behind each other, in memory of their own."""
+        """Runs one after the other, in memory of their own."""
         return gathered(self._view, self._base, runs)
 
     def checksum(self, start: int, end: int) -> int:
@@ -116,7 +116,7 @@ class SharedReads:
     def find(self, column: SealedColumn, piece: Piece) -> DiskRead | None:
         """One that brings, or has brought, the whole piece."""
         for read in self._reads.get(_place(column, piece), ()):
-            # A column that was stored anew has the same name.
+            # A column that was stored again has the same name.
             if read.column is column and read.start <= piece.start and piece.end <= read.end:
                 return read
         return None

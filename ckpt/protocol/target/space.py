@@ -7,7 +7,7 @@
 
 Invariants: a file belongs to at most one reservation and a reservation to at most one stream; a
 reservation is given only when the budget holds it. Restarts forget all: the coordinator reserves
-anew.
+again.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class StreamCredited(Struct, frozen=True, gc=False):
 
 
 class FragmentSent(Struct, frozen=True, gc=False):
-    """The stripe that `next_stripe` named has been handed to the link, behind all earlier ones."""
+    """The stripe that `next_stripe` named has been handed to the link, after all earlier ones."""
 
     now_us: int
     stream: int

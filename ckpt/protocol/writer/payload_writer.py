@@ -423,7 +423,7 @@ class PayloadWriter:
         return None
 
     def _progress(self, column: Column, now_us: int) -> None:
-        """The target did something: its deadline begins anew, or rests while the
+        """The target did something: its deadline begins again, or rests while the
         next step is ours.
         """
         column.progress_us, column.late = now_us, False

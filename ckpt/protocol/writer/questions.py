@@ -5,16 +5,16 @@
     has not in ANSWER_FACTOR times the longest that
     any target of the payload ever took              its target is mute: its column moves
 
-A process that lives answers at once, however long its queues are: an answer waits for no device
-and no memory. How long that takes on this host, on this network, under this load, the payload's own
-columns show, when they begin and whenever they are asked: all at the same moment, those that are
-sealed, too. The longest, not the usual: where processes wait for a processor most answers come in
-a millisecond and one in a few takes a hundred. With 12 ranks and 7 targets on two cores none took
+A process that lives answers at once, however long its queues are: an answer waits for no device and
+no memory. How long that takes on this host, on this network, under this load, the payload's own
+columns show, when they begin and whenever they are asked: all at the same moment, also those that
+are sealed. The longest, not the usual: where processes wait for a processor most answers come in a
+millisecond and one in a few takes a hundred. With 12 ranks and 7 targets on two cores none took
 more than 6 times the longest before it. So a host or a network that stands still makes nobody mute,
 and a crowd only makes everybody slower to be called so. Of our own time only what we looked at
 counts: who is starved itself finds answers late.
 
-Who seems to be slow by what it said is asked again together with its peers: behind a standstill
+Who seems to be slow by what it said is asked again together with its peers: after a standstill
 all say so, and who speaks first is not worse than those who come next. Until they answer it is in
 doubt: a target that speaks again between their answers is not well by that.
 

@@ -95,7 +95,9 @@ _ready_decoder = msgspec.json.Decoder(LocalReady)
 
 
 class Conversation:
-    """I ask one coordinator. Every answer is the JSON of `ckpt.protocol.coordinator.reading.answers`."""
+    """I ask one coordinator. Every answer is the JSON of
+    `ckpt.protocol.coordinator.reading.answers`.
+    """
 
     def __init__(self, url: LocalUrl | RemoteUrl, control: Control, timeout_s: float) -> None:
         self.url = url

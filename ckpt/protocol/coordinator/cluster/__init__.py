@@ -1,1 +1,1 @@
-"""Who takes part: targets and their leases, processes of a launch, and whether the catalog is theirs."""
+"""Who takes part: targets, processes of a launch, and whether the catalog is theirs."""

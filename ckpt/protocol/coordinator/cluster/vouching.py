@@ -75,11 +75,19 @@ _BEFORE_TOMBSTONE = (RowState.OPEN, RowState.DECIDED, RowState.COMMITTED, RowSta
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What the answer to the last commit allows to lose, on top of who was away then."""
+    """What the answer to a commit allows to lose, on top of who was away then."""
 
     absent: frozenset[TargetId] = NOBODY
     targets: int = 0
     domains: int = 0
+
+    def covers(self, other: Allowance) -> bool:
+        """Whether it allows all that the other one does."""
+        return (
+            other.absent <= self.absent
+            and other.targets <= self.targets
+            and other.domains <= self.domains
+        )
 
 
 class Standing(Enum):
@@ -140,6 +148,8 @@ class Vouching:
         #: Of those targets, the ones that have it on stable storage; none that proved the catalog
         #: old, and none that has registered since and did not say so again.
         self._obey: set[TargetId] = set()
+        #: Of those in `_met`, the ones that could not store it; each tick asks them again.
+        self._unable: set[TargetId] = set()
         #: Of every target that registered, taken in or not, for the command that mends.
         self._addresses: dict[TargetId, str] = {}
         #: Requests that wait until service begins, in order; at most HELD_COUNT_MAX.
@@ -323,15 +333,27 @@ class Vouching:
         if incarnation:
             self._met.add(incarnation)
         self._addresses[target.id] = target.address
-        session = target.session
         self._obey.discard(target.id)
+        self._ask(target, target.session)
 
-        def obeys(message: Message, _bulk: Buffer) -> None:
-            if isinstance(message, Attested) and target.session == session:
+    def _ask(self, target: Target, session: Session) -> None:
+        def answered(message: Message, _bulk: Buffer) -> None:
+            if target.session != session:
+                return
+            if isinstance(message, Attested):
                 self._obey.add(target.id)
                 self._count()
+            else:
+                self._unable.add(target.id)
 
-        self._desk.ask(session, Attest(self._members.term, ()), obeys)
+        self._unable.discard(target.id)
+        self._desk.ask(session, Attest(self._members.term, ()), answered)
+
+    def _ask_again(self) -> None:
+        """Those whose disk was full, say, when they were asked."""
+        for target in [self._members.targets[id] for id in sorted(self._unable)]:
+            if target.session is not None:
+                self._ask(target, target.session)
 
     def listed(self, target: Target) -> None:
         """All that it holds is known."""
@@ -379,6 +401,7 @@ class Vouching:
         """Targets have come, or have had their time."""
         if self._born_us is None:
             self._born_us = self._desk.now_us
+        self._ask_again()
         self._count()
         if self.standing is Standing.OLD and self._held and not self.learns_addresses():
             self._refuse_all()

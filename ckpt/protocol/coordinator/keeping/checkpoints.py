@@ -243,9 +243,10 @@ class Checkpoints:
         and how much it survives at this moment. None when nothing is known of a commit.
         """
         held = self.get(id)
-        if held is not None:
+        if held is not None and held.state is not RowState.TOMBSTONED:
             return self.info_now(held)
-        record = self._deleted.get(id)
+        # Its columns may still be there, and go at any moment.
+        record = self._deleted.get(id) if held is None else held.record_bytes
         if record is None:
             return None
         return replace(decode_record(record).info, targets_survivable=0, domains_survivable=0)

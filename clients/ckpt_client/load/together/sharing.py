@@ -3,9 +3,9 @@
     what is mine --tier or object store--> memory --peer server--> other ranks
     what is theirs <--their peer servers, checked as if it came from there--
 
-The coordinator says which is which (ckpt.protocol.coordinator.reading.sharing). It takes no process group,
-and no rank waits for one that has not come. Whatever goes wrong with a peer or with the sharing
-itself, a rank reads the bytes itself: sharing never makes a load fail.
+The coordinator says which is which (ckpt.protocol.coordinator.reading.sharing). It takes no process
+group, and no rank waits for one that has not come. Whatever goes wrong with a peer or with the
+sharing itself, a rank reads the bytes itself: sharing never makes a load fail.
 
 What the bytes are is the business of what is shared: payloads of the tier (payloads.py), or
 objects of a store (chunks.py).
