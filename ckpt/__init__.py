@@ -33,10 +33,10 @@ if TYPE_CHECKING:
         Unauthorized,
         Unavailable,
     )
-    from ckpt_client.declare import Box, PerRank, Replicated, Shard, Shards
     from ckpt_client.default import load, save
-    from ckpt_client.restore import Checkpoint
-    from ckpt_client.saving import Commit, Save
+    from ckpt_client.load.checkpoint import Checkpoint
+    from ckpt_client.save.handle import Commit, Save
+    from ckpt_client.save.shards import Box, PerRank, Replicated, Shard, Shards
     from ckpt_client.store import Store, open
 
 __all__ = [
@@ -69,11 +69,11 @@ __all__ = [
 
 _ERRORS: Final = "ckpt.base.errors"
 _HOMES: Final = {
-    **dict.fromkeys(("Box", "PerRank", "Replicated", "Shard", "Shards"), "ckpt_client.declare"),
-    **dict.fromkeys(("Commit", "Save"), "ckpt_client.saving"),
+    **dict.fromkeys(("Box", "PerRank", "Replicated", "Shard", "Shards"), "ckpt_client.save.shards"),
+    **dict.fromkeys(("Commit", "Save"), "ckpt_client.save.handle"),
     **dict.fromkeys(("Store", "open"), "ckpt_client.store"),
     **dict.fromkeys(("load", "save"), "ckpt_client.default"),
-    "Checkpoint": "ckpt_client.restore",
+    "Checkpoint": "ckpt_client.load.checkpoint",
 }
 """Public name -> the module that defines it; names that are absent here are errors."""
 

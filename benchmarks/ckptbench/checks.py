@@ -14,7 +14,7 @@ from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
 from ckptbench import figures
 from ckptbench.figures import Goal, Spread, gb_per_s, spread
-from ckptbench.results import Bounds, Checkpoint, JobResult
+from ckptbench.results import Bounds, CheckpointFigures, JobResult
 
 COLD_SHARE_MIN: Final = 0.98
 """Of the loaded bytes that the targets must have read from their devices."""
@@ -59,7 +59,7 @@ def load_eta(job: JobResult) -> Spread | None:
     )
 
 
-def _load_bound(bounds: Bounds, load: Checkpoint) -> float:
+def _load_bound(bounds: Bounds, load: CheckpointFigures) -> float:
     """R* with what first touch cost around this load."""
     if load.touch_s_per_gb is None:
         return bounds.restore_gb_per_s
@@ -133,7 +133,7 @@ def _code(job: JobResult) -> Code:
     return Code.parse(job.code) if job.code else Code(1, 0)
 
 
-def _problems(job: JobResult, one: Checkpoint) -> Iterator[str]:
+def _problems(job: JobResult, one: CheckpointFigures) -> Iterator[str]:
     if not job.code or (one.faults and one.kind != "degraded"):
         return  # A fault's repeated sends are no error of counting.
     if one.direction == "write":
@@ -148,7 +148,7 @@ def _problems(job: JobResult, one: Checkpoint) -> Iterator[str]:
         yield " rebuilt nothing: the dead targets were not needed"
 
 
-def _miscounted(job: JobResult, one: Checkpoint) -> Iterator[str]:
+def _miscounted(job: JobResult, one: CheckpointFigures) -> Iterator[str]:
     """Device and wire bytes that are not n/k of the payload."""
     code, ranks = _code(job), job.world_size
     counted: Sequence[tuple[str, int | None]] = (

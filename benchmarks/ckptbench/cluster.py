@@ -34,9 +34,9 @@ from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt.format.messages.drains import DrainNoted, ForgetStore
 from ckpt.protocol.coordinator.reading.answers import StatusView
 from ckpt_client.control import Control
-from ckpt_client.detach import child_environment
+from ckpt_client.local.detach import child_environment
+from ckpt_client.local.processes import MARK_NAME, end_marked, find_marked
 from ckpt_client.locate import Locator
-from ckpt_client.processes import MARK_NAME, end_marked, find_marked
 from ckptbench.bench_target import DISCARD_NAME, KEEP_NAME, OBSERVED_NAME, read_observed
 
 START_TIMEOUT_S: Final = 30.0

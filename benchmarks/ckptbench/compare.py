@@ -37,7 +37,7 @@ class _Job(msgspec.Struct):
     checkpoint: _Ours
 
 
-class Report(msgspec.Struct):
+class ComparedReport(msgspec.Struct):
     """What is read of a report; everything else in it is left alone."""
 
     jobs: list[_Job] = []
@@ -65,19 +65,19 @@ class Change:
         return "better" if (self.change.mean > 0) == MORE_IS_BETTER[self.unit] else "worse"
 
 
-def read_report(document: bytes, name: str) -> Report:
+def read_report(document: bytes, name: str) -> ComparedReport:
     """Raises Refused for what is no JSON report of ours."""
     # Status lines may stand before the report.
     start = document.find(b"{\n")
     try:
-        return msgspec.json.decode(document[max(0, start) :], type=Report)
+        return msgspec.json.decode(document[max(0, start) :], type=ComparedReport)
     except msgspec.DecodeError as error:
         raise Refused(
             f"{name} is no JSON report of ckptbench: {error}", hint="--output-format=json --output"
         ) from None
 
 
-def compare(before: Report, after: Report) -> list[Change]:
+def compare(before: ComparedReport, after: ComparedReport) -> list[Change]:
     """Of every phase that both have. Raises Refused when there is none."""
     first, second = _phases(before), _phases(after)
     differ = unlike(before, after)
@@ -95,7 +95,7 @@ def compare(before: Report, after: Report) -> list[Change]:
     return found
 
 
-def unlike(before: Report, after: Report) -> dict[str, tuple[str, ...]]:
+def unlike(before: ComparedReport, after: ComparedReport) -> dict[str, tuple[str, ...]]:
     """The jobs of both that are not the same work in both, and in what they differ."""
     old = {job.jobname: job.checkpoint for job in (*before.jobs, *before.client_stats)}
     new = {job.jobname: job.checkpoint for job in (*after.jobs, *after.client_stats)}
@@ -129,7 +129,7 @@ def compare_text(changes: Sequence[Change]) -> str:
     return "\n".join(lines)
 
 
-def _phases(report: Report) -> Mapping[tuple[str, str], _Phase]:
+def _phases(report: ComparedReport) -> Mapping[tuple[str, str], _Phase]:
     return {
         (job.jobname, phase.kind): phase
         for job in (*report.jobs, *report.client_stats)

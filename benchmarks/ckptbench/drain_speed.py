@@ -59,7 +59,7 @@ TIMEOUT_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class DrainRound:
     """Seconds of one round; CPU seconds of this process where it says so."""
 
     plain_up_s: float
@@ -85,9 +85,9 @@ class DrainSpeed:
     bytes: int
     plain_up: str
     """The best plain client."""
-    rounds: tuple[Round, ...]
+    rounds: tuple[DrainRound, ...]
 
-    def median(self, value: Callable[[Round], float]) -> float:
+    def median(self, value: Callable[[DrainRound], float]) -> float:
         return statistics.median(map(value, self.rounds))
 
     @property
@@ -131,7 +131,7 @@ def _best(
 def _round(
     sink: Sink, number: int, tier: Callable[[], Source], client: PlainFiles | PlainObstore,
     arrays: Sequence[Array],
-) -> Round:  # fmt: skip
+) -> DrainRound:  # fmt: skip
     before_s = _timed(partial(client.up, arrays))
     bound_before_s = _timed(partial(client.bound, arrays))
     cpu_s = time.process_time()
@@ -152,7 +152,9 @@ def _round(
     write_cpu_s = _cpu(lambda: _write(sink, memory))
     back_cpu_s = _cpu(lambda: _verify(sink))
     _clear(sink)
-    return Round(up_s, drain_s, cpu_s, bound_s, down_s, load_s, tier_cpu_s, write_cpu_s, back_cpu_s)
+    return DrainRound(
+        up_s, drain_s, cpu_s, bound_s, down_s, load_s, tier_cpu_s, write_cpu_s, back_cpu_s
+    )
 
 
 # ------------------------------------------------------------------------ ours

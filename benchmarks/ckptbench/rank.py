@@ -33,10 +33,10 @@ import msgspec
 
 from ckpt.base.errors import CkptError
 from ckptbench.engines import make_engine
-from ckptbench.engines.base import Done, EnginePlan, Loaded, Resharding, Storing, told
+from ckptbench.engines.base import Done, EnginePlan, LoadedState, Resharding, Storing, told
 from ckptbench.workload import (
-    Box,
     State,
+    TensorRange,
     empty_state,
     fill,
     is_equal,
@@ -73,7 +73,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RankAnswer:
     """What one line led to; what does not apply stays empty."""
 
     begun_ns: int = 0
@@ -110,22 +110,22 @@ class Rank:
         self._copy: State | None = None
         #: When the last timed work was due to begin, monotonic nanoseconds.
         self._when = 0
-        self._loaded: Loaded | None = None
-        self._loaded_boxes: Sequence[Box] = ()
+        self._loaded: LoadedState | None = None
+        self._loaded_boxes: Sequence[TensorRange] = ()
 
-    def perform(self, words: list[str]) -> Answer:
+    def perform(self, words: list[str]) -> RankAnswer:
         """One line. A failure of the engine is an answer, too."""
         try:
             return self._perform(words)
         except CkptError as error:
-            return Answer(error=str(error), exit_code=error.exit_code)
+            return RankAnswer(error=str(error), exit_code=error.exit_code)
         except Exception as error:  # Whatever an engine's library raises is its answer.
             return _failed(error)
 
     def close(self) -> None:
         self._engine.close()
 
-    def _perform(self, words: list[str]) -> Answer:
+    def _perform(self, words: list[str]) -> RankAnswer:
         match words:
             case ["fill", step]:
                 return self._at(None, lambda: self._fill(int(step)))
@@ -151,11 +151,11 @@ class Rank:
             case ["fetch", step, when]:
                 return self._at(int(when), lambda: self._fetch(int(step)))
             case ["compare", step]:
-                return Answer(equal=self._is_equal(int(step)))
+                return RankAnswer(equal=self._is_equal(int(step)))
             case _:
                 raise ValueError(f"a rank does not know {words}")
 
-    def _at(self, when: int | None, work: Callable[[], Answer]) -> Answer:
+    def _at(self, when: int | None, work: Callable[[], RankAnswer]) -> RankAnswer:
         """The work's answer with its times and costs; it begins at `when`."""
         if when is not None:
             wait_until(when)
@@ -166,26 +166,26 @@ class Rank:
         ended = time.monotonic_ns()
         return _timed(found, begun - base, ended - base, before)
 
-    def _fill(self, step: int) -> Answer:
+    def _fill(self, step: int) -> RankAnswer:
         self._engine.tidy()
         fill(self._plan.state, self._plan.rank, self._state, step, self._step)
         self._step = step
-        return Answer()
+        return RankAnswer()
 
-    def _copy_state(self) -> Answer:
+    def _copy_state(self) -> RankAnswer:
         assert self._copy is not None
         for name, array in self._state.arrays.items():
             self._copy.arrays[name][...] = array
-        return Answer(bytes=len(self._copy.memory))
+        return RankAnswer(bytes=len(self._copy.memory))
 
-    def _save(self, step: int) -> Answer:
+    def _save(self, step: int) -> RankAnswer:
         self._engine.save(step, self._state)
-        return Answer(bytes=self._plan.state.rank_bytes[self._plan.rank])
+        return RankAnswer(bytes=self._plan.state.rank_bytes[self._plan.rank])
 
-    def _wait(self) -> Answer:
+    def _wait(self) -> RankAnswer:
         before = _usage()
         done: Done = self._engine.wait()
-        found = Answer(
+        found = RankAnswer(
             slowest_target=done.slowest_target,
             columns_missing=done.columns_missing,
             fault_in_s=done.fault_in_s,
@@ -193,25 +193,25 @@ class Rank:
         )
         return _timed(found, 0, time.monotonic_ns() - self._when, before)
 
-    def _load(self, step: int, rank: int) -> Answer:
+    def _load(self, step: int, rank: int) -> RankAnswer:
         return self._take(self._engine.load(step, rank))
 
-    def _reshard(self, step: int) -> Answer:
+    def _reshard(self, step: int) -> RankAnswer:
         assert isinstance(self._engine, Resharding), "checked before the run"
         return self._take(self._engine.load_boxes(step, self._loaded_boxes))
 
-    def _load_stored(self, step: int, rank: int) -> Answer:
+    def _load_stored(self, step: int, rank: int) -> RankAnswer:
         assert isinstance(self._engine, Storing), "checked before the run"
         return self._take(self._engine.load_stored(step, rank))
 
-    def _fetch(self, step: int) -> Answer:
+    def _fetch(self, step: int) -> RankAnswer:
         assert isinstance(self._engine, Storing), "checked before the run"
         self._engine.fetch(step)
-        return Answer(bytes=sum(self._plan.state.rank_bytes), source="object store")
+        return RankAnswer(bytes=sum(self._plan.state.rank_bytes), source="object store")
 
-    def _take(self, loaded: Loaded) -> Answer:
+    def _take(self, loaded: LoadedState) -> RankAnswer:
         self._loaded = loaded
-        return Answer(
+        return RankAnswer(
             bytes=sum(array.nbytes for array in loaded.arrays.values()),
             source=loaded.source,
             rebuilt_bytes=loaded.rebuilt_bytes,
@@ -233,13 +233,13 @@ def wait_until(when_ns: int) -> None:
         continue
 
 
-def _failed(error: Exception) -> Answer:
+def _failed(error: Exception) -> RankAnswer:
     """What is no error of ours, told as one."""
     found = told(error)
-    return Answer(error=str(found), exit_code=found.exit_code)
+    return RankAnswer(error=str(found), exit_code=found.exit_code)
 
 
-def _timed(found: Answer, begun_ns: int, ended_ns: int, before: Usage) -> Answer:
+def _timed(found: RankAnswer, begun_ns: int, ended_ns: int, before: Usage) -> RankAnswer:
     now = _usage()
     spent = Usage(
         now.user_s - before.user_s,
@@ -265,7 +265,7 @@ def _usage() -> Usage:
 def main(argument: str) -> None:
     """Answer lines until `close` or the end of stdin."""
     rank = Rank(msgspec.json.decode(argument, type=RankPlan))
-    print(msgspec.json.encode(Answer()).decode(), flush=True)
+    print(msgspec.json.encode(RankAnswer()).decode(), flush=True)
     for line in sys.stdin:
         words = line.split()
         if words == ["close"]:

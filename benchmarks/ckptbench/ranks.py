@@ -17,7 +17,7 @@ import msgspec
 
 from ckpt.base.errors import CkptError
 from ckptbench import proc
-from ckptbench.rank import Answer, RankPlan
+from ckptbench.rank import RankAnswer, RankPlan
 from ckptbench.results import HostSpent
 
 LEAD_NS: Final = 300_000_000
@@ -30,7 +30,7 @@ READ_BYTES: Final = 65536
 NOW: Final = "NS"
 """Stands in a line for the common beginning."""
 
-_answers = msgspec.json.Decoder(Answer)
+_answers = msgspec.json.Decoder(RankAnswer)
 
 
 class RankGroup(Protocol):
@@ -44,7 +44,7 @@ class RankGroup(Protocol):
     def hosts_spent(self) -> tuple[HostSpent, ...]:
         """What other hosts counted of the lines of the last `begin`, once they are answered."""
 
-    def tell(self, lines: Sequence[str]) -> list[Answer]:
+    def tell(self, lines: Sequence[str]) -> list[RankAnswer]:
         """One line for each rank, where NS becomes the common beginning; their answers by rank.
 
         Raises CkptError when one ended or hangs; a failure of its engine is an answer.
@@ -56,7 +56,7 @@ class RankGroup(Protocol):
         Each rank goes on to its line in `more` as soon as it has done the one before.
         """
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[RankAnswer]:
         """What the first lines of `begin` led to that were not asked for yet, by rank."""
 
     def drop_caches(self, paths: Sequence[Path]) -> None:
@@ -119,7 +119,7 @@ class Ranks:
         """None: this host is counted by whoever measures."""
         return ()
 
-    def tell(self, lines: Sequence[str]) -> list[Answer]:
+    def tell(self, lines: Sequence[str]) -> list[RankAnswer]:
         """See RankGroup."""
         self.begin(lines)
         return self.answers()
@@ -133,7 +133,7 @@ class Ranks:
             self._write(process, line.encode() + b"\n")
         return when
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[RankAnswer]:
         """See RankGroup."""
         return [self._answer(process) for process in self._processes]
 
@@ -189,7 +189,7 @@ class Ranks:
         except BrokenPipeError:
             raise CkptError(f"a rank has ended: {self._last_line()}") from None
 
-    def _answer(self, process: subprocess.Popen[bytes]) -> Answer:
+    def _answer(self, process: subprocess.Popen[bytes]) -> RankAnswer:
         line = self._read_line(process)
         if not line:
             raise CkptError(f"a rank gave no answer: {self._last_line()}")

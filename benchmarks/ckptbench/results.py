@@ -128,7 +128,7 @@ END_WORDS: Final = {"save": "committed", "drain": "drained", "fetch": "committed
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class CheckpointFigures:
     """One save or load by all ranks; a drain or a fetch, whose one mover stands as rank 0."""
 
     number: int
@@ -259,7 +259,7 @@ class JobResult:
     percentiles: tuple[float, ...]
     group_reporting: bool
     log_avg_msec: int
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[CheckpointFigures, ...]
     started_at_s: float
     """Wall clock, for people."""
     elapsed_s: float
@@ -289,7 +289,7 @@ class JobResult:
     errors: tuple[str, ...] = ()
     exit_code: int = 0
 
-    def counted(self, direction: str) -> list[Checkpoint]:
+    def counted(self, direction: str) -> list[CheckpointFigures]:
         """Checkpoints of a direction that count and that no rank failed in."""
         return [
             one

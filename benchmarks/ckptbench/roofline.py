@@ -68,7 +68,7 @@ class Roofline:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RooflineRound:
     """One round of one probe."""
 
     bytes: int
@@ -187,7 +187,7 @@ def describe_machine() -> Machine:
 
 def run_probes(
     commands: Sequence[Sequence[str]], pass_fds: Sequence[Sequence[int]] = ()
-) -> list[list[Round]]:
+) -> list[list[RooflineRound]]:
     """Start them all, let them go together when each is ready, and read their rounds."""
     processes: list[subprocess.Popen[str]] = []
     try:
@@ -215,7 +215,7 @@ def run_probes(
             if process.poll() is None:
                 process.kill()
                 process.communicate()
-    return [[Round(**one) for one in json.loads(answer)] for answer in answers]
+    return [[RooflineRound(**one) for one in json.loads(answer)] for answer in answers]
 
 
 # --------------------------------------------------------------------------- inside
@@ -225,11 +225,11 @@ def _arena_bytes(plan: RooflinePlan) -> int:
     return 16 * MiB if plan.quick else ARENA_BYTES
 
 
-def _cost(probes: Sequence[Sequence[Round]]) -> float:
+def _cost(probes: Sequence[Sequence[RooflineRound]]) -> float:
     return statistics.median(one.cost for rounds in probes for one in rounds)
 
 
-def _rate(rounds: Sequence[Round]) -> float:
+def _rate(rounds: Sequence[RooflineRound]) -> float:
     return statistics.median(gb_per_s(one.bytes, one.wall_s) for one in rounds)
 
 

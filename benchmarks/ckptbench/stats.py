@@ -45,7 +45,7 @@ def bin_value(index: int) -> int:
 
 
 @dataclass(slots=True)
-class Histogram:
+class LatencyHistogram:
     """Whole numbers >= 0, here nanoseconds; mergeable."""
 
     bins: dict[int, int] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Histogram:
         self.total += value
         self.squares += value * value
 
-    def merge(self, other: Histogram) -> None:
+    def merge(self, other: LatencyHistogram) -> None:
         """Add everything that the other one has seen."""
         if not other.count:
             return

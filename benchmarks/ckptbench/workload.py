@@ -88,7 +88,7 @@ class StatePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class TensorRange:
     """A range of a global tensor, in elements."""
 
     name: str
@@ -105,7 +105,7 @@ class State:
 
     memory: memoryview
     """The arena: every tensor begins on a page; what lies between is zero."""
-    boxes: list[Box]
+    boxes: list[TensorRange]
     """Of each tensor in the global one."""
     offsets: list[int]
     """Of each tensor in the arena."""
@@ -118,27 +118,27 @@ def tensor_name(index: int) -> str:
     return f"layer{index}"
 
 
-def rank_boxes(plan: StatePlan, rank: int) -> list[Box]:
+def rank_boxes(plan: StatePlan, rank: int) -> list[TensorRange]:
     """What a rank holds of each global tensor; only what is not empty."""
     return [
-        Box(tensor_name(index), index, *parts[rank], sum(count for _, count in parts))
+        TensorRange(tensor_name(index), index, *parts[rank], sum(count for _, count in parts))
         for index, parts in enumerate(plan.extents())
         if parts[rank][1]
     ]
 
 
-def reader_boxes(plan: StatePlan, reader: int, readers: int) -> list[Box]:
+def reader_boxes(plan: StatePlan, reader: int, readers: int) -> list[TensorRange]:
     """What one of `readers` processes takes of each global tensor; only what is not empty."""
     found = []
     for index, parts in enumerate(plan.extents()):
         total = sum(count for _, count in parts)
         start, end = reader * total // readers, (reader + 1) * total // readers
         if end > start:
-            found.append(Box(tensor_name(index), index, start, end - start, total))
+            found.append(TensorRange(tensor_name(index), index, start, end - start, total))
     return found
 
 
-def arena_offsets(plan: StatePlan, boxes: Sequence[Box]) -> tuple[list[int], int]:
+def arena_offsets(plan: StatePlan, boxes: Sequence[TensorRange]) -> tuple[list[int], int]:
     """Where each tensor begins in an arena, and the arena's bytes."""
     offsets, end = [], 0
     for box in boxes:
@@ -147,7 +147,7 @@ def arena_offsets(plan: StatePlan, boxes: Sequence[Box]) -> tuple[list[int], int
     return offsets, end
 
 
-def empty_state(plan: StatePlan, boxes: Sequence[Box]) -> State:
+def empty_state(plan: StatePlan, boxes: Sequence[TensorRange]) -> State:
     """Tensors over memory that was never touched."""
     offsets, total = arena_offsets(plan, boxes)
     memory = memoryview(mmap.mmap(-1, max(total, PAGE_BYTES), flags=_PRIVATE))
@@ -183,7 +183,9 @@ def content(plan: StatePlan, rank: int, index: int, step: int, count: int) -> Wo
     return words if plan.refill else words + np.uint32(step)
 
 
-def is_equal(plan: StatePlan, step: int, boxes: Sequence[Box], found: Mapping[str, Array]) -> bool:
+def is_equal(
+    plan: StatePlan, step: int, boxes: Sequence[TensorRange], found: Mapping[str, Array]
+) -> bool:
     """Whether the arrays hold exactly these boxes of a step, bit by bit.
 
     Tensor by tensor and part by part, so that a reader never holds a second state.
@@ -217,7 +219,7 @@ def _words(array: Array) -> Words:
 
 
 def _box_is_equal(
-    plan: StatePlan, step: int, box: Box, parts: Sequence[tuple[int, int]], found: Array
+    plan: StatePlan, step: int, box: TensorRange, parts: Sequence[tuple[int, int]], found: Array
 ) -> bool:
     if found.dtype != _DTYPES[plan.dtype] or found.size != box.count:
         return False
@@ -231,7 +233,9 @@ def _box_is_equal(
     return True
 
 
-def _overlaps(box: Box, parts: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
+def _overlaps(
+    box: TensorRange, parts: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int, int, int]]:
     """(rank, where in the box, how many elements, where in the rank's part)."""
     for rank, (start, count) in enumerate(parts):
         low, high = max(start, box.start), min(start + count, box.start + box.count)
@@ -239,6 +243,6 @@ def _overlaps(box: Box, parts: Sequence[tuple[int, int]]) -> Iterator[tuple[int,
             yield rank, low - box.start, high - low, low - start
 
 
-def overlaps(plan: StatePlan, box: Box) -> list[tuple[int, int, int, int]]:
+def overlaps(plan: StatePlan, box: TensorRange) -> list[tuple[int, int, int, int]]:
     """Which ranks' parts make up a box: (rank, where in the box, elements, where in the part)."""
     return list(_overlaps(box, plan.extents()[box.index]))

@@ -70,7 +70,7 @@ def middle(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.3f} [{min(values):.3f} - {max(values):.3f}]"
 
 
-class Progress:
+class PeerProgress:
     """Says on stderr what is being done, at most every two seconds; a short run says nothing."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import xxhash
-from beside import EXIT_MISSING, Progress, cluster, drop_caches, middle, missing
+from beside import EXIT_MISSING, PeerProgress, cluster, drop_caches, middle, missing
 
 import ckpt
 from ckpt.base.units import MiB
@@ -67,7 +67,7 @@ Rounds = dict[str, list[Figures]]
 """Way -> figures of each round."""
 
 
-class Job:
+class OrbaxJob:
     """One rank of the job that saves, or of the one that loads."""
 
     def __init__(self, options: argparse.Namespace, place: Path, url: str, rank: int) -> None:
@@ -271,7 +271,7 @@ def serve(
 
     logging.getLogger("absl").setLevel(logging.ERROR)
     jax.distributed.initialize(f"127.0.0.1:{port}", options.ranks, rank)
-    job = Job(options, place, url, rank)
+    job = OrbaxJob(options, place, url, rank)
     with contextlib.suppress(EOFError):  # The one who asked has gone.
         while (call := calls.recv()) is not None:
             name, *arguments = call
@@ -280,7 +280,7 @@ def serve(
     jax.distributed.shutdown()
 
 
-class Ranks:
+class OrbaxRanks:
     """The processes of one job; what is asked of them begins on all at once."""
 
     def __init__(self, options: argparse.Namespace, place: Path, url: str) -> None:
@@ -324,9 +324,11 @@ class Ranks:
             process.kill()
 
 
-def measure(options: argparse.Namespace, place: Path, savers: Ranks, loaders: Ranks) -> Rounds:
+def measure(
+    options: argparse.Namespace, place: Path, savers: OrbaxRanks, loaders: OrbaxRanks
+) -> Rounds:
     """All figures, of the slowest rank. Raises ValueError when a way gives back other bytes."""
-    progress = Progress()
+    progress = PeerProgress()
     progress.note("making the state")
     made = savers.ask("make")
     found: Rounds = {"copy": [], **{way: [] for way in DURABILITY}}
@@ -439,17 +441,17 @@ def in_jobs(
     options: argparse.Namespace,
     place: Path,
     stack: contextlib.ExitStack,
-    task: Callable[[Ranks, Ranks], Rounds],
+    task: Callable[[OrbaxRanks, OrbaxRanks], Rounds],
 ) -> Rounds | None:
     """What the task finds with a job that saves and one that loads; None, and why, if it fails."""
     url = stack.enter_context(cluster(place / "burst"))
     # Another runtime directory: loads find no stager that has the bytes in its memory.
     hidden = stack.enter_context(tempfile.TemporaryDirectory(prefix="ckpt-"))
-    savers = Ranks(options, place, url)
+    savers = OrbaxRanks(options, place, url)
     stack.callback(savers.close)
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     os.environ["XDG_RUNTIME_DIR"] = hidden
-    loaders = Ranks(options, place, url)
+    loaders = OrbaxRanks(options, place, url)
     stack.callback(loaders.close)
     if runtime is None:
         del os.environ["XDG_RUNTIME_DIR"]

@@ -46,7 +46,7 @@ State = dict[str, DTensor]
 Figures = dict[str, float]
 
 
-class Bench:
+class DcpBench:
     """One rank's state, and what is measured with it."""
 
     def __init__(self, options: argparse.Namespace, place: Path, url: str) -> None:
@@ -222,7 +222,7 @@ def serve(rank: int, options: argparse.Namespace, place: Path, url: str) -> None
     dist.init_process_group(
         "gloo", init_method=f"file://{place}/meeting", rank=rank, world_size=options.ranks
     )
-    bench = Bench(options, place, url)
+    bench = DcpBench(options, place, url)
     found = bench.run()
     (place / f"rank-{rank}.json").write_text(json.dumps(found))
     dist.barrier()

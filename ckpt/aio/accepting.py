@@ -52,7 +52,7 @@ class Door(Generic[K]):
     ) -> None:
         share = max(1, descriptors.limit() // _SHARE_OF_DESCRIPTORS)
         self.seats: Seats[K] = Seats(min(seats_max, share), random.Random())
-        self.reserve = descriptors.Reserve(reserve_count)
+        self.reserve = descriptors.DescriptorReserve(reserve_count)
         self.accepted_count = 0
         self.evicted_count = 0
         """Strangers that gave their seats to others."""

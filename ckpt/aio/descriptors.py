@@ -3,8 +3,8 @@
 A daemon's connections and files are descriptors. The system's soft limit (often 1,024) is made for
 programs that use `select`; we do not, so a daemon takes the hard one at its start.
 
-The Reserve keeps a few descriptors back. Without it, a daemon that has none left could not even
-tell a peer so: it would not be able to accept the connection.
+The DescriptorReserve keeps a few of them back. Without it, a daemon that has none left could not
+even tell a peer so: it would not be able to accept the connection.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def raise_limit() -> int:
     return limit()
 
 
-class Reserve:
+class DescriptorReserve:
     """I hold descriptors of /dev/null. `give` closes one, so that an `accept` finds it free."""
 
     def __init__(self, count: int = RESERVE_COUNT) -> None:

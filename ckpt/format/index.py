@@ -37,8 +37,8 @@ from ckpt.format.checksum import XXH3_BYTES, Buffer
 from ckpt.format.index_builder import payload_pages, tensor_pages
 from ckpt.format.index_pages import (
     HEADER_BYTES,
-    Box,
     Directory,
+    IndexBox,
     IndexHeader,
     IndexPayload,
     IndexTensor,
@@ -360,16 +360,16 @@ def _tensor_of(parts: Sequence[IndexTensor]) -> IndexTensor:
     return tensor
 
 
-def _joined(name: str, parts: Iterable[Box]) -> tuple[Box, ...]:
+def _joined(name: str, parts: Iterable[IndexBox]) -> tuple[IndexBox, ...]:
     """Whole boxes; raises Corrupt."""
-    boxes: list[Box] = []
+    boxes: list[IndexBox] = []
     for part in parts:
         if not part.continued:
             boxes.append(part)
         elif boxes:
             last = boxes.pop()
             locations = last.locations + part.locations
-            boxes.append(Box(last.rank, last.offset, last.shape, locations))
+            boxes.append(IndexBox(last.rank, last.offset, last.shape, locations))
         else:
             raise Corrupt(f"index: {name} begins in the middle of a box")
     return tuple(boxes)

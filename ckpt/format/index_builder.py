@@ -18,7 +18,7 @@ from ckpt.base.limits import (
     TENSOR_NAME_BYTES_MAX,
 )
 from ckpt.format.dtypes import DTYPE_CHARS_MAX
-from ckpt.format.index_pages import Box, IndexPayload, IndexTensor, WirePayload
+from ckpt.format.index_pages import IndexBox, IndexPayload, IndexTensor, WirePayload
 
 # Upper bounds in MessagePack: 9 bytes for a number, 5 in front of an array, a text or bytes.
 _NUMBER: Final = 9
@@ -66,7 +66,7 @@ class _PageBuilder:
         #: The page that is being filled.
         self._page: list[IndexTensor] = []
         #: Of the tensor that is being cut, what goes to this page.
-        self._boxes: list[Box] = []
+        self._boxes: list[IndexBox] = []
         #: Room that is left in this page, by the upper bounds above.
         self._room = _ROOM
 
@@ -95,7 +95,7 @@ class _PageBuilder:
             self._add_box(tensor, tensor_cost, box)
         self._close_tensor(tensor)
 
-    def _add_box(self, tensor: IndexTensor, tensor_cost: int, box: Box) -> None:
+    def _add_box(self, tensor: IndexTensor, tensor_cost: int, box: IndexBox) -> None:
         box_cost = _box_cost(box)
         done, continued = 0, False
         while done < len(box.locations) or not continued:
@@ -106,7 +106,7 @@ class _PageBuilder:
                 self._room -= tensor_cost
                 continue
             part = box.locations[done : done + count]
-            self._boxes.append(Box(box.rank, box.offset, box.shape, part, continued))
+            self._boxes.append(IndexBox(box.rank, box.offset, box.shape, part, continued))
             self._room -= box_cost + len(part) * _LOCATION_COST
             done += len(part)
             continued = True
@@ -126,7 +126,7 @@ def _tensor_cost(tensor: IndexTensor) -> int:
     return 5 * _FRAME + texts + len(tensor.global_shape) * _NUMBER
 
 
-def _box_cost(box: Box) -> int:
+def _box_cost(box: IndexBox) -> int:
     return 5 * _FRAME + _NUMBER + (len(box.offset) + len(box.shape)) * _NUMBER
 
 

@@ -289,7 +289,7 @@ class Location(msgspec.Struct, array_like=True, frozen=True, gc=False):
         )
 
 
-class Box(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class IndexBox(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A part of a tensor as one rank declared it, and where its bytes are; as it is stored."""
 
     rank: Rank
@@ -314,7 +314,7 @@ class IndexTensor(msgspec.Struct, array_like=True, frozen=True, gc=False):
     meaning: Meaning
     dtype: str
     global_shape: tuple[int, ...]
-    boxes: tuple[Box, ...]
+    boxes: tuple[IndexBox, ...]
 
 
 _PAYLOADS: Final = msgspec.msgpack.Decoder(tuple[WirePayload, ...])

@@ -46,13 +46,13 @@ Scalar = None | bool | int | float | complex | str | bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class SequenceIndex:
     """A step into a list or tuple, in a path."""
 
     position: int
 
 
-Path: TypeAlias = "tuple[Key | Index, ...]"
+Path: TypeAlias = "tuple[Key | SequenceIndex, ...]"
 
 
 class LeafNode(msgspec.Struct, frozen=True, gc=False):
@@ -102,11 +102,11 @@ def path_text(path: Path) -> str:
     return "/".join(step_text(step) for step in path)
 
 
-def step_text(step: Key | Index) -> str:
+def step_text(step: Key | SequenceIndex) -> str:
     """One step of a path as text; `path_text` joins them by `/`."""
     if type(step) is str:
         return _escaped(step, ("#~2", "=~3"))
-    if isinstance(step, Index):
+    if isinstance(step, SequenceIndex):
         return f"#{step.position}"
     return _key_text(step)
 
@@ -145,9 +145,15 @@ def _pack(node: Node, path: Path) -> Packed:
                 packed.append(_pack(child, (*path, key)))
             return packed
         case ListNode(children):
-            return [_LIST, *(_pack(child, (*path, Index(i))) for i, child in enumerate(children))]
+            return [
+                _LIST,
+                *(_pack(child, (*path, SequenceIndex(i))) for i, child in enumerate(children)),
+            ]
         case TupleNode(children):
-            return [_TUPLE, *(_pack(child, (*path, Index(i))) for i, child in enumerate(children))]
+            return [
+                _TUPLE,
+                *(_pack(child, (*path, SequenceIndex(i))) for i, child in enumerate(children)),
+            ]
         case ScalarNode(value):
             return _pack_scalar(value, path)
         case LeafNode():

@@ -69,7 +69,7 @@ class ChunkDraft:
         return memory
 
 
-class Content:
+class ArrayContent:
     """I know which tensor each array is made of."""
 
     def __init__(self, plan: Plan, tensors: Sequence[IndexTensor]) -> None:

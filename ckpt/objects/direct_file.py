@@ -26,7 +26,7 @@ from ckpt.format.checksum import Buffer, crc32
 BLOCK_BYTES: Final = 4 * MiB
 
 
-class Block:
+class AlignedBlock:
     """Aligned memory of BLOCK_BYTES."""
 
     def __init__(self) -> None:
@@ -38,15 +38,15 @@ class Blocks:
     """A few blocks that are lent and come back; any thread."""
 
     def __init__(self) -> None:
-        self._free: list[Block] = []
+        self._free: list[AlignedBlock] = []
 
-    def take(self) -> Block:
+    def take(self) -> AlignedBlock:
         try:
             return self._free.pop()
         except IndexError:
-            return Block()
+            return AlignedBlock()
 
-    def give_back(self, block: Block) -> None:
+    def give_back(self, block: AlignedBlock) -> None:
         self._free.append(block)
 
 

@@ -76,7 +76,7 @@ class ArrayPlan(msgspec.Struct, frozen=True):
         return Grid(self.shape, self.chunk_shape, self.shard_shape, self.item_bytes)
 
 
-class Place(msgspec.Struct, frozen=True):
+class DocumentPlace(msgspec.Struct, frozen=True):
     """Where the bytes of a tensor, or of one rank's box of it, are."""
 
     array: int
@@ -103,7 +103,7 @@ class TensorPlan(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
     boxes: tuple[BoxPlan, ...]
-    places: tuple[Place, ...]
+    places: tuple[DocumentPlace, ...]
     """One of the whole tensor, or one for each box when it is each rank's own."""
 
 

@@ -16,7 +16,7 @@ import msgspec
 from ckpt.base.errors import Refused
 from ckpt.base.units import align_up, format_bytes
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index_pages import Box, IndexTensor
+from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.objects import names
 from ckpt.objects.chunks import encoder_versions
@@ -25,8 +25,8 @@ from ckpt.objects.documents import (
     VERSION,
     ArrayPlan,
     BoxPlan,
+    DocumentPlace,
     Header,
-    Place,
     Plan,
     TensorPlan,
 )
@@ -67,7 +67,7 @@ class WriteOptions:
 
 _RANGES: Final = {"chunk_bytes": CHUNK_BYTES_RANGE, "shard_bytes": SHARD_BYTES_RANGE}
 
-Pays = Callable[[Sequence[tuple[ArrayPlan, IndexTensor, Box | None]]], list[bool]]
+Pays = Callable[[Sequence[tuple[ArrayPlan, IndexTensor, IndexBox | None]]], list[bool]]
 """Whether to compress each of some arrays, by a sample of its bytes; of an array of bytes of many
 tensors nobody asks."""
 
@@ -96,7 +96,7 @@ class _Layout:
     """I give every tensor its place. Array 0 is the packed one."""
 
     options: WriteOptions
-    arrays: list[tuple[ArrayPlan, IndexTensor, Box | None]] = field(default_factory=list)
+    arrays: list[tuple[ArrayPlan, IndexTensor, IndexBox | None]] = field(default_factory=list)
     paths: set[str] = field(default_factory=set)
     """Paths of arrays; none lies below another."""
     groups: set[str] = field(default_factory=set)
@@ -133,16 +133,16 @@ class _Layout:
         shape = (max(1, self.packed_bytes),)
         return (self._array(names.PACKED, "|u1", shape), *own)
 
-    def _place(self, tensor: IndexTensor, box: Box | None) -> Place:
+    def _place(self, tensor: IndexTensor, box: IndexBox | None) -> DocumentPlace:
         length = math.prod(tensor.global_shape) * dtype_of(tensor.dtype).itemsize
         if length < PACK_BELOW_BYTES:
             start = align_up(self.packed_bytes, PACK_ALIGN_BYTES)
             self.packed_bytes = start + length
-            return Place(0, start, length)
+            return DocumentPlace(0, start, length)
         folder = names.TENSORS if box is None else f"{names.RANKS}/{box.rank}"
         path = self._free_path(f"{folder}/{names.node_path(tensor.name)}")
         self.arrays.append((self._array(path, tensor.dtype, tensor.global_shape), tensor, box))
-        return Place(len(self.arrays))
+        return DocumentPlace(len(self.arrays))
 
     def _free_path(self, wanted: str) -> str:
         """The path, unless an array or a group has it: ranks may hold a name in several forms."""

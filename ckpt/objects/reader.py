@@ -22,17 +22,17 @@ import numpy as np
 from ckpt.base.errors import Corrupt, NotFound, Refused
 from ckpt.base.ids import Generation, Rank, RunName, Step
 from ckpt.format.checksum import Buffer, crc32
-from ckpt.format.index_pages import Box, IndexTensor
+from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node
 from ckpt.objects import names
 from ckpt.objects.chunks import decode_chunk
 from ckpt.objects.documents import (
     MANIFEST_BYTES_MAX,
+    DocumentPlace,
     Header,
     Manifest,
     Marker,
-    Place,
     SmallFile,
     decode,
     digest_of,
@@ -360,7 +360,7 @@ class StoredCheckpoint:
             self._fetched_bytes += len(raw)
         return raw
 
-    def _place(self, wish: Wish) -> Place:
+    def _place(self, wish: Wish) -> DocumentPlace:
         tensor = wish.tensor
         key = (tensor.name, tensor.meaning, tensor.dtype, tensor.global_shape)
         planned = self._places[key]
@@ -429,5 +429,5 @@ def _generations(sink: Sink, prefix: str) -> Iterator[Generation]:
 
 def _source_tensor(manifest: Manifest, number: int) -> IndexTensor:
     tensor = manifest.tensors[number]
-    boxes = tuple(Box(Rank(box.rank), box.offset, box.shape, ()) for box in tensor.boxes)
+    boxes = tuple(IndexBox(Rank(box.rank), box.offset, box.shape, ()) for box in tensor.boxes)
     return IndexTensor(tensor.name, tensor.meaning, tensor.dtype, tensor.shape, boxes)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ckpt.base.units import KiB
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index_pages import Box, IndexTensor
+from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.objects.chunks import compress
 from ckpt.objects.documents import ArrayPlan
 from ckpt.objects.grid import cut
@@ -28,7 +28,7 @@ RATIO_MIN: Final = 1.1
 ARRAYS_AT_ONCE: Final = 32
 """Samples of so many are in memory together."""
 
-Candidate = tuple[ArrayPlan, IndexTensor, Box | None]
+Candidate = tuple[ArrayPlan, IndexTensor, IndexBox | None]
 
 
 def sampled(source: Source, arrays: Sequence[Candidate]) -> list[bool]:
@@ -42,7 +42,7 @@ def sampled(source: Source, arrays: Sequence[Candidate]) -> list[bool]:
     return found
 
 
-def _wishes(array: ArrayPlan, tensor: IndexTensor, box: Box | None) -> list[Wish]:
+def _wishes(array: ArrayPlan, tensor: IndexTensor, box: IndexBox | None) -> list[Wish]:
     shape, dtype = tensor.global_shape, dtype_of(tensor.dtype)
     share = math.prod(shape) * dtype.itemsize * SHARE / PLACES
     sample = cut(shape, dtype.itemsize, min(SAMPLE_BYTES, int(share))).chunk_shape

@@ -38,7 +38,7 @@ from ckpt.format.checksum import crc32, crc32_concat
 from ckpt.objects import names
 from ckpt.objects.arena import Arena, Arenas
 from ckpt.objects.chunks import encode_chunk, encode_index, encoder_versions
-from ckpt.objects.content import ChunkDraft, Content
+from ckpt.objects.content import ArrayContent, ChunkDraft
 from ckpt.objects.documents import (
     FORMAT,
     VERSION,
@@ -216,7 +216,7 @@ class WriteJob:
         self._limits = limits
         self._prefix = names.generation_prefix(*plan.header.key)
         self._digest = digest_of(raw_plan)
-        self._content = Content(plan, source.tensors())
+        self._content = ArrayContent(plan, source.tensors())
         #: Bounds of what is held in memory: see the module's words on it.
         self._writing = threading.Semaphore(limits.threads)
         self._proving = threading.Semaphore(limits.threads)

@@ -31,7 +31,7 @@ from typing import Final
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index_pages import Box, IndexTensor, Location
+from ckpt.format.index_pages import IndexBox, IndexTensor, Location
 from ckpt.format.table import Meaning, RankTable, TensorEntry
 from ckpt.plan.boxes import (
     Extent,
@@ -325,7 +325,7 @@ class _Merger:
             )
 
         by_rank = dict(holdings)
-        boxes: list[Box] = []
+        boxes: list[IndexBox] = []
         for _, members in groups:
             writers = [(rank, by_rank[rank]) for rank in members]
             gap = _first_gap(writers)
@@ -341,7 +341,11 @@ class _Merger:
         return None
 
     def _add(
-        self, name: str, entry: TensorEntry, boxes: Sequence[Box], meaning: Meaning | None = None
+        self,
+        name: str,
+        entry: TensorEntry,
+        boxes: Sequence[IndexBox],
+        meaning: Meaning | None = None,
     ) -> None:
         meaning = meaning or entry.meaning
         tensor = IndexTensor(name, meaning, entry.dtype, entry.global_shape, tuple(boxes))
@@ -421,7 +425,7 @@ def _form_fault(
     return "", volume_of(shape) * item_bytes
 
 
-def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> Box:
+def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> IndexBox:
     """The box that `rank` declared as `entry`, with each byte at one place: its own payload first,
     then the lowest rank's.
     """
@@ -429,7 +433,7 @@ def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> Box:
     if len(pieces) == 1:
         piece, writer = pieces[0]
         place = Location(writer, piece.start, piece.payload_offset, piece.length)
-        return Box(rank, entry.offset, entry.shape, (place.at(piece.home),))
+        return IndexBox(rank, entry.offset, entry.shape, (place.at(piece.home),))
     pieces.sort(key=lambda p: (p[0].start, p[1] != rank, -p[0].length, p[1]))
     locations: list[Location] = []
     reach = 0
@@ -439,7 +443,7 @@ def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> Box:
             at = piece.payload_offset + start - piece.start
             locations.append(Location(writer, start, at, end - start).at(piece.home))
             reach = end
-    return Box(rank, entry.offset, entry.shape, tuple(locations))
+    return IndexBox(rank, entry.offset, entry.shape, tuple(locations))
 
 
 def _first_gap(writers: Sequence[Holding]) -> tuple[int, int] | None:

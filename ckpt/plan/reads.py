@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckpt.base.ids import Generation, Rank
-from ckpt.format.index_pages import Box, Location
+from ckpt.format.index_pages import IndexBox, Location
 from ckpt.plan.boxes import Extent, bounds_of, crossing_pairs, intersect, subtract, volume_of
 
 Offsets = npt.NDArray[np.int64]
@@ -95,7 +95,7 @@ class ReadPlan:
 
 
 def one_run(
-    boxes: Sequence[Box], byte_count: int, offset: Extent, shape: Extent
+    boxes: Sequence[IndexBox], byte_count: int, offset: Extent, shape: Extent
 ) -> Location | None:
     """Where the wanted box's bytes lie, when there is one index box, just this one, and all its
     bytes lie together; nearly every small tensor. None: see `plan_read`.
@@ -110,7 +110,11 @@ def one_run(
 
 
 def plan_read(
-    boxes: Sequence[Box], item_bytes: int, offset: Extent, shape: Extent, prefer: Rank | None = None
+    boxes: Sequence[IndexBox],
+    item_bytes: int,
+    offset: Extent,
+    shape: Extent,
+    prefer: Rank | None = None,
 ) -> ReadPlan:
     """The copies that fill the box (offset, shape) of a tensor from its index boxes.
 
@@ -135,8 +139,8 @@ def plan_read(
 
 
 def _choose(
-    boxes: Sequence[Box], offset: Extent, shape: Extent, prefer: Rank | None
-) -> list[tuple[Box, tuple[Extent, Extent]]]:
+    boxes: Sequence[IndexBox], offset: Extent, shape: Extent, prefer: Rank | None
+) -> list[tuple[IndexBox, tuple[Extent, Extent]]]:
     """Disjoint parts of the wanted box, each with the box that gives it."""
     starts, ends = bounds_of([(box.offset, box.shape) for box in boxes], len(shape))
     low, high = bounds_of([(offset, shape)], len(shape))
@@ -144,7 +148,7 @@ def _choose(
 
     # Identical boxes are common (data-parallel copies): the first in order of choice stands for
     # all.
-    hits: dict[tuple[Extent, Extent], Box] = {}
+    hits: dict[tuple[Extent, Extent], IndexBox] = {}
     for box in sorted((boxes[i] for i in near), key=lambda box: (box.rank != prefer, box.rank)):
         hit = intersect(offset, shape, box.offset, box.shape)
         if hit is not None:
@@ -156,7 +160,7 @@ def _choose(
     if not len(crossing_pairs(*bounds_of([hit for _, hit in ordered], len(shape)), 0)):
         return ordered
 
-    chosen: list[tuple[Box, tuple[Extent, Extent]]] = []
+    chosen: list[tuple[IndexBox, tuple[Extent, Extent]]] = []
     left: list[tuple[Extent, Extent]] = [(offset, shape)]
     for box, hit in ordered:
         rest: list[tuple[Extent, Extent]] = []
@@ -175,7 +179,7 @@ def _choose(
 
 
 def _box_runs(
-    box: Box, item_bytes: int, offset: Extent, shape: Extent, part: tuple[Extent, Extent]
+    box: IndexBox, item_bytes: int, offset: Extent, shape: Extent, part: tuple[Extent, Extent]
 ) -> tuple[Offsets, Offsets, int]:
     """(offsets in the box's bytes, offsets in the wanted box's bytes, length) of the part's runs,
     ascending.

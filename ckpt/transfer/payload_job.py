@@ -55,7 +55,7 @@ SEAL_PART_BYTES: Final = 4 << 20
 
 
 @dataclass(slots=True)
-class Stream:
+class LinkStream:
     """One stream on its link."""
 
     column: ColumnNumber
@@ -122,7 +122,7 @@ class PayloadJob:
         self._cut = cut
         #: By number: live streams, as the writer has them, and those of sealed columns, whose
         #: targets may be asked whether they live.
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, LinkStream] = {}
         #: How many fragments' bytes each link still reads: the arena is in use while one does.
         self._flying: Counter[Link] = Counter()
         #: Columns that were opened before: the next time they start again.
@@ -188,7 +188,7 @@ class PayloadJob:
 
         return landed
 
-    def _is_blocked(self, stream: int, state: Stream) -> bool:
+    def _is_blocked(self, stream: int, state: LinkStream) -> bool:
         """Whether its link takes nothing now; the writer hears of it once."""
         if state.link.writable_now:
             return False
@@ -204,7 +204,7 @@ class PayloadJob:
             event = w.ManifestReady(_now_us(), manifest.digest, manifest.column_crcs)
             self._perform(self.writer.handle(event))
 
-    def _push_seal(self, stream: int, state: Stream) -> None:
+    def _push_seal(self, stream: int, state: LinkStream) -> None:
         """The manifest in parts, as far as the link takes them now."""
         manifest = self.encoder.manifest
         assert manifest is not None
@@ -259,11 +259,11 @@ class PayloadJob:
         except CkptError as error:
             self._perform(self.writer.handle(w.StreamLost(_now_us(), stream, str(error))))
             return
-        state = self._streams[stream] = Stream(column, place, link, _now_us())
+        state = self._streams[stream] = LinkStream(column, place, link, _now_us())
         if link.state is LinkState.OPEN:
             self._begin_column(stream, state)
 
-    def _begin_column(self, stream: int, state: Stream) -> None:
+    def _begin_column(self, stream: int, state: LinkStream) -> None:
         layout = self.writer.layout
         state.begun = state.link.try_send(
             stream,
@@ -313,7 +313,7 @@ class PayloadJob:
         return True
 
     def _sealed(
-        self, stream: int, state: Stream, proof: ColumnProof, now_us: int
+        self, stream: int, state: LinkStream, proof: ColumnProof, now_us: int
     ) -> list[w.WriterAction]:
         if self.writer.column_of(stream) is None:
             return []

@@ -15,7 +15,7 @@ import numpy as np
 from ckpt.aio.first_touch import AnyArray, FirstTouch
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import Rank
-from ckpt.format.index_pages import Box, IndexTensor
+from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.runs import Bytes
 from ckpt.format.table import Meaning
 from ckpt.plan.reads import PayloadKey, one_run, plan_read
@@ -42,7 +42,8 @@ class ReadSet:
         self.landings.setdefault(PayloadKey(None, rank), Landings()).add_range(start, memory)
 
     def add_box(
-        self, tensor: IndexTensor, boxes: Sequence[Box], offset: tuple[int, ...], array: AnyArray,
+        self, tensor: IndexTensor, boxes: Sequence[IndexBox], offset: tuple[int, ...],
+        array: AnyArray,
         prefer: Rank | None = None, replica: bool = False,
     ) -> None:  # fmt: skip
         """Fill the array with the box at `offset` of the tensor, from the given index boxes.

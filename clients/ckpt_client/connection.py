@@ -16,10 +16,10 @@ from ckpt.base.errors import Refused, Unavailable
 from ckpt.base.ids import Rank, RunName
 from ckpt.format.messages.launches import LaunchJoined
 from ckpt_client.control import Control
-from ckpt_client.environment import Place, find_place
-from ckpt_client.local import is_serving, is_supervised, opened_cluster
+from ckpt_client.environment import RankPlace, find_place
+from ckpt_client.load.reader_context import ReaderContext
+from ckpt_client.local.cluster import is_serving, is_supervised, opened_cluster
 from ckpt_client.locate import Locator, client_name
-from ckpt_client.reader_context import ReaderContext
 from ckpt_client.url import LocalUrl, RemoteUrl
 
 _jitter: Final = random.Random()
@@ -68,14 +68,14 @@ class Connection:
             self.locator.address, control.secret, control.cluster, client_name(), durable
         )
 
-    def launch_by_environment(self, run: RunName) -> tuple[Place, LaunchJoined | None]:
+    def launch_by_environment(self, run: RunName) -> tuple[RankPlace, LaunchJoined | None]:
         """Who this process is without being told, and the launch whose ranks read one generation
         of a step; None for one rank alone, and where nothing names this start of the job.
         """
         try:
             place = find_place()
         except Refused:  # It is not said who this is: that is no reason to read nothing.
-            return Place(Rank(0), 1), None
+            return RankPlace(Rank(0), 1), None
         if self._launch_key is None:
             return place, None
         return place, self.control.join_to_read(run, place.rank, place.world_size)

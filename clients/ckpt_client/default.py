@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Mapping
 
-from ckpt_client.saving import Save
+from ckpt_client.save.handle import Save
 from ckpt_client.store import Store
 from ckpt_client.store import open as open_store
 
@@ -24,7 +24,7 @@ def save(
     """`Store.save` on the store that $CKPT_STORE names. It is opened once for this process, and
     closed when the interpreter ends. Raises what `open` and `Store.save` do.
     """
-    return shared_store().save(
+    return process_store().save(
         run, step, state, rank=rank, world_size=world_size, replicated=replicated
     )
 
@@ -49,9 +49,9 @@ def load(
     Raises what `open` and `Store.load` do; for a URL Refused, NotFound, Corrupt, Unavailable.
     """
     if "://" in run:
-        from ckpt_client import stored
+        from ckpt_client.load import from_store
 
-        return stored.load(
+        return from_store.load(
             run,
             like,
             rank=rank,
@@ -60,7 +60,7 @@ def load(
             whole=whole,
             storage_options=storage_options,
         )
-    return shared_store().load(
+    return process_store().load(
         run, step, like, rank=rank, world_size=world_size, strict=strict, whole=whole
     )
 
@@ -71,7 +71,7 @@ _stores: dict[str, tuple[int, Store]] = {}
 _stores_lock = threading.Lock()
 
 
-def shared_store(url: str | None = None) -> Store:
+def process_store(url: str | None = None) -> Store:
     """This process's one store of that URL, else of $CKPT_STORE; closed when the interpreter ends.
 
     Raises as `open`.

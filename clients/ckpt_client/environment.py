@@ -17,7 +17,7 @@ from ckpt.base.limits import WORLD_SIZE_MAX
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """This process's seat in its launch."""
 
     rank: Rank
@@ -49,7 +49,7 @@ def find_place(
     rank: int | None = None,
     world_size: int | None = None,
     environ: Mapping[str, str] = os.environ,
-) -> Place:
+) -> RankPlace:
     """Arguments, else the first launcher whose variables are set, else rank 0 of 1.
 
     Raises Refused when one of rank and world size is known without the other, or when they do not
@@ -80,7 +80,7 @@ def find_place(
             _number(size_name, environ[size_name]),
             f"{family.rank}, {size_name}",
         )
-    return Place(Rank(0), 1)
+    return RankPlace(Rank(0), 1)
 
 
 def find_launch_key(
@@ -142,7 +142,7 @@ def _this_process() -> _Process:
     return _process
 
 
-def _from_arguments(rank: int | None, world_size: int | None) -> Place:
+def _from_arguments(rank: int | None, world_size: int | None) -> RankPlace:
     if rank is None:
         raise Refused("world_size= was given without rank=")
     if world_size is None:
@@ -150,12 +150,12 @@ def _from_arguments(rank: int | None, world_size: int | None) -> Place:
     return _checked(rank, world_size, "rank=, world_size=")
 
 
-def _checked(rank: int, world_size: int, source: str) -> Place:
+def _checked(rank: int, world_size: int, source: str) -> RankPlace:
     if not 1 <= world_size <= WORLD_SIZE_MAX:
         raise Refused(f"world size {world_size} ({source}): 1 to {WORLD_SIZE_MAX} are allowed")
     if not 0 <= rank < world_size:
         raise Refused(f"rank {rank} does not fit world size {world_size} ({source})")
-    return Place(Rank(int(rank)), int(world_size))
+    return RankPlace(Rank(int(rank)), int(world_size))
 
 
 def _number(name: str, text: str) -> int:

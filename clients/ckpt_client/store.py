@@ -22,19 +22,19 @@ from ckpt.base.units import format_bytes
 from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.connection import Connection
-from ckpt_client.copying import NUMPY, Copier
-from ckpt_client.environment import Place, find_place, next_save_number
-from ckpt_client.packing import Packing, Planner
-from ckpt_client.saving import Commit, Save, commit_from_view
-from ckpt_client.seats import find_stager, park
+from ckpt_client.environment import RankPlace, find_place, next_save_number
+from ckpt_client.save.copying import NUMPY, Copier
+from ckpt_client.save.handle import Commit, Save, commit_from_view
+from ckpt_client.save.packing import PackingPlan, PackingPlanner
+from ckpt_client.save.parked_stagers import find_stager, park
+from ckpt_client.save.stager_link import StagerLink
+from ckpt_client.save.staging import Staging
 from ckpt_client.settings import Settings, checked_settings
-from ckpt_client.stagers import StagerLink
-from ckpt_client.staging import Staging
 from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
 
 if TYPE_CHECKING:
-    from ckpt_client.restore import Checkpoint
-    from ckpt_client.verify import VerifyReport
+    from ckpt_client.load.checkpoint import Checkpoint
+    from ckpt_client.load.verify import VerifyReport
 
 CLOSE_TIMEOUT_S: Final = 120.0
 START_TIMEOUT_S: Final = 60.0
@@ -108,8 +108,8 @@ class Store:
         self._closed = True
         #: Guards the stagers below; held while a save is staged.
         self._lock = threading.RLock()
-        self._planner = Planner()
-        self._stagers: dict[Place, StagerLink] = {}
+        self._planner = PackingPlanner()
+        self._stagers: dict[RankPlace, StagerLink] = {}
         self._connection = Connection(url, settings.launch, settings.start_timeout_s)
         self._control = self._connection.control
         self._closed = False
@@ -154,7 +154,7 @@ class Store:
         """
         layout = self.pack(state, rank=rank, world_size=world_size, replicated=replicated).layout
         with self._lock:
-            self._stager(Place(layout.rank, layout.world_size)).prepare(layout.half_bytes)
+            self._stager(RankPlace(layout.rank, layout.world_size)).prepare(layout.half_bytes)
 
     def join(self, run: str, *, rank: int | None = None, world_size: int | None = None) -> None:
         """Say ahead of its first save that this process saves as that rank. For a process that
@@ -206,7 +206,7 @@ class Store:
         rank: int | None = None,
         world_size: int | None = None,
         replicated: bool = False,
-    ) -> Packing:
+    ) -> PackingPlan:
         """What `save` does first: take the state apart and lay it out; nothing is copied.
 
         Raises Refused naming the path of what cannot be stored.
@@ -226,7 +226,7 @@ class Store:
             )
         return packing
 
-    def save_packed(self, run: str, step: int, packing: Packing, *, begun_s: float) -> Save:
+    def save_packed(self, run: str, step: int, packing: PackingPlan, *, begun_s: float) -> Save:
         """What `save` does then: copy, and hand over. What the staging raises refuses the step.
 
         begun_s: `time.monotonic()` when the training stopped for this save.
@@ -235,7 +235,7 @@ class Store:
             return self.copy_packed(run, step, packing).hand_over(begun_s)
 
     def copy_packed(
-        self, run: str, step: int, packing: Packing, *, copier: Copier = NUMPY
+        self, run: str, step: int, packing: PackingPlan, *, copier: Copier = NUMPY
     ) -> Staging:
         """`save_packed` without its end, for who learns beside the copy whether to save: hand it
         over or drop it before the store is closed.
@@ -245,7 +245,7 @@ class Store:
         self._check_usable()
         name, number = check_run_name(run), check_step(step)
         layout = packing.layout
-        place = Place(layout.rank, layout.world_size)
+        place = RankPlace(layout.rank, layout.world_size)
         with self._lock:
             self._connection.ensure_cluster()
             asked = time.monotonic()
@@ -334,7 +334,7 @@ class Store:
         committed it yet; Lost when it is damaged beyond repair, or was lost or deleted after
         another rank of the launch had loaded it.
         """
-        from ckpt_client import restore
+        from ckpt_client.load.checkpoint import resolve
 
         self._check_usable()
         name = check_run_name(run)
@@ -343,7 +343,7 @@ class Store:
         self._connection.ensure_answers()
         join = self._control.join if number is None else self._control.join_to_read
         joined = join(name, place.rank, place.world_size)
-        found = restore.resolve(
+        found = resolve(
             self._connection.reader(self._settings.durable), name, number,
             rank=place.rank, world_size=place.world_size, joined=joined,
             launch_key=self._settings.launch, timeout_s=timeout_s, fallback=fallback,
@@ -379,10 +379,10 @@ class Store:
             # Lost without a number may be one that other ranks of the launch have.
             if not self._settings.durable or (step is None and isinstance(error, Lost)):
                 raise
-            from ckpt_client import stored
+            from ckpt_client.load import from_store
 
             place = find_place(rank, world_size)
-            return stored.load_instead(
+            return from_store.load_instead(
                 self._connection, self._settings.durable, run, step, like, place, error,
                 launch_key=self._settings.launch, timeout_s=timeout_s, strict=strict, whole=whole,
             )  # fmt: skip
@@ -414,7 +414,7 @@ class Store:
 
         Raises NotFound, Unavailable, Lost; what is damaged is in the report.
         """
-        from ckpt_client import verify
+        from ckpt_client.load import verify
 
         self._check_usable()
         self._connection.ensure_answers()
@@ -476,7 +476,7 @@ class Store:
         if self._closed:
             raise Refused("this store is closed")
 
-    def _stager(self, place: Place) -> StagerLink:
+    def _stager(self, place: RankPlace) -> StagerLink:
         """The rank's stager; when there is none, or when it was killed, that of the store which
         this process closed last, else a new one.
         """

@@ -16,9 +16,9 @@ import numpy as np
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_name
-from ckpt_client.contents import Want
-from ckpt_client.declare import Shard, Shards
-from ckpt_client.state import AnyArray
+from ckpt_client.load.contents import Want
+from ckpt_client.save.shards import Shard, Shards
+from ckpt_client.save.state import AnyArray
 
 Extent = tuple[int, ...]
 Box = tuple[Extent, Extent]
@@ -72,7 +72,7 @@ def boxes_shared(sharding: jax.sharding.Sharding, shape: Extent) -> frozenset[Bo
     return frozenset(boxes[True] & boxes[False])
 
 
-class Target:
+class WantedArray:
     """One array that a load makes: I know what to read for it, and put it together.
 
     Without a sharding it is bound to no device, as arrays are that a program makes by itself.

@@ -8,8 +8,8 @@ from typing import Self, TypeVar
 import jax
 
 from ckpt.base.errors import NotFound
-from ckpt_client.default import shared_store
-from ckpt_client.saving import Commit, Save
+from ckpt_client.default import process_store
+from ckpt_client.save.handle import Commit, Save
 from ckpt_client.step_url import parse_step_url
 from ckpt_client.store import Store
 from ckpt_jax import state as states
@@ -38,7 +38,7 @@ class CheckpointManager:
         place = parse_step_url(directory)
         self.directory = directory
         self._run = place.run
-        self._store = store if store is not None else shared_store(place.store)
+        self._store = store if store is not None else process_store(place.store)
         self._interval = save_interval_steps
         self._check_finite = check_finite
         #: Saves that nobody has heard the end of, oldest first.

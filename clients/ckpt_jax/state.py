@@ -14,13 +14,13 @@ from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.index_pages import IndexTensor
 from ckpt.format.tree import Scalar
-from ckpt_client.contents import Contents, Want
-from ckpt_client.declare import Replicated
-from ckpt_client.restore_trees import listed
-from ckpt_client.saving import Save
-from ckpt_client.state import AnyArray
+from ckpt_client.load.contents import Contents, Want
+from ckpt_client.load.trees import listed
+from ckpt_client.save.handle import Save
+from ckpt_client.save.shards import Replicated
+from ckpt_client.save.state import AnyArray
 from ckpt_client.store import Store
-from ckpt_jax.arrays import Target, declared, other_shape
+from ckpt_jax.arrays import WantedArray, declared, other_shape
 from ckpt_jax.trees import is_plain, mapped, rebuilt
 
 State = TypeVar("State")
@@ -88,7 +88,7 @@ class _Reading:
     contents: Contents
     process: int
     wants: list[Want] = field(default_factory=list)
-    targets: dict[str, Target] = field(default_factory=dict)
+    targets: dict[str, WantedArray] = field(default_factory=dict)
     arrays: dict[str, AnyArray] = field(default_factory=dict)
     values: dict[str, Scalar] = field(default_factory=dict)
     absent: list[str] = field(default_factory=list)
@@ -123,7 +123,7 @@ class _Reading:
         elif isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
             bound = not isinstance(leaf, jax.Array) or leaf.committed
             sharding = leaf.sharding if bound else None
-            target = Target(
+            target = WantedArray(
                 name, tuple(leaf.shape), np.dtype(leaf.dtype), sharding, self.contents.new_array
             )
             self.targets[name] = target

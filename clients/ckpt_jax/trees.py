@@ -15,7 +15,7 @@ import numpy as np
 from jax import tree_util
 
 from ckpt.base.errors import Refused
-from ckpt.format.tree import Index, Key, Path, path_text
+from ckpt.format.tree import Key, Path, SequenceIndex, path_text
 
 _SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
 Leaf = Callable[[str, object], object]
@@ -26,7 +26,9 @@ def mapped(node: object, leaf: Leaf, path: Path = ()) -> object:
     if type(node) is dict:
         return {key: mapped(child, leaf, (*path, key)) for key, child in node.items()}
     if type(node) is list or type(node) is tuple:
-        return type(node)(mapped(child, leaf, (*path, Index(n))) for n, child in enumerate(node))
+        return type(node)(
+            mapped(child, leaf, (*path, SequenceIndex(n))) for n, child in enumerate(node)
+        )
     parts = None if is_leaf(node) else _parts(node)
     if parts is None:
         return leaf(path_text(path), node)
@@ -38,7 +40,9 @@ def rebuilt(node: object, leaf: Leaf, path: Path = ()) -> object:
     if type(node) is dict:
         return {key: rebuilt(child, leaf, (*path, key)) for key, child in node.items()}
     if type(node) is list or type(node) is tuple:
-        return type(node)(rebuilt(child, leaf, (*path, Index(n))) for n, child in enumerate(node))
+        return type(node)(
+            rebuilt(child, leaf, (*path, SequenceIndex(n))) for n, child in enumerate(node)
+        )
     parts = None if is_leaf(node) else _parts(node)
     if parts is None:
         return leaf(path_text(path), node)

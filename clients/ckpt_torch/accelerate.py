@@ -21,7 +21,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from ckpt.base.errors import Refused
-from ckpt_client.saving import Commit
+from ckpt_client.save.handle import Commit
 from ckpt_client.store import Store
 from ckpt_torch.loading import load
 from ckpt_torch.saving import async_save, wait_for

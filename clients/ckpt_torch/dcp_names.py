@@ -20,7 +20,7 @@ import torch
 
 from ckpt.base.errors import CkptError, Corrupt
 from ckpt.format.tree import Node, decode_tree, encode_tree, path_text
-from ckpt_client.state import AnyArray, flatten, unflatten
+from ckpt_client.save.state import AnyArray, flatten, unflatten
 from ckpt_torch.tree import PICKLE_KEY
 
 VALUE_KEY: Final = "#value"

@@ -1,7 +1,7 @@
 """`CkptReader`: DCP's StorageReader over a store, for dcp.load.
 
 Metadata is made of the index; each rank reads the ranges of its own plan, each byte once. What
-several ranks' plans name is read from the tier by one of them (ckpt_client.sharing).
+several ranks' plans name is read from the tier by one of them (ckpt_client.load.together.sharing).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ckpt.base.errors import CkptError, Refused
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.index_pages import IndexTensor
 from ckpt.format.tree import path_text
-from ckpt_client.contents import Contents, Want
-from ckpt_client.restore import Checkpoint
-from ckpt_client.state import AnyArray
+from ckpt_client.load.checkpoint import Checkpoint
+from ckpt_client.load.contents import Contents, Want
+from ckpt_client.save.state import AnyArray
 from ckpt_client.step_url import parse_step_url
 from ckpt_client.store import Store
 from ckpt_torch.dcp_names import MARK_KEY, VALUE_KEY, DcpPath, parse_name, unpack_value

@@ -1,8 +1,9 @@
 """Is this state dict of the form that was saved last? Then its tensors are copied as they are.
 
 A training's second save has the names, types, shapes and placements of its first: one walk sees
-that and collects the local tensors (`ckpt_client.forms`); none becomes a numpy array on the way.
-What is no plain CPU tensor, one-box DTensor, numpy array or plain value goes the long way always.
+that and collects the local tensors (`ckpt_client.save.forms`); none becomes a numpy array on the
+way. What is no plain CPU tensor, one-box DTensor, numpy array or plain value goes the long way
+always.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 from ckpt.base.errors import Refused
-from ckpt.format.tree import Index, Path, Scalar, path_text
-from ckpt_client.copying import NUMPY, Bytes
-from ckpt_client.forms import (
+from ckpt.format.tree import Path, Scalar, SequenceIndex, path_text
+from ckpt_client.save.copying import NUMPY, Bytes
+from ckpt_client.save.forms import (
     ArrayForm,
     CopiedScalarForm,
     Form,
@@ -32,8 +33,8 @@ from ckpt_client.forms import (
     mapping_form,
     sequence_form,
 )
-from ckpt_client.packing import Layout
-from ckpt_client.state import ARRAYS, AnyArray
+from ckpt_client.save.packing import StateLayout
+from ckpt_client.save.state import ARRAYS, AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.boxes import held
 from ckpt_torch.exchange import Holders, Shape
@@ -49,7 +50,7 @@ class Known:
     rank: int
     world_size: int
     form: StateForm
-    layout: Layout
+    layout: StateLayout
     shape: Shape
     """What other ranks know of this one."""
     plain: tuple[str, ...]
@@ -79,7 +80,7 @@ def recognise(known: Known, state: Mapping[str, object]) -> Found | None:
 
 
 def remember(
-    store: Store, state: Mapping[str, object], layout: Layout, shape: Shape, holders: Holders
+    store: Store, state: Mapping[str, object], layout: StateLayout, shape: Shape, holders: Holders
 ) -> None:
     """Keep the form of what was just laid out, or nothing when it is not one of ours."""
     _known.pop(store, None)
@@ -123,7 +124,7 @@ class _Walk:
                 value, [self.form(child, (*path, key)) for key, child in value.items()]
             )
         if isinstance(value, list | tuple):
-            items = [self.form(child, (*path, Index(n))) for n, child in enumerate(value)]
+            items = [self.form(child, (*path, SequenceIndex(n))) for n, child in enumerate(value)]
             return sequence_form(type(value), items)
         if is_plain(value):
             name = path_text(path)

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from ckpt.base.errors import NotFound, Refused
-from ckpt_client.saving import Commit
+from ckpt_client.save.handle import Commit
 from ckpt_client.store import Store
 from ckpt_torch.loading import load
 from ckpt_torch.place import find_where

@@ -1,8 +1,9 @@
 """`load`: DCP's call, without planner and storage reader. It fills the caller's own state dict.
 
 Each rank reads the bytes of its own boxes, whatever the sharding that they were saved with; what
-several ranks want at the same time is read by one of them and passed on (ckpt_client.sharing).
-Plain values come from the rank's own tree, else from whichever rank had the name.
+several ranks want at the same time is read by one of them and passed on
+(ckpt_client.load.together.sharing). Plain values come from the rank's own tree, else from
+whichever rank had the name.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.tree import Scalar
-from ckpt_client.contents import Contents, Want
-from ckpt_client.restore_trees import listed
-from ckpt_client.state import AnyArray
+from ckpt_client.load.contents import Contents, Want
+from ckpt_client.load.trees import listed
+from ckpt_client.save.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.boxes import LocalBox, held, is_tensor
 from ckpt_torch.dcp_names import unpack_value, value_name

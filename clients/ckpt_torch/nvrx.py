@@ -23,7 +23,7 @@ from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.base_manager import
 )
 
 from ckpt.base.errors import Busy, CkptError, NotFound, Refused
-from ckpt_client.state import AnyArray
+from ckpt_client.save.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.place import find_where
 from ckpt_torch.tensors import as_array, from_array

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from ckpt.base.errors import Refused
-from ckpt_client.default import shared_store
+from ckpt_client.default import process_store
 from ckpt_client.environment import find_place
 from ckpt_client.step_url import parse_step_url
 from ckpt_client.store import Store
@@ -58,7 +58,7 @@ def find_where(checkpoint_id: CheckpointName | None, store: Store | str | None) 
         raise Refused(f"store= and {os.fspath(checkpoint_id)} both name a store")
     if isinstance(store, Store):
         return Where(store, url.run, url.step)
-    return Where(shared_store(store or url.store), url.run, url.step)
+    return Where(process_store(store or url.store), url.run, url.step)
 
 
 def find_step(checkpoint_id: CheckpointName | None, store: Store | str | None) -> Step:

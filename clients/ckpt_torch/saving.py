@@ -23,13 +23,13 @@ import torch.distributed as dist
 from ckpt.base.errors import CkptError, Refused
 from ckpt.format.dtypes import dtype_name
 from ckpt.format.tree import Scalar, path_text
-from ckpt_client.declare import Replicated, Shard, Shards
-from ckpt_client.finite import check_finite
-from ckpt_client.forms import Found
-from ckpt_client.packing import Packing
-from ckpt_client.saving import Commit, Save
-from ckpt_client.staging import Staging
-from ckpt_client.state import AnyArray
+from ckpt_client.save.finite import check_finite
+from ckpt_client.save.forms import Found
+from ckpt_client.save.handle import Commit, Save
+from ckpt_client.save.packing import PackingPlan
+from ckpt_client.save.shards import Replicated, Shard, Shards
+from ckpt_client.save.staging import Staging
+from ckpt_client.save.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.boxes import Extent, held, is_tensor
 from ckpt_torch.exchange import Box, Exchange, Holders, Shape, digests_of, tell_problem
@@ -161,7 +161,7 @@ def stage(
     return step.store.save_packed(step.run, step.number, packing, begun_s=begun_s)
 
 
-def _copied_beside(exchange: Exchange, step: Step, packing: Packing) -> Staging:
+def _copied_beside(exchange: Exchange, step: Step, packing: PackingPlan) -> Staging:
     """A state of the known form, copied while the ranks still talk: nearly always they agree."""
     try:
         return step.store.copy_packed(step.run, step.number, packing, copier=TORCH)
@@ -193,7 +193,7 @@ def _told(
 
 def _packed(
     step: Step, state: Mapping[str, object], parts: _Parts, holders: Holders, who: Who
-) -> Packing:
+) -> PackingPlan:
     """A state of unknown form; the next one of its form is known."""
     tree = replaced(state, lambda name, leaf: parts.declare(name, leaf, holders))
     packing = step.store.pack(tree, rank=who.rank, world_size=who.world_size)

@@ -11,7 +11,7 @@ import torch
 
 from ckpt.base.errors import Refused
 from ckpt.format.dtypes import dtype_name, dtype_of
-from ckpt_client.state import AnyArray
+from ckpt_client.save.state import AnyArray
 
 #: torch type -> (integer type of its size that torch shares with numpy, the numpy type).
 _EXTENSIONS: Final = {

@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from ckpt.base.errors import NotFound
-from ckpt_client.saving import Commit
+from ckpt_client.save.handle import Commit
 from ckpt_client.store import Store
 from ckpt_torch.fetched import put_folder
 from ckpt_torch.place import find_where

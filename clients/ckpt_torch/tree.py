@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from ckpt.base.errors import Refused
-from ckpt.format.tree import Index, Path, Scalar, path_text
-from ckpt_client.state import AnyArray
+from ckpt.format.tree import Path, Scalar, SequenceIndex, path_text
+from ckpt_client.save.state import AnyArray
 from ckpt_torch.boxes import is_tensor
 
 PICKLE_KEY: Final = "#pickle"
@@ -61,7 +61,7 @@ def leaves(tree: object, path: Path = ()) -> Iterator[tuple[str, object]]:
             yield from leaves(child, (*path, key))
     elif isinstance(tree, list | tuple):
         for position, child in enumerate(tree):
-            yield from leaves(child, (*path, Index(position)))
+            yield from leaves(child, (*path, SequenceIndex(position)))
     else:
         yield path_text(path), tree
 
@@ -73,7 +73,7 @@ def replaced(tree: object, leaf: Callable[[str, object], object], path: Path = (
             raise Refused(f"{path_text(path) or 'the state'}: the key {PICKLE_KEY!r} is taken")
         return {key: replaced(child, leaf, (*path, key)) for key, child in tree.items()}
     if isinstance(tree, list | tuple):
-        items = [replaced(child, leaf, (*path, Index(n))) for n, child in enumerate(tree)]
+        items = [replaced(child, leaf, (*path, SequenceIndex(n))) for n, child in enumerate(tree)]
         return items if isinstance(tree, list) else tuple(items)
     return leaf(path_text(path), tree)
 
@@ -86,10 +86,10 @@ def refill(tree: object, leaf: Callable[[str, object], object], path: Path = ())
         return tree
     if isinstance(tree, list):
         for position, child in enumerate(tree):
-            tree[position] = refill(child, leaf, (*path, Index(position)))
+            tree[position] = refill(child, leaf, (*path, SequenceIndex(position)))
         return tree
     if isinstance(tree, tuple):
-        items = [refill(child, leaf, (*path, Index(n))) for n, child in enumerate(tree)]
+        items = [refill(child, leaf, (*path, SequenceIndex(n))) for n, child in enumerate(tree)]
         return tuple(items)
     return leaf(path_text(path), tree)
 

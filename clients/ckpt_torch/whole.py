@@ -10,10 +10,10 @@ import torch
 
 from ckpt.base.errors import Refused
 from ckpt.format.dtypes import dtype_name
-from ckpt.format.tree import Index, Path, path_text
-from ckpt_client.declare import PerRank
-from ckpt_client.restore import Checkpoint
-from ckpt_client.state import AnyArray
+from ckpt.format.tree import Path, SequenceIndex, path_text
+from ckpt_client.load.checkpoint import Checkpoint
+from ckpt_client.save.shards import PerRank
+from ckpt_client.save.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.dcp_names import MARK_KEY, VALUE_KEY, unpack_value
 from ckpt_torch.place import CheckpointName, find_where, find_who
@@ -63,7 +63,9 @@ def _made(node: object, path: Path, allow_pickle: bool) -> object:
             if key != MARK_KEY
         }
     if isinstance(node, list | tuple):
-        items = [_made(child, (*path, Index(n)), allow_pickle) for n, child in enumerate(node)]
+        items = [
+            _made(child, (*path, SequenceIndex(n)), allow_pickle) for n, child in enumerate(node)
+        ]
         return items if isinstance(node, list) else tuple(items)
     if isinstance(node, np.ndarray):
         return _tensor(node, path)

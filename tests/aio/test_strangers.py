@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.aio.descriptors import RESERVE_COUNT, Reserve, limit, raise_limit
+from ckpt.aio.descriptors import RESERVE_COUNT, DescriptorReserve, limit, raise_limit
 from ckpt.aio.rpc import RpcClient
 from ckpt.aio.server_limits import ServerLimits
 from ckpt.aio.socketpath import socket_path
@@ -138,7 +138,7 @@ def test_the_limit_is_raised_to_the_hard_one() -> None:
 
 
 def test_a_reserve_gives_what_it_has_and_takes_it_back() -> None:
-    reserve = Reserve()
+    reserve = DescriptorReserve()
     tight = Tight(0)
     try:
         with pytest.raises(OSError, match="Too many open files"):

@@ -9,7 +9,7 @@ from ckptbench.figures import Costs
 from ckptbench.rank import Usage
 from ckptbench.results import (
     Bounds,
-    Checkpoint,
+    CheckpointFigures,
     JobResult,
     Machine,
     RankTimes,
@@ -26,9 +26,9 @@ BOUNDS = Bounds(COSTS, save_gb_per_s=2.0, restore_gb_per_s=3.0, cores=2)
 MACHINE = Machine("A CPU", 2, 8 << 30, "6.0", "3.11", "isa-l")
 
 
-def save(number: int = 0, *, slow_ms: int = 0, counts: bool = True) -> Checkpoint:
+def save(number: int = 0, *, slow_ms: int = 0, counts: bool = True) -> CheckpointFigures:
     """Two ranks of 100 MB: stalls of 20 and 30 ms, sealed at 90 ms and later, committed then."""
-    return Checkpoint(
+    return CheckpointFigures(
         number=number,
         step=number + 1,
         kind="save",
@@ -53,9 +53,9 @@ def save(number: int = 0, *, slow_ms: int = 0, counts: bool = True) -> Checkpoin
     )
 
 
-def load(number: int = 0, kind: str = "load", *, rebuilt: int = 0) -> Checkpoint:
+def load(number: int = 0, kind: str = "load", *, rebuilt: int = 0) -> CheckpointFigures:
     """The same two ranks, loaded in 100 and 125 ms."""
-    return Checkpoint(
+    return CheckpointFigures(
         number=number,
         step=1,
         kind=kind,
@@ -73,7 +73,7 @@ def load(number: int = 0, kind: str = "load", *, rebuilt: int = 0) -> Checkpoint
     )
 
 
-def job(*checkpoints: Checkpoint, **changes: object) -> JobResult:
+def job(*checkpoints: CheckpointFigures, **changes: object) -> JobResult:
     """The tier's job `save`, 2+1 on 3 targets."""
     change: Callable[..., JobResult] = replace
     return change(

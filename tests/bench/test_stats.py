@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ckptbench.stats import (
-    Histogram,
     Interval,
+    LatencyHistogram,
     bin_index,
     bin_value,
     confidence,
@@ -43,9 +43,9 @@ def test_a_bin_is_within_two_percent_of_its_values(value: int) -> None:
 
 @given(VALUES, VALUES)
 def test_merged_histograms_are_the_histogram_of_all_values(a: list[int], b: list[int]) -> None:
-    merged = Histogram.of(a)
-    merged.merge(Histogram.of(b))
-    assert merged == Histogram.of([*a, *b])
+    merged = LatencyHistogram.of(a)
+    merged.merge(LatencyHistogram.of(b))
+    assert merged == LatencyHistogram.of([*a, *b])
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=60), st.floats(0.1, 100))
@@ -53,22 +53,24 @@ def test_a_percentile_is_in_the_bin_of_the_value_at_that_rank(
     values: list[int], percent: float
 ) -> None:
     expected = sorted(values)[max(0, math.ceil(percent / 100 * len(values) - 1e-9) - 1)]
-    assert abs(bin_index(Histogram.of(values).percentile(percent)) - bin_index(expected)) <= 0
+    assert (
+        abs(bin_index(LatencyHistogram.of(values).percentile(percent)) - bin_index(expected)) <= 0
+    )
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=2, max_size=40))
 @example([94_905_629, 94_906_903])
 @example([10**15, 10**15 + 1])
 def test_mean_and_deviation_are_those_of_the_values(values: list[int]) -> None:
-    found = Histogram.of(values)
+    found = LatencyHistogram.of(values)
     assert found.mean == pytest.approx(statistics.fmean(values))
     assert found.stddev == pytest.approx(statistics.stdev(values), rel=1e-6, abs=1e-3)
     assert (found.least, found.most) == (min(values), max(values))
 
 
 def test_an_empty_histogram_has_neither_values_nor_percentiles() -> None:
-    assert Histogram().by_value() == {}
-    assert Histogram().percentile(50) == 0
+    assert LatencyHistogram().by_value() == {}
+    assert LatencyHistogram().percentile(50) == 0
 
 
 def test_the_ranks_of_one_phase_end_first_in_the_middle_and_last() -> None:

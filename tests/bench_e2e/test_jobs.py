@@ -9,7 +9,7 @@ import pytest
 
 from ckpt.base.errors import Refused
 from ckpt.erasure.code import Code
-from ckpt_client.processes import Marked, find_marked
+from ckpt_client.local.processes import Marked, find_marked
 from ckptbench.checks import find_goals
 from ckptbench.cli import main
 from ckptbench.cluster import BenchCluster, ClusterPlan

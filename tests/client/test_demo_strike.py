@@ -15,20 +15,20 @@ import pytest
 from ckpt.base.errors import Refused
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.demo import director
-from ckpt_client.demo.course import Course, Outcome, Strike, Told
+from ckpt_client.demo.course import Course, CourseOutcome, StrikeRecord, Told
 from ckpt_client.demo.judge import judge
 from ckpt_client.demo.options import DemoOptions
 from ckpt_client.demo.strike import (
     AttemptNow,
-    BurstWatch,
     ColumnsNow,
     Glimpse,
+    HalfwayWatch,
     StatusNow,
     TargetNow,
     choose_victims,
 )
 from ckpt_client.demo.words import Finished, Resumed
-from ckpt_client.processes import (
+from ckpt_client.local.processes import (
     MARK_NAME,
     end_marked,
     find_marked,
@@ -49,9 +49,9 @@ def status(*fragments: int, attempt: int | None = None, certified: int = 0) -> S
     return StatusNow(targets, attempts)
 
 
-def watch_after_one_save() -> BurstWatch:
+def watch_after_one_save() -> HalfwayWatch:
     """Saves every 4 steps; that of step 4 had 120 fragments; that of step 8 comes next."""
-    watch = BurstWatch(4)
+    watch = HalfwayWatch(4)
     watch.note_quiet(4, status(0, 0))
     watch.note_quiet(8, status(40, 60))  # The last counters of the burst come a moment late.
     watch.note_quiet(8, status(60, 60))
@@ -73,7 +73,7 @@ def test_a_burst_of_which_a_rank_is_certified_is_too_late() -> None:
 
 
 def test_nothing_is_hit_before_the_size_of_a_save_is_known() -> None:
-    watch = BurstWatch(4)
+    watch = HalfwayWatch(4)
     watch.note_quiet(4, status(0, 0))
     assert watch.look(status(1, 0, attempt=4)) is None
     watch.note_quiet(8, status(60, 60, attempt=4))
@@ -122,20 +122,20 @@ def view(step: int, survivable: int) -> StepView:
     )  # fmt: skip
 
 
-def good_outcome() -> Outcome:
-    strike = Strike(
+def good_outcome() -> CourseOutcome:
+    strike = StrikeRecord(
         Glimpse(6, 10, 120), ("t1", "t2"), AttemptNow("demo", 6, 0), RANKS, RANKS, 1.0, 6, 4
     )
     resumed = {rank: Resumed(4, 1000, 500, 0.1, "tier", "") for rank in range(RANKS)}
     ends = {rank: finished(moments=f"m{rank}") for rank in range(RANKS)}
     after = Told(resumed=resumed, finished=dict(ends), first_step_s=2.5)
-    return Outcome(
+    return CourseOutcome(
         RANKS, 8, ends, strike, Told(), after, [view(2, 2), view(4, 2)],
         [view(2, 0), view(4, 0), view(6, 1), view(8, 1)], stopped=True,
     )  # fmt: skip
 
 
-def failed(outcome: Outcome) -> list[str]:
+def failed(outcome: CourseOutcome) -> list[str]:
     return [check.name for check in judge(outcome, 9.0)[0] if not check.held]
 
 
@@ -182,13 +182,15 @@ def test_each_claim_that_does_not_hold_fails_its_own_check() -> None:
     assert failed(short) == ["saves went on with the targets that were left"]
 
 
-def ended_with(outcome: Outcome, monkeypatch: pytest.MonkeyPatch, *, as_json: bool = False) -> int:
+def ended_with(
+    outcome: CourseOutcome, monkeypatch: pytest.MonkeyPatch, *, as_json: bool = False
+) -> int:
     """The exit code of a demo that saw this."""
 
     class Seen(Course):
         """The course is over."""
 
-        def run(self) -> Outcome:
+        def run(self) -> CourseOutcome:
             return outcome
 
     monkeypatch.setattr(director, "Course", Seen)

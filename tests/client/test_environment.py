@@ -11,7 +11,7 @@ import pytest
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt_client.environment import (
-    Place,
+    RankPlace,
     find_launch_key,
     find_place,
     next_save_number,
@@ -33,7 +33,7 @@ from ckpt_client.environment import (
     ],
 )
 def test_each_launcher_names_the_rank(environ: dict[str, str], expected: tuple[int, int]) -> None:
-    assert find_place(environ=environ) == Place(Rank(expected[0]), expected[1])
+    assert find_place(environ=environ) == RankPlace(Rank(expected[0]), expected[1])
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_one_without_the_other_is_refused_by_name(environ: dict[str, str], named
 
 
 def test_arguments_stand_before_the_environment() -> None:
-    assert find_place(1, 2, {"RANK": "7", "WORLD_SIZE": "8"}) == Place(Rank(1), 2)
+    assert find_place(1, 2, {"RANK": "7", "WORLD_SIZE": "8"}) == RankPlace(Rank(1), 2)
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(0, None), (None, 2), (2, 2), (-1, 2)])

@@ -107,6 +107,6 @@ def test_whoever_only_asks_the_coordinator_loads_none_of_its_machines() -> None:
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=True, text=True)
     loaded = set(json.loads(done.stdout))
     of_coordinator = {name for name in loaded if name.startswith("ckpt.protocol.coordinator.")}
-    room = "ckpt.protocol.coordinator"
-    assert of_coordinator == {f"{room}.answers", f"{room}.checks"}
+    room = "ckpt.protocol.coordinator.reading"
+    assert of_coordinator == {room, f"{room}.answers", f"{room}.checks"}
     assert "numpy" not in loaded

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpt
-from ckpt_client import finite
-from ckpt_client.finite import check_finite
-from ckpt_client.packing import Planner
+from ckpt_client.save import finite
+from ckpt_client.save.finite import check_finite
+from ckpt_client.save.packing import PackingPlanner
 from tests.client import trees
 
 FLOATS = (
@@ -71,7 +71,7 @@ def test_what_has_no_nan_or_infinity_passes(array: np.ndarray) -> None:
 
 @given(st.sampled_from(["nan", "inf", "-inf"]))
 def test_a_state_is_looked_at_also_when_its_form_is_known(text: str) -> None:
-    planner = Planner()
+    planner = PackingPlanner()
     for value in (1.0, float(text)):
         packing = planner.plan({"step": 1, "a": {"b": np.full(3, value)}}, 0, 1)
         if value == 1.0:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.base.errors import Refused, Unavailable
-from ckpt_client.local import check_options, is_supervised, opened_cluster, start_arguments
+from ckpt_client.local.cluster import check_options, is_supervised, opened_cluster, start_arguments
 from ckpt_client.locate import Locator, read_ready
 from ckpt_client.url import LocalOptions, LocalUrl
 

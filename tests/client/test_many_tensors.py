@@ -22,11 +22,11 @@ from ckpt.format.tree import decode_tree
 from ckpt.plan.coverage import merge_tables
 from ckpt.plan.reads import PayloadKey
 from ckpt.transfer.read_set import ReadSet
-from ckpt_client.copying import HalfWriter
-from ckpt_client.declaration import read_declaration
-from ckpt_client.packing import plan_packing
-from ckpt_client.restore_trees import LikeWalk, own_tree, scalars_of
-from ckpt_client.state import flatten
+from ckpt_client.load.trees import LikeWalk, own_tree, scalars_of
+from ckpt_client.save.copying import HalfWriter
+from ckpt_client.save.packing import plan_packing
+from ckpt_client.save.state import flatten
+from ckpt_client.stager.declaration import read_declaration
 from tests.client.test_end_to_end import stop
 
 COUNT = 100_000

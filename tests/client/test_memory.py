@@ -16,9 +16,9 @@ from ckpt.aio.clock import now_us
 from ckpt.base.errors import Refused
 from ckpt.base.ids import CheckpointId, Generation, Rank, RunName, Step
 from ckpt.base.units import MiB
-from ckpt_client.arena import Half, drop_half, make_half
+from ckpt_client.stager.arena import Half, drop_half, make_half
 from ckpt_client.stager.memory import (
-    Held,
+    HeldMemory,
     MemoryRequest,
     MemoryServer,
     memory_source,
@@ -52,9 +52,9 @@ def half() -> Iterator[Half]:
 def serving(half: Half) -> Iterator[None]:
     """A stager's readers, served on a thread until the test ends."""
 
-    def look_up(request: MemoryRequest) -> Held | None:
+    def look_up(request: MemoryRequest) -> HeldMemory | None:
         exact = request == MemoryRequest(CHECKPOINT, 0, DIGEST)
-        return Held(half.descriptor, 5) if exact else None
+        return HeldMemory(half.descriptor, 5) if exact else None
 
     readers = Readers(Rank(0), look_up)
     readers.serve_runs("cluster", {RUN})
@@ -91,7 +91,7 @@ def test_another_generation_digest_rank_run_or_cluster_is_not() -> None:
 
 
 def test_a_run_whose_bytes_are_gone_is_not_listened_for(half: Half) -> None:
-    readers = Readers(Rank(0), lambda _request: Held(half.descriptor, 5))
+    readers = Readers(Rank(0), lambda _request: HeldMemory(half.descriptor, 5))
     for number in range(20):
         readers.serve_runs("cluster", {RunName(f"run {number}"), RunName(f"run {number + 1}")})
         assert len(readers.descriptors) == 2

@@ -11,7 +11,7 @@ from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32
 from ckpt.format.index_pages import IndexPayload
 from ckpt.format.layout import Layout
-from ckpt_client.memory_check import is_committed
+from ckpt_client.load.memory_check import is_committed
 
 CODE = Code(4, 2)
 

@@ -17,13 +17,13 @@ from ckpt.format.table import RankTable
 from ckpt.plan.references import Move, base_of, find_references
 from ckpt.protocol.stager.events import PayloadSealed, PayloadStopped, StagerEvent, StopPayload
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions, SenderResult
-from ckpt_client.arena import Half
-from ckpt_client.declaration import Declaration, read_declaration
-from ckpt_client.packing import Packing, plan_packing
+from ckpt_client.save.packing import PackingPlan, plan_packing
+from ckpt_client.save.state import flatten
+from ckpt_client.stager.arena import Half
+from ckpt_client.stager.declaration import Declaration, read_declaration
 from ckpt_client.stager.fingerprint import Fingerprinter, fingerprint_boxes
 from ckpt_client.stager.jobs import Jobs
 from ckpt_client.stager.sending import MOVED_BYTES_MAX, Sending, move_together
-from ckpt_client.state import flatten
 from tests.aio.netkit import SECRET
 from tests.client.test_packing import _declaration, _staged
 from tests.transfer.targetkit import targets
@@ -33,7 +33,7 @@ from tests.waiting import wait_until
 HOME = Home(Step(1), Generation(1, 1))
 
 
-def staged(state: object) -> tuple[Packing, memoryview, Declaration]:
+def staged(state: object) -> tuple[PackingPlan, memoryview, Declaration]:
     packing = plan_packing(flatten(state), 0, 1)
     half = _staged(packing)
     return packing, half, read_declaration(_declaration(packing, half))

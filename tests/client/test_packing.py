@@ -15,33 +15,33 @@ from ckpt.format.dtypes import dtype_of
 from ckpt.format.messages.saving import BoxQuery, ReplicaPolicy
 from ckpt.format.table import Meaning, RankTable, TensorEntry
 from ckpt.format.tree import decode_tree
-from ckpt_client.copying import HalfWriter, copy_bytes
-from ckpt_client.declaration import read_declaration
-from ckpt_client.declare import Replicated, Shard, Shards
-from ckpt_client.packing import (
+from ckpt_client.save.copying import HalfWriter, copy_bytes
+from ckpt_client.save.packing import (
     ITEM_ALIGN,
     TAIL_BYTES,
-    Packing,
-    Planner,
+    PackingPlan,
+    PackingPlanner,
     plan_packing,
 )
+from ckpt_client.save.shards import Replicated, Shard, Shards
+from ckpt_client.save.state import flatten, unflatten
+from ckpt_client.stager.declaration import read_declaration
 from ckpt_client.stager.fingerprint import Fingerprinter, fingerprint_boxes
-from ckpt_client.state import flatten, unflatten
 from tests.client import trees
 from tests.client.bits import bits_of
 
 
-def _staged(packing: Packing) -> memoryview:
+def _staged(packing: PackingPlan) -> memoryview:
     half = memoryview(bytearray(b"\xaa" * packing.layout.half_bytes))
     HalfWriter(half).write(packing)
     return half
 
 
-def _declaration(packing: Packing, half: memoryview) -> memoryview:
+def _declaration(packing: PackingPlan, half: memoryview) -> memoryview:
     return half[packing.layout.declaration_offset : packing.layout.half_bytes]
 
 
-def _fingerprinted(packing: Packing, half: memoryview) -> RankTable:
+def _fingerprinted(packing: PackingPlan, half: memoryview) -> RankTable:
     """The table with the fingerprint of every copy."""
     fingerprinter = Fingerprinter(half, read_declaration(_declaration(packing, half)))
     return fingerprinter.table(None, warn=False, refer=False)
@@ -235,7 +235,7 @@ def test_a_declaration_that_does_not_parse_is_corrupt() -> None:
 def test_a_planner_that_remembers_stages_what_one_that_does_not_would(
     states: list[object], data: st.DataObject
 ) -> None:
-    planner = Planner()
+    planner = PackingPlanner()
     for _ in range(6):
         state = data.draw(st.sampled_from(states))
         replicated = data.draw(st.booleans())
@@ -259,7 +259,7 @@ def _counting(number: int, **more: object) -> dict[str, object]:
 
 
 def test_a_state_of_the_same_form_is_recognised_and_its_new_values_are_staged() -> None:
-    planner = Planner()
+    planner = PackingPlanner()
     first = planner.plan(_counting(1), 0, 1)
     half = HalfWriter(memoryview(bytearray(b"\xaa" * first.layout.half_bytes)))
     half.write(first)
@@ -288,7 +288,7 @@ def test_a_state_of_the_same_form_is_recognised_and_its_new_values_are_staged() 
     ],
 )
 def test_what_changed_is_staged_as_a_new_planner_would_stage_it(change: dict[str, object]) -> None:
-    planner = Planner()
+    planner = PackingPlanner()
     planner.plan(_counting(1), 0, 1)
     state = _counting(2, **change)
     assert _staged(planner.plan(state, 0, 1)) == _staged(plan_packing(flatten(state), 0, 1))
@@ -308,7 +308,7 @@ def test_what_changed_is_staged_as_a_new_planner_would_stage_it(change: dict[str
 def test_a_leaf_that_went_bad_is_refused_by_path_also_in_a_known_form(
     change: dict[object, object], path: str
 ) -> None:
-    planner = Planner()
+    planner = PackingPlanner()
     planner.plan(_counting(1), 0, 1)
     with pytest.raises(Refused, match=path):
         planner.plan({**_counting(2), **change}, 0, 1)
@@ -316,7 +316,7 @@ def test_a_leaf_that_went_bad_is_refused_by_path_also_in_a_known_form(
 
 
 def test_a_state_that_grew_is_laid_out_anew() -> None:
-    planner = Planner()
+    planner = PackingPlanner()
     for count in (10, 10, 11, 10):
         state = {"step": 3, "a": np.arange(count), "b": np.zeros(5, ">f4")}
         half = _staged(packing := planner.plan(state, 0, 1))

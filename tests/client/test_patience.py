@@ -14,24 +14,24 @@ import pytest
 from ckpt.aio.secret import make_secret
 from ckpt.base.units import MiB
 from ckpt.protocol.stager.records import SaveState
-from ckpt_client.arena import map_half
-from ckpt_client.copying import HalfWriter
-from ckpt_client.packing import Packing, plan_packing
+from ckpt_client.save.copying import HalfWriter
+from ckpt_client.save.packing import PackingPlan, plan_packing
+from ckpt_client.save.state import flatten
 from ckpt_client.stager import wire
+from ckpt_client.stager.arena import map_half
 from ckpt_client.stager.channel import TrainerChannel
-from ckpt_client.stager.patience import HOLD_US_MAX, Patience, is_crowded
+from ckpt_client.stager.patience import HOLD_US_MAX, CrowdPatience, is_crowded
 from ckpt_client.stager.shell import StagerShell
-from ckpt_client.state import flatten
 from tests.waiting import wait_until
 
 WAIT_S = 60.0
 
 
-def packed() -> Packing:
+def packed() -> PackingPlan:
     return plan_packing(flatten({"a": np.zeros(MiB, np.uint8)}), 0, 1)
 
 
-def handed(number: int, packing: Packing | None = None) -> wire.HandOver:
+def handed(number: int, packing: PackingPlan | None = None) -> wire.HandOver:
     packing = packing or packed()
     return wire.HandOver(
         save=number,
@@ -69,13 +69,13 @@ def test_a_host_that_does_not_tell_is_not_crowded(tmp_path: Path) -> None:
 
 def test_what_is_kept_is_due_once_there_is_room_or_the_time_is_over() -> None:
     answers = [True, True, False]
-    patience = Patience(lambda: answers.pop(0))
+    patience = CrowdPatience(lambda: answers.pop(0))
     first, second = handed(1), handed(2)
     assert patience.due(0) is None
     patience.keep(first, 0)
     assert [patience.due(1), patience.due(2), patience.due(3)] == [None, None, first]
     assert not patience.keeps
-    patience = Patience(lambda: True)
+    patience = CrowdPatience(lambda: True)
     patience.keep(second, 10)
     assert patience.due(HOLD_US_MAX + 9) is None
     assert patience.due(HOLD_US_MAX + 10) is second
@@ -101,7 +101,7 @@ class Trainer:
             arena_bytes_max=64 * MiB,
             idle_s=WAIT_S,
         )
-        self.shell = StagerShell(TrainerChannel(theirs), attach, Patience(lambda: True))
+        self.shell = StagerShell(TrainerChannel(theirs), attach, CrowdPatience(lambda: True))
         self._halves: dict[int, HalfWriter] = {}
 
     def say(self, packet: wire.FromTrainer) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_client.processes import MARK_NAME, end_marked, find_marked
+from ckpt_client.local.processes import MARK_NAME, end_marked, find_marked
 from tests.client.test_end_to_end import stop
 
 SAVE = """

@@ -17,7 +17,7 @@ from ckpt.base.units import MiB
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.sharing import NextReads, ShareReads
 from ckpt.format.spans import OURS, PayloadSpan, decode_spans, encode_spans
-from ckpt_client.restore import Checkpoint
+from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.store import Store
 from tests.client.test_stager_process import runs
 from tests.waiting import wait_until

@@ -20,13 +20,13 @@ import pytest
 from ckpt.aio.secret import make_secret
 from ckpt.base.errors import Aborted, Busy, CkptError, Refused
 from ckpt.base.units import MiB
-from ckpt_client import stagers
-from ckpt_client.arena import Half, map_half
-from ckpt_client.packing import plan_packing
-from ckpt_client.saving import Save
+from ckpt_client.save import stager_link
+from ckpt_client.save.handle import Save
+from ckpt_client.save.packing import plan_packing
+from ckpt_client.save.stager_link import StagerLink
+from ckpt_client.save.state import flatten
 from ckpt_client.stager import wire
-from ckpt_client.stagers import StagerLink
-from ckpt_client.state import flatten
+from ckpt_client.stager.arena import Half, map_half
 from tests.waiting import wait_until
 
 
@@ -128,7 +128,7 @@ def test_a_half_is_held_until_its_save_ends(bench: Bench) -> None:
 def test_a_save_that_waits_for_memory_says_which_saves_hold_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stagers, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(stager_link, "PATIENCE_S", 0.1)
     link = bench.start()
     saves = [stage(link, 1), stage(link, 2)]
     waiting = threading.Thread(target=suppressed(stage, link, 3))
@@ -144,7 +144,7 @@ def test_a_save_that_waits_for_memory_says_which_saves_hold_it(
 def test_who_waits_for_a_stopped_stager_is_told_so_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stagers, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(stager_link, "PATIENCE_S", 0.1)
     link = bench.start()
     os.kill(link.pid, signal.SIGSTOP)
     waiting = threading.Thread(target=suppressed(stage, link, 1))
@@ -186,7 +186,7 @@ def test_an_interrupt_while_memory_is_mapped_loses_no_half(
         map_half(descriptor, size)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ckpt_client.halves.map_half", interrupted)
+    monkeypatch.setattr("ckpt_client.save.mapped_halves.map_half", interrupted)
     link.ask_half(1, "run", 1, MiB, "wait")
     with pytest.raises(KeyboardInterrupt):
         link.wait_half(1)
@@ -295,7 +295,7 @@ import os, signal, sys
 import msgspec
 from pathlib import Path
 from ckpt_client.stager import wire
-from ckpt_client.stagers import StagerLink
+from ckpt_client.save.stager_link import StagerLink
 attach = msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=wire.Attach)
 attach = msgspec.structs.replace(attach, pid=os.getpid())
 link = StagerLink(attach, Path(sys.argv[2]))

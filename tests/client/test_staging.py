@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ckpt
-from ckpt_client.copying import NumpyCopier
+from ckpt_client.save.copying import NumpyCopier
 from tests.client.clikit import run as command
 
 WAIT_S = 60.0

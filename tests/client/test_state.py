@@ -14,8 +14,8 @@ from hypothesis import given
 from ckpt.base.errors import Refused
 from ckpt.format.table import Meaning
 from ckpt.format.tree import decode_tree, encode_tree
-from ckpt_client.declare import Box, Replicated, Shard
-from ckpt_client.state import flatten, unflatten
+from ckpt_client.save.shards import Box, Replicated, Shard
+from ckpt_client.save.state import flatten, unflatten
 from tests.client import trees
 from tests.client.bits import bits_of
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import ckpt
-from ckpt_client.processes import end_marked, find_marked, marked_environment
+from ckpt_client.local.processes import end_marked, find_marked, marked_environment
 from tests.e2e.cluster import OPTIONS, Cluster
 
 END_TIMEOUT_S = 30.0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_client.processes import end_marked, find_marked, marked_environment
+from ckpt_client.local.processes import end_marked, find_marked, marked_environment
 
 LIMIT_S = 240.0
 MOUNT = 'mount -t tmpfs -o size=96m none "$1" && shift && exec "$@"'

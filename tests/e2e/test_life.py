@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ckpt
-from ckpt_client.processes import find_marked
+from ckpt_client.local.processes import find_marked
 from tests.e2e.cluster import Cluster, command, runs
 from tests.e2e.states import form_of
 from tests.waiting import wait_until

@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 import ckpt
-from ckpt_client.processes import end_marked, marked_environment
+from ckpt_client.local.processes import end_marked, marked_environment
 from tests.e2e_remote.cluster import RemoteCluster
 
 END_TIMEOUT_S = 30.0

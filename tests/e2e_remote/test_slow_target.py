@@ -20,7 +20,7 @@ from ckpt.aio.rpc import RpcClient
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
 from ckpt.protocol.coordinator.reading.answers import StatusView
-from ckpt_client.processes import end_marked, marked_environment
+from ckpt_client.local.processes import end_marked, marked_environment
 from tests.e2e_remote.cluster import Daemon
 from tests.e2e_remote.slowing import Proxy, Victim
 from tests.waiting import wait_until

@@ -45,7 +45,7 @@ from ckpt.format.column import (
 from ckpt.format.envelope import decompress, unwrap
 from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter
 from ckpt.format.index import Index, decode_index, encode_index
-from ckpt.format.index_pages import Box, IndexPayload, IndexTensor, Location
+from ckpt.format.index_pages import IndexBox, IndexPayload, IndexTensor, Location
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, decode_manifest, encode_manifest
 from ckpt.format.messages import Message
@@ -130,16 +130,16 @@ INDEX = Index(
     (
         IndexTensor(
             "b", Meaning.OWN, "bfloat16", (),
-            (Box(Rank(1), (), (), (Location(Rank(1), 0, 64, 2),)),),
+            (IndexBox(Rank(1), (), (), (Location(Rank(1), 0, 64, 2),)),),
         ),
         IndexTensor(
             "w", Meaning.SHARD, "<f4", (4, 2),
             (
-                Box(
+                IndexBox(
                     Rank(0), (0, 0), (2, 2),
                     (Location(Rank(0), 0, 0, 8), Location(Rank(0), 8, 512, 8)),
                 ),
-                Box(Rank(1), (2, 0), (2, 2), (Location(Rank(1), 0, 128, 16).at(Generation(3, 40)),)),
+                IndexBox(Rank(1), (2, 0), (2, 2), (Location(Rank(1), 0, 128, 16).at(Generation(3, 40)),)),
             ),
         ),
     ),

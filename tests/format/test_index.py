@@ -27,7 +27,7 @@ from ckpt.format.index import Fetch, Index, IndexReader, decode_index, encode_in
 from ckpt.format.index_pages import (
     HEADER_BYTES,
     PAGE_PACKED_BYTES_MAX,
-    Box,
+    IndexBox,
     IndexPayload,
     IndexTensor,
     Location,
@@ -76,7 +76,7 @@ def tensors(draw: st.DrawFn, name: str) -> IndexTensor:
             at = draw(st.integers(0, 1 << 40))
             locations.append(Location(Rank(rank), start, at, length).at(generation))
             start += length
-        boxes.append(Box(Rank(rank), offset, shape, tuple(locations)))
+        boxes.append(IndexBox(Rank(rank), offset, shape, tuple(locations)))
     return IndexTensor(
         name, draw(st.sampled_from(Meaning)), draw(st.sampled_from(["<f4", "bfloat16"])),
         dims, tuple(boxes),
@@ -106,7 +106,8 @@ def row_sharded(name: str, ranks: int) -> IndexTensor:
         "<f4",
         (ranks, 8),
         tuple(
-            Box(Rank(r), (r, 0), (1, 8), (Location(Rank(r), 0, 64 * r, 32),)) for r in range(ranks)
+            IndexBox(Rank(r), (r, 0), (1, 8), (Location(Rank(r), 0, 64 * r, 32),))
+            for r in range(ranks)
         ),
     )
 
@@ -115,7 +116,7 @@ def wide_replica(name: str, pieces: int) -> IndexTensor:
     """A replica in many pieces."""
     locations = tuple(Location(Rank(p), p * 4, p * 4, 4) for p in range(pieces))
     return IndexTensor(
-        name, Meaning.REPLICATED, "<f4", (pieces,), (Box(Rank(0), (0,), (pieces,), locations),)
+        name, Meaning.REPLICATED, "<f4", (pieces,), (IndexBox(Rank(0), (0,), (pieces,), locations),)
     )
 
 
@@ -335,9 +336,9 @@ def test_random_bytes_are_refused(noise: bytes) -> None:
         replace(row_sharded("a", 2), name="n" * 5000),
         replace(
             wide_replica("a", 1),
-            boxes=(Box(Rank(0), (0,), (1,), (Location(Rank(0), 0, -1, 4),)),),
+            boxes=(IndexBox(Rank(0), (0,), (1,), (Location(Rank(0), 0, -1, 4),)),),
         ),
-        replace(wide_replica("a", 1), boxes=(Box(Rank(-1), (0,), (1,), ()),)),
+        replace(wide_replica("a", 1), boxes=(IndexBox(Rank(-1), (0,), (1,), ()),)),
     ],
     ids=["box outside", "dtype", "name", "location", "rank"],
 )  # fmt: skip

@@ -17,7 +17,6 @@ from ckpt.format.envelope import Packing, wrap
 from ckpt.format.tree import (
     MAGIC,
     DictNode,
-    Index,
     Key,
     LeafNode,
     ListNode,
@@ -25,6 +24,7 @@ from ckpt.format.tree import (
     Path,
     Scalar,
     ScalarNode,
+    SequenceIndex,
     TupleNode,
     decode_tree,
     encode_tree,
@@ -157,7 +157,7 @@ def test_a_key_that_cannot_be_stored_is_refused(key: Key) -> None:
 
 # --------------------------------------------------------------------------- paths
 
-paths = st.lists(st.one_of(keys, st.integers(0, 1000).map(Index)), max_size=5).map(tuple)
+paths = st.lists(st.one_of(keys, st.integers(0, 1000).map(SequenceIndex)), max_size=5).map(tuple)
 
 
 def parsed(text: str) -> list[object]:
@@ -167,7 +167,7 @@ def parsed(text: str) -> list[object]:
 
 def parsed_step(text: str) -> object:
     if text.startswith("#"):
-        return ("Index", Index(int(text[1:])))
+        return ("SequenceIndex", SequenceIndex(int(text[1:])))
     key, rest = parsed_key(text, inner=False)
     assert rest == ""
     return key
@@ -208,7 +208,7 @@ def test_a_path_can_be_told_from_its_text(path: Path) -> None:
 
 
 def test_paths_read_like_paths() -> None:
-    assert path_text(("model", "layers", Index(0), "w")) == "model/layers/#0/w"
+    assert path_text(("model", "layers", SequenceIndex(0), "w")) == "model/layers/#0/w"
     assert (
         path_text(("a/b", 3, True, ("x", -1), "#1", "", "=")) == "a~1b/=3/=true/=(x,=-1,)/~21/~./~3"
     )

@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 
 import ckpt
 import ckpt_torch
-from ckpt_client.default import shared_store
+from ckpt_client.default import process_store
 from ckpt_torch.known import Known, recall
 from ckpt_torch.place import Who
 from tests.frameworks.gloo import Ranks
@@ -23,7 +23,7 @@ from tests.frameworks.test_torch_save import FLOATS, build, caught, state_of, st
 
 
 def known_of(url: str, rank: int = 0, world_size: int = 1) -> Known | None:
-    return recall(shared_store(url), Who(rank, world_size, None, False))
+    return recall(process_store(url), Who(rank, world_size, None, False))
 
 
 def train(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -22,7 +22,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 import ckpt
 import ckpt_jax
 import ckpt_torch
-from ckpt_client.default import shared_store
+from ckpt_client.default import process_store
 from ckpt_torch.accelerate import CkptHooks
 from ckpt_torch.dcp_stager import CkptStager
 from ckpt_torch.lightning import CkptIO
@@ -44,7 +44,7 @@ def still(cluster: str) -> Iterator[None]:
 
 
 def kill_stager(cluster: str) -> None:
-    (link,) = shared_store(cluster)._stagers.values()
+    (link,) = process_store(cluster)._stagers.values()
     os.kill(link.pid, signal.SIGKILL)
     wait_until(lambda: not link.alive, "the stager's end")
 
@@ -64,7 +64,7 @@ def test_the_next_save_raises_an_error_that_nobody_asked_the_future_for(cluster:
     with pytest.raises(ckpt.Aborted, match=r"dropped@2: the stager of rank 0 .* ended before"):
         ckpt_torch.save(STATE, checkpoint_id=f"{cluster}/dropped/3")
     ckpt_torch.save(STATE, checkpoint_id=f"{cluster}/dropped/3")
-    assert [commit.step for commit in shared_store(cluster).steps("dropped")] == [1, 3]
+    assert [commit.step for commit in process_store(cluster).steps("dropped")] == [1, 3]
 
 
 @pytest.mark.parametrize("way", ["result", "exception"])
@@ -81,7 +81,7 @@ def test_who_asked_the_future_is_told_by_nobody_else(cluster: str, way: str) -> 
 def test_closing_the_store_raises_it_too(cluster: str) -> None:
     future = fail_save(cluster, "closed")
     with pytest.raises(ckpt.Aborted, match="closed@2"):
-        shared_store(cluster).close()
+        process_store(cluster).close()
     assert isinstance(future.exception(), ckpt.Aborted)
 
 
@@ -151,7 +151,7 @@ def test_a_wait_that_was_interrupted_is_waited_again(
     finally:
         signal.signal(signal.SIGINT, before)
     wait()
-    assert shared_store(cluster).latest(name) == 2
+    assert process_store(cluster).latest(name) == 2
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pytest
 
 import ckpt
 from ckpt_client.fs.filesystem import CkptFileSystemBase
-from ckpt_client.processes import end_marked, marked_environment
+from ckpt_client.local.processes import end_marked, marked_environment
 
 END_TIMEOUT_S = 30.0
 

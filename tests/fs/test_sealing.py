@@ -13,7 +13,7 @@ from ckpt.base.errors import Refused
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.members import Member
 from ckpt_client.fs.filesystem import CkptFileSystemBase
-from ckpt_client.fs.sealing import SEAL, Seal, SealedFolder, disagreement, seal_name
+from ckpt_client.fs.sealing import SEAL, RankSeal, SealedFolder, disagreement, seal_name
 from tests.waiting import wait_until
 
 
@@ -21,10 +21,10 @@ def member(name: str, content: bytes = b"x") -> Member:
     return Member(f"5/{name}", len(content), xxh3_128(content))
 
 
-def seal_of(rank: int, world_size: int, files: list[Member]) -> Seal:
+def seal_of(rank: int, world_size: int, files: list[Member]) -> RankSeal:
     found = SEAL.match(seal_name(rank, world_size, files))
     assert found is not None
-    return Seal(int(found[1]), int(found[2]), int(found[3]), int(found[4], 16))
+    return RankSeal(int(found[1]), int(found[2]), int(found[3]), int(found[4], 16))
 
 
 A, B, C = member("a"), member("b"), member("c", b"")
@@ -47,7 +47,7 @@ def test_what_all_ranks_have_sealed_agrees_in_any_order() -> None:
         ([A], [seal_of(0, 2, [A]), seal_of(0, 2, [A]), seal_of(1, 2, [])], "sealed it twice"),
     ],
 )
-def test_everything_else_is_named(files: list[Member], seals: list[Seal], text: str) -> None:
+def test_everything_else_is_named(files: list[Member], seals: list[RankSeal], text: str) -> None:
     assert text in disagreement(files, seals, 2)
 
 

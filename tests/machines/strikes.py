@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ckpt_client.processes import MARK_NAME
+from ckpt_client.local.processes import MARK_NAME
 from tests.e2e.cluster import command
 from tests.machines.cluster import COORDINATOR, EVERYTHING, TARGETS, MachineCluster
 from tests.soak.hangman import stager_pids

@@ -9,7 +9,7 @@ import numpy as np
 
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_name
-from ckpt.format.index_pages import Box, IndexTensor
+from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node, Scalar, ScalarNode
 from ckpt.objects.documents import Header
@@ -70,18 +70,18 @@ class MemorySource:
 
 def _whole(name: str, array: Array) -> IndexTensor:
     if not array.ndim or array.shape[0] < 2:
-        box = Box(Rank(0), (0,) * array.ndim, array.shape, ())
+        box = IndexBox(Rank(0), (0,) * array.ndim, array.shape, ())
         return IndexTensor(name, Meaning.REPLICATED, dtype_name(array.dtype), array.shape, (box,))
     half, rest = array.shape[0] // 2, (0,) * (array.ndim - 1)
     boxes = (
-        Box(Rank(0), (0, *rest), (half, *array.shape[1:]), ()),
-        Box(Rank(1), (half, *rest), (array.shape[0] - half, *array.shape[1:]), ()),
+        IndexBox(Rank(0), (0, *rest), (half, *array.shape[1:]), ()),
+        IndexBox(Rank(1), (half, *rest), (array.shape[0] - half, *array.shape[1:]), ()),
     )
     return IndexTensor(name, Meaning.SHARD, dtype_name(array.dtype), array.shape, boxes)
 
 
 def _own(name: str, array: Array) -> IndexTensor:
-    box = Box(Rank(1), (0,) * array.ndim, array.shape, ())
+    box = IndexBox(Rank(1), (0,) * array.ndim, array.shape, ())
     return IndexTensor(name, Meaning.OWN, dtype_name(array.dtype), array.shape, (box,))
 
 

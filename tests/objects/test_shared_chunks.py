@@ -19,9 +19,9 @@ from ckpt.objects.stored_chunk import StoredChunk
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from ckpt.protocol.spans import Spans
 from ckpt.transfer.peer_server import PeerServer
-from ckpt_client.meeting import Meeting
-from ckpt_client.shared_store import SharedChunks
-from ckpt_client.sharing import Part
+from ckpt_client.load.together.chunks import SharedChunks
+from ckpt_client.load.together.meeting import Meeting
+from ckpt_client.load.together.sharing import Part
 from tests.aio.netkit import SECRET
 from tests.objects.sources import HEADER, MemorySource, many_kinds
 

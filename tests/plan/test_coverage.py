@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step
 from ckpt.format.index import Index, decode_index, encode_index
-from ckpt.format.index_pages import Box, IndexTensor, Location
+from ckpt.format.index_pages import IndexBox, IndexTensor, Location
 from ckpt.format.table import Meaning, Piece, TensorEntry, decode_table, encode_table
 from ckpt.plan import coverage
 from ckpt.plan.coverage import Differing, Merged, Overlap, merge_tables, ranks_text
@@ -54,7 +54,7 @@ def test_own_tensors_get_one_box_for_each_rank_that_has_them() -> None:
                 OWN,
                 "|u1",
                 (3,),
-                (Box(Rank(0), (0,), (3,), (Location(Rank(0), 0, 4096, 3),)),),
+                (IndexBox(Rank(0), (0,), (3,), (Location(Rank(0), 0, 4096, 3),)),),
             ),
             IndexTensor(
                 "b",
@@ -62,8 +62,8 @@ def test_own_tensors_get_one_box_for_each_rank_that_has_them() -> None:
                 "|u1",
                 (2,),
                 (
-                    Box(Rank(0), (0,), (2,), (Location(Rank(0), 0, 4096, 2),)),
-                    Box(Rank(1), (0,), (2,), (Location(Rank(1), 0, 4096, 2),)),
+                    IndexBox(Rank(0), (0,), (2,), (Location(Rank(0), 0, 4096, 2),)),
+                    IndexBox(Rank(1), (0,), (2,), (Location(Rank(1), 0, 4096, 2),)),
                 ),
             ),
         ),
@@ -115,7 +115,7 @@ def test_a_replica_is_one_box_with_the_pieces_of_all_writers() -> None:
     assert merged.problems == ()
     (tensor,) = merged.tensors
     assert tensor.boxes == (
-        Box(
+        IndexBox(
             Rank(0),
             (0,),
             (10,),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt.base.ids import Generation, Rank
-from ckpt.format.index_pages import Box, Location
+from ckpt.format.index_pages import IndexBox, Location
 from ckpt.plan.boxes import subtract, volume_of
 from ckpt.plan.reads import Copy, ReadPlan, plan_read
 
@@ -92,16 +92,18 @@ def splits(draw: st.DrawFn, shape: Extent) -> list[Region]:
 
 def build(
     draw: st.DrawFn, array: npt.NDArray[np.uint16], regions_: list[Region]
-) -> tuple[Payloads, list[Box]]:
+) -> tuple[Payloads, list[IndexBox]]:
     payloads = Payloads()
-    boxes: list[Box] = []
+    boxes: list[IndexBox] = []
     for rank, region in enumerate(regions_):
         owners = [
             (draw(st.sampled_from((None, Generation(1, 1)))), Rank(draw(st.integers(0, 3))))
             for _ in range(2)
         ]
         cuts = draw(st.lists(st.integers(0, 1000), max_size=4))
-        boxes.append(Box(Rank(rank), *region, payloads.store(cut_of(array, region), cuts, owners)))
+        boxes.append(
+            IndexBox(Rank(rank), *region, payloads.store(cut_of(array, region), cuts, owners))
+        )
     return payloads, boxes
 
 
@@ -168,8 +170,8 @@ def test_runs_are_joined_and_ascend_and_spans_cover_exactly_them(
         assert sum(end - start for start, end in spans) == sum(c.end - c.start for c in copies)
 
 
-def one_box(shape: Extent, item_bytes: int, *, rank: int = 0, at: int = 4096) -> Box:
-    return Box(
+def one_box(shape: Extent, item_bytes: int, *, rank: int = 0, at: int = 4096) -> IndexBox:
+    return IndexBox(
         Rank(rank),
         *whole(shape),
         (Location(Rank(rank), 0, at, volume_of(shape) * item_bytes),),
@@ -190,7 +192,7 @@ def test_a_whole_tensor_in_pieces_is_one_run_for_each_piece_and_touching_pieces_
         Location(Rank(1), 12, 0, 4),
         Location(Rank(0), 16, 500, 4),
     )
-    plan = plan_read([Box(Rank(0), (0,), (5,), locations)], 4, (0,), (5,))
+    plan = plan_read([IndexBox(Rank(0), (0,), (5,), locations)], 4, (0,), (5,))
     assert [(s.payload.rank, list(s.copies())) for s in plan.sources] == [
         (0, [Copy(100, 112, 0), Copy(500, 504, 16)]),
         (1, [Copy(0, 4, 12)]),
@@ -198,8 +200,8 @@ def test_a_whole_tensor_in_pieces_is_one_run_for_each_piece_and_touching_pieces_
 
 
 def test_rows_of_a_wider_tensor_are_fetched_as_one_span() -> None:
-    left = Box(Rank(0), (0, 0), (4, 2), (Location(Rank(0), 0, 0, 8),))
-    right = Box(Rank(1), (0, 2), (4, 2), (Location(Rank(1), 0, 0, 8),))
+    left = IndexBox(Rank(0), (0, 0), (4, 2), (Location(Rank(0), 0, 0, 8),))
+    right = IndexBox(Rank(1), (0, 2), (4, 2), (Location(Rank(1), 0, 0, 8),))
     plan = plan_read([left, right], 1, (0, 0), (4, 4))
     assert [source.spans() for source in plan.sources] == [[(0, 8)], [(0, 8)]]
     assert list(plan.sources[1].copies()) == [
@@ -217,21 +219,21 @@ def test_of_equal_copies_one_is_read_and_the_preferred_one_first() -> None:
 
 
 def test_a_box_that_has_all_is_preferred_to_many_that_have_parts() -> None:
-    parts = [Box(Rank(r), (r,), (1,), (Location(Rank(r), 0, 0, 1),)) for r in range(8)]
+    parts = [IndexBox(Rank(r), (r,), (1,), (Location(Rank(r), 0, 0, 1),)) for r in range(8)]
     assert [
         s.payload.rank for s in plan_read([*parts, one_box((8,), 1, rank=9)], 1, (0,), (8,)).sources
     ] == [9]
 
 
 def test_missing_pieces_of_a_box_are_missing_bytes() -> None:
-    box = Box(Rank(0), (0,), (10,), (Location(Rank(0), 2, 0, 3), Location(Rank(0), 7, 3, 1)))
+    box = IndexBox(Rank(0), (0,), (10,), (Location(Rank(0), 2, 0, 3), Location(Rank(0), 7, 3, 1)))
     assert plan_read([box], 1, (0,), (10,)).missing_bytes == 6
     assert plan_read([], 1, (0,), (10,)).missing_bytes == 10
 
 
 def test_a_byte_with_two_places_is_read_from_one() -> None:
     locations = (Location(Rank(0), 0, 0, 6), Location(Rank(1), 4, 50, 6))
-    plan = plan_read([Box(Rank(0), (0,), (10,), locations)], 1, (0,), (10,))
+    plan = plan_read([IndexBox(Rank(0), (0,), (10,), locations)], 1, (0,), (10,))
     assert [(s.payload.rank, list(s.copies())) for s in plan.sources] == [
         (0, [Copy(0, 6, 0)]),
         (1, [Copy(52, 56, 6)]),

@@ -40,13 +40,13 @@ from ckpt.format.messages.saving import (
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.events import Received, Send, Session, SessionClosed, SessionOpened, Ticked
 from ckpt.protocol.stager import events as e
-from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
+from ckpt.protocol.stager.machine import SaverIdentity, StagerConfig, StagerMachine
 from ckpt.protocol.stager.records import RETRY_US
 from tests.protocol.writerkit import DIGEST, place
 
 RUN = RunName("run")
 LAUNCH = LaunchNumber(1 << 32 | 1)
-WHO = Identity("key", Rank(2), 4, "host/1/x")
+WHO = SaverIdentity("key", Rank(2), 4, "host/1/x")
 JOIN = JoinLaunch(RUN, "key", Rank(2), 4, "host/1/x", None)
 S1, S2 = Session(1), Session(2)
 

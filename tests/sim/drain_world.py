@@ -19,7 +19,7 @@ from ckpt.base.ids import (
     RunName,
     Step,
 )
-from ckpt.format.index_pages import Box, IndexTensor
+from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node
 from ckpt.objects import names, planning
@@ -76,7 +76,7 @@ class PayloadSource:
 
     def tensors(self) -> Sequence[IndexTensor]:
         shape = (self._payload_bytes,)
-        box = Box(Rank(0), (0,), shape, ())
+        box = IndexBox(Rank(0), (0,), shape, ())
         return [
             IndexTensor(f"rank{rank}", Meaning.REPLICATED, "|u1", shape, (box,))
             for rank in range(self.header.world_size)

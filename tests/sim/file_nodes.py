@@ -28,7 +28,7 @@ from ckpt.protocol.coordinator.keeping.placements import Placement
 from ckpt.protocol.coordinator.reading.answers import MembersView
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.stager import events as se
-from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
+from ckpt.protocol.stager.machine import SaverIdentity, StagerConfig, StagerMachine
 from tests.sim.clockwork import Clockwork
 from tests.sim.network import Network, Node
 from tests.sim.oracles import Oracles, Violation
@@ -166,7 +166,7 @@ class WriterNode(RankNode):
         target_of: Callable[[TargetId], Node], job: Job, seed: int, files: list[tuple[int, str]],
     ) -> None:  # fmt: skip
         super().__init__(clock, network, oracles, coordinator, target_of, job, 0, seed)
-        identity = Identity(None, self.machine.identity.rank, 1, self.process)
+        identity = SaverIdentity(None, self.machine.identity.rank, 1, self.process)
         self.machine = StagerMachine(identity, StagerConfig(half_count=FILES_MAX))
         self._halves = [bytearray(HALF_BYTES) for _ in range(FILES_MAX)]
         self._files = list(files)

@@ -45,7 +45,7 @@ from ckpt.protocol.events import Session, SessionClosed
 from ckpt.protocol.reader.events import DecodePart
 from ckpt.protocol.stager.events import CoordinatorEvent, Outcome, SaveFailed
 from ckpt.protocol.stager.machine import StagerMachine
-from ckpt.protocol.stager.records import Save, SaveState
+from ckpt.protocol.stager.records import RankSave, SaveState
 from ckpt.protocol.stager.state import StagerState
 from ckpt.protocol.target.credit import Credit
 from ckpt.protocol.target.machine import TargetMachine
@@ -235,7 +235,7 @@ def _give_up_when_cut(self: StagerMachine, event: CoordinatorEvent) -> None:
 _coordinator_event = StagerMachine._coordinator_event
 
 
-def _end_at_once(self: StagerMachine, save: Save, outcome: Outcome) -> None:
+def _end_at_once(self: StagerMachine, save: RankSave, outcome: Outcome) -> None:
     """Who would still read the half, now that the save has ended?"""
     _finish(self, save, outcome)
     if save.state is SaveState.STOPPING:

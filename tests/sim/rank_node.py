@@ -24,7 +24,7 @@ from ckpt.format.messages.writing import (
 )
 from ckpt.protocol.events import Received, Send, Session, SessionClosed, SessionOpened, Ticked
 from ckpt.protocol.stager import events as se
-from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
+from ckpt.protocol.stager.machine import SaverIdentity, StagerConfig, StagerMachine
 from ckpt.protocol.writer import payload_events as pe
 from ckpt.protocol.writer.column import Column
 from ckpt.protocol.writer.payload_writer import PayloadWriter
@@ -83,7 +83,7 @@ class RankNode:
         self._tick_us = tick_us
         self.process = f"{self.name}/{seed}"
         self.machine = StagerMachine(
-            Identity(job.key, Rank(rank), job.world_size, self.process), StagerConfig()
+            SaverIdentity(job.key, Rank(rank), job.world_size, self.process), StagerConfig()
         )
         self.half_bytes = HALF_BYTES
         #: Each as long as the largest padded payload that it ever held.

@@ -16,7 +16,7 @@ from ckpt.protocol.coordinator.saving import ending
 from ckpt.protocol.coordinator.saving.ending import UNWATCHED_US
 from ckpt.protocol.stager import events as se
 from ckpt.protocol.stager.events import SaveCommitted, SaveFailed
-from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
+from ckpt.protocol.stager.machine import SaverIdentity, StagerConfig, StagerMachine
 from ckpt.protocol.stager.state import StagerState
 from tests.sim import faults
 from tests.sim.histories import ends_of, run_each
@@ -43,7 +43,7 @@ class _OpenStore(RankNode):
             starts=trainer.job.steps.index(step),
         )  # fmt: skip
         job = trainer.job
-        identity = Identity(job.key, Rank(trainer.rank), job.world_size, trainer.process)
+        identity = SaverIdentity(job.key, Rank(trainer.rank), job.world_size, trainer.process)
         self.machine = StagerMachine(identity, StagerConfig())
         self._script = [step]
         self._trainer = trainer

@@ -14,7 +14,7 @@ from ckpt.protocol.coordinator.saving import ending
 from ckpt.protocol.stager import requests
 from ckpt.protocol.stager.events import Outcome, SaveCommitted, SaveFailed
 from ckpt.protocol.stager.records import Launched
-from ckpt.protocol.stager.requests import Identity
+from ckpt.protocol.stager.requests import SaverIdentity
 from tests.sim import faults
 from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
@@ -106,7 +106,7 @@ def test_the_history_finds_a_coordinator_that_forgets_who_had_saved(
 ) -> None:
     join = requests.join
 
-    def forgetful(who: Identity, run: Launched, now_us: int) -> JoinLaunch:
+    def forgetful(who: SaverIdentity, run: Launched, now_us: int) -> JoinLaunch:
         return replace(join(who, run, now_us), saved_step=None)
 
     monkeypatch.setattr(requests, "join", forgetful)

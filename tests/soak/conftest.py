@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_client.processes import end_marked, marked_environment
+from ckpt_client.local.processes import end_marked, marked_environment
 
 END_TIMEOUT_S = 30.0
 SECONDS_DEFAULT = 300

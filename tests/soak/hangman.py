@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ckpt_client.processes import find_marked
+from ckpt_client.local.processes import find_marked
 from tests.soak.job import Job
 
 TOGETHER_MAX: Final = 3

@@ -13,7 +13,7 @@ import pytest
 import ckpt
 from ckpt.base.errors import NoSpace
 from ckpt.base.units import MiB
-from ckpt_client.processes import find_marked
+from ckpt_client.local.processes import find_marked
 from tests.e2e.cluster import TARGETS, Cluster, command
 from tests.soak.judge import column_counts, staged_count
 from tests.waiting import wait_until

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import ckpt
-from ckpt_client.processes import find_marked
+from ckpt_client.local.processes import find_marked
 from tests.e2e.cluster import TARGETS, Cluster
 from tests.soak.hangman import Hangman
 from tests.soak.job import Job

@@ -29,7 +29,7 @@ from ckpt.base.limits import PAYLOAD_BYTES_MAX, WORLD_SIZE_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.index import Index, encode_index
-from ckpt.format.index_pages import Box, IndexPayload, IndexTensor, Location
+from ckpt.format.index_pages import IndexBox, IndexPayload, IndexTensor, Location
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.loading import Resolved, TargetAddress
 from ckpt.format.messages.reading import DocumentData, ReadDocument
@@ -115,7 +115,7 @@ class Scene:
 TENSOR = IndexTensor(
     "w", Meaning.OWN, "|u1", (FROZEN_BYTES + MOVING_BYTES,),
     (
-        Box(
+        IndexBox(
             Rank(0), (0,), (FROZEN_BYTES + MOVING_BYTES,),
             (
                 Location(Rank(0), 0, FROZEN_AT, FROZEN_BYTES).at(OLD.generation),
@@ -234,7 +234,7 @@ def test_a_rank_that_a_home_does_not_have_is_corrupt(here: Scene) -> None:
 @pytest.mark.parametrize("start", [399_999, 400_000, PAYLOAD_BYTES_MAX - 2])
 def test_bytes_behind_the_end_of_a_home_are_corrupt(here: Scene, start: int) -> None:
     place = Location(Rank(0), 0, start, 2).at(OLD.generation)
-    tensor = IndexTensor("w", Meaning.OWN, "|u1", (2,), (Box(Rank(0), (0,), (2,), (place,)),))
+    tensor = IndexTensor("w", Meaning.OWN, "|u1", (2,), (IndexBox(Rank(0), (0,), (2,), (place,)),))
     reads = ReadSet()
     reads.add_box(tensor, tensor.boxes, (0,), np.zeros(2, np.uint8))
     ((key, landings),) = reads.landings.items()

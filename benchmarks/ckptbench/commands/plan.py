@@ -10,7 +10,7 @@ import msgspec
 
 from ckpt.base.errors import Refused
 from ckpt.erasure.code import Code
-from ckptbench.job.values import Kind, ratio_kind, size_kind, time_kind
+from ckptbench.job.values import ValueKind, ratio_kind, size_kind, time_kind
 from ckptbench.plan import PlanRequest, make_plan, model_bytes, plan_text
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _typed(kind: Kind[T]) -> Callable[[str], T]:
+def _typed(kind: ValueKind[T]) -> Callable[[str], T]:
     """Its reader for argparse, which shows of a ValueError the function's name alone."""
 
     def read(text: str) -> T:

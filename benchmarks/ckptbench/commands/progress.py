@@ -15,7 +15,7 @@ from typing import Self
 from ckpt.base.printable import printable
 from ckptbench.job.jobs import JobList
 from ckptbench.report.numbers import both_rates, size
-from ckptbench.results import Checkpoint
+from ckptbench.results import CheckpointFigures
 
 
 class Progress:
@@ -29,7 +29,7 @@ class Progress:
         self._lock = threading.Lock()
         #: By job: the checkpoints it has done. Its thread adds to them and mine reads them, under
         #: the lock.
-        self._done: dict[str, list[Checkpoint]] = {}
+        self._done: dict[str, list[CheckpointFigures]] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="status", daemon=True)
 
@@ -48,7 +48,7 @@ class Progress:
         if self._interval_s:
             self._thread.join()
 
-    def note(self, job: str, checkpoint: Checkpoint) -> None:
+    def note(self, job: str, checkpoint: CheckpointFigures) -> None:
         """One more."""
         with self._lock:
             self._done.setdefault(job, []).append(checkpoint)
@@ -63,7 +63,7 @@ class Progress:
             done = {name: list(found) for name, found in self._done.items()}
         return [self._line(job.name, done.get(job.name, [])) for job in self._jobs.jobs]
 
-    def _line(self, name: str, found: list[Checkpoint]) -> str:
+    def _line(self, name: str, found: list[CheckpointFigures]) -> str:
         moved = sum(one.bytes for one in found)
         seconds = sum(one.seconds for one in found if not one.error)
         failed = sum(bool(one.error) for one in found)

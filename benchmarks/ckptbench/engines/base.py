@@ -13,7 +13,7 @@ from typing import Final, Protocol, Self, runtime_checkable
 
 from ckpt.base.errors import CkptError, NoSpace, Unavailable
 from ckptbench.job.options import JobOptions
-from ckptbench.workload import Array, Box, State, StatePlan
+from ckptbench.workload import Array, State, StatePlan, TensorRange
 
 ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 """In the environment of ranks: the engine is measured, not a library's pool."""
@@ -52,7 +52,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedState:
     """What a load brought back."""
 
     arrays: Mapping[str, Array]
@@ -70,7 +70,7 @@ class Engine(Protocol):
     def wait(self) -> Done:
         """Returns when the save is as durable as the storage says."""
 
-    def load(self, step: int, rank: int) -> Loaded:
+    def load(self, step: int, rank: int) -> LoadedState:
         """What `rank` saved."""
 
     def tidy(self) -> None:
@@ -84,7 +84,7 @@ class Engine(Protocol):
 class Resharding(Protocol):
     """An engine that can read parts of what several ranks saved."""
 
-    def load_boxes(self, step: int, boxes: Sequence[Box]) -> Loaded:
+    def load_boxes(self, step: int, boxes: Sequence[TensorRange]) -> LoadedState:
         """These ranges of the global tensors."""
 
 
@@ -95,7 +95,7 @@ class Storing(Protocol):
     def fetch(self, step: int) -> None:
         """What all ranks saved, from the object store into the storage, as durable as a save."""
 
-    def load_stored(self, step: int, rank: int) -> Loaded:
+    def load_stored(self, step: int, rank: int) -> LoadedState:
         """What `rank` saved, from the object store alone."""
 
 

@@ -17,16 +17,16 @@ from typing import Final, Self
 import numpy as np
 
 import ckpt
-import ckpt_client.restore
+import ckpt_client.load.checkpoint
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import CkptError
 from ckpt.erasure.code import Code
-from ckpt_client.detach import child_environment
-from ckpt_client.processes import kill_processes
+from ckpt_client.local.detach import child_environment
+from ckpt_client.local.processes import kill_processes
 from ckptbench.cluster import BenchCluster, ClusterPlan
-from ckptbench.engines.base import ONE_THREAD, Done, EnginePlan, Loaded
+from ckptbench.engines.base import ONE_THREAD, Done, EnginePlan, LoadedState
 from ckptbench.job.options import JobOptions
-from ckptbench.workload import Array, Box, State, rank_boxes
+from ckptbench.workload import Array, State, TensorRange, rank_boxes
 
 TIMEOUT_S: Final = 120.0
 STAGER_IDLE_S: Final = 2.0
@@ -45,7 +45,7 @@ class CkptEngine:
         self._save: ckpt.Save | None = None
         #: A state, and what it is declared as: once, since its memory stays the same.
         self._declared: tuple[State, dict[str, ckpt.Shard]] | None = None
-        assert ckpt_client.restore, "imported above: a process's start is no part of a load"
+        assert ckpt_client.load.checkpoint, "imported above: a process's start is no part of a load"
 
     def save(self, step: int, state: State) -> None:
         if self._declared is None or self._declared[0] is not state:
@@ -65,10 +65,10 @@ class CkptEngine:
             fault_in_s=self._save.fault_in_s,
         )
 
-    def load(self, step: int, rank: int) -> Loaded:
+    def load(self, step: int, rank: int) -> LoadedState:
         return self._load(step, rank_boxes(self.plan.state, rank))
 
-    def load_boxes(self, step: int, boxes: Sequence[Box]) -> Loaded:
+    def load_boxes(self, step: int, boxes: Sequence[TensorRange]) -> LoadedState:
         return self._load(step, boxes)
 
     def tidy(self) -> None:
@@ -77,14 +77,14 @@ class CkptEngine:
     def close(self) -> None:
         self.store.close()
 
-    def _load(self, step: int, boxes: Sequence[Box]) -> Loaded:
+    def _load(self, step: int, boxes: Sequence[TensorRange]) -> LoadedState:
         plan = self.plan
         with self.store.resolve(
             plan.run, step, rank=plan.rank, world_size=plan.world_size, timeout_s=TIMEOUT_S
         ) as checkpoint:
             tree = checkpoint.load(like=wanted(boxes))
             found = filled(tree)
-            return Loaded(
+            return LoadedState(
                 found,
                 checkpoint.source,
                 sum(one.rebuilt_bytes for one in checkpoint.statistics),
@@ -219,7 +219,7 @@ def declared(state: State) -> dict[str, ckpt.Shard]:
     }
 
 
-def wanted(boxes: Sequence[Box]) -> dict[str, ckpt.Box]:
+def wanted(boxes: Sequence[TensorRange]) -> dict[str, ckpt.Box]:
     """What a load is asked for: it makes the arrays itself, over memory that was never touched."""
     return {box.name: ckpt.Box((box.start,), (box.count,)) for box in boxes}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ckpt.base.ids import Rank, check_run_name, check_step
 from ckpt.objects.reader import StoredCheckpoint, open_stored
 from ckpt.objects.stores import open_sink
-from ckpt_client.fetching import save_again
-from ckpt_client.stored import load_from
-from ckptbench.engines.base import Loaded
+from ckpt_client.load.from_store import load_from
+from ckpt_client.save.again import save_again
+from ckptbench.engines.base import LoadedState
 from ckptbench.engines.ckpt import TIMEOUT_S, CkptEngine, filled, wanted
 from ckptbench.workload import rank_boxes
 
@@ -23,14 +23,14 @@ class StoringCkptEngine(CkptEngine):
         finally:
             stored.close()
 
-    def load_stored(self, step: int, rank: int) -> Loaded:
+    def load_stored(self, step: int, rank: int) -> LoadedState:
         plan, stored = self.plan, self._open_stored(step)
         like = wanted(rank_boxes(plan.state, rank))
         try:
             tree = load_from(stored, like, Rank(rank), plan.world_size, strict=True, whole=False)
         finally:
             stored.close()
-        return Loaded(filled(tree), "object store")
+        return LoadedState(filled(tree), "object store")
 
     def _open_stored(self, step: int) -> StoredCheckpoint:
         run = check_run_name(self.plan.run)

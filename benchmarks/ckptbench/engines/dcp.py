@@ -25,9 +25,16 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from ckpt.base.errors import Refused
-from ckptbench.engines.base import KEEP_STEPS, Done, EnginePlan, Loaded, remove_old, step_directory
+from ckptbench.engines.base import (
+    KEEP_STEPS,
+    Done,
+    EnginePlan,
+    LoadedState,
+    remove_old,
+    step_directory,
+)
 from ckptbench.engines.torch_arrays import to_tensor, told_full_disk
-from ckptbench.workload import Box, State, empty_state, rank_boxes
+from ckptbench.workload import State, TensorRange, empty_state, rank_boxes
 
 TUNED_THREADS: Final = 2
 GROUP_TIMEOUT_S: Final = 120
@@ -79,23 +86,23 @@ class DcpEngine:
             if self._plan.rank == 0:
                 remove_old(step_directory(self._plan, old))
 
-    def load(self, step: int, rank: int) -> Loaded:
+    def load(self, step: int, rank: int) -> LoadedState:
         if rank != self._plan.rank:
             raise Refused("ioengine=dcp: a rank loads its own part of the mesh", hint="reader=same")
         return self._load(step, rank_boxes(self._plan.state, rank))
 
-    def load_boxes(self, step: int, boxes: Sequence[Box]) -> Loaded:
+    def load_boxes(self, step: int, boxes: Sequence[TensorRange]) -> LoadedState:
         return self._load(step, boxes)
 
     def close(self) -> None:
         dist.destroy_process_group()
 
-    def _load(self, step: int, boxes: Sequence[Box]) -> Loaded:
+    def _load(self, step: int, boxes: Sequence[TensorRange]) -> LoadedState:
         if any(box.total % self._plan.world_size for box in boxes):
             raise Refused("ioengine=dcp: tensors are not whole parts for so many readers")
         state = empty_state(self._plan.state, boxes)
         load(self._tree(state), checkpoint_id=str(step_directory(self._plan, step)))
-        return Loaded(state.arrays, "file")
+        return LoadedState(state.arrays, "file")
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

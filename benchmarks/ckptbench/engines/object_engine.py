@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ckptbench.engines.base import KEEP_STEPS, Done, EnginePlan, Loaded
+from ckptbench.engines.base import KEEP_STEPS, Done, EnginePlan, LoadedState
 from ckptbench.workload import (
-    Box,
     State,
+    TensorRange,
     arena_offsets,
     array_bytes,
     empty_state,
@@ -54,12 +54,12 @@ class ObjectEngine:
         old, self._saved = self._saved[:-KEEP_STEPS], self._saved[-KEEP_STEPS:]
         self._objects.remove(old)
 
-    def load(self, step: int, rank: int) -> Loaded:
+    def load(self, step: int, rank: int) -> LoadedState:
         state = empty_state(self._plan.state, rank_boxes(self._plan.state, rank))
         self._objects.get(self._name(step, rank), state.memory, 0)
-        return Loaded(state.arrays, "store")
+        return LoadedState(state.arrays, "store")
 
-    def load_boxes(self, step: int, boxes: Sequence[Box]) -> Loaded:
+    def load_boxes(self, step: int, boxes: Sequence[TensorRange]) -> LoadedState:
         plan = self._plan.state
         state = empty_state(plan, boxes)
         places = [self._places(rank) for rank in range(plan.world_size)]
@@ -70,7 +70,7 @@ class ObjectEngine:
                 part = into[first * size : (first + count) * size]
                 offset = places[rank][box.name] + skipped * size
                 self._objects.get(self._name(step, rank), part, offset)
-        return Loaded(state.arrays, "store")
+        return LoadedState(state.arrays, "store")
 
     def close(self) -> None:
         """Nothing is open between calls."""

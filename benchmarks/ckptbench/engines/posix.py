@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ckpt.base.errors import Corrupt, Refused
-from ckptbench.engines.base import EnginePlan, Loaded
+from ckptbench.engines.base import EnginePlan, LoadedState
 from ckptbench.engines.file_engine import FileEngine
 from ckptbench.workload import (
-    Box,
     State,
+    TensorRange,
     arena_offsets,
     array_bytes,
     empty_state,
@@ -47,13 +47,13 @@ class PosixEngine(FileEngine):
                     descriptor, state.memory[offset : min(end, offset + self._block)], offset
                 )
 
-    def load(self, step: int, rank: int) -> Loaded:
+    def load(self, step: int, rank: int) -> LoadedState:
         state = empty_state(self._plan.state, rank_boxes(self._plan.state, rank))
         with self._opened(self._path(step, rank), os.O_RDONLY) as descriptor:
             self._read(descriptor, state.memory, 0)
-        return Loaded(state.arrays, "file")
+        return LoadedState(state.arrays, "file")
 
-    def load_boxes(self, step: int, boxes: Sequence[Box]) -> Loaded:
+    def load_boxes(self, step: int, boxes: Sequence[TensorRange]) -> LoadedState:
         plan = self._plan.state
         state = empty_state(plan, boxes)
         places = _Places(self._plan)
@@ -65,7 +65,7 @@ class PosixEngine(FileEngine):
                 part = into[first * size : (first + count) * size]
                 with open(self._path(step, rank), "rb", buffering=0) as file:
                     self._read(file.fileno(), part, offset)
-        return Loaded(state.arrays, "file")
+        return LoadedState(state.arrays, "file")
 
     @contextmanager
     def _opened(self, path: Path, flags: int) -> Iterator[int]:

@@ -12,9 +12,9 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from ckptbench.engines.base import Loaded
+from ckptbench.engines.base import LoadedState
 from ckptbench.engines.file_engine import FileEngine
-from ckptbench.workload import Array, Box, State, dtype_of, empty_state, overlaps
+from ckptbench.workload import Array, State, TensorRange, dtype_of, empty_state, overlaps
 
 
 class SafetensorsEngine(FileEngine):
@@ -25,12 +25,12 @@ class SafetensorsEngine(FileEngine):
     def write(self, path: Path, state: State) -> None:
         save_file({name: _portable(array) for name, array in state.arrays.items()}, path)
 
-    def load(self, step: int, rank: int) -> Loaded:
+    def load(self, step: int, rank: int) -> LoadedState:
         dtype = dtype_of(self._plan.state)
         found = load_file(self._path(step, rank))
-        return Loaded({name: array.view(dtype) for name, array in found.items()}, "file")
+        return LoadedState({name: array.view(dtype) for name, array in found.items()}, "file")
 
-    def load_boxes(self, step: int, boxes: Sequence[Box]) -> Loaded:
+    def load_boxes(self, step: int, boxes: Sequence[TensorRange]) -> LoadedState:
         plan = self._plan.state
         state = empty_state(plan, boxes)
         for box in boxes:
@@ -38,7 +38,7 @@ class SafetensorsEngine(FileEngine):
                 with safe_open(self._path(step, rank), "numpy") as file:
                     part = file.get_slice(box.name)[skipped : skipped + count]
                 state.arrays[box.name][first : first + count] = part.view(dtype_of(plan))
-        return Loaded(state.arrays, "file")
+        return LoadedState(state.arrays, "file")
 
 
 def _portable(array: Array) -> Array:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ckptbench.engines.base import Loaded
+from ckptbench.engines.base import LoadedState
 from ckptbench.engines.file_engine import FileEngine
 from ckptbench.engines.torch_arrays import to_array, to_tensor, told_full_disk
 from ckptbench.workload import State, dtype_of
@@ -22,7 +22,7 @@ class TorchSaveEngine(FileEngine):
         with told_full_disk(path.parent, len(state.memory)):
             torch.save(tensors, path)
 
-    def load(self, step: int, rank: int) -> Loaded:
+    def load(self, step: int, rank: int) -> LoadedState:
         found = torch.load(self._path(step, rank), weights_only=True)
         dtype = dtype_of(self._plan.state)
-        return Loaded({name: to_array(one, dtype) for name, one in found.items()}, "file")
+        return LoadedState({name: to_array(one, dtype) for name, one in found.items()}, "file")

@@ -12,8 +12,8 @@ import numpy as np
 import zarr
 from zarr.core.metadata import ArrayV3Metadata
 
-from ckptbench.engines.base import KEEP_STEPS, Done, EnginePlan, Loaded, rank_file, remove_old
-from ckptbench.workload import Array, Box, State, dtype_of, empty_state, overlaps
+from ckptbench.engines.base import KEEP_STEPS, Done, EnginePlan, LoadedState, rank_file, remove_old
+from ckptbench.workload import Array, State, TensorRange, dtype_of, empty_state, overlaps
 
 
 class ZarrEngine:
@@ -49,12 +49,12 @@ class ZarrEngine:
         while len(self._saved) > KEEP_STEPS:
             remove_old(rank_file(self._plan, self._saved.pop(0), self._plan.rank, "zarr"))
 
-    def load(self, step: int, rank: int) -> Loaded:
+    def load(self, step: int, rank: int) -> LoadedState:
         group = zarr.open_group(str(rank_file(self._plan, step, rank, "zarr")), mode="r")
         dtype = dtype_of(self._plan.state)
-        return Loaded({name: _read(group, name, dtype) for name in group.array_keys()}, "file")
+        return LoadedState({name: _read(group, name, dtype) for name in group.array_keys()}, "file")
 
-    def load_boxes(self, step: int, boxes: Sequence[Box]) -> Loaded:
+    def load_boxes(self, step: int, boxes: Sequence[TensorRange]) -> LoadedState:
         plan = self._plan.state
         state = empty_state(plan, boxes)
         groups = {
@@ -65,7 +65,7 @@ class ZarrEngine:
             for rank, first, count, skipped in overlaps(plan, box):
                 part = np.asarray(_array(groups[rank], box.name)[skipped : skipped + count])
                 state.arrays[box.name][first : first + count] = part.view(dtype_of(plan))
-        return Loaded(state.arrays, "file")
+        return LoadedState(state.arrays, "file")
 
     def close(self) -> None:
         """No file outlives a call."""

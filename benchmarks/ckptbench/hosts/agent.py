@@ -31,7 +31,7 @@ from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established, Identity
-from ckpt_client.processes import MARK_NAME, find_marked
+from ckpt_client.local.processes import MARK_NAME, find_marked
 from ckptbench import proc
 from ckptbench.engines import check_packages
 from ckptbench.hosts.words import (

@@ -35,7 +35,7 @@ from ckptbench.hosts.words import (
     Tell,
     replies,
 )
-from ckptbench.rank import Answer, RankPlan
+from ckptbench.rank import RankAnswer, RankPlan
 from ckptbench.ranks import ANSWER_TIMEOUT_S, LEAD_NS, RankGroup
 from ckptbench.results import HostSpent
 
@@ -136,7 +136,7 @@ class RemoteRanks:
         self._told: list[Future[Reply]] = []
         self._spent: tuple[HostSpent, ...] = ()
         #: Answers that came with an earlier batch's reply, batch by batch.
-        self._ready: list[list[Answer]] = []
+        self._ready: list[list[RankAnswer]] = []
         count = len(hosts.addresses)
         self._bounds = [number * len(plans) // count for number in range(count + 1)]
         self._ended = False
@@ -163,7 +163,7 @@ class RemoteRanks:
         """See RankGroup."""
         return self._spent
 
-    def tell(self, lines: Sequence[str]) -> list[Answer]:
+    def tell(self, lines: Sequence[str]) -> list[RankAnswer]:
         """See RankGroup."""
         self.begin(lines)
         return self.answers()
@@ -180,7 +180,7 @@ class RemoteRanks:
         self._told = self._hosts.at_once([call(host) for host in self._with_ranks])
         return time.monotonic_ns() + LEAD_NS
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[RankAnswer]:
         """See RankGroup."""
         if not self._ready:
             replies = [one.result() for one in self._told]

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from ckptbench.rank import Answer, RankPlan
+from ckptbench.rank import RankAnswer, RankPlan
 from ckptbench.results import HostSpent
 
 CLUSTER: Final = "ckptbench"
@@ -56,7 +56,7 @@ Request = Ping | Start | Tell | Drop | End
 class Reply(msgspec.Struct, frozen=True):
     """What it led to; an error says why, and the answers are empty."""
 
-    answers: tuple[tuple[Answer, ...], ...] = ()
+    answers: tuple[tuple[RankAnswer, ...], ...] = ()
     spent: HostSpent | None = None
     """Of a Tell."""
     error: str = ""

@@ -17,7 +17,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.base.units import MiB
 from ckptbench.job.values import (
-    Kind,
+    ValueKind,
     choice_kind,
     count_kind,
     flag_kind,
@@ -90,12 +90,12 @@ FIO_VERIFY: Final = dict.fromkeys(
 class Option:
     """What one option is, apart from its name and its default."""
 
-    kind: Kind[object]
+    kind: ValueKind[object]
     help: str
     aliases: tuple[str, ...] = ()
 
 
-def option(default: T, kind: Kind[T], help_text: str, *aliases: str) -> T:
+def option(default: T, kind: ValueKind[T], help_text: str, *aliases: str) -> T:
     """A field of JobOptions. Typed as its default, as dataclasses.field itself is."""
     found: T = dataclasses.field(
         default=default, metadata={"option": Option(kind, help_text, aliases)}

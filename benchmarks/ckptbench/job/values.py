@@ -41,7 +41,7 @@ _TOKEN = re.compile(r"\s*(0x[0-9a-f]+|\d+\.\d+|\.\d+|\d+|[a-z]+|[-+*/()])", re.I
 
 
 @dataclass(frozen=True)
-class Kind(Generic[T_co]):
+class ValueKind(Generic[T_co]):
     """A type of option."""
 
     name: str
@@ -55,17 +55,17 @@ class Kind(Generic[T_co]):
     """The values are numbers of bytes, which help shows as `1MiB`."""
 
 
-def size_kind(*, least: int = 0) -> Kind[int]:
+def size_kind(*, least: int = 0) -> ValueKind[int]:
     """Bytes, at least `least`."""
 
     def read(text: str) -> int:
         return _whole(text, least, "bytes")
 
-    return Kind("integer with suffix: k=1Ki=1024, 1KB=1000; arithmetic in parentheses", read,
+    return ValueKind("integer with suffix: k=1Ki=1024, 1KB=1000; arithmetic in parentheses", read,
                 is_bytes=True)  # fmt: skip
 
 
-def count_kind(*, least: int = 0, most: int | None = None) -> Kind[int]:
+def count_kind(*, least: int = 0, most: int | None = None) -> ValueKind[int]:
     """A whole number in bounds."""
 
     def read(text: str) -> int:
@@ -75,10 +75,10 @@ def count_kind(*, least: int = 0, most: int | None = None) -> Kind[int]:
         return value
 
     bound = f" (opt={least}..{most})" if most is not None else f" (at least {least})"
-    return Kind(f"integer{bound}", read)
+    return ValueKind(f"integer{bound}", read)
 
 
-def ratio_kind() -> Kind[Fraction]:
+def ratio_kind() -> ValueKind[Fraction]:
     """A positive number, exact: `1/1000`, `0.25`."""
 
     def read(text: str) -> Fraction:
@@ -87,10 +87,10 @@ def ratio_kind() -> Kind[Fraction]:
             raise ValueError("must be more than 0")
         return value
 
-    return Kind("number, also as a fraction: 1/1000", read)
+    return ValueKind("number, also as a fraction: 1/1000", read)
 
 
-def time_kind(unit: str) -> Kind[float]:
+def time_kind(unit: str) -> ValueKind[float]:
     """Seconds; a bare number counts in `unit`, which is fio's for that option."""
 
     def read(text: str) -> float:
@@ -100,10 +100,10 @@ def time_kind(unit: str) -> Kind[float]:
             raise ValueError(f"not a time with one of {', '.join(SECONDS)}")
         return float(Fraction(match[1]) * SECONDS[suffix])
 
-    return Kind(f"time, bare numbers in {unit}; suffixes d h m s ms us", read)
+    return ValueKind(f"time, bare numbers in {unit}; suffixes d h m s ms us", read)
 
 
-def flag_kind() -> Kind[bool]:
+def flag_kind() -> ValueKind[bool]:
     """1 or 0; the bare word is 1."""
     words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -112,14 +112,14 @@ def flag_kind() -> Kind[bool]:
             raise ValueError("neither 0 nor 1")
         return words[text.lower()]
 
-    return Kind("empty or boolean value ([0|1])", read, empty=True)
+    return ValueKind("empty or boolean value ([0|1])", read, empty=True)
 
 
 def choice_kind(
     choices: Mapping[str, str],
     same: Mapping[str, str] | None = None,
     missing: Mapping[str, str] | None = None,
-) -> Kind[str]:
+) -> ValueKind[str]:
     """One of the words; `same` maps other spellings to them, `missing` says why there is none."""
     aliases, reasons = dict(same or {}), dict(missing or {})
 
@@ -132,10 +132,10 @@ def choice_kind(
         return word
 
     shown = dict(choices) | {word: f"the same as {to}" for word, to in aliases.items()}
-    return Kind("string", read, choices=shown)
+    return ValueKind("string", read, choices=shown)
 
 
-def text_kind() -> Kind[str]:
+def text_kind() -> ValueKind[str]:
     """Any text."""
 
     def read(text: str) -> str:
@@ -143,10 +143,10 @@ def text_kind() -> Kind[str]:
             raise ValueError("holds a control character")
         return text
 
-    return Kind("string", read)
+    return ValueKind("string", read)
 
 
-def list_kind() -> Kind[tuple[float, ...]]:
+def list_kind() -> ValueKind[tuple[float, ...]]:
     """Percentiles, `50:90:99.9`, ascending."""
 
     def read(text: str) -> tuple[float, ...]:
@@ -157,10 +157,10 @@ def list_kind() -> Kind[tuple[float, ...]]:
             raise ValueError("percentiles are above 0 and at most 100")
         return tuple(values)
 
-    return Kind("list of numbers with colons (opt=50:90:99.9)", read)
+    return ValueKind("list of numbers with colons (opt=50:90:99.9)", read)
 
 
-def range_kind(*, least: int) -> Kind[tuple[int, int]]:
+def range_kind(*, least: int) -> ValueKind[tuple[int, int]]:
     """Least and greatest size, both inclusive: `1k-64k`, `1k:64k`, or one size."""
 
     def read(text: str) -> tuple[int, int]:
@@ -170,10 +170,10 @@ def range_kind(*, least: int) -> Kind[tuple[int, int]]:
             raise ValueError(f"the range ends ({found[1]}) below its beginning ({found[0]})")
         return found
 
-    return Kind("size or range of sizes (opt=1k-64k)", read, is_bytes=True)
+    return ValueKind("size or range of sizes (opt=1k-64k)", read, is_bytes=True)
 
 
-def pair_kind() -> Kind[tuple[int, int]]:
+def pair_kind() -> ValueKind[tuple[int, int]]:
     """Bytes per second for reads and writes, `rate=1m,500k`, `,500k`; one value is both.
 
     0: no limit.
@@ -185,7 +185,7 @@ def pair_kind() -> Kind[tuple[int, int]]:
         writes = reads if not mark else _whole(second, 0, "bytes/s") if second.strip() else 0
         return reads, writes
 
-    return Kind("bytes/s, or read,write", read)
+    return ValueKind("bytes/s, or read,write", read)
 
 
 def arithmetic(text: str) -> Fraction:

@@ -16,8 +16,8 @@ from ckptbench.report.entries import DIRECTIONS, Entry, Flow, entries, host_entr
 from ckptbench.report.mlperf import submissions
 from ckptbench.report.summary import summarize
 from ckptbench.report.text import latency_shares
-from ckptbench.results import Checkpoint, JobResult, RunResult
-from ckptbench.stats import Histogram
+from ckptbench.results import CheckpointFigures, JobResult, RunResult
+from ckptbench.stats import LatencyHistogram
 
 Document = dict[str, object]
 VERSION: Final = "ckptbench-1 (keys of fio-3.33)"
@@ -71,7 +71,7 @@ def _client_documents(found: RunResult, plus: bool) -> list[Document]:
 
 def _entry_document(entry: Entry, name: str, plus: bool) -> Document:
     job = entry.job
-    merged = Histogram()
+    merged = LatencyHistogram()
     for flow in entry.flows.values():
         merged.merge(flow.lat)
     shares = latency_shares(merged)
@@ -85,7 +85,7 @@ def _entry_document(entry: Entry, name: str, plus: bool) -> Document:
         "job options": dict(job.given),
         **{one: _flow_document(entry.flows[one], job.percentiles, plus) for one in DIRECTIONS},
         "trim": _flow_document(_EMPTY, (), plus=False),
-        "sync": {"total_ios": 0, "lat_ns": _plain(Histogram())},
+        "sync": {"total_ios": 0, "lat_ns": _plain(LatencyHistogram())},
         "job_runtime": entry.runtime_ns // 1_000_000,
         "usr_cpu": entry.user_percent,
         "sys_cpu": entry.system_percent,
@@ -136,7 +136,7 @@ def _flow_document(flow: Flow, percentiles: Sequence[float], plus: bool) -> Docu
     }
 
 
-def _plain(found: Histogram) -> Document:
+def _plain(found: LatencyHistogram) -> Document:
     return {
         "min": found.least,
         "max": found.most,
@@ -146,7 +146,7 @@ def _plain(found: Histogram) -> Document:
     }
 
 
-def _with_percentiles(found: Histogram, wanted: Sequence[float], plus: bool) -> Document:
+def _with_percentiles(found: LatencyHistogram, wanted: Sequence[float], plus: bool) -> Document:
     document = _plain(found)
     if found.count:
         document["percentile"] = {f"{one:.6f}": found.percentile(one) for one in wanted}
@@ -179,9 +179,9 @@ def _ours(job: JobResult, plus: bool) -> Document:
     return document
 
 
-def _checkpoint_document(one: Checkpoint) -> Document:
+def _checkpoint_document(one: CheckpointFigures) -> Document:
     found: Document = msgspec.to_builtins(one)
     return found
 
 
-_EMPTY: Final = Flow(0, 0, 0, Histogram(), Histogram(), Histogram(), ())
+_EMPTY: Final = Flow(0, 0, 0, LatencyHistogram(), LatencyHistogram(), LatencyHistogram(), ())

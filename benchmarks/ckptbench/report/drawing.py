@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ckptbench.results import Checkpoint, JobResult, Sample
+from ckptbench.results import CheckpointFigures, JobResult, Sample
 
 ROWS_MAX: Final = 64
 """Of ranks; with more, the slowest of them."""
@@ -90,7 +90,7 @@ def draw(job: JobResult) -> list[Drawing]:
     return found
 
 
-def draw_checkpoint(job: JobResult, one: Checkpoint) -> Drawing:
+def draw_checkpoint(job: JobResult, one: CheckpointFigures) -> Drawing:
     """Of one checkpoint."""
     ends = sorted(rank.done_ns for rank in one.ranks)
     middle = ends[len(ends) // 2] or 1
@@ -119,7 +119,7 @@ def draw_checkpoint(job: JobResult, one: Checkpoint) -> Drawing:
     )
 
 
-def _title(one: Checkpoint) -> str:
+def _title(one: CheckpointFigures) -> str:
     """What the picture shows, in one line."""
     count = f"{len(one.ranks)} ranks" if len(one.ranks) > 1 else "1 rank"
     what = f"{one.kind.capitalize()} of {one.bytes / 1e9:.2f} GB by {count}"
@@ -129,7 +129,7 @@ def _title(one: Checkpoint) -> str:
     return f"{what}: {stall_ms:.0f} ms of stall, durable in {one.seconds:.2f} s"
 
 
-def _lanes(one: Checkpoint, every_ns: int) -> list[Lane]:
+def _lanes(one: CheckpointFigures, every_ns: int) -> list[Lane]:
     names = dict.fromkeys([*(s.name for s in one.samples), *(s.target for s in one.seals)])
     return [
         Lane(

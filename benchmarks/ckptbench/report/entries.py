@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from ckptbench.rank import Usage
-from ckptbench.results import Checkpoint, JobResult, RankTimes
-from ckptbench.stats import Histogram
+from ckptbench.results import CheckpointFigures, JobResult, RankTimes
+from ckptbench.stats import LatencyHistogram
 
 DIRECTIONS: Final = ("read", "write")
 KIB: Final = 1024
@@ -29,9 +29,9 @@ class Flow:
     """On the clock: from each checkpoint's beginning to its last rank's end, added up."""
     total: int
     """Checkpoints times ranks."""
-    slat: Histogram
-    clat: Histogram
-    lat: Histogram
+    slat: LatencyHistogram
+    clat: LatencyHistogram
+    lat: LatencyHistogram
     rates: tuple[float, ...]
     """KiB/s of each rank in each checkpoint."""
 
@@ -117,7 +117,7 @@ def _rank_count(job: JobResult) -> int:
     return max((len(one.ranks) for one in job.checkpoints), default=job.world_size)
 
 
-def _pick(one: Checkpoint, ranks: Sequence[int] | None, host: str) -> list[RankTimes]:
+def _pick(one: CheckpointFigures, ranks: Sequence[int] | None, host: str) -> list[RankTimes]:
     return [
         times
         for times in one.ranks
@@ -125,7 +125,7 @@ def _pick(one: Checkpoint, ranks: Sequence[int] | None, host: str) -> list[RankT
     ]
 
 
-def _flow(direction: str, picked: Sequence[tuple[Checkpoint, list[RankTimes]]]) -> Flow:
+def _flow(direction: str, picked: Sequence[tuple[CheckpointFigures, list[RankTimes]]]) -> Flow:
     mine = [(one, found) for one, found in picked if one.direction == direction and found]
     times = [times for _, found in mine for times in found]
     # Only a save lets training go on before it is done.
@@ -136,18 +136,18 @@ def _flow(direction: str, picked: Sequence[tuple[Checkpoint, list[RankTimes]]]) 
         io_bytes=sum(one.bytes for one in times),
         runtime_ns=sum(_clock_ns(one, found) for one, found in mine),
         total=len(times),
-        slat=Histogram.of(stalls),
-        clat=Histogram.of(
+        slat=LatencyHistogram.of(stalls),
+        clat=LatencyHistogram.of(
             lat - stall for lat, stall in zip(lats, stalls or [0] * len(lats), strict=True)
         ),
-        lat=Histogram.of(lats),
+        lat=LatencyHistogram.of(lats),
         rates=tuple(
             one.bytes / KIB * 1e9 / lat for one, lat in zip(times, lats, strict=True) if lat
         ),
     )
 
 
-def _clock_ns(one: Checkpoint, found: Sequence[RankTimes]) -> int:
+def _clock_ns(one: CheckpointFigures, found: Sequence[RankTimes]) -> int:
     """To the end of the last of these ranks; of all, to the checkpoint's own end."""
     if len(found) == len(one.ranks):
         return int(one.seconds * 1e9)

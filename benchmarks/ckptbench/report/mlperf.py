@@ -14,7 +14,7 @@ from typing import Final
 
 from ckpt.base.units import GiB
 from ckptbench import models
-from ckptbench.results import Checkpoint, JobResult, RunResult
+from ckptbench.results import CheckpointFigures, JobResult, RunResult
 
 CHECKPOINTS: Final = 10
 READ_GAP_MAX_S: Final = 30.0
@@ -80,7 +80,7 @@ def submission_lines(found: Submission) -> Iterator[str]:
         yield f"  {'kept  ' if rule.met else 'BROKEN'} {rule.rule}: {rule.found}"
 
 
-def _metric(verb: str, found: Sequence[Checkpoint]) -> dict[str, float]:
+def _metric(verb: str, found: Sequence[CheckpointFigures]) -> dict[str, float]:
     seconds = [one.last_ns / 1e9 for one in found]
     rates = [one.bytes / GiB / took for one, took in zip(found, seconds, strict=True)]
     named = (("io", "GB_per_second", rates), ("duration", "seconds", seconds))

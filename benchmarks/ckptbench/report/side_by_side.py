@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ckptbench.figures import Spread, spread
 from ckptbench.report.numbers import msec
-from ckptbench.results import Checkpoint, JobResult
+from ckptbench.results import CheckpointFigures, JobResult
 
 NAME_WIDTH = 20
 
@@ -34,7 +34,7 @@ def side_by_side(found: Sequence[float], first: Sequence[float]) -> Spread:
     return spread([one / other for one, other in zip(found, first, strict=True)])
 
 
-def _by_number(job: JobResult, kind: str) -> dict[int, Checkpoint]:
+def _by_number(job: JobResult, kind: str) -> dict[int, CheckpointFigures]:
     """Those that count, by round."""
     return {
         one.number: one
@@ -44,7 +44,9 @@ def _by_number(job: JobResult, kind: str) -> dict[int, Checkpoint]:
 
 
 def _row(
-    found: dict[int, Checkpoint], first: dict[int, Checkpoint], of: Callable[[Checkpoint], float]
+    found: dict[int, CheckpointFigures],
+    first: dict[int, CheckpointFigures],
+    of: Callable[[CheckpointFigures], float],
 ) -> str:
     both = sorted(found.keys() & first.keys())
     middle = msec(spread([of(one) for one in found.values()]).median)

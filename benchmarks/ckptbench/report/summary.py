@@ -20,7 +20,7 @@ from ckptbench.checks import (
     stall_ratio,
 )
 from ckptbench.figures import Goal, Spread
-from ckptbench.results import Checkpoint, JobResult
+from ckptbench.results import CheckpointFigures, JobResult
 from ckptbench.stats import Interval, Quarters, confidence, quarters, variation
 
 
@@ -149,7 +149,7 @@ def summarize(job: JobResult) -> Summary:
 # --------------------------------------------------------------------------- inside
 
 
-def _phases(kind: str, found: Sequence[Checkpoint]) -> Phases:
+def _phases(kind: str, found: Sequence[CheckpointFigures]) -> Phases:
     rates = [one.bytes / 1e9 / one.seconds for one in found]
     saves = kind == "save"
     return Phases(
@@ -200,7 +200,7 @@ def _certain(found: Sequence[Quarters]) -> Quarters:
     )
 
 
-def _by_target(one: Checkpoint) -> dict[str, float]:
+def _by_target(one: CheckpointFigures) -> dict[str, float]:
     """When each target had made its last column durable, seconds."""
     found: dict[str, float] = {}
     for seal in one.seals:
@@ -222,7 +222,7 @@ def _slowest(found: Sequence[dict[str, float]]) -> Slowest | None:
     return Slowest(name, means[name])
 
 
-def _ratio(found: Sequence[Checkpoint], counted: Sequence[int | None]) -> float | None:
+def _ratio(found: Sequence[CheckpointFigures], counted: Sequence[int | None]) -> float | None:
     """Median of counted bytes by payload; None where they were not counted."""
     ratios = [
         count / one.bytes for one, count in zip(found, counted, strict=True) if count is not None
@@ -230,7 +230,7 @@ def _ratio(found: Sequence[Checkpoint], counted: Sequence[int | None]) -> float 
     return statistics.median(ratios) if ratios else None
 
 
-def _fault_in(one: Checkpoint) -> float:
+def _fault_in(one: CheckpointFigures) -> float:
     return max(times.fault_in_s for times in one.ranks)
 
 

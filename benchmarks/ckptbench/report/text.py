@@ -14,7 +14,7 @@ from ckptbench.report.numbers import both_rates, both_sizes, msec, rate, scaled,
 from ckptbench.report.side_by_side import side_by_side_lines
 from ckptbench.report.summary import Phases, Slowest, Summary, summarize
 from ckptbench.results import END_WORDS, JobResult, Machine, RunResult
-from ckptbench.stats import Histogram, Quarters
+from ckptbench.stats import LatencyHistogram, Quarters
 
 PER_LINE: Final = 4
 """Percentiles in a line."""
@@ -60,7 +60,7 @@ def _entry(entry: Entry) -> Iterator[str]:
         flow = entry.flows[name]
         if flow.total:
             yield from _flow(name, flow, job.percentiles)
-    merged = Histogram()
+    merged = LatencyHistogram()
     for flow in entry.flows.values():
         merged.merge(flow.lat)
     yield from _distribution(merged)
@@ -92,7 +92,7 @@ def _flow(name: str, flow: Flow, percentiles: Sequence[float]) -> Iterator[str]:
         )
 
 
-def _latency(found: Histogram) -> str:
+def _latency(found: LatencyHistogram) -> str:
     unit, size_ns = time_unit(found.least, found.most)
     return (
         f"({unit}): min={found.least // size_ns}, max={found.most // size_ns}, "
@@ -100,7 +100,7 @@ def _latency(found: Histogram) -> str:
     )
 
 
-def _percentiles(found: Histogram, wanted: Sequence[float]) -> Iterator[str]:
+def _percentiles(found: LatencyHistogram, wanted: Sequence[float]) -> Iterator[str]:
     unit, size_ns = time_unit(found.least, found.most)
     yield f"    lat percentiles ({unit}):"
     cells = [f"{one:5.2f}th=[{found.percentile(one) // size_ns:5d}]" for one in wanted]
@@ -109,7 +109,7 @@ def _percentiles(found: Histogram, wanted: Sequence[float]) -> Iterator[str]:
         yield "     | " + ", ".join(cells[start : start + PER_LINE]) + end
 
 
-def _distribution(found: Histogram) -> Iterator[str]:
+def _distribution(found: LatencyHistogram) -> Iterator[str]:
     """Which part of all latencies lies below each step, as fio groups them."""
     for unit, shares in latency_shares(found).items():
         shown = [f"{step}={share:.2f}%" for step, share in shares.items() if share]
@@ -117,7 +117,7 @@ def _distribution(found: Histogram) -> Iterator[str]:
             yield f"  lat ({unit})   : {', '.join(shown)}"
 
 
-def latency_shares(found: Histogram) -> dict[str, dict[str, float]]:
+def latency_shares(found: LatencyHistogram) -> dict[str, dict[str, float]]:
     """Percent of all by unit and step; those beyond 2 s are `>=2000` ms."""
     shares: dict[str, dict[str, float]] = {}
     values = [(value, count) for value, count in found.by_value().items()]

@@ -16,12 +16,12 @@ from typing import Final
 from ckpt.base.errors import Unavailable
 from ckptbench.faults.words import Fault
 from ckptbench.job.options import JobOptions
-from ckptbench.rank import Answer, Usage
+from ckptbench.rank import RankAnswer, Usage
 from ckptbench.ranks import NOW, RankGroup
-from ckptbench.results import Checkpoint, RankTimes, Seal
+from ckptbench.results import CheckpointFigures, RankTimes, Seal
 from ckptbench.roofline import warm_free_memory
-from ckptbench.run.shelf import Context, Saved, Shelf
-from ckptbench.run.watch import Watch
+from ckptbench.run.shelf import Context, ShelvedStep, StepShelf
+from ckptbench.run.watch import RunWatch
 from ckptbench.workload import StatePlan
 
 SEAL_TIMEOUT_S: Final = 60.0
@@ -50,7 +50,7 @@ class Bench:
     """Where a job's checkpoints happen, and how."""
 
     context: Context
-    shelf: Shelf
+    shelf: StepShelf
     options: JobOptions
 
     def save(
@@ -60,13 +60,13 @@ class Bench:
         moment: Moment,
         faults: Sequence[Fault] = (),
         raw: Callable[[], float | None] = lambda: None,
-    ) -> Checkpoint:
+    ) -> CheckpointFigures:
         """`raw` measures the device without us, before and after, in GB/s."""
         step, world = self.shelf.next_step(self.options.run), plan.world_size
         made = ranks.tell([f"fill {step}"] * world)
         copies = ranks.tell([f"copy {NOW}"] * world) if self.options.baseline else []
         before = raw()
-        watch = Watch(self.shelf, ranks, "write", faults, moment.number)
+        watch = RunWatch(self.shelf, ranks, "write", faults, moment.number)
         moment.meet()
         lines = ([f"save {step} {NOW}"] * world, ["wait"] * world)
         begun = watch.begin(sum(plan.rank_bytes), lambda: ranks.begin(*lines))
@@ -78,8 +78,8 @@ class Bench:
             watch.stop(_cpu_s([*staged, *done]), counts_wire=self.counts_wire)
         after = raw()
         if not failed:
-            self.shelf.put(self.options.run, Saved(step, plan, time.monotonic()))
-        return Checkpoint(
+            self.shelf.put(self.options.run, ShelvedStep(step, plan, time.monotonic()))
+        return CheckpointFigures(
             number=moment.number,
             step=step,
             kind="save",
@@ -103,15 +103,15 @@ class Bench:
     def load(
         self,
         ranks: RankGroup,
-        saved: Saved,
+        saved: ShelvedStep,
         kind: str,
         moment: Moment,
         faults: Sequence[Fault] = (),
-    ) -> Checkpoint:
+    ) -> CheckpointFigures:
         """By ranks that were started for it."""
         cache = self._drop_caches(ranks)
         lines = self._load_lines(saved)
-        watch = Watch(self.shelf, ranks, "read", faults, moment.number)
+        watch = RunWatch(self.shelf, ranks, "read", faults, moment.number)
         if self.options.baseline:
             warm_free_memory(sum(saved.plan.rank_bytes))
         moment.meet()
@@ -124,7 +124,7 @@ class Bench:
                 compared = ranks.tell([f"compare {saved.step}"] * len(lines))
                 equal = all(one.equal for one in compared)
             ranks.finish()
-        return Checkpoint(
+        return CheckpointFigures(
             number=moment.number,
             step=saved.step,
             kind=kind,
@@ -141,7 +141,7 @@ class Bench:
             samples=watch.samples,
         )
 
-    def readers(self, saved: Saved) -> int:
+    def readers(self, saved: ShelvedStep) -> int:
         """How many processes load it."""
         return self.options.readers or saved.plan.world_size
 
@@ -150,7 +150,7 @@ class Bench:
         """The loopback carries the cluster's bytes and nothing else."""
         return self.context.isolated and self.shelf.cluster is not None
 
-    def _load_lines(self, saved: Saved) -> list[str]:
+    def _load_lines(self, saved: ShelvedStep) -> list[str]:
         world, readers = saved.plan.world_size, self.readers(saved)
         if self.options.rw == "drain":
             # What is compared at its end is what the object store holds.
@@ -171,7 +171,7 @@ class Bench:
         return "dropped" if files else "not ours to drop"
 
     def _wait_sealed(
-        self, begun_ns: int, world_size: int, done: Sequence[Answer]
+        self, begun_ns: int, world_size: int, done: Sequence[RankAnswer]
     ) -> tuple[Seal, ...]:
         """Until all columns that the commit counted are on stable storage."""
         cluster = self.shelf.cluster
@@ -189,7 +189,7 @@ class Bench:
         return tuple(Seal(name, when - begun_ns, columns) for name, when, columns in found)
 
 
-def _save_times(rank: int, staged: Answer, done: Answer) -> RankTimes:
+def _save_times(rank: int, staged: RankAnswer, done: RankAnswer) -> RankTimes:
     fault_in_ns = int(done.fault_in_s * 1e9)
     return RankTimes(
         rank=rank,
@@ -205,7 +205,7 @@ def _save_times(rank: int, staged: Answer, done: Answer) -> RankTimes:
     )
 
 
-def load_times(rank: int, found: Answer) -> RankTimes:
+def load_times(rank: int, found: RankAnswer) -> RankTimes:
     return RankTimes(
         rank=rank,
         bytes=found.bytes,
@@ -229,5 +229,5 @@ def _both(first: Usage, second: Usage) -> Usage:
     )
 
 
-def _cpu_s(answers: Sequence[Answer]) -> float:
+def _cpu_s(answers: Sequence[RankAnswer]) -> float:
     return sum(one.usage.cpu_s for one in answers)

@@ -15,7 +15,7 @@ ARENA_NAME = "memfd:ckpt-arena"
 THREADS_SHOWN = 3
 
 
-class Counters:
+class CounterReader:
     """I remember the counters as they are now. Processes that start later count from zero."""
 
     def __init__(self, stages: Mapping[str, Sequence[int]], writers: Sequence[int]) -> None:
@@ -58,7 +58,7 @@ class HostCounters:
 
     def __init__(self, ranks: Sequence[int], stagers: Sequence[int]) -> None:
         self._network = proc.network_bytes()
-        self._counters = Counters({"stager": stagers}, [*ranks, *stagers])
+        self._counters = CounterReader({"stager": stagers}, [*ranks, *stagers])
 
     def since(self, stagers: Sequence[int]) -> HostSpent:
         """What was added."""

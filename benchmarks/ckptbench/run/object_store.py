@@ -36,10 +36,10 @@ from ckptbench.cluster import BenchCluster
 from ckptbench.faults.words import Fault
 from ckptbench.job.options import JobOptions
 from ckptbench.ranks import NOW, RankGroup
-from ckptbench.results import Checkpoint, RankTimes
+from ckptbench.results import CheckpointFigures, RankTimes
 from ckptbench.run.checkpoints import Bench, Moment, load_times
-from ckptbench.run.shelf import Saved
-from ckptbench.run.watch import Watch
+from ckptbench.run.shelf import ShelvedStep
+from ckptbench.run.watch import RunWatch
 
 TIMEOUT_S: Final = 600.0
 POLL_S: Final = 0.02
@@ -99,11 +99,11 @@ class ObjectStore:
         os.kill(self._cluster.pid(self._drain), signal.SIGSTOP)
 
     def drain(
-        self, bench: Bench, saved: Saved, moment: Moment, faults: Sequence[Fault]
-    ) -> Checkpoint:
+        self, bench: Bench, saved: ShelvedStep, moment: Moment, faults: Sequence[Fault]
+    ) -> CheckpointFigures:
         """What was committed since `hold`."""
         size = sum(saved.plan.rank_bytes)
-        watch = Watch(
+        watch = RunWatch(
             bench.shelf, None, "write", faults, moment.number, self._cluster.pid(self._drain)
         )
         begun = watch.begin(size, self._go_on)
@@ -115,7 +115,7 @@ class ObjectStore:
         finally:
             done = time.monotonic_ns() - begun
             watch.stop(0.0, counts_wire=bench.counts_wire)
-        return Checkpoint(
+        return CheckpointFigures(
             number=moment.number,
             step=saved.step,
             kind="drain",
@@ -139,7 +139,7 @@ class ObjectStore:
             samples=watch.samples,
         )
 
-    def put(self, saved: Saved) -> None:
+    def put(self, saved: ShelvedStep) -> None:
         """Write a committed step, unmeasured, as `ckpt export --format zarr` does."""
         source = TierSource.open(
             self._cluster.url.removeprefix("ckpt://"),
@@ -153,23 +153,28 @@ class ObjectStore:
         finally:
             source.close()
 
-    def withdraw(self, saved: Saved) -> None:
+    def withdraw(self, saved: ShelvedStep) -> None:
         """From now on only I hold it."""
         self._cluster.delete_step(self._run, check_step(saved.step))
 
     def fetch(
-        self, bench: Bench, ranks: RankGroup, saved: Saved, moment: Moment, faults: Sequence[Fault]
-    ) -> Checkpoint:
+        self,
+        bench: Bench,
+        ranks: RankGroup,
+        saved: ShelvedStep,
+        moment: Moment,
+        faults: Sequence[Fault],
+    ) -> CheckpointFigures:
         """By the one process of `ranks`, that was started for it."""
         cache = self._drop_cache()
-        watch = Watch(bench.shelf, ranks, "write", faults, moment.number)
+        watch = RunWatch(bench.shelf, ranks, "write", faults, moment.number)
         lines = [f"fetch {saved.step} {NOW}"]
         begun = watch.begin(sum(saved.plan.rank_bytes), lambda: ranks.begin(lines))
         (answer,) = ranks.answers()
         watch.stop(answer.usage.cpu_s, counts_wire=bench.counts_wire)
         if not answer.error:
             ranks.finish()
-        return Checkpoint(
+        return CheckpointFigures(
             number=moment.number,
             step=saved.step,
             kind="fetch",

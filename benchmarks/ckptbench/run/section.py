@@ -19,12 +19,12 @@ from ckptbench.job.jobs import Job
 from ckptbench.job.options import STORE_VERBS, JobOptions
 from ckptbench.ranks import RankGroup
 from ckptbench.raw_disk import DiskRate, best_write, repeat_write
-from ckptbench.results import Checkpoint
+from ckptbench.results import CheckpointFigures
 from ckptbench.roofline import measure_touch
 from ckptbench.run.checkpoints import Bench, Moment
 from ckptbench.run.object_store import ObjectStore
 from ckptbench.run.schedule import Loop, Schedule, pause_s
-from ckptbench.run.shelf import Context, Saved, Shelf, start_ranks, state_plan
+from ckptbench.run.shelf import Context, ShelvedStep, StepShelf, start_ranks, state_plan
 from ckptbench.run.turns import Seat
 from ckptbench.workload import StatePlan
 
@@ -35,10 +35,10 @@ NULL_COMPARE_BYTES: Final = 8 * MiB
 
 
 @dataclass(slots=True)
-class Outcome:
+class SectionOutcome:
     """What the loops of a job led to."""
 
-    checkpoints: list[Checkpoint] = field(default_factory=list)
+    checkpoints: list[CheckpointFigures] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     exit_code: int = 0
     raw: DiskRate | None = None
@@ -48,21 +48,21 @@ class Outcome:
     daemon_bytes: int = 0
 
 
-class Section:
+class SectionRun:
     """I run one job, all of it in turns of its seat."""
 
-    def __init__(self, job: Job, shelf: Shelf, context: Context, seat: Seat) -> None:
+    def __init__(self, job: Job, shelf: StepShelf, context: Context, seat: Seat) -> None:
         self._job, self._options = job, job.options
         self._bench = Bench(context, shelf, job.options)
         self._shelf, self._context, self._seat = shelf, context, seat
         self._plan = state_plan(job.options, context.hosts)
         self._faults = wanted_faults(job.options)
-        self._outcome = Outcome()
+        self._outcome = SectionOutcome()
         self._began_s = time.monotonic()
         #: The object store of a job that drains or fetches, while it runs.
         self._durable: ObjectStore | None = None
 
-    def run(self) -> Outcome:
+    def run(self) -> SectionOutcome:
         """All loops. A checkpoint that fails is an error of the outcome, not of the call."""
         if self._options.rw not in STORE_VERBS:
             return self._run()
@@ -72,7 +72,7 @@ class Section:
 
     # ----------------------------------------------------------------------- loops
 
-    def _run(self) -> Outcome:
+    def _run(self) -> SectionOutcome:
         with contextlib.ExitStack() as stack:
             with self._seat.turn():
                 self._prepare()
@@ -105,7 +105,7 @@ class Section:
         if stores and self._options.verify != "0" and not self._outcome.errors:
             self._verify()
 
-    def _loop(self, perform: Callable[[Moment], list[Checkpoint]]) -> None:
+    def _loop(self, perform: Callable[[Moment], list[CheckpointFigures]]) -> None:
         schedule, number = Schedule(self._options), 0
         while (loop := schedule.following(time.monotonic() - self._began_s)) is not Loop.END:
             with self._seat.turn():
@@ -120,7 +120,7 @@ class Section:
             last, rank_bytes = found[-1], max(self._plan.rank_bytes)
             time.sleep(pause_s(self._options, last.direction, rank_bytes, last.seconds))
 
-    def _note(self, found: Sequence[Checkpoint]) -> None:
+    def _note(self, found: Sequence[CheckpointFigures]) -> None:
         outcome = self._outcome
         outcome.checkpoints += found
         for one in found:
@@ -133,7 +133,7 @@ class Section:
             if one.equal is False:
                 outcome.errors.append(f"{one.kind} of step {one.step}: loaded bytes differ")
 
-    def _is_thrown_away(self, found: Sequence[Checkpoint]) -> bool:
+    def _is_thrown_away(self, found: Sequence[CheckpointFigures]) -> bool:
         """The raw disk drifted around it. Past the limit it has no steady rate here; the spread
         will show it.
         """
@@ -144,7 +144,7 @@ class Section:
         self._outcome.thrown_away += 1
         return True
 
-    def _saving(self, ranks: RankGroup, moment: Moment) -> list[Checkpoint]:
+    def _saving(self, ranks: RankGroup, moment: Moment) -> list[CheckpointFigures]:
         """One save; then its drain; or with a load of the step before at the same moment."""
         if self._durable is not None:
             return self._draining(self._durable, ranks, moment)
@@ -158,7 +158,9 @@ class Section:
                 lambda: self._bench.load(fresh, previous, "load", moment),
             )
 
-    def _draining(self, durable: ObjectStore, ranks: RankGroup, moment: Moment) -> list[Checkpoint]:
+    def _draining(
+        self, durable: ObjectStore, ranks: RankGroup, moment: Moment
+    ) -> list[CheckpointFigures]:
         """A fault strikes the drain: what it does to a save is rw=save's to measure."""
         durable.hold()
         save = self._bench.save(ranks, self._plan, moment, (), self._raw)
@@ -167,7 +169,7 @@ class Section:
         saved = self._shelf.saved[self._options.run]
         return [save, durable.drain(self._bench, saved, moment, self._faults)]
 
-    def _fetching(self, moment: Moment) -> list[Checkpoint]:
+    def _fetching(self, moment: Moment) -> list[CheckpointFigures]:
         """By a process and stagers as fresh as after a restart."""
         saved, durable = self._shelf.saved[self._options.run], self._durable
         assert durable is not None, "this job fetches"
@@ -176,7 +178,7 @@ class Section:
         with self._start(saved.plan, readers=1) as ranks:
             return [durable.fetch(self._bench, ranks, saved, moment, self._faults)]
 
-    def _loading(self, moment: Moment) -> list[Checkpoint]:
+    def _loading(self, moment: Moment) -> list[CheckpointFigures]:
         saved = self._shelf.saved[self._options.run]
         if self._outcome.read_gap_s is None:
             self._outcome.read_gap_s = time.monotonic() - saved.ended_s
@@ -189,8 +191,8 @@ class Section:
         return [healthy, self._load_fresh(saved, "degraded", moment, self._faults)]
 
     def _load_fresh(
-        self, saved: Saved, kind: str, moment: Moment, faults: Sequence[Fault]
-    ) -> Checkpoint:
+        self, saved: ShelvedStep, kind: str, moment: Moment, faults: Sequence[Fault]
+    ) -> CheckpointFigures:
         """By processes whose memory is as cold as after a restart, with the savers gone."""
         self._shelf.storage.forget_readers()
         touch = measure_touch(saved.plan.rank_bytes) if self._options.baseline else None
@@ -266,7 +268,7 @@ def wanted_faults(options: JobOptions) -> tuple[Fault, ...]:
     return (Fault(FaultKind.KILL, None, lost, 1.0, "", Before()),) if lost else ()
 
 
-def _at_once(*calls: Callable[[], Checkpoint]) -> list[Checkpoint]:
+def _at_once(*calls: Callable[[], CheckpointFigures]) -> list[CheckpointFigures]:
     """What they return, each called on a thread of its own."""
     with ThreadPoolExecutor(len(calls)) as pool:
         return [one.result() for one in [pool.submit(call) for call in calls]]

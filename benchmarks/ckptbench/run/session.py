@@ -26,8 +26,8 @@ from ckptbench.ranks import RankGroup
 from ckptbench.results import Bounds, JobResult, RunResult
 from ckptbench.roofline import RooflinePlan, describe_machine, measure_bounds
 from ckptbench.run.object_store import FILE, check_store
-from ckptbench.run.section import Outcome, Section, wanted_faults
-from ckptbench.run.shelf import Context, MakeRanks, Shelf, state_plan
+from ckptbench.run.section import SectionOutcome, SectionRun, wanted_faults
+from ckptbench.run.shelf import Context, MakeRanks, StepShelf, state_plan
 from ckptbench.run.turns import Seat, Turns
 
 NETWORKED: Final = ("fsspec", "s3")
@@ -110,7 +110,7 @@ class Session:
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     #: Storages that were started, by what decides whether two jobs can share one; they live until
     #: I end.
-    _shelves: dict[Key, Shelf] = field(default_factory=dict)
+    _shelves: dict[Key, StepShelf] = field(default_factory=dict)
     #: What was measured of the machine, by what decides whether it holds for a job.
     _bounds: dict[Key, Bounds] = field(default_factory=dict)
     #: Every group of ranks that was started. Only its owner speaks with it; an interrupt kills all.
@@ -159,22 +159,22 @@ class Session:
         return make
 
     def _run_job(
-        self, job: Job, shelf: Shelf, bounds: Bounds | None, gate: threading.Barrier, seat: Seat
+        self, job: Job, shelf: StepShelf, bounds: Bounds | None, gate: threading.Barrier, seat: Seat
     ) -> JobResult:
         gate.wait()
         started, began = time.time(), time.monotonic()
         try:
             with seat:
-                outcome = Section(job, shelf, self.context, seat).run()
+                outcome = SectionRun(job, shelf, self.context, seat).run()
         except CkptError as error:
-            outcome = Outcome(errors=[str(error)], exit_code=error.exit_code)
+            outcome = SectionOutcome(errors=[str(error)], exit_code=error.exit_code)
         found = self._result(job, shelf, outcome, bounds, started, time.monotonic() - began)
         errors = (*found.errors, *find_errors(found))
         exit_code = found.exit_code or int(bool(errors))
         return replace(found, errors=errors, exit_code=exit_code)
 
     def _result(
-        self, job: Job, shelf: Shelf, outcome: Outcome, bounds: Bounds | None,
+        self, job: Job, shelf: StepShelf, outcome: SectionOutcome, bounds: Bounds | None,
         started_s: float, elapsed_s: float,
     ) -> JobResult:  # fmt: skip
         options, own = job.options, shelf.cluster is not None
@@ -218,13 +218,13 @@ class Session:
             exit_code=outcome.exit_code,
         )
 
-    def _shelf(self, options: JobOptions) -> Shelf:
+    def _shelf(self, options: JobOptions) -> StepShelf:
         key = _key(options)
         if key not in self._shelves:
-            self._shelves[key] = Shelf(self._stack.enter_context(make_storage(options)))
+            self._shelves[key] = StepShelf(self._stack.enter_context(make_storage(options)))
         return self._shelves[key]
 
-    def _bound(self, job: Job, shelf: Shelf) -> Bounds | None:
+    def _bound(self, job: Job, shelf: StepShelf) -> Bounds | None:
         """G* and R*, when they were asked for; measured while nothing else runs."""
         options = job.options
         if not options.roofline:

@@ -15,7 +15,7 @@ from ckptbench.engines.ckpt import OwnCluster
 from ckptbench.job.options import JobOptions
 from ckptbench.rank import RankPlan
 from ckptbench.ranks import RankGroup
-from ckptbench.results import Checkpoint
+from ckptbench.results import CheckpointFigures
 from ckptbench.workload import StatePlan
 
 MakeRanks = Callable[[Sequence[RankPlan], Mapping[str, str], Path], RankGroup]
@@ -30,7 +30,7 @@ class Context:
     make_ranks: MakeRanks
     hosts: int
     """How many run the ranks."""
-    on_checkpoint: Callable[[str, Checkpoint], None]
+    on_checkpoint: Callable[[str, CheckpointFigures], None]
     """Told after each one, from the job's thread."""
     addresses: tuple[str, ...] = ()
     """Of the hosts' agents; empty when ranks run here."""
@@ -39,7 +39,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class ShelvedStep:
     """What lies in a storage under a run's name."""
 
     step: int
@@ -49,13 +49,13 @@ class Saved:
 
 
 @dataclass(slots=True)
-class Shelf:
+class StepShelf:
     """One storage and what the jobs have put there; the jobs of one group share it."""
 
     storage: Storage
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards what follows: the jobs of a group have a thread each."""
-    saved: dict[str, Saved] = field(default_factory=dict)
+    saved: dict[str, ShelvedStep] = field(default_factory=dict)
     """By run: the newest save that is durable."""
     steps: dict[str, int] = field(default_factory=dict)
     """By run: the last step that was given out; steps only grow."""
@@ -66,7 +66,7 @@ class Shelf:
             self.steps[run] = self.steps.get(run, 0) + 1
             return self.steps[run]
 
-    def put(self, run: str, saved: Saved) -> None:
+    def put(self, run: str, saved: ShelvedStep) -> None:
         """From now on this is what a load finds."""
         with self.lock:
             self.saved[run] = saved
@@ -97,7 +97,7 @@ def state_plan(options: JobOptions, hosts: int) -> StatePlan:
 
 
 def start_ranks(
-    context: Context, shelf: Shelf, options: JobOptions, plan: StatePlan, readers: int = 0,
+    context: Context, shelf: StepShelf, options: JobOptions, plan: StatePlan, readers: int = 0,
     durable: str = "",
 ) -> RankGroup:  # fmt: skip
     """A new launch: of ranks that hold `plan`'s state, or of so many readers of it.

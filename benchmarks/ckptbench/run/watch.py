@@ -9,12 +9,12 @@ from ckptbench.faults.inject import Injector
 from ckptbench.faults.words import Fault
 from ckptbench.ranks import RankGroup
 from ckptbench.results import Sample, Spent, Strike
-from ckptbench.run.counters import Counters, add_hosts
+from ckptbench.run.counters import CounterReader, add_hosts
 from ckptbench.run.sampler import Sampler
-from ckptbench.run.shelf import Shelf
+from ckptbench.run.shelf import StepShelf
 
 
-class Watch:
+class RunWatch:
     """I let a checkpoint begin, and tell what was seen once they are done.
 
     Faults that are due before the checkpoint strike when I am made, and all are healed by `stop`,
@@ -23,7 +23,7 @@ class Watch:
 
     def __init__(
         self,
-        shelf: Shelf,
+        shelf: StepShelf,
         ranks: RankGroup | None,
         direction: str,
         faults: Sequence[Fault],
@@ -44,7 +44,7 @@ class Watch:
     def begin(self, payload_bytes: int, start: Callable[[], int]) -> int:
         """`start` tells the ranks; returns what it does, the beginning, from which I watch."""
         movers = self._movers()
-        self._counters = Counters(self._stages(), list(movers.values()))
+        self._counters = CounterReader(self._stages(), list(movers.values()))
         begun = start()
         self._sampler = Sampler(movers, self._direction, begun)
         injector, expected = self._injector, self._expected(payload_bytes)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ckpt.protocol.stager import events as e
-from ckpt.protocol.stager.records import Save, SaveState
+from ckpt.protocol.stager.records import RankSave, SaveState
 from ckpt.protocol.stager.state import StagerState
 
 
 class StagerEndings(StagerState):
     """Steps that all ends of a save have in common. StagerMachine decides which one it is."""
 
-    def _finish(self, save: Save, outcome: e.Outcome) -> None:
+    def _finish(self, save: RankSave, outcome: e.Outcome) -> None:
         """The coordinator's last word on this save."""
         if not save.pending:
             return
@@ -24,18 +24,18 @@ class StagerEndings(StagerState):
         save.state = SaveState.STOPPING
         self._do(e.StopPayload(save.plan.payload))
 
-    def _drop(self, save: Save) -> None:
+    def _drop(self, save: RankSave) -> None:
         """Nobody but the trainer has heard of this save."""
         save.state = SaveState.ENDED
         self._release(save)
         self._forget(save)
 
-    def _end(self, save: Save) -> None:
+    def _end(self, save: RankSave) -> None:
         save.state = SaveState.ENDED
         self._release(save)
         self._forget(save)
 
-    def _release(self, save: Save) -> None:
+    def _release(self, save: RankSave) -> None:
         assert self.may_release(save)
         if save.half is not None:
             self.halves[save.half] = None
@@ -43,11 +43,11 @@ class StagerEndings(StagerState):
             save.half = None
         save.table = None
 
-    def _forget(self, save: Save) -> None:
+    def _forget(self, save: RankSave) -> None:
         if save.state is SaveState.ENDED and save.outcome is None:
             self.saves.pop(save.number, None)
 
-    def _tell(self, save: Save, outcome: e.Outcome) -> None:
+    def _tell(self, save: RankSave, outcome: e.Outcome) -> None:
         save.outcome = outcome
         if self.trainer_attached:
             self._do(e.TellTrainer(save.number, outcome))

@@ -50,10 +50,17 @@ from ckpt.protocol.events import (
 from ckpt.protocol.stager import events as e
 from ckpt.protocol.stager import requests as requests
 from ckpt.protocol.stager.endings import StagerEndings
-from ckpt.protocol.stager.records import RETRY_US, Errand, Launched, Save, SaveState, StagerConfig
-from ckpt.protocol.stager.requests import Identity
+from ckpt.protocol.stager.records import (
+    RETRY_US,
+    Errand,
+    Launched,
+    RankSave,
+    SaveState,
+    StagerConfig,
+)
+from ckpt.protocol.stager.requests import SaverIdentity
 
-__all__ = ["Identity", "StagerConfig", "StagerMachine"]
+__all__ = ["SaverIdentity", "StagerConfig", "StagerMachine"]
 
 
 class StagerMachine(StagerEndings):
@@ -101,7 +108,7 @@ class StagerMachine(StagerEndings):
                 if save is not None:
                     self._save_event(save, event)
 
-    def _save_event(self, save: Save, event: e.SaveEvent) -> None:
+    def _save_event(self, save: RankSave, event: e.SaveEvent) -> None:
         match event:
             case e.StagingDropped() if save.state in (SaveState.ASKED, SaveState.STAGING):
                 self._drop(save)
@@ -284,7 +291,7 @@ class StagerMachine(StagerEndings):
                 self._report("info", "stored whole", message.reason)
                 save.refers, save.open = None, Errand(next(self._numbers))
 
-    def _start(self, save: Save, plan: PayloadPlanned) -> None:
+    def _start(self, save: RankSave, plan: PayloadPlanned) -> None:
         if save.refused:  # By a coordinator that does not know the field.
             save.plan, save.state = plan, SaveState.SENDING
             save.failed = requests.refusal(save, plan, self._now_us)
@@ -297,7 +304,7 @@ class StagerMachine(StagerEndings):
         sent_bytes, refers = save.payload_bytes, save.refers is not None
         self._do(e.StartPayload(save.number, save.half, sent_bytes, launch, plan, refers))
 
-    def _spares_named(self, save: Save, spares: tuple[Place, ...]) -> None:
+    def _spares_named(self, save: RankSave, spares: tuple[Place, ...]) -> None:
         wanted = save.wanted.pop(0)
         save.spares = Errand(next(self._numbers))
         self._do(e.AddSpares(wanted.payload, wanted.column, spares))
@@ -333,7 +340,7 @@ class StagerMachine(StagerEndings):
             elif request == save.give_up.request:
                 self._finish(save, failure)
 
-    def _open_refused(self, save: Save, failure: e.SaveFailed, again_us: int | None) -> None:
+    def _open_refused(self, save: RankSave, failure: e.SaveFailed, again_us: int | None) -> None:
         patient = (
             save.plan is not None or self._now_us - save.opening_since_us < self.config.open_us
         )
@@ -345,7 +352,7 @@ class StagerMachine(StagerEndings):
             self.runs[save.run].error = failure
         self._finish(save, failure)
 
-    def _certify_refused(self, save: Save, failure: e.SaveFailed, again_us: int | None) -> None:
+    def _certify_refused(self, save: RankSave, failure: e.SaveFailed, again_us: int | None) -> None:
         """A coordinator that lost the payload from sight hears of it again;
         any other refusal is final.
         """
@@ -429,7 +436,7 @@ class StagerMachine(StagerEndings):
             return True
         return run.error is None and run.left_told is not Departure.ENDED
 
-    def _ask_for(self, save: Save, run: Launched, session: Session) -> None:
+    def _ask_for(self, save: RankSave, run: Launched, session: Session) -> None:
         """The open questions of one handed-over save."""
         if run.refused:
             assert run.error is not None, "why it was"
@@ -445,7 +452,7 @@ class StagerMachine(StagerEndings):
         else:
             self._ask_for_planned(save, run.number, session)
 
-    def _ask_for_member(self, save: Save, session: Session) -> None:
+    def _ask_for_member(self, save: RankSave, session: Session) -> None:
         """The same for a file, which waits for no launch."""
         if save.planned_on != session:
             if save.open.is_due(session, self._now_us):
@@ -453,7 +460,7 @@ class StagerMachine(StagerEndings):
         else:
             self._ask_for_planned(save, NO_LAUNCH, session)
 
-    def _ask_for_planned(self, save: Save, launch: LaunchNumber, session: Session) -> None:
+    def _ask_for_planned(self, save: RankSave, launch: LaunchNumber, session: Session) -> None:
         now_us = self._now_us
         if save.failed is not None:
             if save.give_up.is_due(session, now_us):

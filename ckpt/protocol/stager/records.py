@@ -154,7 +154,7 @@ class Launched:
 
 
 @dataclass(slots=True)
-class Save:
+class RankSave:
     """One save from its first wish to its end. Only StagerMachine changes it."""
 
     number: int

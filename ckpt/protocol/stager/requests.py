@@ -26,11 +26,11 @@ from ckpt.protocol.stager.events import (
     SaveFailed,
     SparesWanted,
 )
-from ckpt.protocol.stager.records import Launched, Save, StagerConfig
+from ckpt.protocol.stager.records import Launched, RankSave, StagerConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class SaverIdentity:
     """Whose saves these are."""
 
     key: str | None
@@ -40,7 +40,7 @@ class Identity:
     """The trainer's own incarnation, as in JoinLaunch."""
 
 
-def join(who: Identity, run: Launched, now_us: int) -> JoinLaunch:
+def join(who: SaverIdentity, run: Launched, now_us: int) -> JoinLaunch:
     """With the known number, so that a restarted coordinator adopts the launch, and with what it
     has forgotten: since when this process is here, and what it saved last.
     """
@@ -53,7 +53,7 @@ def join(who: Identity, run: Launched, now_us: int) -> JoinLaunch:
     return replace(again, saved_step=run.last.step, saved_ago_us=now_us - run.last.at_us)
 
 
-def open_payload(who: Identity, launch: LaunchNumber, save: Save) -> OpenPayload:
+def open_payload(who: SaverIdentity, launch: LaunchNumber, save: RankSave) -> OpenPayload:
     """Only for a payload that is handed over whole, with its generation when that is known; or for
     none at all.
     """
@@ -75,7 +75,7 @@ def open_payload(who: Identity, launch: LaunchNumber, save: Save) -> OpenPayload
     )
 
 
-def open_member(who: Identity, save: Save) -> OpenPayload:
+def open_member(who: SaverIdentity, save: RankSave) -> OpenPayload:
     """The same for a file: the number comes with the plan."""
     question = open_payload(who, NO_LAUNCH, save)
     number = save.payload.rank if save.payload is not None else Rank(0)
@@ -83,7 +83,7 @@ def open_member(who: Identity, save: Save) -> OpenPayload:
 
 
 def certify(
-    who: Identity, launch: LaunchNumber, save: Save, part_bytes: int
+    who: SaverIdentity, launch: LaunchNumber, save: RankSave, part_bytes: int
 ) -> Iterator[tuple[Certify, memoryview]]:
     """The frames that certify a payload: all proofs in each, the table in ascending parts."""
     assert save.handed is not None
@@ -125,20 +125,22 @@ def give_up(failed: PayloadFailed) -> PayloadGivenUp:
     return PayloadGivenUp(failed.payload, failed.code, failed.message, failed.hint)
 
 
-def refusal(save: Save, plan: PayloadPlanned, now_us: int) -> PayloadFailed:
+def refusal(save: RankSave, plan: PayloadPlanned, now_us: int) -> PayloadFailed:
     """What a coordinator hears that has planned a refused step."""
     return PayloadFailed(
         now_us, plan.payload, "aborted", f"refused step {save.step}: {save.refused}"
     )
 
 
-def failed_certify(save: Save, failure: SaveFailed, now_us: int) -> PayloadFailed:
+def failed_certify(save: RankSave, failure: SaveFailed, now_us: int) -> PayloadFailed:
     """A certificate that is refused for good is a payload that can never commit."""
     assert save.plan is not None
     return PayloadFailed(now_us, save.plan.payload, failure.code, failure.message, failure.hint)
 
 
-def trainer_left(who: Identity, run: RunName, launch: LaunchNumber, how: Departure) -> TrainerLeft:
+def trainer_left(
+    who: SaverIdentity, run: RunName, launch: LaunchNumber, how: Departure
+) -> TrainerLeft:
     return TrainerLeft(run, launch, who.rank, who.process, how)
 
 

@@ -14,20 +14,20 @@ from ckpt.protocol.stager.records import (
     LastSave,
     Launched,
     Lifetime,
-    Save,
+    RankSave,
     SaveState,
     StagerConfig,
 )
-from ckpt.protocol.stager.requests import Identity
+from ckpt.protocol.stager.requests import SaverIdentity
 
 
 class StagerState:
     """Everything a stager knows, and the rules it may not break. StagerMachine changes it."""
 
-    def __init__(self, identity: Identity, config: StagerConfig | None = None) -> None:
+    def __init__(self, identity: SaverIdentity, config: StagerConfig | None = None) -> None:
         self.identity = identity
         self.config = config or StagerConfig()
-        self.saves: dict[int, Save] = {}
+        self.saves: dict[int, RankSave] = {}
         """Not ended saves and those whose outcome was not heard, by number, ascending."""
         self.runs: dict[RunName, Launched] = {}
         self.halves: list[int | None] = [None] * self.config.half_count
@@ -79,7 +79,7 @@ class StagerState:
 
     # ----------------------------------------------------------------------- rules
 
-    def may_release(self, save: Save) -> bool:
+    def may_release(self, save: RankSave) -> bool:
         """A half is free when its save has committed or aborted and the sender has
         stopped reading it.
         """
@@ -94,11 +94,11 @@ class StagerState:
         free = [half for half in range(len(self.halves)) if self.half_is_free(half)]
         return taken if taken in free else next(iter(free), None)
 
-    def may_open(self, save: Save) -> bool:
+    def may_open(self, save: RankSave) -> bool:
         """It is handed over or refused, and known to refer to homes or not."""
         return save.pending and not save.undecided
 
-    def may_certify(self, save: Save) -> bool:
+    def may_certify(self, save: RankSave) -> bool:
         """Sealed columns and the table are there, and the coordinator knows the
         payload on this session.
         """
@@ -110,7 +110,7 @@ class StagerState:
             and save.certified is not save.sealed
         )
 
-    def plan_fits(self, save: Save, plan: PayloadPlanned) -> bool:
+    def plan_fits(self, save: RankSave, plan: PayloadPlanned) -> bool:
         """The plan is for this very save; once a generation is known, only that one counts."""
         payload = plan.payload
         if (payload.checkpoint.run, payload.checkpoint.step) != (save.run, save.step):
@@ -151,30 +151,30 @@ class StagerState:
     def _is_busy(self, run: Launched) -> bool:
         return any(self._is_of(save, run) for save in self._pending())
 
-    def _new_save(self, event: e.HalfAsked | e.StepRefused) -> Save:
+    def _new_save(self, event: e.HalfAsked | e.StepRefused) -> RankSave:
         new = [Errand(next(self._numbers)) for _ in range(4)]
-        save = Save(event.save, event.run, event.step, new[0], new[1], new[2], new[3])
+        save = RankSave(event.save, event.run, event.step, new[0], new[1], new[2], new[3])
         self.saves[event.save] = save
         return save
 
     @staticmethod
-    def _is_of(save: Save, run: Launched) -> bool:
+    def _is_of(save: RankSave, run: Launched) -> bool:
         """It is a save of the run's launch; a file is of none."""
         return save.run == run.run and not save.member
 
-    def _pending(self) -> list[Save]:
+    def _pending(self) -> list[RankSave]:
         return [save for save in self.saves.values() if save.pending]
 
-    def _save_of(self, payload: PayloadId) -> Save | None:
+    def _save_of(self, payload: PayloadId) -> RankSave | None:
         return next((save for save in self.saves.values() if save.payload == payload), None)
 
-    def _saves_at(self, checkpoint: CheckpointId) -> list[Save]:
+    def _saves_at(self, checkpoint: CheckpointId) -> list[RankSave]:
         return [save for save in self._pending() if save.checkpoint == checkpoint]
 
-    def _opening(self, request: int) -> list[Save]:
+    def _opening(self, request: int) -> list[RankSave]:
         return [save for save in self._pending() if save.open.request == request]
 
-    def _note_answered(self, save: Save) -> None:
+    def _note_answered(self, save: RankSave) -> None:
         """The coordinator has heard of this save."""
         run = self.runs.get(save.run)
         if run is None or save.member or (run.last is not None and run.last.number >= save.number):

@@ -16,7 +16,7 @@ from ckpt.base.units import MiB, format_bytes
 from ckpt.protocol.coordinator.reading.answers import Check
 from ckpt.protocol.coordinator.reading.checks import check, quoted
 from ckpt_client.cli.cluster import process_state
-from ckpt_client.local import last_line
+from ckpt_client.local.cluster import last_line
 
 ROOM_BYTES_MIN: Final = MiB
 """With less the catalog cannot grow."""
@@ -26,7 +26,7 @@ _STORE_LESS: Final = ("ckpt local ", "ckpt catalog ")
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class TargetProcess:
     """A target of the cluster, as its supervisor and its directory know it."""
 
     id: str
@@ -38,7 +38,9 @@ class Process:
 class Local:
     """I know DIR, whether its supervisor starts targets again, and its targets."""
 
-    def __init__(self, directory: Path, *, restarts: bool, targets: Sequence[Process]) -> None:
+    def __init__(
+        self, directory: Path, *, restarts: bool, targets: Sequence[TargetProcess]
+    ) -> None:
         self._directory = directory
         self._restarts = restarts
         self._targets = {target.id: target for target in targets}
@@ -83,7 +85,7 @@ class Local:
         remedy = "make it again from the targets, which know all that was committed"
         return check("CATALOG_CORRUPT", said.partition(";")[0], remedy, command)
 
-    def _mend(self, target: Process) -> tuple[str, str]:
+    def _mend(self, target: TargetProcess) -> tuple[str, str]:
         """For one that is not live: why, and what brings it back."""
         state = process_state(target.pid)
         if state and state in _STOPPED:

@@ -28,11 +28,11 @@ from ckpt_client.cli.cluster import (
     conversation,
     read_made,
 )
-from ckpt_client.cli.exits import Exit
+from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.local import cluster_directory
 from ckpt_client.cli.output import Output, Tone, counted
-from ckpt_client.detach import child_environment
-from ckpt_client.local import CLUSTER_NAME, is_supervised
+from ckpt_client.local.cluster import CLUSTER_NAME, is_supervised
+from ckpt_client.local.detach import child_environment
 from ckpt_client.url import LocalUrl, parse_url
 
 EXAMPLE = (
@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     output.document({"catalogs": found})
     for each in found:
         _print(each, output)
-    return Exit.DEGRADED if any(each.unreachable for each in found) else Exit.OK
+    return ExitCode.DEGRADED if any(each.unreachable for each in found) else ExitCode.OK
 
 
 def _back_up(arguments: argparse.Namespace, output: Output) -> int:
@@ -122,7 +122,7 @@ def _back_up(arguments: argparse.Namespace, output: Output) -> int:
         copy = msgspec.json.decode(_told_by(BACKUP, told), type=CatalogCopy)
     output.document(copy)
     output.line(f"{copy.path}: cluster {copy.cluster}, {format_bytes(copy.bytes)}")
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _directory_of_backup(arguments: argparse.Namespace) -> Path | None:
@@ -186,7 +186,7 @@ def _told_by(program: str, arguments: list[str]) -> bytes:
         process.terminate()  # It may have heard no Ctrl-C; it leaves no half a catalog.
         process.communicate()
         raise
-    if process.returncode not in (Exit.OK, Exit.DEGRADED):
+    if process.returncode not in (ExitCode.OK, ExitCode.DEGRADED):
         lines = errors.decode(errors="replace").strip().splitlines()
         said = lines[-1] if lines else f"ended with status {process.returncode}"
         kind = ERROR_OF_EXIT.get(process.returncode, CkptError)

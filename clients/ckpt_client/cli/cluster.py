@@ -33,7 +33,7 @@ from ckpt.format.messages.hello import Role
 from ckpt.protocol.coordinator.reading.answers import RunView, ShowView, StatusView, StepView
 from ckpt_client.cli.output import Output
 from ckpt_client.control import Control
-from ckpt_client.local import CLUSTER_NAME, is_supervised, opened_cluster
+from ckpt_client.local.cluster import CLUSTER_NAME, is_supervised, opened_cluster
 from ckpt_client.locate import READY_NAME, Locator
 from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 
 from ckpt_client.cli.cluster import conversation
-from ckpt_client.cli.exits import Exit
+from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output
 
 EXAMPLE = "ckpt drain forget s3://bucket/runs"
@@ -27,4 +27,4 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         talk.forget_store(arguments.url)
     output.document({"url": arguments.url, "forgotten": True})
     output.line(f"nothing is drained to {arguments.url} any more; what lies there stays")
-    return Exit.OK
+    return ExitCode.OK

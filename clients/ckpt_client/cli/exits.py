@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Final
 
 
-class Exit(IntEnum):
+class ExitCode(IntEnum):
     """Codes that commands return themselves; the others come from a CkptError."""
 
     OK = 0

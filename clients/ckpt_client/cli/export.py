@@ -22,7 +22,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.objects.source import Source
 from ckpt_client.cli.cluster import conversation, parse_checkpoint
-from ckpt_client.cli.exits import Exit
+from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, counted
 from ckpt_client.locate import client_name
 
@@ -72,14 +72,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         f"exported {what} to {arguments.destination}: {counted(count, 'array')}, "
         f"{format_bytes(size)} in {format_seconds(seconds)}"
     )
-    return Exit.OK
+    return ExitCode.OK
 
 
 @contextmanager
 def opened_source(arguments: argparse.Namespace, output: Output) -> Iterator[Source]:
     """The checkpoint that the arguments name, in the cluster or in a store."""
     if "://" in arguments.checkpoint:
-        from ckpt_client.stored import open_url
+        from ckpt_client.load.from_store import open_url
 
         stored = open_url(arguments.checkpoint)
         try:

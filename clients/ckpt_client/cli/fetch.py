@@ -21,11 +21,11 @@ from ckpt.base.units import format_seconds
 from ckpt.objects.reader import StoredCheckpoint, open_stored
 from ckpt.objects.stores import open_sink
 from ckpt_client.cli.cluster import Conversation, conversation, parse_checkpoint
-from ckpt_client.cli.exits import Exit
+from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, counted
-from ckpt_client.fetching import save_again
+from ckpt_client.load.from_store import open_url
+from ckpt_client.save.again import save_again
 from ckpt_client.store import open as open_store
-from ckpt_client.stored import open_url
 
 EXAMPLE = "ckpt fetch llama/7b@12500"
 COMMIT_TIMEOUT_S = 3600.0
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     output.document(document)
     ranks = counted(header.world_size, "rank")
     output.line(f"{name}@{step} of {ranks} is in the tier, after {format_seconds(seconds)}")
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _opened(text: str, talk: Conversation) -> StoredCheckpoint:

@@ -13,7 +13,7 @@ import time
 from ckpt.base.errors import Refused
 from ckpt.base.units import format_seconds
 from ckpt.objects.stores import open_sink
-from ckpt_client.cli.exits import Exit
+from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, counted
 
 EXAMPLE = "ckpt gc --multipart s3://bucket/runs --yes"
@@ -57,4 +57,4 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.line(f"{upload.key}  begun {format_seconds(now_s - upload.begun_s)} ago")
     what = counted(len(found), "upload")
     output.line(f"{what} ended" if arguments.yes else f"{what} would be ended; add --yes")
-    return Exit.OK
+    return ExitCode.OK

@@ -22,7 +22,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import RunName, Step
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt_client.cli.cluster import parse_checkpoint
-from ckpt_client.cli.exits import Exit
+from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, counted
 from ckpt_client.exchange.arrays import Incoming, byte_count
 from ckpt_client.exchange.incoming import FORMATS, guess_format, incoming
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         f"imported {counted(len(arrays), 'array')}, {format_bytes(size)}, as {run_name}@{step} "
         f"into {where} in {format_seconds(seconds)}"
     )
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _save(

@@ -16,9 +16,9 @@ from pathlib import Path
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.units import format_seconds
 from ckpt_client.cli.cluster import is_running, read_local_ready, read_made
-from ckpt_client.cli.exits import Exit
+from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output
-from ckpt_client.local import SUPERVISOR_LOCK_NAME, is_supervised
+from ckpt_client.local.cluster import SUPERVISOR_LOCK_NAME, is_supervised
 from ckpt_client.url import LocalUrl, parse_url
 
 EXAMPLE = "ckpt local stop /scratch/burst"
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if was_running
         else f"the cluster in {directory} was not running"
     )
-    return Exit.OK
+    return ExitCode.OK
 
 
 def cluster_directory(named: str | None, store: str | None) -> Path:

@@ -15,7 +15,7 @@ from ckpt.base.ids import check_run_name
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.protocol.coordinator.reading.answers import AttemptView, StepView
 from ckpt_client.cli.cluster import conversation
-from ckpt_client.cli.exits import Exit
+from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, Tone, age_text, counted
 
 EXAMPLE = "ckpt ls\nckpt ls llama/7b --json | jq '.steps[-1].step'"
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     output.document({"runs": runs, "steps": steps, "attempts": attempts})
     if not (steps or attempts):
         output.line("no checkpoints yet")
-        return Exit.OK
+        return ExitCode.OK
     output.table(HEAD, [*map(_step_row, steps), *map(_attempt_row, attempts)])
     for view in steps:
         if view.reason:
@@ -54,12 +54,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return _exit_code(steps)
 
 
-def _exit_code(steps: list[StepView]) -> Exit:
+def _exit_code(steps: list[StepView]) -> ExitCode:
     """Of what is listed: a step that cannot be read is no success."""
     states = {state_text(view) for view in steps}
     if "lost" in states:
-        return Exit.LOST
-    return Exit.DEGRADED if "unreachable" in states else Exit.OK
+        return ExitCode.LOST
+    return ExitCode.DEGRADED if "unreachable" in states else ExitCode.OK
 
 
 def state_text(view: StepView) -> str:

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Final, NoReturn, Protocol, TextIO, cast
 
 from ckpt.base.errors import CkptError, Refused
-from ckpt_client.cli.exits import SIGNAL_BASE, Exit, exit_code_lines
+from ckpt_client.cli.exits import SIGNAL_BASE, ExitCode, exit_code_lines
 from ckpt_client.cli.output import Output, show_error
 
 VERBS: Final = {
@@ -104,7 +104,7 @@ class Stopped(KeyboardInterrupt):
     """A signal asks this process to end; everything that handles Ctrl-C handles it, too."""
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """argparse, whose complaints are ours."""
 
     def error(self, message: str) -> NoReturn:
@@ -159,17 +159,17 @@ def _run(given: list[str], output: Output) -> int:
             traceback.print_exc()
         hint = "the same command with --debug shows where"
         if isinstance(error, OSError):
-            output.error(Exit.FAILED, str(error), hint)
+            output.error(ExitCode.FAILED, str(error), hint)
         else:
-            output.error(Exit.FAILED, f"this is a bug: {type(error).__name__}: {error}", hint)
-        return Exit.FAILED
+            output.error(ExitCode.FAILED, f"this is a bug: {type(error).__name__}: {error}", hint)
+        return ExitCode.FAILED
 
 
 def _dispatch(given: list[str], output: Output) -> int:
     try:
         return _run_verb(given, output)
     except SystemExit as end:  # --help and --version
-        return end.code if isinstance(end.code, int) else Exit.OK
+        return end.code if isinstance(end.code, int) else ExitCode.OK
 
 
 def _run_verb(given: list[str], output: Output) -> int:
@@ -180,7 +180,7 @@ def _run_verb(given: list[str], output: Output) -> int:
         if arguments.json:
             raise Refused("no command is named", hint="see ckpt --help")
         parser.print_help(sys.stderr)
-        return Exit.USAGE
+        return ExitCode.USAGE
     if arguments.verb not in VERBS:
         near = difflib.get_close_matches(arguments.verb, VERBS, n=1)
         raise Refused(
@@ -189,7 +189,7 @@ def _run_verb(given: list[str], output: Output) -> int:
         )
     module = importlib.import_module(VERBS[arguments.verb][0])
     verb = cast(Verb, module)
-    own = Parser(
+    own = CommandParser(
         prog=f"ckpt {arguments.verb}",
         description=module.__doc__,
         epilog=f"example:\n{_indented(verb.EXAMPLE)}\n\nexit codes:\n{exit_code_lines()}",
@@ -201,9 +201,9 @@ def _run_verb(given: list[str], output: Output) -> int:
     return verb.run(own.parse_args(arguments.rest, arguments), output)
 
 
-def _top_parser() -> Parser:
+def _top_parser() -> CommandParser:
     lines = "\n".join(f"  {name:<9} {text}" for name, (_, text) in VERBS.items())
-    parser = Parser(
+    parser = CommandParser(
         prog="ckpt",
         usage="ckpt COMMAND [options]",
         description="Look at and look after a checkpoint-burst storage cluster.",

@@ -15,7 +15,7 @@ from ckpt.base.ids import RunName, Step
 from ckpt.base.units import format_bytes
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.cli.cluster import conversation, parse_checkpoint
-from ckpt_client.cli.exits import Exit
+from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, counted
 
 EXAMPLE = "ckpt rm llama/7b@12500 --yes"
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             what = f"delete {run_name}@{step} ({size}, {counted(len(doomed), 'generation')})?"
             if not output.ask(what):
                 output.note("nothing was deleted")
-                return Exit.FAILED
+                return ExitCode.FAILED
         with output.waiting(f"deleting {run_name}@{step}"):
             done = talk.delete(run_name, step)
         left = [view for view in held if view.step != step and view.state == "committed"]
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if done.bytes_held:
         users = sorted({view.step for view in held if step in view.homes} - {step})
         output.line(f"{format_bytes(done.bytes_held)} stay until {_users_text(users)}")
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _users_text(steps: list[int]) -> str:

@@ -7,7 +7,7 @@ import argparse
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.protocol.coordinator.reading.answers import ColumnsView, StepView
 from ckpt_client.cli.cluster import conversation, parse_checkpoint
-from ckpt_client.cli.exits import Exit
+from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.ls import state_text, survives_text
 from ckpt_client.cli.output import Output, age_text, counted
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         )
     output.line()
     _print_columns(view.columns, output)
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _print_generation(view: StepView, output: Output) -> None:

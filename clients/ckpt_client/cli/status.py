@@ -26,7 +26,7 @@ from ckpt.protocol.coordinator.reading.answers import (
 )
 from ckpt.protocol.coordinator.reading.checks import check as health_check
 from ckpt.protocol.coordinator.reading.checks import exit_code
-from ckpt_client.cli.advice import Local, Process, is_corrupt, with_store
+from ckpt_client.cli.advice import Local, TargetProcess, is_corrupt, with_store
 from ckpt_client.cli.cluster import (
     HOLD_NAME,
     TARGETS_FOLDER,
@@ -140,7 +140,7 @@ def _local_status(directory: Path, arguments: argparse.Namespace, output: Output
         return _stopped(directory, made)
     pids = {target.id: target.pid for target in ready.targets if is_running(target.pid)}
     known_here = [
-        Process(id, pids.get(id), (_folder(directory, id) / HOLD_NAME).exists())
+        TargetProcess(id, pids.get(id), (_folder(directory, id) / HOLD_NAME).exists())
         for id in made.target_ids
     ]
     local = Local(directory, restarts=made.restart == "always", targets=known_here)

@@ -24,7 +24,7 @@ from ckpt_client.cli.cluster import (
     read_local_ready,
     read_made,
 )
-from ckpt_client.cli.exits import Exit
+from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output
 
 EXAMPLE = (
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         {"id": arguments.id, "held": is_held, "changed": was_held != is_held, "pid": pid}
     )
     output.line(_told(arguments.id, pid, is_held=is_held, was_held=was_held))
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _replace(arguments: argparse.Namespace, output: Output) -> int:
@@ -82,7 +82,7 @@ def _replace(arguments: argparse.Namespace, output: Output) -> int:
         }
     )
     output.line(f"{done.target} is {done.directory} from now on; it joins within seconds")
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _mark(marker: Path, is_held: bool) -> None:

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Final
 
 from ckpt.base.errors import Unavailable
 from ckpt_client.cli.cluster import conversation, parse_checkpoint
-from ckpt_client.cli.exits import Exit
+from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, Tone, counted, rate_text
 from ckpt_client.locate import client_name
 
 if TYPE_CHECKING:
-    from ckpt_client.verify import ColumnHealth, VerifyReport
+    from ckpt_client.load.verify import ColumnHealth, VerifyReport
 
 EXAMPLE = "ckpt verify llama/7b@12500\nckpt verify llama/7b@12500 --json | tail -n 1 | jq .state"
 
 _ENDS: Final = {
-    "healthy": (Exit.OK, Tone.GOOD),
-    "degraded": (Exit.DEGRADED, Tone.WARN),
-    "lost": (Exit.LOST, Tone.BAD),
-    "unknown": (Exit.TRY_LATER, Tone.WARN),
+    "healthy": (ExitCode.OK, Tone.GOOD),
+    "degraded": (ExitCode.DEGRADED, Tone.WARN),
+    "lost": (ExitCode.LOST, Tone.BAD),
+    "unknown": (ExitCode.TRY_LATER, Tone.WARN),
 }
 
 
@@ -35,8 +35,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    from ckpt_client.reader_context import ReaderContext
-    from ckpt_client.verify import verify
+    from ckpt_client.load.reader_context import ReaderContext
+    from ckpt_client.load.verify import verify
 
     run_name, step = parse_checkpoint(arguments.checkpoint)
     with conversation(arguments, output) as talk:
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     code, tone = _ENDS[report.state]
     output.record("summary", _summary(report))
     _print(report, tone, output)
-    if code is Exit.TRY_LATER:
+    if code is ExitCode.TRY_LATER:
         raise Unavailable(
             f"{run_name}@{step} is not verified: targets that hold it are out of reach",
             hint="see ckpt status",

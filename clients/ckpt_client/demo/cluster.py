@@ -17,9 +17,9 @@ from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.control import Control
 from ckpt_client.demo.strike import ShowNow, StatusNow
 from ckpt_client.demo.words import RUN_NAME
-from ckpt_client.local import opened_cluster
+from ckpt_client.local.cluster import opened_cluster
+from ckpt_client.local.processes import kill_processes
 from ckpt_client.locate import Locator, read_ready
-from ckpt_client.processes import kill_processes
 from ckpt_client.url import LocalUrl, parse_url
 
 START_TIMEOUT_S: Final = 60.0

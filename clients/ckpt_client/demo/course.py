@@ -12,12 +12,12 @@ from ckpt.base.errors import CkptError
 from ckpt.erasure.code import Code
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.demo.cluster import DemoCluster, start_cluster
-from ckpt_client.demo.fleet import Fleet, FleetPlan, Heard
+from ckpt_client.demo.fleet import Fleet, FleetPlan, RankSaid
 from ckpt_client.demo.options import DemoOptions
 from ckpt_client.demo.screen import Screen
-from ckpt_client.demo.strike import AttemptNow, BurstWatch, Glimpse, choose_victims
-from ckpt_client.demo.words import Finished, Resumed, Saved, StepDone
-from ckpt_client.processes import find_marked, kill_processes
+from ckpt_client.demo.strike import AttemptNow, Glimpse, HalfwayWatch, choose_victims
+from ckpt_client.demo.words import Finished, Resumed, SaveReturned, StepDone
+from ckpt_client.local.processes import find_marked, kill_processes
 
 VICTIM_COUNT: Final = 2
 WATCH_S: Final = 0.003
@@ -38,7 +38,7 @@ class Aim:
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
+class StrikeRecord:
     """What was killed, and when."""
 
     glimpse: Glimpse
@@ -58,7 +58,7 @@ class Told:
     """What the ranks of one launch said."""
 
     resumed: dict[int, Resumed] = field(default_factory=dict)
-    saves: list[Saved] = field(default_factory=list)
+    saves: list[SaveReturned] = field(default_factory=list)
     finished: dict[int, Finished] = field(default_factory=dict)
     step: int = 0
     """The last one that every rank has done."""
@@ -69,13 +69,13 @@ class Told:
 
 
 @dataclass(slots=True)
-class Outcome:
+class CourseOutcome:
     """All that the judge needs."""
 
     ranks: int
     steps: int
     control: dict[int, Finished] = field(default_factory=dict)
-    strike: Strike | None = None
+    strike: StrikeRecord | None = None
     before: Told = field(default_factory=Told)
     after: Told = field(default_factory=Told)
     committed_before: list[StepView] = field(default_factory=list)
@@ -94,9 +94,9 @@ class Course:
         self._directory = directory
         self._screen = screen
         self._mark = mark
-        self._outcome = Outcome(options.ranks, options.steps)
+        self._outcome = CourseOutcome(options.ranks, options.steps)
 
-    def run(self) -> Outcome:
+    def run(self) -> CourseOutcome:
         """Raises CkptError when something that must not fail failed."""
         options, outcome = self._options, self._outcome
         self._screen.begin("control run, without ckpt", options.steps)
@@ -124,10 +124,10 @@ class Course:
 
     # ----------------------------------------------------------------------- the strike
 
-    def _disturb(self, fleet: Fleet, cluster: DemoCluster, told: Told) -> Strike | None:
+    def _disturb(self, fleet: Fleet, cluster: DemoCluster, told: Told) -> StrikeRecord | None:
         """Let it train until a burst can be hit, and hit; None when the training ended before."""
         every = self._options.save_every
-        watch = BurstWatch(every)
+        watch = HalfwayWatch(every)
         aim: Aim | None = None
         while not fleet.silent:
             heard = self._hear(fleet, told, WATCH_S)
@@ -161,7 +161,7 @@ class Course:
 
     def _strike(
         self, fleet: Fleet, cluster: DemoCluster, told: Told, glimpse: Glimpse, aim: Aim
-    ) -> Strike:
+    ) -> StrikeRecord:
         """Kill the targets, and at once everybody who could still finish the save."""
         left = kill_processes(aim.target_pids, signal.SIGKILL, KILL_TIMEOUT_S)
         left |= kill_processes([*aim.stager_pids, *fleet.pids], signal.SIGKILL, KILL_TIMEOUT_S)
@@ -179,7 +179,7 @@ class Course:
             f"fragments were stored when SIGKILL hit targets {' and '.join(aim.victims)}"
         )
         self._screen.note(f"then {trainers} trainers and {stagers} stagers, at step {told.step}")
-        return Strike(
+        return StrikeRecord(
             glimpse=glimpse,
             victims=aim.victims,
             attempt_after=attempt,
@@ -214,13 +214,13 @@ class Course:
             elif time.monotonic() - heard_s > SILENCE_S:
                 raise CkptError(f"no rank said anything for {SILENCE_S:g} s")
 
-    def _hear(self, fleet: Fleet, told: Told, timeout_s: float) -> list[Heard]:
+    def _hear(self, fleet: Fleet, told: Told, timeout_s: float) -> list[RankSaid]:
         heard = fleet.hear(timeout_s)
         for one in heard:
             match one.word:
                 case StepDone():
                     self._note_step(one.rank, one.word, told)
-                case Saved():
+                case SaveReturned():
                     told.saves.append(one.word)
                 case Resumed():
                     told.resumed[one.rank] = one.word

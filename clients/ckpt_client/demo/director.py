@@ -24,12 +24,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from ckpt_client.demo.course import Course, Outcome
+from ckpt_client.demo.course import Course, CourseOutcome
 from ckpt_client.demo.judge import judge
 from ckpt_client.demo.options import DemoOptions
-from ckpt_client.demo.report import Check, Report, print_report
+from ckpt_client.demo.report import DemoCheck, DemoReport, print_report
 from ckpt_client.demo.screen import Screen, open_screen
-from ckpt_client.processes import end_marked, marked_environment
+from ckpt_client.local.processes import end_marked, marked_environment
 
 END_TIMEOUT_S: Final = 20.0
 
@@ -51,12 +51,12 @@ def run(options: DemoOptions) -> int:
     return 0 if report.held else 1
 
 
-def _perform(options: DemoOptions, screen: Screen, begun: float) -> Report:
+def _perform(options: DemoOptions, screen: Screen, begun: float) -> DemoReport:
     mark = secrets.token_hex(16)
     if options.directory is not None:
         Path(options.directory).mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="ckpt-demo-", dir=options.directory)).resolve()
-    outcome: Outcome | None = None
+    outcome: CourseOutcome | None = None
     try:
         with marked_environment(mark, directory):
             outcome = Course(options, directory, screen, mark).run()
@@ -69,8 +69,8 @@ def _perform(options: DemoOptions, screen: Screen, begun: float) -> Report:
                 shutil.rmtree(directory, ignore_errors=True)
     checks, figures = judge(outcome, time.monotonic() - begun)
     gone = options.keep or not directory.exists()
-    clean = Check("nothing was left behind", not left and gone and outcome.stopped, "")
-    return Report((*checks, clean), figures)
+    clean = DemoCheck("nothing was left behind", not left and gone and outcome.stopped, "")
+    return DemoReport((*checks, clean), figures)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import msgspec
 from ckpt.base.errors import CkptError
 from ckpt_client.demo.mesh import PeerGone, socket_mesh
 from ckpt_client.demo.words import TrainerPlan, Word, decode_word
-from ckpt_client.detach import child_environment
+from ckpt_client.local.detach import child_environment
 
 READ_BYTES: Final = 1 << 16
 END_TIMEOUT_S: Final = 10.0
@@ -55,7 +55,7 @@ class FleetPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class RankSaid:
     """A rank said something."""
 
     rank: int
@@ -98,16 +98,16 @@ class Fleet:
         """All ranks have closed their pipes: there is nothing more to hear."""
         return not self._rests
 
-    def hear(self, timeout_s: float) -> list[Heard]:
+    def hear(self, timeout_s: float) -> list[RankSaid]:
         """What ranks said, waiting at most so long for the first word. Raises CkptError."""
-        heard: list[Heard] = []
+        heard: list[RankSaid] = []
         for key, _ in self._selector.select(timeout_s):
             rank: int = key.data
             pipe = self._pipe(rank)
             data = pipe.read1(READ_BYTES)  # type: ignore[attr-defined]
             *lines, self._rests[rank] = (self._rests[rank] + data).split(b"\n")
             try:
-                heard.extend(Heard(rank, decode_word(line)) for line in lines)
+                heard.extend(RankSaid(rank, decode_word(line)) for line in lines)
             except msgspec.MsgspecError:
                 raise CkptError(f"rank {rank} said {lines[0]!r:.200}") from None
             if not data:

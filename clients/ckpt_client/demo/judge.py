@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 from ckpt.base.units import format_bytes
 from ckpt.protocol.coordinator.reading.answers import StepView
-from ckpt_client.demo.course import Outcome, Strike
-from ckpt_client.demo.report import Check, Figures, middle
+from ckpt_client.demo.course import CourseOutcome, StrikeRecord
+from ckpt_client.demo.report import DemoCheck, Figures, middle
 from ckpt_client.demo.words import Finished
 
 NOT_HIT = "no burst was hit: the training ended before"
 
 
-def judge(outcome: Outcome, total_s: float) -> tuple[tuple[Check, ...], Figures | None]:
+def judge(outcome: CourseOutcome, total_s: float) -> tuple[tuple[DemoCheck, ...], Figures | None]:
     """All checks, failed ones among them; no figures when there was no disturbed run to measure."""
     strike = outcome.strike
     if strike is None:
-        return (Check("two targets were killed inside a burst", False, NOT_HIT),), None
+        return (DemoCheck("two targets were killed inside a burst", False, NOT_HIT),), None
     checks = (
         *_strike_checks(outcome, strike),
         *_resume_checks(outcome, strike),
@@ -27,7 +27,7 @@ def judge(outcome: Outcome, total_s: float) -> tuple[tuple[Check, ...], Figures 
     return checks, _figures(outcome, strike, total_s)
 
 
-def _strike_checks(outcome: Outcome, strike: Strike) -> tuple[Check, ...]:
+def _strike_checks(outcome: CourseOutcome, strike: StrikeRecord) -> tuple[DemoCheck, ...]:
     glimpse, after = strike.glimpse, strike.attempt_after
     cut_off = after is not None and after.ranks_certified < outcome.ranks
     # Where survivors were quick enough to commit it, they did so without the victims.
@@ -41,8 +41,8 @@ def _strike_checks(outcome: Outcome, strike: Strike) -> tuple[Check, ...]:
     )
     dead = strike.trainer_count == outcome.ranks == strike.stager_count
     return (
-        Check("two targets were killed inside a burst", inside, seen),
-        Check(
+        DemoCheck("two targets were killed inside a burst", inside, seen),
+        DemoCheck(
             "all trainers and their stagers were killed",
             dead,
             f"{strike.trainer_count} trainers, {strike.stager_count} stagers",
@@ -50,38 +50,38 @@ def _strike_checks(outcome: Outcome, strike: Strike) -> tuple[Check, ...]:
     )
 
 
-def _resume_checks(outcome: Outcome, strike: Strike) -> tuple[Check, ...]:
+def _resume_checks(outcome: CourseOutcome, strike: StrikeRecord) -> tuple[DemoCheck, ...]:
     words = outcome.after.resumed
     steps = sorted({word.step for word in words.values()})
     newest = len(words) == outcome.ranks and steps == [strike.newest_committed]
     rebuilt = sum(word.rebuilt_bytes for word in words.values())
     return (
-        Check(
+        DemoCheck(
             "all ranks resumed from the newest committed step",
             newest,
             f"step {', '.join(map(str, steps)) or 'none'}, committed {strike.newest_committed}",
         ),
-        Check("lost columns were rebuilt from parity", rebuilt > 0, format_bytes(rebuilt)),
+        DemoCheck("lost columns were rebuilt from parity", rebuilt > 0, format_bytes(rebuilt)),
     )
 
 
-def _equality_checks(outcome: Outcome) -> tuple[Check, ...]:
+def _equality_checks(outcome: CourseOutcome) -> tuple[DemoCheck, ...]:
     control, after = outcome.control, outcome.after.finished
     ranks = range(outcome.ranks)
     complete = set(control) == set(after) == set(ranks)
     digests = {each.parameters for each in (*control.values(), *after.values())}
     return (
-        Check(
+        DemoCheck(
             "parameters are bit-identical to the control run's",
             complete and len(digests) == 1,
             f"sha256 {min(digests, default='')[:16]}",
         ),
-        Check(
+        DemoCheck(
             "optimizer state is bit-identical, rank by rank",
             complete and all(control[rank].moments == after[rank].moments for rank in ranks),
             "",
         ),
-        Check(
+        DemoCheck(
             "every loss is bit-identical, rank by rank",
             complete and all(_same_losses(control[rank], after[rank], outcome) for rank in ranks),
             f"{outcome.steps} steps",
@@ -89,7 +89,7 @@ def _equality_checks(outcome: Outcome) -> tuple[Check, ...]:
     )
 
 
-def _same_losses(one: Finished, other: Finished, outcome: Outcome) -> bool:
+def _same_losses(one: Finished, other: Finished, outcome: CourseOutcome) -> bool:
     return (
         len(one.losses) == len(one.own_losses) == outcome.steps
         and one.losses == other.losses
@@ -97,14 +97,14 @@ def _same_losses(one: Finished, other: Finished, outcome: Outcome) -> bool:
     )
 
 
-def _final_check(outcome: Outcome) -> Check:
+def _final_check(outcome: CourseOutcome) -> DemoCheck:
     last = outcome.committed[-1] if outcome.committed else None
     held = last is not None and last.step == outcome.steps and last.targets_survivable >= 1
     detail = f"step {last.step} {_redundancy([last])}" if last is not None else "none"
-    return Check("saves went on with the targets that were left", held, detail)
+    return DemoCheck("saves went on with the targets that were left", held, detail)
 
 
-def _figures(outcome: Outcome, strike: Strike, total_s: float) -> Figures:
+def _figures(outcome: CourseOutcome, strike: StrikeRecord, total_s: float) -> Figures:
     saves = (*outcome.before.saves, *outcome.after.saves)
     stalls = [save.stall_s for save in saves]
     before, after = outcome.committed_before, _after(outcome)
@@ -133,7 +133,7 @@ def _figures(outcome: Outcome, strike: Strike, total_s: float) -> Figures:
     )
 
 
-def _after(outcome: Outcome) -> list[StepView]:
+def _after(outcome: CourseOutcome) -> list[StepView]:
     """Committed by the second launch; the steps that the first one committed are not among them."""
     known = {(view.step, view.generation) for view in outcome.committed_before}
     return [view for view in outcome.committed if (view.step, view.generation) not in known]

@@ -15,7 +15,7 @@ from ckpt.base.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DemoCheck:
     """One thing that must hold."""
 
     name: str
@@ -49,10 +49,10 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DemoReport:
     """The demo's result."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[DemoCheck, ...]
     figures: Figures | None
 
     @property
@@ -65,7 +65,7 @@ def middle(values: Sequence[float]) -> float:
     return median(values) if values else 0.0
 
 
-def print_report(report: Report, *, as_json: bool) -> None:
+def print_report(report: DemoReport, *, as_json: bool) -> None:
     """The table and the checks, or one JSON line."""
     if as_json:
         summary = {

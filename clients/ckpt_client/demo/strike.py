@@ -69,7 +69,7 @@ class Glimpse(msgspec.Struct, frozen=True):
     fragments_total: int
 
 
-class BurstWatch:
+class HalfwayWatch:
     """I learn how many fragments a save has, and say when one is half way."""
 
     def __init__(self, save_every: int) -> None:

@@ -35,7 +35,7 @@ from ckpt_client.demo.words import (
     RUN_NAME,
     Finished,
     Resumed,
-    Saved,
+    SaveReturned,
     Started,
     StepDone,
     TrainerPlan,
@@ -163,7 +163,7 @@ def train(plan: TrainerPlan, mesh: Mesh, store: ckpt.Store | None) -> None:
             save = store.save(
                 RUN_NAME, step, trainer.state(), rank=plan.rank, world_size=plan.world_size
             )
-            _say(Saved(step, save.staged_bytes, save.stall_s, save.fault_in_s))
+            _say(SaveReturned(step, save.staged_bytes, save.stall_s, save.fault_in_s))
     if store is not None:
         store.close()  # Waits for what is under way, and raises what went wrong with it.
     _say(trainer.finish())

@@ -50,7 +50,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="step"):
     loss: float
 
 
-class Saved(msgspec.Struct, frozen=True, tag="saved"):
+class SaveReturned(msgspec.Struct, frozen=True, tag="saved"):
     """`save` has returned: so long did the training stand still."""
 
     step: int
@@ -72,7 +72,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """The same of this rank's part of each batch."""
 
 
-Word = Started | Resumed | StepDone | Saved | Finished
+Word = Started | Resumed | StepDone | SaveReturned | Finished
 _encoder = msgspec.json.Encoder()
 _decoder: Final[msgspec.json.Decoder[Word]] = msgspec.json.Decoder(Word)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ckpt.base.ids import Rank
-from ckpt.format.index_pages import Box, IndexTensor
+from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node, path_text
 from ckpt.objects.documents import Header
@@ -34,7 +34,7 @@ class MappedSource:
                 Meaning.REPLICATED,
                 array.dtype,
                 array.shape,
-                (Box(Rank(0), (0,) * len(array.shape), array.shape, ()),),
+                (IndexBox(Rank(0), (0,) * len(array.shape), array.shape, ()),),
             )
             for name, array in sorted(self._arrays.items())
         ]

@@ -20,7 +20,7 @@ from typing import Final
 from ckpt.base.errors import Refused
 from ckpt.base.ids import RunName, Step, check_run_name, check_step
 from ckpt.format.members import check_member_name
-from ckpt_client.local import CLUSTER_NAME
+from ckpt_client.local.cluster import CLUSTER_NAME
 
 REMOTE: Final = "ckpt"
 LOCAL: Final = "ckpt+local"

@@ -37,7 +37,7 @@ RANKS_SHOWN_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Seal:
+class RankSeal:
     """What one rank says that it wrote."""
 
     rank: int
@@ -57,7 +57,7 @@ def digest_of(members: Iterable[Member]) -> int:
     return reduce(xor, (_digest(member) for member in members), 0)
 
 
-def disagreement(files: list[Member], seals: list[Seal], world_size: int) -> str:
+def disagreement(files: list[Member], seals: list[RankSeal], world_size: int) -> str:
     """Why these files are not what all ranks have written; empty when they are."""
     if {seal.world_size for seal in seals} - {world_size}:
         return f"it was sealed by ranks of another world size than {world_size}"
@@ -126,10 +126,10 @@ class SealedFolder:
         for path in publisher.waiting_below(self.path):
             publisher.discard(path)
 
-    def _look(self) -> tuple[CheckpointId | None, list[Member], list[Seal]]:
+    def _look(self) -> tuple[CheckpointId | None, list[Member], list[RankSeal]]:
         checkpoint, members = self._fs.live.publisher.open_list(self._run, self._step)
         files: list[Member] = []
-        seals: list[Seal] = []
+        seals: list[RankSeal] = []
         for member in members:
             if member.name.startswith(self._prefix):
                 found = SEAL.match(member.name.removeprefix(self._prefix))
@@ -137,7 +137,7 @@ class SealedFolder:
                     files.append(member)
                 else:
                     rank, world_size, count = map(int, found.groups()[:3])
-                    seals.append(Seal(rank, world_size, count, int(found[4], 16)))
+                    seals.append(RankSeal(rank, world_size, count, int(found[4], 16)))
         return checkpoint, files, seals
 
 

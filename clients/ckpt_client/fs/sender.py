@@ -32,7 +32,7 @@ from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.format.table import encode_table
 from ckpt.protocol.events import Received, Send, SessionClosed, SessionOpened, Ticked
 from ckpt.protocol.stager import events as e
-from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
+from ckpt.protocol.stager.machine import SaverIdentity, StagerConfig, StagerMachine
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions
 from ckpt_client.environment import next_save_number, process_name
 from ckpt_client.fs.spool import Spool
@@ -91,7 +91,7 @@ class FileSender:
         self._locator = locator
         self._on_committed = on_committed
         self._secret = read_secret(secret_file)
-        identity = Identity(None, Rank(0), 1, process_name())
+        identity = SaverIdentity(None, Rank(0), 1, process_name())
         self._machine = StagerMachine(identity, StagerConfig(half_count=FILES_MAX))
         self._sender = PayloadSender(SenderOptions(secret=self._secret, name=client_name()))
         self._loop = LinkLoop()

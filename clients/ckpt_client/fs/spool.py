@@ -12,7 +12,7 @@ import os
 
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.members import Member, MemberPlan, plan_member
-from ckpt_client.packing import TAIL_BYTES
+from ckpt_client.save.packing import TAIL_BYTES
 
 
 class Spool:

@@ -25,10 +25,9 @@ from ckpt.base.errors import Lost, NotFound
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.format.members import NO_LAUNCH, entry_name, name_of_entry
 from ckpt.protocol.coordinator.reading.answers import FilesView
-from ckpt_client import restore
 from ckpt_client.connection import Connection
-from ckpt_client.contents import Contents, Want
-from ckpt_client.restore import Checkpoint
+from ckpt_client.load.checkpoint import Checkpoint, resolve
+from ckpt_client.load.contents import Contents, Want
 
 HELD_S: Final = 30.0
 IDLE_MAX: Final = 8
@@ -193,7 +192,7 @@ class Steps:
         closed, and its list."""
         self._connection.ensure_answers()
         place, joined = self._connection.launch_by_environment(run)
-        checkpoint = restore.resolve(
+        checkpoint = resolve(
             self._connection.reader(), run, step, rank=place.rank, world_size=place.world_size,
             joined=joined, timeout_s=RESOLVE_TIMEOUT_S, together=False,
         )  # fmt: skip

@@ -29,7 +29,7 @@ from ckpt.plan.references import (
     key_of,
     may_refer,
 )
-from ckpt_client.declaration import Declaration
+from ckpt_client.stager.declaration import Declaration
 
 GATHER_BYTES: Final = MiB
 SAMPLED_BYTES_MIN: Final = MiB

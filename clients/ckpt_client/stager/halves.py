@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ckpt.base.units import align_up
-from ckpt_client.arena import HALF_UNIT_BYTES, Half, drop_half, half_size
+from ckpt_client.stager.arena import HALF_UNIT_BYTES, Half, drop_half, half_size
 
 
 @dataclass(slots=True)
-class Slot:
+class HalfSlot:
     """One half: its memory, who holds it, and what is being made for it."""
 
     memory: Half | None = None
@@ -47,7 +47,7 @@ class Halves:
     bytes_max: int
     on_drop: Callable[[Half], None]
     """Hears of memory before it is given up."""
-    slots: list[Slot] = field(default_factory=lambda: [Slot(), Slot()])
+    slots: list[HalfSlot] = field(default_factory=lambda: [HalfSlot(), HalfSlot()])
 
     def fits_ever(self, half_bytes: int) -> bool:
         """The cap allows one half of this size."""
@@ -105,7 +105,7 @@ class Halves:
         for slot in self.slots:
             self._drop(slot)
 
-    def _drop(self, slot: Slot) -> None:
+    def _drop(self, slot: HalfSlot) -> None:
         if slot.memory is not None:
             self.on_drop(slot.memory)
             drop_half(slot.memory)

@@ -53,14 +53,14 @@ class MemoryGrant(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldMemory:
     """What the stager gives out: a descriptor (still the stager's) and the payload's length."""
 
     descriptor: int
     payload_bytes: int
 
 
-Lookup = Callable[[MemoryRequest], Held | None]
+Lookup = Callable[[MemoryRequest], HeldMemory | None]
 _requests = msgspec.msgpack.Decoder(MemoryRequest)
 _grants = msgspec.msgpack.Decoder(MemoryGrant)
 

@@ -33,7 +33,7 @@ def is_crowded(loadavg: Path = LOADAVG, cpu_count: int = os.cpu_count() or 1) ->
     return False
 
 
-class Patience:
+class CrowdPatience:
     """I keep one save that was handed over. I expect to be asked every LOOK_MS while I keep one."""
 
     def __init__(self, crowded: Callable[[], bool] = is_crowded) -> None:

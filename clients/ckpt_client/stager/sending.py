@@ -24,7 +24,7 @@ from ckpt.protocol.stager.events import (
     StopPayload,
 )
 from ckpt.transfer.payload_sender import PayloadSender, SenderResult
-from ckpt_client.arena import Half
+from ckpt_client.stager.arena import Half
 from ckpt_client.stager.jobs import Jobs
 
 MOVED_BYTES_MAX: Final = 4 * MiB

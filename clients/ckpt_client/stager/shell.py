@@ -60,21 +60,21 @@ from ckpt.protocol.stager.events import (
     TrainerEnded,
     Unchanged,
 )
-from ckpt.protocol.stager.machine import Identity, StagerConfig, StagerMachine
+from ckpt.protocol.stager.machine import SaverIdentity, StagerConfig, StagerMachine
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions
-from ckpt_client.declaration import Declaration, DeclarationReader
 from ckpt_client.locate import Locator, client_name
 from ckpt_client.stager import wire
 from ckpt_client.stager.channel import TrainerChannel
-from ckpt_client.stager.desk import HalfDesk
+from ckpt_client.stager.declaration import Declaration, DeclarationReader
 from ckpt_client.stager.fingerprint import (
     Fingerprinter,
     fingerprint_boxes,
 )
+from ckpt_client.stager.half_desk import HalfDesk
 from ckpt_client.stager.jobs import Jobs
 from ckpt_client.stager.log import log
-from ckpt_client.stager.memory import Held, MemoryRequest
-from ckpt_client.stager.patience import LOOK_MS, Patience
+from ckpt_client.stager.memory import HeldMemory, MemoryRequest
+from ckpt_client.stager.patience import LOOK_MS, CrowdPatience
 from ckpt_client.stager.readers import Readers
 from ckpt_client.stager.sending import Sending
 from ckpt_client.stager.tables import TableOrder, Tables
@@ -103,7 +103,7 @@ def serve(sock: socket.socket) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class HalfContent:
     """What lies in a half."""
 
     checkpoint: CheckpointId
@@ -118,15 +118,15 @@ class StagerShell:
     """I own the arena, the sockets and the threads of one rank's stager."""
 
     def __init__(
-        self, trainer: TrainerChannel, attach: wire.Attach, patience: Patience | None = None
+        self, trainer: TrainerChannel, attach: wire.Attach, patience: CrowdPatience | None = None
     ) -> None:
         self._trainer = trainer
-        self._patience = patience or Patience()
+        self._patience = patience or CrowdPatience()
         self._attach = attach
         self._locator = Locator(attach.directory, attach.address)
         self._secret_file = Path(attach.secret_file)
         self._rank = Rank(attach.rank)
-        identity = Identity(attach.key, self._rank, attach.world_size, attach.process)
+        identity = SaverIdentity(attach.key, self._rank, attach.world_size, attach.process)
         self._machine = StagerMachine(identity, StagerConfig(idle_us=int(attach.idle_s * 1e6)))
         self._jobs = Jobs()
         self._desk = HalfDesk(
@@ -148,7 +148,7 @@ class StagerShell:
         #: half -> what lies in it, from the hand-over until it is released.
         self._declared: dict[int, Declaration] = {}
         #: half -> the payload that was last sent from it; stays after the release, for readers.
-        self._contents: dict[int, Content] = {}
+        self._contents: dict[int, HalfContent] = {}
         self._readers = Readers(self._rank, self._look_up)
         self._cluster = ""
         #: Why there is no session, as last logged; empty while there is one.
@@ -419,7 +419,9 @@ class StagerShell:
         slot = self._desk.slot(action.half)
         assert slot.memory is not None, "a granted half has memory"
         checkpoint = action.plan.payload.checkpoint
-        self._contents[action.half] = Content(checkpoint, action.payload_bytes, slot.serial, b"")
+        self._contents[action.half] = HalfContent(
+            checkpoint, action.payload_bytes, slot.serial, b""
+        )
         runs = {content.checkpoint.run for content in self._contents.values()}
         self._readers.serve_runs(self._cluster, runs)
         moves: tuple[Move, ...] = ()
@@ -459,17 +461,17 @@ class StagerShell:
             ),
         )
 
-    def _look_up(self, request: MemoryRequest) -> Held | None:
+    def _look_up(self, request: MemoryRequest) -> HeldMemory | None:
         """The half that holds exactly this committed payload and that nobody can overwrite."""
         half = self._machine.committed_half(request.checkpoint)
         content = self._contents.get(half) if half is not None else None
         if half is None or content is None or request.rank != self._rank:
             return None
         slot = self._desk.slot(half)
-        wanted = Content(
+        wanted = HalfContent(
             request.checkpoint, content.payload_bytes, slot.serial, request.manifest_digest
         )
         if slot.memory is None or content != wanted:
             return None
         slot.lent = True
-        return Held(slot.memory.descriptor, content.payload_bytes)
+        return HeldMemory(slot.memory.descriptor, content.payload_bytes)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import RunName, Step
 from ckpt.base.printable import printable
-from ckpt_client.copying import Copier
-from ckpt_client.environment import Place
-from ckpt_client.packing import Packing
-from ckpt_client.saving import Save
+from ckpt_client.environment import RankPlace
+from ckpt_client.save.copying import Copier
+from ckpt_client.save.handle import Save
+from ckpt_client.save.packing import PackingPlan
+from ckpt_client.save.stager_link import StagerLink
 from ckpt_client.settings import Settings
-from ckpt_client.stagers import StagerLink
 
 
 @dataclass(slots=True)
@@ -27,13 +27,13 @@ class Staging:
     stager: StagerLink
     run: RunName
     step: Step
-    place: Place
+    place: RankPlace
     number: int
     """Of the save, as `next_save_number` gave it."""
     settings: Settings
     start_s: float
     """What of the save's time was spent on the stager's start."""
-    packing: Packing
+    packing: PackingPlan
     failure: BaseException | None = None
     """What ended the copy; `hand_over` raises it."""
     #: Seconds that the first touch of the half took; None when there was none: the save is skipped.

@@ -11,9 +11,9 @@ from ckpt.aio.first_touch import FirstTouch
 from ckpt.base.errors import Corrupt, NotFound, Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_name, dtype_of
-from ckpt.format.index_pages import Box, IndexTensor
+from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
-from ckpt_client.state import AnyArray
+from ckpt_client.save.state import AnyArray
 
 
 class TensorIndex(Protocol):
@@ -26,14 +26,15 @@ class TensorIndex(Protocol):
         """All of them."""
 
 
-class Reads(Protocol):
+class BoxReads(Protocol):
     """Notes what a load will read."""
 
     memory: FirstTouch
     """Of the arrays that the load makes; to be entered while they are filled."""
 
     def add_box(
-        self, tensor: IndexTensor, boxes: Sequence[Box], offset: tuple[int, ...], array: AnyArray,
+        self, tensor: IndexTensor, boxes: Sequence[IndexBox], offset: tuple[int, ...],
+        array: AnyArray,
         prefer: Rank | None = None, replica: bool = False,
     ) -> None:  # fmt: skip
         """Fill the array with the box at `offset` of the tensor, from the given index boxes.
@@ -42,7 +43,7 @@ class Reads(Protocol):
         """
 
 
-def new_array(reads: Reads, tensor: IndexTensor, shape: tuple[int, ...]) -> AnyArray:
+def new_array(reads: BoxReads, tensor: IndexTensor, shape: tuple[int, ...]) -> AnyArray:
     """Memory for a box of the tensor, not filled."""
     return reads.memory.array(shape, dtype_of(tensor.dtype))
 
@@ -55,7 +56,9 @@ def variants_of(index: TensorIndex, name: str) -> tuple[IndexTensor, ...]:
         return ()
 
 
-def tensor_of_rank(index: TensorIndex, name: str, rank: Rank) -> tuple[IndexTensor, Sequence[Box]]:
+def tensor_of_rank(
+    index: TensorIndex, name: str, rank: Rank
+) -> tuple[IndexTensor, Sequence[IndexBox]]:
     """The rank's tensor of that name, and the boxes that it declared; Corrupt without one."""
     for tensor in variants_of(index, name):
         if tensor.meaning is Meaning.REPLICATED:

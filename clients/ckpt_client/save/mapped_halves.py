@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import time
 
-from ckpt_client.arena import map_half
-from ckpt_client.copying import HalfWriter
+from ckpt_client.save.copying import HalfWriter
+from ckpt_client.stager.arena import map_half
 
 
-class Halves:
+class MappedHalves:
     """I belong to one StagerLink, and am used under its lock."""
 
     def __init__(self) -> None:

@@ -32,9 +32,9 @@ from ckpt.format.messages.loading import (
 from ckpt.format.record import CommitRecord, decode_record
 from ckpt.transfer.damage import have_judged
 from ckpt.transfer.payload_finder import PayloadFinder
-from ckpt_client import load_counts
-from ckpt_client.meeting import ANSWER_SLACK_S, Meeting, ask_shared
-from ckpt_client.reader_context import ReaderContext
+from ckpt_client.load import load_counts
+from ckpt_client.load.reader_context import ReaderContext
+from ckpt_client.load.together.meeting import ANSWER_SLACK_S, Meeting, ask_shared
 
 _log = logging.getLogger("ckpt.restore")
 

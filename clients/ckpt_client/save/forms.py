@@ -20,8 +20,8 @@ from typing import Final, Protocol, cast
 
 from ckpt.base.errors import CkptError
 from ckpt.format.tree import Scalar
-from ckpt_client.declare import Replicated, Shard, Shards
-from ckpt_client.state import ARRAYS, SCALARS, as_array, encoded_scalar
+from ckpt_client.save.shards import Replicated, Shard, Shards
+from ckpt_client.save.state import ARRAYS, SCALARS, as_array, encoded_scalar
 
 _dtype_of: Final = attrgetter("dtype")
 _shape_of: Final = attrgetter("shape")

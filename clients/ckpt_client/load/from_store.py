@@ -2,7 +2,8 @@
 cluster's tier has not got any more.
 
 Only the chunks that the caller's boxes need are fetched; each is verified (ckpt.objects.reader).
-Where there is a cluster, ranks that read the same at the same time fetch it once (shared_store).
+Where there is a cluster, ranks that read the same at the same time fetch it once
+(together/chunks.py).
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from ckpt.base.errors import CkptError, Lost, NotFound, Refused
 from ckpt.base.ids import CheckpointId, Rank, Step, check_run_name, check_step
 from ckpt.base.printable import printable
 from ckpt.base.units import format_bytes
-from ckpt.format.index_pages import Box, IndexTensor
+from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.messages.loading import ConfirmLoad, LoadConfirmed
 from ckpt.format.table import Meaning
 from ckpt.format.tree import (
     DictNode,
-    Index,
     LeafNode,
     ListNode,
     Node,
     Path,
     ScalarNode,
+    SequenceIndex,
     TupleNode,
     path_text,
 )
@@ -39,15 +40,15 @@ from ckpt.objects.names import parse_stored
 from ckpt.objects.reader import StoredCheckpoint, StoreStatistics, Together, open_stored
 from ckpt.objects.source import Source, Wish
 from ckpt.objects.stores import open_sink
-from ckpt_client import load_counts
 from ckpt_client.connection import Connection
-from ckpt_client.declare import Replicated
-from ckpt_client.environment import Place, find_place
-from ckpt_client.meeting import ANSWER_SLACK_S, Meeting, open_meeting, share_key
-from ckpt_client.restore_plan import Reads
-from ckpt_client.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
-from ckpt_client.shared_store import StoreTogether
-from ckpt_client.state import AnyArray
+from ckpt_client.environment import RankPlace, find_place
+from ckpt_client.load import load_counts
+from ckpt_client.load.plan import BoxReads
+from ckpt_client.load.together.chunks import StoreTogether
+from ckpt_client.load.together.meeting import ANSWER_SLACK_S, Meeting, open_meeting, share_key
+from ckpt_client.load.trees import LikeWalk, WholeWalk, own_tree, scalars_of
+from ckpt_client.save.shards import Replicated
+from ckpt_client.save.state import AnyArray
 
 _log = logging.getLogger("ckpt.restore")
 
@@ -89,7 +90,7 @@ def load_instead(
     run: str,
     step: int | None,
     like: object,
-    place: Place,
+    place: RankPlace,
     reason: CkptError,
     *,
     launch_key: str | None,
@@ -130,7 +131,7 @@ def _confirm(
     connection: Connection,
     stored: StoredCheckpoint,
     step: Step | None,
-    place: Place,
+    place: RankPlace,
     timeout_s: float,
 ) -> None:
     """Ask whether all ranks of the launch load what this one has found in the store."""
@@ -203,10 +204,10 @@ class StoredReading:
         """Their trees."""
         return {rank: self._trees[rank] for rank in ranks}
 
-    def new_reads(self) -> Reads:
+    def new_reads(self) -> BoxReads:
         return WishList()
 
-    def read(self, reads: Reads) -> None:
+    def read(self, reads: BoxReads) -> None:
         """Fill everything that was noted in what `new_reads` gave."""
         assert isinstance(reads, WishList)
         reads.fill_by(partial(self._source.read, together=self._together))
@@ -281,9 +282,13 @@ def declared_tree(source: Source, rank: Rank) -> object:
             case DictNode(items):
                 return {key: walk(child, (*path, key)) for key, child in items}
             case ListNode(children):
-                return [walk(child, (*path, Index(at))) for at, child in enumerate(children)]
+                return [
+                    walk(child, (*path, SequenceIndex(at))) for at, child in enumerate(children)
+                ]
             case TupleNode(children):
-                return tuple(walk(child, (*path, Index(at))) for at, child in enumerate(children))
+                return tuple(
+                    walk(child, (*path, SequenceIndex(at))) for at, child in enumerate(children)
+                )
             case ScalarNode(value):
                 return Replicated(value) if index.is_replicated(path_text(path)) else value
             case LeafNode(name):
@@ -296,7 +301,7 @@ def declared_tree(source: Source, rank: Rank) -> object:
 
 
 class SourceIndex:
-    """A source's tensors by name; see ckpt_client.restore_plan.TensorIndex."""
+    """A source's tensors by name; see ckpt_client.load.plan.TensorIndex."""
 
     def __init__(self, source: Source) -> None:
         self._tensors = source.tensors()
@@ -320,7 +325,7 @@ class SourceIndex:
 
 @dataclass(slots=True)
 class WishList:
-    """What one load reads from a source; see ckpt_client.restore_plan.Reads."""
+    """What one load reads from a source; see ckpt_client.load.plan.BoxReads."""
 
     wishes: list[Wish] = field(default_factory=list)
     copies: list[tuple[AnyArray, AnyArray]] = field(default_factory=list)
@@ -328,7 +333,8 @@ class WishList:
     memory: FirstTouch = field(default_factory=FirstTouch)
 
     def add_box(
-        self, tensor: IndexTensor, boxes: Sequence[Box], offset: tuple[int, ...], array: AnyArray,
+        self, tensor: IndexTensor, boxes: Sequence[IndexBox], offset: tuple[int, ...],
+        array: AnyArray,
         prefer: Rank | None = None, replica: bool = False,
     ) -> None:  # fmt: skip
         memory = array

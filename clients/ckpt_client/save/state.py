@@ -26,18 +26,18 @@ from ckpt.format.dtypes import dtype_name
 from ckpt.format.table import Meaning
 from ckpt.format.tree import (
     DictNode,
-    Index,
     Key,
     LeafNode,
     ListNode,
     Node,
     Scalar,
     ScalarNode,
+    SequenceIndex,
     TupleNode,
     encode_tree,
     step_text,
 )
-from ckpt_client.declare import Replicated, Shard, Shards, check_box
+from ckpt_client.save.shards import Replicated, Shard, Shards, check_box
 
 AnyArray = NDArray[np.generic]
 SCALAR_DTYPE: Final = np.dtype("u1")
@@ -149,7 +149,7 @@ class _Walk:
         above = f"{where}/" if depth else ""
         return tuple(
             [
-                self.visit(child, above + step_text(Index(number)), depth + 1, replicated)
+                self.visit(child, above + step_text(SequenceIndex(number)), depth + 1, replicated)
                 for number, child in enumerate(values)
             ]
         )

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from ckpt_client.connection import Connection
-from ckpt_client.environment import Place, process_name
+from ckpt_client.environment import RankPlace, process_name
+from ckpt_client.save.stager_link import StagerLink
 from ckpt_client.settings import Settings
 from ckpt_client.stager import wire
 from ckpt_client.stager.memory import runtime_directory
-from ckpt_client.stagers import StagerLink
 from ckpt_client.url import LocalUrl, RemoteUrl
 
 Seat = tuple[str, wire.Attach]
@@ -34,7 +34,7 @@ _parked: Final[list[tuple[Seat, StagerLink]]] = []
 _lock = threading.Lock()
 
 
-def find_stager(connection: Connection, settings: Settings, place: Place) -> StagerLink:
+def find_stager(connection: Connection, settings: Settings, place: RankPlace) -> StagerLink:
     """A stager at work for this rank. Raises Unavailable."""
     attach = _attach(connection, settings, place)
     while (stager := _taken((connection.cluster, attach))) is not None:
@@ -64,7 +64,7 @@ def _taken(wanted: Seat) -> StagerLink | None:
     return None
 
 
-def _attach(connection: Connection, settings: Settings, place: Place) -> wire.Attach:
+def _attach(connection: Connection, settings: Settings, place: RankPlace) -> wire.Attach:
     url = connection.url
     return wire.Attach(
         pid=os.getpid(),
@@ -80,7 +80,7 @@ def _attach(connection: Connection, settings: Settings, place: Place) -> wire.At
     )
 
 
-def _log_file(url: LocalUrl | RemoteUrl, place: Place) -> Path:
+def _log_file(url: LocalUrl | RemoteUrl, place: RankPlace) -> Path:
     if isinstance(url, LocalUrl):
         directory = Path(url.directory) / "logs"
         directory.mkdir(mode=0o700, exist_ok=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ckpt.objects.reader import StoredCheckpoint
-from ckpt_client.saving import Save
+from ckpt_client.load.from_store import declared_tree
+from ckpt_client.save.handle import Save
 from ckpt_client.store import Store
-from ckpt_client.stored import declared_tree
 
 
 def save_again(stored: StoredCheckpoint, store: Store) -> list[Save]:

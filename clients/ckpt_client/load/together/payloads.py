@@ -13,13 +13,13 @@ from ckpt.protocol.reader.events import ReadLimits
 from ckpt.transfer.payload_receiver import PayloadReceiver, read_payloads
 from ckpt.transfer.peer_server import PeerServer
 from ckpt.transfer.read_job import Progress, ReadJob, ReceiverOptions, ReceiverStatistics
-from ckpt_client.sharing import Part, merged
+from ckpt_client.load.together.sharing import Part, merged
 
 _log = logging.getLogger("ckpt.restore")
 
 
 class SharedPayloads:
-    """I fill the landings of these jobs; see ckpt_client.sharing.Shared."""
+    """I fill the landings of these jobs; see ckpt_client.load.together.sharing.Shared."""
 
     def __init__(
         self,

@@ -14,14 +14,14 @@ from typing import Final, Protocol, cast
 import numpy as np
 
 from ckpt.format.dtypes import dtype_of
-from ckpt_client.packing import TAIL_BYTES, Layout, Packing, Picker, Span, picker
-from ckpt_client.state import AnyArray
+from ckpt_client.save.packing import TAIL_BYTES, PackingPlan, Picker, Span, StateLayout, picker
+from ckpt_client.save.state import AnyArray
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 class Copier(Protocol):
-    """What the elements of `Packing.arrays` are, and how they are copied."""
+    """What the elements of `PackingPlan.arrays` are, and how they are copied."""
 
     def place(self, memory: Bytes, dtype: str, shape: tuple[int, ...]) -> object:
         """An array over these bytes, of the element type and shape."""
@@ -60,9 +60,9 @@ class HalfWriter:
         self._bytes: Bytes = np.frombuffer(memory, np.uint8)
         #: Made for the last layout and copier, since most saves have the same: the places of all
         #: whole leaves, in the order of their spans, and what takes their arrays.
-        self._last: tuple[Layout, Copier, tuple[list[object], Picker]] | None = None
+        self._last: tuple[StateLayout, Copier, tuple[list[object], Picker]] | None = None
 
-    def write(self, packing: Packing, copier: Copier = NUMPY) -> None:
+    def write(self, packing: PackingPlan, copier: Copier = NUMPY) -> None:
         """Copy everything; the half has at least `layout.half_bytes`."""
         layout = packing.layout
         assert len(self.memory) >= layout.half_bytes
@@ -77,13 +77,13 @@ class HalfWriter:
             copy_bytes(array, span.start, self._bytes[span.offset : span.offset + span.length])
         self.memory[layout.declaration_offset : layout.half_bytes] = layout.declaration
 
-    def _places(self, layout: Layout, copier: Copier) -> tuple[list[object], Picker]:
+    def _places(self, layout: StateLayout, copier: Copier) -> tuple[list[object], Picker]:
         if self._last is None or self._last[0] is not layout or self._last[1] is not copier:
             places = [self._place(layout, span, copier) for span in layout.whole.values()]
             self._last = layout, copier, (places, picker(tuple(layout.whole)))
         return self._last[2]
 
-    def _place(self, layout: Layout, span: Span, copier: Copier) -> object:
+    def _place(self, layout: StateLayout, span: Span, copier: Copier) -> object:
         memory = self._bytes[span.offset : span.offset + span.length]
         return copier.place(memory, layout.dtypes[span.leaf], layout.shapes[span.leaf])
 

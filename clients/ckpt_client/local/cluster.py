@@ -24,7 +24,7 @@ from typing import Final
 from ckpt.aio.private import make_private_directory
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
 from ckpt.base.errors import ERROR_OF_EXIT, CkptError, Corrupt, Refused, Unavailable
-from ckpt_client.detach import start_detached
+from ckpt_client.local.detach import start_detached
 from ckpt_client.locate import ReadyFile, read_ready
 from ckpt_client.url import LocalOptions, LocalUrl
 
@@ -48,7 +48,7 @@ _KEYS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class LocalCluster:
+class ServingCluster:
     """A cluster that was serving a moment ago."""
 
     directory: Path
@@ -57,7 +57,7 @@ class LocalCluster:
 
 
 @contextmanager
-def opened_cluster(url: LocalUrl, timeout_s: float) -> Iterator[LocalCluster]:
+def opened_cluster(url: LocalUrl, timeout_s: float) -> Iterator[ServingCluster]:
     """The running cluster of DIR, started if need be. Connect inside the `with`.
 
     Raises Refused when the URL's options contradict those that DIR was made with or DIR belongs to
@@ -80,7 +80,7 @@ def opened_cluster(url: LocalUrl, timeout_s: float) -> Iterator[LocalCluster]:
         ready = read_ready(directory) if is_supervised(directory) else None
         if ready is None:
             ready = _start(directory, url.options, deadline_s)
-        yield LocalCluster(directory, secret_file, ready)
+        yield ServingCluster(directory, secret_file, ready)
     finally:
         os.close(lock)
 

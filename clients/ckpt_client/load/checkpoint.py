@@ -19,7 +19,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
@@ -42,20 +41,21 @@ from ckpt.transfer.payload_finder import FoundPayload
 from ckpt.transfer.payload_receiver import PayloadReceiver
 from ckpt.transfer.read_job import PayloadDamaged, ReadJob, ReceiverOptions, ReceiverStatistics
 from ckpt.transfer.read_set import ReadSet
-from ckpt_client.contents import Contents
-from ckpt_client.load_counts import next_load
-from ckpt_client.meeting import share_key
-from ckpt_client.memory_check import is_committed
-from ckpt_client.pinned import Pinned
-from ckpt_client.progress import OnProgress, ProgressTeller
-from ckpt_client.reader_context import ReaderContext
-from ckpt_client.restore_plan import Reads, TensorIndex
-from ckpt_client.restore_trees import LikeWalk, WholeWalk, own_tree, scalars_of
+from ckpt_client.load.contents import Contents
+from ckpt_client.load.load_counts import next_load
+from ckpt_client.load.memory_check import is_committed
+from ckpt_client.load.pin import Pinned
+from ckpt_client.load.plan import BoxReads, TensorIndex
+from ckpt_client.load.progress import OnProgress, ProgressTeller
+from ckpt_client.load.reader_context import ReaderContext
+from ckpt_client.load.redundancy import RedundancyAtCommit
+from ckpt_client.load.together.meeting import share_key
+from ckpt_client.load.trees import LikeWalk, WholeWalk, own_tree, scalars_of
 from ckpt_client.stager.memory import memory_source
 
 if TYPE_CHECKING:
     from ckpt.objects.reader import StoreStatistics
-    from ckpt_client.stored import StoredReading
+    from ckpt_client.load.from_store import StoredReading
 
 RESOLVE_COUNT_MAX: Final = 64
 """Times one load may be resolved again."""
@@ -65,19 +65,6 @@ _jitter: Final = random.Random()
 
 _log = logging.getLogger("ckpt.restore")
 Value = TypeVar("Value")
-
-
-@dataclass(frozen=True, slots=True)
-class Redundancy:
-    """What the checkpoint survived losing when it was committed."""
-
-    targets_survivable: int
-    domains_survivable: int
-    domain_level: str
-
-    def __str__(self) -> str:
-        domains = f"{self.domains_survivable} {self.domain_level}s"
-        return f"survives {self.targets_survivable} targets, {domains}"
 
 
 def resolve(
@@ -181,10 +168,12 @@ class Checkpoint:
         return self.info.world_size
 
     @property
-    def redundancy(self) -> Redundancy:
+    def redundancy(self) -> RedundancyAtCommit:
         """At its commit."""
         info = self.info
-        return Redundancy(info.targets_survivable, info.domains_survivable, info.domain_level)
+        return RedundancyAtCommit(
+            info.targets_survivable, info.domains_survivable, info.domain_level
+        )
 
     @property
     def source(self) -> str:
@@ -300,12 +289,12 @@ class Checkpoint:
         with collector_paused():
             return {rank: decode_tree(document.data) for rank, document in documents.items()}
 
-    def _new_reads(self) -> Reads:
+    def _new_reads(self) -> BoxReads:
         if self._stored is not None:
             return self._stored.new_reads()
         return ReadSet(sharing=self._share_key is not None and self._pinned.resolved.sharing)
 
-    def _read(self, reads: Reads) -> None:
+    def _read(self, reads: BoxReads) -> None:
         """Fill everything: from a stager's memory on this host where one holds exactly this, from
         ranks that read the same now, else from the tier; or all of it from an object store."""
         if self._stored is not None:
@@ -337,8 +326,8 @@ class Checkpoint:
         self, jobs: list[ReadJob], receiver: PayloadReceiver, total: int
     ) -> list[ReadJob]:
         """What is not worth the meeting is left."""
-        from ckpt_client.shared_tier import SharedPayloads
-        from ckpt_client.sharing import SHARED_BYTES_MIN, SharedReading
+        from ckpt_client.load.together.payloads import SharedPayloads
+        from ckpt_client.load.together.sharing import SHARED_BYTES_MIN, SharedReading
 
         assert self._share_key is not None
         if sum(job.landings.wanted_bytes for job in jobs) < SHARED_BYTES_MIN:
@@ -441,7 +430,7 @@ class Checkpoint:
         resolved, checkpoint = self._pinned.resolved, self.info.checkpoint
         if not resolved.stored:
             return
-        from ckpt_client.stored import StoredReading
+        from ckpt_client.load.from_store import StoredReading
 
         urls = list(dict.fromkeys([self._pinned.context.durable, *resolved.stored]))
         meeting = self._pinned.meeting() if resolved.sharing else None

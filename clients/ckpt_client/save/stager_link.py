@@ -18,11 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckpt.base.errors import Aborted, CkptError, Unavailable, error_from_wire
-from ckpt_client.copying import HalfWriter
-from ckpt_client.detach import start_detached
-from ckpt_client.halves import Halves
-from ckpt_client.packing import Packing
-from ckpt_client.saving import Save
+from ckpt_client.local.detach import start_detached
+from ckpt_client.save.copying import HalfWriter
+from ckpt_client.save.handle import Save
+from ckpt_client.save.mapped_halves import MappedHalves
+from ckpt_client.save.packing import PackingPlan
 from ckpt_client.stager import wire
 
 START_TIMEOUT_S = 60.0
@@ -62,7 +62,7 @@ class StagerLink:
         self._reading = False
         #: Why nothing more comes: the stager ended, or this link was closed. Set once.
         self._dead: CkptError | None = None
-        self._halves = Halves()
+        self._halves = MappedHalves()
         #: The half that the next save may write into before it is granted.
         self._open: int | None = None
         #: Saves whose ask has no answer yet.
@@ -176,7 +176,7 @@ class StagerLink:
         self,
         number: int,
         save: Save,
-        packing: Packing,
+        packing: PackingPlan,
         *,
         replicas: str,
         unchanged: str,

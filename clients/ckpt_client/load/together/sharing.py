@@ -7,8 +7,8 @@ The coordinator says which is which (ckpt.protocol.coordinator.reading.sharing).
 group, and no rank waits for one that has not come. Whatever goes wrong with a peer or with the
 sharing itself, a rank reads the bytes itself: sharing never makes a load fail.
 
-What the bytes are is the business of what is shared: payloads of the tier (shared_tier.py), or
-objects of a store (shared_store.py).
+What the bytes are is the business of what is shared: payloads of the tier (payloads.py), or
+objects of a store (chunks.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ckpt.format.messages.sharing import LeaveReads, NextReads, ShareReads
 from ckpt.format.spans import OURS, SPANS_MAX, PayloadSpan, decode_spans, encode_spans
 from ckpt.protocol.spans import Spans, minus, total, union
 from ckpt.transfer.peer_server import PeerServer
-from ckpt_client.meeting import Meeting
+from ckpt_client.load.together.meeting import Meeting
 from ckpt_client.stager.memory import runtime_directory
 
 LEAVE_TIMEOUT_S: Final = 30.0

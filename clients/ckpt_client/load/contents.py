@@ -16,9 +16,9 @@ from ckpt.base.ids import Rank
 from ckpt.format.index_pages import IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node, Scalar
-from ckpt_client.restore_plan import Reads, TensorIndex, checked_dtype, variants_of
-from ckpt_client.restore_trees import box_inside, scalars_of
-from ckpt_client.state import AnyArray
+from ckpt_client.load.plan import BoxReads, TensorIndex, checked_dtype, variants_of
+from ckpt_client.load.trees import box_inside, scalars_of
+from ckpt_client.save.state import AnyArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,8 +44,8 @@ class Contents:
         index: TensorIndex,
         ranks: Iterable[Rank],
         documents: Callable[[Iterable[Rank]], Mapping[Rank, Node]],
-        read: Callable[[Reads], None],
-        new_reads: Callable[[], Reads],
+        read: Callable[[BoxReads], None],
+        new_reads: Callable[[], BoxReads],
     ) -> None:
         self._index = index
         self._ranks = ranks

@@ -30,10 +30,10 @@ from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
 from ckpt.format.tree import TreeTemplate
 from ckpt.plan.replicas import leaf_parts, share_replicas
-from ckpt_client.declaration import Witness, write_declaration
-from ckpt_client.finite import check_finite
-from ckpt_client.forms import Found, StateForm, form_of
-from ckpt_client.state import AnyArray, FlatState, Leaf, flatten
+from ckpt_client.save.finite import check_finite
+from ckpt_client.save.forms import Found, StateForm, form_of
+from ckpt_client.save.state import AnyArray, FlatState, Leaf, flatten
+from ckpt_client.stager.declaration import Witness, write_declaration
 
 ITEM_ALIGN: Final = 64
 TAIL_BYTES: Final = CODE_COLUMNS_MAX * PAGE_BYTES
@@ -60,7 +60,7 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class StateLayout:
     """Where everything of a state lies; all states of one form have the same one."""
 
     rank: Rank
@@ -88,7 +88,7 @@ class Layout:
     def half_bytes(self) -> int:
         return self.declaration_offset + len(self.declaration)
 
-    def packing(self, found: Found) -> Packing | None:
+    def packing(self, found: Found) -> PackingPlan | None:
         """The plan of a state of this form; None when its scalars need more room than there is, or
         cannot be stored.
         """
@@ -98,14 +98,14 @@ class Layout:
             return None
         if len(document) > self.document_room:
             return None
-        return Packing(self, document, self.sorted(found.arrays))
+        return PackingPlan(self, document, self.sorted(found.arrays))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Packing:
+class PackingPlan:
     """The whole plan of one save."""
 
-    layout: Layout
+    layout: StateLayout
     document: bytes
     arrays: tuple[object, ...]
     """The leaves' memory, in the layout's order: whatever the copier takes."""
@@ -116,13 +116,13 @@ class Packing:
             check_finite(name, cast(AnyArray, array))
 
 
-class Planner:
+class PackingPlanner:
     """I plan saves, and remember the last one: a state of the same form, as every step of a
     training has it, is neither taken apart nor laid out again.
     """
 
     def __init__(self) -> None:
-        self._last: tuple[tuple[object, ...], StateForm | None, Layout] | None = None
+        self._last: tuple[tuple[object, ...], StateForm | None, StateLayout] | None = None
 
     def plan(
         self,
@@ -132,7 +132,7 @@ class Planner:
         replicas: ReplicaPolicy = ReplicaPolicy.ABORT,
         *,
         replicated: bool = False,
-    ) -> Packing:
+    ) -> PackingPlan:
         """Take the state apart and lay it out. Raises what `flatten` and `plan_packing` raise."""
         asked = (rank, world_size, replicas, replicated)
         if self._last is not None and self._last[0] == asked:
@@ -150,7 +150,7 @@ class Planner:
 
 def plan_packing(
     state: FlatState, rank: int, world_size: int, replicas: ReplicaPolicy = ReplicaPolicy.ABORT
-) -> Packing:
+) -> PackingPlan:
     """Lay a state out for one rank. Equal states have equal plans.
 
     Raises Refused when it is too large for a payload, or when a box's holders leave this rank
@@ -173,7 +173,7 @@ def plan_packing(
     end = max((one.offset + one.length for one in witness), default=payload_bytes + TAIL_BYTES)
     spans = (*stored, *witness)
     whole = {span.leaf: span for span in spans if span.length == leaves[span.leaf].array.nbytes}
-    layout = Layout(
+    layout = StateLayout(
         rank=Rank(rank),
         world_size=world_size,
         names=tuple(leaf.name for leaf in leaves),
@@ -189,7 +189,7 @@ def plan_packing(
         declaration=_declare(leaves, stored, witness, rank, world_size),
         declaration_offset=align_up(end, ITEM_ALIGN),
     )
-    return Packing(layout, document, tuple(leaf.array for leaf in leaves))
+    return PackingPlan(layout, document, tuple(leaf.array for leaf in leaves))
 
 
 Part = tuple[int, int, int]

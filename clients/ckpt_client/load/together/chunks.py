@@ -36,8 +36,8 @@ from ckpt.objects.stored_chunk import StoredChunk
 from ckpt.protocol.spans import covers
 from ckpt.transfer.peer_server import PeerServer
 from ckpt.transfer.target_links import nearest_address
-from ckpt_client.meeting import Meeting
-from ckpt_client.sharing import SHARED_BYTES_MIN, Part, SharedReading, merged
+from ckpt_client.load.together.meeting import Meeting
+from ckpt_client.load.together.sharing import SHARED_BYTES_MIN, Part, SharedReading, merged
 
 PIECE_BYTES: Final = CELL_BYTES_MAX
 """Of one question to a peer."""
@@ -93,7 +93,7 @@ class _Here:
 
 
 class SharedChunks:
-    """I fill these chunks; see ckpt_client.sharing.Shared. Close me."""
+    """I fill these chunks; see ckpt_client.load.together.sharing.Shared. Close me."""
 
     align_bytes = PAYLOAD_BYTES_MAX
 

@@ -16,7 +16,7 @@ from ckpt.base.errors import PeerError
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.sharing import ReadsShared
-from ckpt_client.reader_context import ReaderContext
+from ckpt_client.load.reader_context import ReaderContext
 
 ANSWER_SLACK_S: Final = 10.0
 """Beyond what the coordinator itself may wait."""

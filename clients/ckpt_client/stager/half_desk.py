@@ -19,9 +19,9 @@ from ckpt.base.errors import CkptError
 from ckpt.base.ids import RunName, Step
 from ckpt.base.units import format_bytes
 from ckpt.protocol.stager.events import FullPolicy, HalfAsked, StagerEvent, StagingDropped
-from ckpt_client.arena import Half, make_half
 from ckpt_client.stager import wire
-from ckpt_client.stager.halves import Halves, Slot
+from ckpt_client.stager.arena import Half, make_half
+from ckpt_client.stager.halves import HalfSlot, Halves
 from ckpt_client.stager.jobs import Jobs
 
 Send = Callable[[wire.FromStager, int | None], None]
@@ -61,7 +61,7 @@ class HalfDesk:
         #: Why a half of the Prepare under way could not be made.
         self._prepare_error: CkptError | None = None
 
-    def slot(self, half: int) -> Slot:
+    def slot(self, half: int) -> HalfSlot:
         return self._halves.slots[half]
 
     def half_of(self, save: int) -> int | None:

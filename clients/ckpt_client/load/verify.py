@@ -31,8 +31,8 @@ from ckpt.plan.reads import PayloadKey
 from ckpt.protocol.coordinator.keeping.judging import most_bad
 from ckpt.transfer.payload_finder import FoundPayload, PayloadFinder
 from ckpt.transfer.target_links import nearest_address
-from ckpt_client.pinned import Pinned
-from ckpt_client.reader_context import ReaderContext
+from ckpt_client.load.pin import Pinned
+from ckpt_client.load.reader_context import ReaderContext
 
 COLUMN_TIMEOUT_S: Final = 600.0
 """To read one column whole, behind all others that its target was asked for."""

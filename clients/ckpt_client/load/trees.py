@@ -13,23 +13,21 @@ from typing import Final
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
-from ckpt.format.index_pages import Box as IndexBox
-from ckpt.format.index_pages import IndexTensor
+from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import (
     DictNode,
-    Index,
     LeafNode,
     ListNode,
     Node,
     Path,
     ScalarNode,
+    SequenceIndex,
     TupleNode,
     path_text,
 )
-from ckpt_client.declare import Box, PerRank, Replicated, Shard, Shards, check_box
-from ckpt_client.restore_plan import (
-    Reads,
+from ckpt_client.load.plan import (
+    BoxReads,
     TensorIndex,
     checked_dtype,
     in_place,
@@ -37,13 +35,14 @@ from ckpt_client.restore_plan import (
     tensor_of_rank,
     variants_of,
 )
-from ckpt_client.state import unflatten
+from ckpt_client.save.shards import Box, PerRank, Replicated, Shard, Shards, check_box
+from ckpt_client.save.state import unflatten
 
 NAMES_SHOWN_MAX: Final = 8
 _SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
 
 
-def own_tree(index: TensorIndex, rank: Rank, root: Node, reads: Reads) -> object:
+def own_tree(index: TensorIndex, rank: Rank, root: Node, reads: BoxReads) -> object:
     """The rank's tree as it was saved: Shards as Shard, replicas and own leaves as arrays."""
 
     def leaf(name: str) -> object:
@@ -78,7 +77,7 @@ class LikeWalk:
     rank: Rank
     scalars: Mapping[str, ScalarNode]
     """Plain values of that rank's tree, by path."""
-    reads: Reads
+    reads: BoxReads
     strict: bool
     seen: set[str] = field(default_factory=set)
     """Paths that the like tree names."""
@@ -112,9 +111,11 @@ class LikeWalk:
         if type(value) is dict:
             return {key: self._visit(child, (*path, key)) for key, child in value.items()}
         if type(value) is list:
-            return [self._visit(child, (*path, Index(i))) for i, child in enumerate(value)]
+            return [self._visit(child, (*path, SequenceIndex(i))) for i, child in enumerate(value)]
         if type(value) is tuple:
-            return tuple(self._visit(child, (*path, Index(i))) for i, child in enumerate(value))
+            return tuple(
+                self._visit(child, (*path, SequenceIndex(i))) for i, child in enumerate(value)
+            )
         name = path_text(path)
         self.seen.add(name)
         if type(value) in _SCALARS:
@@ -197,7 +198,7 @@ def scalars_of(root: Node) -> dict[str, ScalarNode]:
                     visit(child, (*path, key))
             case ListNode(items) | TupleNode(items):
                 for position, child in enumerate(items):
-                    visit(child, (*path, Index(position)))
+                    visit(child, (*path, SequenceIndex(position)))
             case ScalarNode():
                 found[path_text(path)] = node
             case LeafNode():
@@ -242,7 +243,7 @@ class WholeWalk:
     PerRank."""
 
     index: TensorIndex
-    reads: Reads
+    reads: BoxReads
 
     def merge(self, roots: Mapping[Rank, Node]) -> object:
         """The union; where ranks' trees differ in kind, PerRank of their parts."""
@@ -290,7 +291,7 @@ class WholeWalk:
             return self._apart(nodes)
         ranks = [rank for rank, _ in nodes]
         merged = [
-            self._merge(list(zip(ranks, children, strict=True)), (*path, Index(position)))
+            self._merge(list(zip(ranks, children, strict=True)), (*path, SequenceIndex(position)))
             for position, children in enumerate(zip(*items, strict=True))
         ]
         return merged if isinstance(nodes[0][1], ListNode) else tuple(merged)

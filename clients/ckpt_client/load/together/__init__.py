@@ -1,0 +1,1 @@
+"""What several ranks want at the same time is read by one of them and passed on."""
