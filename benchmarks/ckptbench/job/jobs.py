@@ -42,12 +42,12 @@ class Job:
 
     @property
     def saves(self) -> bool:
-        return self.options.rw in ("save", "mixed", "drain")
+        return self.options.rw in ("save", "mixed", "drain", "aside")
 
     @property
     def loads(self) -> bool:
         """Whether something must have been saved before it begins."""
-        return self.options.rw not in ("save", "drain")
+        return self.options.rw not in ("save", "drain", "aside")
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,10 +51,12 @@ VERBS: Final = {
     "mixed": "ranks save a step while other processes load the step before",
     "drain": "ranks save a step, then `ckptd drain` copies it into an object store, see durable",
     "fetch": "what only an object store holds is brought back into the tier, see durable",
+    "stored": "fresh processes load from an object store alone, see durable",
+    "aside": "pairs of saves: alone, then while a drain copies the step before, see durable",
 }
-STORE_VERBS: Final = ("drain", "fetch")
-DIRECT_ENGINES: Final = ("ckpt", "posix")
+STORE_VERBS: Final = ("drain", "fetch", "stored", "aside")
 """Those that need an object store beside the run's own cluster."""
+DIRECT_ENGINES: Final = ("ckpt", "posix")
 MISSING_VERBS: Final = {
     "rebuild": "lost columns are not rebuilt yet: a checkpoint keeps those that it has. "
     "rw=degraded measures loads without them"
@@ -179,7 +181,12 @@ class JobOptions:
         True, flag_kind(), "sync files before a save counts as done; inside the clock, as in fio"
     )
     invalidate: bool = option(True, flag_kind(), "drop the page cache before each load")
-    bs: int = option(MiB, size_kind(least=512), "bytes of one write or read (posix)", "blocksize")
+    bs: int = option(
+        MiB,
+        size_kind(least=512),
+        "bytes of one write or read (posix); of a part, 5 MiB or more (s3)",
+        "blocksize",
+    )
     verify: str = option(
         "bytes", choice_kind(VERIFY, FIO_VERIFY),
         "compare what is loaded. Checksum names of fio: every byte is compared just the same",
@@ -193,7 +200,8 @@ class JobOptions:
     )  # fmt: skip
     durable: str = option(
         "", text_kind(),
-        "drain, fetch: the object store, file:///DIR or s3://BUCKET/PREFIX; empty: beside targets",
+        "the object store of drain, fetch, stored, aside: file:///DIR or s3://BUCKET/PREFIX; empty: "
+        "beside targets",
     )  # fmt: skip
     run: str = option("bench", text_kind(), "the run's name; load finds there what save left")
     code: str = option("4+2", text_kind(), "ckpt: erasure code of the cluster that the run makes")

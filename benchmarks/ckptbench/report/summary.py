@@ -20,7 +20,7 @@ from ckptbench.checks import (
     stall_ratio,
 )
 from ckptbench.figures import Goal, Spread
-from ckptbench.results import Checkpoint, JobResult
+from ckptbench.results import SAVES, Checkpoint, JobResult
 from ckptbench.stats import Interval, Quarters, confidence, quarters, variation
 
 
@@ -151,7 +151,7 @@ def summarize(job: JobResult) -> Summary:
 
 def _phases(kind: str, found: Sequence[Checkpoint]) -> Phases:
     rates = [one.bytes / 1e9 / one.seconds for one in found]
-    saves = kind == "save"
+    saves = kind in SAVES
     return Phases(
         kind=kind,
         count=len(found),

@@ -152,8 +152,8 @@ class Bench:
 
     def _load_lines(self, saved: Saved) -> list[str]:
         world, readers = saved.plan.world_size, self.readers(saved)
-        if self.options.rw == "drain":
-            # What is compared at its end is what the object store holds.
+        if self.options.rw in ("drain", "stored"):
+            # What is compared at a drain's end is what the object store holds.
             return [f"stored {saved.step} {NOW} {rank}" for rank in range(world)]
         if self.options.rw == "reshard" or readers != world:
             return [f"boxes {saved.step} {NOW} {readers}"] * readers
