@@ -22,6 +22,7 @@ ranks get the same NS, so that they begin at once; times in answers count from i
 from __future__ import annotations
 
 import dataclasses
+import os
 import resource
 import sys
 import time
@@ -33,7 +34,7 @@ import msgspec
 
 from ckpt.base.errors import CkptError
 from ckptbench.engines import make_engine
-from ckptbench.engines.base import Done, EnginePlan, Loaded, Resharding, Storing, told
+from ckptbench.engines.base import Done, EnginePlan, Loaded, Preparing, Resharding, Storing, told
 from ckptbench.workload import (
     Box,
     State,
@@ -170,6 +171,8 @@ class Rank:
         self._engine.tidy()
         fill(self._plan.state, self._plan.rank, self._state, step, self._step)
         self._step = step
+        if isinstance(self._engine, Preparing):
+            self._engine.prepare(self._state)
         return Answer()
 
     def _copy_state(self) -> Answer:
@@ -264,13 +267,16 @@ def _usage() -> Usage:
 
 def main(argument: str) -> None:
     """Answer lines until `close` or the end of stdin."""
+    # What libraries print (gloo does) is no answer: it goes where errors go.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     rank = Rank(msgspec.json.decode(argument, type=RankPlan))
-    print(msgspec.json.encode(Answer()).decode(), flush=True)
+    print(msgspec.json.encode(Answer()).decode(), file=answers, flush=True)
     for line in sys.stdin:
         words = line.split()
         if words == ["close"]:
             break
-        print(msgspec.json.encode(rank.perform(words)).decode(), flush=True)
+        print(msgspec.json.encode(rank.perform(words)).decode(), file=answers, flush=True)
     rank.close()
 
 

@@ -25,8 +25,12 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "fsspec": ("fsspec",),
     "zarr": ("zarr",),
     "s3": ("obstore",),
+    "orbax": ("jax", "orbax"),
+    "tensorstore": ("tensorstore",),
 }
 """What an engine imports beyond our own dependencies."""
+PIP_NAMES: Final[Mapping[str, str]] = {"orbax": "orbax-checkpoint"}
+"""Of modules that pip knows by another name."""
 
 RESHARDS: Final = frozenset({"ckpt", "posix", "dcp", "safetensors", "fsspec", "zarr", "s3"})
 """Engines that can read parts of what several ranks saved."""
@@ -36,9 +40,8 @@ def check_packages(engine: str) -> None:
     """Raises Refused naming the command that installs what is missing."""
     for package in PACKAGES.get(engine, ()):
         if importlib.util.find_spec(package) is None:
-            raise Refused(
-                f"ioengine={engine} needs the package {package}", hint=f"pip install {package}"
-            )
+            name = PIP_NAMES.get(package, package)
+            raise Refused(f"ioengine={engine} needs the package {name}", hint=f"pip install {name}")
 
 
 def make_storage(options: JobOptions) -> Storage:
@@ -70,6 +73,10 @@ def make_engine(plan: EnginePlan) -> Engine:
             from ckptbench.engines.ckpt_stored import StoringCkptEngine
 
             return StoringCkptEngine(plan)
+        case "ckpt" if plan.settings.get("ckpt_mode") == "torch":
+            from ckptbench.engines.ckpt_torch import TorchCkptEngine
+
+            return TorchCkptEngine(plan)
         case "ckpt":
             from ckptbench.engines.ckpt import CkptEngine
 
@@ -102,5 +109,13 @@ def make_engine(plan: EnginePlan) -> Engine:
             from ckptbench.engines.s3 import S3Engine
 
             return S3Engine(plan)
+        case "orbax":
+            from ckptbench.engines.orbax import OrbaxEngine
+
+            return OrbaxEngine(plan)
+        case "tensorstore":
+            from ckptbench.engines.tensorstore import TensorStoreEngine
+
+            return TensorStoreEngine(plan)
         case other:
             raise Refused(f"no engine is called {other!r}")

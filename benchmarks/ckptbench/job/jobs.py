@@ -208,6 +208,8 @@ def _problems(job: Job) -> Iterable[tuple[str, str]]:
         yield "boxes begin anywhere in a file, which O_DIRECT cannot read", "leave direct out"
     if options.rw in STORE_VERBS and (options.ioengine != "ckpt" or options.url):
         yield f"rw={options.rw} needs the cluster of ioengine=ckpt that the run itself starts", ""
+    if options.ckpt_mode == "torch" and options.rw in STORE_VERBS:
+        yield f"rw={options.rw} is ckpt_mode=default's", "leave ckpt_mode out"
     if options.sink == "null" and options.rw != "save":
         yield "sink=null keeps no bytes to load", "sink=disk"
     if options.fault:

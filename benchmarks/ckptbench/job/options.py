@@ -42,6 +42,8 @@ ENGINES: Final = {
     "fsspec": "one object for each rank through fsspec, see url",
     "zarr": "one Zarr v3 group for each rank",
     "s3": "one object for each rank through obstore, see url",
+    "orbax": "Orbax's AsyncCheckpointer in a JAX job on CPUs, see orbax_mode",
+    "tensorstore": "an OCDBT database of zarr3 arrays for each rank",
 }
 VERBS: Final = {
     "save": "all ranks save at one moment",
@@ -218,8 +220,20 @@ class JobOptions:
     dcp_mode: str = option(
         "default", choice_kind({"default": "dcp.save as it is",
                                 "tuned": "a thread and a file for each tensor group, no sync apart",
-                                "async": "dcp.async_save"}),
+                                "async": "dcp.async_save",
+                                "process": "async, tuned: by a process, from shared memory, with "
+                                           "a cached plan"}),
         "how DCP is used",
+    )  # fmt: skip
+
+    ckpt_mode: str = option(
+        "default", choice_kind({"default": "ckpt.Store, of numpy arrays",
+                                "torch": "ckpt_torch.async_save and load, of DTensors"}),
+        "how the tier is used",
+    )  # fmt: skip
+    orbax_mode: str = option(
+        "default", choice_kind({"default": "as it is: zstd level 1", "plain": "without a codec"}),
+        "how Orbax is used",
     )  # fmt: skip
 
     # --- readers and faults
