@@ -1,4 +1,4 @@
-"""A gloo group of a launch's ranks, and a state as DTensors over it: what a torch training holds."""
+"""A gloo group of a launch's ranks, and a state as DTensors over it: as torch trainings have it."""
 
 from __future__ import annotations
 
