@@ -7,6 +7,7 @@ It holds a state through one engine and answers each line with one JSON line:
     copy NS             warm copy of the state into private memory, tensor by tensor as a plain loop
                         would, beginning at monotonic NS
     save STEP NS        `engine.save` at NS; answers when training may go on
+    pace SECONDS        train for so long: as many small products of matrices as it can
     wait                until that save is as durable as the engine makes it
     load STEP NS RANK   at NS, what RANK saved, into memory that was never touched
     boxes STEP NS N     at NS, this rank's share of every tensor among N readers
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from ckpt.base.errors import CkptError
 from ckptbench.engines import make_engine
@@ -45,6 +47,7 @@ from ckptbench.workload import (
     reader_boxes,
 )
 
+PACE_ROWS: Final = 256
 SPIN_NS: Final = 2_000_000
 """The last part of waiting for a moment is spun."""
 
@@ -87,6 +90,8 @@ class Answer:
     slowest_target: str = ""
     columns_missing: int = 0
     stored_bytes: int = 0
+    rounds_per_s: float = 0.0
+    """Of the training of `pace`."""
     equal: bool = False
     source: str = ""
     rebuilt_bytes: int = 0
@@ -137,6 +142,8 @@ class Rank:
                 return self._at(int(when), self._copy_state)
             case ["save", step, when]:
                 return self._at(int(when), lambda: self._save(int(step)))
+            case ["pace", seconds]:
+                return Answer(rounds_per_s=_pace(float(seconds)))
             case ["wait"]:
                 return self._wait()
             case ["load", step, when, rank]:
@@ -234,6 +241,17 @@ def wait_until(when_ns: int) -> None:
         time.sleep(left / 1e9)
     while time.monotonic_ns() < when_ns:
         continue
+
+
+def _pace(seconds: float) -> float:
+    """Rounds a second of a loop that only computes, as a training on this CPU."""
+    matrix = np.ones((PACE_ROWS, PACE_ROWS), np.float32)
+    product = np.empty_like(matrix)
+    begun, rounds = time.monotonic(), 0
+    while (elapsed := time.monotonic() - begun) < seconds:
+        np.matmul(matrix, matrix, out=product)
+        rounds += 1
+    return rounds / elapsed
 
 
 def _failed(error: Exception) -> Answer:

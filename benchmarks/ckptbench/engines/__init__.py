@@ -36,12 +36,18 @@ RESHARDS: Final = frozenset({"ckpt", "posix", "dcp", "safetensors", "fsspec", "z
 """Engines that can read parts of what several ranks saved."""
 
 
-def check_packages(engine: str) -> None:
-    """Raises Refused naming the command that installs what is missing."""
+def check_packages(engine: str, asked_by: str = "") -> None:
+    """Raises Refused naming the command that installs what is missing.
+
+    asked_by: the option that needs the engine's packages, when it is not ioengine=.
+    """
     for package in PACKAGES.get(engine, ()):
         if importlib.util.find_spec(package) is None:
             name = PIP_NAMES.get(package, package)
-            raise Refused(f"ioengine={engine} needs the package {name}", hint=f"pip install {name}")
+            raise Refused(
+                f"{asked_by or f'ioengine={engine}'} needs the package {name}",
+                hint=f"pip install {name}",
+            )
 
 
 def make_storage(options: JobOptions) -> Storage:

@@ -261,6 +261,11 @@ class JobOptions:
     baseline: bool = option(
         False, flag_kind(), "before each save: as many warm copies at once, and raw O_DIRECT writes"
     )
+    pace: float = option(
+        0.0, time_kind("s"),
+        "train for so long after each stall, and say at what pace, of alone; the save counts as "
+        "durable no sooner",
+    )  # fmt: skip
     roofline: bool = option(
         False, flag_kind(), "measure each stage alone in this run, for eta (about 20 s)"
     )

@@ -215,6 +215,8 @@ def _phases(phase: Phases) -> Iterator[str]:
         yield f"     | slowest  : {', '.join(_slowest(one) for one in slowest)}"
     if phase.kind in SAVES:
         yield f"     | lost     : {phase.lost_rank_s:.3g} rank-seconds for each save"
+    if phase.pace is not None:
+        yield f"     | pace     : {phase.pace:.2f} of a training's alone, beside the save"
     ratios = [
         f"{name} {value:.3f} x payload"
         for name, value in (
