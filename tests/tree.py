@@ -80,13 +80,9 @@ def nodes_of(source: Source) -> tuple[ast.AST, ...]:
 
 
 def starts_by_itself(source: Source) -> bool:
-    """What Python or pytest finds by its name, and the scripts that people start."""
-    folder, _, name = source.path.rpartition("/")
-    return (
-        folder == "benchmarks/peers"
-        or name in ("__init__.py", "__main__.py", "conftest.py")
-        or name.startswith("test_")
-    )
+    """What Python or pytest finds by its name."""
+    name = source.path.rpartition("/")[2]
+    return name in ("__init__.py", "__main__.py", "conftest.py") or name.startswith("test_")
 
 
 def module_of(source: Source) -> str:

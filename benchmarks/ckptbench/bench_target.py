@@ -104,7 +104,8 @@ def read_observed(path: Path) -> list[tuple[int, int]]:
 def main() -> int:
     """`ckptd target` with the watched disk in the place of the real one."""
     disk = DiscardingDisk if os.environ.get(DISCARD_NAME) == "1" else WatchedDisk
-    setattr(ckptd.target.daemon, "RealDisk", disk)  # noqa: B010 (a class is not assigned to otherwise)
+    # A class is not assigned to otherwise.
+    setattr(ckptd.target.daemon, "RealDisk", disk)  # noqa: B010
     return ckptd.target.daemon.main(sys.argv[1:])
 
 

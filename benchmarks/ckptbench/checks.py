@@ -51,7 +51,9 @@ def save_eta(job: JobResult) -> Spread | None:
 
 def load_eta(job: JobResult) -> Spread | None:
     """Healthy loads against R*."""
-    loads = [one for one in job.counted("read") if one.kind == "load"]
+    loads = [
+        one for one in job.counted("read") if one.kind == "load" and one.source != "object store"
+    ]
     if job.bounds is None or not loads or not job.code:
         return None
     return spread(

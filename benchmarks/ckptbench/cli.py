@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Final
 
 from ckpt.base.errors import CkptError
-from ckptbench.commands import agent, compare, growth, offload, plan, roofline, run
+from ckptbench.commands import agent, compare, growth, plan, roofline, run
 from ckptbench.commands.goals import run_preset
 
 INTERRUPTED: Final = 130
@@ -22,7 +22,6 @@ COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
     "burst": lambda argv: run_preset("burst", argv),
     "restore": lambda argv: run_preset("restore", argv),
     "roofline": roofline.main,
-    "offload": offload.main,
     "growth": growth.main,
     "compare": compare.main,
     "plan": plan.main,

@@ -188,11 +188,11 @@ class BenchCluster:
         ready = self._spawn(name, arguments, extra)
         self._ports[name] = int(str(ready["address"]).rpartition(":")[2])
 
-    def start_drain(self, to: str) -> str:
+    def start_drain(self, to: str, flags: Sequence[str] = DRAIN_FLAGS) -> str:
         """A `ckptd drain` with this --to, which looks often; its name, for `pid` and `end`."""
         name = f"drain-{secrets.token_hex(4)}"
         where = ("--coordinator", self.url.removeprefix("ckpt://"), "--to", to)
-        self._spawn(name, ["-m", DAEMON, "drain", *where, *DRAIN_FLAGS], {})
+        self._spawn(name, ["-m", DAEMON, "drain", *where, *flags], {})
         return name
 
     def end(self, name: str) -> None:

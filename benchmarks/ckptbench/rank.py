@@ -7,6 +7,7 @@ It holds a state through one engine and answers each line with one JSON line:
     copy NS             warm copy of the state into private memory, tensor by tensor as a plain loop
                         would, beginning at monotonic NS
     save STEP NS        `engine.save` at NS; answers when training may go on
+    pace SECONDS        train for so long: as many small products of matrices as it can
     wait                until that save is as durable as the engine makes it
     load STEP NS RANK   at NS, what RANK saved, into memory that was never touched
     boxes STEP NS N     at NS, this rank's share of every tensor among N readers
@@ -22,6 +23,7 @@ ranks get the same NS, so that they begin at once; times in answers count from i
 from __future__ import annotations
 
 import dataclasses
+import os
 import resource
 import sys
 import time
@@ -30,10 +32,19 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from ckpt.base.errors import CkptError
 from ckptbench.engines import make_engine
-from ckptbench.engines.base import Done, EnginePlan, LoadedState, Resharding, Storing, told
+from ckptbench.engines.base import (
+    Done,
+    EnginePlan,
+    LoadedState,
+    Preparing,
+    Resharding,
+    Storing,
+    told,
+)
 from ckptbench.workload import (
     State,
     TensorRange,
@@ -44,6 +55,7 @@ from ckptbench.workload import (
     reader_boxes,
 )
 
+PACE_ROWS: Final = 256
 SPIN_NS: Final = 2_000_000
 """The last part of waiting for a moment is spun."""
 
@@ -86,6 +98,8 @@ class RankAnswer:
     slowest_target: str = ""
     columns_missing: int = 0
     stored_bytes: int = 0
+    rounds_per_s: float = 0.0
+    """Of the training of `pace`."""
     equal: bool = False
     source: str = ""
     rebuilt_bytes: int = 0
@@ -136,6 +150,8 @@ class Rank:
                 return self._at(int(when), self._copy_state)
             case ["save", step, when]:
                 return self._at(int(when), lambda: self._save(int(step)))
+            case ["pace", seconds]:
+                return RankAnswer(rounds_per_s=_pace(float(seconds)))
             case ["wait"]:
                 return self._wait()
             case ["load", step, when, rank]:
@@ -170,6 +186,8 @@ class Rank:
         self._engine.tidy()
         fill(self._plan.state, self._plan.rank, self._state, step, self._step)
         self._step = step
+        if isinstance(self._engine, Preparing):
+            self._engine.prepare(self._state)
         return RankAnswer()
 
     def _copy_state(self) -> RankAnswer:
@@ -233,6 +251,17 @@ def wait_until(when_ns: int) -> None:
         continue
 
 
+def _pace(seconds: float) -> float:
+    """Rounds a second of a loop that only computes, as a training on this CPU."""
+    matrix = np.ones((PACE_ROWS, PACE_ROWS), np.float32)
+    product = np.empty_like(matrix)
+    begun, rounds = time.monotonic(), 0
+    while (elapsed := time.monotonic() - begun) < seconds:
+        np.matmul(matrix, matrix, out=product)
+        rounds += 1
+    return rounds / elapsed
+
+
 def _failed(error: Exception) -> RankAnswer:
     """What is no error of ours, told as one."""
     found = told(error)
@@ -264,13 +293,16 @@ def _usage() -> Usage:
 
 def main(argument: str) -> None:
     """Answer lines until `close` or the end of stdin."""
+    # What libraries print (gloo does) is no answer: it goes where errors go.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     rank = Rank(msgspec.json.decode(argument, type=RankPlan))
-    print(msgspec.json.encode(RankAnswer()).decode(), flush=True)
+    print(msgspec.json.encode(RankAnswer()).decode(), file=answers, flush=True)
     for line in sys.stdin:
         words = line.split()
         if words == ["close"]:
             break
-        print(msgspec.json.encode(rank.perform(words)).decode(), flush=True)
+        print(msgspec.json.encode(rank.perform(words)).decode(), file=answers, flush=True)
     rank.close()
 
 

@@ -123,7 +123,9 @@ class Spent:
         return _of_machines([(one.machine, one.sent) for one in self.hosts])
 
 
-END_WORDS: Final = {"save": "committed", "drain": "drained", "fetch": "committed"}
+SAVES: Final = ("save", "aside")
+"""Kinds that let training go on before they are done."""
+END_WORDS: Final = {**dict.fromkeys((*SAVES, "fetch"), "committed"), "drain": "drained"}
 """By kind: what the last rank's end is called; `loaded` for all others."""
 
 
@@ -135,7 +137,7 @@ class CheckpointFigures:
     """The loop, from 0; warm-ups are counted too."""
     step: int
     kind: str
-    """save, load, reshard, degraded, drain or fetch."""
+    """save, load, reshard, degraded, drain, fetch or aside."""
     counts: bool
     """False for warm-ups and within ramp_time."""
     begun_s: float
@@ -149,6 +151,8 @@ class CheckpointFigures:
     """The slowest warm copy of all ranks at once, just before."""
     touch_s_per_gb: float | None = None
     """CPU of first touch by as many fresh processes, just before a load."""
+    pace: float | None = None
+    """Of the slowest rank's training behind its stall, as a part of its pace alone."""
     raw_gb_per_s: tuple[float, float] | None = None
     """The device without us, before and after."""
     cache: str = ""
@@ -168,7 +172,7 @@ class CheckpointFigures:
     @property
     def direction(self) -> str:
         """As fio names it, of the tier: a drain reads it, a fetch writes it."""
-        return "write" if self.kind in ("save", "fetch") else "read"
+        return "write" if self.kind in (*SAVES, "fetch") else "read"
 
     @property
     def bytes(self) -> int:
@@ -198,7 +202,7 @@ class CheckpointFigures:
     @property
     def device_bytes(self) -> int | None:
         """What it had devices move: written, by a drain into the object store; or read."""
-        written = self.kind in ("save", "fetch", "drain")
+        written = self.kind in (*SAVES, "fetch", "drain")
         return self.spent.device_written if written else self.spent.device_read
 
     @property

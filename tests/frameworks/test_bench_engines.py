@@ -20,7 +20,8 @@ from ckptbench.workload import StatePlan
 
 WORDS = Words({}, {})
 
-SETTINGS = {"bs": "65536", "direct": "0", "end_fsync": "1", "dcp_mode": "default"}
+MODES = ("ckpt_mode", "dcp_mode", "orbax_mode")
+SETTINGS = {"bs": "65536", "direct": "0", "end_fsync": "1", **dict.fromkeys(MODES, "default")}
 
 
 def run(*flags: str) -> list[str]:
@@ -43,16 +44,29 @@ def run(*flags: str) -> list[str]:
     return [one.kind for job in found.jobs for one in job.checkpoints if job.verified]
 
 
-@pytest.mark.parametrize("engine", ["torch_save", "dcp", "safetensors", "zarr"])
+@pytest.mark.parametrize(
+    "engine", ["torch_save", "dcp", "safetensors", "zarr", "orbax", "tensorstore"]
+)
 def test_what_an_engine_saved_is_what_it_loads(tmp_path: Path, engine: str) -> None:
     assert run(f"--ioengine={engine}", f"--directory={tmp_path}") == ["load"]
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("mode", ["tuned", "async"])
+@pytest.mark.parametrize("mode", ["tuned", "async", "process"])
 def test_dcp_saves_in_each_of_its_ways(tmp_path: Path, mode: str) -> None:
     flags = ["--ioengine=dcp", f"--dcp_mode={mode}", f"--directory={tmp_path}"]
     assert run(*flags) == ["load"]
+
+
+def test_orbax_saves_without_a_codec(tmp_path: Path) -> None:
+    assert run("--ioengine=orbax", "--orbax_mode=plain", f"--directory={tmp_path}") == ["load"]
+
+
+def test_the_tier_saves_and_loads_what_torch_holds(tmp_path: Path) -> None:
+    flags = ["--ckpt_mode=torch", "--code=2+1", "--targets=3", f"--directory={tmp_path}"]
+    assert run(*flags) == ["load"]
+    assert run(*flags, "--readers=1") == ["reshard"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("engine", ["dcp", "safetensors", "zarr"])
@@ -71,7 +85,9 @@ def test_object_engines_work_on_a_directory_too(tmp_path: Path, engine: str) -> 
     assert [path for path in place.rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.parametrize("engine", ["posix", "torch_save", "safetensors", "zarr", "fsspec", "s3"])
+@pytest.mark.parametrize(
+    "engine", ["posix", "torch_save", "safetensors", "zarr", "fsspec", "s3", "tensorstore"]
+)
 def test_the_table_says_which_engines_can_reshard(tmp_path: Path, engine: str) -> None:
     url = f"file://{tmp_path}" if engine in ("fsspec", "s3") else str(tmp_path)
     plan = EnginePlan(engine, 0, 1, StatePlan((4096,), (4096, 4096)), "run", "x", url, SETTINGS)

@@ -25,19 +25,28 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "fsspec": ("fsspec",),
     "zarr": ("zarr",),
     "s3": ("obstore",),
+    "orbax": ("jax", "orbax"),
+    "tensorstore": ("tensorstore",),
 }
 """What an engine imports beyond our own dependencies."""
+PIP_NAMES: Final[Mapping[str, str]] = {"orbax": "orbax-checkpoint"}
+"""Of modules that pip knows by another name."""
 
 RESHARDS: Final = frozenset({"ckpt", "posix", "dcp", "safetensors", "fsspec", "zarr", "s3"})
 """Engines that can read parts of what several ranks saved."""
 
 
-def check_packages(engine: str) -> None:
-    """Raises Refused naming the command that installs what is missing."""
+def check_packages(engine: str, asked_by: str = "") -> None:
+    """Raises Refused naming the command that installs what is missing.
+
+    asked_by: the option that needs the engine's packages, when it is not ioengine=.
+    """
     for package in PACKAGES.get(engine, ()):
         if importlib.util.find_spec(package) is None:
+            name = PIP_NAMES.get(package, package)
             raise Refused(
-                f"ioengine={engine} needs the package {package}", hint=f"pip install {package}"
+                f"{asked_by or f'ioengine={engine}'} needs the package {name}",
+                hint=f"pip install {name}",
             )
 
 
@@ -70,6 +79,10 @@ def make_engine(plan: EnginePlan) -> Engine:
             from ckptbench.engines.ckpt_stored import StoringCkptEngine
 
             return StoringCkptEngine(plan)
+        case "ckpt" if plan.settings.get("ckpt_mode") == "torch":
+            from ckptbench.engines.ckpt_torch import TorchCkptEngine
+
+            return TorchCkptEngine(plan)
         case "ckpt":
             from ckptbench.engines.ckpt import CkptEngine
 
@@ -102,5 +115,13 @@ def make_engine(plan: EnginePlan) -> Engine:
             from ckptbench.engines.s3 import S3Engine
 
             return S3Engine(plan)
+        case "orbax":
+            from ckptbench.engines.orbax import OrbaxEngine
+
+            return OrbaxEngine(plan)
+        case "tensorstore":
+            from ckptbench.engines.tensorstore import TensorStoreEngine
+
+            return TensorStoreEngine(plan)
         case other:
             raise Refused(f"no engine is called {other!r}")

@@ -17,6 +17,7 @@ from ckptbench.workload import Array, State, StatePlan, TensorRange
 
 ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 """In the environment of ranks: the engine is measured, not a library's pool."""
+_DEVICES: Final = "--xla_force_host_platform_device_count=1"
 _NO_SPACE: Final = os.strerror(errno.ENOSPC)
 KEEP_STEPS: Final = 2
 """So many steps stay; older ones are removed outside the clock, as training jobs do."""
@@ -81,6 +82,14 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class Preparing(Protocol):
+    """An engine whose library has arrays of its own: a training holds its state as these."""
+
+    def prepare(self, state: State) -> None:
+        """Make them of a state that was just filled; outside the clock."""
+
+
+@runtime_checkable
 class Resharding(Protocol):
     """An engine that can read parts of what several ranks saved."""
 
@@ -136,13 +145,23 @@ class Storage(Protocol):
     ) -> None: ...
 
 
+def rank_environment() -> dict[str, str]:
+    """Of ranks beside whose storage nothing runs. For JAX a rank is one device on a CPU, whatever
+    this shell says; of XLA's flags the last one counts.
+    """
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
+    return dict(os.environ) | ONE_THREAD | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+
+
 def engine_settings(options: JobOptions) -> dict[str, str]:
     """What the options tell an engine, as text."""
     return {
         "bs": str(options.bs),
         "direct": str(int(options.direct)),
         "end_fsync": str(int(options.end_fsync)),
+        "ckpt_mode": options.ckpt_mode,
         "dcp_mode": options.dcp_mode,
+        "orbax_mode": options.orbax_mode,
     }
 
 
@@ -160,12 +179,22 @@ def rank_file(plan: EnginePlan, step: int, rank: int, suffix: str) -> Path:
 
 def sync_file(path: Path) -> None:
     """The file and its name."""
-    for name, flags in ((path, os.O_RDONLY), (path.parent, os.O_RDONLY | os.O_DIRECTORY)):
-        descriptor = os.open(name, flags | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    for one in (path, path.parent):
+        _sync(one)
+
+
+def sync_tree(path: Path) -> None:
+    """Every file and directory below, and its own name."""
+    for one in (*path.rglob("*"), path, path.parent):
+        _sync(one)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove_old(path: Path) -> None:

@@ -38,10 +38,7 @@ class CkptEngine:
 
     def __init__(self, plan: EnginePlan) -> None:
         self.plan = plan
-        # The states repeat from save to save, and what is measured is writing them.
-        self.store = ckpt.open(
-            plan.url, launch=plan.launch, stager_idle_s=STAGER_IDLE_S, references=False
-        )
+        self.store = open_store(plan)
         self._save: ckpt.Save | None = None
         #: A state, and what it is declared as: once, since its memory stays the same.
         self._declared: tuple[State, dict[str, ckpt.Shard]] | None = None
@@ -209,6 +206,11 @@ class ExistingCluster:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
+
+
+def open_store(plan: EnginePlan) -> ckpt.Store:
+    """A rank's. The states repeat from save to save, and what is measured is writing them."""
+    return ckpt.open(plan.url, launch=plan.launch, stager_idle_s=STAGER_IDLE_S, references=False)
 
 
 def declared(state: State) -> dict[str, ckpt.Shard]:

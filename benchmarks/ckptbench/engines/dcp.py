@@ -1,30 +1,28 @@
 """`ioengine=dcp`: torch.distributed.checkpoint over gloo, each tensor a DTensor sharded over ranks.
 
-    dcp_mode=default  dcp.save as it is
-    dcp_mode=tuned    two writer threads, one file for each of them, syncs files as asked
-    dcp_mode=async    dcp.async_save: the stall ends when its copy is made
-
-DTensors are cut as torch cuts them: all ranks must hold as much.
+dcp_mode=default  dcp.save as it is
+dcp_mode=tuned    two writer threads, one file for each of them, syncs files as asked
+dcp_mode=async    dcp.async_save: the stall ends when its copy is made
+dcp_mode=process  the same by a process, from shared memory, tuned, with a cached plan
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save, save
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
 
-from ckpt.base.errors import Refused
 from ckptbench.engines.base import (
     KEEP_STEPS,
     Done,
@@ -33,43 +31,42 @@ from ckptbench.engines.base import (
     remove_old,
     step_directory,
 )
-from ckptbench.engines.torch_arrays import to_tensor, told_full_disk
+from ckptbench.engines.torch_arrays import told_full_disk
+from ckptbench.engines.torch_group import GROUP_TIMEOUT_S, TorchGroup
 from ckptbench.workload import State, TensorRange, empty_state, rank_boxes
 
 TUNED_THREADS: Final = 2
-GROUP_TIMEOUT_S: Final = 120
 
 
 class DcpEngine:
     """One rank of a process group of its own."""
 
     def __init__(self, plan: EnginePlan) -> None:
-        if len(set(plan.state.rank_bytes)) > 1:
-            raise Refused("ioengine=dcp: DTensors need ranks of one size", hint="say size=")
         self._plan = plan
+        self._group = TorchGroup(plan, Path(plan.url))
+        #: What the training holds, since the last `prepare`.
+        self._tree: dict[str, object] = {}
         #: Steps whose files lie there, oldest first.
         self._saved: list[int] = []
         #: What dcp.async_save gave, until `wait`.
         self._pending: Future[object] | None = None
-        meeting = Path(plan.url) / f"group-{plan.launch}"
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{meeting}",
-            rank=plan.rank,
-            world_size=plan.world_size,
-            timeout=timedelta(seconds=GROUP_TIMEOUT_S),
-        )
-        self._mesh: DeviceMesh = init_device_mesh("cpu", (plan.world_size,))
+        self._stager = _shared_stager() if plan.settings["dcp_mode"] == "process" else None
+
+    def prepare(self, state: State) -> None:
+        self._tree = self._group.tree(state)
 
     def save(self, step: int, state: State) -> None:
-        tree = self._tree(state)
-        if self._plan.settings["dcp_mode"] == "async":
-            pending = async_save(tree, storage_writer=self._writer(step))
-            assert isinstance(pending, Future)
-            self._pending = pending
-        else:
-            with self._errors():
-                save(tree, storage_writer=self._writer(step))
+        writer = self._writer(step)
+        match self._plan.settings["dcp_mode"]:
+            case "async":
+                pending = async_save(self._tree, storage_writer=writer)
+                assert isinstance(pending, Future)
+                self._pending = pending
+            case "process":
+                self._pending = self._save_by_process(writer)
+            case _:
+                with self._errors():
+                    save(self._tree, storage_writer=writer)
         self._saved.append(step)
 
     def wait(self) -> Done:
@@ -87,22 +84,31 @@ class DcpEngine:
                 remove_old(step_directory(self._plan, old))
 
     def load(self, step: int, rank: int) -> LoadedState:
-        if rank != self._plan.rank:
-            raise Refused("ioengine=dcp: a rank loads its own part of the mesh", hint="reader=same")
-        return self._load(step, rank_boxes(self._plan.state, rank))
+        self._group.check_rank(rank)
+        return self.load_boxes(step, rank_boxes(self._plan.state, rank))
 
     def load_boxes(self, step: int, boxes: Sequence[TensorRange]) -> LoadedState:
-        return self._load(step, boxes)
+        state = empty_state(self._plan.state, boxes)
+        tree = self._group.destination(state)
+        load(tree, checkpoint_id=str(step_directory(self._plan, step)))
+        return LoadedState(state.arrays, "file")
 
     def close(self) -> None:
-        dist.destroy_process_group()
+        if self._stager is not None:
+            self._stager.close()
+        self._group.close()
 
-    def _load(self, step: int, boxes: Sequence[TensorRange]) -> LoadedState:
-        if any(box.total % self._plan.world_size for box in boxes):
-            raise Refused("ioengine=dcp: tensors are not whole parts for so many readers")
-        state = empty_state(self._plan.state, boxes)
-        load(self._tree(state), checkpoint_id=str(step_directory(self._plan, step)))
-        return LoadedState(state.arrays, "file")
+    def _save_by_process(self, writer: FileSystemWriter) -> Future[object]:
+        """The process meets those of other ranks at the address that torchrun would give."""
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        answer = async_save(
+            self._tree,
+            storage_writer=writer,
+            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+            async_stager=self._stager,
+            planner=DefaultSavePlanner(enable_plan_caching=True),
+        )
+        return answer if isinstance(answer, Future) else answer.upload_completion
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -114,17 +120,23 @@ class DcpEngine:
                 cause, _ = next(iter(error.failures.values()))
                 raise RuntimeError(f"{type(cause).__name__}: {cause}") from cause
 
-    def _tree(self, state: State) -> dict[str, object]:
-        return {
-            name: DTensor.from_local(to_tensor(array), self._mesh, [Shard(0)], run_check=False)
-            for name, array in state.arrays.items()
-        }
-
     def _writer(self, step: int) -> FileSystemWriter:
         path = step_directory(self._plan, step)
         sync = self._plan.settings["end_fsync"] == "1"
-        if self._plan.settings["dcp_mode"] == "tuned":
+        if self._plan.settings["dcp_mode"] in ("tuned", "process"):
             return FileSystemWriter(
                 path, single_file_per_rank=False, sync_files=sync, thread_count=TUNED_THREADS
             )
         return FileSystemWriter(path, sync_files=sync)
+
+
+def _shared_stager() -> DefaultStager:
+    """Copies into memory that is shared with the process that writes."""
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=False,
+            use_shared_memory=True,
+            use_async_staging=False,
+            use_non_blocking_copy=False,
+        )
+    )

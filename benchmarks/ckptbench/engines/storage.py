@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 import tempfile
@@ -11,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from ckpt.base.errors import Refused
-from ckptbench.engines.base import ONE_THREAD
+from ckptbench.engines.base import rank_environment
 from ckptbench.engines.objects import remove_all
 from ckptbench.job.options import JobOptions
 
@@ -32,7 +31,7 @@ class DirectoryStorage:
 
     @property
     def environment(self) -> dict[str, str]:
-        return dict(os.environ) | ONE_THREAD
+        return rank_environment()
 
     @property
     def log_directory(self) -> Path:

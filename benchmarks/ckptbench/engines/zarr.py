@@ -5,14 +5,21 @@ Files are synced when asked, as zarr itself never does. bfloat16 is written as i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
 import zarr
 from zarr.core.metadata import ArrayV3Metadata
 
-from ckptbench.engines.base import KEEP_STEPS, Done, EnginePlan, LoadedState, rank_file, remove_old
+from ckptbench.engines.base import (
+    KEEP_STEPS,
+    Done,
+    EnginePlan,
+    LoadedState,
+    rank_file,
+    remove_old,
+    sync_tree,
+)
 from ckptbench.workload import Array, State, TensorRange, dtype_of, empty_state, overlaps
 
 
@@ -39,7 +46,7 @@ class ZarrEngine:
             )
             made[:] = bits
         if self._plan.settings["end_fsync"] == "1":
-            _sync_tree(str(path))
+            sync_tree(path)
         self._saved.append(step)
 
     def wait(self) -> Done:
@@ -85,14 +92,3 @@ def _array(group: zarr.Group, name: str) -> zarr.Array[ArrayV3Metadata]:
 def _portable(array: Array) -> Array:
     bits: Array = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
     return bits
-
-
-def _sync_tree(path: str) -> None:
-    """Every file and directory below."""
-    for directory, _, names in os.walk(path):
-        for name in (*names, "."):
-            descriptor = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)

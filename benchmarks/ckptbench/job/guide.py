@@ -12,7 +12,7 @@ from ckptbench.job.options import DEFAULTS, TABLE, VERBS, find_option
 HEAD = """\
 usage: ckptbench JOB.fio [FLAGS]          run a job file
        ckptbench VERB [FLAGS]             one job: {verbs}
-       ckptbench burst | restore | offload | roofline [--help]   the goals' own runs
+       ckptbench burst | restore | roofline [--help]   the goals' own runs
        ckptbench growth --help            does cost grow faster than bytes, ranks, targets, tensors?
        ckptbench compare A.json B.json    two reports, with confidence intervals
        ckptbench plan --help              interval, bandwidth and targets for a model

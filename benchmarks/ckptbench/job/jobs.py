@@ -42,12 +42,12 @@ class Job:
 
     @property
     def saves(self) -> bool:
-        return self.options.rw in ("save", "mixed", "drain")
+        return self.options.rw in ("save", "mixed", "drain", "aside")
 
     @property
     def loads(self) -> bool:
         """Whether something must have been saved before it begins."""
-        return self.options.rw not in ("save", "drain")
+        return self.options.rw not in ("save", "drain", "aside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +208,8 @@ def _problems(job: Job) -> Iterable[tuple[str, str]]:
         yield "boxes begin anywhere in a file, which O_DIRECT cannot read", "leave direct out"
     if options.rw in STORE_VERBS and (options.ioengine != "ckpt" or options.url):
         yield f"rw={options.rw} needs the cluster of ioengine=ckpt that the run itself starts", ""
+    if options.ckpt_mode == "torch" and options.rw in STORE_VERBS:
+        yield f"rw={options.rw} is ckpt_mode=default's", "leave ckpt_mode out"
     if options.sink == "null" and options.rw != "save":
         yield "sink=null keeps no bytes to load", "sink=disk"
     if options.fault:

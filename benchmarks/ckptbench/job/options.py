@@ -42,6 +42,8 @@ ENGINES: Final = {
     "fsspec": "one object for each rank through fsspec, see url",
     "zarr": "one Zarr v3 group for each rank",
     "s3": "one object for each rank through obstore, see url",
+    "orbax": "Orbax's AsyncCheckpointer in a JAX job on CPUs, see orbax_mode",
+    "tensorstore": "an OCDBT database of zarr3 arrays for each rank",
 }
 VERBS: Final = {
     "save": "all ranks save at one moment",
@@ -51,10 +53,12 @@ VERBS: Final = {
     "mixed": "ranks save a step while other processes load the step before",
     "drain": "ranks save a step, then `ckptd drain` copies it into an object store, see durable",
     "fetch": "what only an object store holds is brought back into the tier, see durable",
+    "stored": "fresh processes load from an object store alone, see durable",
+    "aside": "pairs of saves: alone, then while a drain copies the step before, see durable",
 }
-STORE_VERBS: Final = ("drain", "fetch")
-DIRECT_ENGINES: Final = ("ckpt", "posix")
+STORE_VERBS: Final = ("drain", "fetch", "stored", "aside")
 """Those that need an object store beside the run's own cluster."""
+DIRECT_ENGINES: Final = ("ckpt", "posix")
 MISSING_VERBS: Final = {
     "rebuild": "lost columns are not rebuilt yet: a checkpoint keeps those that it has. "
     "rw=degraded measures loads without them"
@@ -179,7 +183,12 @@ class JobOptions:
         True, flag_kind(), "sync files before a save counts as done; inside the clock, as in fio"
     )
     invalidate: bool = option(True, flag_kind(), "drop the page cache before each load")
-    bs: int = option(MiB, size_kind(least=512), "bytes of one write or read (posix)", "blocksize")
+    bs: int = option(
+        MiB,
+        size_kind(least=512),
+        "bytes of one write or read (posix); of a part, 5 MiB or more (s3)",
+        "blocksize",
+    )
     verify: str = option(
         "bytes", choice_kind(VERIFY, FIO_VERIFY),
         "compare what is loaded. Checksum names of fio: every byte is compared just the same",
@@ -193,7 +202,8 @@ class JobOptions:
     )  # fmt: skip
     durable: str = option(
         "", text_kind(),
-        "drain, fetch: the object store, file:///DIR or s3://BUCKET/PREFIX; empty: beside targets",
+        "the object store of drain, fetch, stored, aside: file:///DIR or s3://BUCKET/PREFIX; empty: "
+        "beside targets",
     )  # fmt: skip
     run: str = option("bench", text_kind(), "the run's name; load finds there what save left")
     code: str = option("4+2", text_kind(), "ckpt: erasure code of the cluster that the run makes")
@@ -210,8 +220,20 @@ class JobOptions:
     dcp_mode: str = option(
         "default", choice_kind({"default": "dcp.save as it is",
                                 "tuned": "a thread and a file for each tensor group, no sync apart",
-                                "async": "dcp.async_save"}),
+                                "async": "dcp.async_save",
+                                "process": "async, tuned: by a process, from shared memory, with "
+                                           "a cached plan"}),
         "how DCP is used",
+    )  # fmt: skip
+
+    ckpt_mode: str = option(
+        "default", choice_kind({"default": "ckpt.Store, of numpy arrays",
+                                "torch": "ckpt_torch.async_save and load, of DTensors"}),
+        "how the tier is used",
+    )  # fmt: skip
+    orbax_mode: str = option(
+        "default", choice_kind({"default": "as it is: zstd level 1", "plain": "without a codec"}),
+        "how Orbax is used",
     )  # fmt: skip
 
     # --- readers and faults
@@ -239,6 +261,11 @@ class JobOptions:
     baseline: bool = option(
         False, flag_kind(), "before each save: as many warm copies at once, and raw O_DIRECT writes"
     )
+    pace: float = option(
+        0.0, time_kind("s"),
+        "train for so long after each stall, and say at what pace, of alone; the save counts as "
+        "durable no sooner",
+    )  # fmt: skip
     roofline: bool = option(
         False, flag_kind(), "measure each stage alone in this run, for eta (about 20 s)"
     )

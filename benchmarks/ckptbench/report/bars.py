@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ckptbench.report.numbers import msec
-from ckptbench.results import CheckpointFigures, JobResult
+from ckptbench.results import SAVES, CheckpointFigures, JobResult
 
 WIDTH: Final = 48
 ROWS_MAX: Final = 16
@@ -25,7 +25,7 @@ def bars(job: JobResult) -> str:
 
 def _checkpoint(job: JobResult, one: CheckpointFigures) -> Iterator[str]:
     end_ns = max(one.last_ns, one.sealed_ns or 0, 1)
-    legend = "# stall  = until durable" if one.kind == "save" else f"# until {one.end_word}"
+    legend = "# stall  = until durable" if one.kind in SAVES else f"# until {one.end_word}"
     yield f"{job.name}, {one.kind} of step {one.step}, {msec(end_ns / 1e9)} ms wide: {legend}"
     ordered = sorted(one.ranks, key=lambda rank: -rank.done_ns)[:ROWS_MAX]
     for rank in sorted(ordered, key=lambda rank: rank.rank):

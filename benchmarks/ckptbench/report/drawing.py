@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ckptbench.results import CheckpointFigures, JobResult, Sample
+from ckptbench.results import SAVES, CheckpointFigures, JobResult, Sample
 
 ROWS_MAX: Final = 64
 """Of ranks; with more, the slowest of them."""
@@ -100,7 +100,7 @@ def draw_checkpoint(job: JobResult, one: CheckpointFigures) -> Drawing:
         begin, staged, done = (ns / 1e6 for ns in (rank.begun_ns, rank.staged_ns, rank.done_ns))
         bars = (
             (Bar("stall", begin, staged), Bar("durable", staged, done))
-            if one.kind == "save"
+            if one.kind in SAVES
             else (Bar(one.end_word, begin, done),)
         )
         rows.append(Row(f"rank {rank.rank}", bars, done, rank.done_ns / middle))
@@ -123,7 +123,7 @@ def _title(one: CheckpointFigures) -> str:
     """What the picture shows, in one line."""
     count = f"{len(one.ranks)} ranks" if len(one.ranks) > 1 else "1 rank"
     what = f"{one.kind.capitalize()} of {one.bytes / 1e9:.2f} GB by {count}"
-    if one.kind != "save":
+    if one.kind not in SAVES:
         return f"{what}: {one.end_word} in {one.seconds:.2f} s"
     stall_ms = max(rank.staged_ns - rank.begun_ns for rank in one.ranks) / 1e6
     return f"{what}: {stall_ms:.0f} ms of stall, durable in {one.seconds:.2f} s"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ckptbench.rank import Usage
-from ckptbench.results import CheckpointFigures, JobResult, RankTimes
+from ckptbench.results import SAVES, CheckpointFigures, JobResult, RankTimes
 from ckptbench.stats import LatencyHistogram
 
 DIRECTIONS: Final = ("read", "write")
@@ -128,8 +128,7 @@ def _pick(one: CheckpointFigures, ranks: Sequence[int] | None, host: str) -> lis
 def _flow(direction: str, picked: Sequence[tuple[CheckpointFigures, list[RankTimes]]]) -> Flow:
     mine = [(one, found) for one, found in picked if one.direction == direction and found]
     times = [times for _, found in mine for times in found]
-    # Only a save lets training go on before it is done.
-    saves = bool(mine) and all(one.kind == "save" for one, _ in mine)
+    saves = bool(mine) and all(one.kind in SAVES for one, _ in mine)
     stalls = [one.staged_ns - one.begun_ns for one in times] if saves else []
     lats = [one.done_ns - one.begun_ns for one in times]
     return Flow(

@@ -9,6 +9,8 @@ from ckptbench.report.numbers import msec
 from ckptbench.results import CheckpointFigures, JobResult
 
 NAME_WIDTH = 20
+STANDS_FOR = {"drain": "save"}
+"""What a client without a tier does in place of it."""
 
 
 def side_by_side_lines(jobs: Sequence[JobResult]) -> Iterator[str]:
@@ -16,7 +18,10 @@ def side_by_side_lines(jobs: Sequence[JobResult]) -> Iterator[str]:
     if len(jobs) < 2 or not all(job.interleaved for job in jobs):
         return
     for kind in dict.fromkeys(one.kind for job in jobs for one in job.checkpoints):
-        rounds = {job.name: _by_number(job, kind) for job in jobs}
+        rounds = {
+            job.name: _by_number(job, kind) or _by_number(job, STANDS_FOR.get(kind, ""))
+            for job in jobs
+        }
         first = next(name for name, found in rounds.items() if found)
         yield ""
         yield f"Side by side, {kind} (msec, medians; of [{first}] in the same round):"

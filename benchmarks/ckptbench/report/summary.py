@@ -20,7 +20,7 @@ from ckptbench.checks import (
     stall_ratio,
 )
 from ckptbench.figures import Goal, Spread
-from ckptbench.results import CheckpointFigures, JobResult
+from ckptbench.results import SAVES, CheckpointFigures, JobResult
 from ckptbench.stats import Interval, Quarters, confidence, quarters, variation
 
 
@@ -59,6 +59,8 @@ class Phases:
     slowest_target: Slowest | None
     lost_rank_s: float
     """Rank-seconds that training stood still for one checkpoint."""
+    pace: float | None
+    """Median, of a training's beside a save, as a part of its pace alone."""
     wire_by_payload: float | None
     hosts_by_payload: float | None
     """Bytes that the networks of all hosts carried, others' too; None where ranks ran here."""
@@ -151,7 +153,7 @@ def summarize(job: JobResult) -> Summary:
 
 def _phases(kind: str, found: Sequence[CheckpointFigures]) -> Phases:
     rates = [one.bytes / 1e9 / one.seconds for one in found]
-    saves = kind == "save"
+    saves = kind in SAVES
     return Phases(
         kind=kind,
         count=len(found),
@@ -172,6 +174,7 @@ def _phases(kind: str, found: Sequence[CheckpointFigures]) -> Phases:
         lost_rank_s=statistics.fmean(
             sum((t.staged_ns - t.begun_ns) / 1e9 for t in one.ranks) for one in found
         ),
+        pace=_pace(found),
         wire_by_payload=_ratio(found, [one.spent.wire_bytes for one in found]),
         hosts_by_payload=_ratio(found, [one.hosts_bytes for one in found]),
         device_by_payload=_ratio(found, [one.device_bytes for one in found]),
@@ -220,6 +223,11 @@ def _slowest(found: Sequence[dict[str, float]]) -> Slowest | None:
     means = {name: statistics.fmean(values) for name, values in ratios.items()}
     name = max(means, key=lambda one: means[one])
     return Slowest(name, means[name])
+
+
+def _pace(found: Sequence[CheckpointFigures]) -> float | None:
+    paces = [one.pace for one in found if one.pace is not None]
+    return statistics.median(paces) if paces else None
 
 
 def _ratio(found: Sequence[CheckpointFigures], counted: Sequence[int | None]) -> float | None:

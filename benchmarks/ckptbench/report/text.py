@@ -13,7 +13,7 @@ from ckptbench.report.mlperf import submission_lines, submissions
 from ckptbench.report.numbers import both_rates, both_sizes, msec, rate, scaled, size, time_unit
 from ckptbench.report.side_by_side import side_by_side_lines
 from ckptbench.report.summary import Phases, Slowest, Summary, summarize
-from ckptbench.results import END_WORDS, JobResult, Machine, RunResult
+from ckptbench.results import END_WORDS, SAVES, JobResult, Machine, RunResult
 from ckptbench.stats import LatencyHistogram, Quarters
 
 PER_LINE: Final = 4
@@ -213,8 +213,10 @@ def _phases(phase: Phases) -> Iterator[str]:
     slowest = [one for one in (phase.slowest_rank, phase.slowest_target) if one is not None]
     if slowest:
         yield f"     | slowest  : {', '.join(_slowest(one) for one in slowest)}"
-    if phase.kind == "save":
+    if phase.kind in SAVES:
         yield f"     | lost     : {phase.lost_rank_s:.3g} rank-seconds for each save"
+    if phase.pace is not None:
+        yield f"     | pace     : {phase.pace:.2f} of a training's alone, beside the save"
     ratios = [
         f"{name} {value:.3f} x payload"
         for name, value in (

@@ -65,12 +65,18 @@ class Bench:
         step, world = self.shelf.next_step(self.options.run), plan.world_size
         made = ranks.tell([f"fill {step}"] * world)
         copies = ranks.tell([f"copy {NOW}"] * world) if self.options.baseline else []
+        train = [f"pace {self.options.pace:g}"] * world if self.options.pace else []
+        alone = ranks.tell(train) if train else []
         before = raw()
         watch = RunWatch(self.shelf, ranks, "write", faults, moment.number)
         moment.meet()
-        lines = ([f"save {step} {NOW}"] * world, ["wait"] * world)
-        begun = watch.begin(sum(plan.rank_bytes), lambda: ranks.begin(*lines))
-        staged, done = ranks.answers(), ranks.answers()
+        after_it = ([train] if train else []) + [["wait"] * world]
+        begun = watch.begin(
+            sum(plan.rank_bytes), lambda: ranks.begin([f"save {step} {NOW}"] * world, *after_it)
+        )
+        staged = ranks.answers()
+        beside = ranks.answers() if train else []
+        done = ranks.answers()
         failed = any(one.error for one in (*staged, *done))
         try:
             seals = () if failed else self._wait_sealed(begun, world, done)
@@ -92,6 +98,7 @@ class Bench:
             spent=watch.spent,
             generator_s=max(one.ended_ns for one in made) / 1e9,
             copy_s=max(one.ended_ns - one.begun_ns for one in copies) / 1e9 if copies else None,
+            pace=_slowest_pace(beside, alone),
             raw_gb_per_s=None if before is None or after is None else (before, after),
             slowest_target=done[0].slowest_target,
             columns_missing=max(one.columns_missing for one in done),
@@ -152,8 +159,8 @@ class Bench:
 
     def _load_lines(self, saved: ShelvedStep) -> list[str]:
         world, readers = saved.plan.world_size, self.readers(saved)
-        if self.options.rw == "drain":
-            # What is compared at its end is what the object store holds.
+        if self.options.rw in ("drain", "stored"):
+            # What is compared at a drain's end is what the object store holds.
             return [f"stored {saved.step} {NOW} {rank}" for rank in range(world)]
         if self.options.rw == "reshard" or readers != world:
             return [f"boxes {saved.step} {NOW} {readers}"] * readers
@@ -217,6 +224,11 @@ def load_times(rank: int, found: RankAnswer) -> RankTimes:
         error=found.error,
         exit_code=found.exit_code,
     )
+
+
+def _slowest_pace(beside: Sequence[RankAnswer], alone: Sequence[RankAnswer]) -> float | None:
+    pairs = zip(beside, alone, strict=True)
+    return min((one.rounds_per_s / other.rounds_per_s for one, other in pairs), default=None)
 
 
 def _both(first: Usage, second: Usage) -> Usage:

@@ -59,7 +59,7 @@ class SectionRun:
         self._faults = wanted_faults(job.options)
         self._outcome = SectionOutcome()
         self._began_s = time.monotonic()
-        #: The object store of a job that drains or fetches, while it runs.
+        #: The object store of a job that has one (`durable=`), while it runs.
         self._durable: ObjectStore | None = None
 
     def run(self) -> SectionOutcome:
@@ -90,7 +90,7 @@ class SectionRun:
         time.sleep(self._options.startdelay)
         if self._job.loads and self._options.run not in self._shelf.saved:
             self._lay_out()
-        if self._options.rw == "fetch" and self._durable is not None:
+        if self._options.rw in ("fetch", "stored") and self._durable is not None:
             self._durable.put(self._shelf.saved[self._options.run])
         if self._options.baseline and self._job.saves and self._options.sink == "disk":
             directory = self._shelf.storage.log_directory
@@ -145,9 +145,12 @@ class SectionRun:
         return True
 
     def _saving(self, ranks: RankGroup, moment: Moment) -> list[CheckpointFigures]:
-        """One save; then its drain; or with a load of the step before at the same moment."""
+        """One save; then its drain, or another beside a drain; or with a load of the step before at
+        the same moment.
+        """
         if self._durable is not None:
-            return self._draining(self._durable, ranks, moment)
+            both = self._draining if self._options.rw == "drain" else self._aside
+            return both(self._durable, ranks, moment)
         previous = self._shelf.saved.get(self._options.run)
         if self._options.rw != "mixed" or previous is None:
             return [self._bench.save(ranks, self._plan, moment, self._faults, self._raw)]
@@ -169,6 +172,17 @@ class SectionRun:
         saved = self._shelf.saved[self._options.run]
         return [save, durable.drain(self._bench, saved, moment, self._faults)]
 
+    def _aside(
+        self, durable: ObjectStore, ranks: RankGroup, moment: Moment
+    ) -> list[CheckpointFigures]:
+        """Alone, then while a drain of its own, into an empty place, copies what that committed."""
+        alone = self._bench.save(ranks, self._plan, moment, (), self._raw)
+        if alone.error:
+            return [alone]
+        with durable.draining(moment.number):
+            beside = self._bench.save(ranks, self._plan, moment, self._faults, self._raw)
+        return [alone, replace(beside, kind="aside")]
+
     def _fetching(self, moment: Moment) -> list[CheckpointFigures]:
         """By a process and stagers as fresh as after a restart."""
         saved, durable = self._shelf.saved[self._options.run], self._durable
@@ -183,6 +197,9 @@ class SectionRun:
         if self._outcome.read_gap_s is None:
             self._outcome.read_gap_s = time.monotonic() - saved.ended_s
         kind = "reshard" if self._options.rw == "reshard" else "load"
+        if self._durable is not None:
+            cache = self._durable.drop_cache()
+            return [replace(self._load_fresh(saved, kind, moment, self._faults), cache=cache)]
         if self._options.rw != "degraded":
             return [self._load_fresh(saved, kind, moment, self._faults)]
         healthy = self._load_fresh(saved, kind, moment, ())

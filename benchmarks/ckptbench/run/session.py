@@ -65,6 +65,10 @@ def check_all(jobs: JobList, *, isolated: bool, hosts: int = 1) -> None:
                 hint="url= of a cluster or store, or directory= on a shared file system",
             )
         check_packages(options.ioengine)
+        if options.ioengine == "ckpt" and options.ckpt_mode == "torch":
+            check_packages("dcp", "ckpt_mode=torch")
+            if hosts > 1:
+                raise Refused(f"[{job.name}]: ranks of ckpt_mode=torch meet on one host")
         if options.rw in STORE_VERBS and options.durable:
             check_store(options.durable)
         if options.directory and not Path(options.directory).is_dir():

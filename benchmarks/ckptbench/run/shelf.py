@@ -116,7 +116,11 @@ def start_ranks(
                 run=options.run,
                 launch=launch,
                 url=storage.url,
-                settings={**engine_settings(options), "durable": durable},
+                settings={
+                    **engine_settings(options),
+                    "durable": durable,
+                    "directory": str(storage.log_directory),
+                },
             ),
             holds_state=not readers,
         )

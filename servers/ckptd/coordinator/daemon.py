@@ -400,7 +400,7 @@ class CoordinatorShell:
         self.failure = self.failure or error
         self.stopped.set()
 
-    # ----------------------------------------------------------------------- reports (ckptd.http.server)
+    # ----------------------------------------------------------------------- reports
 
     def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
         """JSON; `sessions` is this shell's own, all else the machine's."""
