@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 
@@ -114,6 +115,22 @@ def test_a_class_that_is_defined_twice_is_found() -> None:
     one = Source("ckpt/one.py", "class A: ...\nclass B: ...\nclass _C: ...")
     two = Source("ckpt/two.py", "class A: ...\nclass _C: ...\ndef f():\n    class B: ...")
     assert defined_twice([one, two]) == {"A": ["ckpt.one", "ckpt.two"]}
+
+
+MODULES_MAX = 20
+FULLER = {"ckpt/objects": 29, "ckpt/aio": 25}
+"""Folders of the product that hold more, and how many: these numbers only fall."""
+
+
+def test_a_folder_holds_few_enough_modules_to_be_read_as_a_list() -> None:
+    folders = Counter(
+        folder
+        for folder, _, name in (source.path.rpartition("/") for source in sources())
+        if name != "__init__.py" and not folder.startswith("tests")
+    )
+    assert {folder: n for folder, n in folders.items() if n > MODULES_MAX} == FULLER, (
+        "make rooms of what is told apart; a folder that has fewer now takes its new number"
+    )
 
 
 def test_every_page_is_linked_from_another() -> None:

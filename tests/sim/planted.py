@@ -33,6 +33,7 @@ from ckpt.protocol.coordinator.keeping import documents
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.keeping.deletion import Deleter
 from ckpt.protocol.coordinator.keeping.documents import Copies, store_document
+from ckpt.protocol.coordinator.policy import SpreadRule
 from ckpt.protocol.coordinator.reading.resolving import Resolver, _Waiting
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds, Round
 from ckpt.protocol.coordinator.saving import attempts, committing, ending, opening, reservations
@@ -40,7 +41,7 @@ from ckpt.protocol.coordinator.saving.attempts import Attempt, AttemptState, Pay
 from ckpt.protocol.coordinator.saving.committing import Committer
 from ckpt.protocol.coordinator.saving.ending import Ending
 from ckpt.protocol.coordinator.saving.opening import Opening
-from ckpt.protocol.coordinator.saving.reservations import Reservations, SpreadRule
+from ckpt.protocol.coordinator.saving.reservations import Reservations
 from ckpt.protocol.events import Session, SessionClosed
 from ckpt.protocol.reader.events import DecodePart
 from ckpt.protocol.stager.events import CoordinatorEvent, Outcome, SaveFailed

@@ -13,7 +13,7 @@ import pytest
 from ckpt.base.ids import CheckpointId
 from ckpt.base.units import US_PER_S
 from ckpt.plan.drains import StorePolicy
-from ckpt.protocol.coordinator.keeping.evicting import Watermarks
+from ckpt.protocol.coordinator.policy import Watermarks
 from tests.sim.drain_faults import DRAIN, EVICT, Cell, Scene
 from tests.sim.drain_node import QUIET_S, Trouble
 from tests.sim.drain_world import DrainOracles, DrainWorld, small_items

@@ -19,7 +19,7 @@ from ckpt.objects.writer import WriteJob
 from ckpt.objects.zarr_layout import shard_key
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
-from ckpt.protocol.coordinator.keeping.evicting import Watermarks
+from ckpt.protocol.coordinator.policy import Watermarks
 from tests.sim import faults
 from tests.sim.drain_node import QUIET_S, DrainNode, Trouble
 from tests.sim.drain_world import DrainOracles, DrainWorld, small_items

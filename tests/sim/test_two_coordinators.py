@@ -15,7 +15,7 @@ from ckpt.base.errors import Unavailable
 from ckpt.base.units import US_PER_S
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
-from ckpt.protocol.coordinator.keeping.evicting import Watermarks
+from ckpt.protocol.coordinator.policy import Watermarks
 from ckpt.protocol.stager.events import SaveCommitted
 from ckptd.catalog.rebuild import Holdings, rebuild
 from tests.protocol.images import apply_all

@@ -7,8 +7,29 @@ from dataclasses import dataclass, field
 from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.erasure.code import Code
 from ckpt.plan.placement import Level
-from ckpt.protocol.coordinator.keeping.evicting import Watermarks
-from ckpt.protocol.coordinator.saving.reservations import SpreadRule
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """Shares of the space that targets may use."""
+
+    low: float = 0.70
+    high: float = 0.85
+    """1 or more never evicts by itself; a save without room still does."""
+
+    def __post_init__(self) -> None:
+        assert 0.0 <= self.low <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadRule:
+    """How the columns of one payload are spread (P13)."""
+
+    level: Level
+    max_per_domain: int = 1
+    spare_count: int = 1
+    orphan_grace_us: int = 60_000_000
+    """How long streams may still use reservations that an earlier coordinator gave out."""
 
 
 @dataclass(frozen=True, slots=True)

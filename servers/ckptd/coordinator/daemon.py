@@ -47,8 +47,8 @@ from ckpt.plan.placement import Level
 from ckpt.protocol.coordinator import catalog as entries
 from ckpt.protocol.coordinator.catalog import Persist, Persisted
 from ckpt.protocol.coordinator.desk import Action
-from ckpt.protocol.coordinator.keeping.evicting import Watermarks
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
+from ckpt.protocol.coordinator.policy import Watermarks
 from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorView
 from ckpt.protocol.coordinator.reading.checks import connections_full
 from ckpt.protocol.events import (

@@ -24,6 +24,7 @@ from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
+from ckpt.protocol.coordinator.policy import Watermarks
 
 SETTLE_US = 2 * LEASE_US
 """Behind an eviction, until targets have dropped it and said so; one that is away is not waited
@@ -32,18 +33,6 @@ LOOK_US = US_PER_S
 ROOM_RETRY_S = 2.0
 DRAIN_RETRY_S = (5.0, 60.0)
 """Least and most that a refused save is told to wait for the drain."""
-
-
-@dataclass(frozen=True, slots=True)
-class Watermarks:
-    """Shares of the space that targets may use."""
-
-    low: float = 0.70
-    high: float = 0.85
-    """1 or more never evicts by itself; a save without room still does."""
-
-    def __post_init__(self) -> None:
-        assert 0.0 <= self.low <= self.high
 
 
 @dataclass(frozen=True, slots=True)

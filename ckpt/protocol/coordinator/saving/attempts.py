@@ -45,8 +45,8 @@ from ckpt.format.record import CommitRecord
 from ckpt.format.table import RankTable
 from ckpt.plan.placement import DomainKey, domain_key
 from ckpt.protocol.coordinator.cluster.membership import Membership
+from ckpt.protocol.coordinator.policy import SpreadRule
 from ckpt.protocol.coordinator.saving.allotment import Allotment
-from ckpt.protocol.coordinator.saving.reservations import SpreadRule
 from ckpt.protocol.events import Session
 
 

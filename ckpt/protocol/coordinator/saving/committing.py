@@ -44,6 +44,7 @@ from ckpt.protocol.coordinator.keeping.documents import (
 )
 from ckpt.protocol.coordinator.keeping.homes import Homes
 from ckpt.protocol.coordinator.keeping.placements import encode_placement
+from ckpt.protocol.coordinator.policy import SpreadRule
 from ckpt.protocol.coordinator.saving.attempts import Attempt, AttemptState, Payload, count_columns
 from ckpt.protocol.coordinator.saving.merging import (
     code_of,
@@ -53,7 +54,7 @@ from ckpt.protocol.coordinator.saving.merging import (
     referring,
     warnings,
 )
-from ckpt.protocol.coordinator.saving.reservations import Reservations, SpreadRule
+from ckpt.protocol.coordinator.saving.reservations import Reservations
 
 RECOUNT_GRACE_US = 3 * LEASE_US
 """How long a payload may stay below the floor with no place that takes a column; then it aborts."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from ckpt.base.errors import CkptError, NoSpace, Unavailable
@@ -30,10 +29,11 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.saving import Place
 from ckpt.format.messages.targets import ReleaseReservation, Reserve, Reserved
 from ckpt.format.messages.writing import ColumnProof
-from ckpt.plan.placement import Holder, Level, pick_replacement, place
+from ckpt.plan.placement import Holder, pick_replacement, place
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.desk import NO_ANSWER, Desk
 from ckpt.protocol.coordinator.keeping.evicting import NoRoom
+from ckpt.protocol.coordinator.policy import SpreadRule
 from ckpt.protocol.coordinator.saving.allotment import PATIENCE_US, Allotment
 from ckpt.protocol.coordinator.saving.spare_search import Homeless, SpareSearch
 from ckpt.protocol.events import Buffer, Session
@@ -43,17 +43,6 @@ STANDING_LIFE_US = 600_000_000
 PATIENCE_LAST_US = 8_000_000
 """When too few are in time, a busy cluster is likelier than a dead one: all are asked again with
 twice the patience, up to this."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpreadRule:
-    """How the columns of one payload are spread (P13)."""
-
-    level: Level
-    max_per_domain: int = 1
-    spare_count: int = 1
-    orphan_grace_us: int = 60_000_000
-    """How long streams may still use reservations that an earlier coordinator gave out."""
 
 
 Done = Callable[[Allotment | CkptError], None]
