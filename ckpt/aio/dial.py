@@ -14,19 +14,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import socket
 from collections.abc import Callable
 from typing import Final
 
 from ckpt.aio.address import endpoint_by_resolver, endpoint_nowait, parse_address
 from ckpt.aio.channel import Bulk, Channel, SessionHandler
-from ckpt.aio.clock import now_us
+from ckpt.aio.clock import draw, now_us
 from ckpt.aio.send_queue import Sent
 from ckpt.aio.sockets import tune
 from ckpt.aio.watch import Watch
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import Epoch
+from ckpt.base.rests import Rests
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.frame import FrameHead
 from ckpt.format.messages import Message
@@ -38,8 +38,6 @@ ATTEMPT_S: Final = 5.0
 """For connecting and the handshake together."""
 QUEUED_BYTES_MAX: Final = 64 * MiB
 OnFailure = Callable[[CkptError], None]
-#: Ours alone: a trainer's sequence of the module's own numbers is part of what it resumes.
-_jitter: Final = random.Random()
 
 
 class Dialer:
@@ -156,17 +154,15 @@ class Dialer:
     # ----------------------------------------------------------------------- dialing
 
     async def _keep_up(self) -> None:
-        shortest_s, longest_s = self._backoff_s
-        rest_s = shortest_s
+        rests = Rests(*self._backoff_s, draw)
         while True:
             begun_us = now_us()
             error = await self._attempt()
             if self._on_failure is not None:
                 self._on_failure(error)
-            if now_us() - begun_us > longest_s * US_PER_S:
-                rest_s = shortest_s
-            await asyncio.sleep(rest_s * _jitter.uniform(0.5, 1.0))
-            rest_s = min(longest_s, rest_s * 2)
+            if now_us() - begun_us > self._backoff_s[1] * US_PER_S:
+                rests.begin_again()
+            await asyncio.sleep(rests.next_s())
 
     async def _attempt(self) -> CkptError:
         """One connection from its beginning to its end, which is returned."""

@@ -17,7 +17,6 @@ handshake makes all of them fail at once.
 from __future__ import annotations
 
 import os
-import random
 import threading
 import weakref
 from collections.abc import Callable
@@ -26,25 +25,24 @@ from types import TracebackType
 from typing import Final, Self
 
 from ckpt.aio.address import parse_address
-from ckpt.aio.clock import now_us
+from ckpt.aio.clock import draw, now_us
 from ckpt.aio.link import Link, LinkClosed, LinkDrained, LinkLoop, LinkOpened, LinkReceived
 from ckpt.base.errors import CkptError, Refused, Unauthorized, Unavailable, error_from_wire
+from ckpt.base.rests import Rests
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.protocol.events import Buffer
 from ckpt.protocol.handshake import SECRET_BYTES_MIN, Established
 
-BACKOFF_US: Final = (20_000, 1_000_000)
-"""First and longest rest between two attempts; half of each is jitter."""
+BACKOFF_S: Final = (0.02, 1.0)
+"""First and longest rest between two attempts."""
 TELL_MAX: Final = 1024
 """Messages that wait for the thread to send them."""
 
 OnPush = Callable[[int, Message, memoryview], None]
 OnOpened = Callable[[Established], None]
 _EMPTY: Final = memoryview(b"")
-#: Ours alone: a trainer's sequence of the module's own numbers is part of what it resumes.
-_jitter: Final = random.Random()
 
 
 @dataclass(slots=True)
@@ -123,7 +121,7 @@ class RpcClient:
         self._loop = LinkLoop()
         self._link: Link | None = None
         self._dial_at_us = 0
-        self._rest_us = BACKOFF_US[0]
+        self._rests = Rests(*BACKOFF_S, draw)
         self._thread: threading.Thread | None = None
         _clients.add(self)
 
@@ -287,7 +285,7 @@ class RpcClient:
             case LinkOpened(_, peer):
                 self.peer = peer
                 self.last_error = None
-                self._rest_us = BACKOFF_US[0]
+                self._rests.begin_again()
                 if self._on_opened is not None:
                     self._on_opened(peer)
             case LinkReceived(_, request, message, bulk):
@@ -315,8 +313,7 @@ class RpcClient:
         self._link = None
         self.peer = None
         self.last_error = error
-        self._dial_at_us = now_us() + int(self._rest_us * _jitter.uniform(0.5, 1.0))
-        self._rest_us = min(BACKOFF_US[1], self._rest_us * 2)
+        self._dial_at_us = now_us() + int(self._rests.next_s() * US_PER_S)
         with self._lock:
             calls = list(self._calls.values())
             self._told.clear()

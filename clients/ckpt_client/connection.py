@@ -6,14 +6,14 @@ whom readers ask.
 
 from __future__ import annotations
 
-import random
 import time
 from pathlib import Path
-from typing import Final
 
+from ckpt.aio.clock import draw
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Refused, Unavailable
 from ckpt.base.ids import Rank, RunName
+from ckpt.base.rests import shortened
 from ckpt.format.messages.launches import LaunchJoined
 from ckpt_client.control import Control
 from ckpt_client.environment import RankPlace, find_place
@@ -21,8 +21,6 @@ from ckpt_client.load.reader_context import ReaderContext
 from ckpt_client.local.cluster import is_serving, is_supervised, opened_cluster
 from ckpt_client.locate import Locator, client_name
 from ckpt_client.url import LocalUrl, RemoteUrl
-
-_jitter: Final = random.Random()
 
 
 class Connection:
@@ -116,4 +114,4 @@ def _greet(control: Control, patience_s: float = 0.0) -> None:
         else:
             return
         # A whole job waits here: not all its ranks at the same moment.
-        time.sleep(rest_s * _jitter.uniform(0.5, 1.0))
+        time.sleep(shortened(rest_s, draw))

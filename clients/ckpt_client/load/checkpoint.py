@@ -14,7 +14,6 @@ again.
 from __future__ import annotations
 
 import logging
-import random
 import time
 import warnings
 import weakref
@@ -24,10 +23,12 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import numpy as np
 
+from ckpt.aio.clock import draw
 from ckpt.aio.collector import collector_paused
 from ckpt.base.errors import CkptError, Corrupt, Lost, Refused, Unavailable
 from ckpt.base.ids import Generation, PayloadId, Rank, RunName, Step
 from ckpt.base.printable import printable
+from ckpt.base.rests import Rests
 from ckpt.format.messages.launches import LaunchJoined
 from ckpt.format.messages.loading import Resolve
 from ckpt.format.messages.saving import CommitInfo
@@ -60,8 +61,7 @@ if TYPE_CHECKING:
 RESOLVE_COUNT_MAX: Final = 64
 """Times one load may be resolved again."""
 RETRY_S: Final = (0.05, 1.0)
-"""First and longest rest before that; half of each is jitter."""
-_jitter: Final = random.Random()
+"""First and longest rest before that."""
 
 _log = logging.getLogger("ckpt.restore")
 Value = TypeVar("Value")
@@ -389,7 +389,8 @@ class Checkpoint:
         run it again."""
         self._progress.begin()
         deadline = time.monotonic() + self._pinned.timeout_s
-        for attempt in range(RESOLVE_COUNT_MAX):
+        rests = Rests(*RETRY_S, draw)
+        for _ in range(RESOLVE_COUNT_MAX):
             self._sources.clear()
             self.statistics, self.store_statistics = (), None
             try:
@@ -416,8 +417,7 @@ class Checkpoint:
                         continue
                     raise
                 # Thousands of ranks lose the same target at the same instant.
-                rest_s = min(RETRY_S[1], RETRY_S[0] * 2 ** min(attempt, 8))
-                time.sleep(rest_s * _jitter.uniform(0.5, 1.0))
+                time.sleep(rests.next_s())
                 self._resolve_same(error.message)
             finally:
                 self._memories.clear()

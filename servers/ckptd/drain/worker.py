@@ -16,8 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
+from ckpt.aio.clock import draw
 from ckpt.base.errors import Aborted, Busy, CkptError, NotFound, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
+from ckpt.base.rests import Rests
 from ckpt.objects.leftovers import Leftovers, delete_unfinished, tidy_committed
 from ckpt.objects.names import COMMITTED, generation_prefix
 from ckpt.objects.planning import WriteOptions
@@ -91,7 +93,7 @@ class StoreWorker:
         """Until stopped; what is under way then is left to the next process."""
         heartbeat = Heartbeat(self._queue)
         self._limits.pace.is_stopped = lambda: self._stopped.is_set() or heartbeat.lost.is_set()
-        rest_s = poll_s
+        rests = Rests(poll_s, max(poll_s, REST_S_MAX), draw)
         try:
             while not self._stopped.is_set():
                 try:
@@ -99,14 +101,13 @@ class StoreWorker:
                         is_busy = self._drain_next(heartbeat)
                     if not is_busy:
                         self._stopped.wait(poll_s)
-                    rest_s = poll_s
+                    rests.begin_again()
                 except CkptError as error:
                     if isinstance(error, NotFound):
                         self._is_open = False  # The coordinator began anew, or the bucket is gone.
                     self._report("warning", "cannot drain", {"url": self.url, "reason": str(error)})
                     self._tell_trouble(str(error))
-                    self._stopped.wait(rest_s)
-                    rest_s = max(poll_s, min(2 * rest_s, REST_S_MAX))
+                    self._stopped.wait(rests.next_s())
         finally:
             heartbeat.close()
 

@@ -28,7 +28,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.clock import draw
 from ckpt.aio.private import make_private_directory
+from ckpt.base.rests import Rests
 from ckptd.local.forked import Process, Program, fork
 from ckptd.log import Reporter
 
@@ -85,7 +87,7 @@ class Child:
         self.exit_status: int | None = None
         self.start_count = 0
         self.start_at_s = 0.0
-        self.backoff_s = BACKOFF_FIRST_S
+        self.rests = Rests(BACKOFF_FIRST_S, BACKOFF_LAST_S, draw)
         self.started_s = 0.0
         self.process: Process | None = None
         self.line = bytearray()
@@ -214,14 +216,13 @@ class Supervisor:
         if child.state is ChildState.STARTING:
             self._printed(child)  # A ready line may still lie in the pipe.
         status = self._reap(child)
-        child.backoff_s = (
-            BACKOFF_FIRST_S if ran_s >= STEADY_S else min(child.backoff_s * 2, BACKOFF_LAST_S)
-        )
+        if ran_s >= STEADY_S:
+            child.rests.begin_again()
         if child.plan.restart is RestartPolicy.NEVER:
             child.state = ChildState.DOWN
         else:
             child.state = ChildState.WAITING
-            child.start_at_s = time.monotonic() + child.backoff_s
+            child.start_at_s = time.monotonic() + child.rests.next_s()
         self._report("warning", "exited", {"child": child.plan.name, "pid": pid, "status": status})
         self._on_change(child)
 
