@@ -19,6 +19,7 @@ import numpy as np
 from ckpt.aio.rpc import RpcClient
 from ckpt.base.errors import CkptError, Corrupt, Lost, PeerError, Unavailable
 from ckpt.base.ids import CheckpointId, Rank, RunName, Step
+from ckpt.base.units import US_PER_S
 from ckpt.format.index_pages import IndexTensor
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import DamageJudged, ReleasePin, Resolve, Resolved
@@ -90,7 +91,7 @@ class TierSource:
         with ExitStack() as held:
             rpc = RpcClient(address, secret=secret, role=Role.READER, name=name)
             held.callback(rpc.close)
-            question = Resolve(run, step, timeout_us=int(timeout_s * 1e6))
+            question = Resolve(run, step, timeout_us=int(timeout_s * US_PER_S))
             resolved, bulk = rpc.call(question, timeout_s=timeout_s + ANSWER_SLACK_S)
             if not isinstance(resolved, Resolved):
                 raise PeerError(f"the coordinator answered with a {type(resolved).__name__}")

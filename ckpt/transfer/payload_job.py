@@ -319,7 +319,7 @@ class PayloadJob:
             return []
         actions = self.writer.handle(w.StreamSealed(now_us, stream, proof))
         if self.writer.column_of(stream) is None and self.writer.columns[state.column].proof:
-            seconds = (now_us - state.opened_us) / 1e6
+            seconds = (now_us - state.opened_us) / US_PER_S
             done = ColumnStatistics(state.column, state.place.target, seconds)
             self._columns[state.column] = done
         return actions

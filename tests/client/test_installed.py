@@ -19,7 +19,9 @@ import pytest
 from tests.client.clikit import TIMEOUT_S, environment, run
 from tests.waiting import wait_until
 
-ADAPTED = {"torch", "jax", "lightning", "obstore", "safetensors", "matplotlib"}
+ADAPTED = {
+    "torch", "jax", "lightning", "orbax", "tensorstore", "obstore", "safetensors", "matplotlib",
+}  # fmt: skip
 """What a user of an adapter, a store or a format has anyway."""
 SCRIPTS = Path(sys.executable).parent
 ARRAYS = {

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Final
 
 from ckpt.base.ids import ColumnNumber
-from ckpt.base.units import MiB
+from ckpt.base.units import US_PER_S, MiB
 from ckpt.protocol.reader.events import ReadLimits, Standing
 from ckpt.protocol.run_sets import Owed, RunSet
 
@@ -182,9 +182,9 @@ def laggard(
         alone = len(owing) == 1
         others_moved = alone or any(c.progress_us > column.waiting_since_us for c in columns)
         if silent_us >= limits.hedge_us and others_moved and replaceable:
-            return column, f"silent for {silent_us / 1e6:.1f} s while others deliver"
+            return column, f"silent for {silent_us / US_PER_S:.1f} s while others deliver"
         if silent_us >= SILENT_LAST * limits.hedge_us:
-            return column, f"silent for {silent_us / 1e6:.1f} s"
+            return column, f"silent for {silent_us / US_PER_S:.1f} s"
     if not replaceable:
         return None
     for column in owing:

@@ -29,6 +29,7 @@ from ckpt.base.errors import CkptError, Corrupt, Lost, Refused, Unavailable
 from ckpt.base.ids import Generation, PayloadId, Rank, RunName, Step
 from ckpt.base.printable import printable
 from ckpt.base.rests import Rests
+from ckpt.base.units import US_PER_S
 from ckpt.format.messages.launches import LaunchJoined
 from ckpt.format.messages.loading import Resolve
 from ckpt.format.messages.saving import CommitInfo
@@ -94,7 +95,7 @@ def resolve(
     if joined is not None and step is not None and rank is not None:
         turn = next_load((context.cluster, run, joined.launch, rank, step))
     question = Resolve(
-        run, step, launch, rank, world_size, int(timeout_s * 1e6), fallback, turn,
+        run, step, launch, rank, world_size, int(timeout_s * US_PER_S), fallback, turn,
         stored=bool(context.durable),
     )  # fmt: skip
     pinned = Pinned(context, question, timeout_s)
@@ -357,7 +358,7 @@ class Checkpoint:
         return jobs
 
     def _options(self) -> ReceiverOptions:
-        timeout_us = int(self._pinned.timeout_s * 1e6)
+        timeout_us = int(self._pinned.timeout_s * US_PER_S)
         return ReceiverOptions(
             secret=self._pinned.context.secret,
             name=self._pinned.context.name,

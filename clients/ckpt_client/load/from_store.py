@@ -21,7 +21,7 @@ from ckpt.aio.first_touch import FirstTouch
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused
 from ckpt.base.ids import CheckpointId, Rank, Step, check_run_name, check_step
 from ckpt.base.printable import printable
-from ckpt.base.units import format_bytes
+from ckpt.base.units import US_PER_S, format_bytes
 from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.messages.loading import ConfirmLoad, LoadConfirmed
 from ckpt.format.table import Meaning
@@ -145,7 +145,7 @@ def _confirm(
     number = load_counts.next_load(key)
     turn = joined.turn if step is None else number
     question = ConfirmLoad(
-        run, joined.launch, place.rank, turn, id, int(timeout_s * 1e6), step, stored=True
+        run, joined.launch, place.rank, turn, id, int(timeout_s * US_PER_S), step, stored=True
     )
     answer, _ = control.call(question, LoadConfirmed, timeout_s=timeout_s + ANSWER_SLACK_S)
     if answer.superseded:

@@ -138,7 +138,7 @@ class Pinned:
         checkpoint = self.resolved.info.checkpoint
         message = ConfirmLoad(
             asked.run, asked.launch, asked.rank, asked.turn, checkpoint,
-            int(self.timeout_s * 1e6), asked.step,
+            int(self.timeout_s * US_PER_S), asked.step,
         )  # fmt: skip
         reply, _ = self._connection().call(message, timeout_s=self.timeout_s + ANSWER_SLACK_S)
         if not isinstance(reply, LoadConfirmed):

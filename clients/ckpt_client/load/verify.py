@@ -24,6 +24,7 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.base.limits import PAYLOAD_BYTES_MAX
+from ckpt.base.units import US_PER_S
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import Resolve, TargetAddress
 from ckpt.format.messages.reading import ByteRange, ColumnVerified, VerifyColumn
@@ -93,7 +94,7 @@ def verify(
     """Verify the newest generation of a step and the payloads of its homes that it refers to, all
     targets at once. Raises NotFound, Unavailable, Lost."""
     begun_s = time.monotonic()
-    pinned = Pinned(context, Resolve(run, step, timeout_us=int(timeout_s * 1e6)), timeout_s)
+    pinned = Pinned(context, Resolve(run, step, timeout_us=int(timeout_s * US_PER_S)), timeout_s)
     try:
         checkpoint = pinned.record.info.checkpoint
         payloads = _payloads(checkpoint, pinned.finder, refers=bool(pinned.record.info.homes))

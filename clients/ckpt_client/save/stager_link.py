@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckpt.base.errors import Aborted, CkptError, Unavailable, error_from_wire
+from ckpt.base.units import US_PER_S
 from ckpt_client.local.detach import start_detached
 from ckpt_client.save.copying import HalfWriter
 from ckpt_client.save.handle import Save
@@ -194,8 +195,8 @@ class StagerLink:
                     declaration_offset=packing.layout.declaration_offset,
                     declaration_bytes=len(packing.layout.declaration),
                     replicas=replicas,
-                    stall_us=int(save.stall_s * 1e6),
-                    fault_in_us=int(save.fault_in_s * 1e6),
+                    stall_us=int(save.stall_s * US_PER_S),
+                    fault_in_us=int(save.fault_in_s * US_PER_S),
                     unchanged=unchanged,
                     references=references,
                 )
@@ -356,7 +357,7 @@ class StagerLink:
                 self._halves.clear()
             case wire.HalfReady(half, half_bytes, fault_in_us):
                 assert descriptor is not None, "HalfReady carries its memory"
-                self._halves.take(half, descriptor, half_bytes, fault_in_us / 1e6)
+                self._halves.take(half, descriptor, half_bytes, fault_in_us / US_PER_S)
             case wire.HalfOpen(half):
                 # One that met our ask on the way is old: that ask may have been given this half.
                 if not self._asking:

@@ -26,6 +26,7 @@ from ckpt.aio.link import Link, LinkClosed, LinkLoop, LinkOpened, LinkReceived
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, PeerError
 from ckpt.base.ids import CheckpointId, Rank, RunName, Step
+from ckpt.base.units import US_PER_S
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.plan.references import Move
@@ -127,7 +128,7 @@ class StagerShell:
         self._secret_file = Path(attach.secret_file)
         self._rank = Rank(attach.rank)
         identity = SaverIdentity(attach.key, self._rank, attach.world_size, attach.process)
-        self._machine = StagerMachine(identity, StagerConfig(idle_us=int(attach.idle_s * 1e6)))
+        self._machine = StagerMachine(identity, StagerConfig(idle_us=int(attach.idle_s * US_PER_S)))
         self._jobs = Jobs()
         self._desk = HalfDesk(
             attach.arena_bytes_max,

@@ -406,7 +406,7 @@ class CoordinatorShell:
         """JSON; `sessions` is this shell's own, all else the machine's."""
         if what != "sessions":
             return self.machine.views.answer(what, run, step)
-        idle_s = 0.0 if self.client_count else (now_us() - self._idle_since_us) / 1e6
+        idle_s = 0.0 if self.client_count else (now_us() - self._idle_since_us) / US_PER_S
         members, catalog = self.machine.members, self.machine.vouching.standing.value
         live = [target.id for target in members.live()]
         refused = [claim.target for claim in members.claims() if claim.replaces]

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ckpt.aio.server_limits import Pressure
+from ckpt.base.units import US_PER_S
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.catalog import RowState
@@ -45,10 +46,10 @@ class CommitStatistics:
 
     def committed(self, info: CommitInfo) -> None:
         """Count one commit."""
-        self.stall_s.observe(info.stall_us / 1e6)
-        self.commit_s.observe(info.commit_us / 1e6)
+        self.stall_s.observe(info.stall_us / US_PER_S)
+        self.commit_s.observe(info.commit_us / US_PER_S)
         self.bytes += info.payload_bytes
-        self.rank_seconds_lost += info.world_size * info.stall_us / 1e6
+        self.rank_seconds_lost += info.world_size * info.stall_us / US_PER_S
 
 
 def render_metrics(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckpt.base.units import US_PER_S
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue, Store, Unreached
 from ckpt.protocol.coordinator.reading.answers import StoreStatus
 
@@ -47,7 +48,7 @@ def _status(queue: DrainQueue, store: Store, now_us: int) -> StoreStatus:
         last=f"{store.last.run}@{store.last.step}" if store.last else "",
         drained=store.drained_count,
         failed=store.failed_count,
-        unserved_s=0.0 if store.workers else (now_us - store.unserved_since_us) / 1e6,
+        unserved_s=0.0 if store.workers else (now_us - store.unserved_since_us) / US_PER_S,
         error=store.error,
     )
 

@@ -202,7 +202,7 @@ def _drain_checks(stores: Sequence[StoreStatus]) -> Iterator[Check]:
             served = f"end {', '.join(store.workers)}, and forget it" if store.workers else "forget"
             remedy = f"mend it, it is tried again by itself; when the store is no more: {served}"
             yield check("DRAIN_FAILING", f"{store.url}: {store.error}", remedy, forget)
-        elif store.backlog and store.unserved_s * 1e6 >= UNSERVED_US:
+        elif store.backlog and store.unserved_s * US_PER_S >= UNSERVED_US:
             text = f"{store.backlog} checkpoints wait for {store.url}, and no worker serves it"
             remedy = f"start ckptd drain --to {store.url}; when the store is no more"
             yield check("DRAIN_STOPPED", text, remedy, forget)

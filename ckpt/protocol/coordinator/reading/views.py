@@ -10,6 +10,7 @@ import msgspec
 
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import RunName, Step
+from ckpt.base.units import US_PER_S
 from ckpt.erasure.code import Code
 from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages.saving import CommitInfo
@@ -186,9 +187,9 @@ class Views:
             readable=(
                 checkpoint.state is RowState.COMMITTED and self._checkpoints.readable(checkpoint)
             ),
-            stall_s=info.stall_us / 1e6,
-            commit_s=info.commit_us / 1e6,
-            fault_in_s=info.fault_in_us / 1e6,
+            stall_s=info.stall_us / US_PER_S,
+            commit_s=info.commit_us / US_PER_S,
+            fault_in_s=info.fault_in_us / US_PER_S,
             committed_at_s=info.committed_at_s,
             slowest_rank=info.slowest_rank,
             slowest_target=info.slowest_target,

@@ -24,7 +24,7 @@ from typing import Final, Protocol
 from ckpt.aio.address import TcpAddress, endpoint_by_resolver, parse_address
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import CheckpointId, Rank
-from ckpt.base.units import MiB
+from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.messages import Message
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.sharing import LeaveReads, NextReads, ShareReads
@@ -137,7 +137,7 @@ class SharedReading:
                 question, bulk = NextReads(), b""
         finally:
             with suppress(CkptError):
-                self._meeting.share(LeaveReads(int(stay_s * 1e6)), b"")
+                self._meeting.share(LeaveReads(int(stay_s * US_PER_S)), b"")
 
     def _ask(
         self, question: Message, bulk: bytes
