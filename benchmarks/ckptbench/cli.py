@@ -2,11 +2,12 @@
 
 Exit codes: 0; 1 when a checkpoint failed, bytes differ or do not add up, a figure is above its
 bound (and with --strict when a goal is missed or a rule broken); 2 for options that make no sense;
-else that of the error that ended the run; 130 when interrupted.
+else that of the error that ended the run; 130 when interrupted, 141 when nobody reads its output.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from ckptbench.commands import agent, compare, growth, plan, roofline, run
 from ckptbench.commands.goals import run_preset
 
 INTERRUPTED: Final = 130
+UNREAD: Final = 141
+"""As a shell tells of SIGPIPE."""
 COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
     "burst": lambda argv: run_preset("burst", argv),
     "restore": lambda argv: run_preset("restore", argv),
@@ -36,7 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     command = COMMANDS.get(words[0]) if words else None
     try:
-        return command(words[1:]) if command is not None else run.main(words)
+        try:
+            return command(words[1:]) if command is not None else run.main(words)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has enough (`ckptbench … | head`). Python must not complain at its end either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
     except CkptError as error:
         print(f"ckptbench: {error}", file=sys.stderr)
         return error.exit_code

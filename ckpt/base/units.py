@@ -21,15 +21,17 @@ _SUFFIX_BYTES: Final = {
     "g": GiB, "gi": GiB, "gib": GiB, "gb": 10**9,
     "t": TiB, "ti": TiB, "tib": TiB, "tb": 10**12,
 }  # fmt: skip
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
+_SIZE = re.compile(r"(\d+)(?:\.(\d+))?\s*([a-zA-Z]*)")
 
 
 def parse_bytes(text: str) -> int:
     """Bytes from `4096`, `64k`, `1.5GiB`, `2GB`: bare letters and -iB are binary, -B decimal."""
     match = _SIZE.fullmatch(text.strip())
-    if match is None or match[2].lower() not in _SUFFIX_BYTES:
+    if match is None or match[3].lower() not in _SUFFIX_BYTES:
         raise Refused(f"size {text!r} is not a number with a suffix like k, MiB or GB")
-    return int(float(match[1]) * _SUFFIX_BYTES[match[2].lower()])
+    # Not by a float: it holds 53 bits.
+    decimals = match[2] or ""
+    return int(match[1] + decimals) * _SUFFIX_BYTES[match[3].lower()] // 10 ** len(decimals)
 
 
 def format_bytes(count: float) -> str:

@@ -53,7 +53,7 @@ def load(
 ) -> Loaded[_Config]:
     """Options of `ckptd PROGRAM`. Raises Refused; exits for --help and --print-config."""
     flags = _parser(kind, program, description, example).parse_args(argv)
-    prefix = f"CKPT_{program.upper()}__"
+    prefix = _prefix(program)
     texts: dict[str, object] = {}
     if flags.config is not None:
         texts |= _read_toml(kind, flags.config)
@@ -95,6 +95,11 @@ def as_text(config: object) -> dict[str, str | int | float | bool | None]:
 # --------------------------------------------------------------------------- inside
 
 
+def _prefix(program: str) -> str:
+    """What an option's environment variable begins with; a shell takes no dash in its name."""
+    return f"CKPT_{program.upper().replace('-', '_')}__"
+
+
 def _options(kind: type[object]) -> tuple[Field[object], ...]:
     return fields(kind)  # type: ignore[arg-type]
 
@@ -108,7 +113,7 @@ def _parser(
         description=description,
         epilog=f"example:\n  {example}\n\n"
         + "BYTES: 64MiB and 64M are binary, 64MB is decimal\n\n" * sized
-        + f"environment: CKPT_{program.upper()}__OPTION, CKPT_SECRET_FILE",
+        + f"environment: {_prefix(program)}OPTION, CKPT_SECRET_FILE",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

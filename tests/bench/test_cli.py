@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from ckpt.base.errors import Refused
 from ckpt.base.units import MiB
-from ckptbench.cli import main
+from ckptbench.cli import UNREAD, main
 from ckptbench.commands.goals import goal_jobs
 
 
@@ -106,3 +109,17 @@ def test_a_plan_says_what_is_wrong_with_a_number(capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().err
     assert "argument --target-rate: '0': 0 " in said
     assert "read value" not in said
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        [sys.executable, "-m", "ckptbench.cli", "--help"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (UNREAD, "")

@@ -48,6 +48,18 @@ def test_flags_win_over_the_environment_and_that_over_toml(tmp_path: Path) -> No
     assert (config.pool_bytes, config.direct, config.unix) == (48 * MiB, False, True)
 
 
+def test_the_environment_sets_options_of_a_program_with_a_dash_in_its_name() -> None:
+    loaded = load(
+        TargetConfig,
+        program="rebuild-catalog",
+        description="d",
+        example="e",
+        argv=NEEDED,
+        environ={"CKPT_REBUILD_CATALOG__ID": "env"},
+    )
+    assert loaded.config.id == "env"
+
+
 def test_sizes_are_read_with_suffixes() -> None:
     assert _load(*NEEDED, "--capacity-bytes", "1.5GiB").config.capacity_bytes == 1536 * MiB
 
