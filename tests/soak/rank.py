@@ -28,6 +28,8 @@ HONEST: Final = (Aborted, Unavailable, Busy, NoSpace, Corrupt)
 TRIES: Final = 3
 RESUME_TRIES: Final = 20
 WAIT_S: Final = 60.0
+MENDS_S: Final = 1.0
+"""Between two tries while the catalog waits for its operator."""
 _never = threading.Event()
 
 
@@ -104,15 +106,21 @@ class Rank:
 
     def save(self, step: int) -> ckpt.Save | None:
         """The background's errors are told by the next save, which then was not staged:
-        try it again.
+        try it again. While an operator mends the catalog nobody goes on: who failed at once would
+        be a thousand steps ahead of a peer whose save waits.
         """
         plan = self.plan
         state = state_of(plan.seed, plan.launch, plan.rank, step)
-        for _ in range(TRIES):
+        tries = 0
+        while tries < TRIES and not told_to_end():
             try:
                 return self.store.save(RUN, step, state, rank=plan.rank, world_size=plan.world_size)
             except HONEST as error:
                 self.tell(step, error)
+                if isinstance(error, Corrupt):
+                    _never.wait(MENDS_S)
+                else:
+                    tries += 1
         return None
 
     def hear(self, save: ckpt.Save) -> None:
