@@ -31,7 +31,8 @@ def parse_bytes(text: str) -> int:
         raise Refused(f"size {text!r} is not a number with a suffix like k, MiB or GB")
     # Not by a float: it holds 53 bits.
     decimals = match[2] or ""
-    return int(match[1] + decimals) * _SUFFIX_BYTES[match[3].lower()] // 10 ** len(decimals)
+    size: int = int(match[1] + decimals) * _SUFFIX_BYTES[match[3].lower()] // 10 ** len(decimals)
+    return size
 
 
 def format_bytes(count: float) -> str:
