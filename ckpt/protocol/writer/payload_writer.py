@@ -277,7 +277,8 @@ class PayloadWriter:
         asked = self._questions.ticked(now_us)
         actions += [AskTarget(c.number, c.stream or c.sealed_stream) for c in asked]
         for column in self.columns:
-            if column.waiting_since_us is None:
+            # One without a place waits for a spare, and no target is late by that.
+            if column.waiting_since_us is None or column.place is None:
                 continue
             if is_silent(column, self.columns, now_us):
                 if not self._move(column, AbandonReason.STALLED, now_us, actions):
