@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
 def main() -> int:
     """Run a command. Returns the exit code."""
+    # Some C modules crash when Ctrl-C cuts their import. It waits until the command is imported.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         from ckpt_client.cli.main import main as run
 

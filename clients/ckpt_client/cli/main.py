@@ -188,6 +188,8 @@ def _run_verb(given: list[str], output: Output) -> int:
             hint=f"did you mean `ckpt {near[0]}`?" if near else "see ckpt --help",
         )
     module = importlib.import_module(VERBS[arguments.verb][0])
+    # `entry` made it wait.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     verb = cast(Verb, module)
     own = CommandParser(
         prog=f"ckpt {arguments.verb}",
