@@ -7,10 +7,8 @@ that saves through it (nearly always one). It belongs to the process that opened
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -18,17 +16,12 @@ import msgspec
 
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
 from ckpt.base.ids import check_run_name, check_step
-from ckpt.base.units import format_bytes
-from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.connection import Connection
-from ckpt_client.environment import RankPlace, find_place, next_save_number
-from ckpt_client.save.copying import NUMPY, Copier
+from ckpt_client.environment import find_place
 from ckpt_client.save.handle import Commit, Save, commit_from_view
-from ckpt_client.save.packing import PackingPlan, PackingPlanner
-from ckpt_client.save.parked_stagers import find_stager, park
-from ckpt_client.save.stager_link import StagerLink
-from ckpt_client.save.staging import Staging
+from ckpt_client.save.stagers import Stagers
+from ckpt_client.save.turn import SaveTurn
 from ckpt_client.settings import Settings, checked_settings
 from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
 
@@ -106,11 +99,8 @@ class Store:
         self._pid = os.getpid()
         #: True until the connection stands, and again from the end of `close`.
         self._closed = True
-        #: Guards the stagers below; held while a save is staged.
-        self._lock = threading.RLock()
-        self._planner = PackingPlanner()
-        self._stagers: dict[RankPlace, StagerLink] = {}
         self._connection = Connection(url, settings.launch, settings.start_timeout_s)
+        self._stagers = Stagers(self._connection, settings)
         self._control = self._connection.control
         self._closed = False
 
@@ -152,9 +142,10 @@ class Store:
         """Make the staging memory for states like this one, so that the first save is as fast as
         the others. Raises NoSpace, and Refused as `save` does.
         """
-        layout = self.pack(state, rank=rank, world_size=world_size, replicated=replicated).layout
-        with self._lock:
-            self._stager(RankPlace(layout.rank, layout.world_size)).prepare(layout.half_bytes)
+        self._check_usable()
+        place = find_place(rank, world_size)
+        packing = self._stagers.pack(state, place, replicated=replicated)
+        self._stagers.prepare(place, packing.layout.half_bytes)
 
     def join(self, run: str, *, rank: int | None = None, world_size: int | None = None) -> None:
         """Say ahead of its first save that this process saves as that rank. For a process that
@@ -191,121 +182,36 @@ class Store:
         Raises the error of an earlier save that nobody has heard of, once. Nothing was staged then,
         and the other ranks' saves of this step wait: call it again.
         """
-        begun_s = time.monotonic()
-        self.raise_untold()
-        with self.refusing(run, step, rank=rank, world_size=world_size):
-            packing = self.pack(state, rank=rank, world_size=world_size, replicated=replicated)
-            if check_finite:
-                packing.check_finite()
-        return self.save_packed(run, step, packing, begun_s=begun_s)
+        turn = self.turn(run, step, rank=rank, world_size=world_size)
+        self.check_for_errors()
+        with turn:
+            turn.pack(state, replicated=replicated, check_finite=check_finite)
+        return turn.stage()
 
-    def pack(
-        self,
-        state: object,
-        *,
-        rank: int | None = None,
-        world_size: int | None = None,
-        replicated: bool = False,
-    ) -> PackingPlan:
-        """What `save` does first: take the state apart and lay it out; nothing is copied.
-
-        Raises Refused naming the path of what cannot be stored.
-        """
-        self._check_usable()
-        place = find_place(rank, world_size)
-        policy = ReplicaPolicy(self._settings.replicas)
-        packing = self._planner.plan(
-            state, place.rank, place.world_size, policy, replicated=replicated
-        )
-        half_bytes = packing.layout.half_bytes
-        if half_bytes > self._settings.arena_bytes_max:
-            raise Refused(
-                f"this rank's state needs {format_bytes(half_bytes)} of staging memory, "
-                f"the cap is {format_bytes(self._settings.arena_bytes_max)}",
-                hint="raise arena_bytes_max",
-            )
-        return packing
-
-    def save_packed(self, run: str, step: int, packing: PackingPlan, *, begun_s: float) -> Save:
-        """What `save` does then: copy, and hand over. What the staging raises refuses the step.
-
-        begun_s: `time.monotonic()` when the training stopped for this save.
-        """
-        with self._lock:
-            return self.copy_packed(run, step, packing).hand_over(begun_s)
-
-    def copy_packed(
-        self, run: str, step: int, packing: PackingPlan, *, copier: Copier = NUMPY
-    ) -> Staging:
-        """`save_packed` without its end, for who learns beside the copy whether to save: hand it
-        over or drop it before the store is closed.
-
-        copier: knows what the packing's arrays are.
-        """
-        self._check_usable()
-        name, number = check_run_name(run), check_step(step)
-        layout = packing.layout
-        place = RankPlace(layout.rank, layout.world_size)
-        with self._lock:
-            self._connection.ensure_cluster()
-            asked = time.monotonic()
-            fresh = place not in self._stagers or not self._stagers[place].alive
-            stager = self._stager(place)
-            start_s = time.monotonic() - asked if fresh else 0.0
-            save = next_save_number()
-            staging = Staging(stager, name, number, place, save, self._settings, start_s, packing)
-            staging.copy(copier)
-            return staging
-
-    def raise_untold(self) -> None:
-        """What `save` does first of all: raise the error of an earlier save that nobody has heard
-        of, once, and warn of what commits have said. It refuses nothing: where ranks save together,
-        call it where the others hear what one of them raises.
-        """
-        with self._lock:
-            for stager in self._stagers.values():
-                error = stager.take_error()
-                if error is not None:
-                    raise error
-                for save in stager.take_warned():
-                    save.tell_warnings(stacklevel=4)
-
-    @contextmanager
-    def refusing(
-        self, run: str, step: int, *, rank: int | None = None, world_size: int | None = None
-    ) -> Iterator[None]:
-        """What is raised inside refuses the step for this rank; see `refuse`."""
-        try:
-            yield
-        except Exception as error:
-            self.refuse(run, step, error, rank=rank, world_size=world_size)
-            raise
-
-    def refuse(
+    def turn(
         self,
         run: str,
         step: int,
-        why: Exception,
         *,
         rank: int | None = None,
         world_size: int | None = None,
-    ) -> None:
-        """Tell the other ranks that this one does not save the step: their saves of it are aborted,
-        naming it and why. It counts as this rank's save: the n-th of a step meets the n-th of all
-        others. Never raises: `why` is on its way up.
+        begun_s: float | None = None,
+    ) -> SaveTurn:
+        """`save` in parts, for adapters whose ranks talk to each other in between.
+
+        begun_s: `time.monotonic()` when the training stopped for this save; default: now.
         """
-        with suppress(CkptError, OSError):
-            self._check_usable()
-            name, number, place = (
-                check_run_name(run),
-                check_step(step),
-                find_place(rank, world_size),
-            )
-            if place.world_size > 1:
-                with self._lock:
-                    self._connection.ensure_cluster()
-                    text = why.message if isinstance(why, CkptError) else repr(why)
-                    self._stager(place).refuse(next_save_number(), name, number, text)
+        self._check_usable()
+        name, number, place = check_run_name(run), check_step(step), find_place(rank, world_size)
+        begun_s = time.monotonic() if begun_s is None else begun_s
+        return SaveTurn(self._stagers, name, number, place, begun_s)
+
+    def check_for_errors(self) -> None:
+        """What `save` does first: raise the error of an earlier save that nobody has heard of,
+        once, and warn of what commits have said. It refuses nothing: where ranks save together,
+        call it where the others hear what one of them raises.
+        """
+        self._stagers.raise_unheard()
 
     # ----------------------------------------------------------------------- loading
 
@@ -440,16 +346,11 @@ class Store:
         if self._closed:
             return
         self._check_usable()
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        late = 0
-        with self._lock:
-            for stager in self._stagers.values():
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                with suppress(CkptError):  # A stager's end is told by its saves.
-                    if not _wait_idle(stager, left):
-                        late += stager.pending_count
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._stagers.lock:
+            late = self._stagers.wait(deadline_s)
             try:
-                self.raise_untold()
+                self.check_for_errors()
             finally:
                 self._leave()
         if late:
@@ -460,9 +361,7 @@ class Store:
 
     def _leave(self) -> None:
         self._closed = True
-        for stager in self._stagers.values():
-            park(self._connection.cluster, stager)
-        self._stagers.clear()
+        self._stagers.park()
         self._connection.close()
 
     # ----------------------------------------------------------------------- inside
@@ -475,20 +374,3 @@ class Store:
             )
         if self._closed:
             raise Refused("this store is closed")
-
-    def _stager(self, place: RankPlace) -> StagerLink:
-        """The rank's stager; when there is none, or when it was killed, that of the store which
-        this process closed last, else a new one.
-        """
-        known = self._stagers.get(place)
-        if known is not None and known.alive:
-            return known
-        if known is not None:
-            known.close()
-        stager = self._stagers[place] = find_stager(self._connection, self._settings, place)
-        return stager
-
-
-def _wait_idle(stager: StagerLink, timeout_s: float | None) -> bool:
-    """Until none of its saves is under way; False when time is up first."""
-    return stager.wait_until(lambda: stager.pending_count == 0, timeout_s)

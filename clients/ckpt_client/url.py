@@ -9,7 +9,6 @@ A `+` stands for itself (codes are written 4+2); everything else may be percent-
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
@@ -18,6 +17,7 @@ from urllib.parse import unquote
 from ckpt.base.errors import Refused
 from ckpt.base.units import parse_bytes
 from ckpt.erasure.code import Code
+from ckpt_client.warn import warn
 
 TARGET_COUNT_DEFAULT: Final = 7
 TARGET_COUNT_MAX: Final = 64
@@ -91,9 +91,7 @@ def default_code(targets: int) -> Code:
     """4+2 from 6 targets, 2+1 from 3, 1+1 from 2, 1+0 from one with a warning."""
     code = next(code for least, code in _CODES_BY_TARGETS if targets >= least)
     if code.m == 0:
-        warnings.warn(
-            "one target has no redundancy: a checkpoint is lost with it", UserWarning, stacklevel=2
-        )
+        warn("one target has no redundancy: a checkpoint is lost with it")
     return code
 
 

@@ -115,7 +115,7 @@ class CheckpointManager:
     def check_for_errors(self) -> None:
         """Raise the error of a save that failed meanwhile, once. Does not wait."""
         try:
-            self._store.raise_untold()
+            self._store.check_for_errors()
         finally:
             self._saves = [save for save in self._saves if not save.failure_told]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
@@ -41,16 +40,13 @@ def save(store: Store, run: str, step: int, state: object, *, check_finite: bool
     Of several processes one would raise it and save nothing while the others save. So there that
     save's `wait` raises it, else `Store.close`.
     """
-    begun_s = time.monotonic()
     rank, world_size = jax.process_index(), jax.process_count()
+    turn = store.turn(run, step, rank=rank, world_size=world_size)
     if world_size == 1:
-        store.raise_untold()
-    with store.refusing(run, step, rank=rank, world_size=world_size):
-        tree = mapped(state, _declare)
-        packing = store.pack(tree, rank=rank, world_size=world_size)
-        if check_finite:
-            packing.check_finite()
-    return store.save_packed(run, step, packing, begun_s=begun_s)
+        store.check_for_errors()
+    with turn:
+        turn.pack(mapped(state, _declare), check_finite=check_finite)
+    return turn.stage()
 
 
 def load(store: Store, run: str, step: int | None, like: State) -> State:

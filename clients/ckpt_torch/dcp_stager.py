@@ -58,12 +58,11 @@ class CkptStager:
         who = find_who(self._group, no_dist=False)
         with refusing_together(None, who):
             step = self._writer.step()
-        with refusing_together(step, who):
+            turn = step.turn(who.rank, who.world_size, begun_s)
+        with refusing_together(turn, who):
             nested = _nested(state_dict, self._writer.allow_pickle)
         state = {str(key): child for key, child in nested.items()}
-        staged_save = stage(
-            step, state, who, begun_s=begun_s, check_finite=self._writer.check_finite
-        )
+        staged_save = stage(turn, step.store, state, who, check_finite=self._writer.check_finite)
         self._writer.adopt(staged_save)
         staged: Future[StateDict] = Future()
         staged.set_result(state_dict)

@@ -13,7 +13,6 @@ import io
 import logging
 import multiprocessing
 import threading
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -201,21 +200,16 @@ class CkptWriter(StorageWriter):
     def _staged(self, plan: SavePlan, planner: SavePlanner) -> Save:
         step, world_size = self.step(), self._world_size(plan)
         self._make_up(step, world_size)
-        begun_s = time.monotonic()
-        with step.store.refusing(step.run, step.number, rank=self._rank, world_size=world_size):
-            step.store.raise_untold()
-            packing = step.store.pack(
-                self._tree(plan, planner), rank=self._rank, world_size=world_size
-            )
-            if self.check_finite:
-                packing.check_finite()
-        return step.store.save_packed(step.run, step.number, packing, begun_s=begun_s)
+        with step.turn(self._rank, world_size) as turn:
+            step.store.check_for_errors()
+            turn.pack(self._tree(plan, planner), check_finite=self.check_finite)
+        return turn.stage()
 
     def _make_up(self, step: Step, world_size: int) -> None:
         """Tries of the step that DCP gave up here count, as they may have staged elsewhere."""
         why = Refused("an earlier try ended in DCP before it was staged")
         for _ in range(end_tries(self._name())):
-            step.store.refuse(step.run, step.number, why, rank=self._rank, world_size=world_size)
+            step.turn(self._rank, world_size).refuse(why)
 
     def _tell_planner_error(self, error: Exception, plan: SavePlan | None) -> None:
         if self._adopted is not None:
@@ -228,7 +222,7 @@ class CkptWriter(StorageWriter):
             else:
                 rank, world_size = self._rank, self._world_size(plan)
             self._make_up(step, world_size)
-            step.store.refuse(step.run, step.number, error, rank=rank, world_size=world_size)
+            step.turn(rank, world_size).refuse(error)
 
     def _world_size(self, plan: SavePlan) -> int:
         if self._collective and isinstance(plan.storage_data, int):

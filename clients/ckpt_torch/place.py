@@ -10,6 +10,7 @@ import torch.distributed as dist
 from ckpt.base.errors import Refused
 from ckpt_client.default import process_store
 from ckpt_client.environment import find_place
+from ckpt_client.save.turn import SaveTurn
 from ckpt_client.step_url import parse_step_url
 from ckpt_client.store import Store
 
@@ -32,6 +33,12 @@ class Step:
     store: Store
     run: str
     number: int
+
+    def turn(self, rank: int, world_size: int, begun_s: float | None = None) -> SaveTurn:
+        """That rank's turn in its save. Raises Refused when the store is closed."""
+        return self.store.turn(
+            self.run, self.number, rank=rank, world_size=world_size, begun_s=begun_s
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,15 +26,14 @@ from ckpt.format.tree import Scalar, path_text
 from ckpt_client.save.finite import check_finite
 from ckpt_client.save.forms import Found
 from ckpt_client.save.handle import Commit, Save
-from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.shards import Replicated, Shard, Shards
-from ckpt_client.save.staging import Staging
 from ckpt_client.save.state import AnyArray
+from ckpt_client.save.turn import SaveTurn
 from ckpt_client.store import Store
 from ckpt_torch.boxes import Extent, held, is_tensor
 from ckpt_torch.exchange import Box, Exchange, Holders, Shape, digests_of, tell_problem
 from ckpt_torch.known import TORCH, Known, recall, recognise, remember
-from ckpt_torch.place import CheckpointName, Step, Who, find_step, find_who
+from ckpt_torch.place import CheckpointName, Who, find_step, find_who
 from ckpt_torch.tensors import as_array
 from ckpt_torch.tree import (
     PICKLE_KEY,
@@ -114,33 +113,30 @@ def async_save(
         who = Who(who.rank, who.world_size, None, False)
     with refusing_together(None, who):
         step = find_step(checkpoint_id, store)
+        turn = step.turn(who.rank, who.world_size, begun_s)
     staged = stage(
-        step,
-        state_dict,
-        who,
-        begun_s=begun_s,
-        allow_pickle=allow_pickle,
-        check_finite=check_finite,
+        turn, step.store, state_dict, who, allow_pickle=allow_pickle, check_finite=check_finite
     )
     return commit_future(staged)
 
 
 def stage(
-    step: Step,
+    turn: SaveTurn,
+    store: Store,
     state_dict: Mapping[str, object],
     who: Who,
     *,
-    begun_s: float,
     allow_pickle: bool = False,
     check_finite: bool | tuple[str, ...] = False,
 ) -> Save:
-    """`async_save` where place and seat are known. A state of the form that this rank saved last is
-    only compared and copied; `begun_s` is `time.monotonic()` when the training stopped.
+    """`async_save` where this rank's turn in `store` has begun. A state of the form that it saved
+    last is only compared and copied.
     """
-    with refusing_together(step, who):
-        step.store.raise_untold()  # Raised later, it would leave the others to wait for this rank.
+    with refusing_together(turn, who):
+        # Raised later, an earlier save's error would leave the others to wait for this rank.
+        store.check_for_errors()
         state = asked(state_dict)
-        known = None if check_finite else recall(step.store, who)
+        known = None if check_finite else recall(store, who)
         found = recognise(known, state) if known is not None else None
         parts = _parts_of(state, allow_pickle, check_finite) if found is None else None
         shape, plain = _told(known, found, parts)
@@ -148,35 +144,39 @@ def stage(
         digests = digests_of(plain) if who.speaking else {}
     exchange = Exchange(who, shape, digests)
     if packing is not None and known is not None:
-        copied = _copied_beside(exchange, step, packing)
-        holders = _heard(exchange, copied) if who.speaking else known.holders
-        if holders is known.holders or copied.failure is not None:
-            return copied.hand_over(begun_s)
-        copied.drop()
+        turn.take(packing)
+        _copy_beside(exchange, turn)
+        holders = _heard(exchange, turn) if who.speaking else known.holders
+        if holders is known.holders or turn.copy_failed:
+            return turn.hand_over()
+        turn.drop()
     else:
         holders = exchange.holders()
-    with step.store.refusing(step.run, step.number, rank=who.rank, world_size=who.world_size):
+    with turn:
         parts = parts or _parts_of(state, allow_pickle, check_finite)
-        packing = _packed(step, state, parts, holders, who)
-    return step.store.save_packed(step.run, step.number, packing, begun_s=begun_s)
+        tree = replaced(state, lambda name, leaf: parts.declare(name, leaf, holders))
+        packing = turn.pack(tree)
+        # The next state of this form is only compared and copied.
+        remember(store, state, packing.layout, parts.shape(), holders)
+    return turn.stage()
 
 
-def _copied_beside(exchange: Exchange, step: Step, packing: PackingPlan) -> Staging:
+def _copy_beside(exchange: Exchange, turn: SaveTurn) -> None:
     """A state of the known form, copied while the ranks still talk: nearly always they agree."""
     try:
-        return step.store.copy_packed(step.run, step.number, packing, copier=TORCH)
+        turn.copy(TORCH)
     except BaseException:
         with suppress(CkptError):
             exchange.holders()  # The others may have more to say, and wait for an answer.
         raise
 
 
-def _heard(exchange: Exchange, copied: Staging) -> Holders:
+def _heard(exchange: Exchange, turn: SaveTurn) -> Holders:
     """What the ranks came to; when that is not to save, nothing is."""
     try:
         return exchange.holders()
     except BaseException:
-        copied.drop()
+        turn.drop()
         raise
 
 
@@ -191,29 +191,18 @@ def _told(
     return known.shape, known.values(found)
 
 
-def _packed(
-    step: Step, state: Mapping[str, object], parts: _Parts, holders: Holders, who: Who
-) -> PackingPlan:
-    """A state of unknown form; the next one of its form is known."""
-    tree = replaced(state, lambda name, leaf: parts.declare(name, leaf, holders))
-    packing = step.store.pack(tree, rank=who.rank, world_size=who.world_size)
-    remember(step.store, state, packing.layout, parts.shape(), holders)
-    return packing
-
-
 @contextmanager
-def refusing_together(step: Step | None, who: Who) -> Iterator[None]:
+def refusing_together(turn: SaveTurn | None, who: Who) -> Iterator[None]:
     """What one rank raises ahead of an Exchange is heard by all: there, where ranks talk, and no
-    rank stages; else through the store, when the step is known.
+    rank stages; else through the store, once this rank's turn has begun.
     """
     try:
         yield
     except Exception as error:
         if who.speaking:
             tell_problem(who, error.message if isinstance(error, CkptError) else repr(error))
-        elif step is not None:
-            seat = {"rank": who.rank, "world_size": who.world_size}
-            step.store.refuse(step.run, step.number, error, **seat)
+        elif turn is not None:
+            turn.refuse(error)
         raise
 
 

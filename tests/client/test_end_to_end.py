@@ -191,12 +191,12 @@ def test_a_state_that_cannot_be_stored_is_refused_before_anything_is_staged(url:
 def test_a_killed_stager_is_an_error_and_the_next_save_starts_a_new_one(url: str) -> None:
     with ckpt.open(url) as store:
         save = store.save("killed", 1, {"a": np.zeros(1000)}, rank=0, world_size=2)
-        (link,) = store._stagers.values()
+        (link,) = store._stagers.links.values()
         os.kill(link.pid, signal.SIGKILL)
         assert f"pid {link.pid}" in errors_of([save])[0]
         for save in save_all(store, "killed", 2, [{"a": np.zeros(1000)}, {}]):
             assert save.wait(TIMEOUT_S).step == 2
-        (renewed,) = (one for place, one in store._stagers.items() if place.rank == 0)
+        (renewed,) = (one for place, one in store._stagers.links.items() if place.rank == 0)
         assert renewed.pid != link.pid
 
 

@@ -113,7 +113,7 @@ def saved(directory: Path, *names: str) -> Iterator[Cluster]:
                 ]
                 for save in saves:
                     save.wait(TIMEOUT_S)
-            for stager in store._stagers.values():
+            for stager in store._stagers.links.values():
                 os.kill(stager.pid, signal.SIGKILL)
             yield Cluster(directory, store)
     finally:

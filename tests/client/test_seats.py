@@ -48,7 +48,7 @@ def save(url: str, step: int, run: str = "loop", **options: object) -> int:
     """One open, save, close; the stager's number."""
     with ckpt.open(url, **options) as store:  # type: ignore[arg-type]
         store.save(run, step, {"a": np.full(MiB // 8, float(step))}).wait(WAIT_S)
-        (link,) = store._stagers.values()
+        (link,) = store._stagers.links.values()
         return link.pid
 
 
@@ -74,7 +74,7 @@ def test_a_loop_that_has_two_stores_open_at_once_leaves_two_stagers(url: str) ->
         with ckpt.open(url) as first, ckpt.open(url) as second:
             for name, store in (("first", first), ("second", second)):
                 store.save(name, step, {"a": step}).wait(WAIT_S)
-                (link,) = store._stagers.values()
+                (link,) = store._stagers.links.values()
                 stagers.add(link.pid)
     assert len({pid for pid in stagers if runs(pid)}) == 2
 
@@ -118,12 +118,12 @@ def test_the_next_store_does_not_wait_for_halves_that_a_closed_one_has_left_full
     store = ckpt.open(url)
     for step in (1, 2):  # Rank 1 never comes.
         store.save("alone", step, {"a": 1}, rank=0, world_size=2)
-    (first,) = store._stagers.values()
+    (first,) = store._stagers.links.values()
     with pytest.raises(ckpt.CkptError):
         store.close(timeout_s=0.0)
     with ckpt.open(url, when_full="error") as other:
         other.save("other", 1, {"a": 1}, rank=0, world_size=1).wait(WAIT_S)
-        (second,) = other._stagers.values()
+        (second,) = other._stagers.links.values()
         assert second.pid != first.pid
 
 

@@ -33,7 +33,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     with ckpt.open(URL.format(directory)) as opened:
         content = np.random.default_rng(1).integers(0, 255, BYTES, np.uint8)
         opened.save("run", 1, {"w": ckpt.Replicated(content)}).wait()
-        for stager in opened._stagers.values():  # Its memory would be nearer than any peer.
+        for stager in opened._stagers.links.values():  # Its memory would be nearer than any peer.
             os.kill(stager.pid, signal.SIGKILL)
         yield opened
     supervisor = json.loads((directory / "ready.json").read_text())["pid"]

@@ -100,7 +100,7 @@ def test_who_never_waits_is_told_by_the_next_save(url: str) -> None:
     with ckpt.open(url) as store:
         for step in (1, 2):
             save = store.save("unwaited", step, np.ones(500), rank=0, world_size=1)
-        (stager,) = store._stagers.values()
+        (stager,) = store._stagers.links.values()
         assert stager.wait_until(lambda: save.ended, TIMEOUT_S)
         with pytest.warns(UserWarning, match="unwaited@2: nothing has changed since step 1"):
             store.save("unwaited", 3, np.zeros(500), rank=0, world_size=1)

@@ -116,7 +116,7 @@ class Agent:
         self.store.close(timeout_s)
 
     def stager(self) -> int:
-        (link,) = self.store._stagers.values()
+        (link,) = self.store._stagers.links.values()
         return link.pid
 
 

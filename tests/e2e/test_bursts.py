@@ -52,7 +52,7 @@ def written_bytes(pid: int) -> int:
 
 
 def stager_of(store: ckpt.Store) -> int:
-    (link,) = store._stagers.values()
+    (link,) = store._stagers.links.values()
     return link.pid
 
 

@@ -65,7 +65,7 @@ def save(store: ckpt.Store, run: str, step: int) -> ckpt.Commit:
 
 def end_stagers(store: ckpt.Store) -> None:
     """What they hold in memory is gone with them."""
-    pids = [stager.pid for stager in store._stagers.values()]
+    pids = [stager.pid for stager in store._stagers.links.values()]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not any(map(runs, pids)), "the stagers' end")
@@ -149,7 +149,7 @@ def test_every_caller_loads_it_with_two_targets_lost(
 def test_a_stager_that_outlives_its_trainer_gives_what_it_holds_itself(cluster: Cluster) -> None:
     with ckpt.open(cluster.url) as store:
         assert [save(store, "memory", step).homes for step in (1, 2)] == [(), (1,)]
-        pids = [stager.pid for stager in store._stagers.values()]
+        pids = [stager.pid for stager in store._stagers.links.values()]
     with ckpt.open(cluster.url) as store:
         sources = [load_own(store, "memory", rank).source for rank in range(RANKS)]
     for pid in pids:

@@ -60,7 +60,7 @@ def test_a_reader_whose_erasure_code_is_wrong_refuses_to_decode(
 ) -> None:
     with ckpt.open(cluster.url) as store:
         store.save("read", 1, {"a": PAYLOAD}).wait(WAIT_S)
-        (stager,) = store._stagers.values()
+        (stager,) = store._stagers.links.values()
         os.kill(stager.pid, signal.SIGKILL)
     wait_until(lambda: not runs(stager.pid), "nobody's memory holds it any more")
     (holder,) = (

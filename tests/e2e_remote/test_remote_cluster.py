@@ -60,7 +60,7 @@ def check(store: ckpt.Store, run: str, step: int) -> None:
 
 def end_stagers(store: ckpt.Store) -> None:
     """So that bytes come from the targets, and nothing is handed over again."""
-    for link in store._stagers.values():
+    for link in store._stagers.links.values():
         os.kill(link.pid, signal.SIGKILL)
 
 

@@ -108,7 +108,7 @@ def test_a_target_that_slows_in_mid_stream_loses_its_column_to_the_spare(cluster
         assert victim.parts > 1, "it went on, slowly"
         assert cluster.live() == set(TARGETS), "nobody is dead"
         assert cluster.holders() == set(TARGETS) - {victim.id}
-        for stager in store._stagers.values():
+        for stager in store._stagers.links.values():
             os.kill(stager.pid, signal.SIGKILL)
         found = store.load("slow")
         assert isinstance(found, dict)

@@ -44,7 +44,7 @@ def still(cluster: str) -> Iterator[None]:
 
 
 def kill_stager(cluster: str) -> None:
-    (link,) = process_store(cluster)._stagers.values()
+    (link,) = process_store(cluster)._stagers.links.values()
     os.kill(link.pid, signal.SIGKILL)
     wait_until(lambda: not link.alive, "the stager's end")
 

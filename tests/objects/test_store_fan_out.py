@@ -46,7 +46,9 @@ def cluster(
         with ckpt.open(made.url) as store:
             for run in RUNS:
                 store.save(run, 1, ckpt.Replicated(content())).wait(60.0)
-            for stager in store._stagers.values():  # Its memory would still hold the last one.
+            for (
+                stager
+            ) in store._stagers.links.values():  # Its memory would still hold the last one.
                 os.kill(stager.pid, signal.SIGKILL)
         for run in RUNS:
             wait_drained(sink, run, 1)

@@ -41,7 +41,7 @@ def main() -> None:
                 del state
                 if step % LOAD_EVERY == 0:
                     store.load(run, step, rank=rank, world_size=world_size)
-            (stager,) = [link.pid for link in store._stagers.values()]
+            (stager,) = [link.pid for link in store._stagers.links.values()]
             sys.stdout.write(json.dumps({f"rank {rank}": os.getpid(), f"stager {rank}": stager}))
             sys.stdout.write("\n")
             sys.stdout.flush()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -54,6 +53,7 @@ from ckpt_client.load.redundancy import RedundancyAtCommit
 from ckpt_client.load.together.meeting import share_key
 from ckpt_client.load.trees import LikeWalk, WholeWalk, own_tree, scalars_of
 from ckpt_client.stager.memory import memory_source
+from ckpt_client.warn import warn
 
 if TYPE_CHECKING:
     from ckpt.objects.reader import StoreStatistics
@@ -440,7 +440,7 @@ class Checkpoint:
             reason = Unavailable(f"{checkpoint} is out of reach in the tier: {resolved.away}")
         self._stored = StoredReading(checkpoint, urls, reason, meeting, self._share_key)
         text = f"{reason.message}; it is loaded from {self._stored.url}"
-        warnings.warn(printable(text), UserWarning, stacklevel=6)
+        warn(text)
 
     def _close_readers(self) -> None:
         receiver, self._receiver = self._receiver, None
@@ -471,7 +471,7 @@ class Checkpoint:
         before = self.info.checkpoint
         self._pinned.resolve()
         text = f"{before} was loaded, but {reason}: {self.info.checkpoint} is loaded for all ranks"
-        warnings.warn(printable(text), UserWarning, stacklevel=5)
+        warn(text)
 
     def _resolve_same(self, reason: str) -> None:
         """Targets may have other addresses by now; the generation must be the same."""
@@ -482,7 +482,7 @@ class Checkpoint:
             text = (
                 f"{before} is not to be had any more ({reason}); {self.info.checkpoint} is loaded"
             )
-            warnings.warn(printable(text), UserWarning, stacklevel=5)
+            warn(text)
 
 
 def _log_report(report: Report) -> None:

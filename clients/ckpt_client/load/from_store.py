@@ -9,7 +9,6 @@ Where there is a cluster, ranks that read the same at the same time fetch it onc
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -20,7 +19,6 @@ import numpy as np
 from ckpt.aio.first_touch import FirstTouch
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused
 from ckpt.base.ids import CheckpointId, Rank, Step, check_run_name, check_step
-from ckpt.base.printable import printable
 from ckpt.base.units import US_PER_S, format_bytes
 from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.messages.loading import ConfirmLoad, LoadConfirmed
@@ -49,6 +47,7 @@ from ckpt_client.load.together.meeting import ANSWER_SLACK_S, Meeting, open_meet
 from ckpt_client.load.trees import LikeWalk, WholeWalk, own_tree, scalars_of
 from ckpt_client.save.shards import Replicated
 from ckpt_client.save.state import AnyArray
+from ckpt_client.warn import warn
 
 _log = logging.getLogger("ckpt.restore")
 
@@ -112,7 +111,7 @@ def load_instead(
         raise reason from None
     found = f"{run}@{stored.header.step}"
     text = f"{found} is loaded from {stored.url}: {reason.message}"
-    warnings.warn(printable(text), UserWarning, stacklevel=4)
+    warn(text)
     with ExitStack() as held:
         held.callback(stored.close)
         key = share_key(launch_key, place.world_size)

@@ -6,7 +6,6 @@ The coordinator's session keeps the pin; when the session is lost, so may be the
 from __future__ import annotations
 
 import logging
-import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,6 +34,7 @@ from ckpt.transfer.payload_finder import PayloadFinder
 from ckpt_client.load import load_counts
 from ckpt_client.load.reader_context import ReaderContext
 from ckpt_client.load.together.meeting import ANSWER_SLACK_S, Meeting, ask_shared
+from ckpt_client.warn import warn
 
 _log = logging.getLogger("ckpt.restore")
 
@@ -98,7 +98,7 @@ class Pinned:
         self._pin_session = self.session_count
         if reply.skipped:
             text = f"{reply.info.checkpoint} is loaded instead of: {'; '.join(reply.skipped)}"
-            warnings.warn(printable(text), UserWarning, stacklevel=5)
+            warn(text)
 
     @property
     def pin_lost(self) -> bool:
@@ -116,7 +116,7 @@ class Pinned:
             found = self.resolved.info.checkpoint
             if found != before:
                 text = f"{before} is lost ({judged.reason}); {found} is loaded"
-                warnings.warn(printable(text), UserWarning, stacklevel=6)
+                warn(text)
         return judged
 
     def begin(self) -> None:

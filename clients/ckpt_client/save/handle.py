@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from ckpt.base.errors import Busy, CkptError, Unavailable, error_from_wire
 from ckpt.base.ids import Generation
-from ckpt.base.printable import printable
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.stager import wire
+from ckpt_client.warn import warn
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ class Save:
         #: Whether somebody has heard of the error, or will elsewhere: then no later save raises it.
         self._error_told = False
         #: The commit's warnings, until `wait` or the next save has warned of them.
-        self._untold: tuple[str, ...] = ()
+        self._unheard: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         if self.skipped:
@@ -167,7 +166,7 @@ class Save:
         """
         self.wait_ended(timeout_s)
         if self._commit is not None:
-            self.tell_warnings(stacklevel=3)
+            self.warn()
             return self._commit
         assert self._error is not None
         self._error_told = True
@@ -192,12 +191,11 @@ class Save:
         """How it ends is said elsewhere, to all whom it concerns: no later save raises it."""
         self._error_told = True
 
-    def tell_warnings(self, stacklevel: int) -> None:
+    def warn(self) -> None:
         """Warn of what the commit said, of each only once."""
-        untold, self._untold = self._untold, ()
-        for text in untold:
-            told = printable(f"{self.run}@{self.step}: {text}")
-            warnings.warn(told, UserWarning, stacklevel=stacklevel)
+        unheard, self._unheard = self._unheard, ()
+        for text in unheard:
+            warn(f"{self.run}@{self.step}: {text}")
 
     # ----------------------------------------------------------------------- for the stager's end
 
@@ -205,7 +203,7 @@ class Save:
         """The stager's last word."""
         if outcome.info is not None:
             self._commit = commit_from_info(outcome.info)
-            self._untold = self._commit.warnings
+            self._unheard = self._commit.warnings
         else:
             after_us = outcome.retry_after_us
             after_s = None if after_us is None else after_us / US_PER_S

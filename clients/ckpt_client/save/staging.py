@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-import warnings
 from dataclasses import dataclass
 
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import RunName, Step
-from ckpt.base.printable import printable
 from ckpt_client.environment import RankPlace
 from ckpt_client.save.copying import Copier
 from ckpt_client.save.handle import Save
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.stager_link import StagerLink
 from ckpt_client.settings import Settings
+from ckpt_client.warn import warn
 
 
 @dataclass(slots=True)
@@ -57,8 +56,7 @@ class Staging:
             raise error
         if self._touch_s is None:
             self._refuse("it was skipped, because an earlier save still held the arena")
-            text = f"{self.run}@{self.step} was skipped: the arena is full"
-            warnings.warn(printable(text), UserWarning, stacklevel=5)
+            warn(f"{self.run}@{self.step} was skipped: the arena is full")
             return Save(self.run, self.step, self.place.rank, None)
         save = Save(self.run, self.step, self.place.rank, self.stager)
         save.staged_bytes = self.packing.layout.payload_bytes

@@ -1,0 +1,125 @@
+"""A store's stagers: one for each rank that saves through it, which is nearly always one rank."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+
+from ckpt.base.errors import CkptError, Refused
+from ckpt.base.ids import RunName, Step
+from ckpt.base.units import format_bytes
+from ckpt.format.messages.saving import ReplicaPolicy
+from ckpt_client.connection import Connection
+from ckpt_client.environment import RankPlace, next_save_number
+from ckpt_client.save.packing import PackingPlan, PackingPlanner
+from ckpt_client.save.parked_stagers import find_stager, park
+from ckpt_client.save.stager_link import StagerLink
+from ckpt_client.save.staging import Staging
+from ckpt_client.settings import Settings
+
+
+class Stagers:
+    """I lay states out, and start a rank's stager with its first save. Thread safe."""
+
+    def __init__(self, connection: Connection, settings: Settings) -> None:
+        self._connection = connection
+        self._settings = settings
+        self.lock = threading.RLock()
+        """Guards all that follows. Hold it to copy and hand over a save ahead of other threads'."""
+        self.links: dict[RankPlace, StagerLink] = {}
+        #: Of the state that was saved last, through this store.
+        self._planner = PackingPlanner()
+        #: From `park` on no save begins.
+        self._parked = False
+
+    def pack(self, state: object, place: RankPlace, *, replicated: bool = False) -> PackingPlan:
+        """Take a state apart and lay it out; nothing is copied.
+
+        Raises Refused naming the path of what cannot be stored.
+        """
+        policy = ReplicaPolicy(self._settings.replicas)
+        packing = self._planner.plan(
+            state, place.rank, place.world_size, policy, replicated=replicated
+        )
+        half_bytes = packing.layout.half_bytes
+        if half_bytes > self._settings.arena_bytes_max:
+            raise Refused(
+                f"this rank's state needs {format_bytes(half_bytes)} of staging memory, "
+                f"the cap is {format_bytes(self._settings.arena_bytes_max)}",
+                hint="raise arena_bytes_max",
+            )
+        return packing
+
+    def prepare(self, place: RankPlace, half_bytes: int) -> None:
+        """Make that rank's staging memory ahead of its first save. Raises NoSpace, Unavailable."""
+        with self.lock:
+            self._link(place).prepare(half_bytes)
+
+    def staging(self, run: RunName, step: Step, place: RankPlace, packing: PackingPlan) -> Staging:
+        """The next save of that rank, not copied yet. Raises Unavailable, Refused when parked."""
+        with self.lock:
+            self._connection.ensure_cluster()
+            asked = time.monotonic()
+            fresh = place not in self.links or not self.links[place].alive
+            link = self._link(place)
+            start_s = time.monotonic() - asked if fresh else 0.0
+            number = next_save_number()
+            return Staging(link, run, step, place, number, self._settings, start_s, packing)
+
+    def refuse(self, run: RunName, step: Step, place: RankPlace, why: str) -> None:
+        """That rank does not save the step. Raises Unavailable, Refused when parked."""
+        with self.lock:
+            self._connection.ensure_cluster()
+            self._link(place).refuse(next_save_number(), run, step, why)
+
+    def raise_unheard(self) -> None:
+        """Raise the error of an earlier save that nobody has heard of, once, and warn of what
+        commits have said.
+        """
+        with self.lock:
+            for link in self.links.values():
+                error = link.take_error()
+                if error is not None:
+                    raise error
+                for save in link.take_warned():
+                    save.warn()
+
+    def wait(self, deadline_s: float | None) -> int:
+        """Until no save is under way: the number of those that still are at the deadline, a time
+        of `time.monotonic`.
+        """
+        late = 0
+        for link in self.links.values():
+            left = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            # A stager's end is the end of its saves: they say so.
+            with suppress(CkptError):
+                if not _wait_idle(link, left):
+                    late += link.pending_count
+        return late
+
+    def park(self) -> None:
+        """Let go of all: they finish what was handed over, and the next store finds them."""
+        self._parked = True
+        for link in self.links.values():
+            park(self._connection.cluster, link)
+        self.links.clear()
+
+    def _link(self, place: RankPlace) -> StagerLink:
+        """The rank's stager; when there is none, or when it was killed, that of the store which
+        this process closed last, else a new one.
+        """
+        if self._parked:
+            raise Refused("this store is closed")
+        known = self.links.get(place)
+        if known is not None and known.alive:
+            return known
+        if known is not None:
+            known.close()
+        link = self.links[place] = find_stager(self._connection, self._settings, place)
+        return link
+
+
+def _wait_idle(link: StagerLink, timeout_s: float | None) -> bool:
+    """Until none of its saves is under way; False when time is up first."""
+    return link.wait_until(lambda: link.pending_count == 0, timeout_s)
