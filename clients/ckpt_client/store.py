@@ -282,15 +282,12 @@ class Store:
                 run, step, rank=rank, world_size=world_size, timeout_s=timeout_s, fallback=fallback
             )
         except (NotFound, Lost) as error:
-            # Lost without a number may be one that other ranks of the launch have.
-            if not self._settings.durable or (step is None and isinstance(error, Lost)):
-                raise
-            from ckpt_client.load import from_store
+            from ckpt_client.load.tier_or_store import load_unresolved
 
             place = find_place(rank, world_size)
-            return from_store.load_instead(
-                self._connection, self._settings.durable, run, step, like, place, error,
-                launch_key=self._settings.launch, timeout_s=timeout_s, strict=strict, whole=whole,
+            return load_unresolved(
+                self._connection, self._settings, error, run, step, place, like,
+                timeout_s=timeout_s, strict=strict, whole=whole,
             )  # fmt: skip
         try:
             return checkpoint.load(like=like, strict=strict, whole=whole)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ckpt.base.ids import Rank, check_run_name, check_step
 from ckpt.objects.reader import StoredCheckpoint, open_stored
 from ckpt.objects.stores import open_sink
-from ckpt_client.load.from_store import load_from
+from ckpt_client.load.reading import load_tree
+from ckpt_client.load.stored_reading import StoredReading
 from ckpt_client.save.again import save_again
 from ckptbench.engines.base import LoadedState
 from ckptbench.engines.ckpt import TIMEOUT_S, CkptEngine, filled, wanted
@@ -24,12 +25,12 @@ class StoringCkptEngine(CkptEngine):
             stored.close()
 
     def load_stored(self, step: int, rank: int) -> LoadedState:
-        plan, stored = self.plan, self._open_stored(step)
+        plan, reading = self.plan, StoredReading(self._open_stored(step))
         like = wanted(rank_boxes(plan.state, rank))
         try:
-            tree = load_from(stored, like, Rank(rank), plan.world_size, strict=True, whole=False)
+            tree = load_tree(reading, Rank(rank), plan.world_size, like)
         finally:
-            stored.close()
+            reading.close()
         return LoadedState(filled(tree), "object store")
 
     def _open_stored(self, step: int) -> StoredCheckpoint:

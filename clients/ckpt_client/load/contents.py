@@ -5,7 +5,7 @@ Names are paths as text (`ckpt.format.tree.path_text`). Nothing here changes dty
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +15,9 @@ from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Rank
 from ckpt.format.index_pages import IndexTensor
 from ckpt.format.table import Meaning
-from ckpt.format.tree import Node, Scalar
-from ckpt_client.load.plan import BoxReads, TensorIndex, checked_dtype, variants_of
+from ckpt.format.tree import Scalar
+from ckpt_client.load.plan import checked_dtype, variants_of
+from ckpt_client.load.reading import Reading
 from ckpt_client.load.trees import box_inside, scalars_of
 from ckpt_client.save.state import AnyArray
 
@@ -39,36 +40,25 @@ class Want:
 class Contents:
     """I show one generation during one attempt of `Checkpoint.read`; do not keep me."""
 
-    def __init__(
-        self,
-        index: TensorIndex,
-        ranks: Iterable[Rank],
-        documents: Callable[[Iterable[Rank]], Mapping[Rank, Node]],
-        read: Callable[[BoxReads], None],
-        new_reads: Callable[[], BoxReads],
-    ) -> None:
-        self._index = index
-        self._ranks = ranks
-        self._documents = documents
-        self._read = read
-        self._new_reads = new_reads
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
         self._memory = FirstTouch()
 
     def ranks(self) -> list[Rank]:
         """Those that saved, ascending."""
-        return list(self._ranks)
+        return self._reading.ranks()
 
     def tensors(self) -> Iterator[IndexTensor]:
         """All of them by name, with their boxes."""
-        yield from self._index.tensors()
+        yield from self._reading.index.tensors()
 
     def variants(self, name: str) -> tuple[IndexTensor, ...]:
         """Every tensor of that name: ranks may have their own; empty when there is none."""
-        return variants_of(self._index, name)
+        return variants_of(self._reading.index, name)
 
     def values(self, rank: Rank) -> dict[str, Scalar]:
         """Plain values of a rank's tree, by path."""
-        root = self._documents([rank])[rank]
+        root = self._reading.documents([rank])[rank]
         return {name: node.value for name, node in scalars_of(root).items()}
 
     def new_array(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> AnyArray:
@@ -79,7 +69,7 @@ class Contents:
         """Read every wanted byte once. Raises NotFound for an unknown name, Refused by name for
         another dtype or a box that reaches out of the tensor; nothing is read then.
         """
-        reads = self._new_reads()
+        reads = self._reading.new_reads()
         reads.memory = self._memory
         for want in wants:
             tensor = self._tensor(want)
@@ -89,7 +79,7 @@ class Contents:
             if tensor.meaning is Meaning.OWN and want.rank is not None:
                 boxes = tuple(box for box in boxes if box.rank == want.rank)
             reads.add_box(tensor, boxes, want.offset, want.array, want.rank, replica=want.replica)
-        self._read(reads)
+        self._reading.read(reads)
 
     def _tensor(self, want: Want) -> IndexTensor:
         found = self.variants(want.name)

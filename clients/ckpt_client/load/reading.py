@@ -1,0 +1,121 @@
+"""What a load takes from a checkpoint, wherever its bytes lie: a rank's own tree, what `like` asks
+for, or all ranks' trees as one.
+
+A Reading is one attempt. The tier's is TierReading, an object store's StoredReading; which of them
+a load has is decided in tier_or_store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from ckpt.aio.collector import collector_paused
+from ckpt.base.errors import Refused
+from ckpt.base.ids import Rank
+from ckpt.format.tree import Node
+from ckpt.transfer.read_job import ReceiverStatistics
+from ckpt_client.load.plan import BoxReads, TensorIndex
+from ckpt_client.load.trees import LikeWalk, WholeWalk, own_tree, scalars_of
+
+if TYPE_CHECKING:
+    from ckpt.objects.reader import StoreStatistics
+
+
+class Reading(Protocol):
+    """Reads one generation, until it is closed."""
+
+    @property
+    def name(self) -> str:
+        """Of the checkpoint, for messages."""
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks saved it."""
+
+    @property
+    def index(self) -> TensorIndex:
+        """Its tensors. Raises Corrupt, Unavailable."""
+
+    @property
+    def sources(self) -> set[str]:
+        """Where bytes came from so far: `peers`, `stager`, `store`, `tier`."""
+
+    @property
+    def tier_statistics(self) -> tuple[ReceiverStatistics, ...]:
+        """Of its reads from the tier, and from ranks that read it too."""
+
+    @property
+    def store_statistics(self) -> StoreStatistics | None:
+        """Of its reads from an object store."""
+
+    def ranks(self) -> list[Rank]:
+        """Those that saved, ascending."""
+
+    def documents(self, ranks: Iterable[Rank]) -> Mapping[Rank, Node]:
+        """Their trees. Raises as `read`."""
+
+    def new_reads(self) -> BoxReads:
+        """To note in it what to read."""
+
+    def read(self, reads: BoxReads) -> None:
+        """Fill everything that was noted; verified. Raises Corrupt, Unavailable."""
+
+    def close(self) -> None:
+        """Let its connections and memory go. What it counted stays."""
+
+
+def load_tree(
+    reading: Reading,
+    rank: Rank | None,
+    world_size: int | None,
+    like: object = None,
+    *,
+    strict: bool = True,
+    whole: bool = False,
+) -> object:
+    """The tree that is asked for, filled. Takes and raises what `Checkpoint.load` does.
+
+    rank, world_size: the caller's, if that is known.
+    """
+    if whole:
+        return _whole_tree(reading)
+    if like is not None:
+        return _like_tree(reading, rank, like, strict)
+    return _own_tree(reading, rank, world_size)
+
+
+def _own_tree(reading: Reading, rank: Rank | None, world_size: int | None) -> object:
+    saved_by = reading.world_size
+    if rank is None or world_size != saved_by or rank not in reading.ranks():
+        caller = "nobody in particular" if rank is None else f"rank {rank} of {world_size}"
+        raise Refused(
+            f"{reading.name} was saved by {saved_by} ranks; you are {caller}",
+            hint="pass rank= and world_size=, a like= tree, or whole=True",
+        )
+    root = reading.documents([rank])[rank]
+    reads = reading.new_reads()
+    with collector_paused():
+        state = own_tree(reading.index, rank, root, reads)
+    reading.read(reads)
+    return state
+
+
+def _like_tree(reading: Reading, rank: Rank | None, like: object, strict: bool) -> object:
+    ranks = reading.ranks()
+    reader = rank if rank is not None and rank in ranks else ranks[0]
+    scalars = scalars_of(reading.documents([reader])[reader])
+    reads = reading.new_reads()
+    with collector_paused():
+        state = LikeWalk(reading.index, reader, scalars, reads, strict).fill(like)
+    reading.read(reads)
+    return state
+
+
+def _whole_tree(reading: Reading) -> object:
+    roots = reading.documents(reading.ranks())
+    reads = reading.new_reads()
+    with collector_paused():
+        state = WholeWalk(reading.index, reads).merge(roots)
+    reading.read(reads)
+    return state
