@@ -2,7 +2,7 @@
 and the image that a restart begins from.
 
 Only numbering a launch, opening an attempt, deciding, committing, aborting and deleting are
-durable; everything else is told again by stagers and targets. Most entries move a checkpoint along
+durable; stagers and targets report everything else again. Most entries move a checkpoint along
 
     OPEN -> DECIDED -> COMMITTED -> TOMBSTONED -> DELETED
       \\-> ABORTED        \\-> DAMAGED (stays listed, is never read here)
@@ -176,9 +176,9 @@ class TargetSeen:
     domain: str
     directory: str
     incarnation: bytes = b""
-    """Of its directory, 16 random bytes; empty while no process has told one."""
+    """Of its directory, 16 random bytes; empty until a process has presented one."""
     place: str = ""
-    """Where that lies, as its process told: the same only for the same file on the same machine."""
+    """Where that lies, says its process: the same only for the same file on the same machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,7 +428,7 @@ def apply_drain(
 
 
 def forget_old_turns(turns: dict[int, Kept], newest: int) -> None:
-    """Nobody is TURNS_KEPT resolutions behind its peers; the first one stays."""
+    """No rank lags its peers by TURNS_KEPT resolutions; the first one stays."""
     for turn in [turn for turn in turns if 0 < turn <= newest - TURNS_KEPT]:
         del turns[turn]
 

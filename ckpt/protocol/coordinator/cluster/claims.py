@@ -1,9 +1,9 @@
 """Which process is a target? One at a time, and of the one directory that is known by its name.
 
-A directory has an incarnation: 128 random bits, made once and kept in it. By that it is told from
-another one of the same name, emptied or put in its place. A copy of a directory has the same
-incarnation; it is told by its place (this start of which machine, which file), and that only one
-process can hold the lock there.
+A directory has an incarnation: 128 random bits, made once and kept in it. Another directory of the
+same name, emptied or put in its place, has another one. A copy of a directory has the same one, but
+another place (this start of which machine, which file); and only one process can hold the lock in
+one place.
 
     a process presents                          it is
     a name or an incarnation that is new        taken in, and its incarnation noted
@@ -157,9 +157,9 @@ class Claims:
                 hint="start `ckptd target` on it, under that name; ckpt status then shows it",
             )
         if len(asking) > 1:
-            told = "; ".join(f"{each.incarnation.hex()}: {each.where}" for each in asking)
+            listed = "; ".join(f"{each.incarnation.hex()}: {each.where}" for each in asking)
             raise Refused(
-                f"{len(asking)} directories ask for the place of target {target}: {told}",
+                f"{len(asking)} directories ask for the place of target {target}: {listed}",
                 hint="end all but one, or name one with --incarnation",
             )
         claim = asking[0]

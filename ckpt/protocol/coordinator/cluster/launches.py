@@ -2,7 +2,7 @@
 
 A launch is joined by reading or saving ranks and *begins* with its first save; from then on older
 launches are fenced. Which number a key stands for, and which processes hold a launch without a key,
-is durable before a rank is told its number: a coordinator that restarts while ranks still join
+is durable before a rank gets its number: a coordinator that restarts while ranks still join
 would split the launch in two otherwise. Which launch has begun is read from the attempts that it
 opened; since when a process is here and what it saved last, it says itself when it joins again.
 
@@ -160,8 +160,8 @@ class Launch:
         return member.joined_us if member is not None else LONG_AGO_US
 
     def handed_over(self, rank: Rank, saved: Saved, *, again: bool) -> None:
-        """A rank's payload is here; `again` when it is told to a restarted coordinator, for which
-        only what the process said when it joined has the right time.
+        """A rank's payload is here; `again` when that is reported to a restarted coordinator, which
+        knows the right time only from what the process said when it joined.
         """
         known = self.saved.get(rank)
         if not again or known is None or known.process != saved.process:
@@ -213,7 +213,7 @@ class Launches:
     def join(
         self, session: Session, message: JoinLaunch, now_us: int, *, from_stager: bool
     ) -> tuple[Launch, tuple[CatalogEntry, ...]]:
-        """The launch of this process, and what must be durable before it is told.
+        """The launch of this process, and what must be durable before the answer.
 
         Raises Refused (bad numbers, other world size) or Busy (two live processes).
         """

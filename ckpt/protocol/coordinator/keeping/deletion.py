@@ -96,7 +96,7 @@ class Deleter:
         self._stalled: set[CheckpointId] = set()
         #: Dropped generations whose row does not durably say DELETED yet.
         self._closing: set[CheckpointId] = set()
-        #: Targets that were told to drop a generation and have not confirmed it in this boot. Its
+        #: Targets that were asked to drop a generation and have not confirmed it in this boot. Its
         #: tombstones stay while there is one.
         self._dropping: dict[CheckpointId, set[TargetId]] = {}
         #: Drops that a target could not do: when to ask again, and on which session. It is given up
@@ -299,7 +299,7 @@ class Deleter:
             self._dropping.pop(id, None)
 
     def _bury(self, id: CheckpointId) -> None:
-        """Nobody can hold anything of it any more: its tombstones go, too."""
+        """Nobody can hold anything of it any more: its tombstones go as well."""
         targets = self._members.targets.values()
         waits = id in self._closing or id in self._dropping
         if waits or self.gone.get(id) is not RowState.DELETED:

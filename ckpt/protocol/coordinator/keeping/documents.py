@@ -6,8 +6,8 @@ its lease; a merely slow one still counts when it answers.
 Plan: ask as many targets as copies are missing; for each that fails or is late, ask one more. A
 late one stays asked, so that a cluster whose every disk is slow still comes to an end. Company
 costs little, so it comes soon; only who passes the whole patience is called slow. Copies that lie
-in too few domains get company in another one; where none is live and targets are still coming,
-behind a coordinator's restart, that is not enough yet.
+in too few domains get company in another one. When no other domain is live, but targets are still
+coming after a coordinator's restart, the copies are not enough yet.
 Invariant: `then` runs once, with the targets that said DocumentStored, or () when they are too few.
 """
 

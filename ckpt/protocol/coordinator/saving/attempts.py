@@ -136,7 +136,7 @@ class Attempt:
     """What its tables refer to, ascending; fixed with the index."""
     info: CommitInfo | None = None
     failure: AttemptAborted | None = None
-    """What all are told, once aborting."""
+    """What all are sent, once aborting."""
     refused: bool = False
     """A rank refused the step; whoever comes first to its launch afterwards hears it too."""
     closed: bool = True
