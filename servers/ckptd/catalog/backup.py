@@ -40,7 +40,7 @@ _READ: Final = (RowState.COMMITTED, RowState.TOMBSTONED, RowState.DAMAGED)
 
 @dataclass(frozen=True, slots=True)
 class BackupConfig:
-    """What `ckptd backup-catalog` is told."""
+    """Options of `ckptd backup-catalog`."""
 
     directory: Path
     """Of the coordinator, which does not run."""

@@ -43,7 +43,9 @@ def store(connection: sqlite3.Connection, entry: StandingEntry) -> None:
 
 
 def load(connection: sqlite3.Connection, image: CatalogImage) -> None:
-    """Behind the rows of checkpoints: they say what one without a note may have forgotten."""
+    """To be called after the checkpoints' rows are loaded: where a catalog has no note of what it
+    has forgotten, the newest of them bounds that.
+    """
     position = _get(connection, "position")
     if position is not None:
         term, _, ticket = position.partition(".")

@@ -43,7 +43,7 @@ STOP_GRACE_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class DrainConfig:
-    """What `ckptd drain` is told by TOML, environment or flags."""
+    """Options of `ckptd drain`, from TOML, environment or flags."""
 
     to: Annotated[str, "URLS"]
     """Object stores, blanks between: URL?every=N&keep=N&runs=PATTERN&checksum=md5 each."""

@@ -1,8 +1,8 @@
 """How does a supervisor start a daemon? It forks: what the daemon imports is there already.
 
-An interpreter that starts anew needs about 0.5 CPU seconds for its imports, and a cluster has
-eight; a fork needs a hundredth of it, and the children share the memory of what was imported. What
-a copy would inherit and a daemon must not have is put right before it runs (`_live`).
+A new interpreter needs about 0.5 CPU seconds for its imports, and a cluster has eight of them. A
+fork needs a hundredth of that, and the children share the memory of what was imported. What a copy
+would inherit and a daemon must not have is put right before it runs (`_live`).
 
 Warning: only a process with one thread may do this, and its locks must be free. Of the parent's
 objects the child uses none but the program; the frames below it keep them alive until `os._exit`.
@@ -117,7 +117,7 @@ def _live(
 
 
 def _keep_only(outputs: tuple[int, int], inherited: Sequence[int]) -> None:
-    """Descriptors 0, 1, 2 anew, and of the parent's only those that were meant for children."""
+    """New descriptors 0, 1, 2, and of the parent's only those that were meant for children."""
     empty = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     for standard, descriptor in enumerate((empty, *outputs)):
         os.dup2(descriptor, standard)

@@ -47,14 +47,14 @@ class CoordinatorHandler:
         self._shell = shell
         self._report = report
         self._stop = stop
-        self._told = ""
+        self._logged = ""
         self._was_in = False
         self._refusal: Refused | None = None
         self.received = shell.received
         self.closed = shell.closed
 
     def opened(self, session: Session, peer: Established) -> None:
-        self._told, self._was_in = "", True
+        self._logged, self._was_in = "", True
         self._shell.coordinator_opened(session, peer)
 
     def failed(self, error: CkptError) -> None:
@@ -62,10 +62,10 @@ class CoordinatorHandler:
         if isinstance(error, Refused) and not self._was_in:
             self._refusal = error
             self._stop()
-        elif str(error) != self._told:
-            self._told = str(error)
+        elif str(error) != self._logged:
+            self._logged = str(error)
             level = "warning" if error.retryable else "error"
-            self._report(level, "coordinator out of reach", {"why": self._told})
+            self._report(level, "coordinator out of reach", {"why": self._logged})
 
     def check(self) -> None:
         """Raises Refused when that is what stopped the daemon."""
