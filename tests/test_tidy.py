@@ -39,7 +39,7 @@ WORDS = {
     r"\bwho \w+ it meanwhile\b": "say who, and when",
 }
 """Of pages and comments: what hides the meaning, and what says it."""
-PLAIN_ROOMS = ("ckpt/", "servers/", "clients/ckpt_jax/", "clients/ckpt_torch/")
+PLAIN_ROOMS = ("benchmarks/", "ckpt/", "servers/", "clients/ckpt_jax/", "clients/ckpt_torch/")
 """Whose comments and docstrings have been read for such words; the other rooms follow."""
 
 
