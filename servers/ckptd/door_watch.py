@@ -1,7 +1,7 @@
 """What does a daemon say of those who come to its port and cannot stay? In its log.
 
 Strangers that were sent away for others, and peers for which there was no descriptor, are counted
-by the server; a flood of them must not become a flood of lines: one a period, with the counts.
+by the server. A flood of them must not become a flood of lines: there is one a period, with counts.
 """
 
 from __future__ import annotations

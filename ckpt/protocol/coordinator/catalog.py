@@ -130,8 +130,8 @@ class LaunchNumbered:
 
 @dataclass(frozen=True, slots=True)
 class LaunchEntered:
-    """This process holds a rank of a launch without a key, which nothing but its processes tells
-    from the next one."""
+    """This process holds a rank of a launch without a key: only its processes set that apart from
+    the next launch."""
 
     run: RunName
     launch: LaunchNumber
@@ -148,7 +148,7 @@ class LaunchResolved:
     turn: int
     checkpoint: CheckpointId
     by_number: bool = False
-    """It was asked for by its step's number, and stands instead of what did before; turn 0."""
+    """It was asked for by its step's number, and replaces what stood before; turn 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,14 +223,14 @@ class StoreForgotten:
 
 @dataclass(frozen=True, slots=True)
 class CatalogReached:
-    """Everything up to this position is in the catalog, this entry's own ticket too."""
+    """Everything up to this position is in the catalog, this entry's own ticket included."""
 
     position: CatalogPosition
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogOutdated:
-    """A target has proved that another catalog is newer: this one is served never again."""
+    """A target has proved that another catalog is newer: this one is never served again."""
 
     reason: str
 

@@ -42,7 +42,7 @@ from ckpt.protocol.coordinator.saving.attempts import AttemptBook
 from ckpt.protocol.events import Buffer, Received, Session
 
 CONFIRMED = (Resolve, DeleteStep, Ask)
-"""What is answered only by who is in force: each says what is the newest, or changes it."""
+"""What only a coordinator in force may answer: each says what is the newest, or changes it."""
 IN_VAIN_US = 300_000
 """A reader that asks for an object store, since it does not reach the targets, waits no longer."""
 
@@ -67,7 +67,7 @@ class Confirming:
     `resolve_unconfirmed` a load that waited in vain, or raises why not.
 
     While a commit is still to be made that the coordinator before may have announced, nobody knows
-    what is the newest: what is confirmed waits for it.
+    what is the newest: confirmed requests wait for it.
     """
 
     def __init__(

@@ -101,7 +101,7 @@ def _live(
             os._exit(_FAILED)
         os.setpgid(0, 0)  # A Ctrl-C is the supervisor's; it stops the children in order.
         _keep_only(outputs, inherited)
-        _speak_anew()
+        _reopen_output()
         _forget_handlers(mask)
         _take_title(argv)
         code = program(argv)
@@ -128,8 +128,8 @@ def _keep_only(outputs: tuple[int, int], inherited: Sequence[int]) -> None:
                 os.close(descriptor)
 
 
-def _speak_anew() -> None:
-    """What the parent could not write, on a full disk, is not its children's to say."""
+def _reopen_output() -> None:
+    """Children must not write what the parent could not, on a full disk, and still holds."""
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
 

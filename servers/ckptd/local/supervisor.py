@@ -203,7 +203,7 @@ class LocalCluster:
         self._drain: Child | None = None
         self._asker: HttpAsker | None = None
         self._ready = False
-        #: What ready.json says is not what is: it could not be written, and is tried again.
+        #: ready.json is out of date: it could not be written, and is tried again.
         self._unwritten = False
         self._ready_s = 0.0
         self._join_until_s = 0.0
@@ -342,11 +342,11 @@ class LocalCluster:
         }
         sessions = self._ask_sessions()
         live = started.intersection(_named(sessions, "live"))
-        # One that is refused joins when somebody has said a word: who opens is to hear of it.
+        # One that is refused joins only once somebody has decided: whoever opens DIR must hear.
         missing = started.difference(live, _named(sessions, "refused"))
         enough = len(live) >= Code.parse(self._cluster.code).n
         patience_s = 0.0 if enough else JOIN_LAST_S - JOIN_WAIT_S
-        # Of an old catalog not all targets will be live, and who opens is to hear why.
+        # With an old catalog not all targets become live, and whoever opens DIR must hear why.
         waits = sessions.get("catalog") != CATALOG_OLD
         if missing and waits and now_s < self._join_until_s + patience_s:
             return

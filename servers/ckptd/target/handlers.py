@@ -37,10 +37,11 @@ class Relay:
 
 
 class CoordinatorHandler:
-    """The dialer's view of the shell. I say once why the coordinator is out of reach, and stop the
-    daemon for what is refused from its first word: another cluster, a slip of whoever started it.
-    One that was taken in and is refused later goes on dialing: the slip is the coordinator's, whose
-    catalog may be new, and what this target holds is needed to make it again.
+    """The dialer's view of the shell. I log once why the coordinator is out of reach.
+
+    I stop the daemon when it is refused before it was ever taken in: whoever started it named
+    another cluster. One that is refused later goes on dialing: then the mistake is the
+    coordinator's, whose catalog may be new, and what this target holds is needed to rebuild it.
     """
 
     def __init__(self, shell: TargetShell, report: Reporter, stop: Callable[[], None]) -> None:

@@ -10,11 +10,11 @@ one place.
     the incarnation known for this name         taken in; while another has the seat, refused
     another incarnation of this name            refused, until somebody says that it is the target
     an incarnation known by another name        refused: a directory is one target
-    none, as daemons of before do               taken in; while another has the seat, refused
+    none, as older daemons do                   taken in; while another has the seat, refused
 
-A place keeps its seat for a lease after its session ended, and after the coordinator began: a
-connection that breaks gives no copy the chance to step in. The process that comes back there has
-it at once.
+A place keeps its seat for a lease after its session ended, and after the coordinator began, so that
+a broken connection gives no copy the chance to step in. A process that comes back in that place has
+the seat at once.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Claims:
         self._left_us = {target: left_us + gap_us for target, left_us in self._left_us.items()}
 
     def answered(self, target: TargetId, incarnation: bytes, now_us: int) -> TargetSeen | None:
-        """What the same question did already, whose answer may have been lost; else None."""
+        """What the same question has done already (its answer may have been lost); else None."""
         known, done_us = self._known.get(target), self._replaced_us.get(target)
         if known is None or done_us is None or now_us - done_us >= REPEAT_US:
             return None

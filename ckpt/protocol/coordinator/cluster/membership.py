@@ -189,7 +189,7 @@ class Membership:
         return since is not None and self._desk.now_us - since < 2 * LEASE_US
 
     def may_return(self, target: Target) -> bool:
-        """Its session ended within its lease: where that is all that ended, it is about to dial."""
+        """Its session ended within its lease: unless it ended as well, it is about to dial."""
         return target.state is TargetState.DOWN and self._desk.now_us < target.lease_ends_us
 
     def coming(self) -> list[Target]:

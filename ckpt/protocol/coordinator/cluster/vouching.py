@@ -7,17 +7,17 @@ A catalog may be lost, emptied, put back from a copy, or rolled back with its di
 that by itself, and acknowledged steps would be gone, or a generation given out twice. What targets
 keep shows it:
 
-    term      a target obeys the highest coordinator that it ever met; another process than this
-              one had a term that this one has just taken for new
+    term      a target obeys the highest term that it ever met; the catalog is old when that is
+              above this process's term, or equal to it but another process's
     position  (term, ticket) of the newest entry that a coordinator had made durable: sent to
               targets with each lease, kept on their stable storage; the catalog's own is before it
     holdings  a commit record, a tombstone, an index or a column of a generation that the catalog
               has never opened, or has open, or aborted; a tombstone of one that it calls committed
 
 A target vouches when none of these speaks against the catalog, it has listed all that it holds, and
-this coordinator's term is on its stable storage. N are all targets that the catalog knows or that
-came; of a catalog without a checkpoint, at least as many as its code has columns; of one that was
-made from targets, at least as many as were named then. Enough are
+this coordinator's term is on its stable storage. N counts all targets that the catalog knows or
+that came: for a catalog without a checkpoint at least as many as its code has columns, for one that
+was made from targets at least as many as were named then. Enough are
 
     at once           N - m, or those of all domains but m: before its commit is acknowledged, a
                       record lies on m + 1 targets, in as many domains: one of them vouches
@@ -27,10 +27,10 @@ made from targets, at least as many as were named then. Enough are
                       that was made from targets and has never served: its position is above any
                       that a coordinator which still runs may have sent them since
 
-Until then people may ask for the status. What stagers ask waits; what others ask waits as long as
-targets are given to come, then fails naming who is away. OLD refuses all, but for what stagers ask
-about saves under way: these may be committed, so they wait for a coordinator that knows. A proof
-that comes later than VOUCHED also ends the service.
+Until then only the status is answered. What stagers ask waits. What others ask waits as long as
+targets are given to come, then fails and names those that are away. OLD refuses everything but what
+stagers ask about saves under way: these may be committed, so they wait for a coordinator that
+knows. A proof that comes later than VOUCHED also ends the service.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ class Vouching:
         return self._mend.replace("{targets}", addresses)
 
     def learns_addresses(self) -> bool:
-        """Whether targets may still come that the command which mends is to name: a catalog that is
-        made from some of them lacks what the others hold."""
+        """Whether targets may still come whose addresses the mending command needs: a catalog that
+        is made from some targets lacks what the others hold."""
         return "{targets}" in self._mend and not self._is_patient()
 
     def _vouching(self) -> list[TargetId]:

@@ -87,7 +87,7 @@ class Store:
 
     row: StoreRow
     version: int
-    """Of what is known to lie there; also another one than before a restart."""
+    """Of what is known to lie there; a restart changes it as well."""
     conditional: bool = True
     workers: dict[str, Worker] = field(default_factory=dict)
     jobs: dict[CheckpointId, DrainJob] = field(default_factory=dict)

@@ -4,11 +4,12 @@
     0 ------------- low ===== evicting, once begun ===== high ---- full
                                                           ^ begins here, or for a save without room
 
-Only what an object store holds, verified, no store waits for and nobody reads or refers to may go;
-the newest step of each run stays, since a restart wants it at once. When nothing may go, saves are
-refused before a byte is sent (P6), with the reason and when to come again.
+A checkpoint may go when an object store holds it, verified, no store waits for it and nobody reads
+or refers to it. The newest step of each run stays, since a restart wants it at once. When nothing
+may go, saves are refused before a byte is sent (P6), with the reason and when to come again.
 
-What goes is counted as freed until its targets have said what they have; then one looks again.
+What goes is counted as freed until its targets have reported what they have; then devices are
+looked at again.
 """
 
 from __future__ import annotations

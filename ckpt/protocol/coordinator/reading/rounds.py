@@ -6,10 +6,9 @@
 
 A rank may return what it loaded only when its round is settled. A rank that finishes while others
 are still loading waits for them, so that damage which one of them meets makes all walk back. It
-never waits for a rank that is not loading: one rank may load alone and pass on what it got. Damage
-that is proved once a round is settled is an error for the ranks that come later, which names both
-steps; two steps never meet silently in one launch. A wait that is too long only settles the round
-earlier.
+never waits for a rank that is not loading: one rank may load alone and pass on what it got. When
+damage is proved after a round is settled, ranks that come later get an error that names both steps;
+two steps never meet silently in one launch. A wait that is too long only settles the round earlier.
 
 Rounds of "newest" are numbered by turns: what a rank loads before its own first save is turn 0;
 after it, the n-th resolution of each rank meets the n-th of every other.
@@ -235,7 +234,7 @@ class LaunchRounds:
         return one.by_number and one.is_of_files and self._until_us(one) <= self._desk.now_us
 
     def written(self, id: CheckpointId, launches: Iterable[LaunchNumber]) -> None:
-        """Files, by ranks of these launches: what those ask for from now on is this, or newer."""
+        """Ranks of these launches have committed files: their next loads get this, or newer."""
         for number in launches:
             turns = self._rounds.get((id.run, number, id.step), {})
             if 0 in turns and turns[0].id.generation < id.generation:

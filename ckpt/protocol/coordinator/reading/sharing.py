@@ -12,8 +12,8 @@ Ranks that load from an object store share its objects in the same way: what is 
 payloads and the tier also holds for them (decision 0010).
 
 Only ranks that read at the same time share: who comes when all others have finished reads the tier.
-A rank that has all it wanted goes on serving until everybody in its group has, but for those that
-are silent for PATIENCE_US, and no longer than its own timeout.
+A rank that has all it wanted goes on serving until the others of its group have it too, but for
+those that are silent for PATIENCE_US; it never serves longer than its own timeout.
 Nothing here is durable: after a restart ranks find no group, and read the tier.
 
 Invariants (`check`): the segments of a payload are disjoint, and each one's owner is in the group.

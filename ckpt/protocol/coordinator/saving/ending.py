@@ -57,7 +57,7 @@ ENDED_PAYLOADS_KEPT = 16_384
 
 
 def discarded(payload: PayloadId) -> Aborted:
-    """What the writer of a file hears that its attempt goes on, or went on, without."""
+    """The answer to the writer of a file without which its attempt goes on, or went on."""
     return Aborted(
         f"{payload} was discarded: it was replaced, given up, or not named when its attempt closed",
         hint="write the file again",
