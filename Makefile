@@ -41,7 +41,7 @@ SIM_SEEDS ?= 2000
 # Every commit looks at seeds that none before it saw.
 SIM_FIRST ?= $(shell echo $$(($$(git rev-list --count HEAD 2>/dev/null || echo 0) * $(SIM_SEEDS))))
 
-# Tests start about a thousand interpreters. Without bytecode each compiles what it imports anew,
+# Tests start about a thousand interpreters. Without bytecode each compiles all that it imports,
 # a third of its start; some containers switch it off.
 unexport PYTHONDONTWRITEBYTECODE
 

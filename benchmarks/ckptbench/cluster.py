@@ -107,7 +107,7 @@ class BenchCluster:
             MARK_NAME: self.mark,
             "CKPT_SECRET_FILE": str(self.directory / "secret"),
             KEEP_NAME: str(self.keep_file),
-            # Stagers make their sockets under it: nothing of ours stays behind elsewhere.
+            # Stagers make their sockets under it, so that nothing of ours is left elsewhere.
             "XDG_RUNTIME_DIR": str(self.directory),
             **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
         }

@@ -103,7 +103,7 @@ def cpu_eta(bound_gb_per_s: float, cores: int, cpu_s_per_gb: float) -> float:
     """The CPU seconds that a GB must cost against those it did cost.
 
     What eta would be if every core had been ours: the figure to compare on a machine that others
-    use, too.
+    use as well.
     """
     return cores / bound_gb_per_s / cpu_s_per_gb
 

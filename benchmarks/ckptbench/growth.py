@@ -123,12 +123,12 @@ def _lines(found: Growth) -> Iterator[str]:
     blanks: list[tuple[float, float] | None] = [None]
     pairs = [*blanks, *zip(found.growth, found.added_s, strict=True)]
     for point, pair in zip(found.points, pairs, strict=True):
-        told = "" if pair is None else f" {pair[0]:7.2f} {1000 * pair[1]:16.3f}"
+        grown = "" if pair is None else f" {pair[0]:7.2f} {1000 * pair[1]:16.3f}"
         cells = "".join(f"{point.cpu_s[stage]:13.3f}" for stage in stages)
         yield (
             f"{point.size:8} {format_bytes(point.bytes):>10} {point.total_s:8.3f}"
             f" {point.total_s / point.bytes * 1e9:7.2f}"
-            f" {1000 * point.total_s / point.size:10.2f}{cells}{told}"
+            f" {1000 * point.total_s / point.size:10.2f}{cells}{grown}"
         )
     if found.cliffs:
         yield f"CLIFF    more than {CLIFF} x linear at {', '.join(map(str, found.cliffs))}"

@@ -2,7 +2,7 @@
 
 The arithmetic of DLIO's transformer workload, which the rules name: parameters in fp16, optimizer
 state in fp32 three times. With ZeRO-3 all ranks hold as much; with ZeRO-1 the ranks of the first
-data-parallel group write the model, too, and pipeline stages hold unequal numbers of layers.
+data-parallel group also write the model, and pipeline stages hold unequal numbers of layers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Model:
     data: int
     """Copies of the model, over which ZeRO shards."""
     zero: int
-    """1: the optimizer is sharded; 3: the model, too."""
+    """1: the optimizer is sharded; 3: the model as well."""
 
     @property
     def ranks(self) -> int:

@@ -1,4 +1,4 @@
-"""One rank of a benchmark: `python -m ckptbench.rank PLAN`, told what to do by lines on stdin.
+"""One rank of a benchmark: `python -m ckptbench.rank PLAN`; lines on stdin say what it does.
 
 It holds a state through one engine and answers each line with one JSON line:
 
@@ -43,7 +43,7 @@ from ckptbench.engines.base import (
     Preparing,
     Resharding,
     Storing,
-    told,
+    as_ckpt_error,
 )
 from ckptbench.workload import (
     State,
@@ -128,7 +128,7 @@ class Rank:
         self._loaded_boxes: Sequence[TensorRange] = ()
 
     def perform(self, words: list[str]) -> RankAnswer:
-        """One line. A failure of the engine is an answer, too."""
+        """One line. A failure of the engine is also an answer."""
         try:
             return self._perform(words)
         except CkptError as error:
@@ -263,8 +263,8 @@ def _pace(seconds: float) -> float:
 
 
 def _failed(error: Exception) -> RankAnswer:
-    """What is no error of ours, told as one."""
-    found = told(error)
+    """The answer for an exception that is not a CkptError."""
+    found = as_ckpt_error(error)
     return RankAnswer(error=str(found), exit_code=found.exit_code)
 
 

@@ -196,8 +196,8 @@ class Ranks:
         return _answers.decode(line)
 
     def _read_line(self, process: subprocess.Popen[bytes]) -> bytes:
-        """Empty when it ended or the time is over. A rank may have answered twice meanwhile: what
-        is behind the first line is kept.
+        """Empty when it ended or the time is over. A rank may have answered twice by now: what
+        follows the first line is kept.
         """
         pipe, have = _stream(process.stdout), self._read[process.pid]
         while b"\n" not in have:

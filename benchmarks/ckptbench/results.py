@@ -152,7 +152,7 @@ class CheckpointFigures:
     touch_s_per_gb: float | None = None
     """CPU of first touch by as many fresh processes, just before a load."""
     pace: float | None = None
-    """Of the slowest rank's training behind its stall, as a part of its pace alone."""
+    """Of the slowest rank's training after its stall, as a part of its pace alone."""
     raw_gb_per_s: tuple[float, float] | None = None
     """The device without us, before and after."""
     cache: str = ""

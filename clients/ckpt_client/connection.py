@@ -67,7 +67,7 @@ class Connection:
         )
 
     def launch_by_environment(self, run: RunName) -> tuple[RankPlace, LaunchJoined | None]:
-        """Who this process is without being told, and the launch whose ranks read one generation
+        """Who this process is, by its environment, and the launch whose ranks read one generation
         of a step; None for one rank alone, and where nothing names this start of the job.
         """
         try:
@@ -93,8 +93,8 @@ class Connection:
 
 
 def _greet(control: Control, patience_s: float = 0.0) -> None:
-    """One question, so that a wrong address or secret is told at once. A coordinator that says when
-    to come again, since its targets are not there yet, is asked for so long.
+    """One question, so that a wrong address or secret fails at once. While its targets are not yet
+    there, a coordinator says when to come again: then it is asked for `patience_s`.
     """
     deadline_s = time.monotonic() + patience_s
     question = "coordinator"

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return (load(program)(given[1:]) or 0) if known else _explain(given)
     except CkptError as error:
         name = f"ckptd {program}" if known else "ckptd"
-        print(_told(name, error, as_json="--json" in given), file=sys.stderr)
+        print(_complaint(name, error, as_json="--json" in given), file=sys.stderr)
         return error.exit_code
 
 
@@ -57,7 +57,7 @@ def load(program: str) -> Callable[[Sequence[str]], int | None]:
     return cast(Callable[[Sequence[str]], int | None], main)
 
 
-def _told(program: str, error: CkptError, *, as_json: bool) -> str:
+def _complaint(program: str, error: CkptError, *, as_json: bool) -> str:
     """Why it did not start; as JSON like the errors of `ckpt … --json`."""
     if not as_json:
         return f"{program}: {error}"

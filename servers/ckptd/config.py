@@ -70,7 +70,7 @@ def load(
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, whose complaints are told as every other: as JSON when that is asked for."""
+    """argparse, whose complaints look like every other error: JSON when that is asked for."""
 
     def error(self, message: str) -> NoReturn:
         raise Refused(message, hint=f"see {self.prog} --help")
@@ -134,7 +134,7 @@ def _parser(
     parser.add_argument(
         "--json",
         action="store_true",
-        help="why it cannot start is one line of JSON, too, as all else that it writes is",
+        help="say why it cannot start in one line of JSON, as all else that it writes is",
     )
     parser.add_argument(
         "--print-config", action="store_true", help="print the options in force as JSON and exit"
@@ -151,7 +151,7 @@ def _metavar(name: str, hint: object) -> str:
 
 
 def _shown_default(option: Field[object], flag: str) -> str:
-    """As it would be given; empty without one, for which a number below 0 stands, too."""
+    """As it would be given; empty without one, which a number below 0 also means."""
     match option.default:
         case bool(given):
             return flag if given else f"--no-{flag[2:]}"

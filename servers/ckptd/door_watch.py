@@ -1,7 +1,7 @@
 """What does a daemon say of those who come to its port and cannot stay? In its log.
 
 Strangers that were sent away for others, and peers for which there was no descriptor, are counted
-by the server; a flood of them must not become a flood of lines: one a period, with the counts.
+by the server. A flood of them must not become a flood of lines: there is one a period, with counts.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ class DoorWatch:
     def __init__(self, server: Server, report: Reporter) -> None:
         self._server = server
         self._report = report
-        self._told = Pressure()
-        self._told_us: int | None = None
+        self._logged = Pressure()
+        self._logged_us: int | None = None
 
     def look(self, at_us: int) -> Pressure:
         """How things stand; logs what is new, at most once a period."""
         now = self._server.pressure()
-        if self._told_us is not None and at_us - self._told_us < PERIOD_US:
+        if self._logged_us is not None and at_us - self._logged_us < PERIOD_US:
             return now
-        told = self._told
-        evicted = now.evicted - told.evicted
-        shortages, turned_away = now.shortages - told.shortages, now.turned_away - told.turned_away
+        before = self._logged
+        evicted = now.evicted - before.evicted
+        shortages, turned_away = (
+            now.shortages - before.shortages,
+            now.turned_away - before.turned_away,
+        )
         if now.need or shortages or turned_away:
             counts = {"connections": shortages, "turned_away": turned_away}
             why = {"why": now.need, "hint": DESCRIPTORS_REMEDY}
@@ -42,6 +45,6 @@ class DoorWatch:
             self._report(
                 "warning", "strangers took all seats, older ones were sent away", {"count": evicted}
             )
-        if now != told:
-            self._told, self._told_us = now, at_us
+        if now != before:
+            self._logged, self._logged_us = now, at_us
         return now

@@ -3,7 +3,7 @@
 ts        seconds since 1970, for people       level   info, warning, error
 logger    who speaks                           msg     what happened, a constant text
 and the fields of the event: run, step, rank, target, column, dur_s, bytes, …; one that has the
-name of one of these is written with an underscore behind it.
+name of one of these four gets an underscore at its end.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class JsonLines(logging.Formatter):
 def configure(level: str = "info") -> None:
     """Send the whole process's log to stderr as JSON lines. Only a program's main calls this.
 
-    Raises Refused for a level that is none.
+    Raises Refused for an unknown level.
     """
     if level not in _LEVELS:
         raise Refused(f"log level {level!r}: {', '.join(_LEVELS)}")

@@ -160,7 +160,7 @@ def test_a_run_that_loses_targets_trainers_and_stagers_ends_with_the_control_run
         "optimizer state is bit-identical, rank by rank",
         "every loss is bit-identical, rank by rank",
         "saves went on with the targets that were left",
-        "nothing was left behind",
+        "nothing was left over",
     }
     assert "  7 targets, code 4+2, restart=never\n" in shown.text
     assert "  then 4 trainers and 4 stagers, at step " in shown.text

@@ -15,7 +15,7 @@ import pytest
 from ckpt.base.errors import Refused
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.demo import director
-from ckpt_client.demo.course import Course, CourseOutcome, StrikeRecord, Told
+from ckpt_client.demo.course import Course, CourseOutcome, Said, StrikeRecord
 from ckpt_client.demo.judge import judge
 from ckpt_client.demo.options import DemoOptions
 from ckpt_client.demo.strike import (
@@ -128,9 +128,9 @@ def good_outcome() -> CourseOutcome:
     )
     resumed = {rank: Resumed(4, 1000, 500, 0.1, "tier", "") for rank in range(RANKS)}
     ends = {rank: finished(moments=f"m{rank}") for rank in range(RANKS)}
-    after = Told(resumed=resumed, finished=dict(ends), first_step_s=2.5)
+    after = Said(resumed=resumed, finished=dict(ends), first_step_s=2.5)
     return CourseOutcome(
-        RANKS, 8, ends, strike, Told(), after, [view(2, 2), view(4, 2)],
+        RANKS, 8, ends, strike, Said(), after, [view(2, 2), view(4, 2)],
         [view(2, 0), view(4, 0), view(6, 1), view(8, 1)], stopped=True,
     )  # fmt: skip
 

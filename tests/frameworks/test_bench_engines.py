@@ -9,7 +9,7 @@ import pytest
 from ckptbench.commands.run import local_ranks
 from ckptbench.engines import RESHARDS, make_engine
 from ckptbench.engines.base import EnginePlan, Resharding
-from ckptbench.engines.torch_arrays import told_full_disk
+from ckptbench.engines.torch_arrays import full_disk_as_oserror
 from ckptbench.job.flags import parse_flags
 from ckptbench.job.grammar import Words
 from ckptbench.job.jobs import build_jobs
@@ -99,11 +99,11 @@ def test_the_table_says_which_engines_can_reshard(tmp_path: Path, engine: str) -
 def test_torch_s_word_for_a_full_disk_is_no_space(tmp_path: Path) -> None:
     with (
         pytest.raises(OSError, match="No space left") as caught,
-        told_full_disk(tmp_path, 1 << 62),
+        full_disk_as_oserror(tmp_path, 1 << 62),
     ):
         raise RuntimeError("unexpected pos 704 vs 598")
     assert caught.value.filename == str(tmp_path)
-    with pytest.raises(RuntimeError, match="pos"), told_full_disk(tmp_path, 1):
+    with pytest.raises(RuntimeError, match="pos"), full_disk_as_oserror(tmp_path, 1):
         raise RuntimeError("unexpected pos 704 vs 598")
 
 

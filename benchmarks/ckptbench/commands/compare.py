@@ -32,8 +32,8 @@ def main(argv: Sequence[str]) -> int:
     before, after = (read_report(text, str(path)) for path, text in documents)
     changes = compare(before, after)
     for job, differ in unlike(before, after).items():
-        told = "; ".join(differ)
-        text = f"ckptbench: {job} is not the same work in both: {told}"
+        reasons = "; ".join(differ)
+        text = f"ckptbench: {job} is not the same work in both: {reasons}"
         print(printable(text), file=sys.stderr)
     if options.json:
         rows = [{**msgspec.to_builtins(one), "verdict": one.verdict} for one in changes]

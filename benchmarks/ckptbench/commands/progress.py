@@ -19,7 +19,7 @@ from ckptbench.results import CheckpointFigures
 
 
 class Progress:
-    """I am told of each checkpoint by the jobs' threads, and print from one of my own."""
+    """The jobs' threads report each checkpoint to me, and I print from a thread of my own."""
 
     def __init__(self, jobs: JobList, interval_s: float, *, as_json: bool) -> None:
         self._jobs = jobs

@@ -205,7 +205,7 @@ def remove_old(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def told(error: Exception) -> CkptError:
+def as_ckpt_error(error: Exception) -> CkptError:
     """What a device, a file system or an engine's library raised, as an error of ours.
 
     A full disk is NoSpace in whatever way a library says it: torch wraps the kernel's error

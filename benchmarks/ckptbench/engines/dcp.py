@@ -31,7 +31,7 @@ from ckptbench.engines.base import (
     remove_old,
     step_directory,
 )
-from ckptbench.engines.torch_arrays import told_full_disk
+from ckptbench.engines.torch_arrays import full_disk_as_oserror
 from ckptbench.engines.torch_group import GROUP_TIMEOUT_S, TorchGroup
 from ckptbench.workload import State, TensorRange, empty_state, rank_boxes
 
@@ -113,7 +113,7 @@ class DcpEngine:
     @contextmanager
     def _errors(self) -> Iterator[None]:
         """What DCP raises is no Exception: its first cause takes its place."""
-        with told_full_disk(Path(self._plan.url), self._plan.state.rank_bytes[0]):
+        with full_disk_as_oserror(Path(self._plan.url), self._plan.state.rank_bytes[0]):
             try:
                 yield
             except CheckpointException as error:

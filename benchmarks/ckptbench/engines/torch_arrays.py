@@ -34,7 +34,7 @@ def to_array(tensor: torch.Tensor, like: np.dtype[np.generic]) -> Array:
 
 
 @contextmanager
-def told_full_disk(directory: Path, needed_bytes: int) -> Iterator[None]:
+def full_disk_as_oserror(directory: Path, needed_bytes: int) -> Iterator[None]:
     """Raises OSError (ENOSPC) for a RuntimeError when the device has less than so much left.
 
     torch's zip writer says of a write that was cut short only "unexpected pos 704 vs 598".

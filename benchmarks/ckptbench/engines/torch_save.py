@@ -8,7 +8,7 @@ import torch
 
 from ckptbench.engines.base import LoadedState
 from ckptbench.engines.file_engine import FileEngine
-from ckptbench.engines.torch_arrays import to_array, to_tensor, told_full_disk
+from ckptbench.engines.torch_arrays import full_disk_as_oserror, to_array, to_tensor
 from ckptbench.workload import State, dtype_of
 
 
@@ -19,7 +19,7 @@ class TorchSaveEngine(FileEngine):
 
     def write(self, path: Path, state: State) -> None:
         tensors = {name: to_tensor(array) for name, array in state.arrays.items()}
-        with told_full_disk(path.parent, len(state.memory)):
+        with full_disk_as_oserror(path.parent, len(state.memory)):
             torch.save(tensors, path)
 
     def load(self, step: int, rank: int) -> LoadedState:

@@ -1,8 +1,8 @@
 """How are faults done to targets? By signals to the run's own processes, and tc in its own network
 namespace.
 
-I strike when told how far a checkpoint is, and heal after it: what was killed is started again,
-what was stopped goes on. Nothing outside this run is ever touched.
+I strike when a checkpoint is as far as a fault asks for, and heal after it: what was killed is
+started again, what was stopped goes on. Nothing outside this run is ever touched.
 """
 
 from __future__ import annotations

@@ -63,9 +63,10 @@ class _Group:
     ranks: Ranks
     mark: str
     """In the environment of all that the ranks started."""
-    told: int = 0
+    number: int = 0
+    """Of the last Tell."""
     last: Reply = field(default_factory=Reply)
-    """Of the last Tell: it may be asked for again after a lost connection."""
+    """To it: this may be asked for again after a lost connection."""
 
     def stagers(self) -> list[int]:
         """Of the ranks, as they are now."""
@@ -162,7 +163,7 @@ class Agent:
         self._groups[asked.group] = _Group(session, ranks, mark)
 
     async def _tell(self, group: _Group, asked: Tell) -> Reply:
-        if asked.number == group.told:
+        if asked.number == group.number:
             return group.last
         if not 0 < len(asked.lines) <= LINES_MAX:
             raise Refused(f"{len(asked.lines)} lines: from 1 to {LINES_MAX}")
@@ -174,7 +175,7 @@ class Agent:
             return Reply(answers, counters.since(group.stagers()))
 
         group.last = await self._loop.run_in_executor(self._pool, tell)
-        group.told = asked.number
+        group.number = asked.number
         return group.last
 
     def _find(self, session: Session, name: str) -> _Group:
@@ -188,7 +189,7 @@ class Agent:
 
 
 async def run_agent(listen: tuple[str, int], secret: bytes, ready: Callable[[int], None]) -> None:
-    """Until SIGTERM or SIGINT; `ready` is told the port. Raises Unavailable."""
+    """Until SIGTERM or SIGINT; calls `ready` with the port. Raises Unavailable."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

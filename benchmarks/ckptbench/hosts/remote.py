@@ -116,8 +116,8 @@ class Hosts:
                 Ask(WHAT), msgspec.json.encode(request), timeout_s=timeout_s
             )
         except CkptError as error:
-            told = f"{self.addresses[host]}: {error.message}"
-            raise type(error)(told, hint=error.hint or HINT) from None
+            text = f"{self.addresses[host]}: {error.message}"
+            raise type(error)(text, hint=error.hint or HINT) from None
         if not isinstance(message, AnswerMessage):
             raise PeerError(f"{self.addresses[host]} answered with a {type(message).__name__}")
         return replies.decode(bytes(bulk))
@@ -133,7 +133,7 @@ class RemoteRanks:
     def __init__(self, hosts: Hosts, plans: Sequence[RankPlan]) -> None:
         self._hosts, self._name = hosts, secrets.token_hex(8)
         self._number = 0
-        self._told: list[Future[Reply]] = []
+        self._replies: list[Future[Reply]] = []
         self._spent: tuple[HostSpent, ...] = ()
         #: Answers that came with an earlier batch's reply, batch by batch.
         self._ready: list[list[RankAnswer]] = []
@@ -177,13 +177,13 @@ class RemoteRanks:
             parts = tuple(tuple(self._part(batch, host)) for batch in batches)
             return lambda: self._hosts.ask(host, Tell(self._name, number, parts))
 
-        self._told = self._hosts.at_once([call(host) for host in self._with_ranks])
+        self._replies = self._hosts.at_once([call(host) for host in self._with_ranks])
         return time.monotonic_ns() + LEAD_NS
 
     def answers(self) -> list[RankAnswer]:
         """See RankGroup."""
         if not self._ready:
-            replies = [one.result() for one in self._told]
+            replies = [one.result() for one in self._replies]
             names = [self._hosts.addresses[host] for host in self._with_ranks]
             self._spent = tuple(
                 dataclasses.replace(reply.spent, host=name)

@@ -1,7 +1,7 @@
 """What does a command line say? Every option is a flag, as in fio; the rest is about the tool.
 
-Flags before the first `--name` count for all jobs: they stand above job files, and below nothing.
-`--name=X` opens a job, `--name=global` settings for those behind it. A first word that is a verb
+Flags before the first `--name` count for all jobs and override every other setting. `--name=X`
+opens a job, `--name=global` opens settings for the jobs after it. A first word that is a verb
 (`ckptbench save --size=1g`) opens a job of that name.
 """
 

@@ -18,7 +18,7 @@ usage: ckptbench JOB.fio [FLAGS]          run a job file
        ckptbench plan --help              interval, bandwidth and targets for a model
        ckptbench agent --help             lets another host's ckptbench run ranks here
 
-Every option of a job is a flag, too: --size=1Gi --numjobs=4. Ki Mi Gi are binary, KB MB GB decimal,
+Every option of a job is also a flag: --size=1Gi --numjobs=4. Ki Mi Gi are binary, KB MB GB decimal,
 bare letters binary (fio's kb_base swaps the first two). --cmdhelp lists all options,
 --cmdhelp=OPTION explains one.
 """

@@ -109,7 +109,7 @@ def option(default: T, kind: ValueKind[T], help_text: str, *aliases: str) -> T:
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """Everything that a job can be told."""
+    """Every option of a job."""
 
     # --- what is done
     description: str = option("", text_kind(), "why this job is worth running")

@@ -1,4 +1,4 @@
-"""How does fio write numbers? Four digits and a unit, binary first and decimal behind it."""
+"""How does fio write numbers? Four digits and a unit, binary first, then decimal."""
 
 from __future__ import annotations
 

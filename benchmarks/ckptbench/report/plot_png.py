@@ -50,8 +50,8 @@ def _draw_ranks(axes: Axes, drawing: Drawing) -> None:
         for bar in row.bars:
             width = bar.end_ms - bar.begin_ms
             axes.barh(place, width, left=bar.begin_ms, color=COLOURS[bar.kind], height=0.8)
-        told = f" {row.end_ms:.0f} ms, {row.ratio:.2f}x"
-        axes.annotate(told, (1, place), xycoords=("axes fraction", "data"), va="center", fontsize=7)
+        text = f" {row.end_ms:.0f} ms, {row.ratio:.2f}x"
+        axes.annotate(text, (1, place), xycoords=("axes fraction", "data"), va="center", fontsize=7)
     axes.set_yticks(range(len(drawing.rows)), [row.name for row in drawing.rows], fontsize=7)
     axes.set_ylim(len(drawing.rows) - 0.5, -0.5)
     kinds = dict.fromkeys(bar.kind for row in drawing.rows for bar in row.bars)

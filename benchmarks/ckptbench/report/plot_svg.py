@@ -177,7 +177,7 @@ def _row(drawing: Drawing, row: Row, y: int) -> Iterator[str]:
         x, end = _x(drawing, bar.begin_ms), _x(drawing, bar.end_ms)
         yield (
             f'<rect class="{bar.kind}" x="{x:.1f}" y="{y + 3}" width="{max(0.5, end - x):.1f}" '
-            f'height="{ROW - 6}"><title>{row.name} {_told(bar)}</title></rect>'
+            f'height="{ROW - 6}"><title>{row.name} {_text_of(bar)}</title></rect>'
         )
         if bar.kind == "stall":
             stall = f"{bar.end_ms - bar.begin_ms:,.0f} ms"
@@ -188,7 +188,7 @@ def _row(drawing: Drawing, row: Row, y: int) -> Iterator[str]:
     yield _text(WIDTH - EDGE, y + 14, end_text, "hot" if slow else "", "end")
 
 
-def _told(bar: Bar) -> str:
+def _text_of(bar: Bar) -> str:
     return f"{bar.kind} {bar.begin_ms:.1f} to {bar.end_ms:.1f} ms"
 
 

@@ -28,10 +28,10 @@ def side_by_side_lines(jobs: Sequence[JobResult]) -> Iterator[str]:
         for name, found in rounds.items():
             if found:
                 one = next(iter(found.values()))
-                told = f"{one.end_word} {_row(found, rounds[first], lambda one: one.seconds)}"
+                text = f"{one.end_word} {_row(found, rounds[first], lambda one: one.seconds)}"
                 if one.direction == "write":
-                    told += f"; stall {_row(found, rounds[first], lambda one: one.stall_s)}"
-                yield f"  {name:<{NAME_WIDTH}}: {told}"
+                    text += f"; stall {_row(found, rounds[first], lambda one: one.stall_s)}"
+                yield f"  {name:<{NAME_WIDTH}}: {text}"
 
 
 def side_by_side(found: Sequence[float], first: Sequence[float]) -> Spread:

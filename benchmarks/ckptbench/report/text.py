@@ -261,11 +261,11 @@ def _goals(jobs: Sequence[JobResult]) -> Iterator[str]:
 
 
 def _stages(costs: Mapping[str, float]) -> str:
-    """The stages; the stager's threads in parentheses behind it."""
+    """The stages; after the stager its threads, in parentheses."""
     threads = [f"{cost:.3f}" for name, cost in costs.items() if "thread" in name]
-    told = f" (threads {' + '.join(threads)})" if threads else ""
+    listed = f" (threads {' + '.join(threads)})" if threads else ""
     return ", ".join(
-        f"{name} {cost:.3f}{told if name == 'stager' else ''}"
+        f"{name} {cost:.3f}{listed if name == 'stager' else ''}"
         for name, cost in costs.items()
         if "thread" not in name
     )

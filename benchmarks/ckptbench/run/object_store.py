@@ -1,10 +1,10 @@
 """The object store of a job with `durable=`: its drains, fetches and loads, and a place of its own.
 
 A drain is a `ckptd drain` that lives as long as the job, is stopped (SIGSTOP) during a save, and
-looks every 50 ms: its clock runs from the moment when it may go on, behind the commit, until the
-coordinator knows the checkpoint verified in the store. A fetch is what `ckpt fetch` does, by a
-fresh process, of a step that was deleted from the tier: its clock ends with the commit. Both have
-one mover, told as rank 0.
+looks every 50 ms: its clock runs from the moment after the commit when it may go on, until the
+coordinator knows that the checkpoint is verified in the store. A fetch is what `ckpt fetch` does,
+by a fresh process, of a step that was deleted from the tier: its clock ends with the commit. Both
+have one mover, reported as rank 0.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class ObjectStore:
         raise Unavailable(f"{name} is not drained after {TIMEOUT_S:g} s")
 
     def _status(self, url: str) -> StoreStatus | None:
-        """None while no worker has told the coordinator of the store."""
+        """None while no worker has reported the store to the coordinator."""
         stores = self._cluster.status().stores
         return next((one for one in stores if one.url == url), None)
 

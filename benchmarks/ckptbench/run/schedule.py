@@ -1,7 +1,7 @@
-"""Which loops does a job have, and which of them count? Pure: the time is told.
+"""Which loops does a job have, and which of them count? Pure: the time is an argument.
 
 warmups   so many loops first
-ramp_time loops that begin in it; the runtime begins behind it
+ramp_time loops that begin in it; the runtime begins after it
 loops     then so many, and with time_based as many as begin before runtime is over
 """
 

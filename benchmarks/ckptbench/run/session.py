@@ -33,7 +33,7 @@ from ckptbench.run.turns import Seat, Turns
 NETWORKED: Final = ("fsspec", "s3")
 """Engines whose storage lies beyond this host's loopback."""
 URLS: Final = ("ckpt", "fsspec", "s3")
-"""Engines that can be told a URL that all hosts see."""
+"""Engines that can be given a URL that all hosts see."""
 
 Key = tuple[object, ...]
 

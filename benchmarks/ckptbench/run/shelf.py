@@ -23,7 +23,7 @@ MakeRanks = Callable[[Sequence[RankPlan], Mapping[str, str], Path], RankGroup]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What all jobs of a run are told."""
+    """What all jobs of a run get."""
 
     isolated: bool
     """The loopback is ours alone: wire bytes can be counted."""
@@ -31,7 +31,7 @@ class Context:
     hosts: int
     """How many run the ranks."""
     on_checkpoint: Callable[[str, CheckpointFigures], None]
-    """Told after each one, from the job's thread."""
+    """Called after each one, from the job's thread."""
     addresses: tuple[str, ...] = ()
     """Of the hosts' agents; empty when ranks run here."""
     start_skew_s: float = 0.0

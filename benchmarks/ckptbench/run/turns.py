@@ -1,8 +1,8 @@
 """Jobs that are compared take turns: a checkpoint of each, again and again, nothing beside it.
 
-A device's speed moves by half within an hour, so a comparison of one job behind the other compares
-hours. Each job keeps its thread and its ranks; what it does, from the start of its ranks to the
-last comparison, it does while it has its turn.
+A device's speed moves by half within an hour, so jobs that run one after the other compare hours.
+Each job keeps its thread and its ranks; what it does, from the start of its ranks to the last
+comparison, it does while it has its turn.
 """
 
 from __future__ import annotations

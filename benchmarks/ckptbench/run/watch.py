@@ -15,7 +15,7 @@ from ckptbench.run.shelf import StepShelf
 
 
 class RunWatch:
-    """I let a checkpoint begin, and tell what was seen once they are done.
+    """I let a checkpoint begin, and report what was seen once its ranks are done.
 
     Faults that are due before the checkpoint strike when I am made, and all are healed by `stop`,
     which must be called.

@@ -2,7 +2,7 @@
 and the image that a restart begins from.
 
 Only numbering a launch, opening an attempt, deciding, committing, aborting and deleting are
-durable; everything else is told again by stagers and targets. Most entries move a checkpoint along
+durable; stagers and targets report everything else again. Most entries move a checkpoint along
 
     OPEN -> DECIDED -> COMMITTED -> TOMBSTONED -> DELETED
       \\-> ABORTED        \\-> DAMAGED (stays listed, is never read here)
@@ -130,8 +130,8 @@ class LaunchNumbered:
 
 @dataclass(frozen=True, slots=True)
 class LaunchEntered:
-    """This process holds a rank of a launch without a key, which nothing but its processes tells
-    from the next one."""
+    """This process holds a rank of a launch without a key: only its processes set that apart from
+    the next launch."""
 
     run: RunName
     launch: LaunchNumber
@@ -148,7 +148,7 @@ class LaunchResolved:
     turn: int
     checkpoint: CheckpointId
     by_number: bool = False
-    """It was asked for by its step's number, and stands instead of what did before; turn 0."""
+    """It was asked for by its step's number, and replaces what stood before; turn 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +176,9 @@ class TargetSeen:
     domain: str
     directory: str
     incarnation: bytes = b""
-    """Of its directory, 16 random bytes; empty while no process has told one."""
+    """Of its directory, 16 random bytes; empty until a process has presented one."""
     place: str = ""
-    """Where that lies, as its process told: the same only for the same file on the same machine."""
+    """Where that lies, says its process: the same only for the same file on the same machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,14 +223,14 @@ class StoreForgotten:
 
 @dataclass(frozen=True, slots=True)
 class CatalogReached:
-    """Everything up to this position is in the catalog, this entry's own ticket too."""
+    """Everything up to this position is in the catalog, this entry's own ticket included."""
 
     position: CatalogPosition
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogOutdated:
-    """A target has proved that another catalog is newer: this one is served never again."""
+    """A target has proved that another catalog is newer: this one is never served again."""
 
     reason: str
 
@@ -428,7 +428,7 @@ def apply_drain(
 
 
 def forget_old_turns(turns: dict[int, Kept], newest: int) -> None:
-    """Nobody is TURNS_KEPT resolutions behind its peers; the first one stays."""
+    """No rank lags its peers by TURNS_KEPT resolutions; the first one stays."""
     for turn in [turn for turn in turns if 0 < turn <= newest - TURNS_KEPT]:
         del turns[turn]
 

@@ -5,13 +5,13 @@
 
 Somebody may take this process for dead and start another coordinator, on a catalog that was copied,
 restored or made of the targets. That one serves when enough targets have its higher term on stable
-storage, and a target obeys nobody below that. So whoever asks enough targets, behind the question
-that it is to answer, and is obeyed by them, was in force when it was asked: no other coordinator
+storage, and a target obeys nobody below that. So this coordinator asks the targets after a question
+has come. When enough of them obey it, it was in force when the question came: no other coordinator
 had announced anything. Enough are as many as vouch for a catalog with patience (vouching.py): two
-such sets share a target, but where all targets but m are no majority.
+such sets share a target, except where all targets but m are no majority.
 
-It costs a frame for each target and no sync. All that is asked meanwhile shares the next round, so
-a crowd of ranks that load costs two rounds. Who is not confirmed gets no answer, and is told why.
+It costs a frame for each target and no sync. Questions that come during a round share the next one,
+so a crowd of ranks that load costs two rounds. Without a confirmation a request fails and says why.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ckpt.protocol.coordinator.saving.attempts import AttemptBook
 from ckpt.protocol.events import Buffer, Received, Session
 
 CONFIRMED = (Resolve, DeleteStep, Ask)
-"""What is answered only by who is in force: each says what is the newest, or changes it."""
+"""What only a coordinator in force may answer: each says what is the newest, or changes it."""
 IN_VAIN_US = 300_000
 """A reader that asks for an object store, since it does not reach the targets, waits no longer."""
 
@@ -67,7 +67,7 @@ class Confirming:
     `resolve_unconfirmed` a load that waited in vain, or raises why not.
 
     While a commit is still to be made that the coordinator before may have announced, nobody knows
-    what is the newest: what is confirmed waits for it.
+    what is the newest: confirmed requests wait for it.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Confirming:
         self._confirmed: list[_Held] = []
 
     def confirm(self, then: Then) -> None:
-        """`then` runs once enough targets have obeyed behind this call; it may be never."""
+        """`then` runs once enough targets have obeyed after this call; that may be never."""
         self._next.append(then)
         if self._round is None:
             self._begin()
@@ -122,7 +122,9 @@ class Confirming:
         self._release_confirmed()
 
     def hold(self, event: Received) -> None:
-        """Keep a request until this coordinator is confirmed; who waits in vain is told why."""
+        """Keep a request until this coordinator is confirmed; one that waits in vain fails with the
+        reason.
+        """
         kept = Received(
             event.now_us, event.session, event.request, event.message, bytes(event.bulk)
         )
@@ -261,9 +263,7 @@ class Confirming:
 
 
 def is_confirmed(message: Message) -> bool:
-    """Whether it is answered only behind a round. How it is with this one anybody tells who is
-    asked.
-    """
+    """Whether it is answered only after a round; questions about this process need none."""
     if isinstance(message, Ask):
         return message.what not in ("status", "coordinator")
     return isinstance(message, CONFIRMED)

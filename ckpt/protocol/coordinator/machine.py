@@ -1,4 +1,4 @@
-"""The coordinator: one pure machine behind `handle(event) -> list[Action]`.
+"""The coordinator: one pure machine, entered by `handle(event) -> list[Action]` alone.
 
     Membership      who is live, what each target has proved      (membership.py)
     Launches        which start of a run may save                 (launches.py)
@@ -21,9 +21,9 @@
     DrainQueue      what goes to object stores, under leases      (draining.py)
     Evictor         room for saves from what was drained          (evicting.py)
 
-Here events are told apart and given to the part that they concern; nothing is decided here. A
-restart begins from the catalog's image: open attempts wait for their stagers, decided ones are
-rolled forward with the same record, committed ones count again as their targets register.
+Here each event goes to the part that it concerns; nothing is decided here. A restart begins from
+the catalog's image: open attempts wait for their stagers, decided ones are rolled forward with the
+same record, committed ones count again as their targets register.
 """
 
 from __future__ import annotations
@@ -361,7 +361,7 @@ class CoordinatorMachine:
                 self._desk.close(session, f"{type(message).__name__} is no request")
 
     def _register(self, session: Session, request: int, message: RegisterTarget) -> None:
-        # A copy under another name speaks of what the original was told: that proves nothing.
+        # A copy under another name repeats what the original was sent: that proves nothing.
         renamed = self.members.is_renamed(message)
         if not renamed and self.vouching.refuses(session, request, message):
             return
@@ -371,7 +371,7 @@ class CoordinatorMachine:
             self.reservations.reconcile(target, message.reservations)
 
     def _join(self, session: Session, request: int, message: JoinLaunch) -> None:
-        """Told when a restart would find the same launch."""
+        """Answered when a restart would find the same launch."""
         from_stager = self._roles[session] is Role.STAGER
         launch, entries = self.launches.join(
             session, message, self._desk.now_us, from_stager=from_stager

@@ -47,7 +47,7 @@ class CoordinatorPolicy:
     keep: int | None = None
     """How many steps of a run stay; None keeps all."""
     mend: str = "ckpt catalog rebuild DIR"
-    """The command that makes an old catalog anew; `{targets}` becomes the targets' addresses."""
+    """The command that rebuilds an old catalog; `{targets}` becomes the targets' addresses."""
     watermarks: Watermarks = field(default_factory=Watermarks)
 
     @property

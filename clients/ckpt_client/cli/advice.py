@@ -53,10 +53,10 @@ class Local:
         known = [self._targets[id] for id in found.targets if id in self._targets]
         if not known:
             return found
-        told = [self._mend(target) for target in known]
-        remedy = "; ".join(text for text, _ in told)
-        # Each once, and that which starts all anew at the end.
-        commands = sorted(dict.fromkeys(line for _, line in told), key=lambda c: c == self._anew)
+        mends = [self._mend(target) for target in known]
+        remedy = "; ".join(text for text, _ in mends)
+        # Each once, and the one that restarts everything at the end.
+        commands = sorted(dict.fromkeys(line for _, line in mends), key=lambda c: c == self._anew)
         return replace(found, remedy=remedy, command=" && ".join(commands))
 
     def coordinator_down(self, reason: str, pid: int | None) -> Check:
@@ -74,7 +74,7 @@ class Local:
             )
             command = f"kill -KILL {pid}"
         else:
-            remedy, command = f"start it anew; see {log}", self._anew
+            remedy, command = f"start it again; see {log}", self._anew
         return check("COORDINATOR_DOWN", text, remedy, command)
 
     def catalog_corrupt(self) -> Check:

@@ -76,7 +76,7 @@ class CatalogCopy(msgspec.Struct, frozen=True):
 
 
 class LocalMade(msgspec.Struct, frozen=True):
-    """What of DIR/cluster.toml is told here."""
+    """What the commands need of DIR/cluster.toml."""
 
     cluster: str
     host: str
@@ -283,7 +283,7 @@ def allocated_bytes(directory: Path) -> int:
 
 
 def _greeted(talk: Conversation) -> Conversation:
-    """One question, so that a wrong address or secret is told before anything else is done."""
+    """One question, so that a wrong address or secret fails before anything else is done."""
     try:
         talk.status()
     except BaseException:

@@ -1,4 +1,4 @@
-"""What waits for an object store, waits for ever when the store is no more.
+"""Forget an object store that is no more: what waits for it would wait for ever.
 
 forget URL   nothing is drained to URL any more: retention and eviction no longer wait for it.
              What lies there stays. Refused while a `ckptd drain` serves it.

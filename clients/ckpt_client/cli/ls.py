@@ -76,7 +76,7 @@ def survives_text(view: StepView) -> str:
     if view.targets_survivable < 0:
         return "-"
     targets = counted(view.targets_survivable, "target")
-    # A target is the domain where nothing wider is told apart.
+    # Where no wider domains are known, a target is its own domain.
     if view.domain_level == "target":
         return targets
     return f"{targets}, {counted(view.domains_survivable, view.domain_level)}"

@@ -101,7 +101,7 @@ class Verb(Protocol):
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asks this process to end; everything that handles Ctrl-C handles it, too."""
+    """A signal asks this process to end; everything that handles Ctrl-C also handles it."""
 
 
 class CommandParser(argparse.ArgumentParser):

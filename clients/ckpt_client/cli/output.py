@@ -42,7 +42,7 @@ class Tone(Enum):
 
 
 AHEAD_S: Final = 60.0
-"""Clocks of one cluster are as close; a time further ahead is told as such."""
+"""Clocks of one cluster are as close; a time further ahead is shown as such."""
 _TONE: Final = re.compile(rf"(\x1b\[(?:0|{'|'.join(tone.value for tone in Tone)})m)")
 
 
@@ -70,7 +70,7 @@ class Output:
             self._stdout.write(_shown(text) + "\n")
 
     def document(self, value: object) -> None:
-        """The answer as JSON; nothing without --json. Indented: people read it, too."""
+        """The answer as JSON; nothing without --json. Indented, since people read it as well."""
         if self.json:
             text = msgspec.json.format(msgspec.json.encode(value), indent=2)
             self._stdout.write(printable_json(text.decode()) + "\n")

@@ -107,7 +107,7 @@ class Status:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--check", action="store_true", help="exit with 3 for a warning, too")
+    parser.add_argument("--check", action="store_true", help="also exit with 3 for a warning")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

@@ -3,7 +3,7 @@
 Exit code 0: all columns are whole. 3: some are missing or damaged, the checkpoint
 is readable from the others. 4: it is lost. 75: targets that hold it are out of
 reach, so nothing is proved. Columns of earlier steps that hold what did not change
-are read, too.
+are read as well.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class StrikeRecord:
 
 
 @dataclass(slots=True)
-class Told:
+class Said:
     """What the ranks of one launch said."""
 
     resumed: dict[int, Resumed] = field(default_factory=dict)
@@ -76,8 +76,8 @@ class CourseOutcome:
     steps: int
     control: dict[int, Finished] = field(default_factory=dict)
     strike: StrikeRecord | None = None
-    before: Told = field(default_factory=Told)
-    after: Told = field(default_factory=Told)
+    before: Said = field(default_factory=Said)
+    after: Said = field(default_factory=Said)
     committed_before: list[StepView] = field(default_factory=list)
     """As of the strike; redundancy is that of the commit."""
     committed: list[StepView] = field(default_factory=list)
@@ -87,7 +87,7 @@ class CourseOutcome:
 
 
 class Course:
-    """I run once. Processes that I leave behind on an error carry the caller's mark."""
+    """I run once. Processes that I leave on an error carry the caller's mark."""
 
     def __init__(self, options: DemoOptions, directory: Path, screen: Screen, mark: str) -> None:
         self._options = options
@@ -100,10 +100,10 @@ class Course:
         """Raises CkptError when something that must not fail failed."""
         options, outcome = self._options, self._outcome
         self._screen.begin("control run, without ckpt", options.steps)
-        told = Told()
+        said = Said()
         with Fleet(self._plan("", "control")) as fleet:
-            self._listen(fleet, told)
-        outcome.control = told.finished
+            self._listen(fleet, said)
+        outcome.control = said.finished
 
         self._screen.begin("starting the cluster", 0)
         url, cluster = start_cluster(self._directory / "cluster", options.targets, options.code)
@@ -124,13 +124,13 @@ class Course:
 
     # ----------------------------------------------------------------------- the strike
 
-    def _disturb(self, fleet: Fleet, cluster: DemoCluster, told: Told) -> StrikeRecord | None:
+    def _disturb(self, fleet: Fleet, cluster: DemoCluster, said: Said) -> StrikeRecord | None:
         """Let it train until a burst can be hit, and hit; None when the training ended before."""
         every = self._options.save_every
         watch = HalfwayWatch(every)
         aim: Aim | None = None
         while not fleet.silent:
-            heard = self._hear(fleet, told, WATCH_S)
+            heard = self._hear(fleet, said, WATCH_S)
             newest = max(
                 (one.word.step for one in heard if isinstance(one.word, StepDone)), default=0
             )
@@ -142,7 +142,7 @@ class Course:
                 aim = self._take_aim(cluster)
             glimpse = watch.look(cluster.status()) if aim is not None else None
             if aim is not None and glimpse is not None:
-                return self._strike(fleet, cluster, told, glimpse, aim)
+                return self._strike(fleet, cluster, said, glimpse, aim)
         return None
 
     def _take_aim(self, cluster: DemoCluster) -> Aim | None:
@@ -160,7 +160,7 @@ class Course:
         return tuple(one.pid for one in find_marked(self._mark) if one.is_stager)
 
     def _strike(
-        self, fleet: Fleet, cluster: DemoCluster, told: Told, glimpse: Glimpse, aim: Aim
+        self, fleet: Fleet, cluster: DemoCluster, said: Said, glimpse: Glimpse, aim: Aim
     ) -> StrikeRecord:
         """Kill the targets, and at once everybody who could still finish the save."""
         left = kill_processes(aim.target_pids, signal.SIGKILL, KILL_TIMEOUT_S)
@@ -171,14 +171,14 @@ class Course:
             raise CkptError(f"processes {sorted(left)} do not end, of {', '.join(aim.victims)}")
         killed_s = time.monotonic()
         attempt = cluster.status().attempt(glimpse.step)
-        self._listen(fleet, told)
+        self._listen(fleet, said)
         committed = self._outcome.committed_before = cluster.committed()
         trainers, stagers = len(fleet.pids), len(aim.stager_pids)
         self._screen.note(
             f"step {glimpse.step}: {glimpse.fragments_stored} of {glimpse.fragments_total} "
             f"fragments were stored when SIGKILL hit targets {' and '.join(aim.victims)}"
         )
-        self._screen.note(f"then {trainers} trainers and {stagers} stagers, at step {told.step}")
+        self._screen.note(f"then {trainers} trainers and {stagers} stagers, at step {said.step}")
         return StrikeRecord(
             glimpse=glimpse,
             victims=aim.victims,
@@ -186,7 +186,7 @@ class Course:
             trainer_count=trainers,
             stager_count=stagers,
             killed_s=killed_s,
-            trained_step=told.step,
+            trained_step=said.step,
             newest_committed=committed[-1].step if committed else None,
         )
 
@@ -205,44 +205,44 @@ class Course:
             directory=self._directory,
         )
 
-    def _listen(self, fleet: Fleet, told: Told) -> None:
+    def _listen(self, fleet: Fleet, said: Said) -> None:
         """Until the ranks have nothing more to say."""
         heard_s = time.monotonic()
         while not fleet.silent:
-            if self._hear(fleet, told, HEAR_S):
+            if self._hear(fleet, said, HEAR_S):
                 heard_s = time.monotonic()
             elif time.monotonic() - heard_s > SILENCE_S:
                 raise CkptError(f"no rank said anything for {SILENCE_S:g} s")
 
-    def _hear(self, fleet: Fleet, told: Told, timeout_s: float) -> list[RankSaid]:
+    def _hear(self, fleet: Fleet, said: Said, timeout_s: float) -> list[RankSaid]:
         heard = fleet.hear(timeout_s)
         for one in heard:
             match one.word:
                 case StepDone():
-                    self._note_step(one.rank, one.word, told)
+                    self._note_step(one.rank, one.word, said)
                 case SaveReturned():
-                    told.saves.append(one.word)
+                    said.saves.append(one.word)
                 case Resumed():
-                    told.resumed[one.rank] = one.word
-                    if len(told.resumed) == self._options.ranks:
-                        self._note_resumed(told)
+                    said.resumed[one.rank] = one.word
+                    if len(said.resumed) == self._options.ranks:
+                        self._note_resumed(said)
                 case Finished():
-                    told.finished[one.rank] = one.word
+                    said.finished[one.rank] = one.word
         return heard
 
-    def _note_step(self, rank: int, word: StepDone, told: Told) -> None:
-        told.steps[rank] = word.step
-        if len(told.steps) < self._options.ranks:
+    def _note_step(self, rank: int, word: StepDone, said: Said) -> None:
+        said.steps[rank] = word.step
+        if len(said.steps) < self._options.ranks:
             return
-        done = min(told.steps.values())
-        if told.first_step_s is None:
-            told.first_step_s = time.monotonic()
-        if done > told.step:
-            told.step = done
+        done = min(said.steps.values())
+        if said.first_step_s is None:
+            said.first_step_s = time.monotonic()
+        if done > said.step:
+            said.step = done
             self._screen.advance(done, word.loss)
 
-    def _note_resumed(self, told: Told) -> None:
-        words = told.resumed.values()
+    def _note_resumed(self, said: Said) -> None:
+        words = said.resumed.values()
         rebuilt = sum(word.rebuilt_bytes for word in words)
         steps = sorted({word.step for word in words})
         self._screen.note(

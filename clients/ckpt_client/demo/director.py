@@ -69,7 +69,7 @@ def _perform(options: DemoOptions, screen: Screen, begun: float) -> DemoReport:
                 shutil.rmtree(directory, ignore_errors=True)
     checks, figures = judge(outcome, time.monotonic() - begun)
     gone = options.keep or not directory.exists()
-    clean = DemoCheck("nothing was left behind", not left and gone and outcome.stopped, "")
+    clean = DemoCheck("nothing was left over", not left and gone and outcome.stopped, "")
     return DemoReport((*checks, clean), figures)
 
 

@@ -68,7 +68,7 @@ class ModelShape:
 
 
 def name_views(shape: ModelShape, flat: Floats) -> Parameters:
-    """The flat vector's tensors by name; what lies behind the last one is padding."""
+    """The flat vector's tensors by name; what lies after the last one is padding."""
     views: Parameters = {}
     start = 0
     for name, extents in shape.tensors().items():

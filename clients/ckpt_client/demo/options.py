@@ -1,4 +1,4 @@
-"""What `ckpt demo` can be told."""
+"""The options of `ckpt demo`."""
 
 from __future__ import annotations
 

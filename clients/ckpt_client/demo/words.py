@@ -1,4 +1,4 @@
-"""What a trainer is told by its command line, and what it says on its standard output."""
+"""A trainer's command line, and what it says on its standard output."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Incoming(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeldArray:
-    """An array that can be read only whole, anew with each `mapped`."""
+    """An array that can be read only whole, once more with each `mapped`."""
 
     name: str
     dtype: str

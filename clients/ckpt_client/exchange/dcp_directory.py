@@ -1,7 +1,7 @@
 """A directory of torch's own DCP, written and read by torch itself, one tensor at a time.
 
 Planning sees tensors without memory (the meta device); each is read from its source when it is
-written and let go behind it. Needs torch, a GPU never.
+written, and let go after that. Needs torch, but never a GPU.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def write_dcp(source: Source, arrays: Sequence[NamedArray], folder: Path) -> int
 
 
 def read_dcp(folder: Path) -> Sequence[HeldArray]:
-    """Every tensor of a directory that `dcp.save` wrote; values that are none are left out.
+    """Every tensor of a directory that `dcp.save` wrote; other values are left out.
 
     torch unpickles the metadata, as its own `dcp.load` does: only for a folder that the user
     trusts. Raises NotFound, Corrupt, Refused.
@@ -75,7 +75,7 @@ def read_dcp(folder: Path) -> Sequence[HeldArray]:
     try:
         metadata = FileSystemReader(folder).read_metadata()
         entries = metadata.state_dict_metadata
-    except Exception as error:  # Whatever pickle raises for bytes that are none.
+    except Exception as error:  # Whatever pickle raises for other bytes.
         raise Corrupt(f"{folder / '.metadata'} cannot be read: {error!r:.200}") from None
     reader = _reader_with(metadata, folder)
     found = []

@@ -117,7 +117,7 @@ def _npy_header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
 
 
 class _Appending(io.RawIOBase):
-    """A file that can only grow: zipfile then writes sizes behind its entries."""
+    """A file that can only grow: zipfile then writes sizes after its entries."""
 
     def __init__(self, file: WholeFile) -> None:
         self._file = file

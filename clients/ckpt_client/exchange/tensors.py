@@ -55,7 +55,7 @@ def named_arrays(source: Source, prefix: str, separator: str) -> list[NamedArray
     Raises NotFound when there is none, Refused when two arrays would share a name.
     """
     found: dict[str, NamedArray] = {}
-    # A replicated plain value is a small tensor, too, but no leaf of a tree.
+    # A replicated plain value is also a small tensor, but no leaf of a tree.
     leaves = {name for tree in source.trees().values() for name in leaf_names(tree)}
     for tensor in source.tensors():
         if tensor.name not in leaves or not tensor.name.startswith(prefix):

@@ -15,8 +15,8 @@ class WholeFile:
     """Left without `complete`, by whatever way, nothing stays."""
 
     def __init__(self, path: Path) -> None:
-        """Raises Refused for what is there and no file: a rename would put one in its place, in
-        that of /dev/null for root, too.
+        """Raises Refused for what is there and is no file: a rename would replace it, for root even
+        /dev/null.
         """
         if path.exists() and not path.is_file():
             raise Refused(f"{path} is there and is no file: only a file is replaced")

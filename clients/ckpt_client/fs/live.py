@@ -1,6 +1,6 @@
 """What a process has open of one filesystem: its connections, made once, whoever needs them first.
 
-A forked child begins anew: threads and sessions are its parent's.
+A forked child makes its own: threads and sessions are its parent's.
 """
 
 from __future__ import annotations

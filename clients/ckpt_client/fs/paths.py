@@ -3,10 +3,10 @@
     ckpt://HOST:PORT/RUN/STEP/FILE       a coordinator
     ckpt+local:///DIR/RUN/STEP/FILE      one machine; DIR is the longest prefix with a cluster.toml
 
-Inside, a path is RUN/STEP/FILE. STEP is the first segment behind the first one that is a number,
-alone or behind `step`, `step-` or `step_`; RUN is all in front of it, FILE all behind. A path
-without such a segment is a loose file, a checkpoint of its own: its run is the whole path, its step
-is 0.
+Inside, a path is RUN/STEP/FILE. STEP is the first segment that is a number, alone or after `step`,
+`step-` or `step_`; the path's first segment is never STEP. RUN is all before it, FILE all after it.
+A path without such a segment is a loose file, a checkpoint of its own: its run is the whole path,
+its step is 0.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def is_url(protocol: str, path: str) -> bool:
 
 
 def without_head(protocol: str, url: str) -> str:
-    """What stands behind `ckpt://`. Raises Refused for a query."""
+    """What stands after `ckpt://`. Raises Refused for a query."""
     head = _HEADS[protocol].match(url)
     assert head is not None
     rest = url[head.end() :]

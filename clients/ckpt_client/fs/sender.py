@@ -134,7 +134,7 @@ class FileSender:
                     f"{run}: {name} is not on its targets after {SEND_TIMEOUT_S:g} s",
                     hint="see ckpt status",
                 )
-        except BaseException:  # An interrupt, too: nobody will commit it.
+        except BaseException:  # An interrupt as well: nobody will commit it.
             self._order(lambda: self._drop(job, Aborted("its writer waits no more")))
             raise
         finally:

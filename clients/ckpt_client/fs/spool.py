@@ -1,8 +1,8 @@
-"""The bytes of a file that is being written: memory behind a descriptor, until they are on targets.
+"""The bytes of a file that is being written: memory with a descriptor, until they are on targets.
 
 A memfd grows as it is written and has a real descriptor, so `os.fsync` on it works and costs
-nothing; whoever fsyncs a file is told the truth by `close`, which waits for the targets. When the
-file is complete it is mapped and encoded in place: no byte is copied again.
+nothing. Only `close`, which waits for the targets, shows whether the bytes are safe. When the file
+is complete it is mapped and encoded in place: no byte is copied again.
 """
 
 from __future__ import annotations

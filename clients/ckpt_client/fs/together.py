@@ -95,7 +95,7 @@ def _check_movable(fs: LiveFileSystem, source: str, recursive: bool) -> None:
     if fs._intrans:
         raise Refused(
             f"{source} cannot be moved in a transaction: it would go before its copy is there",
-            hint="copy it in the transaction, and delete it behind",
+            hint="copy it in the transaction, and delete it afterwards",
         )
     found = step_of(source)
     if found is not None and found[0] < source.count("/"):

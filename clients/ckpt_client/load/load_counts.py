@@ -14,7 +14,7 @@ from typing import Final
 from ckpt.base.ids import LaunchNumber, Rank, RunName, Step
 
 COUNTS_MAX: Final = 4096
-"""Forgotten ones begin anew: their ranks move on with their launch no more, and load no mix."""
+"""A forgotten count begins again: its rank no longer moves on with its launch, but loads no mix."""
 
 Key = tuple[str, RunName, LaunchNumber, Rank, Step]
 """(cluster, run, launch, rank, step)."""

@@ -30,7 +30,7 @@ def is_committed(content: memoryview, payload: IndexPayload) -> bool:
 
 
 def _column_crc(content: memoryview, layout: Layout, column: int) -> int:
-    """Of one data column's cells, the zeros behind the payload counted."""
+    """Of one data column's cells, including the zeros after the payload."""
     crc = 0
     for stripe in range(layout.stripe_count):
         size = layout.cell_bytes_of(stripe)

@@ -1,4 +1,4 @@
-"""How far a load is, told when it takes long."""
+"""How far a load is, reported when it takes long."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Is every byte of a checkpoint still what was written? Each target reads its own columns and
-compares; those of earlier generations that hold bytes of it, too."""
+compares, also those of earlier generations that hold bytes of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ckpt_client.load.pin import Pinned
 from ckpt_client.load.reader_context import ReaderContext
 
 COLUMN_TIMEOUT_S: Final = 600.0
-"""To read one column whole, behind all others that its target was asked for."""
+"""To read one column whole, after all others that its target was asked for."""
 AT_ONCE_MAX: Final = 32
 """Columns under way; a target reads its own one after another."""
 _EVERYWHERE: Final = (ByteRange(0, PAYLOAD_BYTES_MAX),)
@@ -79,7 +79,7 @@ class VerifyReport:
     `unknown`: not readable from what was reached, and nothing is proved."""
     payloads: tuple[PayloadHealth, ...]
     columns: tuple[ColumnHealth, ...]
-    """All of them, by rank and column; those of homes behind its own."""
+    """All of them, by rank and column; those of homes after its own."""
     bytes_read: int
     """Fragment bytes that targets compared."""
     seconds: float

@@ -86,7 +86,7 @@ def opened_cluster(url: LocalUrl, timeout_s: float) -> Iterator[ServingCluster]:
 
 
 def is_supervised(directory: Path) -> bool:
-    """Whether a supervisor (or a child that one left behind) holds DIR."""
+    """Whether a supervisor (or a child of one that was killed) holds DIR."""
     try:
         descriptor = os.open(directory / SUPERVISOR_LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -75,7 +75,7 @@ def find_marked(mark: str) -> list[Marked]:
 def kill_processes(pids: Iterable[int], number: signal.Signals, timeout_s: float) -> set[int]:
     """Signal each of them and wait until it is gone; returns those that are still there.
 
-    A descriptor of the process is held meanwhile, so that a number that is given anew is never hit.
+    A descriptor of the process is held meanwhile, so that a reused number is never hit.
     """
     waiting: dict[int, int] = {}
     try:

@@ -150,7 +150,7 @@ class Save:
 
     @property
     def failure_told(self) -> bool:
-        """Known to have failed, and somebody has been told."""
+        """Known to have failed, and the error was raised or reported."""
         return self._error is not None and self._error_told
 
     @property
@@ -214,9 +214,7 @@ class Save:
         self._error = error
 
     def take_error(self) -> CkptError | None:
-        """The error, when there is one that nobody has been told;
-        it counts as told from here on.
-        """
+        """The error, when there is one that was not raised yet; from now on it was."""
         if self._error is None or self._error_told:
             return None
         self._error_told = True

@@ -25,7 +25,7 @@ class MappedHalves:
         self._unmapped: dict[int, tuple[int, int]] = {}
 
     def take(self, half: int, descriptor: int, half_bytes: int, fault_in_s: float) -> None:
-        """The stager has made this half anew; the descriptor is ours from now on."""
+        """The stager has made this half again; the descriptor is ours from now on."""
         self._drop(half)
         self._unmapped[half] = descriptor, half_bytes
         self.made_s[half] = fault_in_s

@@ -5,7 +5,7 @@
     0                                             payload_bytes                         half_bytes
 
 The payload is what is stored. The document has a whole number of pages, so that other scalars in it
-seldom move all that follows. The zeros behind the payload are the padding of its last stripe, which
+seldom move all that follows. The zeros after the payload are the padding of its last stripe, which
 is encoded in place. A copy is what several ranks hold: a replica, or a box with holders. The
 witness is the bytes of copies that other ranks store, so that the stager can fingerprint this
 rank's whole copy; the declaration tells the stager where everything lies. Items begin on 64 bytes.
@@ -238,7 +238,7 @@ def _parts(numbers: Sequence[int], sizes: Sequence[int], first: int, last: int) 
 
 
 def _place(parts: Iterable[Part], begin: int) -> list[Span]:
-    """Parts one behind the other from `begin` on, each aligned; empty ones need no place."""
+    """Parts one after the other from `begin` on, each aligned; empty ones need no place."""
     spans: list[Span] = []
     for leaf, start, end in parts:
         if start < end:

@@ -25,7 +25,7 @@ from ckpt_client.stager.memory import runtime_directory
 from ckpt_client.url import LocalUrl, RemoteUrl
 
 Seat = tuple[str, wire.Attach]
-"""Of whom a stager is: the cluster's id, and all that a stager is told at its start."""
+"""Whose a stager is: the cluster's id, and all that a stager is given at its start."""
 
 #: Stagers that no open store uses, for all threads of this process. The one parked last comes
 #: last; there are no more than stores were open at once. Some may have ended.

@@ -30,7 +30,7 @@ START_TIMEOUT_S = 60.0
 LINE_TIMEOUT_S = 2.0
 """A stager that does not answer within this is not kept for another store, nor taken over."""
 PATIENCE_S = 10.0
-"""Who waits longer for a stager is told what for: a stopped one would be waited for without end."""
+"""A longer wait for a stager is logged, with its reason: for a stopped one it would never end."""
 _log = logging.getLogger("ckpt.save")
 #: Every link of this process. A forked child closes its copies of their sockets.
 _links: weakref.WeakSet[StagerLink] = weakref.WeakSet()
@@ -208,7 +208,7 @@ class StagerLink:
             raise
 
     def take_error(self) -> CkptError | None:
-        """The oldest error that nobody was told."""
+        """The oldest error that was not raised yet."""
         self.take_news()
         with self._news:
             while self._failed:

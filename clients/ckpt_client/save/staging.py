@@ -20,7 +20,7 @@ from ckpt_client.warn import warn
 class Staging:
     """I stage once: `copy`, then `hand_over` or `drop`.
 
-    What `hand_over` raises was told to the other ranks: they wait for nobody.
+    What `hand_over` raises was sent to the other ranks: they wait for nobody.
     """
 
     stager: StagerLink
@@ -73,7 +73,7 @@ class Staging:
         return save
 
     def drop(self) -> None:
-        """Nothing is saved, and nobody else is told. Raises only what interrupted the copy."""
+        """Nothing is saved, and nobody else hears of it. Raises only what interrupted the copy."""
         self.stager.drop(self.number)
         if self.failure is not None and not isinstance(self.failure, Exception):
             raise self.failure

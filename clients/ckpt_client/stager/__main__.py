@@ -1,5 +1,5 @@
 """`python -m ckpt_client.stager FD --store URL --rank RANK/WORLD_SIZE`: started by the trainer,
-which holds the other end of the socket. What stands behind FD is for who looks at the processes.
+which holds the other end of the socket. The words after FD are for people who list processes.
 """
 
 from __future__ import annotations

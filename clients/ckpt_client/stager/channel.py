@@ -73,7 +73,7 @@ class TrainerChannel:
             self.flush()
 
     def pause(self) -> None:
-        """Behind what is queued nothing is sent until `listen`."""
+        """After what is queued nothing is sent until `listen`."""
         self._paused = True
 
     def listen(self) -> None:

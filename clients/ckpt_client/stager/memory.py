@@ -136,7 +136,7 @@ def answer_reader(peer: socket.socket, lookup: Lookup) -> None:
             if held is None:
                 peer.send(msgspec.msgpack.encode(MemoryGrant(-1)))
                 return
-            # Opened anew, so that the reader cannot write through it.
+            # Opened once more, so that the reader cannot write through it.
             read_only = os.open(f"/proc/self/fd/{held.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 grant = msgspec.msgpack.encode(MemoryGrant(held.payload_bytes))

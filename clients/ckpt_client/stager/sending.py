@@ -1,5 +1,5 @@
-"""The way to the sender: commands in their order, and those of a payload that refers to homes
-behind the move of its bytes.
+"""The way to the sender: commands in their order. Those of a payload that refers to homes wait for
+the move of its bytes.
 
     StartPayload(refers) ── worker: what is stored moves together ──> sender.start, and what came
                             meanwhile for this payload: AddSpares, ReopenColumns, StopPayload

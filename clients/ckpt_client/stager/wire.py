@@ -10,8 +10,9 @@ descriptor.
 
 A save goes AskHalf -> HalfGranted -> HandOver (or DropStaging) -> Outcome -> HeardOutcome, or ends
 with SaveRefused. RefuseStep may come in place of each that the trainer sends before HandOver. A
-store that closes says Detach, and hears nothing behind Detached; the same Attach as before goes on,
-and all memory is announced anew behind Attached. The end of either side is the end of the socket.
+store that closes sends Detach, and gets nothing after Detached. With the same Attach as before it
+goes on: after Attached all memory is announced again. The end of either side is the end of the
+socket.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class HalfOpen(_Packet, frozen=True, tag=True, array_like=True):
 
 
 class Prepared(_Packet, frozen=True, tag=True, array_like=True):
-    """As much as the arena's cap allows is faulted in. An error is told in `message`."""
+    """As much as the arena's cap allows is faulted in. `message` is the error, if there is one."""
 
     code: str = ""
     message: str = ""
@@ -215,8 +216,8 @@ def decode_from_stager(packet: bytes) -> FromStager:
 def receive_packet(sock: socket.socket) -> tuple[bytes, int | None]:
     """One packet and the descriptor that came with it; an empty packet is the other side's end.
 
-    A peer that closed with something of ours unread is told once as a reset, ahead of the packets
-    that it had sent before: these still count, so the next call of the kernel's decides.
+    When a peer closed with something of ours unread, the kernel reports a reset once, ahead of the
+    packets that it had sent before. These still count, so the next call decides.
     """
     try:
         packet, descriptors = _receive(sock)

@@ -1,1 +1,1 @@
-"""The coordinator's stable storage: a SQLite file, its copies, and how it is made anew."""
+"""The coordinator's stable storage: a SQLite file, its copies, and how it is rebuilt."""

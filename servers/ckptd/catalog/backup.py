@@ -1,15 +1,15 @@
 """A copy of the catalog: how it is made, and what of it counts beside what the targets hold.
 
-A copy is older than the catalog from its next entry on, so it is never put back as it is: a restore
-is a rebuild from the targets that takes from the copy what no target knows
+A copy is outdated by the catalog's next entry, so it is never put back as it is: a restore is a
+rebuild from the targets that takes from the copy what no target knows
 
     object stores, their policies and what they hold      as the copy has them
     checkpoints whose record is on no target that answers  when columns of them are there
     deletions and proved damage                           they hold for ever
     aborted and deleted generations                       so that what is left of them goes
 
-and nothing else. What no target that answered has anything of was deleted since, or comes back with
-the targets that are away.
+and nothing else. A checkpoint of which no target that answered has anything was deleted since, or
+comes back with the targets that are away.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _READ: Final = (RowState.COMMITTED, RowState.TOMBSTONED, RowState.DAMAGED)
 
 @dataclass(frozen=True, slots=True)
 class BackupConfig:
-    """What `ckptd backup-catalog` is told."""
+    """Options of `ckptd backup-catalog`."""
 
     directory: Path
     """Of the coordinator, which does not run."""

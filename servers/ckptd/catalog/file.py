@@ -16,8 +16,8 @@ from ckptd.local.cluster_file import FILE_NAME
 
 LOCK_NAME: Final = "coordinator.lock"
 CLUSTER_NAME: Final = "cluster.id"
-"""Beside the catalog, so that one that is gone is missed: a new catalog is of the same cluster, and
-the targets prove it old. Without it a new cluster would seem to begin.
+"""Beside the catalog, so that its loss is noticed: a new one is of the same cluster, and targets
+prove it old. Without this file a new cluster would seem to begin.
 """
 
 _KEPT_FROM_USE: Final = frozenset(
@@ -118,7 +118,7 @@ def copy_catalog(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def unusable(directory: Path, error: sqlite3.Error, *, what: str = "") -> CkptError:
-    """A catalog that is damaged is another thing than one that its disk keeps from being used.
+    """The error that tells a damaged catalog from one that its disk keeps from being used.
 
     `what` names another file than the catalog in `directory`.
     """

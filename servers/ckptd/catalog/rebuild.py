@@ -55,14 +55,14 @@ from ckptd.target.identity import incarnation_of
 
 PART_BYTES: Final = 1 * MiB
 #: A generation that has one of these and gets no row is passed over: later it proves nothing.
-_TOLD: Final = (DocumentKind.RECORD, DocumentKind.TOMBSTONE)
+_PROOFS: Final = (DocumentKind.RECORD, DocumentKind.TOMBSTONE)
 TERM_SKIP: Final = 1000
 """More starts than a coordinator makes while a target is away."""
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildConfig:
-    """What `ckptd rebuild-catalog` is told."""
+    """Options of `ckptd rebuild-catalog`."""
 
     directory: Path
     """Of the coordinator; without targets, of a local cluster that does not run."""
@@ -155,8 +155,8 @@ def rebuild(cluster: str, sources: Sequence[Source], backup: CatalogImage | None
         refused = [each for each in refused if each.checkpoint not in committed]
     refused += _settle_homes(cluster, image, held, committed)
     _spare_homes(cluster, image, held, refused)
-    told = {id for _, each in held for kind, id in each.documents if kind in _TOLD}
-    image.passed_over = told - image.rows.keys()
+    proved = {id for _, each in held for kind, id in each.documents if kind in _PROOFS}
+    image.passed_over = proved - image.rows.keys()
     image.rebuilt_from = len(sources)
     image.rebuilt_term, image.term = image.term, image.term + TERM_SKIP
     image.position = CatalogPosition(image.term, 0)

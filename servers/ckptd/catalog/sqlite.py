@@ -4,7 +4,7 @@ Goals: an acknowledged ticket survives SIGKILL and power loss; one fsync serves 
 waits; the event loop never blocks on it.
 
 Plan: the write-ahead log with synchronous=FULL; one writer thread that owns the connection, takes
-all tickets that have gathered, puts them into one transaction and acknowledges them behind its
+all tickets that have gathered, puts them into one transaction and acknowledges them after its
 COMMIT. The tables hold folded rows (`CatalogImage.apply`), not a log, so the file grows with what
 exists and a start reads it once.
 
@@ -95,7 +95,7 @@ _KEY: Final = "run = ? AND step = ? AND term = ? AND counter = ?"
 class Catalog:
     """I keep the entries of one coordinator. I expect `start` before the first `submit`.
 
-    After `close` every submitted ticket is either acknowledged or the error was told; the lock is
+    After `close` every submitted ticket is acknowledged, or its error was reported; the lock is
     free. `image` is what was found at `open`, with this process's own term; the machine owns it.
     """
 

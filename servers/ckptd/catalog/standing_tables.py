@@ -1,5 +1,5 @@
-"""How far a catalog has come, and what it has let go: by this, and by what targets keep, an old
-copy of it is known (ckpt/protocol/coordinator/cluster/vouching.py).
+"""How far a catalog has come, and what it has forgotten. Compared with what targets keep, this
+shows an old copy (ckpt/protocol/coordinator/cluster/vouching.py).
 
 Rows of `meta`, and a table beside those of checkpoints, made when they are missing: catalogs of
 schema 1 may lack them, and a version that does not know them leaves them be.
@@ -43,7 +43,9 @@ def store(connection: sqlite3.Connection, entry: StandingEntry) -> None:
 
 
 def load(connection: sqlite3.Connection, image: CatalogImage) -> None:
-    """Behind the rows of checkpoints: they say what one without a note may have forgotten."""
+    """To be called after the checkpoints' rows are loaded: where a catalog has no note of what it
+    has forgotten, the newest of them bounds that.
+    """
     position = _get(connection, "position")
     if position is not None:
         term, _, ticket = position.partition(".")

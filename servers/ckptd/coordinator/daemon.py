@@ -89,7 +89,7 @@ CLIENT_ROLES: Final = (Role.STAGER, Role.READER, Role.ADMIN)
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
-    """What `ckptd coordinator` is told by TOML, environment or flags."""
+    """Options of `ckptd coordinator`, from TOML, environment or flags."""
 
     directory: Path
     """Of the catalog, its lock and the metrics token."""

@@ -211,8 +211,8 @@ def _door(pressure: Pressure) -> Iterator[Family]:
     away = Family(
         "ckpt_peers_turned_away_total",
         Kind.COUNTER,
-        "Connections that did not stay: strangers that others took the seat of, peers for which "
-        "no descriptor was free, and peers that were told so.",
+        "Connections that did not stay: strangers whose seat others took, peers for which no "
+        "descriptor was free, and peers that were answered so.",
     )
     away.add(pressure.evicted, reason="stranger").add(pressure.shortages, reason="descriptors")
     yield away.add(pressure.turned_away, reason="full")

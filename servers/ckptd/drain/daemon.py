@@ -43,7 +43,7 @@ STOP_GRACE_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class DrainConfig:
-    """What `ckptd drain` is told by TOML, environment or flags."""
+    """Options of `ckptd drain`, from TOML, environment or flags."""
 
     to: Annotated[str, "URLS"]
     """Object stores, blanks between: URL?every=N&keep=N&runs=PATTERN&checksum=md5 each."""
@@ -64,7 +64,7 @@ class DrainConfig:
     portable_dtypes: bool = False
     """bfloat16 and float8 as integers, for plain Zarr readers."""
     abandon_s: float = 3600.0
-    """What the tier deleted half drained goes when nobody wrote to it for so long."""
+    """Remove what the tier deleted half drained once nobody has written to it for so long."""
     aside: bool = True
     """Stand aside while a save is under way."""
     log_level: Annotated[str, "info|warning|error"] = "info"

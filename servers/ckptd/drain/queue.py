@@ -1,9 +1,9 @@
 """A drain worker's place in the coordinator's queue: leases, parts, and a sign of life.
 
-    open --every run's content told--> lease --> parts ... --> ended --> lease ...
+    open --every run's content sent--> lease --> parts ... --> ended --> lease ...
 
 One session for all stores of this process. What the coordinator has forgotten (it was rebuilt) is
-told again. A lease that is lost stops the writing at its next step; what was done has receipts.
+sent again. A lease that is lost stops the writing at its next step; what was done has receipts.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class QueueClient:
     def tell_stored(
         self, run: RunName, stored: Iterable[tuple[Step, Generation]], version: int
     ) -> None:
-        """What the store has of a run, and keeps. Raises Busy when another worker has told
-        something since `version`: look again."""
+        """Report what the store has of a run, and keeps. Raises Busy when another worker has
+        reported something since `version`: look again."""
         message = TellStored(self._policy.url, self._worker, run, version)
         self._call(message, DrainNoted, encode_stored(stored))
 

@@ -36,7 +36,7 @@ TELL_COUNT_MAX: Final = 16
 NO_THREAD: Final = "can't start new thread"
 """As CPython says it."""
 REST_S_MAX: Final = 10.0
-"""Between two tries of a store that fails, which are told one by one."""
+"""Between two tries of a store that fails; each failure is logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class StoreWorker:
         self._is_open = False
         self._in_trouble = False
         #: Runs of whose content in the store the queue has heard, since this process opened it.
-        self._told: set[RunName] = set()
+        self._sent: set[RunName] = set()
         self._written_bytes = 0
         self._draining_s = 0.0
         self._lock = threading.Lock()
@@ -97,14 +97,14 @@ class StoreWorker:
         try:
             while not self._stopped.is_set():
                 try:
-                    with scarcity_told():
+                    with scarcity_is_unavailable():
                         is_busy = self._drain_next(heartbeat)
                     if not is_busy:
                         self._stopped.wait(poll_s)
                     rests.begin_again()
                 except CkptError as error:
                     if isinstance(error, NotFound):
-                        self._is_open = False  # The coordinator began anew, or the bucket is gone.
+                        self._is_open = False  # The coordinator forgot it, or the bucket is gone.
                     self._report("warning", "cannot drain", {"url": self.url, "reason": str(error)})
                     self._tell_trouble(str(error))
                     self._stopped.wait(rests.next_s())
@@ -117,9 +117,9 @@ class StoreWorker:
         """Drain what the queue leases; False when that is nothing. Raises CkptError."""
         if not self._is_open:
             self._open()
-        for run in sorted({*self._watch.runs(), *self._told}):
+        for run in sorted({*self._watch.runs(), *self._sent}):
             if self._policy.wants(run):
-                if run not in self._told:
+                if run not in self._sent:
                     tidy_committed(self._sink, run)
                     self._expire(run)
                 self._abandon(run)
@@ -141,7 +141,7 @@ class StoreWorker:
             text = "does not create objects conditionally: one worker at a time, by lease"
             self._report("warning", text, {"url": self.url})
         self._queue.open(self._sink.conditional)
-        self._told.clear()
+        self._sent.clear()
         self._is_open = True
 
     def _tell_trouble(self, error: str) -> None:
@@ -155,9 +155,9 @@ class StoreWorker:
             version = self._queue.version()
             doomed = surplus(self._policy, stored_steps(self._sink, run))
             stored = stored_by(self._sink, run, self._watch.cluster())
-            with suppress(Busy):  # Another worker told of something else meanwhile.
+            with suppress(Busy):  # Another worker reported something else meanwhile.
                 self._queue.tell_stored(run, [one for one in stored if one not in doomed], version)
-                self._told.add(run)
+                self._sent.add(run)
                 return doomed
         raise Busy(f"{self.url} changes faster than it is looked at")
 
@@ -167,7 +167,7 @@ class StoreWorker:
         name = f"{id.run}@{id.step}"
         self._report("info", "draining", {"url": self.url, "checkpoint": name})
         try:
-            with scarcity_told():
+            with scarcity_is_unavailable():
                 manifest = self._write(id, heartbeat)
         except Aborted:
             return  # Finished by another worker, another's by now, or this process ends.
@@ -211,7 +211,7 @@ class StoreWorker:
     def _expire(self, run: RunName) -> None:
         """Delete what the store's own retention leaves over: its marker first, then the rest."""
         doomed: list[tuple[Step, Generation]] = []
-        if run not in self._told or surplus(self._policy, stored_steps(self._sink, run)):
+        if run not in self._sent or surplus(self._policy, stored_steps(self._sink, run)):
             doomed = self._tell(run)  # First, so that nothing is evicted on its account.
         for step, generation in doomed:
             delete_stored(self._sink, run, step, generation)
@@ -234,7 +234,7 @@ class StoreWorker:
 
 
 @contextmanager
-def scarcity_told() -> Iterator[None]:
+def scarcity_is_unavailable() -> Iterator[None]:
     """What the system does not give this process is no defect: it may give it later."""
     try:
         yield

@@ -31,7 +31,7 @@ class HttpAsker:
 
     def ask(self, path: str) -> object:
         """The answer's JSON. Raises Unavailable, Unauthorized, or the error that it names."""
-        for _ in range(2):  # The second time with the challenge that the first refusal told.
+        for _ in range(2):  # The second time with the challenge of the first refusal.
             challenge = self._challenge
             authorization = sign_request(
                 self._key, "GET", path, b"", challenge, secrets.token_hex(NONCE_BYTES)

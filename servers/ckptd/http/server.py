@@ -76,7 +76,7 @@ class Reports(Protocol):
 
 
 class Answers(Protocol):
-    """What a coordinator can be asked besides; at once, from memory, too."""
+    """What else a coordinator can be asked; it answers this at once, from memory, as well."""
 
     def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
         """JSON. Raises NotFound, Refused."""

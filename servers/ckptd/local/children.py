@@ -140,7 +140,7 @@ class Supervisor:
             key.data()
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """SIGTERM to all, last added first; SIGKILL behind the grace; all are gone on return."""
+        """SIGTERM to all, last added first; SIGKILL after the grace; all are gone on return."""
         for child in reversed(self.children.values()):
             if child.process is not None:
                 child.process.signal(signal.SIGTERM)

@@ -1,8 +1,8 @@
 """How does a supervisor start a daemon? It forks: what the daemon imports is there already.
 
-An interpreter that starts anew needs about 0.5 CPU seconds for its imports, and a cluster has
-eight; a fork needs a hundredth of it, and the children share the memory of what was imported. What
-a copy would inherit and a daemon must not have is put right before it runs (`_live`).
+A new interpreter needs about 0.5 CPU seconds for its imports, and a cluster has eight of them. A
+fork needs a hundredth of that, and the children share the memory of what was imported. What a copy
+would inherit and a daemon must not have is put right before it runs (`_live`).
 
 Warning: only a process with one thread may do this, and its locks must be free. Of the parent's
 objects the child uses none but the program; the frames below it keep them alive until `os._exit`.
@@ -101,7 +101,7 @@ def _live(
             os._exit(_FAILED)
         os.setpgid(0, 0)  # A Ctrl-C is the supervisor's; it stops the children in order.
         _keep_only(outputs, inherited)
-        _speak_anew()
+        _reopen_output()
         _forget_handlers(mask)
         _take_title(argv)
         code = program(argv)
@@ -117,7 +117,7 @@ def _live(
 
 
 def _keep_only(outputs: tuple[int, int], inherited: Sequence[int]) -> None:
-    """Descriptors 0, 1, 2 anew, and of the parent's only those that were meant for children."""
+    """New descriptors 0, 1, 2, and of the parent's only those that were meant for children."""
     empty = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     for standard, descriptor in enumerate((empty, *outputs)):
         os.dup2(descriptor, standard)
@@ -128,8 +128,8 @@ def _keep_only(outputs: tuple[int, int], inherited: Sequence[int]) -> None:
                 os.close(descriptor)
 
 
-def _speak_anew() -> None:
-    """What the parent could not write, on a full disk, is not its children's to say."""
+def _reopen_output() -> None:
+    """Children must not write what the parent could not, on a full disk, and still holds."""
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
 

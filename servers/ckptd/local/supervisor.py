@@ -7,7 +7,7 @@
     DIR/lock              whoever opens the store holds it until connected; so does an idle stop
     DIR/logs/*.log        stderr of each child               DIR/targets/t0 ..    their directories
     DIR/catalog.sqlite, coordinator.lock, metrics.token      the coordinator's
-    DIR/drain.toml        options of `ckptd drain`, which then runs here, too (docs/drain.md)
+    DIR/drain.toml        options of `ckptd drain`, which then also runs here (docs/drain.md)
     DIR/coordinator.toml  options of `ckptd coordinator` that DIR does not fix, such as watermarks
 
 Life: LOCKED -> coordinator ready -> each target ready, or given up -> READY (ready.json) -> STOPPED
@@ -75,22 +75,22 @@ TARGET: Final = "target"
 
 @dataclass(frozen=True, slots=True)
 class LocalConfig:
-    """What `ckptd local DIR` is told. All but `directory` count only when DIR is made."""
+    """Options of `ckptd local DIR`. All but `directory` count only when DIR is made."""
 
     directory: Path
     """Everything lies in it; may be given without --directory, as the first word."""
     targets: Annotated[int | None, "TARGETS"] = None
-    """How many; 7 when not told."""
+    """How many; 7 by default."""
     code: Annotated[str, "K+M"] = ""
-    """When not told 4+2 from 6 targets, 2+1 from 3, 1+1 from 2, 1+0 from one."""
+    """By default 4+2 from 6 targets, 2+1 from 3, 1+1 from 2, 1+0 from one."""
     keep: Annotated[int | None, "STEPS"] = None
     """Newest committed steps of a run to keep; 0 keeps all."""
     restart: Annotated[str, "always|never"] = ""
-    """Whether to start targets again that have exited; always when not told."""
+    """Whether to start targets again that have exited; always by default."""
     linger_s: float = -1.0
-    """Stop after so many seconds without a client; 300 when not told."""
+    """Stop after so many seconds without a client; 300 by default."""
     capacity_bytes: int | None = None
-    """Of all targets together; what the device has when not told."""
+    """Of all targets together; by default what the device has."""
     pretend_domains: bool = False
     """Count each target as a failure domain of its own, although they share a device."""
     cell_bytes: int | None = None
@@ -101,7 +101,7 @@ class LocalConfig:
     """The least grave events that are logged."""
 
     def options(self) -> ClusterOptions:
-        """What was asked for; what was not told may be anything."""
+        """What was asked for; what was not given may be anything."""
         return ClusterOptions(
             targets=self.targets,
             code=self.code or None,
@@ -203,7 +203,7 @@ class LocalCluster:
         self._drain: Child | None = None
         self._asker: HttpAsker | None = None
         self._ready = False
-        #: What ready.json says is not what is: it could not be written, and is tried again.
+        #: ready.json is out of date: it could not be written, and is tried again.
         self._unwritten = False
         self._ready_s = 0.0
         self._join_until_s = 0.0
@@ -322,7 +322,7 @@ class LocalCluster:
             self._next_poll_s = now_s + IDLE_POLL_S
             if not self._has_directory():
                 self._report("error", "DIR is gone", {"directory": str(self._directory)})
-                self._stop("DIR was removed or made anew")
+                self._stop("DIR was removed or replaced")
                 return
             if self._unwritten:
                 self._write_ready()
@@ -342,11 +342,11 @@ class LocalCluster:
         }
         sessions = self._ask_sessions()
         live = started.intersection(_named(sessions, "live"))
-        # One that is refused joins when somebody has said a word: who opens is to hear of it.
+        # One that is refused joins only once somebody has decided: whoever opens DIR must hear.
         missing = started.difference(live, _named(sessions, "refused"))
         enough = len(live) >= Code.parse(self._cluster.code).n
         patience_s = 0.0 if enough else JOIN_LAST_S - JOIN_WAIT_S
-        # Of an old catalog not all targets will be live, and who opens is to hear why.
+        # With an old catalog not all targets become live, and whoever opens DIR must hear why.
         waits = sessions.get("catalog") != CATALOG_OLD
         if missing and waits and now_s < self._join_until_s + patience_s:
             return

@@ -50,7 +50,7 @@ from ckptd.target.shell import TargetShell
 
 @dataclass(frozen=True, slots=True)
 class TargetConfig:
-    """What `ckptd target` is told by TOML, environment or flags."""
+    """Options of `ckptd target`, from TOML, environment or flags."""
 
     directory: Path
     """What it serves; one directory on one device, made when missing."""
@@ -75,7 +75,7 @@ class TargetConfig:
     direct: bool = True
     """Write and read around the page cache where the file system can."""
     unix: bool = True
-    """Listen on a Unix socket for stagers of this host, too."""
+    """Also listen on a Unix socket, for stagers of this host."""
     http: Annotated[str, "HOST:PORT"] = ""
     """Where to ask for its health and metrics; port 0 takes a free one, empty for none."""
     loop: Annotated[str, "asyncio|uvloop"] = "asyncio"

@@ -3,8 +3,8 @@
     resting --tick, PROBE_US passed--> asked --all answered--> resting, and it is known
                                          | nothing for OVERDUE_US: it hangs
 
-A device that is full takes writes: what it holds is served, and what it refuses is told to who
-asks. The probe goes the way of all other syncs, behind them, so that it waits as they do.
+A full device counts as one that takes writes: what it holds is served, and a save that it refuses
+hears so. The probe queues after all other syncs, so that it waits as they do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FILE: Final = f"{STAGING}/probe"
 
 
 class DiskProbe:
-    """I ask by `put`, which performs actions in order, and am told by `answered`."""
+    """I ask by `put`, which performs actions in order; their results come to `answered`."""
 
     def __init__(self, put: Callable[[DiskAction], None]) -> None:
         self._put = put

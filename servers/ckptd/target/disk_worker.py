@@ -59,7 +59,7 @@ class DiskWorker:
         self._actions.put(action)
 
     async def close(self) -> None:
-        """Wait until all is performed and told, what followed from it included; end the thread."""
+        """Wait until all is performed and reported, with what followed from it; end the thread."""
         await self._idle.wait()
         self._actions.put(None)
         self._thread.join()

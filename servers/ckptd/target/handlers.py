@@ -37,24 +37,25 @@ class Relay:
 
 
 class CoordinatorHandler:
-    """The dialer's view of the shell. I say once why the coordinator is out of reach, and stop the
-    daemon for what is refused from its first word: another cluster, a slip of whoever started it.
-    One that was taken in and is refused later goes on dialing: the slip is the coordinator's, whose
-    catalog may be new, and what this target holds is needed to make it again.
+    """The dialer's view of the shell. I log once why the coordinator is out of reach.
+
+    I stop the daemon when it is refused before it was ever taken in: whoever started it named
+    another cluster. One that is refused later goes on dialing: then the mistake is the
+    coordinator's, whose catalog may be new, and what this target holds is needed to rebuild it.
     """
 
     def __init__(self, shell: TargetShell, report: Reporter, stop: Callable[[], None]) -> None:
         self._shell = shell
         self._report = report
         self._stop = stop
-        self._told = ""
+        self._logged = ""
         self._was_in = False
         self._refusal: Refused | None = None
         self.received = shell.received
         self.closed = shell.closed
 
     def opened(self, session: Session, peer: Established) -> None:
-        self._told, self._was_in = "", True
+        self._logged, self._was_in = "", True
         self._shell.coordinator_opened(session, peer)
 
     def failed(self, error: CkptError) -> None:
@@ -62,10 +63,10 @@ class CoordinatorHandler:
         if isinstance(error, Refused) and not self._was_in:
             self._refusal = error
             self._stop()
-        elif str(error) != self._told:
-            self._told = str(error)
+        elif str(error) != self._logged:
+            self._logged = str(error)
             level = "warning" if error.retryable else "error"
-            self._report(level, "coordinator out of reach", {"why": self._told})
+            self._report(level, "coordinator out of reach", {"why": self._logged})
 
     def check(self) -> None:
         """Raises Refused when that is what stopped the daemon."""

@@ -37,7 +37,7 @@ class TargetFile:
     target: str
     cluster: str
     incarnation: bytes = b""
-    """Told from every other directory by it; a copy has it, too. Empty: of an earlier version."""
+    """No other directory has it, except a copy. Empty: of an earlier version."""
 
 
 async def adopt_identity(

@@ -22,7 +22,7 @@ CUTS: Final = ("malformed", "unauthorized", "timeout", "silent", "unread", "evic
 
 
 def family_of_counter(name: str) -> Family:
-    """The empty family of one of a target's counters, which its renewals carry, too."""
+    """The empty family of one of a target's counters, which its renewals also carry."""
     if name in LEVELS:
         return Family(f"ckpt_target_{name}", Kind.GAUGE, "Of one target, now.")
     total = f"ckpt_target_{name.removesuffix('_total')}_total"

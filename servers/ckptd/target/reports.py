@@ -32,7 +32,7 @@ class TargetReports:
         self._serving = shell, server, pool
 
     def is_ready(self) -> bool:
-        """It is joined to the coordinator, its device takes writes, and nobody told it to stop."""
+        """It is joined to the coordinator, its device takes writes, and nobody asked it to stop."""
         if self._serving is None or self._stop.is_set():
             return False
         shell, _, _ = self._serving

@@ -1,9 +1,9 @@
 """Whether the columns that a certificate names are still on their targets.
 
-A file that was replaced, given up or left behind is dropped from its targets; only the coordinator
-that dropped it remembers. To the next one its writer may come back with proofs that were true once,
-of targets that have not started again since. So what is certified in an attempt that was recovered
-is not believed before its targets have looked.
+A file that was replaced, given up or abandoned is dropped from its targets; only the coordinator
+that dropped it remembers. After a restart its writer may present proofs that were true once, of
+targets that have not started again since. So a certificate in a recovered attempt is believed only
+after its targets have looked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PATIENCE_US = 2_000_000
 
 
 class Attestation:
-    """I ask every target once. `done` is told which proofs stand, and how many columns are gone."""
+    """I ask every target once. `done` gets the proofs that stand, and how many columns are gone."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Attestation:
         self._open_questions = 1
 
     def begin(self) -> None:
-        """Ask; `done` may be told before this returns."""
+        """Ask; this may call `done` before it returns."""
         asked: dict[TargetId, list[ColumnId]] = {}
         for proof in self._proofs:
             asked.setdefault(proof.target, []).append(proof.column)

@@ -1,20 +1,20 @@
 """Which process is a target? One at a time, and of the one directory that is known by its name.
 
-A directory has an incarnation: 128 random bits, made once and kept in it. By that it is told from
-another one of the same name, emptied or put in its place. A copy of a directory has the same
-incarnation; it is told by its place (this start of which machine, which file), and that only one
-process can hold the lock there.
+A directory has an incarnation: 128 random bits, made once and kept in it. Another directory of the
+same name, emptied or put in its place, has another one. A copy of a directory has the same one, but
+another place (this start of which machine, which file); and only one process can hold the lock in
+one place.
 
     a process presents                          it is
     a name or an incarnation that is new        taken in, and its incarnation noted
     the incarnation known for this name         taken in; while another has the seat, refused
     another incarnation of this name            refused, until somebody says that it is the target
     an incarnation known by another name        refused: a directory is one target
-    none, as daemons of before do               taken in; while another has the seat, refused
+    none, as older daemons do                   taken in; while another has the seat, refused
 
-A place keeps its seat for a lease after its session ended, and after the coordinator began: a
-connection that breaks gives no copy the chance to step in. The process that comes back there has
-it at once.
+A place keeps its seat for a lease after its session ended, and after the coordinator began, so that
+a broken connection gives no copy the chance to step in. A process that comes back in that place has
+the seat at once.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Claims:
         self._left_us = {target: left_us + gap_us for target, left_us in self._left_us.items()}
 
     def answered(self, target: TargetId, incarnation: bytes, now_us: int) -> TargetSeen | None:
-        """What the same question did already, whose answer may have been lost; else None."""
+        """What the same question has done already (its answer may have been lost); else None."""
         known, done_us = self._known.get(target), self._replaced_us.get(target)
         if known is None or done_us is None or now_us - done_us >= REPEAT_US:
             return None
@@ -157,9 +157,9 @@ class Claims:
                 hint="start `ckptd target` on it, under that name; ckpt status then shows it",
             )
         if len(asking) > 1:
-            told = "; ".join(f"{each.incarnation.hex()}: {each.where}" for each in asking)
+            listed = "; ".join(f"{each.incarnation.hex()}: {each.where}" for each in asking)
             raise Refused(
-                f"{len(asking)} directories ask for the place of target {target}: {told}",
+                f"{len(asking)} directories ask for the place of target {target}: {listed}",
                 hint="end all but one, or name one with --incarnation",
             )
         claim = asking[0]

@@ -2,9 +2,9 @@
 
 A launch is joined by reading or saving ranks and *begins* with its first save; from then on older
 launches are fenced. Which number a key stands for, and which processes hold a launch without a key,
-is durable before a rank is told its number: a coordinator that restarts while ranks still join
-would split the launch in two otherwise. Which launch has begun is read from the attempts that it
-opened; since when a process is here and what it saved last, it says itself when it joins again.
+is durable before a rank gets its number: otherwise a coordinator that restarts while ranks still
+join would split the launch in two. Which launch has begun is read from the attempts that it opened.
+A process that joins again says itself since when it is here and what it saved last.
 
 Invariants: ranks of one launch share one world size; a rank has one live process; `begun` only
 grows.
@@ -46,7 +46,7 @@ class Member:
     left_us: int | None = None
     """When a stager said that its process has ended; the stager may still finish saves."""
     watched: bool = False
-    """A stager has joined for it, and did not say that it goes: it says when the process ends."""
+    """A stager has joined for it, and did not say that it leaves: it reports the process's end."""
     away_since_us: int | None = None
     """When the last session ended; None while there is one."""
 
@@ -56,7 +56,7 @@ class Member:
 
     @property
     def here(self) -> bool:
-        """It has not ended, as somebody can tell who speaks for it."""
+        """It has not ended, and somebody is connected who would report that."""
         return bool(self.sessions) and not self.left
 
     @property
@@ -67,7 +67,7 @@ class Member:
     def joined(self, session: Session, *, from_stager: bool) -> None:
         """It speaks here, and has a store open as far as is known."""
         if session not in self.sessions:
-            self.left_us = None  # A stager that had said it says it again.
+            self.left_us = None  # A stager that had reported its end reports it again.
         self.sessions.add(session)
         self.closed.discard(session)
         self.away_since_us = None
@@ -76,12 +76,12 @@ class Member:
             self.watched = True
 
     def came(self, at_us: int) -> None:
-        """It says when; the earliest word counts, from whichever of its connections."""
+        """It says when it came; of what its connections say the earliest counts."""
         known = self.joined_us != LONG_AGO_US
         self.joined_us = min(self.joined_us, at_us) if known else at_us
 
     def store_closed(self, session: Session, *, unwatched: bool) -> None:
-        """The process lives; nobody watches it when the last of its stagers goes."""
+        """The process lives; nobody watches it once its last stager has left."""
         self.closed.add(session)
         if unwatched:
             self.stagers.discard(session)
@@ -129,7 +129,7 @@ class Launch:
         return bool(self.readers) or any(member.live for member in self.members.values())
 
     def away_since_us(self, rank: Rank) -> int | None:
-        """Since when a rank's stager is away that never said that it goes; None for others."""
+        """Since when a rank's stager is away that never said that it leaves; None for others."""
         member = self.members.get(rank)
         if member is None or member.left or not member.watched:
             return None
@@ -160,8 +160,8 @@ class Launch:
         return member.joined_us if member is not None else LONG_AGO_US
 
     def handed_over(self, rank: Rank, saved: Saved, *, again: bool) -> None:
-        """A rank's payload is here; `again` when it is told to a restarted coordinator, for which
-        only what the process said when it joined has the right time.
+        """A rank's payload is here; `again` when that is reported to a restarted coordinator, which
+        knows the right time only from what the process said when it joined.
         """
         known = self.saved.get(rank)
         if not again or known is None or known.process != saved.process:
@@ -213,7 +213,7 @@ class Launches:
     def join(
         self, session: Session, message: JoinLaunch, now_us: int, *, from_stager: bool
     ) -> tuple[Launch, tuple[CatalogEntry, ...]]:
-        """The launch of this process, and what must be durable before it is told.
+        """The launch of this process, and what must be durable before the answer.
 
         Raises Refused (bad numbers, other world size) or Busy (two live processes).
         """
@@ -288,8 +288,8 @@ class Launches:
         return known.launches.get(number) if known is not None else None
 
     def trainer_left(self, session: Session, message: TrainerLeft, now_us: int) -> bool:
-        """Note how a process left; True when the rank's current one has ended. So have other ranks
-        that it joined as; those with a stager are its to tell.
+        """Note how a process left; True when the rank's current one has ended. That also ends the
+        other ranks that it joined as, but for those with a stager, which reports their end.
         """
         launch = self.get(message.run, message.launch)
         if launch is None:

@@ -61,7 +61,7 @@ RESERVE_FACTOR = 8
 
 
 WELL = DeviceReport({}, 0)
-"""Of a target that has not told of any failure."""
+"""Of a target that has reported no failure."""
 DEVICE_TEXT_MAX = 200
 """Of what a target says of its device, so much is kept."""
 
@@ -101,7 +101,7 @@ class Target:
     slow_until_us: int = 0
     """A save found it slow beside its peers: until then others come before it."""
     device: DeviceReport = WELL
-    """What its device refused, as this boot told last."""
+    """What its device refused, as this boot reported last."""
     load_bytes: int = 0
     """Planned onto it by attempts that have not ended; the balance of a burst."""
     proved: set[ColumnId] = field(default_factory=set)
@@ -189,7 +189,7 @@ class Membership:
         return since is not None and self._desk.now_us - since < 2 * LEASE_US
 
     def may_return(self, target: Target) -> bool:
-        """Its session ended within its lease: where that is all that ended, it is about to dial."""
+        """Its session ended within its lease: unless it ended as well, it is about to dial."""
         return target.state is TargetState.DOWN and self._desk.now_us < target.lease_ends_us
 
     def coming(self) -> list[Target]:
@@ -207,8 +207,8 @@ class Membership:
         """Who is away without a word, and for how long; empty when nobody is."""
         now = self._desk.now_us
         away = [t for t in self.targets.values() if t.silent_since_us is not None]
-        told = [f"{t.id} for {(now - (t.silent_since_us or 0)) / US_PER_S:.0f} s" for t in away]
-        return f"; silent: {', '.join(told)}" if told else ""
+        texts = [f"{t.id} for {(now - (t.silent_since_us or 0)) / US_PER_S:.0f} s" for t in away]
+        return f"; silent: {', '.join(texts)}" if texts else ""
 
     def live(self) -> list[Target]:
         """Targets that count now, by id."""
@@ -225,12 +225,12 @@ class Membership:
 
     def failing_text(self) -> str:
         """Which these are and why; empty when there are none."""
-        told = [f"{target.id} ({target.device.latest})" for target in self.failing()]
-        return f"; the device fails of {', '.join(told)}" if told else ""
+        texts = [f"{target.id} ({target.device.latest})" for target in self.failing()]
+        return f"; the device fails of {', '.join(texts)}" if texts else ""
 
     def candidates(self, *, last_resort: bool = False) -> list[Candidate]:
-        """All targets as placement sees them; those that do not count keep their seat
-        but take nothing. Nor do those whose device fails, but as a last resort, behind all others.
+        """All targets as placement sees them; those that do not count keep their seat but take
+        nothing. Those whose device fails take something as a last resort only, after all others.
         """
         return [
             Candidate(
@@ -287,7 +287,8 @@ class Membership:
 
     def register(self, session: Session, request: int, message: RegisterTarget) -> Target | None:
         """A target presents itself; an older session of the same process, or of the one before it
-        in the same place, is replaced. Who may not have the seat is told why: then None.
+        in the same place, is replaced. A process that may not have the seat is answered why: then
+        None.
         """
         target = self.targets.get(message.target)
         seated = target is not None and target.session is not None and target.boot != message.boot
@@ -342,7 +343,7 @@ class Membership:
         self._desk.persist((seen,), lambda: self._desk.send(session, request, done))
 
     def renew(self, session: Session, request: int, message: RenewLease) -> None:
-        """The lease runs anew from now, by the coordinator's clock alone (P12)."""
+        """The lease starts again now, by the coordinator's clock alone (P12)."""
         target = self.target_of(session)
         if target is None or target.boot != message.boot:
             self._desk.close(session, "lease renewed without a registration")

@@ -5,32 +5,32 @@
 
 A catalog may be lost, emptied, put back from a copy, or rolled back with its disk. It cannot see
 that by itself, and acknowledged steps would be gone, or a generation given out twice. What targets
-keep tells:
+keep shows it:
 
-    term      a target obeys the highest coordinator that it ever met; another process than this
-              one had a term that this one has just taken for new
-    position  (term, ticket) of the newest entry that a coordinator had made durable: told to
+    term      a target obeys the highest term that it ever met; the catalog is old when that is
+              above this process's term, or equal to it but another process's
+    position  (term, ticket) of the newest entry that a coordinator had made durable: sent to
               targets with each lease, kept on their stable storage; the catalog's own is before it
     holdings  a commit record, a tombstone, an index or a column of a generation that the catalog
               has never opened, or has open, or aborted; a tombstone of one that it calls committed
 
 A target vouches when none of these speaks against the catalog, it has listed all that it holds, and
-this coordinator's term is on its stable storage. N are all targets that the catalog knows or that
-came; of a catalog without a checkpoint, at least as many as its code has columns; of one that was
-made from targets, at least as many as were named then. Enough are
+this coordinator's term is on its stable storage. N counts all targets that the catalog knows or
+that came: for a catalog without a checkpoint at least as many as its code has columns, for one that
+was made from targets at least as many as were named then. Enough are
 
     at once           N - m, or those of all domains but m: before its commit is acknowledged, a
                       record lies on m + 1 targets, in as many domains: one of them vouches
-    behind 6 seconds  the majority of N, when that is fewer: larger clusters miss more than m
+    after 6 seconds   the majority of N, when that is fewer: larger clusters miss more than m
                       targets on any day; two majorities share a target, which knows the newest
                       term, and a position not much older than the newest entry. Not for a catalog
-                      that was made from targets and has never served: its position is above all
-                      that a coordinator that lives on may have told them meanwhile
+                      that was made from targets and has never served: its position is above any
+                      that a coordinator which still runs may have sent them since
 
-Until then people may ask for the status. What stagers ask waits; what others ask waits as long as
-targets are given to come, then fails naming who is away. OLD refuses all, but for what stagers ask
-about saves under way: these may be committed, so they wait for a coordinator that knows. A proof
-that comes later than VOUCHED ends the service, too.
+Until then only the status is answered. What stagers ask waits. What others ask waits as long as
+targets are given to come, then fails and names those that are away. OLD refuses everything but what
+stagers ask about saves under way: these may be committed, so they wait for a coordinator that
+knows. A proof that comes later than VOUCHED also ends the service.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Vouching:
         #: reached an entry of its own.
         self._has_served = not image.rebuilt_from or image.position.ticket > 0
 
-        #: Targets, and their directories' incarnations, that this process has told its term.
+        #: Targets, and their directories' incarnations, that this process has sent its term.
         self._met: set[TargetId | bytes] = set()
         #: Of those targets, the ones that have it on stable storage; none that proved the catalog
         #: old, and none that has registered since and did not say so again.
@@ -196,8 +196,8 @@ class Vouching:
         return self._mend.replace("{targets}", addresses)
 
     def learns_addresses(self) -> bool:
-        """Whether targets may still come that the command which mends is to name: a catalog that is
-        made from some of them lacks what the others hold."""
+        """Whether targets may still come whose addresses the mending command needs: a catalog that
+        is made from some targets lacks what the others hold."""
         return "{targets}" in self._mend and not self._is_patient()
 
     def _vouching(self) -> list[TargetId]:
@@ -256,8 +256,8 @@ class Vouching:
         self._held_bytes += size
 
     def _is_refused(self, role: Role, event: Received) -> bool:
-        """Whether it is told that the catalog is old. What a stager asks about a save under way is
-        not: that save may be committed, as the next catalog will know.
+        """Whether the answer is that the catalog is old. Not for what a stager asks about a save
+        under way: that save may be committed, as the next catalog will know.
         """
         if self.standing is not Standing.OLD or self.learns_addresses():
             return False
@@ -296,9 +296,9 @@ class Vouching:
 
     def objection(self, message: RegisterTarget) -> str:
         """What a target that registers says against the catalog; empty when nothing."""
-        id, term, told = message.target, self._members.term, message.catalog
-        if told is not None and told > self._began_at and told.term < term:
-            return f"target {id} was told of its entry {told}, it ends with {self._began_at}"
+        id, term, noted = message.target, self._members.term, message.catalog
+        if noted is not None and noted > self._began_at and noted.term < term:
+            return f"target {id} knows its entry {noted}, but it ends with {self._began_at}"
         if message.term_seen > term or (message.term_seen == term and not self._is_mine(message)):
             return (
                 f"target {id} has obeyed a coordinator of term {message.term_seen}, "
@@ -307,7 +307,7 @@ class Vouching:
         return ""
 
     def _is_mine(self, message: RegisterTarget) -> bool:
-        """Whether the term that it has obeyed was told by this process."""
+        """Whether the term that it has obeyed came from this process."""
         process = self._members.process
         if process and message.coordinator:
             return message.coordinator == process
@@ -327,7 +327,7 @@ class Vouching:
         return True
 
     def registered(self, target: Target, incarnation: bytes) -> None:
-        """It was told the term: does it have that on stable storage?"""
+        """It was sent the term: does it have that on stable storage?"""
         assert target.session is not None
         self._met.add(target.id)
         if incarnation:

@@ -4,9 +4,9 @@
         |                                  |
         +--tombstone durable--> TOMBSTONED-+--no pins, every target dropped--> (forgotten)
 
-Invariants: a TOMBSTONED checkpoint is never resolved, a DAMAGED one only to where an object store
-has it; columns are dropped only when the
-tombstone is durable, nobody holds a pin and nobody refers to them (homes.py).
+Invariants: a TOMBSTONED checkpoint is never resolved, a DAMAGED one only to an object store that
+has it; columns are dropped only when the tombstone is durable, nobody holds a pin and nobody refers
+to them (homes.py).
 """
 
 from __future__ import annotations
@@ -239,8 +239,8 @@ class Checkpoints:
         )
 
     def info_told(self, id: CheckpointId) -> CommitInfo | None:
-        """What whoever missed the commit hears, also when it is deleted by now: that it was one,
-        and how much it survives at this moment. None when nothing is known of a commit.
+        """The answer to somebody who missed the commit, also when it is deleted by now: how much it
+        survives at this moment. None when nothing is known of a commit.
         """
         held = self.get(id)
         if held is not None and held.state is not RowState.TOMBSTONED:

@@ -7,19 +7,19 @@
 A tombstone that cannot be put on enough targets now is tried again on every tick, also after a
 restart; until it lies there, nothing is answered and nothing dropped: a catalog that is rebuilt
 from the targets must never find a record whose deletion was answered. A target that was away is
-dropped from when it comes back and lists what should be gone; one that is here and cannot drop now
+asked to drop when it comes back and lists what should be gone. One that is here and cannot drop now
 (its device fails, or this coordinator's term cannot be made durable there) is asked again.
 
 A tombstone is removed when no target that the cluster has ever seen can hold anything else of its
 generation: each is live, has listed nothing of it or confirmed the drop. Until then a catalog that
-is rebuilt from the targets needs it. A target that never comes back keeps tombstones where they
-are: 16 KiB each, never a checkpoint that was deleted and is there again.
+is rebuilt from the targets needs it. Because of a target that never comes back, tombstones stay on
+all others: that costs 16 KiB each, but no deleted checkpoint ever returns.
 
 Rows of aborted and deleted generations say what a target that comes back may not keep, and tell a
 stager that comes back how its save ended. The newest GONE_ROWS_MAX of them stay, and the newest of
-each run, which may be all that tells which launch has begun. A target that was away for longer than
-those reach back keeps what it has: space is lost then, never a checkpoint, for what nobody knows is
-never dropped.
+each run, which may be the only trace of the launch that has begun. A target that was away for
+longer than those reach back keeps what it has, since what nobody knows is never dropped: that costs
+space, never a checkpoint.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Deleter:
         self._stalled: set[CheckpointId] = set()
         #: Dropped generations whose row does not durably say DELETED yet.
         self._closing: set[CheckpointId] = set()
-        #: Targets that were told to drop a generation and have not confirmed it in this boot. Its
+        #: Targets that were asked to drop a generation and have not confirmed it in this boot. Its
         #: tombstones stay while there is one.
         self._dropping: dict[CheckpointId, set[TargetId]] = {}
         #: Drops that a target could not do: when to ask again, and on which session. It is given up
@@ -299,7 +299,7 @@ class Deleter:
             self._dropping.pop(id, None)
 
     def _bury(self, id: CheckpointId) -> None:
-        """Nobody can hold anything of it any more: its tombstones go, too."""
+        """Nobody can hold anything of it any more: its tombstones go as well."""
         targets = self._members.targets.values()
         waits = id in self._closing or id in self._dropping
         if waits or self.gone.get(id) is not RowState.DELETED:

@@ -1,13 +1,13 @@
 """Small documents onto enough targets: index, commit record, tombstone.
 
-Goals: so many durable copies in distinct domains where possible, and in as many as an answer
-promises that is given already; a silent target costs a small multiple of what the others take, not
-its lease; a merely slow one still counts when it answers.
+Goals: the wanted number of durable copies, in distinct domains where possible, and in at least as
+many domains as an answer has already promised; a silent target costs a small multiple of what the
+others take, not its lease; a merely slow one still counts when it answers.
 Plan: ask as many targets as copies are missing; for each that fails or is late, ask one more. A
-late one stays asked, so that a cluster whose every disk is slow still comes to an end. Company
-costs little, so it comes soon; only who passes the whole patience is called slow. Copies that lie
-in too few domains get company in another one; where none is live and targets are still coming,
-behind a coordinator's restart, that is not enough yet.
+late one stays asked, so that a cluster whose every disk is slow still comes to an end. One more
+costs little, so it is asked soon; only a target that passes the whole patience is called slow. When
+the copies lie in too few domains, one in another domain is asked. When no other is live, but
+targets are still coming after a coordinator's restart, the copies are not enough yet.
 Invariant: `then` runs once, with the targets that said DocumentStored, or () when they are too few.
 """
 
@@ -80,8 +80,8 @@ def store_document(
     copies: Copies,
     then: Callable[[tuple[TargetId, ...]], None],
 ) -> None:
-    """Put a document on so many live targets, or on all of them when fewer live and no more are to
-    come; on fewer than the least never.
+    """Put a document on as many live targets as `copies` says, or on all of them when fewer live
+    and no more are to come; never on fewer than its `least`.
     """
     _Spread(desk, members, checkpoint, kind, document, copies, then).fill()
 

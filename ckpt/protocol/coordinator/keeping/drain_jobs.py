@@ -4,8 +4,8 @@
       ^              |
       +--worker left-+
 
-A part is what the plan in the store calls an item. What is done has a receipt there, so this is
-only the sharing out: it is lost with the coordinator, and workers tell it again.
+A part is what the plan in the store calls an item. What is done has a receipt there, so this
+only shares them out: it is lost with the coordinator, and workers report it again.
 
 Invariants: a part is free, held by one slot or done; a slot holds at most one part; only a worker
 that has a lease holds parts or commits.

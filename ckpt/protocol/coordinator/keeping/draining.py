@@ -9,8 +9,8 @@ follows from that and from what is committed, so a commit is queued with the ver
 it durable. Leases are not kept: workers ask again, and what they finished has receipts in the
 store, so that nothing is written twice but the parts that were under way.
 
-A lease lasts LEASE_US behind its worker's last word, and GRACE_US behind the end of its session (a
-worker that was killed; one that lost its connection is back before). Workers that outlive their
+A lease ends LEASE_US after its worker's last word, or GRACE_US after its session's end (the worker
+was killed; one that only lost its connection is back before). Workers that outlive their
 lease do no harm: all write the same bytes under one plan, and the marker is created once. Where a
 store does not create conditionally, one worker at a time has leases there.
 
@@ -54,7 +54,7 @@ GRACE_US = 2 * US_PER_S
 REST_US = 30 * US_PER_S
 """Before a checkpoint that failed is leased again."""
 UNREACHED_US = 300 * US_PER_S
-"""A store that was never opened is forgotten so long behind a worker's last word of it."""
+"""A store that was never opened is forgotten so long after a worker's last word of it."""
 UNREACHED_COUNT_MAX = 64
 
 DrainRequest = (
@@ -76,7 +76,7 @@ class Worker:
 
     session: Session
     due_us: int
-    """Behind it the worker counts as gone."""
+    """After it the worker counts as gone."""
     bytes_per_s: float = 0.0
     checkpoint: CheckpointId | None = None
 
@@ -87,7 +87,7 @@ class Store:
 
     row: StoreRow
     version: int
-    """Of what is known to lie there; also another one than before a restart."""
+    """Of what is known to lie there; a restart changes it as well."""
     conditional: bool = True
     workers: dict[str, Worker] = field(default_factory=dict)
     jobs: dict[CheckpointId, DrainJob] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Unreached:
 
 
 class DrainQueue:
-    """I say who drains what. `drained` is told when a store has one more checkpoint, durably."""
+    """I say who drains what. I call `drained` when a store has one more checkpoint, durably."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class DrainQueue:
             url: Store(row, self._first_version + 1) for url, row in sorted(known.items())
         }
         self.unreached: dict[str, Unreached] = {}
-        """By URL, the one that was told of last at the end."""
+        """By URL, the one that was reported last at the end."""
 
     # ----------------------------------------------------------------------- questions
 

@@ -4,11 +4,12 @@
     0 ------------- low ===== evicting, once begun ===== high ---- full
                                                           ^ begins here, or for a save without room
 
-Only what an object store holds, verified, no store waits for and nobody reads or refers to may go;
-the newest step of each run stays, since a restart wants it at once. When nothing may go, saves are
-refused before a byte is sent (P6), and told why and when to come again.
+A checkpoint may go when an object store holds it, verified, no store waits for it and nobody reads
+or refers to it. The newest step of each run stays, since a restart wants it at once. When nothing
+may go, saves are refused before a byte is sent (P6), with the reason and when to come again.
 
-What goes is counted as freed until its targets have said what they have; then one looks again.
+What goes is counted as freed until its targets have reported what they have; then devices are
+looked at again.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.policy import Watermarks
 
 SETTLE_US = 2 * LEASE_US
-"""Behind an eviction, until targets have dropped it and said so; one that is away is not waited
+"""After an eviction, until targets have dropped it and said so; one that is away is not waited
 for."""
 LOOK_US = US_PER_S
 ROOM_RETRY_S = 2.0
 DRAIN_RETRY_S = (5.0, 60.0)
-"""Least and most that a refused save is told to wait for the drain."""
+"""Least and most that a refused save is asked to wait for the drain."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """What a save that found no room is told."""
+    """The answer to a save that found no room."""
 
     reason: str
     """Empty: nothing is drained here."""

@@ -58,7 +58,7 @@ class Homes:
 
     def misfit(self, payload: PayloadId, pieces: Iterable[HomePiece]) -> str:
         """Why pieces of its table cannot lie in the homes that its attempt holds; empty when they
-        can. What of a home is of which rank only its index says: all of it is a bound.
+        can. Only its index knows which rank holds what of a home: the whole home is the bound.
         """
         ids = self._homes.get(payload.checkpoint, set())
         held = {id.generation: self._checkpoints.get(id) for id in ids}

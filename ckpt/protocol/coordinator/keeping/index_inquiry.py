@@ -43,7 +43,7 @@ _Found = Buffer | _Unreadable
 
 
 class IndexInquiry:
-    """I examine one index. `done` is told once: whether its loss is proved, and why or why not."""
+    """I examine one index. I call `done` once: is its loss proved, and why, or why not?"""
 
     def __init__(
         self,

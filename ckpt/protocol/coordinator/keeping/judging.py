@@ -6,8 +6,8 @@ reader reports it, and when a checkpoint cannot be read although all its holders
 came back without its columns. An index of which no whole copy is left is judged likewise
 (index_inquiry.py).
 
-What is lost of a home is lost for those who were read when it was met, too: the others that refer
-to it may not need that part, and are judged when their readers meet it.
+A checkpoint whose reader met a loss in one of its homes is lost as well. Others that refer to that
+home may not need the lost part: they are judged when their readers meet it.
 """
 
 from __future__ import annotations

@@ -167,11 +167,11 @@ class CoordinatorView:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """One object store and how far behind it is."""
+    """One object store and its backlog."""
 
     url: str
     state: str
-    """`idle`, `draining`, `waiting` (for a worker, or behind a failure), `failing` with `error`;
+    """`idle`, `draining`, `waiting` (for a worker, or after a failure), `failing` with `error`;
     `unreached`: no worker could open it yet, so that nothing is kept for it."""
     every: int = 1
     keep: int | None = None

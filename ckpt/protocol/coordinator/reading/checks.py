@@ -2,8 +2,8 @@
 
 The table of docs/operations.md is this one, and a test proves each entry: it brings the check
 about, runs the command that it names, and sees it go. So a check without a cause and a command that
-mends it does not pass. Nothing of the coordinator is imported here: the command line names checks,
-too.
+mends it does not pass. Nothing of the coordinator is imported here, because the command line names
+checks as well.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def connections_full(message: str, pid: int) -> Check:
 
 
 def exit_code(checks: Sequence[Check], *, strict: bool) -> int:
-    """How `ckpt status` ends: by the worst of them. `strict`: a warning is 3, too."""
+    """How `ckpt status` ends: by the worst of them. `strict`: a warning is 3 as well."""
     codes = {_exit_code(each) for each in checks}
     if strict and checks:
         codes.add(DEGRADED_CODE)

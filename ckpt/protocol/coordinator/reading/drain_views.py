@@ -1,4 +1,4 @@
-"""What people and tools are told about the drain: one record for each object store."""
+"""What people and tools see of the drain: one record for each object store."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class Health:
         if degraded:
             text = f"{len(degraded)} checkpoints have less redundancy: {_some(degraded)}"
             remedy = "columns of theirs are gone: the next save has all of its own, then drop these"
-            # The oldest; the only one of a run is not removed without being told twice.
+            # The oldest; `ckpt rm` removes the only one of a run only with --force.
             command = f"ckpt rm {_step(degraded[0])}"
             yield self._with_away("REDUNDANCY_LOW", text, degraded, address, remedy, command)
 

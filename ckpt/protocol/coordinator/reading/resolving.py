@@ -6,8 +6,9 @@ into one job.
 
 Walking back happens only past proved damage, and not past what an object store holds: a reader that
 can read stores is sent there, for the same generation. What is merely out of reach makes the reader
-wait; then who can read stores is sent there, too: the same generation is the same bytes, whichever
-rank reads them where. Others fail with Unavailable; `fallback` accepts an older readable step.
+wait; after that, one that can read stores is also sent there: the same generation is the same
+bytes, whichever rank reads them where. Others fail with Unavailable; `fallback` accepts an older
+readable step.
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ class Resolver:
     def resolve_unconfirmed(
         self, session: Session, request: int, message: Resolve, problem: CkptError
     ) -> None:
-        """Another coordinator may be in force, and know a newer one: only who accepts an older
-        step, or reads an object store instead, is answered, and is told. Raises why not.
+        """Another coordinator may be in force, and know a newer one. So only a reader that accepts
+        an older step (and gets `problem` as a reason), or reads an object store instead, is
+        answered. Raises why not.
         """
         at_once = replace(message, timeout_us=0, away=True)
         waiting = _Waiting(session, request, at_once, self._desk.now_us)
@@ -205,7 +207,7 @@ class Resolver:
         self._check_reads_stores(given, message)
         good, skipped = self._candidates(message)
         if not good and (given.chosen is None or message.step is not None):
-            raise self._nothing(message, skipped)  # A store may have it; that is confirmed, too.
+            raise self._nothing(message, skipped)  # A store may have it; confirmed as well.
         raise given.mix(good[0].id if good else None)
 
     def _candidates(self, message: Resolve) -> tuple[list[Checkpoint], tuple[str, ...]]:
@@ -295,7 +297,7 @@ class Resolver:
 
     def _should_wait_for_its_own(self, waiting: _Waiting, given: Round | None) -> bool:
         """A rank that has handed this step over loads what it saved; what is there now would be
-        another generation than its peers get behind the commit.
+        another generation than its peers get after the commit.
 
         Raises Unavailable when that does not come in time.
         """
@@ -337,7 +339,7 @@ class Resolver:
         return known if known is not None and known.stands else None
 
     def _is_repeated(self, message: Resolve, given: Round | None) -> bool:
-        """The rank was told of it already for this load."""
+        """The rank has had this answer already for this load."""
         if given is None or message.rank is None:
             return False
         return given.told.get(message.rank) == message.turn
@@ -357,11 +359,11 @@ class Resolver:
 
     def _all_move_on(self, waiting: _Waiting, given: Round) -> bool:
         """Every rank asks for the step by its number, for the same of its loads, and there is a
-        newer generation: nobody can be left behind with the older one."""
+        newer generation: no rank can be left with the older one."""
         return self._is_newer(waiting.message, given) and not self._missing(waiting, given)
 
     def _should_meet(self, waiting: _Waiting, given: Round | None) -> bool:
-        """There is a newer one, and all other ranks may be about to ask for it, too."""
+        """There is a newer one, and all other ranks may be about to ask for it as well."""
         message, before = waiting.message, waiting.message.turn - 1
         limit = min(waiting.deadline_us, waiting.asked_us + RESOLVE_WAIT_US)
         if given is None or self._desk.now_us >= limit or not self._is_newer(message, given):

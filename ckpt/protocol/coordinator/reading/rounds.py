@@ -6,10 +6,9 @@
 
 A rank may return what it loaded only when its round is settled. A rank that finishes while others
 are still loading waits for them, so that damage which one of them meets makes all walk back. It
-never waits for a rank that is not loading: one rank may load alone and pass on what it got. Damage
-that is proved once a round is settled is an error for the ranks that come later, which names both
-steps; two steps never meet silently in one launch. A wait that is too long only settles the round
-earlier.
+never waits for a rank that is not loading: one rank may load alone and pass on what it got. When
+damage is proved after a round is settled, ranks that come later get an error that names both steps;
+two steps never meet silently in one launch. A wait that is too long only settles the round earlier.
 
 Rounds of "newest" are numbered by turns: what a rank loads before its own first save is turn 0;
 after it, the n-th resolution of each rank meets the n-th of every other.
@@ -17,13 +16,14 @@ after it, the n-th resolution of each rank meets the n-th of every other.
 A step that is asked for by its number has one round at a time (decision 0017): all ranks get it,
 whatever is committed meanwhile. It makes way for a newer generation when the launch itself has
 committed the step again, or when all its ranks ask for it at once, each for its n-th load: then
-nobody can be behind. Files, of which each rank reads what it likes and when, bind a launch for
-ROUND_HELD_US. What some ranks have by the number, and others as the newest, is one generation.
+none can be left with the older one. Files bind a launch only for ROUND_HELD_US: each rank reads
+what it likes of them, when it likes. What some ranks have by the number, and others as the newest,
+is one generation.
 
 What is lost here and whole in an object store is read from there by all ranks of the launch: no
 reason to walk back.
 
-Invariants: nobody is told of a confirmation before the round is durable; a settled round keeps its
+Invariants: no confirmation is sent before the round is durable; a settled round keeps its
 checkpoint, also across a restart.
 """
 
@@ -52,7 +52,7 @@ RANKS_NAMED_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class _Confirming:
-    """A rank that has loaded and waits to be told that it may return it."""
+    """A rank that has loaded and waits until it may return what it loaded."""
 
     session: Session
     request: int
@@ -73,7 +73,7 @@ class Round:
     by_number: bool = False
     """It was asked for by its step's number, which has one round at a time."""
     skipped: tuple[str, ...] = ()
-    """Told to every rank, not only to the one that found the damage."""
+    """Sent to every rank, not only to the one that found the damage."""
     pin: int = 0
     """For the ranks that are still to come."""
     until_us: int = 0
@@ -82,9 +82,9 @@ class Round:
     loading: dict[Rank, Session] = field(default_factory=dict)
     """Who is reading it and has not said how that ended."""
     confirming: list[_Confirming] = field(default_factory=list)
-    """Who has loaded it and waits to be told that it may return it."""
+    """Who has loaded it and waits until it may return it."""
     confirmed: set[Rank] = field(default_factory=set)
-    """Who was told that it may, as far as this coordinator knows."""
+    """Who may return it, as far as this coordinator knows."""
     from_store: bool = False
     """The ranks read it from an object store: its damage here ends nothing."""
     settling: bool = False
@@ -96,7 +96,7 @@ class Round:
     counts: dict[Rank, int] = field(default_factory=dict)
     """By number: how many loads of the step each rank has had confirmed."""
     told: dict[Rank, int] = field(default_factory=dict)
-    """By number: for which of its loads each rank was told of this round."""
+    """By number: for which of its loads each rank had this round as the answer."""
 
     @property
     def step(self) -> Step | None:
@@ -137,7 +137,7 @@ class Round:
         return f"{self.id} is lost ({self.chosen.reason})"
 
     def mix(self, older: CheckpointId | None) -> CkptError:
-        """What a rank is told that can have neither this step nor, without a mix, another."""
+        """The error for a rank that can have neither this step nor, without a mix, another."""
         known = sorted(self.confirmed)
         named = ", ".join(map(str, known[:RANKS_NAMED_MAX]))
         more = ", ..." if len(known) > RANKS_NAMED_MAX else ""
@@ -221,8 +221,8 @@ class LaunchRounds:
         return None if not of_step or self._is_left(of_step[-1]) else of_step[-1]
 
     def _is_left(self, one: Round) -> bool:
-        """Who asks for its step now asks for what is behind it: all ranks of the launch have saved
-        the step again since; or it is of files, and a while ago."""
+        """Who asks for its step now means a later one: all ranks of the launch have saved the step
+        again since; or it is of files, and a while ago."""
         held = self._checkpoints.of_step(one.id.run, one.id.step, *RowState)
         own = [c for c in held if c.info.launch == one.launch.number]
         if any(c.id.generation > one.id.generation for c in own):
@@ -234,7 +234,7 @@ class LaunchRounds:
         return one.by_number and one.is_of_files and self._until_us(one) <= self._desk.now_us
 
     def written(self, id: CheckpointId, launches: Iterable[LaunchNumber]) -> None:
-        """Files, by ranks of these launches: what those ask for from now on is this, or newer."""
+        """Ranks of these launches have committed files: their next loads get this, or newer."""
         for number in launches:
             turns = self._rounds.get((id.run, number, id.step), {})
             if 0 in turns and turns[0].id.generation < id.generation:
@@ -250,7 +250,9 @@ class LaunchRounds:
         *,
         by_number: bool,
     ) -> None:
-        """A rank was told this checkpoint for that turn; by number, for its how manieth load."""
+        """A rank had this checkpoint as its answer for that turn; by number, `turn` counts its
+        loads of the step.
+        """
         run = chosen.id.run
         one = self.get(run, launch, *((chosen.id.step, 0) if by_number else (None, turn)))
         is_other = one is not None and one.chosen is not chosen

@@ -9,11 +9,11 @@ it wait, and after PATIENCE_US it reads the span itself. So each byte is read fr
 long as nobody dies or hangs, and never more often than once by each rank.
 
 Ranks that load from an object store share its objects in the same way: what is said here of
-payloads and the tier holds for them, too (decision 0010).
+payloads and the tier also holds for them (decision 0010).
 
 Only ranks that read at the same time share: who comes when all others have finished reads the tier.
-A rank that has all it wanted goes on serving until everybody in its group has, but for those that
-are silent for PATIENCE_US, and no longer than its own timeout.
+A rank that has all it wanted goes on serving until the others of its group have it too, but for
+those that are silent for PATIENCE_US; it never serves longer than its own timeout.
 Nothing here is durable: after a restart ranks find no group, and read the tier.
 
 Invariants (`check`): the segments of a payload are disjoint, and each one's owner is in the group.
@@ -43,7 +43,7 @@ READY_BYTES: Final = 256 * MiB
 """Most that a rank is sent to peers for at a time: it must be heard of within PATIENCE_US."""
 PATIENCE_US: Final = 5 * US_PER_S
 """For a span that another rank is reading, and for a word from it; a live one reads what it was
-told in far less."""
+granted in far less."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,7 +115,7 @@ class _Member:
     peer: TargetAddress
     align_bytes: int
     wanted: list[PayloadSpan]
-    """Neither granted to it nor told where it lies."""
+    """Neither granted to it nor answered with a peer that has it."""
     reading: list[_Segment] = field(default_factory=list)
     """Granted to it by the last answer: it reads these for all."""
     asking: _Waiting | None = None
@@ -151,7 +151,7 @@ class SharedReads:
         self._keys: dict[Session, tuple[CheckpointId, str]] = {}
 
     def share(self, session: Session, request: int, message: ShareReads, bulk: Buffer) -> None:
-        """A rank begins to read. Raises Refused for spans that are none."""
+        """A rank begins to read. Raises Refused for spans that overlap or do not ascend."""
         wanted = decode_spans(bulk)
         if any(
             a.rank > b.rank or (a.rank == b.rank and a.end > b.start) for a, b in pairwise(wanted)

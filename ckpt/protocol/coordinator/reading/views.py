@@ -70,8 +70,8 @@ class Views:
     def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
         """The JSON for a question.
 
-        Raises Refused for an unknown one, NotFound for an unknown run or step, and why nobody is
-        served yet: then the status alone is told.
+        Raises Refused for an unknown one, NotFound for an unknown run or step. While nobody is
+        served, raises why for all but the status.
         """
         problem = self._vouching.problem()
         if problem is not None and what != "status":
@@ -138,8 +138,8 @@ class Views:
         return ShowView(views, self._columns(held[-1]))
 
     def files(self, below: RunName | None) -> tuple[FilesView, ...]:
-        """Checkpoints of files, of the run and of those whose name it begins with a `/` behind it;
-        of all runs without one.
+        """Checkpoints of files: of the run `below` and of those whose names begin with it and a
+        `/`; without it, of all runs.
         """
         found: list[FilesView] = []
         for run in self._checkpoints.runs():

@@ -136,7 +136,7 @@ class Attempt:
     """What its tables refer to, ascending; fixed with the index."""
     info: CommitInfo | None = None
     failure: AttemptAborted | None = None
-    """What all are told, once aborting."""
+    """What all are sent, once aborting."""
     refused: bool = False
     """A rank refused the step; whoever comes first to its launch afterwards hears it too."""
     closed: bool = True
@@ -191,8 +191,8 @@ class AttemptBook:
 
     @property
     def owes(self) -> bool:
-        """Whether one is to be rolled forward that was decided before this coordinator began. Who
-        decided it may have announced it: of one process alone nobody has heard, of two perhaps.
+        """Whether one that was decided before this coordinator began is still to be rolled forward:
+        the process that decided it may have announced it.
         """
         rolled = (AttemptState.RECORDING, AttemptState.CLOSING)
         return any(a.recovered and a.state in rolled for a in self.attempts.values())

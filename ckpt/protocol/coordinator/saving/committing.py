@@ -205,7 +205,7 @@ class Committer:
         return enough
 
     def _homes_count(self, attempt: Attempt) -> bool:
-        """What it refers to has its floor, too; while it has not, targets may come back."""
+        """What it refers to has its floor as well; while it has not, targets may come back."""
         spare = code_of(attempt).floor - code_of(attempt).k
         run = attempt.checkpoint.run
         for home, now in zip(
@@ -219,8 +219,8 @@ class Committer:
         return True
 
     def _is_in_force(self, attempt: Attempt) -> bool:
-        """So many targets are live that they can say, behind the record, that this coordinator is
-        the one; while they are not, they may come back.
+        """Enough targets are live to say, after the record, that this coordinator is the one; while
+        they are not, they may come back.
         """
         if self._may_be_in_force():
             return True

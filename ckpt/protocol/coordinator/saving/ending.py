@@ -1,11 +1,11 @@
 """How attempts end: aborted for a named reason, or announced as committed;
-and what each leaves behind.
+and what each leaves.
 
 Who aborts an attempt: a newer launch that begins while a rank is missing; a later save of a rank
 that is missing; a rank that refused the step; a trainer that ended before it staged, and did not
 come again; a stager that stays away too long; a rank without a store that nobody watches, for
-longer still; a payload that can never be certified. Nobody aborts a decided one. Whoever is told of
-an end is told again whenever he asks, so a lost message costs nothing.
+longer still; a payload that can never be certified. Nobody aborts a decided one. Whoever asks gets
+the end as an answer, as often as he asks, so a lost message costs nothing.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from ckpt.protocol.events import Session
 STAGER_AWAY_US = 15_000_000
 """A stager that left an uncertified payload must come back within this."""
 UNWATCHED_US = 600_000_000
-"""A rank that closed its store, and whose stager went when idle, must save within this behind its
-peers: as long as collectives wait for a rank. A store that is opened anew for each save is away
-between two of them for as long as the training takes, which nobody can bound."""
+"""A rank that closed its store, and whose stager went when idle, must save within this after its
+peers: as long as collectives wait for a rank. A store that is opened for each save is away between
+two of them for as long as the training takes, which nobody can bound."""
 RETURN_US = 4 * STAGER_AWAY_US
 """After a restart of the coordinator ranks and their stagers must come back within this."""
 PEERS_WAIT_US = RETURN_US
@@ -57,7 +57,7 @@ ENDED_PAYLOADS_KEPT = 16_384
 
 
 def discarded(payload: PayloadId) -> Aborted:
-    """What the writer of a file hears that its attempt goes on, or went on, without."""
+    """The answer to the writer of a file without which its attempt goes on, or went on."""
     return Aborted(
         f"{payload} was discarded: it was replaced, given up, or not named when its attempt closed",
         hint="write the file again",
@@ -70,7 +70,7 @@ def _request_of(payload: Payload) -> int:
 
 
 class Ending:
-    """I end attempts. `dropped` is told of each aborted one, to remove its columns."""
+    """I end attempts. I call `dropped` with each aborted one, to remove its columns."""
 
     def __init__(
         self,
@@ -111,8 +111,8 @@ class Ending:
         """Attempts that will never be whole: a rank that they lack is at a later step already.
 
         `abort_what_lacks` ends those that were there when that rank came. This ends those that came
-        behind it: opened by a rank that is slower, or recovered after a restart. They would hold
-        arenas that everybody's next save waits for.
+        later: opened by a rank that is slower, or recovered after a restart. They would hold arenas
+        that everybody's next save waits for.
         """
         peers = [
             attempt
@@ -184,7 +184,7 @@ class Ending:
             self._desk.fail(payload.session, payload.request, error)
 
     def abort(self, attempt: Attempt, error: CkptError) -> None:
-        """End an attempt for good: durable first, then told, then its columns go.
+        """End an attempt for good: durable first, then announced, then its columns go.
 
         Decided ones stay.
         """

@@ -188,7 +188,7 @@ class Opening:
     def new_attempt(
         self, run: RunName, step: Step, launch: LaunchNumber, key: str | None, world_size: int
     ) -> Attempt:
-        """Open an attempt; its row must be durable before anything of it is told."""
+        """Open an attempt; its row must be durable before anything of it is sent."""
         self._counter += 1
         generation = Generation(self._members.term, self._counter)
         checkpoint = CheckpointId(run, step, generation)

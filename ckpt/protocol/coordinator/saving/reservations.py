@@ -59,7 +59,7 @@ class Reservations:
         rule: SpreadRule,
         no_room: Callable[[int], NoRoom],
     ) -> None:
-        """`no_room` is told how many bytes a device should have had; it may make room."""
+        """`no_room` gets how many bytes a device should have had free; it may make room."""
         self._desk = desk
         self._members = members
         self._rule = rule
@@ -95,7 +95,7 @@ class Reservations:
         self._request(layout, done)
 
     def stand(self, run: RunName, rank: Rank, layout: Layout) -> None:
-        """Reserve for the next save of this shape, behind the scenes; failing is no error."""
+        """Reserve for the next save of this shape, which nobody waits for: failing is no error."""
         key = (run, rank)
         known = self._standing.get(key)
         if known is not None and known.layout == layout:
@@ -137,7 +137,7 @@ class Reservations:
         allotment.asked_spares.discard(target)
 
     def reopen(self, allotment: Allotment, kept: Mapping[ColumnNumber, TargetId]) -> None:
-        """Only these columns stay; every other place goes back and may be given out anew."""
+        """Only these columns stay; every other place goes back and may be given out again."""
         for column in [column for column in allotment.columns if column not in kept]:
             self._give_back(allotment.columns.pop(column), allotment.file_bytes)
         used = set(kept.values())
@@ -222,7 +222,7 @@ class Reservations:
         return had
 
     def forget_target(self, target: Target) -> None:
-        """Its reservations died with it; what stands on it is planned anew."""
+        """Its reservations died with it; what stands on it is planned again."""
         for key, allotment in list(self._standing.items()):
             if any(place.target == target.id for place in allotment.places):
                 self.release(self._standing.pop(key))

@@ -1,7 +1,7 @@
 """Where does a column go whose place is gone, or bad?
 
     another target --none--> where it failed, if its connection may just have broken --no-->
-        wait for targets that come behind a start, or were silent --none comes--> nowhere
+        wait for targets that come after a start, or were silent --none comes--> nowhere
 
 Without it the payload may be below its floor, and its save fails: then it waits as long as a lease.
 A broken connection says little of a target, and all of a host's connections may break at once: the
@@ -139,7 +139,7 @@ class SpareSearch:
 
     def _may_wait(self) -> bool:
         """Too few places are left for the payload, and with those that may come they are enough; or
-        the way back is open soon; or who is expected behind a start has not come yet.
+        the way back is open soon; or a target that is expected after a start has not come yet.
         """
         allotment = self._allotment
         if allotment.released:

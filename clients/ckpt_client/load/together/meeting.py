@@ -46,7 +46,7 @@ def share_key(launch_key: str | None, world_size: int | None) -> str | None:
 
 @contextmanager
 def open_meeting(context: ReaderContext, timeout_s: float) -> Iterator[Meeting]:
-    """In a session of its own, which ends behind the block."""
+    """In a session of its own, which ends with the block."""
     address = context.address()
     with RpcClient(
         address,

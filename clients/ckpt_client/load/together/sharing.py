@@ -41,7 +41,7 @@ SHARED_BYTES_MIN: Final = 8 * MiB
 
 _log = logging.getLogger("ckpt.restore")
 Part = Mapping[Rank, Spans]
-"""Bytes of payloads by their rank (of a home's by a number behind all ranks: PayloadFinder.number),
+"""Bytes of payloads by their rank (of a home's by a number above all ranks: PayloadFinder.number),
 or of a store's objects by their number."""
 
 
