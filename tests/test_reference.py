@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import ckpt
 from tests.pages import ROOT
 from tests.reference import IN_PART, WHOLE, written
 from tests.reference.blocks import filled
+from tests.reference.metrics import metric_names
+from tests.tree import pages
 
 
 @pytest.mark.parametrize("page", [*WHOLE, *IN_PART], ids=lambda page: str(page.name))
@@ -26,6 +29,20 @@ def test_a_page_has_a_block_for_each_thing_of_the_code_and_no_other() -> None:
             filled(page, blocks)
     with pytest.raises(AssertionError):
         filled(page + page, {"A": ""})
+
+
+def test_each_metric_that_a_page_names_is_there() -> None:
+    """By its first word: a package of ours is no metric."""
+    known = metric_names()
+    first = {name.split("_")[1] for name in known}
+    named = {
+        name
+        for page in pages()
+        for name in re.findall(r"\bckpt_[a-z]+(?:_[a-z]+)*(?![a-z_])", page.text)
+        if name.split("_")[1] in first
+    }
+    assert len(named) > 10
+    assert named <= known
 
 
 def test_each_option_of_open_says_who_needs_it() -> None:

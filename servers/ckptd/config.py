@@ -117,7 +117,7 @@ def _parser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    helps, hints = _docstrings(kind), get_type_hints(kind, include_extras=True)
+    helps, hints = docstrings(kind), get_type_hints(kind, include_extras=True)
     for option in _options(kind):
         flag = "--" + option.name.replace("_", "-")
         text = helps.get(option.name, "").replace("%", "%%")
@@ -164,7 +164,7 @@ def _shown_default(option: Field[object], flag: str) -> str:
     return ""
 
 
-def _docstrings(kind: type[object]) -> dict[str, str]:
+def docstrings(kind: type[object]) -> dict[str, str]:
     """Field name to the string under it in the source; empty where there is no source."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))

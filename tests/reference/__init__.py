@@ -15,6 +15,7 @@ from tests.reference.blocks import filled
 from tests.reference.commands import commands_page
 from tests.reference.errors import errors_page
 from tests.reference.health import health_blocks
+from tests.reference.metrics import metrics_blocks
 
 DOCS: Final = ROOT / "docs"
 WHOLE: Final[Mapping[Path, Callable[[], str]]] = {
@@ -23,6 +24,7 @@ WHOLE: Final[Mapping[Path, Callable[[], str]]] = {
 }
 IN_PART: Final[Mapping[Path, Callable[[], Mapping[str, str]]]] = {
     DOCS / "health.md": health_blocks,
+    DOCS / "metrics.md": metrics_blocks,
 }
 
 

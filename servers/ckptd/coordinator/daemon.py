@@ -69,10 +69,11 @@ from ckptd import event_loop
 from ckptd.catalog.backup import backup_path
 from ckptd.catalog.file import mending_command
 from ckptd.catalog.sqlite import Catalog
-from ckptd.coordinator.metrics import CommitStatistics, render_metrics
+from ckptd.coordinator.metrics import CommitStatistics, coordinator_families
 from ckptd.directory import close_to_others, make_directory
 from ckptd.door_watch import DoorWatch
 from ckptd.fail_stop import FailStop
+from ckptd.http.exposition import render
 from ckptd.http.plane import served
 from ckptd.log import Reporter, configure, reporter
 
@@ -420,7 +421,7 @@ class CoordinatorShell:
 
     def metrics(self) -> str:
         """Prometheus text."""
-        return render_metrics(
+        families = coordinator_families(
             version=version("ckpt-burst"),
             members=self.machine.members,
             checkpoints=self.machine.checkpoints,
@@ -431,6 +432,7 @@ class CoordinatorShell:
             evictor=self.machine.evictor,
             pressure=self._server.pressure() if self._server is not None else Pressure(),
         )
+        return render(families)
 
     def is_ready(self) -> bool:
         """The catalog takes entries and its targets vouch for it."""
