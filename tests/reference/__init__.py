@@ -13,6 +13,7 @@ from typing import Final
 from tests.pages import ROOT
 from tests.reference.blocks import filled
 from tests.reference.commands import commands_page
+from tests.reference.configuration import configuration_blocks
 from tests.reference.errors import errors_page
 from tests.reference.health import health_blocks
 from tests.reference.metrics import metrics_blocks
@@ -23,6 +24,7 @@ WHOLE: Final[Mapping[Path, Callable[[], str]]] = {
     DOCS / "errors.md": errors_page,
 }
 IN_PART: Final[Mapping[Path, Callable[[], Mapping[str, str]]]] = {
+    DOCS / "configuration.md": configuration_blocks,
     DOCS / "health.md": health_blocks,
     DOCS / "metrics.md": metrics_blocks,
 }

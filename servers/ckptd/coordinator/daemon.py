@@ -93,7 +93,7 @@ class CoordinatorConfig:
     """What `ckptd coordinator` is told by TOML, environment or flags."""
 
     directory: Path
-    """Of the catalog, its lock and the metrics token."""
+    """Where the catalog, its lock and the metrics token lie."""
     listen: Annotated[str, "HOST:PORT"] = "127.0.0.1:7070"
     """Where targets and clients come to; port 0 takes a free one."""
     http: Annotated[str, "HOST:PORT"] = ""
@@ -103,7 +103,7 @@ class CoordinatorConfig:
     code: Annotated[str, "K+M"] = "4+2"
     """Erasure code of new saves."""
     cell_bytes: int = CELL_BYTES_DEFAULT
-    """Of one fragment of new saves."""
+    """Size of one fragment of new saves."""
     level: Annotated[str, "target|device|host|rack|power"] = "host"
     """What the columns of a payload are spread over."""
     max_per_domain: Annotated[int, "COLUMNS"] = 1
@@ -118,7 +118,7 @@ class CoordinatorConfig:
     """Of the fullest device's space: above it what was drained is evicted, oldest first; 100 never
     does by itself."""
     evict_below_percent: int = 70
-    """Down to this."""
+    """It evicts down to this."""
     loop: Annotated[str, "asyncio|uvloop"] = "asyncio"
     """The event loop."""
     log_level: Annotated[str, "info|warning|error"] = "info"

@@ -75,33 +75,33 @@ TARGET: Final = "target"
 
 @dataclass(frozen=True, slots=True)
 class LocalConfig:
-    """What `ckptd local DIR` is told. All but `directory` count only when DIR is made."""
+    """What `ckptd local DIR` is given. All but `directory` count only when DIR is made."""
 
     directory: Path
     """Everything lies in it; may be given without --directory, as the first word."""
     targets: Annotated[int | None, "TARGETS"] = None
-    """How many; 7 when not told."""
+    """How many; 7 when not given."""
     code: Annotated[str, "K+M"] = ""
-    """When not told 4+2 from 6 targets, 2+1 from 3, 1+1 from 2, 1+0 from one."""
+    """Erasure code; when not given 4+2 from 6 targets, 2+1 from 3, 1+1 from 2, 1+0 from one."""
     keep: Annotated[int | None, "STEPS"] = None
     """Newest committed steps of a run to keep; 0 keeps all."""
     restart: Annotated[str, "always|never"] = ""
-    """Whether to start targets again that have exited; always when not told."""
+    """Whether to start targets again that have exited; always when not given."""
     linger_s: float = -1.0
-    """Stop after so many seconds without a client; 300 when not told."""
+    """Stop after so many seconds without a client; 300 when not given."""
     capacity_bytes: int | None = None
-    """Of all targets together; what the device has when not told."""
+    """Space of all targets together; what the device has when not given."""
     pretend_domains: bool = False
     """Count each target as a failure domain of its own, although they share a device."""
     cell_bytes: int | None = None
-    """Of one fragment."""
+    """Size of one fragment; 2 MiB when not given."""
     unprotected: bool = False
     """Allow a code without parity."""
     log_level: Annotated[str, "info|warning|error"] = "info"
     """The least grave events that are logged."""
 
     def options(self) -> ClusterOptions:
-        """What was asked for; what was not told may be anything."""
+        """What was asked for; what was not given may be anything."""
         return ClusterOptions(
             targets=self.targets,
             code=self.code or None,
