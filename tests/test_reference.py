@@ -45,6 +45,13 @@ def test_each_metric_that_a_page_names_is_there() -> None:
     assert named <= known
 
 
+def test_the_glossary_goes_by_the_alphabet() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    words = [word.casefold() for word in re.findall(r"^\| \*\*(.+?)\*\* \|", page, re.MULTILINE)]
+    assert len(words) > 40
+    assert words == sorted(set(words))
+
+
 def test_each_option_of_open_says_who_needs_it() -> None:
     page = (ROOT / "docs" / "options.md").read_text()
     table = page.partition("## `ckpt.open`")[2].partition("## ")[0]
