@@ -26,7 +26,7 @@ from tests.protocol.coordinating import Bench
 from tests.reference.blocks import table
 
 _COUNTERS: Final = docstrings(Counters)
-_HEAD: Final = ("metric", "type", "labels", "unit", "meaning")
+_HEAD: Final = ("metric", "type, unit", "labels", "meaning")
 _OPEN: Final = ("target", "run", "store")
 """Labels that a cluster gives their values."""
 _UNITS: Final = (
@@ -110,7 +110,9 @@ def _by_name(families: Iterable[Family]) -> dict[str, Family]:
 
 
 def _row(family: Family, meaning: str) -> tuple[str, ...]:
-    return f"`{family.name}`", family.kind.value, _labels(family), _unit(family, meaning), meaning
+    unit = _unit(family, meaning)
+    kind = f"{family.kind.value}, {unit}" if unit else family.kind.value
+    return f"`{family.name}`", kind, _labels(family), meaning
 
 
 def _labels(family: Family) -> str:
