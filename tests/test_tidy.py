@@ -219,7 +219,17 @@ def wide_lines(page: Source) -> Iterator[str]:
             yield f"{page.path}:{number}: {len(line)} columns, at most {LINE_LENGTH_MAX}"
 
 
-PAGE_RULES = (hiding_words, wide_lines)
+def nameless_readers(page: Source) -> Iterator[str]:
+    """Pages that do not open with whom they are for, and why; a decision opens with its question,
+    and its list says who reads it.
+    """
+    is_decision = page.path.startswith("docs/decisions/0")
+    opening = r"\*\*Question\.\*\* " if is_decision else "For whoever "
+    if page.path.startswith("docs/") and not re.match(rf"# .+\n\n{opening}", page.text):
+        yield f"{page.path}: opens without its reader: instead, For whoever ..."
+
+
+PAGE_RULES = (hiding_words, wide_lines, nameless_readers)
 
 
 @pytest.mark.parametrize("rule", PAGE_RULES, ids=lambda rule: str(rule.__name__))
@@ -236,7 +246,7 @@ def test_comments_of_the_rooms_that_were_read_hide_nothing() -> None:
 
 
 WIDE = "a " * 60
-PAGE = f"# A page\n\n| {WIDE} |\n\n```\n{WIDE}\n```\n\n[a]({'b' * 100})\n"
+PAGE = f"# A page\n\nFor whoever tests.\n\n| {WIDE} |\n\n```\n{WIDE}\n```\n\n[a]({'b' * 100})\n"
 
 
 @pytest.mark.parametrize(
@@ -245,6 +255,7 @@ PAGE = f"# A page\n\n| {WIDE} |\n\n```\n{WIDE}\n```\n\n[a]({'b' * 100})\n"
         (hiding_words, "What it told of."),
         (hiding_words, "It is logged,\ntoo."),
         (hiding_words, "Behind the commit."),
+        (nameless_readers, "# A page\n\nIt says nothing.\n\nFor whoever reads on.\n"),
         (wide_lines, WIDE),
         (wide_lines, f"```\n{WIDE}\n```\n{WIDE}"),
     ],

@@ -27,8 +27,8 @@ from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Refused
 from ckpt.base.units import exact_bytes, parse_bytes
 
-#: A field's last word -> how help names its value.
-_UNITS: Final = {"bytes": "BYTES", "s": "SECONDS", "percent": "PERCENT", "directory": "DIR"}
+UNITS: Final = {"bytes": "BYTES", "s": "SECONDS", "percent": "PERCENT", "directory": "DIR"}
+"""A field's last word -> how help names its value."""
 _Config = TypeVar("_Config")
 
 
@@ -117,7 +117,7 @@ def _parser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    helps, hints = _docstrings(kind), get_type_hints(kind, include_extras=True)
+    helps, hints = docstrings(kind), get_type_hints(kind, include_extras=True)
     for option in _options(kind):
         flag = "--" + option.name.replace("_", "-")
         text = helps.get(option.name, "").replace("%", "%%")
@@ -127,7 +127,7 @@ def _parser(
             action = argparse.BooleanOptionalAction
             parser.add_argument(flag, default=None, action=action, help=text)
         else:
-            metavar = _metavar(option.name, hints[option.name])
+            metavar = unit_of(option.name, hints[option.name])
             parser.add_argument(flag, default=None, metavar=metavar, help=text)
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML with these options")
     parser.add_argument("--secret-file", type=Path, metavar="FILE", help="the cluster's secret")
@@ -142,10 +142,10 @@ def _parser(
     return parser
 
 
-def _metavar(name: str, hint: object) -> str:
-    """What help calls the option's value."""
+def unit_of(name: str, hint: object) -> str:
+    """What help calls the option's value: its unit, or its form."""
     said = next((one for one in get_args(hint) if isinstance(one, str)), None)
-    unit = said or _UNITS.get(name.rpartition("_")[2])
+    unit = said or UNITS.get(name.rpartition("_")[2])
     assert unit or hint in (int, int | None), f"option {name}: Annotated[str, ...] says what it is"
     return unit or "COUNT"
 
@@ -164,7 +164,7 @@ def _shown_default(option: Field[object], flag: str) -> str:
     return ""
 
 
-def _docstrings(kind: type[object]) -> dict[str, str]:
+def docstrings(kind: type[object]) -> dict[str, str]:
     """Field name to the string under it in the source; empty where there is no source."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))

@@ -21,6 +21,7 @@ from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.targets import RegisterTarget
 from ckptd.http.client import HttpAsker
+from tests.reference.metrics import not_on_the_page
 
 SECRET = bytes(range(32))
 FLAGS = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--code", "2+1")
@@ -112,6 +113,7 @@ def test_metrics_are_read_with_the_token_of_the_directory(
         connection.close()
     assert "ckpt_coordinator_term 1\n" in text
     assert 'ckpt_sessions{role="stager"} 0\n' in text
+    assert not_on_the_page(text) == []
 
 
 def test_a_second_one_on_the_directory_is_refused_and_the_first_serves_on(

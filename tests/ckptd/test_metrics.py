@@ -16,7 +16,7 @@ from ckpt.format.messages.targets import DEVICE_ERROR_KINDS, DeviceReport
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import CatalogImage, StoreRow, TargetSeen
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
-from ckptd.coordinator.metrics import CommitStatistics, render_metrics
+from ckptd.coordinator.metrics import CommitStatistics, coordinator_families
 from ckptd.http.exposition import Family, Histogram, Kind, render
 
 LINE = re.compile(
@@ -87,7 +87,7 @@ def test_a_coordinator_speaks_the_format_and_drops_counters_with_hostile_names()
     target.boot = BootId(1)
     target.device = DeviceReport({"write": 3, "space": 9}, 3, "write: EIO")
     target.counters = {"bytes_written": 5, 'x"} 1\nckpt_evil': 1, "streams": 2}
-    text = render_metrics(
+    families = coordinator_families(
         version="1",
         members=machine.members,
         checkpoints=machine.checkpoints,
@@ -98,6 +98,7 @@ def test_a_coordinator_speaks_the_format_and_drops_counters_with_hostile_names()
         evictor=machine.evictor,
         pressure=Pressure("it is full", 3, 2, 1),
     )
+    text = render(families)
     assert all(LINE.fullmatch(line) for line in text.splitlines())
     lines = text.splitlines()
     assert 'ckpt_build_info{version="1"} 1' in lines

@@ -54,6 +54,7 @@ from tests.ckptd.target_peers import (
     run,
 )
 from tests.protocol.target_world import Column
+from tests.reference.metrics import not_on_the_page
 from tests.waiting import wait_until, wait_until_async
 
 ANY_PORT = ("--http", "127.0.0.1:0")
@@ -81,6 +82,7 @@ def metrics(address: str, directory: Path) -> dict[str, float]:
     token = (directory / TOKEN_NAME).read_text().strip()
     status, _, text = get(address, "/metrics", Authorization=f"Bearer {token}")
     assert status == 200
+    assert not_on_the_page(text) == []
     samples = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, value in samples}
 

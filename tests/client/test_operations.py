@@ -135,12 +135,7 @@ def test_the_page_has_the_table_of_exit_codes() -> None:
         assert f"| {code} | {meaning} |" in page
 
 
-def test_the_page_has_the_code_s_table_of_health_checks() -> None:
-    rows = [line for line in PAGE.read_text().splitlines() if re.match(r"\| `[A-Z_]+` \|", line)]
-    assert rows == [
-        f"| `{name}` | {kind.severity} | {kind.exit_code} | {kind.cause} | {kind.mend} |"
-        for name, kind in CHECKS.items()
-    ]
+def test_each_health_check_ends_with_a_code_that_the_page_explains() -> None:
     codes = {code for code, _ in MEANINGS}
     assert {str(kind.exit_code) for kind in CHECKS.values()} <= codes
 

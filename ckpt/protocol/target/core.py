@@ -108,31 +108,47 @@ class Counters:
     """Cumulative since boot, but for those in LEVELS; RenewLease carries them."""
 
     sessions_opened: int = 0
+    """Sessions that stagers, readers and other clients opened."""
     fragments: int = 0
+    """Fragments written to columns."""
     bytes_written: int = 0
+    """Fragment bytes written to columns."""
     bytes_read: int = 0
-    """From the disk: whole blocks, also those that are only verified."""
+    """Bytes from the disk: whole blocks, also those that are only verified."""
     bytes_given: int = 0
-    """Of columns, to readers."""
+    """Bytes of columns given to readers."""
     columns_sealed: int = 0
+    """Columns put on stable storage, and proved to their stagers."""
     columns_refused: int = 0
+    """Columns that had begun and were refused: their stagers take a spare."""
     columns_verified: int = 0
+    """Columns read whole and compared, as `ckpt verify` asks for."""
     blocks_damaged: int = 0
+    """Blocks of columns and documents that are not what their checksums say, or cannot be read."""
     documents_stored: int = 0
+    """Indexes, commit records and tombstones put on stable storage."""
     documents_read: int = 0
+    """Indexes, commit records and tombstones given to whoever asked."""
     reservations: int = 0
-    """Held now."""
+    """Reservations of space, held now."""
     streams: int = 0
-    """Open now."""
+    """Columns that are being written now."""
     streams_begun: int = 0
+    """Columns that stagers began to write."""
     reads: int = 0
+    """Questions of readers that it took."""
     disk_failures: int = 0
+    """Disk operations that failed, for want of space as well."""
     set_aside: int = 0
+    """Files of its directory that are not what they seem; kept in `aside/`."""
     connections_full: int = 0
     """1 while it turns trainers and readers away for want of descriptors or connections."""
     descriptor_limit: int = 0
+    """How many descriptors its process may have."""
     peers_turned_away: int = 0
+    """Peers that proved themselves and heard that there is no room."""
     strangers_evicted: int = 0
+    """Connections without proof that gave their seat to others."""
 
     def as_dict(self) -> dict[str, int]:
         """Field name to value."""

@@ -69,10 +69,11 @@ from ckptd import event_loop
 from ckptd.catalog.backup import backup_path
 from ckptd.catalog.file import mending_command
 from ckptd.catalog.sqlite import Catalog
-from ckptd.coordinator.metrics import CommitStatistics, render_metrics
+from ckptd.coordinator.metrics import CommitStatistics, coordinator_families
 from ckptd.directory import close_to_others, make_directory
 from ckptd.door_watch import DoorWatch
 from ckptd.fail_stop import FailStop
+from ckptd.http.exposition import render
 from ckptd.http.plane import served
 from ckptd.log import Reporter, configure, reporter
 
@@ -92,7 +93,7 @@ class CoordinatorConfig:
     """Options of `ckptd coordinator`, from TOML, environment or flags."""
 
     directory: Path
-    """Of the catalog, its lock and the metrics token."""
+    """Where the catalog, its lock and the metrics token lie."""
     listen: Annotated[str, "HOST:PORT"] = "127.0.0.1:7070"
     """Where targets and clients come to; port 0 takes a free one."""
     http: Annotated[str, "HOST:PORT"] = ""
@@ -102,7 +103,7 @@ class CoordinatorConfig:
     code: Annotated[str, "K+M"] = "4+2"
     """Erasure code of new saves."""
     cell_bytes: int = CELL_BYTES_DEFAULT
-    """Of one fragment of new saves."""
+    """Size of one fragment of new saves."""
     level: Annotated[str, "target|device|host|rack|power"] = "host"
     """What the columns of a payload are spread over."""
     max_per_domain: Annotated[int, "COLUMNS"] = 1
@@ -117,7 +118,7 @@ class CoordinatorConfig:
     """Of the fullest device's space: above it what was drained is evicted, oldest first; 100 never
     does by itself."""
     evict_below_percent: int = 70
-    """Down to this."""
+    """It evicts down to this."""
     loop: Annotated[str, "asyncio|uvloop"] = "asyncio"
     """The event loop."""
     log_level: Annotated[str, "info|warning|error"] = "info"
@@ -420,7 +421,7 @@ class CoordinatorShell:
 
     def metrics(self) -> str:
         """Prometheus text."""
-        return render_metrics(
+        families = coordinator_families(
             version=version("ckpt-burst"),
             members=self.machine.members,
             checkpoints=self.machine.checkpoints,
@@ -431,6 +432,7 @@ class CoordinatorShell:
             evictor=self.machine.evictor,
             pressure=self._server.pressure() if self._server is not None else Pressure(),
         )
+        return render(families)
 
     def is_ready(self) -> bool:
         """The catalog takes entries and its targets vouch for it."""

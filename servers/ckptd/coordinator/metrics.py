@@ -21,7 +21,7 @@ from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.reading.answers import StoreStatus
-from ckptd.http.exposition import Family, Histogram, Kind, render
+from ckptd.http.exposition import Family, Histogram, Kind
 from ckptd.target.metrics import add_device, build_info, device_families, family_of_counter
 
 STALL_BOUNDS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -52,7 +52,7 @@ class CommitStatistics:
         self.rank_seconds_lost += info.world_size * info.stall_us / US_PER_S
 
 
-def render_metrics(
+def coordinator_families(
     *,
     version: str,
     members: Membership,
@@ -63,20 +63,16 @@ def render_metrics(
     stores: Sequence[StoreStatus],
     evictor: Evictor,
     pressure: Pressure,
-) -> str:
-    """The whole text, from memory."""
-    return render(
-        [
-            build_info(version),
-            *_cluster(members, sessions, tickets_waiting),
-            *_commits(statistics),
-            *_runs(checkpoints),
-            *_targets(members),
-            *_drains(stores),
-            *_evictions(evictor),
-            *_door(pressure),
-        ]
-    )
+) -> Iterator[Family]:
+    """All there are, from memory; one without a sample as well."""
+    yield build_info(version)
+    yield from _cluster(members, sessions, tickets_waiting)
+    yield from _commits(statistics)
+    yield from _runs(checkpoints)
+    yield from _targets(members)
+    yield from _drains(stores)
+    yield from _evictions(evictor)
+    yield from _door(pressure)
 
 
 def _cluster(
@@ -85,12 +81,12 @@ def _cluster(
     yield Family("ckpt_coordinator_term", Kind.GAUGE, "Grows by one at each start.").add(
         members.term
     )
-    yield Family("ckpt_map_version", Kind.GAUGE, "Of the cluster map, within the term.").add(
-        members.version
-    )
-    yield Family("ckpt_catalog_tickets_waiting", Kind.GAUGE, "Not yet durable.").add(
-        tickets_waiting
-    )
+    yield Family(
+        "ckpt_map_version", Kind.GAUGE, "Version of the cluster map, within the term."
+    ).add(members.version)
+    yield Family(
+        "ckpt_catalog_tickets_waiting", Kind.GAUGE, "Catalog entries that are not durable yet."
+    ).add(tickets_waiting)
     family = Family("ckpt_sessions", Kind.GAUGE, "Authenticated connections by the peer's role.")
     for role in Role:
         if role is not Role.COORDINATOR:
@@ -146,7 +142,7 @@ def _runs(checkpoints: Checkpoints) -> Iterator[Family]:
 
 def _targets(members: Membership) -> Iterator[Family]:
     up = Family("ckpt_target_up", Kind.GAUGE, "1 when the target is live.")
-    capacity = Family("ckpt_capacity_bytes", Kind.GAUGE, "Of live targets, by state.")
+    capacity = Family("ckpt_capacity_bytes", Kind.GAUGE, "Space of live targets, by state.")
     columns = Family("ckpt_target_columns", Kind.GAUGE, "Columns proved in the current boot.")
     devices = device_families()
     counters: dict[str, Family] = {}
@@ -169,19 +165,23 @@ def _targets(members: Membership) -> Iterator[Family]:
 
 def _drains(stores: Sequence[StoreStatus]) -> Iterator[Family]:
     backlog = Family("ckpt_drain_backlog", Kind.GAUGE, "Checkpoints that a store still needs.")
-    left = Family("ckpt_drain_backlog_bytes", Kind.GAUGE, "Payload bytes of those.")
+    left = Family("ckpt_drain_backlog_bytes", Kind.GAUGE, "Payload bytes that it needs.")
     oldest = Family(
         "ckpt_drain_oldest_undrained_timestamp_seconds",
         Kind.GAUGE,
         "Unix time of the oldest one's commit; absent without a backlog.",
     )
-    rate = Family("ckpt_drain_bytes_per_second", Kind.GAUGE, "Of all workers, while they drain.")
+    rate = Family(
+        "ckpt_drain_bytes_per_second", Kind.GAUGE, "Rate of all workers, while they drain."
+    )
     end = Family(
         "ckpt_drain_end_seconds", Kind.GAUGE, "Until the backlog is done; absent when unknown."
     )
-    workers = Family("ckpt_drain_workers", Kind.GAUGE, "That serve a store.")
-    drained = Family("ckpt_drain_checkpoints_total", Kind.COUNTER, "Verified in a store.")
-    failed = Family("ckpt_drain_failures_total", Kind.COUNTER, "Attempts that failed.")
+    workers = Family("ckpt_drain_workers", Kind.GAUGE, "Workers that serve a store.")
+    drained = Family(
+        "ckpt_drain_checkpoints_total", Kind.COUNTER, "Checkpoints verified in a store."
+    )
+    failed = Family("ckpt_drain_failures_total", Kind.COUNTER, "Attempts to drain one that failed.")
     for store in stores:
         backlog.add(store.backlog, store=store.url)
         left.add(store.backlog_bytes, store=store.url)
@@ -200,7 +200,7 @@ def _evictions(evictor: Evictor) -> Iterator[Family]:
     yield Family("ckpt_evicted_total", Kind.COUNTER, "Drained checkpoints that made room.").add(
         evictor.evicted_count
     )
-    yield Family("ckpt_evicted_bytes_total", Kind.COUNTER, "Payload bytes of those.").add(
+    yield Family("ckpt_evicted_bytes_total", Kind.COUNTER, "Payload bytes that were evicted.").add(
         evictor.evicted_bytes
     )
 
@@ -211,8 +211,8 @@ def _door(pressure: Pressure) -> Iterator[Family]:
     away = Family(
         "ckpt_peers_turned_away_total",
         Kind.COUNTER,
-        "Connections that did not stay: strangers whose seat others took, peers for which no "
-        "descriptor was free, and peers that were answered so.",
+        "Connections that did not stay: strangers that others took the seat of, peers for which "
+        "no descriptor was free, and peers that heard that there is no room.",
     )
     away.add(pressure.evicted, reason="stranger").add(pressure.shortages, reason="descriptors")
     yield away.add(pressure.turned_away, reason="full")

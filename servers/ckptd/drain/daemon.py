@@ -48,21 +48,21 @@ class DrainConfig:
     to: Annotated[str, "URLS"]
     """Object stores, blanks between: URL?every=N&keep=N&runs=PATTERN&checksum=md5 each."""
     coordinator: Annotated[str, "HOST:PORT"]
-    """Of the cluster."""
+    """The cluster's coordinator."""
     poll_s: float = 1.0
-    """Between two looks at what is committed."""
+    """Time between two looks at what is committed."""
     threads: int = 2
     """Shards that each store writes at once; as many again are read back meanwhile."""
     memory_bytes: int = 256 * MiB
-    """Of each store's items together."""
+    """Memory for what is on its way to each store."""
     bandwidth_bytes: Annotated[int, "BYTES/S"] = 0
-    """To each store in a second; 0 is no cap."""
+    """What may go to each store in a second; 0 is no cap."""
     patience_s: float = 120.0
     """How long one request to a store is tried before its checkpoint waits for another turn."""
     compression: Annotated[str, "auto|none|always"] = "auto"
-    """auto goes by samples."""
+    """Whether arrays are compressed; auto goes by samples."""
     portable_dtypes: bool = False
-    """bfloat16 and float8 as integers, for plain Zarr readers."""
+    """Write bfloat16 and float8 as integers, for plain Zarr readers."""
     abandon_s: float = 3600.0
     """Remove what the tier deleted half drained once nobody has written to it for so long."""
     aside: bool = True

@@ -1,18 +1,5 @@
 """What was DIR made as? `cluster.toml`: written by the first `ckptd local`, obeyed by every later.
-
-cluster = "0123456789abcdef"   # id, in every handshake and every file
-host = "node7"                 # DIR is refused on another one
-device = "259:1"               # of DIR, when it was made
-targets = 7
-code = "4+2"
-keep = 0                       # newest committed steps to keep; 0 keeps all
-restart = "always"             # or "never": of targets that have exited
-linger_s = 300.0               # idle time after which the supervisor stops
-capacity_bytes = 0             # for all targets together; 0 is what the device has
-pretend_domains = false        # each target its own device in placement and reports
-cell_bytes = 2097152
-unprotected = false            # m = 0 was asked for
-created_by = "ckptd 0.1.0"
+docs/configuration.md shows one, made of the fields below.
 """
 
 from __future__ import annotations
@@ -57,18 +44,31 @@ class ClusterFile:
     """The file's fields, checked. Bytes and seconds as the names say."""
 
     cluster: str
+    """The cluster's id, in every handshake and every file."""
     host: str
+    """DIR is refused on another one."""
     device: str
+    """MAJOR:MINOR of the device of DIR, when it was made."""
     targets: int
+    """How many, each with a directory below DIR/targets."""
     code: str
+    """K+M, the erasure code: K + M columns of a payload, of which any K give it back."""
     keep: int
+    """Newest committed steps of a run to keep; 0 keeps all."""
     restart: str
+    """Whether targets that have exited are started again: "always" or "never"."""
     linger_s: float
+    """The supervisor stops after so long without a client."""
     capacity_bytes: int
+    """Space of all targets together; 0 is what the device has."""
     pretend_domains: bool
+    """Each target is a device of its own, in placement and reports."""
     cell_bytes: int
+    """Size of one fragment."""
     unprotected: bool
+    """A code without parity (M = 0) was asked for."""
     created_by: str
+    """The program that made DIR."""
 
     def __post_init__(self) -> None:
         code = Code.parse(self.code)

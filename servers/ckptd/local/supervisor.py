@@ -75,14 +75,14 @@ TARGET: Final = "target"
 
 @dataclass(frozen=True, slots=True)
 class LocalConfig:
-    """Options of `ckptd local DIR`. All but `directory` count only when DIR is made."""
+    """What `ckptd local DIR` is given. All but `directory` count only when DIR is made."""
 
     directory: Path
     """Everything lies in it; may be given without --directory, as the first word."""
     targets: Annotated[int | None, "TARGETS"] = None
     """How many; 7 by default."""
     code: Annotated[str, "K+M"] = ""
-    """By default 4+2 from 6 targets, 2+1 from 3, 1+1 from 2, 1+0 from one."""
+    """Erasure code; by default 4+2 from 6 targets, 2+1 from 3, 1+1 from 2, 1+0 from one."""
     keep: Annotated[int | None, "STEPS"] = None
     """Newest committed steps of a run to keep; 0 keeps all."""
     restart: Annotated[str, "always|never"] = ""
@@ -90,11 +90,11 @@ class LocalConfig:
     linger_s: float = -1.0
     """Stop after so many seconds without a client; 300 by default."""
     capacity_bytes: int | None = None
-    """Of all targets together; by default what the device has."""
+    """Space of all targets together; by default what the device has."""
     pretend_domains: bool = False
     """Count each target as a failure domain of its own, although they share a device."""
     cell_bytes: int | None = None
-    """Of one fragment."""
+    """Size of one fragment; 2 MiB when not given."""
     unprotected: bool = False
     """Allow a code without parity."""
     log_level: Annotated[str, "info|warning|error"] = "info"

@@ -55,7 +55,7 @@ class TargetConfig:
     directory: Path
     """What it serves; one directory on one device, made when missing."""
     coordinator: Annotated[str, "HOST:PORT"]
-    """Where to register."""
+    """The coordinator to register with."""
     listen: Annotated[str, "HOST:PORT"] = "127.0.0.1:0"
     """Where stagers and readers come to; port 0 takes a free one."""
     advertise: Annotated[str, "HOST"] = ""
@@ -67,7 +67,7 @@ class TargetConfig:
     domain: Annotated[str, "POWER/RACK/HOST/DEVICE"] = ""
     """What it fails together with; empty takes this host and the directory's device."""
     capacity_bytes: int | None = None
-    """How much of the device it may use."""
+    """How much of the device it may use; all when not given."""
     pool_bytes: int = 32 * MiB
     """Memory for fragments that arrive."""
     read_pool_bytes: int = 32 * MiB
@@ -75,7 +75,7 @@ class TargetConfig:
     direct: bool = True
     """Write and read around the page cache where the file system can."""
     unix: bool = True
-    """Also listen on a Unix socket, for stagers of this host."""
+    """Listen on a Unix socket as well, for stagers of this host."""
     http: Annotated[str, "HOST:PORT"] = ""
     """Where to ask for its health and metrics; port 0 takes a free one, empty for none."""
     loop: Annotated[str, "asyncio|uvloop"] = "asyncio"

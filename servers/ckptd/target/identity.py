@@ -35,9 +35,11 @@ class TargetFile:
     """What a directory says of itself."""
 
     target: str
+    """Its id, by which `ckpt status` and the coordinator know it."""
     cluster: str
+    """The id of the cluster that it belongs to."""
     incarnation: bytes = b""
-    """No other directory has it, except a copy. Empty: of an earlier version."""
+    """Random, made once; no other directory has it but a copy. Empty: of an earlier version."""
 
 
 async def adopt_identity(

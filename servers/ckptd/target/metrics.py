@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckpt.format.messages.targets import DEVICE_ERROR_KINDS
 from ckpt.protocol.target.core import LEVELS
-from ckptd.http.exposition import Family, Histogram, Kind, render
+from ckptd.http.exposition import Family, Histogram, Kind
 
 if TYPE_CHECKING:
     from ckpt.aio.server_limits import ServerStatistics
@@ -56,31 +56,29 @@ def build_info(version: str) -> Family:
     return Family("ckpt_build_info", Kind.GAUGE, "Version, always 1.").add(1, version=version)
 
 
-def render_target_metrics(
+def target_families(
     *,
     version: str,
     machine: TargetMachine,
     statistics: ServerStatistics,
     sync_s: Histogram,
     pools: Mapping[str, tuple[int, int]],
-) -> str:
-    """The whole text, from memory. `pools`: name to (bytes in use, bytes in all)."""
+) -> Iterator[Family]:
+    """All there are, from memory; one without a sample as well. `pools`: name to (bytes in use,
+    bytes in all).
+    """
     target = machine.target
-    return render(
-        [
-            build_info(version),
-            *_columns(machine, target),
-            *_device(machine, target),
-            *_space(machine.space, machine.bytes_used, target),
-            *_pools(pools, target),
-            *_peers(statistics, target),
-            Family(
-                "ckpt_target_fsync_seconds",
-                Kind.HISTOGRAM,
-                "Syncs of files and directories.",
-                histograms=[((("target", target),), sync_s)],
-            ),
-        ]
+    yield build_info(version)
+    yield from _columns(machine, target)
+    yield from _device(machine, target)
+    yield from _space(machine.space, machine.bytes_used, target)
+    yield from _pools(pools, target)
+    yield from _peers(statistics, target)
+    yield Family(
+        "ckpt_target_fsync_seconds",
+        Kind.HISTOGRAM,
+        "Syncs of files and directories.",
+        histograms=[((("target", target),), sync_s)],
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckpt.aio.clock import now_us
 from ckptd.http.exposition import render
-from ckptd.target.metrics import build_info, render_target_metrics
+from ckptd.target.metrics import build_info, target_families
 
 if TYPE_CHECKING:
     from ckpt.aio.disk import RealDisk
@@ -47,7 +47,7 @@ class TargetReports:
         if self._serving is None:
             return render([build_info(running)])
         shell, server, pool = self._serving
-        return render_target_metrics(
+        families = target_families(
             version=running,
             machine=shell.machine,
             statistics=server.statistics(),
@@ -57,3 +57,4 @@ class TargetReports:
                 "read": (self._disk.pool_used_bytes, self._disk.pool_bytes),
             },
         )
+        return render(families)

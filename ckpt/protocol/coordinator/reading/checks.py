@@ -1,6 +1,6 @@
 """Every health check there is: what it means, what mends it, and how `ckpt status` ends with it.
 
-The table of docs/operations.md is this one, and a test proves each entry: it brings the check
+The page docs/health.md is made of this table, and a test proves each entry: it brings the check
 about, runs the command that it names, and sees it go. So a check without a cause and a command that
 mends it does not pass. Nothing of the coordinator is imported here, because the command line names
 checks as well.
@@ -31,10 +31,14 @@ class CheckKind:
     severity: str
     exit_code: int
     """Of `ckpt status` while it stands alone; with --check a warning's is 3."""
+    means: str
+    """For those who save and load, while it stands."""
     cause: str
     """In one sentence."""
     mend: str
     """What to do, with the command in backticks."""
+    clears: str
+    """When it goes, by itself or after that."""
 
 
 START: Final = (
@@ -43,107 +47,156 @@ START: Final = (
 )
 CHECKS: Final[Mapping[str, CheckKind]] = {
     "TARGET_DOWN": CheckKind(
-        WARNING, OK_CODE, "a target's connection ended, or it was silent for a lease", START
+        WARNING,
+        OK_CODE,
+        means="saves go to the other targets; what this one holds is made up for by parity",
+        cause="a target's connection ended, or it was silent for a lease",
+        mend=START,
+        clears="as soon as its process has registered again; another directory that asks for its"
+        " place turns it into DIRECTORY_UNKNOWN",
     ),
     "DIRECTORY_UNKNOWN": CheckKind(
         WARNING,
         OK_CODE,
-        "a process presents another directory under a target's name: it was emptied, or put in the"
-        " place of the old one; it is not taken in",
-        "bring the old directory back and start its target; when it is gone for good"
-        " `ckpt target replace ID`: then saves use the new one, and what the old one held is gone",
+        means="that process serves nobody; the target is down when its own directory is gone",
+        cause="a process presents another directory under a target's name: it was emptied, or put"
+        " in the place of the old one; it is not taken in",
+        mend="bring the old directory back and start its target; when it is gone for good `ckpt"
+        " target replace ID`: then saves use the new one, and what the old one held is gone",
+        clears="when the directory is taken in, by the command or because the old one is back; 8 s"
+        " after its process has ended",
     ),
     "DIRECTORY_COPIED": CheckKind(
         WARNING,
         OK_CODE,
-        "a process presents a copy of a target's directory, under its name or another one, while"
-        " the target is there; it is not taken in",
-        "`kill PID` on its host; a target that is to be added begins with an empty directory",
+        means="nothing is wrong with the target; the process on the copy serves nobody",
+        cause="a process presents a copy of a target's directory, under its name or another one,"
+        " while the target is there; it is not taken in",
+        mend="`kill PID` on its host; a target that is to be added begins with an empty directory",
+        clears="8 s after that process has ended",
     ),
     "DEVICE_FAILING": CheckKind(
         WARNING,
         OK_CODE,
-        "a device refused write after write, or read after read; it gets no new columns while"
-        " others will do, what it holds is read",
-        "mend what the cause names; the target finds out by itself within 5 minutes, at once when"
-        " it is started again: `kill PID`, and `ckptd target …` where no supervisor does that",
+        means="it gets no new columns while others will do; what it holds is read",
+        cause="a device refused write after write, or read after read",
+        mend="mend what the cause names; the target finds out by itself within 5 minutes, at once"
+        " when it is started again: `kill PID`, and `ckptd target …` where no supervisor does that",
+        clears="when the device has taken the target's small file, or the target has started again",
     ),
     "TOO_FEW_TARGETS": CheckKind(
-        ERROR, DEGRADED_CODE, "fewer targets are live and well than a save needs; saves fail", START
+        ERROR,
+        DEGRADED_CODE,
+        means="saves fail; what is committed is read as far as its targets are there",
+        cause="fewer targets are live and well than a save needs",
+        mend=START,
+        clears="when enough for a save are live and well: k + 1, or k of a code without parity",
     ),
     "CONNECTIONS_FULL": CheckKind(
         ERROR,
         DEGRADED_CODE,
-        "the coordinator, or a target, has no free descriptor, or as many connections as it may:"
-        " trainers and readers are turned away",
-        "`prlimit --pid PID --nofile=N:N` as root, at once; for good `LimitNOFILE=` of its service;"
-        " it takes the hard limit by itself when it starts",
+        means="trainers and readers are turned away and try again; those that are connected go on",
+        cause="the coordinator, or a target, has no free descriptor, or as many connections as it"
+        " may",
+        mend="`prlimit --pid PID --nofile=N:N` as root, at once; for good `LimitNOFILE=` of its"
+        " service; it takes the hard limit by itself when it starts",
+        clears="when there is room again, because the limit was raised or others have left; of a"
+        " target a second later",
     ),
     "REDUNDANCY_LOW": CheckKind(
         WARNING,
         OK_CODE,
-        "columns of checkpoints are on targets that are down, or are gone from their targets",
-        "the same as for TARGET_DOWN; columns that are gone do not come back: the next save has all"
-        " of its own, then `ckpt rm RUN@STEP`",
+        means="all can be read, and fewer losses are survived than the save's answer said",
+        cause="columns of checkpoints are on targets that are down, or are gone from their targets",
+        mend="the same as for TARGET_DOWN; columns that are gone do not come back: the next save"
+        " has all of its own, then `ckpt rm RUN@STEP`",
+        clears="when the targets are back with these columns, or the checkpoints are deleted",
     ),
     "CHECKPOINT_UNREACHABLE": CheckKind(
         ERROR,
         DEGRADED_CODE,
-        "more columns than parity covers are on targets that are down, or are not on their targets",
-        "the same as for TARGET_DOWN; where all targets are up `ckpt verify RUN@STEP` settles"
+        means="a load of it waits, then fails with 75; it never gives an older step instead;"
+        " nothing is proved lost",
+        cause="more columns than parity covers are on targets that are down, or are not on their"
+        " targets",
+        mend="the same as for TARGET_DOWN; where all targets are up `ckpt verify RUN@STEP` settles"
         " whether it is lost",
+        clears="when enough of its columns are there again; when it is deleted; when the loss is"
+        " proved, and CHECKPOINT_LOST says so",
     ),
     "CHECKPOINT_LOST": CheckKind(
         ERROR,
         LOST_CODE,
-        "more columns than parity covers are proved to be damaged or gone",
-        "`ckpt fetch RUN@STEP` where an object store has it, else `ckpt rm RUN@STEP`",
+        means="a load of this step fails with 4; one without a step walks back, and says so",
+        cause="more columns than parity covers are proved to be damaged or gone",
+        mend="`ckpt fetch RUN@STEP` where an object store has it, else `ckpt rm RUN@STEP`",
+        clears="when it was fetched back from an object store, or is deleted",
     ),
     "DRAIN_FAILING": CheckKind(
         WARNING,
         OK_CODE,
-        "the last checkpoint for an object store failed, or a worker cannot use the store (bucket,"
-        " credentials, no answer), maybe never could",
-        "mend what the cause names, it is tried again by itself; when the store is no more, end its"
-        " `ckptd drain` and `ckpt drain forget URL`",
+        means="the tier keeps what this store still needs, and may fill; other stores are served",
+        cause="the last checkpoint for an object store failed, or a worker cannot use the store"
+        " (bucket, credentials, no answer), maybe never could",
+        mend="mend what the cause names, it is tried again by itself; when the store is no more,"
+        " end its `ckptd drain` and `ckpt drain forget URL`",
+        clears="when a checkpoint has been verified in the store, or its worker can use it again;"
+        " when it is forgotten; of a store that was never opened 5 minutes after its worker's last"
+        " word",
     ),
     "DRAIN_STOPPED": CheckKind(
         WARNING,
         OK_CODE,
-        "checkpoints wait for an object store, and no worker has served it for a minute",
-        "`ckptd drain --to URL …`; when the store is no more `ckpt drain forget URL`",
+        means="the tier keeps what this store still needs, and may fill",
+        cause="checkpoints wait for an object store, and no worker has served it for a minute",
+        mend="`ckptd drain --to URL …`; when the store is no more `ckpt drain forget URL`",
+        clears="as soon as a worker serves the store, or nothing waits for it any more",
     ),
     "NOT_RUNNING": CheckKind(
-        WARNING, DEGRADED_CODE, "a local cluster rests", "the next open starts it, or `ckpt ls`"
+        WARNING,
+        DEGRADED_CODE,
+        means="nothing is served; all that was committed is there",
+        cause="a local cluster rests",
+        mend="the next open starts it, or `ckpt ls`",
+        clears="when it runs",
     ),
     "COORDINATOR_DOWN": CheckKind(
         ERROR,
         TRY_LATER_CODE,
-        "a local cluster's supervisor is there, its coordinator does not answer: stopped, hanging,"
-        " or ended, as on a full disk",
-        "`kill -CONT PID` of one that is stopped, `kill -KILL PID` of one that hangs; room on its"
-        " disk; else `ckpt local stop DIR && ckpt ls`",
+        means="saves and loads wait; what is being sent to targets goes on, and its commit waits",
+        cause="a local cluster's supervisor is there, its coordinator does not answer: stopped,"
+        " hanging, or ended, as on a full disk",
+        mend="`kill -CONT PID` of one that is stopped, `kill -KILL PID` of one that hangs; room on"
+        " its disk; else `ckpt local stop DIR && ckpt ls`",
+        clears="when it answers",
     ),
     "CATALOG_OLD": CheckKind(
         ERROR,
         LOST_CODE,
-        "a target proves that another catalog was newer: this one was removed, emptied or put back;"
-        " nobody is served",
-        "`ckpt local stop DIR && ckpt catalog rebuild DIR`, on other machines"
-        " `ckpt catalog rebuild DIR --targets 'HOST:PORT …'`",
+        means="saves and loads fail, saves under way wait; all that was committed is on the"
+        " targets",
+        cause="a target proves that another catalog was newer: this one was removed, emptied or"
+        " put back",
+        mend="`ckpt local stop DIR && ckpt catalog rebuild DIR`, on other machines `ckpt catalog"
+        " rebuild DIR --targets 'HOST:PORT …'`",
+        clears="when the coordinator has started with the catalog that was made again",
     ),
     "CATALOG_UNPROVED": CheckKind(
         ERROR,
         TRY_LATER_CODE,
-        "too few targets are there to vouch that the catalog is the newest; nobody is served yet",
-        "the same as for TARGET_DOWN; when they are gone for good, rebuild the catalog as for"
+        means="saves and loads wait, then fail with 75",
+        cause="too few targets are there to vouch that the catalog is the newest",
+        mend="the same as for TARGET_DOWN; when they are gone for good, rebuild the catalog as for"
         " CATALOG_OLD",
+        clears="when enough targets have come and vouched",
     ),
     "CATALOG_CORRUPT": CheckKind(
         ERROR,
         LOST_CODE,
-        "a local cluster's coordinator cannot read its catalog",
-        "`ckpt local stop DIR && ckpt catalog rebuild DIR`",
+        means="saves and loads fail; all that was committed is on the targets",
+        cause="a local cluster's coordinator cannot read its catalog",
+        mend="`ckpt local stop DIR && ckpt catalog rebuild DIR`",
+        clears="when the coordinator has started with the catalog that was made again",
     ),
 }
 

@@ -1,6 +1,4 @@
-"""The pages of reference that programs can write: `python -m tests.reference` writes them into
-docs; tests/test_reference.py holds them to the code.
-"""
+"""The page of commands: what `--help` of each says, of `ckpt` and `ckptd`."""
 
 from __future__ import annotations
 
@@ -13,12 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ckpt.base import errors
-from tests.pages import ROOT
+from tests.reference.blocks import LINE_LENGTH_MAX
 
-COMMANDS: Final = ROOT / "docs" / "commands.md"
-ERRORS: Final = ROOT / "docs" / "errors.md"
-LINE_LENGTH_MAX: Final = 100
 COMMON: Final = ("-h", "--store", "--json", "--timeout", "--debug", "--config", "--print-config")
 """Options that the page explains once."""
 
@@ -31,15 +25,6 @@ Every `ckpt` command takes `--store URL` (or `$CKPT_STORE`), `--timeout SECONDS`
 `CKPT_TARGET__POOL_BYTES` for `--pool-bytes`; `--print-config` shows what is in force.
 [Operations](operations.md) shows most of them at work, and has the exit codes.
 """
-_ERRORS_HEAD: Final = """# Errors
-
-For whoever handles an error, in Python, in a script or in a log: what it means, and whether the
-same call may succeed later. All are in `ckpt`, and derive from `ckpt.CkptError`. *code* stands in
-`--json` and in logs, *exit* is the exit code of the command that it ends.
-
-| class | code | exit | try again | means |
-|---|---|---|---|---|
-"""
 
 
 def commands_page() -> str:
@@ -49,25 +34,6 @@ def commands_page() -> str:
         for verb, _ in _listed(_help(program)):
             parts.append("\n".join(_section(program, verb)))
     return "\n".join(parts)
-
-
-def errors_page() -> str:
-    """All errors by what the caller may do."""
-    kinds = [
-        kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, errors.CkptError)
-    ]
-    rows = [
-        f"| `{kind.__name__}` | `{kind.code}` | {kind.exit_code} |"
-        f" {'yes' if kind.retryable else 'no'} | {_first_paragraph(kind)} |\n"
-        for kind in kinds
-    ]
-    return _ERRORS_HEAD + "".join(rows)
-
-
-def _first_paragraph(kind: type) -> str:
-    return " ".join((kind.__doc__ or "").strip().split("\n\n")[0].split())
 
 
 def _help(*words: str) -> str:
@@ -121,8 +87,3 @@ def _described(about: str) -> Iterator[str]:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    COMMANDS.write_text(commands_page())
-    ERRORS.write_text(errors_page())
