@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ckpt.base.ids import LaunchNumber
@@ -9,6 +11,7 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.launches import TrainerLeft
 from ckpt.format.messages.saving import PayloadPlanned
+from ckpt.protocol.coordinator.catalog import AttemptOpened, LaunchEntered, LaunchNumbered
 from ckpt.protocol.coordinator.cluster import launches
 from tests.protocol.coordinating import Bench, RankFake, team
 
@@ -150,6 +153,32 @@ def test_a_key_finds_its_launch_again_after_a_restart_once_it_has_saved() -> Non
     old.open(1)
     bench.restart(*bench.targets)
     assert RankFake(bench, 1, 2, key="job/0").launch == old.launch
+
+
+@pytest.mark.parametrize("saved", [True, False], ids=["saved", "joined"])
+def test_a_key_finds_its_launch_again_in_a_catalog_that_was_made_from_the_targets(
+    saved: bool,
+) -> None:
+    """Such a catalog knows the launch's records, if any. Ranks that come back say number and key;
+    a new stager knows the key alone, and that must not begin a launch which fences the others.
+    """
+    bench = Bench()
+    first, second = team(bench, 2, key="job/0")
+    if saved:
+        first.open(1)
+    bench.durable = [
+        replace(entry, launch_key=None) if isinstance(entry, AttemptOpened) else entry
+        for entry in bench.durable
+        if not isinstance(entry, LaunchNumbered | LaunchEntered)
+    ]
+    bench.restart(*bench.targets)
+    first.reconnect()
+    assert RankFake(bench, 1, 2, key="job/0", process=second.process).launch == first.launch
+    numbered = [entry for entry in bench.durable if isinstance(entry, LaunchNumbered)]
+    assert [(entry.launch, entry.key) for entry in numbered] == [(first.launch, "job/0")]
+    bench.restart(*bench.targets)
+    assert RankFake(bench, 0, 2, key="job/0", process=first.process).launch == first.launch
+    assert bench.durable.count(numbered[0]) == 1
 
 
 def test_a_forgotten_launch_whose_rank_comes_back_is_not_written_down_again(

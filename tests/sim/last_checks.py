@@ -42,6 +42,8 @@ def check_end(world: World, last: list[RankNode]) -> None:
             check_readable(world, id, announced)
     check_worst_losses(world)
     _check_launches(world)
+    # A lease may have run out since: that target dials again, and hears then what goes back.
+    let_orphans_go(world)
     check_no_leak(world)
     _check_nothing_held(world)
     check_books(world)

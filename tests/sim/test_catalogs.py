@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from ckpt.base.ids import CheckpointId
+from ckpt.base.ids import CheckpointId, LaunchNumber
 from ckpt.format.messages import Message
 from ckpt.format.messages.launches import LaunchJoined
 from ckpt.format.messages.loading import Resolved
@@ -25,7 +26,8 @@ from tests.sim.coordinator_node import CLUSTER
 from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Oracles, Violation
-from tests.sim.world import World
+from tests.sim.rank_node import RankNode
+from tests.sim.world import RUN, World
 
 SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 4
 FAULTS = (
@@ -122,10 +124,33 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     ends = [f"{how} {'old' if _is_old(world) else 'served'}"]
     if _is_old(world):
         _rebuild(world)
+        _start_one_again(world, nodes)
     for node in nodes:
         node.crash()
     _check_next_launch(world)
     return world.clock.steps, ends
+
+
+def _start_one_again(world: World, nodes: list[RankNode]) -> None:
+    """A rank whose stager is new says its launch's key alone, and is of the launch that its peers
+    come back to: a catalog that was made from the targets hears of it from them.
+    """
+    numbers = {node.launch_number for node in nodes if node.up} - {None}
+    if nodes[0].job.key is None or not numbers:
+        return
+    (number,) = numbers
+
+    def is_back() -> bool:
+        launch = world.coordinator.machine.launches.get(RUN, LaunchNumber(number or 0))
+        return launch is not None and any(member.here for member in launch.members.values())
+
+    if world.clock.run(is_back, SETTLE_US):
+        node = world.clock.rng.choice(nodes)
+        node.job = replace(node.job, steps=(60,))
+        again = world.start_again(node)
+        world.clock.run(lambda: again.launch_number is not None, SETTLE_US)
+        if again.launch_number != number:
+            raise Violation(f"P10: launch {number} became {again.launch_number} for one rank")
 
 
 def _check_next_launch(world: World) -> None:

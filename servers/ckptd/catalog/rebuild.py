@@ -256,7 +256,8 @@ def _committed_row(record_bytes: bytes, record: CommitRecord, placement: bytes) 
         info.checkpoint,
         RowState.COMMITTED,
         info.launch,
-        _launch_key(info.launch),
+        # Lost; the launch's ranks say it when they come back.
+        None,
         info.world_size,
         record_bytes,
         placement,
@@ -335,7 +336,7 @@ def _gone(checkpoint: CheckpointId, documents: list[bytes]) -> tuple[CatalogRow,
             checkpoint,
             RowState.DELETED,
             launch,
-            _launch_key(launch),
+            None,
             0,
             reason=f"tombstoned: {reason}",
         ),
@@ -387,11 +388,6 @@ def _documents(
                 yield source.document(kind, checkpoint), True
             except CkptError:
                 yield None, True
-
-
-def _launch_key(launch: LaunchNumber) -> str:
-    """The real key is lost; a rank without a key must not join a launch from before the rebuild."""
-    return f"rebuilt {launch}"
 
 
 # --------------------------------------------------------------------------- sources

@@ -117,6 +117,9 @@ class Launch:
     closed: bool = False
     """Known from its attempts or from a rank that came back alone: nobody knows its processes, so
     nobody new joins it without its key."""
+    numbered: bool = True
+    """The catalog has its number, or is about to. A catalog that was made from the targets knows
+    neither number nor key."""
     unwritten: int = 0
     """Entries about it that are on their way to the catalog."""
     saved: dict[Rank, Saved] = field(default_factory=dict)
@@ -239,10 +242,11 @@ class Launches:
         else:
             entered = self._enter(launch, session, message, now_us, from_stager)
         entries: list[CatalogEntry] = []
-        if found is None:
+        if found is None or self._learns_key(launch, message):
             entries.append(
                 catalog.LaunchNumbered(message.run, launch.number, launch.key, launch.world_size)
             )
+        if found is None:
             entries += self._forget_oldest(message.run, run)
         if entered and launch.key is None and not launch.closed:
             entries.append(
@@ -261,7 +265,7 @@ class Launches:
     def recover_begun(self, row: CatalogRow) -> None:
         """A launch that has opened an attempt before this coordinator started."""
         known, number = self.runs.setdefault(row.checkpoint.run, Run()), row.launch
-        fresh = Launch(number, row.launch_key, row.world_size, closed=True)
+        fresh = Launch(number, row.launch_key, row.world_size, closed=True, numbered=False)
         launch = known.launches.setdefault(number, fresh)
         launch.all_saved = launch.all_saved or row.record != b""
         known.begun = max(known.begun, number)
@@ -337,9 +341,21 @@ class Launches:
         assert message.launch is not None
         if message.launch >> 32 >= self._term:
             raise Refused(f"launch {message.launch} was never given out by this coordinator")
-        launch = Launch(message.launch, message.key, message.world_size, closed=True)
+        launch = Launch(
+            message.launch, message.key, message.world_size, closed=True, numbered=False
+        )
         run.launches[launch.number] = launch
         return launch
+
+    def _learns_key(self, launch: Launch, message: JoinLaunch) -> bool:
+        """A rank that comes back says what the catalog lost. Another rank of this start whose
+        stager is new knows the key alone: without it, it would begin a launch that fences the rest.
+        """
+        if launch.numbered or message.launch is None or message.key is None:
+            return False
+        launch.key = message.key
+        launch.numbered = True
+        return True
 
     def _new(self, run: Run, message: JoinLaunch) -> Launch:
         self._counter += 1
