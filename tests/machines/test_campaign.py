@@ -64,7 +64,7 @@ def run_campaign(cluster: MachineCluster, tmp_path: Path, seed: int, seconds: fl
         judge = Judge(store, seed, KEEP)
         try:
             with beside(lambda: tend(job, over), over), beside(strikes.work, over):
-                observe(judge, time.monotonic() + seconds)
+                observe(judge, time.monotonic() + seconds, over)
             reached = judge.list_steps()[-1:]
             wait_until(lambda: goes_on(job, judge, reached), "saves go on", GOES_ON_TIMEOUT_S)
             job.end()
@@ -89,17 +89,16 @@ def goes_on(job: Job, judge: Judge, reached: list[int]) -> bool:
     return judge.list_steps()[-1:] > [step + 2 for step in reached]
 
 
-def observe(judge: Judge, until_s: float) -> None:
+def observe(judge: Judge, until_s: float, over: threading.Event) -> None:
     """What is out of reach now may be so: it is asked for again. What is lost may not."""
-    pause = threading.Event()
-    while time.monotonic() < until_s:
+    while time.monotonic() < until_s and not over.is_set():
         try:
             judge.look()
         except Lost:
             raise
         except CkptError as error:
             judge.counts[f"{error.code} told"] += 1
-        pause.wait(min(LOOK_EVERY_S, max(0.0, until_s - time.monotonic())))
+        over.wait(min(LOOK_EVERY_S, max(0.0, until_s - time.monotonic())))
 
 
 @contextmanager
