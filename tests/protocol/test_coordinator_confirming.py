@@ -11,6 +11,7 @@ from ckpt.format.messages.asking import Answer, Ask, DeleteStep
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import Resolve, Resolved
 from ckpt.format.messages.targets import Attest, PutDocument
+from ckpt.protocol.coordinator.facts import CheckpointCommitted
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake, ready
 from tests.protocol.test_coordinator_resolving import NEWEST, holders, resolved
 
@@ -230,7 +231,8 @@ def test_a_later_commit_that_survives_less_takes_no_earlier_promise_back() -> No
     bench.save(1)
     info = resolved(bench).info
     assert info.domains_survivable == 1
-    bench.machine.confirming.committed(replace(info, targets_survivable=0, domains_survivable=0))
+    less = replace(info, targets_survivable=0, domains_survivable=0)
+    bench.machine.confirming.committed(CheckpointCommitted(info.checkpoint, less, ()))
     bench.stop("t0", "t3")
     assert resolved(bench).info.checkpoint.step == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from ckpt.base.ids import (
     CheckpointId,
@@ -20,6 +21,7 @@ from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.launches import JoinLaunch
 from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.record import decode_record, encode_record
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogImage
 from ckpt.protocol.coordinator.machine import CoordinatorMachine
@@ -200,8 +202,10 @@ def known() -> tuple[Bench, dict[str, CheckpointId]]:
     for number, name in enumerate(("open", "decided", "aborted"), 100):
         ids[name] = CheckpointId(RunName("other"), Step(number), Generation(4, number))
         bench.durable.append(catalog.AttemptOpened(ids[name], LaunchNumber(1), "k", 1))
+    decided = decode_record(record.record)
+    decided = replace(decided, info=replace(decided.info, checkpoint=ids["decided"]))
     bench.durable += [
-        catalog.AttemptDecided(ids["decided"], record.record, record.placement),
+        catalog.AttemptDecided(ids["decided"], encode_record(decided), record.placement),
         catalog.AttemptAborted(ids["aborted"], "aborted", "a rank died"),
         catalog.CheckpointDamaged(ids["damaged"], "rotten"),
         catalog.CheckpointTombstoned(ids["tombstoned"], "expired"),

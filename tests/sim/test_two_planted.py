@@ -57,7 +57,7 @@ PLANTS: Mapping[str, tuple[int, tuple[tuple[object, str, object], ...]]] = {
         (TargetMachine, "_register", _obeys_anybody),
         (Vouching, "objection", _knows_of_no_other),
     )),
-    "serves-before-targets-acknowledged": (34, ((Vouching, "_is_enough", _serves_at_once),)),
+    "serves-before-targets-acknowledged": (101, ((Vouching, "_is_enough", _serves_at_once),)),
     "asks-nobody-whether-it-is-deposed": (42, ((Confirming, "confirm", _asks_nobody),)),
     "a-record-on-who-is-left": (36, (
         (committing, "store_document", _fewer_copies),

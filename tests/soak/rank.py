@@ -143,12 +143,25 @@ class Rank:
         say("failed", step=step, code=error.code, text=str(error))
 
 
+def opened(plan: Plan) -> ckpt.Store:
+    """The store, once an operator has mended the catalog."""
+    launch = f"soak {plan.launch}"
+    while True:
+        try:
+            return ckpt.open(plan.url, launch=launch, stager_idle_s=5.0, start_timeout_s=60.0)
+        except Corrupt as error:
+            refuse_damage(error)
+            if told_to_end():
+                raise
+            say("unavailable", text=str(error))
+            _never.wait(MENDS_S)
+
+
 def main() -> None:
     """Read the plan, save, leave."""
     plan = msgspec.json.decode(sys.argv[1], type=Plan)
     rank_random = random.Random(f"{plan.seed} {plan.launch} {plan.rank}")
-    launch = f"soak {plan.launch}"
-    store = ckpt.open(plan.url, launch=launch, stager_idle_s=5.0, start_timeout_s=60.0)
+    store = opened(plan)
     rank = Rank(plan, store, rank_random)
     rank.run()
     for _ in range(TRIES):

@@ -16,7 +16,6 @@ so a crowd of ranks that load costs two rounds. Without a confirmation a request
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
 
@@ -28,7 +27,6 @@ from ckpt.base.limits import LEASE_US
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import Ask, DeleteStep
 from ckpt.format.messages.loading import Resolve
-from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.messages.targets import Attest, Attested
 from ckpt.protocol.coordinator.cluster.membership import (
     GATHERING_US,
@@ -36,8 +34,14 @@ from ckpt.protocol.coordinator.cluster.membership import (
     Target,
     TargetState,
 )
-from ckpt.protocol.coordinator.cluster.vouching import Allowance
+from ckpt.protocol.coordinator.cluster.vouching import Allowance, Vouching
 from ckpt.protocol.coordinator.desk import Desk, Then
+from ckpt.protocol.coordinator.facts import (
+    CheckpointCommitted,
+    LoadUnconfirmed,
+    RequestConfirmed,
+    TargetVouched,
+)
 from ckpt.protocol.coordinator.saving.attempts import AttemptBook
 from ckpt.protocol.events import Buffer, Received, Session
 
@@ -63,8 +67,7 @@ class _Held:
 
 
 class Confirming:
-    """I ask the targets. `is_enough` says whether so many do; `handle` answers what was held,
-    `resolve_unconfirmed` a load that waited in vain, or raises why not.
+    """I ask the targets, and hold requests until they have answered.
 
     While a commit is still to be made that the coordinator before may have announced, nobody knows
     what is the newest: confirmed requests wait for it.
@@ -75,18 +78,14 @@ class Confirming:
         desk: Desk,
         members: Membership,
         book: AttemptBook,
-        is_enough: Callable[[set[TargetId], Allowance], bool],
-        handle: Callable[[Received], None],
-        resolve_unconfirmed: Callable[[Session, int, Resolve, CkptError], None],
+        vouching: Vouching,
     ) -> None:
         self._desk = desk
         self._members = members
         self._book = book
         #: False once no commit is left to be made that was decided before this process began.
         self._is_owing = True
-        self._is_enough = is_enough
-        self._handle = handle
-        self._resolve_unconfirmed = resolve_unconfirmed
+        self._vouching = vouching
 
         #: What answers to commits allow to lose (P1): so many may be silent in a round. An earlier
         #: answer that allows more than the last counts as well: nobody took its promise back.
@@ -112,8 +111,9 @@ class Confirming:
         """Whether so many targets are here that they could say so."""
         return self._are_enough({target.id for target in self._members.live()})
 
-    def committed(self, info: CommitInfo) -> None:
+    def committed(self, fact: CheckpointCommitted) -> None:
         """What the answer allows to lose is counted from here on (P1)."""
+        info = fact.info
         live = {target.id for target in self._members.live()}
         absent = frozenset(self._members.targets.keys() - live)
         self._allow(
@@ -136,8 +136,11 @@ class Confirming:
         for kept in (self._held, self._confirmed):
             kept[:] = [held for held in kept if held.event.session != session]
 
-    def target_came(self) -> None:
+    def target_vouched(self, _fact: TargetVouched) -> None:
         """It is asked what the others were."""
+        self._ask_who_came()
+
+    def _ask_who_came(self) -> None:
         here = {target.id for target in self._members.live()}
         if any(here & allowed.absent for allowed in self._allowed):
             self._allow(*(replace_field(one, absent=one.absent - here) for one in self._allowed))
@@ -146,7 +149,7 @@ class Confirming:
 
     def tick(self) -> None:
         """Targets that refused are asked again; who has waited too long hears it."""
-        self.target_came()
+        self._ask_who_came()
         self._release_confirmed()
         for held in [held for held in self._held if self._desk.now_us >= held.due_us]:
             self._give_up(held.event)
@@ -198,7 +201,7 @@ class Confirming:
             then()
 
     def _are_enough(self, ids: set[TargetId]) -> bool:
-        return any(self._is_enough(ids, allowed) for allowed in self._allowed)
+        return any(self._vouching.is_majority(ids, allowed) for allowed in self._allowed)
 
     def _allow(self, *allowed: Allowance) -> None:
         """All of these, but for what another one covers."""
@@ -232,14 +235,16 @@ class Confirming:
             left_us = max(0, message.timeout_us - waited_us)
             message = replace(message, timeout_us=left_us)
         event = held.event
-        self._handle(Received(self._desk.now_us, event.session, event.request, message, event.bulk))
+        now_us = self._desk.now_us
+        event = Received(now_us, event.session, event.request, message, event.bulk)
+        self._desk.tell(RequestConfirmed(event))
 
     def _give_up(self, event: Received) -> None:
         problem = self._problem()
         try:
             if not isinstance(event.message, Resolve):
                 raise problem
-            self._resolve_unconfirmed(event.session, event.request, event.message, problem)
+            self._desk.tell(LoadUnconfirmed(event.session, event.request, event.message, problem))
         except CkptError as error:
             self._desk.fail(event.session, event.request, error)
 

@@ -1,5 +1,5 @@
 """What every part of the coordinator writes with: outgoing messages, durable entries,
-open questions.
+open questions, and facts for other parts.
 
 The desk turns callbacks into the machine's actions and matches answers to questions. A question to
 a peer whose session ends is answered with Failed("unavailable"); a question is never forgotten.
@@ -8,7 +8,7 @@ a peer whose session ends is answered with Failed("unavailable"); a question is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogReached, Persist
+from ckpt.protocol.coordinator.facts import Fact
 from ckpt.protocol.events import Buffer, CloseSession, Report, Send, Session
 
 NO_ANSWER: Final = Failed("unavailable", "no answer in time")
@@ -28,6 +29,8 @@ the peer's own word.
 Action = Send | CloseSession | Report | Persist
 Reply = Callable[[Message, Buffer], None]
 Then = Callable[[], None]
+SomeFact = TypeVar("SomeFact", bound=Fact)
+Hearer = Callable[[Fact], None]
 
 
 class _Question(Struct, frozen=True):
@@ -60,11 +63,25 @@ class Desk:
         self._term: int | None = None
         self.position: CatalogPosition | None = None
         """How far the catalog is durable; None before that."""
+        self.hearers: dict[type[object], tuple[Hearer, ...]] = {}
+        """Of each fact, in the order in which they hear it. The machine fills it in."""
 
     def take(self) -> list[Action]:
         """The actions since the last call."""
         actions, self._actions = self._actions, []
         return actions
+
+    # ----------------------------------------------------------------------- among the parts
+
+    def hear(self, fact: type[SomeFact], *hearers: Callable[[SomeFact], None]) -> None:
+        """From now on these hear of such facts."""
+        assert fact not in self.hearers, f"{fact.__name__} has its line in the table already"
+        self.hearers[fact] = cast(tuple[Hearer, ...], hearers)
+
+    def tell(self, fact: Fact) -> None:
+        """All who hear of it have acted when this returns; what they raise is raised."""
+        for hearer in self.hearers[type(fact)]:
+            hearer(fact)
 
     # ----------------------------------------------------------------------- writing
 

@@ -21,7 +21,8 @@
     DrainQueue      what goes to object stores, under leases      (draining.py)
     Evictor         room for saves from what was drained          (evicting.py)
 
-Here each event goes to the part that it concerns; nothing is decided here. A restart begins from
+Here each event goes to the part that it concerns, and what one part learns to those that act on it
+(`_introduce`); nothing is decided here. A restart begins from
 the catalog's image: open attempts wait for their stagers, decided ones are rolled forward with the
 same record, committed ones count again as their targets register.
 """
@@ -31,7 +32,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ckpt.base.errors import CkptError
-from ckpt.base.ids import CheckpointId
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import Answer, Ask, DeleteStep, ReplaceTarget
 from ckpt.format.messages.hello import Failed, Role
@@ -48,9 +48,10 @@ from ckpt.format.messages.saving import (
 )
 from ckpt.format.messages.sharing import LeaveReads, NextReads, ShareReads
 from ckpt.format.messages.targets import DocumentStored, RegisterTarget, RenewLease, Reserved
-from ckpt.protocol.coordinator.catalog import CatalogImage, Persisted, RowState
+from ckpt.protocol.coordinator import facts
+from ckpt.protocol.coordinator.catalog import CatalogImage, Persisted
 from ckpt.protocol.coordinator.cluster.launches import Launches
-from ckpt.protocol.coordinator.cluster.membership import Membership, Target
+from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.cluster.vouching import Vouching, is_of_people
 from ckpt.protocol.coordinator.confirming import Confirming, is_confirmed
 from ckpt.protocol.coordinator.desk import Action, Desk
@@ -61,15 +62,16 @@ from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.keeping.homes import Homes
 from ckpt.protocol.coordinator.keeping.judging import Judge
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy as CoordinatorPolicy
-from ckpt.protocol.coordinator.reading.drain_views import store_statuses
 from ckpt.protocol.coordinator.reading.resolving import Resolver
 from ckpt.protocol.coordinator.reading.sharing import SharedReads
 from ckpt.protocol.coordinator.reading.views import Views
 from ckpt.protocol.coordinator.recovering import recover
-from ckpt.protocol.coordinator.saving.attempts import ABORTABLE, ENDED, Attempt, AttemptBook
+from ckpt.protocol.coordinator.saving.attempts import AttemptBook
 from ckpt.protocol.coordinator.saving.certifying import Certifying
-from ckpt.protocol.coordinator.saving.committing import CommitPolicy, Committer
+from ckpt.protocol.coordinator.saving.committing import Committer
+from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.coordinator.saving.ending import Ending
+from ckpt.protocol.coordinator.saving.generations import Generations
 from ckpt.protocol.coordinator.saving.members import Members
 from ckpt.protocol.coordinator.saving.opening import Opening
 from ckpt.protocol.coordinator.saving.reservations import Reservations
@@ -106,154 +108,81 @@ class CoordinatorMachine:
     ) -> None:
         """`wall_s` is asked only for the time that people see in a commit (P12)."""
         self.policy = policy
-        self._desk = Desk()
+        self._desk = desk = Desk()
         self._roles: dict[Session, Role] = {}
-        self.members = Membership(
-            self._desk,
-            cluster=policy.cluster,
-            secret=secret,
-            term=image.term,
-            process=image.process,
-            known=image.targets,
-            came=self._target_came,
-            left=self._target_left,
-        )
+        self.members = Membership(desk, cluster=policy.cluster, secret=secret, image=image)
         self.launches = Launches(image.term)
         self.checkpoints = Checkpoints(self.members, policy.report_level)
         self._make_keeping_parts(image)
-        self._make_saving_parts(secret, wall_s)
-        self.vouching = Vouching(
-            self._desk,
-            self.members,
-            image,
-            policy,
-            state_of=self._state_of,
-            forgotten=lambda: self.deleter.forgotten,
-            vouched=self._begin_service,
+        self.reservations = Reservations(desk, self.members, policy.spread, self.evictor)
+        self.book = AttemptBook()
+        generations = Generations(self.checkpoints, self.book, self.deleter)
+        self.vouching = Vouching(desk, self.members, image, policy, generations)
+        self.confirming = Confirming(desk, self.members, self.book, self.vouching)
+        context = SavingContext(
+            desk, policy, self.members, self.launches, self.book, self.reservations, self.homes
         )
-        self.resolver = Resolver(
-            self._desk,
-            self.checkpoints,
-            self.launches,
-            self.book.of_run,
-            self.deleter.released,
-            self.judge.suspect,
-            self.drains.holders,
-            self.drains.holding,
-        )
-        self.views = Views(
-            policy.cluster,
-            self.members,
-            self.checkpoints,
-            self.book,
-            self.files,
-            policy.code,
-            lambda: store_statuses(self.drains, self._desk.now_us),
-            lambda: self._desk.now_us,
-            self.vouching,
-        )
+        self._make_saving_parts(context, secret, wall_s)
+        self.sharing = SharedReads(desk)
+        self.resolver = Resolver(desk, self.checkpoints, self.launches, self.book, self.drains)
+        self.views = Views(context, self.checkpoints, self.files, self.drains, self.vouching)
+        self._introduce()
         recover(
             image, self.launches, self.opening, self.book, self.checkpoints, self.homes,
             self.deleter, self.resolver.rounds,
         )  # fmt: skip
 
     def _make_keeping_parts(self, image: CatalogImage) -> None:
-        policy = self.policy
-        self.judge = Judge(self._desk, self.members, self.checkpoints)
-        self.sharing = SharedReads(self._desk)
-        self.book = AttemptBook()
-        self.confirming = Confirming(
-            self._desk,
-            self.members,
-            self.book,
-            lambda ids, allowed: self.vouching.is_majority(ids, allowed),
-            self._do,
-            lambda *unanswered: self.resolver.resolve_unconfirmed(*unanswered),
-        )
-        self.homes = Homes(self.checkpoints, lambda home: self.deleter.released(home))
-        self.drains = DrainQueue(
-            self._desk,
-            self.checkpoints,
-            image.stores,
-            lambda run: self.deleter.expire(run),
-            image.term,
-        )
+        policy, desk = self.policy, self._desk
+        self.judge = Judge(desk, self.members, self.checkpoints)
+        self.homes = Homes(desk, self.checkpoints)
+        self.drains = DrainQueue(desk, self.checkpoints, image.stores, image.term)
         self.deleter = Deleter(
-            self._desk,
-            self.members,
-            self.checkpoints,
-            cluster=policy.cluster,
-            keep=policy.keep,
-            let_go=self.homes.let_go,
-            needed=self.drains.needed,
-        )
+            desk, self.members, self.checkpoints, self.drains,
+            cluster=policy.cluster, keep=policy.keep,
+        )  # fmt: skip
         self.evictor = Evictor(
-            self._desk,
-            self.members,
-            self.checkpoints,
-            self.drains,
-            policy.watermarks,
-            self.deleter.evict,
-        )
-        self.reservations = Reservations(
-            self._desk, self.members, policy.spread, self.evictor.no_room
+            desk, self.members, self.checkpoints, self.drains, policy.watermarks, self.deleter
         )
 
-    def _make_saving_parts(self, secret: bytes, wall_s: Callable[[], float]) -> None:
-        policy = self.policy
-        self.ending = Ending(
-            self._desk,
-            self.book,
-            self.members,
-            self.launches,
-            self.reservations,
-            self.checkpoints,
-            self._aborted,
+    def _make_saving_parts(
+        self, context: SavingContext, secret: bytes, wall_s: Callable[[], float]
+    ) -> None:
+        self.ending = Ending(context, self.checkpoints)
+        self.committer = Committer(context, self.ending, self.confirming, wall_s)
+        self.opening = Opening(context, self.committer, self.ending)
+        self.files = Members(context, self.opening, self.committer, self.ending)
+        self.certifying = Certifying(context, self.committer, self.ending, secret)
+
+    def _introduce(self) -> None:
+        """Who hears which fact, and in which order."""
+        hear = self._desk.hear
+        hear(facts.TargetListed, self.vouching.listed)
+        hear(
+            facts.TargetVouched,
+            self.deleter.target_vouched,
+            self.committer.target_vouched,
+            self.confirming.target_vouched,
         )
-        self.committer = Committer(
-            self._desk,
-            self.members,
-            self.reservations,
-            CommitPolicy(policy.cluster, policy.spread, policy.report_level),
-            self.homes,
-            wall_s=wall_s,
-            confirm=self.confirming.confirm,
-            is_in_force=self.confirming.is_in_force,
-            committed=self._committed,
-            abort=self.ending.abort,
+        hear(facts.TargetLeft, self.reservations.target_left)
+        hear(facts.CatalogVouched, self._begin_service)
+        hear(facts.RequestConfirmed, self._confirmed)
+        hear(facts.LoadUnconfirmed, self.resolver.resolve_unconfirmed)
+        hear(facts.AttemptRecorded, self._recorded)
+        hear(
+            facts.CheckpointCommitted,
+            self.homes.committed,
+            self.resolver.rounds.committed,
+            self.confirming.committed,
+            self.ending.announce,
+            self.deleter.committed,
         )
-        self.opening = Opening(
-            self._desk,
-            self.book,
-            self.members,
-            self.launches,
-            self.reservations,
-            self.committer,
-            self.ending,
-            self.homes,
-            code=policy.code,
-            cell_bytes=policy.cell_bytes,
-        )
-        self.files = Members(
-            self._desk,
-            self.book,
-            self.opening,
-            self.reservations,
-            self.committer,
-            self.ending,
-            self.deleter.drop_payload,
-        )
-        self.certifying = Certifying(
-            self._desk,
-            self.book,
-            self.members,
-            self.reservations,
-            self.committer,
-            self.ending,
-            self.homes,
-            cluster=policy.cluster,
-            secret=secret,
-        )
+        hear(facts.AttemptDropped, self.committer.attempt_dropped, self.deleter.attempt_dropped)
+        hear(facts.FileDropped, self.deleter.file_dropped)
+        hear(facts.CheckpointReleased, self.deleter.released)
+        hear(facts.ReferencesDropped, self.homes.let_go)
+        hear(facts.RunDrained, self.deleter.drained)
+        hear(facts.CheckpointDoubted, self.judge.doubted)
 
     def handle(self, event: Event) -> list[Action]:
         """Everything that follows from one event."""
@@ -413,7 +342,7 @@ class CoordinatorMachine:
         self.confirming.tick()
         self.reservations.tick()
         self.deleter.tick()
-        self._tick_attempts()
+        self.committer.tick()
         self.opening.tick()
         self.files.tick()
         self.ending.tick()
@@ -421,46 +350,25 @@ class CoordinatorMachine:
         self.drains.tick()
         self.evictor.tick()
 
-    def _tick_attempts(self) -> None:
+    # ------------------------------------------------------------ facts that concern all parts
+
+    def _begin_service(self, _fact: facts.CatalogVouched) -> None:
+        """What the catalog says is done, who waited is answered."""
         for attempt in self.book.open():
-            self.committer.tick(attempt)
-
-    # ------------------------------------------------------------ what parts tell each other
-
-    def _target_came(self, target: Target) -> None:
-        served = self.vouching.serves
-        self.vouching.listed(target)
-        if served and self.vouching.serves:
-            self.deleter.reconcile(target)
-            self._tick_attempts()
-            self.confirming.target_came()
-
-    def _begin_service(self) -> None:
-        """The catalog is the newest: what it says is done, who waited is answered."""
-        for attempt in self.book.open():
-            attempt.opened_us = self._desk.now_us  # Recovered ones have all their time from now on.
+            # Recovered ones have all their time from now on.
+            attempt.opened_us = self._desk.now_us
         for target in self.members.live():
             self.deleter.reconcile(target)
-        self._tick_attempts()
+        self.committer.tick()
         for event in self.vouching.release():
             self._received(event)
 
-    def _state_of(self, id: CheckpointId) -> RowState | None:
-        """How far a generation has come, as far as is known of it."""
-        checkpoint = self.checkpoints.get(id)
-        if checkpoint is not None:
-            return checkpoint.state
-        attempt = self.book.attempts.get(id)
-        if attempt is None:
-            return self.deleter.gone.get(id)
-        if attempt.state in ENDED:  # It is no checkpoint; that it is aborted is being written.
-            return self.deleter.gone.get(id, RowState.ABORTED)
-        return RowState.OPEN if attempt.state in ABORTABLE else RowState.DECIDED
+    def _confirmed(self, fact: facts.RequestConfirmed) -> None:
+        self._do(fact.event)
 
-    def _target_left(self, target: Target) -> None:
-        self.reservations.forget_target(target)
-
-    def _committed(self, attempt: Attempt) -> None:
+    def _recorded(self, fact: facts.AttemptRecorded) -> None:
+        """An attempt becomes a checkpoint."""
+        attempt = self.book.attempts[fact.checkpoint]
         assert attempt.info is not None
         assert attempt.record is not None
         record = attempt.record
@@ -470,13 +378,5 @@ class CoordinatorMachine:
         )  # fmt: skip
         attempt.info = self.checkpoints.info_now(checkpoint)
         self.checkpoints.add(checkpoint)
-        self.homes.keep_only(checkpoint.id, checkpoint.homes)
-        self.resolver.rounds.written(checkpoint.id, sorted(attempt.written_by))
-        self.confirming.committed(attempt.info)
-        self.ending.announce(attempt)
-        self.deleter.drop_strays(checkpoint)
-        self.deleter.expire(checkpoint.id.run)
-
-    def _aborted(self, attempt: Attempt) -> None:
-        self.committer.forget(attempt)
-        self.deleter.aborted(attempt.checkpoint)
+        written_by = tuple(sorted(attempt.written_by))
+        self._desk.tell(facts.CheckpointCommitted(checkpoint.id, attempt.info, written_by))

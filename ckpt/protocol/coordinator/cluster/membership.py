@@ -15,7 +15,6 @@ proof under another boot id counts nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -44,6 +43,7 @@ from ckpt.plan.placement import Candidate
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.cluster.claims import Claim, Claims
 from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.facts import TargetLeft, TargetListed
 from ckpt.protocol.events import Session
 from ckpt.protocol.proofs import check_proof
 from ckpt.protocol.service_time import MEMORY_US, ServiceTime
@@ -124,30 +124,17 @@ class Target:
 
 
 class Membership:
-    """I hold the cluster map.
-
-    My owner tells me of sessions and time; I tell it when a target came or left.
-    """
+    """I hold the cluster map. My owner calls me with sessions and time."""
 
     def __init__(
-        self,
-        desk: Desk,
-        *,
-        cluster: str,
-        secret: bytes,
-        term: int,
-        process: bytes,
-        known: dict[TargetId, catalog.TargetSeen],
-        came: Callable[[Target], None],
-        left: Callable[[Target], None],
+        self, desk: Desk, *, cluster: str, secret: bytes, image: catalog.CatalogImage
     ) -> None:
+        known = image.targets
         self._desk = desk
         self._cluster = cluster
         self._secret = secret
-        self._came = came
-        self._left = left
-        self.term = term
-        self.process = process
+        self.term = image.term
+        self.process = image.process
         """This one among all that began from a copy of the same catalog."""
         self.version = 0
         self.targets: dict[TargetId, Target] = {
@@ -447,7 +434,7 @@ class Membership:
         target.state = TargetState.LIVE
         self.version += 1
         self._desk.report("info", "target is live", target=target.id, columns=len(target.proved))
-        self._came(target)
+        self._desk.tell(TargetListed(target.id))
 
     def _take_down(self, target: Target) -> None:
         session = target.session
@@ -458,7 +445,7 @@ class Membership:
         self.version += 1
         self._desk.report("warning", "target is down", target=target.id)
         self._desk.lost(session)
-        self._left(target)
+        self._desk.tell(TargetLeft(target.id))
 
 
 def _of_device(message: RegisterTarget | RenewLease) -> int:

@@ -35,10 +35,10 @@ knows. A proof that comes later than VOUCHED also ends the service.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, Protocol
 
 from ckpt.base.errors import CkptError, Corrupt, Unavailable
 from ckpt.base.ids import CatalogPosition, CheckpointId, Generation, TargetId
@@ -59,6 +59,7 @@ from ckpt.protocol.coordinator.cluster.membership import (
     TargetState,
 )
 from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.facts import CatalogVouched, TargetListed, TargetVouched
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.events import Buffer, Received, Session
 
@@ -106,12 +107,19 @@ class _Held:
     event: Received
 
 
-class Vouching:
-    """I compare what targets say with the catalog. My owner asks me before it serves anybody.
+class KnownGenerations(Protocol):
+    """What the coordinator knows now."""
 
-    `state_of` says what the coordinator knows of a generation now, None for nothing. `vouched` is
-    called once, when service may begin.
-    """
+    @property
+    def forgotten(self) -> Generation:
+        """The newest generation whose row was forgotten."""
+
+    def state_of(self, id: CheckpointId) -> RowState | None:
+        """How far a generation has come; None when nothing is known of it."""
+
+
+class Vouching:
+    """I compare what targets say with the catalog. My owner asks me before it serves anybody."""
 
     def __init__(
         self,
@@ -119,19 +127,14 @@ class Vouching:
         members: Membership,
         image: CatalogImage,
         policy: CoordinatorPolicy,
-        *,
-        state_of: Callable[[CheckpointId], RowState | None],
-        forgotten: Callable[[], Generation],
-        vouched: Callable[[], None],
+        known: KnownGenerations,
     ) -> None:
         self._desk = desk
         self._members = members
         self._parity = policy.code.m
         self._level = policy.level
         self._mend = policy.mend
-        self._state_of = state_of
-        self._forgotten = forgotten
-        self._vouched = vouched
+        self._known = known
 
         #: The position of the newest entry in the catalog when this coordinator began.
         self._began_at = image.position
@@ -355,17 +358,19 @@ class Vouching:
             if target.session is not None:
                 self._ask(target, target.session)
 
-    def listed(self, target: Target) -> None:
+    def listed(self, fact: TargetListed) -> None:
         """All that it holds is known."""
-        objection = self._objection_of_holdings(target)
+        objection = self._objection_of_holdings(self._members.targets[fact.target])
         if objection:
             self._is_old(objection)
+        elif self.serves:
+            self._desk.tell(TargetVouched(fact.target))
         else:
             self._count()
 
     def _objection_of_holdings(self, target: Target) -> str:
         for document in sorted(target.documents, key=lambda d: (d.kind.value, d.checkpoint)):
-            state = self._state_of(document.checkpoint)
+            state = self._known.state_of(document.checkpoint)
             doubt = {
                 DocumentKind.RECORD: _BEFORE_RECORD,
                 DocumentKind.TOMBSTONE: _BEFORE_TOMBSTONE,
@@ -386,14 +391,14 @@ class Vouching:
         Columns and indexes alone are left of attempts that never committed: a rebuild makes no rows
         of them, nor of records that it has found and refused.
         """
-        if self._state_of(id) is not None:
+        if self._known.state_of(id) is not None:
             return False
         if kind in (DocumentKind.RECORD, DocumentKind.TOMBSTONE):
             if id in self._passed_over:
                 return False
         elif id.generation.term <= self._rebuilt_term:
             return False
-        return id.generation > self._forgotten()
+        return id.generation > self._known.forgotten
 
     # ----------------------------------------------------------------------- time
 
@@ -426,7 +431,7 @@ class Vouching:
         self.standing, self._has_served = Standing.VOUCHED, True
         self._desk.report("info", "the targets vouch for the catalog", targets=len(self._obey))
         self._desk.vouched(self._members.term)
-        self._vouched()
+        self._desk.tell(CatalogVouched())
 
     def _is_old(self, reason: str) -> None:
         if self.standing is Standing.OLD:

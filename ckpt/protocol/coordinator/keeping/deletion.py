@@ -24,16 +24,11 @@ space, never a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-
 from ckpt.base.errors import NotFound
 from ckpt.base.ids import (
     CheckpointId,
     ColumnId,
-    Generation,
-    PayloadId,
     RunName,
-    Step,
     TargetId,
 )
 from ckpt.format.messages import Message
@@ -47,8 +42,18 @@ from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
 from ckpt.protocol.coordinator.desk import Desk, Then
+from ckpt.protocol.coordinator.facts import (
+    AttemptDropped,
+    CheckpointCommitted,
+    CheckpointReleased,
+    FileDropped,
+    ReferencesDropped,
+    RunDrained,
+    TargetVouched,
+)
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.keeping.documents import Copies, store_document
+from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.events import Buffer, Session
 
 GONE_ROWS_MAX = 10_000
@@ -67,22 +72,18 @@ class Deleter:
         desk: Desk,
         members: Membership,
         checkpoints: Checkpoints,
+        drains: DrainQueue,
         *,
         cluster: str,
         keep: int | None,
-        let_go: Callable[[CheckpointId], None],
-        needed: Callable[[RunName], Collection[tuple[Step, Generation]]] = lambda _run: (),
     ) -> None:
-        """`needed`: generations that are to be drained first (P9); `let_go`: what this one refers
-        to is not read for it any more.
-        """
+        """drains: what is to be drained first stays (P9)."""
         self._desk = desk
         self._members = members
         self._checkpoints = checkpoints
         self._cluster = cluster
         self._keep = keep
-        self._let_go = let_go
-        self._needed = needed
+        self._drains = drains
         self.forgotten = catalog.NO_GENERATION
         """The newest generation whose row was forgotten."""
         self.gone: dict[CheckpointId, RowState] = {}
@@ -156,7 +157,7 @@ class Deleter:
         is damaged goes only when its step was saved (or fetched) again."""
         held = self._checkpoints.of_run(run, RowState.COMMITTED)
         pinned = {(c.id.step, c.id.generation) for c in held if c.pins}
-        pinned.update(self._needed(run))
+        pinned.update(self._drains.needed(run))
         ids = [(c.id.step, c.id.generation) for c in held]
         doomed_ids = set(expired(ids, self._keep, pinned))
         doomed = [c for c in held if (c.id.step, c.id.generation) in doomed_ids]
@@ -196,7 +197,7 @@ class Deleter:
                 return
             for tell in self._unspread.pop(checkpoint.id):
                 tell()
-            self.released(checkpoint)
+            self._may_go(checkpoint)
 
         code = checkpoint.code
         copies = Copies(code.m + 1, least=min(code.m + 1, code.floor))
@@ -212,14 +213,18 @@ class Deleter:
 
     # ----------------------------------------------------------------------- dropping
 
-    def released(self, checkpoint: Checkpoint) -> None:
-        """No reader holds it any more: when it is tombstoned, its columns go, unless later
-        generations refer to them.
-        """
+    def released(self, fact: CheckpointReleased) -> None:
+        """No reader holds it any more, or no later generation."""
+        checkpoint = self._checkpoints.get(fact.checkpoint)
+        if checkpoint is not None:
+            self._may_go(checkpoint)
+
+    def _may_go(self, checkpoint: Checkpoint) -> None:
+        """When it is tombstoned, its columns go, unless somebody needs them still."""
         if checkpoint.pins or checkpoint.id in self._unspread or checkpoint.id in self.gone:
             return
         if checkpoint.state is RowState.TOMBSTONED:
-            self._let_go(checkpoint.id)
+            self._desk.tell(ReferencesDropped(checkpoint.id))
             if checkpoint.users:
                 return
             checkpoint.dropping = True
@@ -229,9 +234,10 @@ class Deleter:
         else:
             self.expire(checkpoint.id.run)
 
-    def aborted(self, id: CheckpointId) -> None:
-        """An attempt ended for good, durably: nobody may keep what it left."""
-        self._let_go(id)
+    def attempt_dropped(self, fact: AttemptDropped) -> None:
+        """Nobody may keep what it left."""
+        id = fact.checkpoint
+        self._desk.tell(ReferencesDropped(id))
         self.gone[id] = RowState.ABORTED
         self.drop_everywhere(id)
         self._forget_oldest()
@@ -361,20 +367,32 @@ class Deleter:
             if d.kind is DocumentKind.TOMBSTONE and self.gone.get(d.checkpoint) is RowState.DELETED
         }
 
-    def drop_strays(self, checkpoint: Checkpoint) -> None:
-        """After a commit: columns that the index does not name (replaced, late, over the rule)."""
+    def committed(self, fact: CheckpointCommitted) -> None:
+        """Columns that the index does not name go (replaced, late, over the rule), and what
+        retention leaves over now.
+        """
+        self._drop_strays(fact.checkpoint)
+        self.expire(fact.checkpoint.run)
+
+    def drained(self, fact: RunDrained) -> None:
+        """What waited for it may go."""
+        self.expire(fact.run)
+
+    def target_vouched(self, fact: TargetVouched) -> None:
+        """It came while requests are served."""
+        self.reconcile(self._members.targets[fact.target])
+
+    def _drop_strays(self, id: CheckpointId) -> None:
         for target in self._members.live():
             for column in sorted(target.proved):
-                if column.payload.checkpoint == checkpoint.id and self._is_stray(column, target.id):
+                if column.payload.checkpoint == id and self._is_stray(column, target.id):
                     self.drop_column(target, column)
 
-    def drop_payload(self, payload: PayloadId) -> None:
-        """A file that its attempt goes on without: what is known of its columns goes now, a late
-        one is a stray of the commit.
-        """
+    def file_dropped(self, fact: FileDropped) -> None:
+        """What is known of its columns goes now; a late one is a stray of the commit."""
         for target in self._members.targets.values():
             for column in sorted(target.proved):
-                if column.payload == payload:
+                if column.payload == fact.payload:
                     self.drop_column(target, column)
 
     def drop_column(self, target: Target, column: ColumnId) -> None:

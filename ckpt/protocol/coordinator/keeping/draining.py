@@ -20,7 +20,6 @@ holds what a worker has found there or read back there, never what one intends.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ckpt.base.errors import Busy, Fenced, NotFound
@@ -45,6 +44,7 @@ from ckpt.plan.drains import Committed, StorePolicy, due, surplus
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState, StoreRow
 from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.facts import RunDrained
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.keeping.drain_jobs import DrainJob
 from ckpt.protocol.events import Buffer, Session
@@ -119,20 +119,18 @@ class Unreached:
 
 
 class DrainQueue:
-    """I say who drains what. I call `drained` when a store has one more checkpoint, durably."""
+    """I say who drains what."""
 
     def __init__(
         self,
         desk: Desk,
         checkpoints: Checkpoints,
         known: dict[str, StoreRow],
-        drained: Callable[[RunName], None],
         term: int,
     ) -> None:
         self._first_version = term << 32
         self._desk = desk
         self._checkpoints = checkpoints
-        self._drained = drained
         self.stores: dict[str, Store] = {
             url: Store(row, self._first_version + 1) for url, row in sorted(known.items())
         }
@@ -298,7 +296,7 @@ class DrainQueue:
                     self._count(self.stores[url], id)
             self._desk.send(session, request, DrainNoted(LEASE_US))
             for run in self._checkpoints.runs():
-                self._drained(run)
+                self._desk.tell(RunDrained(run))
 
         self._desk.persist((entry,), durable)
 

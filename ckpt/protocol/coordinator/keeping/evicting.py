@@ -14,7 +14,7 @@ looked at again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ckpt.base.ids import Domain
@@ -24,6 +24,7 @@ from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.deletion import Deleter
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.policy import Watermarks
 
@@ -46,7 +47,7 @@ class NoRoom:
 
 
 class Evictor:
-    """I make room. `evict` tombstones one checkpoint."""
+    """I make room."""
 
     def __init__(
         self,
@@ -55,14 +56,14 @@ class Evictor:
         checkpoints: Checkpoints,
         queue: DrainQueue,
         marks: Watermarks,
-        evict: Callable[[Checkpoint], None],
+        deleter: Deleter,
     ) -> None:
         self._desk = desk
         self._members = members
         self._checkpoints = checkpoints
         self._queue = queue
         self._marks = marks
-        self._evict = evict
+        self._deleter = deleter
         #: When the devices are looked at next.
         self._look_at_us = 0
         #: What was evicted last is not gone everywhere before this: until then no device is looked
@@ -124,7 +125,7 @@ class Evictor:
             self.evicted_count += 1
             self.evicted_bytes += checkpoint.info.payload_bytes
             self._desk.report("info", "evicted", checkpoint=str(checkpoint.id))
-            self._evict(checkpoint)
+            self._deleter.evict(checkpoint)
 
     def _committed(self) -> Iterator[Checkpoint]:
         return (one for one in self._checkpoints.all() if one.state is RowState.COMMITTED)

@@ -11,24 +11,30 @@ also when it is deleted; what refers to it promises no more than it can keep.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from ckpt.base.ids import CheckpointId, Home, PayloadId, RunName
 from ckpt.base.limits import HOMES_MAX
 from ckpt.format.table import HomePiece
 from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.facts import (
+    CheckpointCommitted,
+    CheckpointReleased,
+    ReferencesDropped,
+)
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints, Redundancy
 
 TOO_MANY: Final = f"a checkpoint may refer to {HOMES_MAX} earlier ones"
 
 
 class Homes:
-    """I keep who refers to whom, in both directions. `released`: a deleted home has nobody left."""
+    """I keep who refers to whom, in both directions."""
 
-    def __init__(self, checkpoints: Checkpoints, released: Callable[[Checkpoint], None]) -> None:
+    def __init__(self, desk: Desk, checkpoints: Checkpoints) -> None:
+        self._desk = desk
         self._checkpoints = checkpoints
-        self._released = released
         #: What each user, an attempt or a checkpoint, holds; `Checkpoint.users` of a home is the
         #: other direction.
         self._homes: dict[CheckpointId, set[CheckpointId]] = {}
@@ -93,9 +99,15 @@ class Homes:
         if not self._homes.get(user):
             self._homes.pop(user, None)
 
-    def let_go(self, user: CheckpointId) -> None:
+    def committed(self, fact: CheckpointCommitted) -> None:
+        """What the attempt held and the checkpoint does not refer to may go."""
+        checkpoint = self._checkpoints.get(fact.checkpoint)
+        assert checkpoint is not None
+        self.keep_only(checkpoint.id, checkpoint.homes)
+
+    def let_go(self, fact: ReferencesDropped) -> None:
         """Nobody will read it any more."""
-        self.keep_only(user, ())
+        self.keep_only(fact.checkpoint, ())
 
     def _release(self, user: CheckpointId, id: CheckpointId) -> None:
         home = self._checkpoints.get(id)
@@ -103,7 +115,7 @@ class Homes:
             return
         home.users.discard(user)
         if not home.users and home.state is RowState.TOMBSTONED:
-            self._released(home)
+            self._desk.tell(CheckpointReleased(id))
 
     # ----------------------------------------------------------------------- what they promise
 

@@ -34,6 +34,7 @@ from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
 from ckpt.protocol.coordinator.desk import Desk, Reply
+from ckpt.protocol.coordinator.facts import CheckpointDoubted
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.keeping.index_inquiry import IndexInquiry
 from ckpt.protocol.events import Session
@@ -124,10 +125,12 @@ class Judge:
 
         IndexInquiry(self._desk, self._members, checkpoint, done).begin()
 
-    def suspect(self, checkpoint: Checkpoint) -> None:
+    def doubted(self, fact: CheckpointDoubted) -> None:
         """It cannot be read now. If all who should hold a payload are here, have them looked at:
         once, until one of them starts again.
         """
+        checkpoint = self._checkpoints.get(fact.checkpoint)
+        assert checkpoint is not None
         for holder in (checkpoint, *self._checkpoints.homes_of(checkpoint)):
             for rank in holder.placement:
                 self._suspect_payload(checkpoint, holder, rank)

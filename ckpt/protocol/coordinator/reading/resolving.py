@@ -13,22 +13,23 @@ readable step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
-from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step
+from ckpt.base.ids import Generation, LaunchNumber, Rank, RunName, Step
 from ckpt.base.limits import RESOLVE_WAIT_US, STAGER_AWAY_US
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import ConfirmLoad, LoadBegan, Resolve, Resolved
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.launches import Launch, Launches
 from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.facts import CheckpointDoubted, CheckpointReleased, LoadUnconfirmed
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds, Round
-from ckpt.protocol.coordinator.saving.attempts import ENDED, Attempt
+from ckpt.protocol.coordinator.saving.attempts import ENDED, Attempt, AttemptBook
 from ckpt.protocol.events import Session
 
 
@@ -52,22 +53,14 @@ class Resolver:
         desk: Desk,
         checkpoints: Checkpoints,
         launches: Launches,
-        open_attempts: Callable[[RunName], list[Attempt]],
-        released: Callable[[Checkpoint], None],
-        suspect: Callable[[Checkpoint], None],
-        holders: Callable[[RunName, Step | None], list[str]],
-        holding: Callable[[CheckpointId], tuple[str, ...]],
+        book: AttemptBook,
+        drains: DrainQueue,
     ) -> None:
-        """Object stores. `holders`: that have a step, or some step, of a run; `holding`: that have
-        exactly this generation."""
         self._desk = desk
         self._checkpoints = checkpoints
         self._launches = launches
-        self._open_attempts = open_attempts
-        self._released = released
-        self._suspect = suspect
-        self._holders = holders
-        self._holding = holding
+        self._book = book
+        self._drains = drains
         #: Questions without an answer yet, oldest first; all are tried again after every change.
         self._waiting: list[_Waiting] = []
         #: Which session reads what: each pin stays until the reader is done or its session ends.
@@ -81,15 +74,14 @@ class Resolver:
         if not self._try(waiting):
             self._waiting.append(waiting)
 
-    def resolve_unconfirmed(
-        self, session: Session, request: int, message: Resolve, problem: CkptError
-    ) -> None:
+    def resolve_unconfirmed(self, fact: LoadUnconfirmed) -> None:
         """Another coordinator may be in force, and know a newer one. So only a reader that accepts
         an older step (and gets `problem` as a reason), or reads an object store instead, is
         answered. Raises why not.
         """
+        message, problem = fact.message, fact.problem
         at_once = replace(message, timeout_us=0, away=True)
-        waiting = _Waiting(session, request, at_once, self._desk.now_us)
+        waiting = _Waiting(fact.session, fact.request, at_once, self._desk.now_us)
         try:
             found, skipped = self._choose(waiting)
         except Unavailable:
@@ -229,12 +221,12 @@ class Resolver:
     def _is_to_be_had(self, checkpoint: Checkpoint, message: Resolve) -> bool:
         """From here as far as is known, or from a store that its reader can read."""
         if checkpoint.state is RowState.DAMAGED:
-            return message.stored and bool(self._holding(checkpoint.id))
+            return message.stored and bool(self._drains.holding(checkpoint.id))
         return checkpoint.state is RowState.COMMITTED
 
     def _check_reads_stores(self, given: Round, message: Resolve) -> None:
         """Raises Lost for a rank that can read no store, in a launch that loads from one."""
-        urls = self._holding(given.id)
+        urls = self._drains.holding(given.id)
         if given.is_readable and urls and not message.stored:
             raise Lost(
                 f"{given.why_not}; the other ranks load it from {urls[0]}",
@@ -243,7 +235,7 @@ class Resolver:
 
     def _nothing(self, message: Resolve, skipped: tuple[str, ...]) -> CkptError:
         what = f"run {message.run!r}" if message.step is None else f"{message.run}@{message.step}"
-        stores = self._holders(message.run, message.step)
+        stores = self._drains.holders(message.run, message.step)
         drained = f"it is in {', '.join(stores)}: open with durable={stores[0]!r}" if stores else ""
         if skipped:
             hint = drained or "load an older step by its number"
@@ -255,10 +247,10 @@ class Resolver:
     ) -> tuple[Checkpoint | None, tuple[str, ...]]:
         if good[0].state is RowState.DAMAGED or self._checkpoints.readable(good[0]):
             return good[0], skipped
-        self._suspect(good[0])
+        self._desk.tell(CheckpointDoubted(good[0].id))
         if self._desk.now_us < waiting.deadline_us:
             return None, skipped
-        if waiting.message.stored and self._holding(good[0].id):
+        if waiting.message.stored and self._drains.holding(good[0].id):
             return good[0], skipped
         reason = f"{good[0].id} is out of reach: {self._away(good[0])}"
         if waiting.message.fallback:
@@ -275,7 +267,7 @@ class Resolver:
             return False
         return any(
             attempt.handed_over and attempt.state not in ENDED and self._is_hopeful(attempt)
-            for attempt in self._open_attempts(message.run)
+            for attempt in self._book.of_run(message.run)
             if message.step is None or attempt.checkpoint.step == message.step
         )
 
@@ -307,7 +299,7 @@ class Resolver:
         own = next(
             (
                 attempt
-                for attempt in self._open_attempts(message.run)
+                for attempt in self._book.of_run(message.run)
                 if attempt.checkpoint.step == message.step
                 and attempt.launch == launch.number
                 and message.rank in attempt.payloads
@@ -442,9 +434,9 @@ class Resolver:
     def _stores_to_read(self, chosen: Checkpoint, message: Resolve) -> tuple[str, ...]:
         """Object stores to read it from instead of the tier; none when the tier has it."""
         if chosen.state is RowState.DAMAGED:
-            return self._holding(chosen.id)
+            return self._drains.holding(chosen.id)
         is_here = self._checkpoints.readable(chosen) and not message.away
-        return self._holding(chosen.id) if message.stored and not is_here else ()
+        return self._drains.holding(chosen.id) if message.stored and not is_here else ()
 
     def _away(self, checkpoint: Checkpoint) -> str:
         away = ", ".join(self._checkpoints.unreachable(checkpoint))
@@ -457,7 +449,7 @@ class Resolver:
 
     def _release_if_unpinned(self, checkpoint: Checkpoint) -> None:
         if not checkpoint.pins:
-            self._released(checkpoint)
+            self._desk.tell(CheckpointReleased(checkpoint.id))
 
 
 def _load_of(message: Resolve) -> tuple[RunName, Step | None, LaunchNumber | None, int]:

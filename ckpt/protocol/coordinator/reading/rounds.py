@@ -29,7 +29,7 @@ checkpoint, also across a restart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ckpt.base.errors import CkptError, Lost
@@ -40,6 +40,7 @@ from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import LaunchRow, RowState
 from ckpt.protocol.coordinator.cluster.launches import Launch
 from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.facts import CheckpointCommitted
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.events import Session
 
@@ -233,9 +234,10 @@ class LaunchRounds:
         """Files bind for a while only, where they are asked for by number."""
         return one.by_number and one.is_of_files and self._until_us(one) <= self._desk.now_us
 
-    def written(self, id: CheckpointId, launches: Iterable[LaunchNumber]) -> None:
+    def committed(self, fact: CheckpointCommitted) -> None:
         """Ranks of these launches have committed files: their next loads get this, or newer."""
-        for number in launches:
+        id = fact.checkpoint
+        for number in fact.written_by:
             turns = self._rounds.get((id.run, number, id.step), {})
             if 0 in turns and turns[0].id.generation < id.generation:
                 self._forget_step(turns[0])

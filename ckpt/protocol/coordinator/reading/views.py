@@ -11,13 +11,13 @@ import msgspec
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import RunName, Step
 from ckpt.base.units import US_PER_S
-from ckpt.erasure.code import Code
 from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.catalog import RowState
-from ckpt.protocol.coordinator.cluster.membership import Membership, Target
+from ckpt.protocol.coordinator.cluster.membership import Target
 from ckpt.protocol.coordinator.cluster.vouching import Vouching
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.reading.answers import (
     AttemptView,
     Check,
@@ -33,8 +33,10 @@ from ckpt.protocol.coordinator.reading.answers import (
     StoreStatus,
     TargetView,
 )
+from ckpt.protocol.coordinator.reading.drain_views import store_statuses
 from ckpt.protocol.coordinator.reading.health import Health
-from ckpt.protocol.coordinator.saving.attempts import Attempt, AttemptBook
+from ckpt.protocol.coordinator.saving.attempts import Attempt
+from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.coordinator.saving.members import Members
 
 
@@ -43,29 +45,29 @@ class Views:
 
     def __init__(
         self,
-        cluster: str,
-        members: Membership,
+        context: SavingContext,
         checkpoints: Checkpoints,
-        book: AttemptBook,
         files: Members,
-        code: Code,
-        stores: Callable[[], tuple[StoreStatus, ...]],
-        now_us: Callable[[], int],
+        drains: DrainQueue,
         vouching: Vouching,
     ) -> None:
-        self._cluster = cluster
-        self._members = members
+        self._desk = context.desk
+        self._cluster = context.policy.cluster
+        self._code = context.policy.code
+        self._members = context.members
+        self._book = context.book
         self._checkpoints = checkpoints
-        self._book = book
         self._files = files
-        self._code = code
-        self._health = Health(members, checkpoints, code, vouching)
-        self._now_us = now_us
+        self._drains = drains
         self._vouching = vouching
-        self.stores = stores
+        self._health = Health(context.members, checkpoints, context.policy.code, vouching)
         self.coordinator = CoordinatorView()
         self.own_checks: Callable[[], tuple[Check, ...]] = tuple
         """What the coordinator's shell says of its own process."""
+
+    def stores(self) -> tuple[StoreStatus, ...]:
+        """The object stores, and how far they are."""
+        return store_statuses(self._drains, self._desk.now_us)
 
     def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
         """The JSON for a question.
@@ -102,7 +104,7 @@ class Views:
     def status(self) -> StatusView:
         stores = self.stores()
         own = self.own_checks()
-        found = self._health.checks(stores, self.coordinator.address, self._now_us())
+        found = self._health.checks(stores, self.coordinator.address, self._desk.now_us)
         checks = (*own, *found)
         worst = {check.severity for check in checks}
         health = "HEALTH_ERR" if "error" in worst else "HEALTH_WARN" if worst else "HEALTH_OK"

@@ -22,13 +22,10 @@ from ckpt.format.messages.saving import (
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.format.table import HomePiece, RankTable, decode_table
 from ckpt.protocol.coordinator.cluster.attesting import Attestation
-from ckpt.protocol.coordinator.cluster.membership import Membership
-from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.keeping.homes import Homes
-from ckpt.protocol.coordinator.saving.attempts import ENDED, Attempt, AttemptBook, Payload
+from ckpt.protocol.coordinator.saving.attempts import ENDED, Attempt, Payload
 from ckpt.protocol.coordinator.saving.committing import Committer
+from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.coordinator.saving.ending import Ending, discarded
-from ckpt.protocol.coordinator.saving.reservations import Reservations
 from ckpt.protocol.coordinator.saving.spare_search import Homeless
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.proofs import check_proof
@@ -38,26 +35,16 @@ class Certifying:
     """I take what stagers say of a payload that has its plan."""
 
     def __init__(
-        self,
-        desk: Desk,
-        book: AttemptBook,
-        members: Membership,
-        reservations: Reservations,
-        committer: Committer,
-        ending: Ending,
-        homes: Homes,
-        *,
-        cluster: str,
-        secret: bytes,
+        self, context: SavingContext, committer: Committer, ending: Ending, secret: bytes
     ) -> None:
-        self._desk = desk
-        self._book = book
-        self._members = members
-        self._reservations = reservations
+        self._desk = context.desk
+        self._book = context.book
+        self._members = context.members
+        self._reservations = context.reservations
+        self._homes = context.homes
+        self._cluster = context.policy.cluster
         self._committer = committer
         self._ending = ending
-        self._homes = homes
-        self._cluster = cluster
         self._secret = secret
 
     def request_spares(self, session: Session, request: int, message: RequestSpares) -> None:

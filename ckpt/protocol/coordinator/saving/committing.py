@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from ckpt.base.errors import Aborted, CkptError, Refused, Unavailable
+from ckpt.base.errors import Aborted, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, Rank, TargetId
 from ckpt.base.limits import LEASE_US
 from ckpt.format.checksum import xxh3_128
@@ -34,18 +35,19 @@ from ckpt.format.record import CommitRecord, encode_record
 from ckpt.plan.coverage import Merged, Overlap
 from ckpt.plan.placement import Level, survivable
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.cluster.membership import Membership
-from ckpt.protocol.coordinator.desk import Desk, Then
+from ckpt.protocol.coordinator.desk import Then
+from ckpt.protocol.coordinator.facts import AttemptDropped, AttemptRecorded, TargetVouched
 from ckpt.protocol.coordinator.keeping.documents import (
     Copies,
     copies_of_record,
     spread_of,
     store_document,
 )
-from ckpt.protocol.coordinator.keeping.homes import Homes
 from ckpt.protocol.coordinator.keeping.placements import encode_placement
 from ckpt.protocol.coordinator.policy import SpreadRule
 from ckpt.protocol.coordinator.saving.attempts import Attempt, AttemptState, Payload, count_columns
+from ckpt.protocol.coordinator.saving.context import SavingContext
+from ckpt.protocol.coordinator.saving.ending import Ending
 from ckpt.protocol.coordinator.saving.merging import (
     code_of,
     homes_used,
@@ -70,33 +72,36 @@ class CommitPolicy:
     """What `domains_survivable` counts: `device`, `host`, `rack` or `power`."""
 
 
+class Confirmation(Protocol):
+    """Whether this coordinator is still the one whom targets obey."""
+
+    def confirm(self, then: Then) -> None:
+        """`then` runs once enough targets have obeyed after this call; that may be never."""
+
+    def is_in_force(self) -> bool:
+        """Whether so many targets are here that they could say so."""
+
+
 class Committer:
-    """I lead certified attempts to their commit. `committed` and `abort` are my owner's."""
+    """I lead certified attempts to their commit."""
 
     def __init__(
         self,
-        desk: Desk,
-        members: Membership,
-        reservations: Reservations,
-        policy: CommitPolicy,
-        homes: Homes,
-        *,
+        context: SavingContext,
+        ending: Ending,
+        confirmation: Confirmation,
         wall_s: Callable[[], float],
-        confirm: Callable[[Then], None],
-        is_in_force: Callable[[], bool],
-        committed: Callable[[Attempt], None],
-        abort: Callable[[Attempt, CkptError], None],
     ) -> None:
-        self._desk = desk
-        self._members = members
-        self._reservations = reservations
-        self._policy = policy
-        self._homes = homes
+        policy = context.policy
+        self._desk = context.desk
+        self._book = context.book
+        self._members = context.members
+        self._reservations = context.reservations
+        self._homes = context.homes
+        self._policy = CommitPolicy(policy.cluster, policy.spread, policy.report_level)
+        self._ending = ending
+        self._confirmation = confirmation
         self._wall_s = wall_s
-        self._confirm = confirm
-        self._may_be_in_force = is_in_force
-        self._committed = committed
-        self._abort = abort
         #: Since when an attempt lacks targets: a payload or a home is below its floor, or too few
         #: targets could say that this coordinator is in force. It aborts after RECOUNT_GRACE_US.
         self._short_since: dict[CheckpointId, int] = {}
@@ -118,7 +123,7 @@ class Committer:
             return
         merged = merge(attempt)
         if merged.problems:
-            self._abort(attempt, Refused("; ".join(p.message for p in merged.problems[:8])))
+            self._ending.abort(attempt, Refused("; ".join(p.message for p in merged.problems[:8])))
             return
         if merged.overlaps and attempt.checkpoint not in self._overlaps:
             self._compare(attempt, list(merged.overlaps))
@@ -153,7 +158,7 @@ class Committer:
         if attempt.state is not AttemptState.COMPARING:
             return
         if len(message.fingerprints) != len(self._boxes_of(attempt, payload)):
-            self._abort(
+            self._ending.abort(
                 attempt, Aborted(f"{payload.id} answered a comparison with the wrong count")
             )
             return
@@ -163,7 +168,7 @@ class Committer:
         differing = self._differing(attempt)
         if differing is not None:
             ranks = " and ".join(str(rank) for rank in differing.ranks)
-            self._abort(
+            self._ending.abort(
                 attempt,
                 Refused(f"shards of {differing.name!r} on ranks {ranks} overlap and differ"),
             )
@@ -222,7 +227,7 @@ class Committer:
         """Enough targets are live to say, after the record, that this coordinator is the one; while
         they are not, they may come back.
         """
-        if self._may_be_in_force():
+        if self._confirmation.is_in_force():
             return True
         live = self._members.live()
         away = [t.id for t in self._members.targets.values() if t not in live]
@@ -298,10 +303,11 @@ class Committer:
         live = len(self._members.live())
         text = f"{lack}; {live} targets are live{self._members.failing_text()}"
         hint = "start the missing targets (ckpt status shows them) and save again"
-        self._abort(attempt, Unavailable(text, hint=hint))
+        self._ending.abort(attempt, Unavailable(text, hint=hint))
 
-    def forget(self, attempt: Attempt) -> None:
+    def attempt_dropped(self, fact: AttemptDropped) -> None:
         """It ended otherwise."""
+        attempt = self._book.attempts[fact.checkpoint]
         self._overlaps.pop(attempt.checkpoint, None)
         self._enough(attempt)
 
@@ -310,8 +316,16 @@ class Committer:
         for payload in attempt.payloads.values():
             self._reopened.pop(payload.id, None)
 
-    def tick(self, attempt: Attempt) -> None:
+    def tick(self) -> None:
         """Try again what waits for targets."""
+        for attempt in self._book.open():
+            self._try_again(attempt)
+
+    def target_vouched(self, _fact: TargetVouched) -> None:
+        """It may hold what an attempt waits for."""
+        self.tick()
+
+    def _try_again(self, attempt: Attempt) -> None:
         if attempt.state is AttemptState.OPEN and attempt.checkpoint in self._short_since:
             if attempt.certified:
                 for payload in attempt.payloads.values():
@@ -444,7 +458,7 @@ class Committer:
 
         def stored(on: tuple[TargetId, ...]) -> None:
             if on:
-                self._confirm(lambda: self._close(attempt))
+                self._confirmation.confirm(lambda: self._close(attempt))
             else:
                 self.stall(attempt)
 
@@ -463,6 +477,6 @@ class Committer:
 
         def durable() -> None:
             attempt.state = AttemptState.COMMITTED
-            self._committed(attempt)
+            self._desk.tell(AttemptRecorded(attempt.checkpoint))
 
         self._desk.persist((catalog.AttemptCommitted(attempt.checkpoint),), durable)

@@ -10,8 +10,6 @@ the end as an answer, as often as he asks, so a lost message costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from msgspec.structs import replace
 
 from ckpt.base.errors import Aborted, CkptError, Fenced
@@ -25,19 +23,17 @@ from ckpt.format.messages.saving import (
     PayloadGivenUp,
 )
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.cluster.launches import Launches, check_not_fenced
-from ckpt.protocol.coordinator.cluster.membership import Membership
-from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.cluster.launches import check_not_fenced
+from ckpt.protocol.coordinator.facts import AttemptDropped, CheckpointCommitted
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
 from ckpt.protocol.coordinator.saving.attempts import (
     ABORTABLE,
     ENDED,
     Attempt,
-    AttemptBook,
     AttemptState,
     Payload,
 )
-from ckpt.protocol.coordinator.saving.reservations import Reservations
+from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.events import Session
 
 STAGER_AWAY_US = 15_000_000
@@ -70,25 +66,15 @@ def _request_of(payload: Payload) -> int:
 
 
 class Ending:
-    """I end attempts. I call `dropped` with each aborted one, to remove its columns."""
+    """I end attempts."""
 
-    def __init__(
-        self,
-        desk: Desk,
-        book: AttemptBook,
-        members: Membership,
-        launches: Launches,
-        reservations: Reservations,
-        checkpoints: Checkpoints,
-        dropped: Callable[[Attempt], None],
-    ) -> None:
-        self._desk = desk
-        self._book = book
-        self._members = members
-        self._launches = launches
-        self._reservations = reservations
+    def __init__(self, context: SavingContext, checkpoints: Checkpoints) -> None:
+        self._desk = context.desk
+        self._book = context.book
+        self._members = context.members
+        self._launches = context.launches
+        self._reservations = context.reservations
         self._checkpoints = checkpoints
-        self._dropped = dropped
 
     # ----------------------------------------------------------------------- reasons to abort
 
@@ -204,13 +190,14 @@ class Ending:
             attempt.state = AttemptState.ABORTED
             self._let_go(attempt)
             self._tell_everybody(attempt)
-            self._dropped(attempt)
+            self._desk.tell(AttemptDropped(attempt.checkpoint))
 
         entry = catalog.AttemptAborted(attempt.checkpoint, error.code, error.message)
         self._desk.persist((entry,), durable)
 
-    def announce(self, attempt: Attempt) -> None:
+    def announce(self, fact: CheckpointCommitted) -> None:
         """Committed and durable: everybody hears of it, and space for the next save is held."""
+        attempt = self._book.attempts[fact.checkpoint]
         self._let_go(attempt)
         self._tell_everybody(attempt)
         for rank, payload in sorted(attempt.payloads.items()):

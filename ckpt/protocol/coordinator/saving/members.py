@@ -34,18 +34,17 @@ from ckpt.format.members import (
 )
 from ckpt.format.messages.saving import CommitMembers, OpenPayload, PayloadGivenUp
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.facts import FileDropped
 from ckpt.protocol.coordinator.saving.attempts import (
     ENDED,
     Attempt,
-    AttemptBook,
     AttemptState,
     Payload,
 )
 from ckpt.protocol.coordinator.saving.committing import Committer
+from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.coordinator.saving.ending import STAGER_AWAY_US, Ending, discarded
 from ckpt.protocol.coordinator.saving.opening import Opening
-from ckpt.protocol.coordinator.saving.reservations import Reservations
 from ckpt.protocol.events import Buffer, Session
 
 NUMBERS_HELD = 64
@@ -57,25 +56,17 @@ NAMES_SHOWN_MAX = 8
 
 
 class Members:
-    """I open, drop and close lists of files. `dropped` removes a payload's columns."""
+    """I open, drop and close lists of files."""
 
     def __init__(
-        self,
-        desk: Desk,
-        book: AttemptBook,
-        opening: Opening,
-        reservations: Reservations,
-        committer: Committer,
-        ending: Ending,
-        dropped: Callable[[PayloadId], None],
+        self, context: SavingContext, opening: Opening, committer: Committer, ending: Ending
     ) -> None:
-        self._desk = desk
-        self._book = book
+        self._desk = context.desk
+        self._book = context.book
+        self._reservations = context.reservations
         self._opening = opening
-        self._reservations = reservations
         self._committer = committer
         self._ending = ending
-        self._dropped = dropped
 
     # ----------------------------------------------------------------------- open
 
@@ -192,7 +183,7 @@ class Members:
         del attempt.payloads[payload.id.rank]
         if payload.allotment is not None:
             self._reservations.release(payload.allotment)
-        self._dropped(payload.id)
+        self._desk.tell(FileDropped(payload.id))
 
     def _drop_replaced(self, attempt: Attempt) -> None:
         newest = _newest(attempt)

@@ -19,28 +19,24 @@ from ckpt.base.ids import (
     check_step,
 )
 from ckpt.base.limits import LEASE_US, PAYLOAD_BYTES_MAX
-from ckpt.erasure.code import Code
 from ckpt.format.layout import Layout
 from ckpt.format.messages.saving import HomesRefused, OpenPayload, PayloadPlanned
 from ckpt.format.record import decode_record
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
-from ckpt.protocol.coordinator.cluster.launches import LONG_AGO_US, Launches, Saved
-from ckpt.protocol.coordinator.cluster.membership import Membership
-from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.keeping.homes import TOO_MANY, Homes
+from ckpt.protocol.coordinator.cluster.launches import LONG_AGO_US, Saved
+from ckpt.protocol.coordinator.keeping.homes import TOO_MANY
 from ckpt.protocol.coordinator.keeping.placements import decode_placement
 from ckpt.protocol.coordinator.saving.allotment import Allotment
 from ckpt.protocol.coordinator.saving.attempts import (
     ENDED,
     Attempt,
-    AttemptBook,
     AttemptState,
     Payload,
 )
 from ckpt.protocol.coordinator.saving.committing import Committer
+from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.coordinator.saving.ending import Ending
-from ckpt.protocol.coordinator.saving.reservations import Reservations
 from ckpt.protocol.events import Session
 
 LATE_WAIT_US = 2 * LEASE_US
@@ -52,30 +48,17 @@ before the payload came, be silent for its lease, and late for another.
 class Opening:
     """I answer OpenPayload: the same request twice gets the same answer."""
 
-    def __init__(
-        self,
-        desk: Desk,
-        book: AttemptBook,
-        members: Membership,
-        launches: Launches,
-        reservations: Reservations,
-        committer: Committer,
-        ending: Ending,
-        homes: Homes,
-        *,
-        code: Code,
-        cell_bytes: int,
-    ) -> None:
-        self._desk = desk
-        self._book = book
-        self._members = members
-        self._launches = launches
-        self._reservations = reservations
+    def __init__(self, context: SavingContext, committer: Committer, ending: Ending) -> None:
+        self._desk = context.desk
+        self._book = context.book
+        self._members = context.members
+        self._launches = context.launches
+        self._reservations = context.reservations
+        self._homes = context.homes
+        self._code = context.policy.code
+        self._cell_bytes = context.policy.cell_bytes
         self._committer = committer
         self._ending = ending
-        self._homes = homes
-        self._code = code
-        self._cell_bytes = cell_bytes
         self._counter = 0
         #: Payloads without a plan while targets gather after a start, or are late; tried again on
         #: every tick.

@@ -32,7 +32,8 @@ from ckpt.format.messages.writing import ColumnProof
 from ckpt.plan.placement import Holder, pick_replacement, place
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.desk import NO_ANSWER, Desk
-from ckpt.protocol.coordinator.keeping.evicting import NoRoom
+from ckpt.protocol.coordinator.facts import TargetLeft
+from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.policy import SpreadRule
 from ckpt.protocol.coordinator.saving.allotment import PATIENCE_US, Allotment
 from ckpt.protocol.coordinator.saving.spare_search import Homeless, SpareSearch
@@ -57,13 +58,12 @@ class Reservations:
         desk: Desk,
         members: Membership,
         rule: SpreadRule,
-        no_room: Callable[[int], NoRoom],
+        evictor: Evictor,
     ) -> None:
-        """`no_room` gets how many bytes a device should have had free; it may make room."""
         self._desk = desk
         self._members = members
         self._rule = rule
-        self._no_room = no_room
+        self._evictor = evictor
         #: The number of the last reservation that was asked for, within this term.
         self._counter = 0
         #: Counts placements: each turn seats the targets in another order.
@@ -221,8 +221,9 @@ class Reservations:
             self.release(allotment)
         return had
 
-    def forget_target(self, target: Target) -> None:
+    def target_left(self, fact: TargetLeft) -> None:
         """Its reservations died with it; what stands on it is planned again."""
+        target = self._members.targets[fact.target]
         for key, allotment in list(self._standing.items()):
             if any(place.target == target.id for place in allotment.places):
                 self.release(self._standing.pop(key))
@@ -425,7 +426,7 @@ class Reservations:
     def _no_space(self, allotment: Allotment, full: list[TargetId]) -> NoSpace:
         text = f"no space for columns of {format_bytes(allotment.file_bytes)} on {', '.join(full)}"
         on_device = max(Counter(target.domain for target in self._members.live()).values())
-        room = self._no_room(allotment.file_bytes * min(allotment.layout.code.n, on_device))
+        room = self._evictor.no_room(allotment.file_bytes * min(allotment.layout.code.n, on_device))
         return NoSpace(
             f"{text}; {room.reason}" if room.reason else text,
             hint="delete steps (ckpt rm RUN@STEP) or add targets",
