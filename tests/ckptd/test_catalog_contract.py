@@ -12,7 +12,13 @@ import pytest
 
 from ckpt.aio.catalog import Catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage
-from ckpt.testing.catalog_contract import KilledCatalogContract
+from ckpt.testing.catalog import FakeCatalogStore
+from ckpt.testing.catalog_contract import (
+    CatalogContract,
+    CatalogPlace,
+    KilledCatalogContract,
+    KilledCatalogPlace,
+)
 from ckpt.testing.catalog_entries import entries_by_chance, every_entry
 from ckptd.catalog.backup import read_backup
 from ckptd.catalog.opening import open_catalog
@@ -44,8 +50,16 @@ class CatalogDirectory:
 
 class TestSqliteCatalog(KilledCatalogContract):
     @pytest.fixture
-    def place(self, tmp_path: Path) -> CatalogDirectory:
+    def place(self, tmp_path: Path) -> KilledCatalogPlace:
         return CatalogDirectory(tmp_path / "coordinator")
+
+
+class TestFakeCatalog(CatalogContract):
+    """Which another writer takes over, where SQLite's is refused."""
+
+    @pytest.fixture
+    def place(self) -> CatalogPlace:
+        return FakeCatalogStore()
 
 
 def test_the_contract_s_entries_are_of_every_kind() -> None:
