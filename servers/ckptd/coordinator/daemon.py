@@ -424,13 +424,11 @@ class CoordinatorShell:
         """Prometheus text."""
         families = coordinator_families(
             version=version("ckpt-burst"),
-            members=self.machine.members,
-            checkpoints=self.machine.checkpoints,
+            machine=self.machine,
+            stores=self.machine.views.stores(),
             statistics=self._statistics,
             sessions=Counter(self._roles.values()),
             tickets_waiting=len(self._tickets),
-            stores=self.machine.views.stores(),
-            evictor=self.machine.evictor,
             pressure=self._server.pressure() if self._server is not None else Pressure(),
         )
         return render(families)
