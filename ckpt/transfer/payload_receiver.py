@@ -33,7 +33,6 @@ from ckpt.aio.link import (
     LinkReceived,
     LinkState,
 )
-from ckpt.aio.own_time import OwnTime
 from ckpt.base.errors import Corrupt, Unauthorized, Unavailable
 from ckpt.base.ids import ColumnId, ColumnNumber, TargetId
 from ckpt.base.limits import MANIFEST_BYTES_MAX
@@ -80,6 +79,7 @@ from ckpt.protocol.run_sets import Owed, RunSet, total
 from ckpt.protocol.wire_runs import from_wire, to_wire
 from ckpt.transfer.assembly import Assembly, CellPool
 from ckpt.transfer.decode_worker import DecodeWorker, WorkFailed
+from ckpt.transfer.own_time import OwnTime
 from ckpt.transfer.read_job import (
     PayloadDamaged,
     Progress,

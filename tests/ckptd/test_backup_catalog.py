@@ -26,7 +26,7 @@ from ckpt.protocol.coordinator.catalog import (
 from ckpt.protocol.coordinator.keeping.placements import encode_placement
 from ckptd.catalog.backup import backup_path, read_backup
 from ckptd.catalog.rebuild import RestingTarget, rebuild
-from ckptd.catalog.sqlite import Catalog
+from tests.ckptd.catalogs import begin_term, opened
 from tests.ckptd.test_rebuild_catalog import (
     CLUSTER,
     COLUMNS,
@@ -116,7 +116,7 @@ def test_a_copy_made_while_entries_are_written_has_all_that_were_durable(tmp_pat
         told.append(failure)
         copied.set()
 
-    with Catalog.open(tmp_path, CLUSTER, "") as catalog:
+    with opened(tmp_path, CLUSTER, "") as catalog:
         catalog.start(lambda _ticket: durable.set(), lambda _error: None)
         catalog.submit(Persist(1, (AttemptOpened(checkpoint(1), LaunchNumber(1), "k", 1),)))
         assert durable.wait(30)
@@ -136,7 +136,7 @@ def test_a_copy_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
     (tmp_path / "backups").write_text("a file is in the way")
     told: list[CkptError | None] = []
     durable: list[int] = []
-    with Catalog.open(tmp_path, CLUSTER, "") as catalog:
+    with opened(tmp_path, CLUSTER, "") as catalog:
         catalog.start(durable.append, lambda _error: None)
         catalog.copy_to(backup_path(tmp_path, catalog.image.position), told.append)
         catalog.submit(Persist(1, ()))
@@ -150,7 +150,7 @@ def backup_command(directory: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_old_catalog_is_not_copied(tmp_path: Path) -> None:
-    with Catalog.open(tmp_path, CLUSTER, "") as catalog:
+    with opened(tmp_path, CLUSTER, "") as catalog:
         catalog.start(lambda _ticket: None, lambda _error: None)
         assert backup_command(tmp_path).returncode == 11
         catalog.submit(Persist(1, (CatalogOutdated("t0 knows better"),)))
@@ -160,6 +160,6 @@ def test_an_old_catalog_is_not_copied(tmp_path: Path) -> None:
 
 
 def test_another_clusters_catalog_is_refused_with_the_command_that_mends_it(tmp_path: Path) -> None:
-    Catalog.open(tmp_path, "c2", "").close()
+    begin_term(tmp_path, "c2", "")
     with pytest.raises(Refused, match=f"run: ckpt catalog rebuild {tmp_path}"):
-        Catalog.open(tmp_path, CLUSTER, "")
+        begin_term(tmp_path, CLUSTER, "")

@@ -1,9 +1,8 @@
-"""The catalog survives what it promised to survive."""
+"""What a catalog in a SQLite file does beside the contract: its file, its schema, its damage."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -14,121 +13,24 @@ from queue import SimpleQueue
 import pytest
 
 from ckpt.base.errors import Busy, CkptError, Corrupt, Refused, Unavailable
-from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step, TargetId
-from ckpt.plan.drains import StorePolicy
+from ckpt.base.ids import LaunchNumber, RunName, TargetId
 from ckpt.protocol.coordinator.catalog import (
-    TURNS_KEPT,
-    AttemptAborted,
     AttemptCommitted,
-    AttemptDecided,
-    AttemptOpened,
     CatalogEntry,
     CatalogImage,
-    CheckpointDeleted,
-    CheckpointDrained,
-    CheckpointTombstoned,
-    LaunchEntered,
-    LaunchForgotten,
     LaunchNumbered,
-    LaunchResolved,
     Persist,
-    RepairNeeded,
-    RowForgotten,
-    RowState,
-    StepForgotten,
-    StoreForgotten,
-    StoreHolds,
-    StoreOpened,
     TargetSeen,
 )
+from ckpt.testing.catalog_entries import apply_all, attempt, checkpoint, every_entry
 from ckptd.catalog import sqlite as catalog_module
 from ckptd.catalog.backup import read_backup
 from ckptd.catalog.file import CLUSTER_NAME, connect
-from ckptd.catalog.sqlite import CATALOG_NAME, Catalog, create_catalog, read_image
-from tests.protocol.images import apply_all
-
-WRITER = """
-import os, sys, threading
-from pathlib import Path
-from ckpt.base.ids import CheckpointId, Generation
-from ckpt.protocol.coordinator.catalog import AttemptOpened, Persist
-from ckptd.catalog.sqlite import Catalog
-catalog = Catalog.open(Path(sys.argv[1]), None, "c1")
-window = threading.Semaphore(8)
-def durable(ticket):
-    os.write(1, b"%d %d\\n" % (catalog.image.term, ticket))
-    window.release()
-catalog.start(durable, lambda error: os._exit(9))
-for ticket in range(1, 100_000):
-    window.acquire()
-    id = CheckpointId("run", ticket, Generation(catalog.image.term, ticket))
-    opened = AttemptOpened(id, 1, "key", 4)
-    catalog.submit(Persist(ticket, (opened,)))
-"""
+from ckptd.catalog.sqlite import CATALOG_NAME, SqliteCatalog, create_catalog, read_image
+from tests.ckptd.catalogs import begin_term, opened
 
 
-def checkpoint(step: int, counter: int = 1) -> CheckpointId:
-    return CheckpointId(RunName("run/ä b"), Step(step), Generation(1, counter))
-
-
-def opened(step: int, counter: int = 1) -> AttemptOpened:
-    return AttemptOpened(checkpoint(step, counter), LaunchNumber((1 << 32) | 7), "key", 4)
-
-
-def every_entry() -> list[CatalogEntry]:
-    return [
-        TargetSeen(TargetId("t0"), "p/r/h/d", "/data/t0", b"i" * 16, "machine/fs/7"),
-        TargetSeen(TargetId("t1"), "p/r/h/d", "/data/t1"),
-        TargetSeen(TargetId("t1"), "p/r/h/d", "/data/other", b"j" * 16, "machine/fs/8"),
-        opened(1),
-        opened(2),
-        opened(3),
-        AttemptDecided(checkpoint(1), b"record", b"placement"),
-        AttemptAborted(checkpoint(2), "aborted", "rank 3 left"),
-        AttemptCommitted(checkpoint(1)),
-        RepairNeeded(checkpoint(1), 2, (0, 5)),
-        opened(2, 2),
-        AttemptDecided(checkpoint(2, 2), b"second", b"place"),
-        AttemptCommitted(checkpoint(2, 2)),
-        CheckpointTombstoned(checkpoint(1), "asked by a user"),
-        CheckpointDeleted(checkpoint(1)),
-        LaunchNumbered(RunName("run/ä b"), LaunchNumber(7), None, 2),
-        LaunchEntered(RunName("run/ä b"), LaunchNumber(7), Rank(1), "host/1/x"),
-        *(
-            LaunchResolved(RunName("run/ä b"), LaunchNumber(7), turn, checkpoint(1))
-            for turn in (0, 1, 1 + TURNS_KEPT)
-        ),
-        *(
-            LaunchResolved(RunName("run/ä b"), LaunchNumber(7), 0, id, by_number=True)
-            for id in (checkpoint(1), checkpoint(2), checkpoint(1, 2), checkpoint(3))
-        ),
-        StepForgotten(RunName("run/ä b"), LaunchNumber(7), Step(3)),
-        LaunchNumbered(RunName("run/ä b"), LaunchNumber(8), "key", 2),
-        LaunchResolved(RunName("run/ä b"), LaunchNumber(8), 0, checkpoint(1)),
-        LaunchResolved(RunName("run/ä b"), LaunchNumber(8), 0, checkpoint(1), by_number=True),
-        LaunchForgotten(RunName("run/ä b"), LaunchNumber(8)),
-        *drain_entries(),
-    ]
-
-
-def drain_entries() -> list[CatalogEntry]:
-    one = StorePolicy("s3://b", 2, None, ("a*", "run/ä b"))
-    held = ((Step(1), Generation(1, 1)), (Step(3), Generation(1, 1)))
-    return [
-        StoreOpened(one),
-        CheckpointDrained("s3://b", checkpoint(1)),
-        StoreHolds("s3://b", RunName("run/ä b"), held),
-        CheckpointDrained("s3://b", checkpoint(2, 2)),
-        CheckpointDrained("s3://b", checkpoint(2, 2)),
-        StoreOpened(StorePolicy("s3://b", 1, 5)),
-        StoreOpened(StorePolicy("file:///gone")),
-        CheckpointDrained("file:///gone", checkpoint(1)),
-        StoreForgotten("file:///gone"),
-        CheckpointDrained("file:///gone", checkpoint(3)),
-    ]
-
-
-def write(catalog: Catalog, batches: list[list[CatalogEntry]]) -> list[int]:
+def write(catalog: SqliteCatalog, batches: list[list[CatalogEntry]]) -> list[int]:
     """Submit one ticket for each batch, wait until all are durable; as they were acknowledged."""
     durable: SimpleQueue[int | CkptError] = SimpleQueue()
     catalog.start(durable.put, durable.put)
@@ -144,36 +46,25 @@ def write(catalog: Catalog, batches: list[list[CatalogEntry]]) -> list[int]:
     return tickets
 
 
-def test_what_was_stored_is_loaded_as_the_machine_folds_it(tmp_path: Path) -> None:
-    with Catalog.open(tmp_path, None, "c1") as catalog:
-        assert write(catalog, [[entry] for entry in every_entry()]) == list(
-            range(1, len(every_entry()) + 1)
-        )
-    with Catalog.open(tmp_path, "c1", "unused") as catalog:
-        expected = apply_all(CatalogImage(2), every_entry())
-        assert catalog.image == expected
-        assert catalog.image.rows[checkpoint(2)].state is RowState.ABORTED
-
-
 def test_a_catalog_from_before_launches_were_kept_is_opened_and_keeps_them(tmp_path: Path) -> None:
-    with Catalog.open(tmp_path, None, "c1") as catalog:
-        write(catalog, [[opened(1)]])
+    with opened(tmp_path, None, "c1") as catalog:
+        write(catalog, [[attempt(1)]])
     connection = sqlite3.connect(tmp_path / CATALOG_NAME)
     connection.execute("DROP TABLE launch")
     connection.execute("DROP TABLE process")
     connection.close()
     numbered = LaunchNumbered(RunName("run"), LaunchNumber(7), "key", 2)
-    with Catalog.open(tmp_path, "c1", "unused") as catalog:
+    with opened(tmp_path, "c1", "unused") as catalog:
         write(catalog, [[numbered]])
-    with Catalog.open(tmp_path, "c1", "unused") as catalog:
-        assert catalog.image == apply_all(CatalogImage(3), [opened(1), numbered])
+    with opened(tmp_path, "c1", "unused") as catalog:
+        assert catalog.image == apply_all(CatalogImage(3), [attempt(1), numbered])
 
 
 def test_a_catalog_from_before_directories_were_told_apart_is_opened_and_notes_them(
     tmp_path: Path,
 ) -> None:
     seen = TargetSeen(TargetId("t0"), "p/r/h/d", "/data/t0")
-    with Catalog.open(tmp_path, None, "c1") as catalog:
+    with opened(tmp_path, None, "c1") as catalog:
         write(catalog, [[seen]])
     connection = sqlite3.connect(tmp_path / CATALOG_NAME)
     connection.execute("DROP TABLE target_directory")
@@ -181,43 +72,33 @@ def test_a_catalog_from_before_directories_were_told_apart_is_opened_and_notes_t
     # As a copy of it is read, where nothing can be written.
     assert read_backup(tmp_path / CATALOG_NAME, "c1").targets == {seen.target: seen}
     noted = TargetSeen(TargetId("t0"), "p/r/h/d", "/data/t0", b"i" * 16, "machine/fs/7")
-    with Catalog.open(tmp_path, "c1", "unused") as catalog:
+    with opened(tmp_path, "c1", "unused") as catalog:
         assert catalog.image.targets == {seen.target: seen}
         write(catalog, [[noted]])
-    with Catalog.open(tmp_path, "c1", "unused") as catalog:
+    with opened(tmp_path, "c1", "unused") as catalog:
         assert catalog.image.targets == {seen.target: noted}
 
 
-def test_a_forgotten_row_is_gone_with_its_repairs_also_after_a_start(tmp_path: Path) -> None:
-    forgotten: list[CatalogEntry] = [RowForgotten(checkpoint(1)), RowForgotten(checkpoint(9))]
-    with Catalog.open(tmp_path, None, "c1") as catalog:
-        write(catalog, [every_entry(), forgotten])
-    with Catalog.open(tmp_path, "c1", "unused") as catalog:
-        assert catalog.image == apply_all(CatalogImage(2), [*every_entry(), *forgotten])
-        assert checkpoint(1) not in catalog.image.rows
-        assert catalog.image.repairs == {}
-
-
-def test_each_start_has_a_term_above_all_earlier_ones(tmp_path: Path) -> None:
+def test_each_start_takes_the_next_term(tmp_path: Path) -> None:
     terms = []
     for _ in range(3):
-        with Catalog.open(tmp_path, None, "c1") as catalog:
+        with opened(tmp_path, None, "c1") as catalog:
             terms.append(catalog.image.term)
     assert terms == [1, 2, 3]
 
 
 def test_a_second_coordinator_on_the_directory_is_refused(tmp_path: Path) -> None:
-    with Catalog.open(tmp_path, None, "c1"):
+    with opened(tmp_path, None, "c1"):
         with pytest.raises(Busy):
-            Catalog.open(tmp_path, None, "c1")
+            begin_term(tmp_path, None, "c1")
         with pytest.raises(Busy):
             read_image(tmp_path)
 
 
 def test_a_catalog_of_another_cluster_is_refused(tmp_path: Path) -> None:
-    Catalog.open(tmp_path, None, "c1").close()
+    begin_term(tmp_path, None, "c1")
     with pytest.raises(Refused, match="c1"):
-        Catalog.open(tmp_path, "c2", "c2")
+        begin_term(tmp_path, "c2", "c2")
     assert read_image(tmp_path)[0] == "c1"
 
 
@@ -225,78 +106,78 @@ def test_a_catalog_that_is_gone_is_missed_and_the_new_one_is_of_the_same_cluster
     tmp_path: Path,
 ) -> None:
     """So its targets come and prove it old; of a new cluster they would turn away."""
-    Catalog.open(tmp_path, None, "c1").close()
+    begin_term(tmp_path, None, "c1")
     for file in tmp_path.glob(f"{CATALOG_NAME}*"):
         file.unlink()
-    with Catalog.open(tmp_path, None, "c2") as catalog:
+    with opened(tmp_path, None, "c2") as catalog:
         assert catalog.cluster == "c1"
 
 
 def test_a_catalog_of_before_gets_its_cluster_s_file(tmp_path: Path) -> None:
-    Catalog.open(tmp_path, None, "c1").close()
+    begin_term(tmp_path, None, "c1")
     (tmp_path / CLUSTER_NAME).unlink()
-    Catalog.open(tmp_path, None, "c2").close()
+    begin_term(tmp_path, None, "c2")
     assert (tmp_path / CLUSTER_NAME).read_text() == "c1\n"
 
 
 def test_another_cluster_s_catalog_is_refused_also_when_its_own_is_gone(tmp_path: Path) -> None:
-    Catalog.open(tmp_path, None, "c1").close()
+    begin_term(tmp_path, None, "c1")
     (tmp_path / CATALOG_NAME).unlink()
     with pytest.raises(Refused, match="is of cluster c1, not c2"):
-        Catalog.open(tmp_path, "c2", "c2")
+        begin_term(tmp_path, "c2", "c2")
     other = tmp_path / "other"
-    Catalog.open(other, None, "c2").close()
+    begin_term(other, None, "c2")
     (other / CATALOG_NAME).rename(tmp_path / CATALOG_NAME)
     with pytest.raises(Refused, match="is of cluster c2, not c1"):
-        Catalog.open(tmp_path, None, "c3")
+        begin_term(tmp_path, None, "c3")
 
 
 def test_a_catalog_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    Catalog.open(tmp_path, None, "c1").close()
+    begin_term(tmp_path, None, "c1")
     connection = sqlite3.connect(tmp_path / CATALOG_NAME)
     connection.execute("PRAGMA user_version = 2")
     connection.close()
     with pytest.raises(Refused, match="schema 2"):
-        Catalog.open(tmp_path, None, "c1")
+        begin_term(tmp_path, None, "c1")
 
 
 def test_a_damaged_catalog_is_said_to_be_corrupt_and_never_started_over(tmp_path: Path) -> None:
-    with Catalog.open(tmp_path, None, "c1") as catalog:
+    with opened(tmp_path, None, "c1") as catalog:
         write(catalog, [every_entry()])
     path = tmp_path / CATALOG_NAME
     content = bytearray(path.read_bytes())
     content[: 1 << 12] = os.urandom(1 << 12)
     path.write_bytes(content)
     with pytest.raises(Corrupt, match="catalog rebuild"):
-        Catalog.open(tmp_path, None, "c1")
+        begin_term(tmp_path, None, "c1")
     assert path.read_bytes() == content
 
 
 def test_a_catalog_that_its_disk_keeps_from_use_is_not_called_damaged(tmp_path: Path) -> None:
     """Whoever is told of damage moves it away."""
-    with Catalog.open(tmp_path, None, "c1") as catalog:
+    with opened(tmp_path, None, "c1") as catalog:
         write(catalog, [every_entry()])
     path = tmp_path / CATALOG_NAME
     content = path.read_bytes()
     path.rename(tmp_path / "away")
     path.mkdir()
     with pytest.raises(Unavailable, match="cannot be used: unable to open"):
-        Catalog.open(tmp_path, None, "c1")
+        begin_term(tmp_path, None, "c1")
     path.rmdir()
     (tmp_path / "away").rename(path)
     script = LIMITED.format(directory=str(tmp_path))
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "Unavailable: the catalog in" in ended.stderr, ended.stderr
     assert path.read_bytes() == content
-    Catalog.open(tmp_path, "c1", "c1").close()
+    begin_term(tmp_path, "c1", "c1")
 
 
 LIMITED = """
 import resource
 from pathlib import Path
-from ckptd.catalog.sqlite import Catalog
+from ckptd.catalog.sqlite import SqliteCatalog
 resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))
-Catalog.open(Path("{directory}"), None, "c1")
+SqliteCatalog.open(Path("{directory}"), None, "c1")
 """
 """It can write no more than the first bytes of any file."""
 
@@ -316,12 +197,12 @@ def test_tickets_that_wait_share_one_transaction(
 
     monkeypatch.setattr(catalog_module, "_store", counted)
     durable: list[int] = []
-    with Catalog.open(tmp_path, None, "c1") as catalog:
+    with opened(tmp_path, None, "c1") as catalog:
         catalog.start(durable.append, lambda error: None)
-        catalog.submit(Persist(1, (opened(1),)))
+        catalog.submit(Persist(1, (attempt(1),)))
         assert first_entered.wait(timeout=30)
         for ticket in range(2, 12):
-            catalog.submit(Persist(ticket, (opened(ticket),)))
+            catalog.submit(Persist(ticket, (attempt(ticket),)))
         go_on.set()
     assert batches == [1, 10]
     assert durable == list(range(1, 12))
@@ -330,12 +211,12 @@ def test_tickets_that_wait_share_one_transaction(
 def test_after_an_error_no_ticket_is_acknowledged_and_submit_raises_it(tmp_path: Path) -> None:
     failed: SimpleQueue[CkptError] = SimpleQueue()
     durable: list[int] = []
-    with Catalog.open(tmp_path, None, "c1") as catalog:
+    with opened(tmp_path, None, "c1") as catalog:
         catalog.start(durable.append, failed.put)
-        catalog.submit(Persist(1, (opened(1), AttemptCommitted(checkpoint(99)))))
+        catalog.submit(Persist(1, (attempt(1), AttemptCommitted(checkpoint(99)))))
         error = failed.get(timeout=30)
         with pytest.raises(CkptError, match="never opened"):
-            catalog.submit(Persist(2, (opened(2),)))
+            catalog.submit(Persist(2, (attempt(2),)))
     assert "never opened" in str(error)
     assert durable == []
     assert read_image(tmp_path)[1].rows == {}
@@ -348,11 +229,12 @@ def test_a_catalog_that_was_made_of_targets_remembers_how_many_were_named(tmp_pa
 
 def test_a_rebuilt_catalog_is_loaded_with_a_term_above_the_seen_one(tmp_path: Path) -> None:
     image = apply_all(CatalogImage(41), every_entry())
+    image.outdated = ""  # What proved the lost one old says nothing of the new one.
     create_catalog(tmp_path, "c1", image)
     assert read_image(tmp_path) == ("c1", image)
     with pytest.raises(Refused):
         create_catalog(tmp_path, "c1", image)
-    with Catalog.open(tmp_path, "c1", "c1") as catalog:
+    with opened(tmp_path, "c1", "c1") as catalog:
         assert catalog.image.term == 42
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == [CATALOG_NAME, CLUSTER_NAME, "coordinator.lock"]
@@ -361,32 +243,6 @@ def test_a_rebuilt_catalog_is_loaded_with_a_term_above_the_seen_one(tmp_path: Pa
     (tmp_path / CATALOG_NAME).unlink()
     (tmp_path / f"{CATALOG_NAME}.1").rename(tmp_path / CATALOG_NAME)
     assert read_image(tmp_path)[1].rows == image.rows
-
-
-def test_acknowledged_tickets_survive_sigkill(tmp_path: Path) -> None:
-    promised: set[tuple[int, int]] = set()
-    for life, lines in enumerate((0, 1, 3, 40, 200, 7, 90), 1):
-        with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE
-        ) as writer:
-            assert writer.stdout is not None
-            seen = [writer.stdout.readline() for _ in range(lines)]
-            writer.send_signal(signal.SIGKILL)
-            # What lies in the pipe was promised as well; a torn last line was not read by anyone.
-            seen += [line for line in writer.stdout if line.endswith(b"\n")]
-        for line in seen:
-            term, ticket = line.split()
-            promised.add((int(term), int(ticket)))
-        if (tmp_path / CATALOG_NAME).exists():
-            _, image = read_image(tmp_path)
-            stored = {(row.generation.term, row.step) for row in image.rows}
-            assert promised <= stored
-            assert all(
-                set(range(1, max(tickets) + 1)) == tickets
-                for term in {term for term, _ in stored}
-                if (tickets := {step for each, step in stored if each == term})
-            ), "tickets are stored in order, without a gap"
-            assert image.term <= life
 
 
 def test_what_is_told_durable_has_been_synced_by_the_database(tmp_path: Path) -> None:

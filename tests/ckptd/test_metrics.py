@@ -89,13 +89,11 @@ def test_a_coordinator_speaks_the_format_and_drops_counters_with_hostile_names()
     target.counters = {"bytes_written": 5, 'x"} 1\nckpt_evil': 1, "streams": 2}
     families = coordinator_families(
         version="1",
-        members=machine.members,
-        checkpoints=machine.checkpoints,
+        machine=machine,
         statistics=CommitStatistics(),
         sessions=Counter({Role.STAGER: 3}),
         tickets_waiting=0,
         stores=machine.views.stores(),
-        evictor=machine.evictor,
         pressure=Pressure("it is full", 3, 2, 1),
     )
     text = render(families)

@@ -35,8 +35,9 @@ from ckpt.protocol.coordinator.keeping.placements import decode_placement
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
 from ckpt.protocol.target.term import encode_term
 from ckptd.catalog.rebuild import TERM_SKIP, RestingTarget, rebuild
-from ckptd.catalog.sqlite import Catalog, read_image
+from ckptd.catalog.sqlite import read_image
 from ckptd.local.cluster_file import ClusterOptions, load_or_create
+from tests.ckptd.catalogs import begin_term
 
 COLUMNS = (TargetId("t0"), TargetId("t1"), None)
 CLUSTER = "c1"
@@ -193,7 +194,7 @@ def test_the_command_replaces_the_catalog_and_keeps_the_old_one(tmp_path: Path) 
     for id in made.target_ids:
         (tmp_path / "targets" / id).mkdir(parents=True)
         (tmp_path / "targets" / id / "term").write_bytes(encode_term(7))
-    Catalog.open(tmp_path, None, "lost").close()
+    begin_term(tmp_path, None, "lost")
     command = [sys.executable, "-m", "ckptd.cli", "rebuild-catalog", "--directory", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, timeout=60, check=True)
     printed = json.loads(done.stdout)

@@ -19,12 +19,12 @@ from ckpt_client.local.processes import end_marked, find_marked, marked_environm
 LIMIT_S = 240.0
 MOUNT = 'mount -t tmpfs -o size=96m none "$1" && shift && exec "$@"'
 SCRIPT = '''
-import contextlib, io, json, os, sys, threading, time
+import asyncio, contextlib, io, json, os, sys, threading, time
 from pathlib import Path
 import numpy as np
 import ckpt
 from ckpt_client.cli.main import main
-from ckptd.catalog.sqlite import Catalog
+from ckptd.catalog.sqlite import SqliteCatalog
 
 folder = Path(sys.argv[1])
 filler = folder / "somebody else's"
@@ -58,7 +58,7 @@ def eventually(store, step):
 def catalog():
     """How a coordinator's catalog is opened that exists."""
     try:
-        Catalog.open(folder / "catalog", None, "c").close()
+        asyncio.run(SqliteCatalog.open(folder / "catalog", None, "c").close())
     except ckpt.CkptError as error:
         return error.code
     return "open"

@@ -56,8 +56,8 @@ from ckpt.protocol.events import (
     SessionOpened,
     Ticked,
 )
+from ckpt.testing.catalog_entries import apply_all
 from tests.protocol.coordinated_target import CLUSTER, DIGEST, SECRET, FakeTarget
-from tests.protocol.images import apply_all
 
 RUN = RunName("run")
 START_US = 1_000_000_000_000

@@ -18,8 +18,8 @@ from ckpt.format.messages.saving import CommitMembers
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.reading import rounds
 from ckpt.protocol.events import Session
+from ckpt.testing.catalog_entries import apply_all
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake, every, team
-from tests.protocol.images import apply_all
 from tests.protocol.numbered import STEP, ByNumber, names_both, readers, together
 from tests.protocol.test_coordinator_members import Writer, committed
 from tests.protocol.test_coordinator_rounds import CONFIRMED, Loader, loaders

@@ -17,8 +17,8 @@ from ckpt.protocol.coordinator.catalog import CatalogImage
 from ckpt.protocol.coordinator.cluster import vouching
 from ckpt.protocol.coordinator.cluster.vouching import Standing
 from ckpt.protocol.events import CloseSession
+from ckpt.testing.catalog_entries import apply_all
 from tests.protocol.coordinating import Bench, RankFake
-from tests.protocol.images import apply_all
 from tests.protocol.old_catalogs import (
     EMPTY,
     GATHERING_S,

@@ -25,9 +25,9 @@ from ckpt.format.record import decode_record, encode_record
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogImage
 from ckpt.protocol.coordinator.machine import CoordinatorMachine
+from ckpt.testing.catalog_entries import apply_all
 from tests.protocol.coordinated_target import SECRET
 from tests.protocol.coordinating import RUN, Bench, RankFake
-from tests.protocol.images import apply_all
 from tests.protocol.old_catalogs import (
     EMPTY,
     GATHERING_S,

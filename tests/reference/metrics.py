@@ -78,13 +78,11 @@ def coordinator_metrics() -> list[Family]:
     store = StoreStatus("s3://bucket", "draining", backlog=1, oldest_undrained_at_s=1.0, end_in_s=1)
     families = coordinator_families(
         version="1",
-        members=machine.members,
-        checkpoints=machine.checkpoints,
+        machine=machine,
         statistics=CommitStatistics(),
         sessions=Counter(),
         tickets_waiting=0,
         stores=[store],
-        evictor=machine.evictor,
         pressure=Pressure(),
     )
     return list(families)

@@ -28,7 +28,7 @@ from ckpt.protocol.events import (
     SessionOpened,
     Ticked,
 )
-from tests.protocol.images import apply_all
+from ckpt.testing.catalog_entries import apply_all
 from tests.sim.clockwork import Clockwork
 from tests.sim.conduct import Conduct
 from tests.sim.network import Network

@@ -17,8 +17,8 @@ from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
 from ckpt.protocol.coordinator.policy import Watermarks
 from ckpt.protocol.stager.events import SaveCommitted
+from ckpt.testing.catalog_entries import apply_all
 from ckptd.catalog.rebuild import Holdings, rebuild
-from tests.protocol.images import apply_all
 from tests.sim.catalog_sources import DiskSource
 from tests.sim.coordinator_node import CLUSTER, CoordinatorNode
 from tests.sim.drain_node import Trouble

@@ -25,7 +25,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from ckpt.aio.durable import sync_directory
@@ -92,11 +91,9 @@ _ROW_FIELDS: Final = "state, launch, launch_key, world_size, record, placement, 
 _KEY: Final = "run = ? AND step = ? AND term = ? AND counter = ?"
 
 
-class Catalog:
-    """I keep the entries of one coordinator. I expect `start` before the first `submit`.
-
-    After `close` every submitted ticket is acknowledged, or its error was reported; the lock is
-    free. `image` is what was found at `open`, with this process's own term; the machine owns it.
+class SqliteCatalog:
+    """I am a `ckpt.aio.catalog.Catalog` in a file. For another coordinator on its directory it is
+    Busy until `close`, which frees the lock.
     """
 
     def __init__(
@@ -116,7 +113,7 @@ class Catalog:
         self._writer: threading.Thread | None = None
 
     @classmethod
-    def open(cls, directory: Path, cluster: str | None, new_cluster: str) -> Catalog:
+    def open(cls, directory: Path, cluster: str | None, new_cluster: str) -> SqliteCatalog:
         """Lock, create or load the catalog in `directory`, and begin a new term.
 
         `cluster` is the id that the caller insists on, `new_cluster` the one for a new catalog.
@@ -154,7 +151,7 @@ class Catalog:
     def start(
         self, on_durable: Callable[[int], None], on_failed: Callable[[CkptError], None]
     ) -> None:
-        """Begin to write. The callbacks come from the writer's thread, `on_failed` at most once."""
+        """Begin to write. The callbacks come from the writer's thread."""
         assert self._writer is None
         self._writer = threading.Thread(
             target=self._write_all, args=(on_durable, on_failed), name="catalog", daemon=True
@@ -183,8 +180,9 @@ class Catalog:
             self._copies.append((path, done))
             self._changed.notify()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Write what waits, end the writer, close the file, free the lock."""
+        # It blocks for a sync or two: its caller has nothing else to do any more.
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -192,17 +190,6 @@ class Catalog:
             self._writer.join()
         self._connection.close()
         os.close(self._lock)
-
-    def __enter__(self) -> Catalog:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _write_all(
         self, on_durable: Callable[[int], None], on_failed: Callable[[CkptError], None]
@@ -294,7 +281,7 @@ def _move_old_away(path: Path) -> None:
 
 
 def read_image(directory: Path) -> tuple[str, CatalogImage]:
-    """(cluster id, image) of a catalog at rest; begins no term. Raises as `Catalog.open`."""
+    """(cluster id, image) of a catalog at rest; begins no term. Raises as `SqliteCatalog.open`."""
     lock = lock_directory(directory)
     try:
         connection = connect(directory / CATALOG_NAME)

@@ -24,6 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final, cast, get_args
 
+from ckpt.aio.catalog import Catalog
 from ckpt.aio.channel import Bulk
 from ckpt.aio.clock import now_us
 from ckpt.aio.secret import read_secret
@@ -68,7 +69,7 @@ from ckptd import config as options
 from ckptd import event_loop
 from ckptd.catalog.backup import backup_path
 from ckptd.catalog.file import mending_command
-from ckptd.catalog.sqlite import Catalog
+from ckptd.catalog.opening import open_catalog
 from ckptd.coordinator.metrics import CommitStatistics, coordinator_families
 from ckptd.directory import close_to_others, make_directory
 from ckptd.door_watch import DoorWatch
@@ -178,7 +179,7 @@ async def run_coordinator(config: CoordinatorConfig, secret: bytes) -> None:
     report("info", "starting", {k: str(v) for k, v in options.as_text(config).items()})
     make_directory(config.directory)
     close_to_others(config.directory, report)
-    catalog = Catalog.open(config.directory, config.cluster or None, secrets.token_hex(8))
+    catalog = await open_catalog(config.directory, config.cluster or None, secrets.token_hex(8))
     catalog.image.process = secrets.token_bytes(PROCESS_BYTES)
     try:
         policy = config.policy(catalog.cluster)
@@ -186,7 +187,7 @@ async def run_coordinator(config: CoordinatorConfig, secret: bytes) -> None:
         defects = FailStop(asyncio.get_running_loop(), report, shell.stopped.set)
         await _serve(config, shell, catalog, secret)
     finally:
-        catalog.close()
+        await catalog.close()
     defects.check()
     if shell.failure is not None:
         raise shell.failure
@@ -323,11 +324,11 @@ class CoordinatorShell:
         self._door.look(self._ticked_us)
 
     def durable(self, ticket: int) -> None:
-        """Called by the catalog's thread."""
+        """Called from any thread, by the catalog."""
         self._loop.call_soon_threadsafe(self._persisted, ticket)
 
     def failed(self, error: CkptError) -> None:
-        """Called by the catalog's thread."""
+        """Called from any thread, by the catalog."""
         self._loop.call_soon_threadsafe(self._stop_for, error)
 
     def _persisted(self, ticket: int) -> None:
@@ -423,13 +424,11 @@ class CoordinatorShell:
         """Prometheus text."""
         families = coordinator_families(
             version=version("ckpt-burst"),
-            members=self.machine.members,
-            checkpoints=self.machine.checkpoints,
+            machine=self.machine,
+            stores=self.machine.views.stores(),
             statistics=self._statistics,
             sessions=Counter(self._roles.values()),
             tickets_waiting=len(self._tickets),
-            stores=self.machine.views.stores(),
-            evictor=self.machine.evictor,
             pressure=self._server.pressure() if self._server is not None else Pressure(),
         )
         return render(families)

@@ -20,6 +20,7 @@ from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
+from ckpt.protocol.coordinator.machine import CoordinatorMachine
 from ckpt.protocol.coordinator.reading.answers import StoreStatus
 from ckptd.http.exposition import Family, Histogram, Kind
 from ckptd.target.metrics import add_device, build_info, device_families, family_of_counter
@@ -55,23 +56,21 @@ class CommitStatistics:
 def coordinator_families(
     *,
     version: str,
-    members: Membership,
-    checkpoints: Checkpoints,
+    machine: CoordinatorMachine,
+    stores: Sequence[StoreStatus],
     statistics: CommitStatistics,
     sessions: Counter[Role],
     tickets_waiting: int,
-    stores: Sequence[StoreStatus],
-    evictor: Evictor,
     pressure: Pressure,
 ) -> Iterator[Family]:
     """All there are, from memory; one without a sample as well."""
     yield build_info(version)
-    yield from _cluster(members, sessions, tickets_waiting)
+    yield from _cluster(machine.members, sessions, tickets_waiting)
     yield from _commits(statistics)
-    yield from _runs(checkpoints)
-    yield from _targets(members)
+    yield from _runs(machine.checkpoints)
+    yield from _targets(machine.members)
     yield from _drains(stores)
-    yield from _evictions(evictor)
+    yield from _evictions(machine.evictor)
     yield from _door(pressure)
 
 

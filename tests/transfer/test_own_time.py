@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ckpt.aio.clock import now_us
-from ckpt.aio.own_time import OwnTime, _starved_us
+from ckpt.transfer.own_time import OwnTime, _starved_us
 
 SPAN_US = 200_000
 
