@@ -133,6 +133,39 @@ def test_a_folder_holds_few_enough_modules_to_be_read_as_a_list() -> None:
     )
 
 
+COLLABORATORS_MAX = 7
+TOLD_MORE = {"Dialer": 11, "RpcClient": 10, "StoreWorker": 11}
+"""Classes whose constructors take more, and how many: these numbers only fall."""
+AS_ANOTHER_LIBRARY_HAS_IT = {"ReadFile"}
+"""Constructors that a library of others calls (fsspec)."""
+
+
+def test_a_constructor_takes_few_collaborators() -> None:
+    found = {
+        name: count
+        for source in sources()
+        if not source.is_for_tests
+        for name, count in collaborators(source)
+        if count > COLLABORATORS_MAX and name not in AS_ANOTHER_LIBRARY_HAS_IT
+    }
+    assert found == TOLD_MORE, "what several parts share is one object; a lower number is noted"
+
+
+def collaborators(source: Source) -> Iterator[tuple[str, int]]:
+    """(class, how many arguments its own constructor takes)."""
+    for owner in nodes_of(source):
+        if isinstance(owner, ast.ClassDef):
+            for method in owner.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                    taken = method.args
+                    yield owner.name, len(taken.args) - 1 + len(taken.kwonlyargs)
+
+
+def test_collaborators_are_counted() -> None:
+    text = "class A:\n    def __init__(self, a, b=1, *, c): ...\nclass B: ..."
+    assert list(collaborators(Source("ckpt/a.py", text))) == [("A", 3)]
+
+
 def test_every_page_is_linked_from_another() -> None:
     pages = sorted((ROOT / "docs").rglob("*.md"))
     texts = {page: page.read_text() for page in [*pages, *ROOT.glob("*.md"), ROOT / "mkdocs.yml"]}

@@ -15,6 +15,7 @@ from tests.reference.blocks import filled
 from tests.reference.commands import commands_page
 from tests.reference.configuration import configuration_blocks
 from tests.reference.errors import errors_page
+from tests.reference.facts import facts_blocks
 from tests.reference.health import health_blocks
 from tests.reference.metrics import metrics_blocks
 
@@ -24,6 +25,7 @@ WHOLE: Final[Mapping[Path, Callable[[], str]]] = {
     DOCS / "errors.md": errors_page,
 }
 IN_PART: Final[Mapping[Path, Callable[[], Mapping[str, str]]]] = {
+    DOCS / "ARCHITECTURE.md": facts_blocks,
     DOCS / "configuration.md": configuration_blocks,
     DOCS / "health.md": health_blocks,
     DOCS / "metrics.md": metrics_blocks,
