@@ -72,7 +72,7 @@ class History:
         world.heal()
         world.restart_workers()
         world.clock.run(world.is_idle, 2 * SETTLE_US)
-        world.clock.pass_time(int(2 * QUIET_S * US_PER_S))  # What is left over is seen to be so.
+        world.pass_until_tidy(int(QUIET_S * US_PER_S))
         world.check_end()
         if self.evicts and len(world.committed) > 1:
             raise Violation(f"P9: drained, and never evicted: {sorted(world.committed)}")

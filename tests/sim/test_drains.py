@@ -78,7 +78,7 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     world.heal()
     world.restart_workers()
     world.clock.run(world.is_idle, 2 * SETTLE_US)
-    world.clock.pass_time(int(2 * QUIET_S * US_PER_S))  # What is left over is seen to be so.
+    world.pass_until_tidy(int(QUIET_S * US_PER_S))
     world.check_end()
     kinds = ["drained"] * sum(len(world.held(url)) for url in world.buckets)
     return world.clock.steps, kinds + ["evicted"] * len(world.evicted)
