@@ -28,7 +28,7 @@ from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, decode_manifest
 from ckpt.format.runs import Bytes, Offsets, SpareBuffers, copy_runs
 from ckpt.protocol.reader.events import DecodePart, FinishStripe
-from ckpt.protocol.run_sets import RunSet
+from ckpt.protocol.runs.run_sets import RunSet
 from ckpt.transfer.landings import Landings
 
 Mask = slice | npt.NDArray[np.bool_]

@@ -75,8 +75,8 @@ from ckpt.protocol.reader.events import (
     StripeFinished,
 )
 from ckpt.protocol.reader.payload_reader import PayloadReader
-from ckpt.protocol.run_sets import Owed, RunSet, total
-from ckpt.protocol.wire_runs import from_wire, to_wire
+from ckpt.protocol.runs.run_sets import Owed, RunSet, total
+from ckpt.protocol.runs.wire_runs import from_wire, to_wire
 from ckpt.transfer.assembly import Assembly, CellPool
 from ckpt.transfer.decode_worker import DecodeWorker, WorkFailed
 from ckpt.transfer.own_time import OwnTime

@@ -46,10 +46,10 @@ from ckpt.format.messages.reading import (
 )
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established, Identity
-from ckpt.protocol.range_frames import range_frames
-from ckpt.protocol.run_sets import spans_of
-from ckpt.protocol.spans import Spans, covers, union
-from ckpt.protocol.wire_runs import runs_of
+from ckpt.protocol.runs.range_frames import range_frames
+from ckpt.protocol.runs.run_sets import spans_of
+from ckpt.protocol.runs.spans import Spans, covers, union
+from ckpt.protocol.runs.wire_runs import runs_of
 from ckpt.transfer.read_job import ReadJob
 
 QUEUED_BYTES: Final = 8 * MiB

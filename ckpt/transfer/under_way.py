@@ -10,7 +10,7 @@ from ckpt.base.ids import ColumnNumber, TargetId
 from ckpt.format.messages import Message
 from ckpt.protocol.reader.events import ReadStatistics
 from ckpt.protocol.reader.payload_reader import PayloadReader
-from ckpt.protocol.run_sets import Owed, RunSet, is_plain
+from ckpt.protocol.runs.run_sets import Owed, RunSet, is_plain
 from ckpt.transfer.assembly import Assembly
 from ckpt.transfer.read_job import ReadJob, ReceiverStatistics
 

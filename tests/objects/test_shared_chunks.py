@@ -17,7 +17,7 @@ from ckpt.objects.reader import StoredCheckpoint, open_stored
 from ckpt.objects.source import Array, Wish
 from ckpt.objects.stored_chunk import StoredChunk
 from ckpt.objects.writer import WriteLimits, write_checkpoint
-from ckpt.protocol.spans import Spans
+from ckpt.protocol.runs.spans import Spans
 from ckpt.transfer.peer_server import PeerServer
 from ckpt_client.load.together.chunks import SharedChunks
 from ckpt_client.load.together.meeting import Meeting

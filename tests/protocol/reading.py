@@ -43,7 +43,7 @@ from ckpt.protocol.reader.events import (
     StripeFinished,
 )
 from ckpt.protocol.reader.payload_reader import PayloadReader
-from ckpt.protocol.run_sets import RunSet, is_plain, spans_of
+from ckpt.protocol.runs.run_sets import RunSet, is_plain, spans_of
 from ckpt.transfer.assembly import Assembly, Checks
 from ckpt.transfer.landings import Landings
 

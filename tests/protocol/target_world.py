@@ -44,7 +44,8 @@ from ckpt.protocol.events import (
     SessionOpened,
     Ticked,
 )
-from ckpt.protocol.run_sets import spans_of
+from ckpt.protocol.runs.run_sets import spans_of
+from ckpt.protocol.runs.wire_runs import from_wire
 from ckpt.protocol.target.core import TargetIdentity, TargetLimits
 from ckpt.protocol.target.disk_events import (
     DiskAction,
@@ -54,7 +55,6 @@ from ckpt.protocol.target.disk_events import (
     WriteAt,
 )
 from ckpt.protocol.target.machine import TargetEvent, TargetMachine
-from ckpt.protocol.wire_runs import from_wire
 from ckpt.testing.disk import FakeDisk
 
 SECRET = b"s" * 32

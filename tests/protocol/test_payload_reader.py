@@ -11,7 +11,7 @@ from ckpt.erasure.code import Code
 from ckpt.format.manifest import RankManifest
 from ckpt.protocol.reader.columns import STRIKES_MAX, WRONG_CELLS_MAX
 from ckpt.protocol.reader.events import ReadCompleted, ReadFailed, ReadLimits
-from ckpt.protocol.run_sets import total
+from ckpt.protocol.runs.run_sets import total
 from ckpt.transfer.assembly import Checks
 from tests.protocol.reading import BLOCK, Behaviour, Columns, Reading
 

@@ -7,7 +7,7 @@ import numpy as np
 from ckpt.base.limits import CELL_BYTES_MAX
 from ckpt.format.combs import combs_of
 from ckpt.format.messages.reading import ByteRuns
-from ckpt.protocol.range_frames import (
+from ckpt.protocol.runs.range_frames import (
     LONG_BYTES,
     TOGETHER_MAX,
     RangeFrame,

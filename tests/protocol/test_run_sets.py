@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ckpt.base.limits import READ_RANGES_MAX, READ_RUNS_MAX
 from ckpt.format.combs import Comb, Run, combs_of, ranges_of, shifted
 from ckpt.format.messages.reading import ByteRuns
-from ckpt.protocol.run_sets import (
+from ckpt.protocol.runs.run_sets import (
     TEETH_OF_A_NAME,
     Owed,
     RunSet,
@@ -23,7 +23,7 @@ from ckpt.protocol.run_sets import (
     total,
     union,
 )
-from ckpt.protocol.wire_runs import from_wire, runs_of, to_wire
+from ckpt.protocol.runs.wire_runs import from_wire, runs_of, to_wire
 
 
 def numbers(runs: RunSet) -> set[int]:

@@ -10,8 +10,8 @@ from ckpt.base.limits import PAGE_BYTES
 from ckpt.erasure.code import Code
 from ckpt.format.layout import Layout
 from ckpt.protocol.reader.stripes import wanted_stripes
-from ckpt.protocol.run_sets import spans_of
-from ckpt.protocol.spans import Spans, minus, union
+from ckpt.protocol.runs.run_sets import spans_of
+from ckpt.protocol.runs.spans import Spans, minus, union
 
 positions = st.sets(st.integers(0, 40))
 

@@ -31,7 +31,7 @@ from ckpt.format.messages.reading import (
     VerifyColumn,
 )
 from ckpt.protocol.events import Session, SessionClosed
-from ckpt.protocol.run_sets import spans_of
+from ckpt.protocol.runs.run_sets import spans_of
 from ckpt.protocol.target.core import TargetLimits, column_name
 from ckpt.protocol.target.disk_events import ReadAt, ReleaseBulk, SessionDrained
 from ckpt.protocol.target.pieces import Piece, cut_pieces

@@ -14,7 +14,7 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.writing import ColumnAccepted, ColumnSealed, CreditGranted
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.reader.events import AskRanges, ReadLimits
-from ckpt.protocol.run_sets import total
+from ckpt.protocol.runs.run_sets import total
 from ckpt.protocol.target.core import TargetLimits
 from ckpt.protocol.target.credit import DORMANT_US
 from ckpt.protocol.target.disk_events import ReadAt, WriteAt

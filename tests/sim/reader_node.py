@@ -34,8 +34,8 @@ from ckpt.format.record import CommitRecord, decode_record
 from ckpt.protocol.events import Send, Session, Ticked
 from ckpt.protocol.reader import events as re
 from ckpt.protocol.reader.payload_reader import PayloadReader
-from ckpt.protocol.run_sets import RunSet, is_plain
-from ckpt.protocol.wire_runs import from_wire, to_wire
+from ckpt.protocol.runs.run_sets import RunSet, is_plain
+from ckpt.protocol.runs.wire_runs import from_wire, to_wire
 from ckpt.transfer.assembly import Assembly
 from ckpt.transfer.landings import Landings
 from tests.sim.clockwork import Clockwork

@@ -9,7 +9,7 @@ from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.runs import Bytes, SpareBuffers
 from ckpt.protocol.reader.events import DecodePart, FinishStripe
-from ckpt.protocol.spans import Spans
+from ckpt.protocol.runs.spans import Spans
 from ckpt.transfer.assembly import Assembly
 from ckpt.transfer.landings import Landings
 from tests.protocol.reading import Columns

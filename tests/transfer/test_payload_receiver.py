@@ -27,10 +27,10 @@ from ckpt.format.messages.reading import (
     ReadRanges,
 )
 from ckpt.protocol.handshake import Identity
-from ckpt.protocol.range_frames import range_frames
 from ckpt.protocol.reader.events import ReadLimits
-from ckpt.protocol.run_sets import total
-from ckpt.protocol.wire_runs import runs_of
+from ckpt.protocol.runs.range_frames import range_frames
+from ckpt.protocol.runs.run_sets import total
+from ckpt.protocol.runs.wire_runs import runs_of
 from ckpt.testing.network import Heard, RecordingHandler
 from ckpt.transfer.landings import Landings
 from ckpt.transfer.payload_receiver import read_payloads

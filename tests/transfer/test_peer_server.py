@@ -27,7 +27,7 @@ from ckpt.format.messages.reading import (
     ReadRanges,
 )
 from ckpt.protocol.reader.events import ReadLimits
-from ckpt.protocol.spans import Spans
+from ckpt.protocol.runs.spans import Spans
 from ckpt.transfer.landings import Landings
 from ckpt.transfer.payload_receiver import read_payloads
 from ckpt.transfer.peer_server import PeerServer

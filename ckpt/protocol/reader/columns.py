@@ -16,7 +16,7 @@ from typing import Final
 from ckpt.base.ids import ColumnNumber
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.protocol.reader.events import ReadLimits, Standing
-from ckpt.protocol.run_sets import Owed, RunSet
+from ckpt.protocol.runs.run_sets import Owed, RunSet
 
 RETRY_US: Final = (100_000, 2_000_000)
 """First and longest rest before a column that is away is tried again."""

@@ -17,7 +17,7 @@ from ckpt.base.units import MiB
 from ckpt.format.layout import Layout
 from ckpt.format.runs import Ranges
 from ckpt.protocol.events import Report, Ticked
-from ckpt.protocol.run_sets import RunSet
+from ckpt.protocol.runs.run_sets import RunSet
 
 
 class Standing(Enum):

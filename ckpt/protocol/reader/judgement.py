@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ckpt.protocol.reader.columns import Column
 from ckpt.protocol.reader.events import ReadStatistics, ReadWish, Standing
 from ckpt.protocol.reader.stripes import Stripe
-from ckpt.protocol.run_sets import covers, meets, minus, total
+from ckpt.protocol.runs.run_sets import covers, meets, minus, total
 
 
 def lost_place(columns: Sequence[Column], stripe: Stripe, k: int) -> str:

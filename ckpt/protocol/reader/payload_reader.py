@@ -60,10 +60,10 @@ from ckpt.protocol.reader.events import (
 from ckpt.protocol.reader.judgement import check_read, lost_place, statistics_of
 from ckpt.protocol.reader.scratch import Scratch
 from ckpt.protocol.reader.stripes import Stripe, by_stripe, plan_stripe, wanted_stripes
-from ckpt.protocol.run_sets import Owed, RunSet, minus, split, total, union
+from ckpt.protocol.runs.run_sets import Owed, RunSet, minus, split, total, union
 
 TICK_GAP_US_MAX = 500_000  # Shells tick every 100 ms; more is our own absence, not the targets'.
-RANGES_MAX = 512  # Of one ask; ckpt.protocol.run_sets.split says how a comb counts.
+RANGES_MAX = 512  # Of one ask; ckpt.protocol.runs.run_sets.split says how a comb counts.
 
 
 class PayloadReader:

@@ -23,7 +23,7 @@ from ckpt.format.combs import Span, combs_of, shifted
 from ckpt.format.layout import Layout
 from ckpt.format.runs import Ranges
 from ckpt.protocol.reader.events import DecodePart
-from ckpt.protocol.run_sets import RunSet, covers, cut, minus, parted, total, union
+from ckpt.protocol.runs.run_sets import RunSet, covers, cut, minus, parted, total, union
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from ckpt.base.limits import BLOCK_BYTES
 from ckpt.format.column import ColumnHeader, decode_trailer, trailer_offset
 from ckpt.format.combs import Comb, Run, Span, combs_of, ranges_of
 from ckpt.format.layout import Layout, blocks_of
-from ckpt.protocol.run_sets import spans_of, total
+from ckpt.protocol.runs.run_sets import spans_of, total
 from ckpt.protocol.target.core import Completion, Core, SealedColumn
 from ckpt.protocol.target.disk_events import DiskFailed, ReadAt, ReleaseBulk
 

@@ -34,8 +34,9 @@ from ckpt.format.messages.reading import (
     VerifyColumn,
 )
 from ckpt.protocol.events import Buffer, Session
-from ckpt.protocol.range_frames import range_frames
-from ckpt.protocol.run_sets import spans_of
+from ckpt.protocol.runs.range_frames import range_frames
+from ckpt.protocol.runs.run_sets import spans_of
+from ckpt.protocol.runs.wire_runs import runs_of
 from ckpt.protocol.target.core import Completion, Core, SealedColumn
 from ckpt.protocol.target.disk_events import DiskFailed, ReadAt, ReleaseBulk
 from ckpt.protocol.target.pieces import (
@@ -49,7 +50,6 @@ from ckpt.protocol.target.pieces import (
 )
 from ckpt.protocol.target.read_jobs import Job, ManifestJob, Reader, ReadJob, StreamJob
 from ckpt.protocol.target.shared_reads import DiskRead, SharedReads, VerifiedBlocks
-from ckpt.protocol.wire_runs import runs_of
 
 DAMAGED_RANGES_MAX = 512
 """In one ColumnVerified: adjacent damage is merged, what is beyond is folded into the last."""

@@ -33,7 +33,7 @@ from ckpt.format.messages.reading import ByteRange, ByteRuns, RangeData, ReadRan
 from ckpt.objects.chunks import CRC_BYTES
 from ckpt.objects.reader import StoredCheckpoint
 from ckpt.objects.stored_chunk import StoredChunk
-from ckpt.protocol.spans import covers
+from ckpt.protocol.runs.spans import covers
 from ckpt.transfer.peer_server import PeerServer
 from ckpt.transfer.target_links import nearest_address
 from ckpt_client.load.together.meeting import Meeting

@@ -29,7 +29,7 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.sharing import LeaveReads, NextReads, ShareReads
 from ckpt.format.spans import OURS, SPANS_MAX, PayloadSpan, decode_spans, encode_spans
-from ckpt.protocol.spans import Spans, minus, total, union
+from ckpt.protocol.runs.spans import Spans, minus, total, union
 from ckpt.transfer.peer_server import PeerServer
 from ckpt_client.load.together.meeting import Meeting
 from ckpt_client.stager.memory import runtime_directory

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from ckpt.base.limits import READ_RANGES_MAX, READ_RUNS_MAX
 from ckpt.format.combs import Comb, Run
 from ckpt.format.messages.reading import ByteRuns
-from ckpt.protocol.run_sets import RunSet
+from ckpt.protocol.runs.run_sets import RunSet
 
 
 def to_wire(runs: Iterable[Run]) -> tuple[ByteRuns, ...]:

@@ -14,8 +14,8 @@ from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_MAX
 from ckpt.format.checksum import crc32
 from ckpt.format.combs import Comb, Run, size_of
 from ckpt.format.messages.reading import ByteRuns, RangeData
-from ckpt.protocol.run_sets import spans_of
-from ckpt.protocol.wire_runs import to_wire
+from ckpt.protocol.runs.run_sets import spans_of
+from ckpt.protocol.runs.wire_runs import to_wire
 
 LONG_BYTES: Final = BLOCK_BYTES
 """From here on a range comes alone."""

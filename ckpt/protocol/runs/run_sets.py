@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Final, TypeGuard
 
 from ckpt.format.combs import Comb, Run, Span, append_run, joined_run, ranges_of, size_of
-from ckpt.protocol import spans
-from ckpt.protocol.spans import Spans
+from ckpt.protocol.runs import spans
+from ckpt.protocol.runs.spans import Spans
 
 RunSet = tuple[Run, ...]
 
