@@ -13,8 +13,6 @@ import secrets
 import selectors
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -34,13 +32,13 @@ from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt.format.messages.drains import DrainNoted, ForgetStore
 from ckpt.protocol.coordinator.reading.answers import StatusView
 from ckpt_client.control import Control
+from ckpt_client.local.children import Child, end_children, start_child
 from ckpt_client.local.detach import child_environment
 from ckpt_client.local.processes import MARK_NAME, end_marked, find_marked
 from ckpt_client.locate import Locator
 from ckptbench.bench_target import DISCARD_NAME, KEEP_NAME, OBSERVED_NAME, read_observed
 
 START_TIMEOUT_S: Final = 30.0
-STOP_TIMEOUT_S: Final = 15.0
 POLL_S: Final = 0.01
 DAEMON: Final = "ckptd.cli"
 TARGET: Final = "ckptbench.bench_target"
@@ -77,7 +75,7 @@ class BenchCluster:
         self.directory = Path(tempfile.mkdtemp(prefix="ckptbench-", dir=plan.directory))
         self.url = ""
         self._data = self.directory
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, Child] = {}
         self._control: Control | None = None
         self._ports: dict[str, int] = {}
 
@@ -168,8 +166,7 @@ class BenchCluster:
 
     def kill_target(self, name: str) -> None:
         """SIGKILL; returns when it is gone."""
-        self._processes[name].kill()
-        self._end(self._processes[name])
+        end_children([self._processes[name]], signal.SIGKILL)
 
     def start_target(self, name: str) -> None:
         """Once more, in the same directory; returns when it is ready."""
@@ -197,8 +194,7 @@ class BenchCluster:
 
     def end(self, name: str) -> None:
         """SIGTERM; returns when it is gone."""
-        self._processes[name].terminate()
-        self._end(self._processes[name])
+        end_children([self._processes[name]])
 
     def delete_step(self, run: RunName, step: Step) -> None:
         """As `ckpt rm`. Raises NotFound."""
@@ -223,11 +219,7 @@ class BenchCluster:
         if self._control is not None:
             self._control.close()
             self._control = None
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for process in self._processes.values():
-            self._end(process)
+        end_children(list(self._processes.values()))
         end_marked(self.mark, END_TIMEOUT_S)
         for directory in {self.directory, self._data}:
             shutil.rmtree(directory, ignore_errors=True)
@@ -261,13 +253,8 @@ class BenchCluster:
         """Start a daemon and read its ready line. Raises CkptError with the end of its log."""
         log = self.directory / f"{name}.log"
         with log.open("ab") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-P", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,  # Ctrl-C is for the benchmark, which ends them in order.
-                env={**self.environment, **extra},
+            process = start_child(
+                arguments, environment={**self.environment, **extra}, stderr=stderr
             )
         self._processes[name] = process
         assert process.stdout is not None
@@ -280,13 +267,3 @@ class BenchCluster:
         ready = json.loads(line)
         assert isinstance(ready, dict)
         return ready
-
-    @staticmethod
-    def _end(process: subprocess.Popen[bytes]) -> None:
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()

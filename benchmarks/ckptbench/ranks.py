@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
-import subprocess
-import sys
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import IO, Final, Protocol, Self
 import msgspec
 
 from ckpt.base.errors import CkptError
+from ckpt_client.local.children import Child, end_children, start_child
 from ckptbench import proc
 from ckptbench.rank import RankAnswer, RankPlan
 from ckptbench.results import HostSpent
@@ -89,7 +89,7 @@ class Ranks:
     ) -> None:
         self._environment = dict(environment)
         self._log = log_directory / "ranks.log"
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Child] = []
         #: By process id: bytes that came from it and that no answer has taken yet.
         self._read: defaultdict[int, bytearray] = defaultdict(bytearray)
         try:
@@ -159,43 +159,33 @@ class Ranks:
 
     def close(self) -> None:
         """See RankGroup."""
-        self.abandon()
-        for process in self._processes:
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None and not stream.closed:
-                    try:
-                        stream.close()
-                    except BrokenPipeError:
-                        continue  # It was killed with a word on its way.
+        end_children(self._processes, signal.SIGKILL)
 
     # ----------------------------------------------------------------------- inside
 
-    def _start(self, plan: RankPlan) -> subprocess.Popen[bytes]:
+    def _start(self, plan: RankPlan) -> Child:
         with Path(self._log).open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-P", "-m", "ckptbench.rank", msgspec.json.encode(plan).decode()],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+            return start_child(
+                ["-m", "ckptbench.rank", msgspec.json.encode(plan).decode()],
+                environment=self._environment,
                 stderr=log,
-                start_new_session=True,
-                env=self._environment,
+                hears=True,
             )
 
-    def _write(self, process: subprocess.Popen[bytes], line: bytes) -> None:
+    def _write(self, process: Child, line: bytes) -> None:
         try:
             _stream(process.stdin).write(line)
             _stream(process.stdin).flush()
         except BrokenPipeError:
             raise CkptError(f"a rank has ended: {self._last_line()}") from None
 
-    def _answer(self, process: subprocess.Popen[bytes]) -> RankAnswer:
+    def _answer(self, process: Child) -> RankAnswer:
         line = self._read_line(process)
         if not line:
             raise CkptError(f"a rank gave no answer: {self._last_line()}")
         return _answers.decode(line)
 
-    def _read_line(self, process: subprocess.Popen[bytes]) -> bytes:
+    def _read_line(self, process: Child) -> bytes:
         """Empty when it ended or the time is over. A rank may have answered twice by now: what
         follows the first line is kept.
         """

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
 from ckpt.erasure.codec import codec_for
+from ckpt_client.local.children import Child, end_children, start_child
 from ckptbench.figures import Costs, gb_per_s, restore_bound, save_bound
 from ckptbench.probes import PIECE_BYTES
 from ckptbench.raw_disk import DiskRate, best_write, write_file
@@ -189,17 +189,15 @@ def run_probes(
     commands: Sequence[Sequence[str]], pass_fds: Sequence[Sequence[int]] = ()
 ) -> list[list[RooflineRound]]:
     """Start them all, let them go together when each is ready, and read their rounds."""
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[Child] = []
     try:
         for number, command in enumerate(commands):
             processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-P", "-m", "ckptbench.probes", *command],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    pass_fds=tuple(pass_fds[number]) if pass_fds else (),
-                    text=True,
-                    start_new_session=True,  # Ctrl-C is for us; we end them below.
+                start_child(
+                    ["-m", "ckptbench.probes", *command],
+                    environment=os.environ,
+                    pass_fds=pass_fds[number] if pass_fds else (),
+                    hears=True,
                 )
             )
         for process in processes:
@@ -207,14 +205,11 @@ def run_probes(
             process.stdout.readline()
         for process in processes:
             assert process.stdin is not None
-            process.stdin.write("go\n")
+            process.stdin.write(b"go\n")
             process.stdin.flush()
         answers = [process.communicate(timeout=PROBE_TIMEOUT_S)[0] for process in processes]
     finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+        end_children(processes, signal.SIGKILL)
     return [[RooflineRound(**one) for one in json.loads(answer)] for answer in answers]
 
 

@@ -11,8 +11,6 @@ catalog back to an older state. Exit code 3: some target did not answer.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +29,7 @@ from ckpt_client.cli.cluster import (
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.local import cluster_directory
 from ckpt_client.cli.output import Output, Tone, counted
+from ckpt_client.local.children import PIPE, end_children, start_child
 from ckpt_client.local.cluster import CLUSTER_NAME, is_supervised
 from ckpt_client.local.detach import child_environment
 from ckpt_client.url import LocalUrl, parse_url
@@ -173,19 +172,14 @@ def _rebuild(directory: Path, targets: str | None, backup: str | None) -> Rebuil
 
 def _told_by(program: str, arguments: list[str]) -> bytes:
     """What a daemon's program prints. Raises the error that it ended with."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "ckptd.cli", program, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=child_environment(),
+    process = start_child(
+        ["-m", "ckptd.cli", program, *arguments], environment=child_environment(), stderr=PIPE
     )
     try:
         told, errors = process.communicate()
-    except BaseException:
-        process.terminate()  # It may have heard no Ctrl-C; it leaves no half a catalog.
-        process.communicate()
-        raise
+    finally:
+        # A Ctrl-C reached us alone; it leaves no half a catalog.
+        end_children([process])
     if process.returncode not in (ExitCode.OK, ExitCode.DEGRADED):
         lines = errors.decode(errors="replace").strip().splitlines()
         said = lines[-1] if lines else f"ended with status {process.returncode}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import selectors
+import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ import msgspec
 from ckpt.base.errors import CkptError
 from ckpt_client.demo.mesh import PeerGone, socket_mesh
 from ckpt_client.demo.words import TrainerPlan, Word, decode_word
+from ckpt_client.local.children import Child, end_children, start_child
 from ckpt_client.local.detach import child_environment
 
 READ_BYTES: Final = 1 << 16
@@ -68,7 +69,7 @@ class Fleet:
     def __init__(self, plan: FleetPlan) -> None:
         self._plan = plan
         self._selector = selectors.DefaultSelector()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Child] = []
         #: rank -> the beginning of a line that has not ended yet, while its pipe is open.
         self._rests: dict[int, bytes] = {}
         self._killed = False
@@ -124,13 +125,7 @@ class Fleet:
 
     def close(self) -> None:
         """End what still runs. Idempotent."""
-        for each in self._processes:
-            if each.poll() is None:
-                each.kill()
-        for each in self._processes:
-            each.wait()
-            if each.stdout is not None:
-                each.stdout.close()
+        end_children(self._processes, signal.SIGKILL)
         self._selector.close()
 
     # ----------------------------------------------------------------------- inside
@@ -150,9 +145,7 @@ class Fleet:
                 for each in sockets.values():
                     each.close()
 
-    def _start_rank(
-        self, rank: int, peers: Mapping[int, int], log: IO[bytes]
-    ) -> subprocess.Popen[bytes]:
+    def _start_rank(self, rank: int, peers: Mapping[int, int], log: IO[bytes]) -> Child:
         plan = self._plan
         words = TrainerPlan(
             rank=rank,
@@ -166,14 +159,11 @@ class Fleet:
             launch=plan.launch,
         )
         argument = msgspec.json.encode(words).decode()
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "ckpt_client.demo.trainer", argument],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+        return start_child(
+            ["-m", "ckpt_client.demo.trainer", argument],
+            environment={**child_environment(), **ONE_THREAD},
             stderr=log,
             pass_fds=tuple(peers.values()),
-            start_new_session=True,  # Ctrl-C is for the director, which ends the ranks in order.
-            env={**child_environment(), **ONE_THREAD},
         )
 
     def _pipe(self, rank: int) -> IO[bytes]:
