@@ -27,6 +27,8 @@ class Case:
 
     def __init__(self, directory: Path, options: str = "targets=4&code=2+1") -> None:
         self.directory = directory
+        self.timeout_s = 5.0
+        """How long `ckpt status` waits for the coordinator."""
         self.url = f"ckpt+local://{directory}"
         bin_folder = Path(sys.executable).parent
         path = f"{bin_folder}:{os.environ['PATH']}"
@@ -34,7 +36,10 @@ class Case:
         fill(f"{self.url}?{options}", RUN_NAME, (1, 2), ranks=1)
 
     def status(self, *flags: str) -> Ended:
-        return run("status", "--json", "--timeout", "5", *flags, environ=self.environ)
+        return run("status", "--json", *self._patience(), *flags, environ=self.environ)
+
+    def _patience(self) -> tuple[str, str]:
+        return "--timeout", str(self.timeout_s)
 
     def check(self, name: str) -> dict[str, Any] | None:
         found = [each for each in self.status().document()["checks"] if each["name"] == name]
@@ -98,7 +103,7 @@ class Case:
         )
         assert found["remedy"]
         assert found["command"]
-        text = run("status", "--timeout", "5", environ=self.environ).out
+        text = run("status", *self._patience(), environ=self.environ).out
         assert f"{name}: " in text
         assert f"$ {found['command']}\n" in text
         self.shell(found["command"])

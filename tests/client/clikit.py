@@ -1,13 +1,21 @@
-"""The installed `ckpt`, run as people run it: a process, its own streams, its exit code."""
+"""`ckpt` as people run it: its own streams, its environment, its exit code.
+
+`run` calls its main in this process, where every warning is an error: most tests ask what a command
+answers. `run_installed`, `start` and `on_terminal` start the installed command, which costs an
+interpreter each: for what a process is about, and so that each command is also run as one.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import ckpt
+from ckpt_client.cli.main import main
 
 COMMAND = Path(sys.executable).with_name("ckpt")
 TIMEOUT_S = 60.0
@@ -50,7 +59,21 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def run(*arguments: str, environ: Mapping[str, str] | None = None) -> Ended:
-    """`ckpt ARGUMENTS`, with nothing on stdin."""
+    """`ckpt ARGUMENTS` here, with nothing on stdin."""
+    assert threading.current_thread() is threading.main_thread(), "streams are the whole process's"
+    out, err = _stream(), _stream()
+    with (
+        _environment(environment() if environ is None else environ),
+        _no_input(),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        code = main(arguments)
+    return Ended(code, _text_of(out), _text_of(err))
+
+
+def run_installed(*arguments: str, environ: Mapping[str, str] | None = None) -> Ended:
+    """The same as a process."""
     done = subprocess.run(
         [COMMAND, *arguments],
         stdin=subprocess.DEVNULL,
@@ -63,8 +86,40 @@ def run(*arguments: str, environ: Mapping[str, str] | None = None) -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
+def _stream() -> io.TextIOWrapper:
+    """As a pipe is: what cannot be encoded is not written."""
+    return io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+
+
+def _text_of(stream: io.TextIOWrapper) -> str:
+    stream.seek(0)
+    return stream.read()
+
+
+@contextmanager
+def _environment(environ: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def _no_input() -> Iterator[None]:
+    before = sys.stdin
+    with open(os.devnull) as sys.stdin:
+        try:
+            yield
+        finally:
+            sys.stdin = before
+
+
 def start(*arguments: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """The same, left running; the caller waits for it."""
+    """A process, left running; the caller waits for it."""
     return subprocess.Popen(
         [COMMAND, *arguments],
         stdin=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.client.clikit import environment, run
+from tests.client.clikit import Ended, environment, run
 from tests.waiting import ASKED_S, wait_until
 
 RUN_NAME = "llama/7b"
@@ -61,14 +61,11 @@ class Remote:
         self._daemons[-1].kill()
         self._daemons[-1].wait()
 
-    def status(self) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["ckpt", "status", "--json"], env=self.environ, capture_output=True, text=True,
-            timeout=PATIENCE_S, check=False, executable=Path(sys.executable).with_name("ckpt"),
-        )  # fmt: skip
+    def status(self) -> Ended:
+        return run("status", "--json", environ=self.environ)
 
     def document(self) -> dict[str, Any]:
-        return run("status", "--json", environ=self.environ).document()
+        return self.status().document()
 
     def wait(self, name: str) -> dict[str, Any]:
         stands = lambda: [c for c in self.document()["checks"] if c["name"] == name]  # noqa: E731

@@ -20,7 +20,7 @@ from ckpt.base.errors import Refused
 from ckpt_client.cli.exits import MEANINGS
 from ckpt_client.cli.main import VERBS, main
 from ckpt_client.cli.output import Output, columns_of, rate_text, table_lines
-from tests.client.clikit import environment, run, start
+from tests.client.clikit import environment, run, run_installed, start
 
 DOCUMENTED = {
     "ok": "0", "failed": "1", "usage": "2", "degraded": "3", "lost": "4", "not_found": "10",
@@ -84,7 +84,7 @@ def test_help_loads_no_command_and_no_third_party_module_but_msgspec() -> None:
 
 
 def test_nothing_said_is_wrong_usage() -> None:
-    ended = run()
+    ended = run_installed()
     assert (ended.code, ended.out) == (2, "")
     assert "commands:" in ended.err
     told = json.loads(run("--json").err)
@@ -162,7 +162,7 @@ def test_a_coordinator_that_is_not_there_is_a_reason_to_try_later(secret: Path) 
 
 def test_a_missing_secret_is_not_authorized(tmp_path: Path) -> None:
     environ = environment(CKPT_SECRET_FILE=str(tmp_path / "none"))
-    ended = run("ls", "--store", "ckpt://127.0.0.1:9", environ=environ)
+    ended = run_installed("ls", "--store", "ckpt://127.0.0.1:9", environ=environ)
     assert ended.code == 12
     assert "CKPT_SECRET_FILE" in ended.err
 

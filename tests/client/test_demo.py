@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.clikit import COMMAND, environment, on_terminal, run
+from tests.client.clikit import COMMAND, environment, on_terminal, run_installed
 from tests.harm import harmed
 from tests.pages import README
 from tests.waiting import wait_until
@@ -223,7 +223,7 @@ def test_a_check_that_does_not_hold_is_shown_and_is_the_exit_code(
     tmp_path: Path, birthmark: str, astray: dict[str, str]
 ) -> None:
     environ = environment(**astray)
-    ended = run("demo", "--json", *SHORT, "--directory", str(tmp_path), environ=environ)
+    ended = run_installed("demo", "--json", *SHORT, "--directory", str(tmp_path), environ=environ)
     *documents, summary = [json.loads(line) for line in ended.out.splitlines()]
     assert (ended.code, summary["message_type"], summary["ok"]) == (1, "summary", False)
     assert not all(check["held"] for check in summary["checks"])

@@ -62,9 +62,9 @@ def a_target_of_another_host(folder: Path) -> None:
             found = case.wait(name)
             assert found["command"].startswith("ckptd target --directory ")
             assert "held" not in found["remedy"]
-        assert case.status().returncode == 3
+        assert case.status().code == 3
         case.start(found["command"])
-        wait_until(lambda: case.status().returncode == 0, "all is well", PATIENCE_S, ASKED_S)
+        wait_until(lambda: case.status().code == 0, "all is well", PATIENCE_S, ASKED_S)
         assert case.document()["checks"] == []
 
 
@@ -261,6 +261,7 @@ def a_stopped_coordinator(folder: Path) -> None:
     with made(folder) as case:
         pid = case.status().document()["coordinator"]["pid"]
         os.kill(pid, signal.SIGSTOP)
+        case.timeout_s = 1.0  # Each question lasts so long.
         assert case.status().code == 75
         case.prove("COORDINATOR_DOWN", f"^kill -CONT {pid}$")
 

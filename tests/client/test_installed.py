@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.client.clikit import TIMEOUT_S, environment, run
+from tests.client.clikit import TIMEOUT_S, environment, run_installed
 from tests.waiting import wait_until
 
 ADAPTED = {
@@ -59,7 +59,7 @@ def test_the_commands_alone_save_a_state_and_load_it_with_a_target_dead(
     np.savez(tmp_path / "in.npz", **ARRAYS)
 
     def command(*words: object) -> str:
-        ended = run(*map(str, words), environ=environ)
+        ended = run_installed(*map(str, words), environ=environ)
         assert ended.code == 0, (words, ended.err)
         return ended.out
 

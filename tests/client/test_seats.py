@@ -16,6 +16,7 @@ import ckpt
 from ckpt.base.ids import Rank
 from ckpt.base.units import MiB
 from ckpt_client.stager.memory import memory_source
+from tests.client.clikit import run
 from tests.client.test_stager_process import runs
 from tests.waiting import wait_until
 
@@ -35,11 +36,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     made = f"ckpt+local://{directory}?targets=3&code=2+1"
     ckpt.open(made).close()
     yield made
-    subprocess.run(
-        [sys.executable, "-m", "ckpt_client.cli.main", "local", "stop", str(directory)],
-        check=True,
-        capture_output=True,
-    )
+    assert run("local", "stop", str(directory)).code == 0
     # Stagers with saves that nobody finishes learn that nobody ever will.
     shutil.rmtree(directory)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +16,7 @@ from ckpt.format.checksum import xxh3_128
 from ckpt.protocol.coordinator.reading.answers import StatusView, TargetView
 from ckpt_client.control import Control
 from ckpt_client.locate import Locator
+from tests.client.clikit import Ended, run
 from tests.waiting import ASKED_S, wait_until
 
 OPTIONS = "targets=7&code=4+2"
@@ -121,14 +120,13 @@ class Cluster:
 
     # ----------------------------------------------------------------------- ending
 
-    def stop(self) -> subprocess.CompletedProcess[str]:
+    def stop(self) -> Ended:
         """`ckpt local stop`, as a person would."""
         return command("local", "stop", str(self.directory))
 
 
-def command(*arguments: str, codes: tuple[int, ...] = (0,)) -> subprocess.CompletedProcess[str]:
-    """The command line as its own process; it must end with one of the codes."""
-    line = [sys.executable, "-W", "error", "-m", "ckpt_client.cli.main", *arguments]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode in codes, done.stderr
-    return done
+def command(*arguments: str, codes: tuple[int, ...] = (0,)) -> Ended:
+    """The command in this process; it must end with one of the codes."""
+    ended = run(*arguments, environ=dict(os.environ))
+    assert ended.code in codes, ended.err
+    return ended

@@ -86,7 +86,7 @@ def test_a_harmed_catalog_serves_nobody_and_names_the_command_that_mends_it(
     told = refusal(cluster.url)
     assert str(cluster.directory) in told
     if harm in (lose, empty):
-        out = command("status", "--json", "--store", cluster.url, codes=(4,)).stdout
+        out = command("status", "--json", "--store", cluster.url, codes=(4,)).out
         status = json.loads(out)
         commands = {check["name"]: check["command"] for check in status["checks"]}
         assert (status["health"], commands["CATALOG_OLD"]) == ("HEALTH_ERR", command_in(told))
@@ -154,7 +154,7 @@ def test_a_backup_of_a_cluster_that_rests_is_the_catalog_of_the_next_start(
     cluster: Cluster,
 ) -> None:
     save(cluster, 1)
-    told = command("catalog", "backup", str(cluster.directory), "--json").stdout
+    told = command("catalog", "backup", str(cluster.directory), "--json").out
     (copy,) = (cluster.directory / "backups").iterdir()
     assert json.loads(told)["path"] == str(copy)
     assert copy.stat().st_mode & 0o777 == 0o600

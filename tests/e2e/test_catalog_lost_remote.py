@@ -103,7 +103,7 @@ def daemons(mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def checks(daemons: Daemons) -> dict[str, str]:
-    out = command("status", "--json", "--store", daemons.url, codes=(0, 4, 75)).stdout
+    out = command("status", "--json", "--store", daemons.url, codes=(0, 4, 75)).out
     return {check["name"]: check["command"] for check in json.loads(out)["checks"]}
 
 

@@ -107,9 +107,9 @@ def test_verify_reads_every_column_whole(store: ckpt.Store) -> None:
 
 def test_the_commands_show_what_the_api_tells(cluster: Cluster, store: ckpt.Store) -> None:
     commit = store.save("shown", 5, {"a": 1}).wait(WAIT_S)
-    steps = json.loads(command("ls", "shown", "--store", cluster.url, "--json").stdout)
+    steps = json.loads(command("ls", "shown", "--store", cluster.url, "--json").out)
     assert str(commit.generation) in json.dumps(steps)
-    status = json.loads(command("status", "--store", cluster.url, "--json").stdout)
+    status = json.loads(command("status", "--store", cluster.url, "--json").out)
     assert status["coordinator"]["pid"] == cluster.coordinator_pid
     wanted = {"id", "state", "domain", "address", "pid", "directory", "bytes_used", "bytes_free"}
     assert [wanted - set(target) for target in status["targets"]] == [set()] * 3

@@ -126,9 +126,9 @@ def test_listed_commits_and_show_tell_it_too(
     assert [(one.homes, one.bytes_referenced, one.bytes) for one in listed] == [
         (one.homes, one.bytes_referenced, one.bytes) for one in commits
     ]
-    shown = command("show", "lora@3", "--store", cluster.url).stdout
+    shown = command("show", "lora@3", "--store", cluster.url).out
     assert "unchanged     18 MiB of it lie in step 1" in shown
-    assert "unchanged" not in command("show", "lora@1", "--store", cluster.url).stdout
+    assert "unchanged" not in command("show", "lora@1", "--store", cluster.url).out
 
 
 def test_every_caller_loads_it_with_two_targets_lost(
@@ -220,7 +220,7 @@ def test_a_deleted_step_stays_for_those_that_refer_to_it(cluster: Cluster) -> No
     with saving(cluster) as store:
         for step in (1, 2):
             save(store, "rm", step)
-    told = command("rm", "rm@1", "--yes", "--store", cluster.url).stdout
+    told = command("rm", "rm@1", "--yes", "--store", cluster.url).out
     assert "stay until step 2, which refers to them, goes" in told
     with ckpt.open(cluster.url) as store:
         assert [commit.step for commit in store.steps("rm")] == [2]

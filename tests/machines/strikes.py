@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt_client.local.processes import MARK_NAME
-from tests.e2e.cluster import command
+from tests.client.clikit import run_installed
 from tests.machines.cluster import COORDINATOR, EVERYTHING, TARGETS, MachineCluster
 from tests.soak.hangman import stager_pids
 from tests.soak.job import Job
@@ -169,7 +169,8 @@ class Strikes:
             self.log.append(f"{time.time():.2f} {words}")
             self._cluster.coordinator.end()
             _, *rest = shlex.split(words)
-            command(*rest)
+            ended = run_installed(*rest, environ=dict(os.environ))
+            assert ended.code == 0, ended.err
             self.counts["catalogs made again"] += 1
             self._cluster.start_coordinator()
             self._wait_live()

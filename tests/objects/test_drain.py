@@ -83,7 +83,7 @@ def test_status_and_metrics_tell_how_far_it_is(
     save(store, "keep-told", 1)
 
     def stores() -> list[dict[str, object]]:
-        shown = json.loads(command("status", "--json", "--store", cluster.url).stdout)
+        shown = json.loads(command("status", "--json", "--store", cluster.url).out)
         return list(shown["stores"])
 
     def idle() -> bool:
@@ -96,7 +96,7 @@ def test_status_and_metrics_tell_how_far_it_is(
     assert (kept["keep"], kept["runs"], kept["conditional"]) == (2, ["keep*"], True)
     assert kept["backlog"] == 0
     assert kept["drained"] >= 1
-    shown = command("status", "--store", cluster.url).stdout
+    shown = command("status", "--store", cluster.url).out
     assert f"file://{places[1]}  idle, 1 worker" in shown
     text = metrics(cluster)
     label = f'{{store="file://{places[1]}"}}'

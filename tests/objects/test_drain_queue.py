@@ -220,7 +220,7 @@ def test_twelve_saves_go_through_room_for_six_and_every_step_can_be_loaded(
     with ckpt.open(cluster.url) as plain, pytest.raises(ckpt.NotFound) as caught:
         plain.load("long", 1)
     assert f"durable='{sink.url}'" in caught.value.hint
-    shown = json.loads(command("status", "--json", "--store", cluster.url).stdout)
+    shown = json.loads(command("status", "--json", "--store", cluster.url).out)
     assert [store["backlog"] for store in shown["stores"]] == [0]
 
 

@@ -41,7 +41,7 @@ def test_a_drain_has_a_loss_proved_and_goes_on(
     try:
         wait_drained(sink, run, 1, 3)
         shown = lambda: json.loads(  # noqa: E731
-            command("status", "--json", "--store", cluster.url, codes=(0, 4)).stdout
+            command("status", "--json", "--store", cluster.url, codes=(0, 4)).out
         )
         mine = lambda: next(s for s in shown()["stores"] if s["url"] == sink.url)  # noqa: E731
         wait_until(lambda: mine()["backlog"] == 0, "nothing is waited for", DRAIN_TIMEOUT_S)

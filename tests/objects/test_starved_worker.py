@@ -53,7 +53,7 @@ def sink(tmp_path: Path) -> FileSink:
 
 def stores(cluster: Cluster) -> dict[str, str]:
     """Those that are served, and what `ckpt status` says is wrong with each."""
-    shown = json.loads(command("status", "--json", "--store", cluster.url).stdout)
+    shown = json.loads(command("status", "--json", "--store", cluster.url).out)
     return {str(one["url"]): str(one["error"]) for one in shown["stores"]}
 
 

@@ -169,6 +169,6 @@ def test_stores_that_go_away_in_the_middle_of_a_drain_are_told_and_gone_on_with(
 
 def store_status(cluster: Cluster, url: str) -> dict[str, object]:
     """What `ckpt status` says of it."""
-    shown = json.loads(command("status", "--json", "--store", cluster.url).stdout)
+    shown = json.loads(command("status", "--json", "--store", cluster.url).out)
     (found,) = [one for one in shown["stores"] if one["url"] == url]
     return dict(found)
