@@ -46,6 +46,11 @@ def test_the_first_minutes_of_the_start_page_go_as_it_says(tmp_path: Path) -> No
             assert opened.run(line) == printed or not printed
 
 
+def test_the_page_of_frameworks_shows_the_loop_that_is_run() -> None:
+    ((loop, _),) = examples(README, "torch")
+    assert f"```python\n{loop}```\n" in (ROOT / "docs" / "frameworks.md").read_text()
+
+
 def test_the_extras_that_it_names_are_those_there_are() -> None:
     (line,) = (line for line in README.read_text().split("\n\n") if "Extras: " in line)
     named = re.findall(r"`(\w+)`", line.partition("Extras: ")[2].partition(".")[0])
