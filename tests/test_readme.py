@@ -46,6 +46,11 @@ def test_the_first_minutes_of_the_start_page_go_as_it_says(tmp_path: Path) -> No
             assert opened.run(line) == printed or not printed
 
 
+def test_the_page_of_frameworks_shows_the_loop_that_is_run() -> None:
+    ((loop, _),) = examples(README, "torch")
+    assert f"```python\n{loop}```\n" in (ROOT / "docs" / "frameworks.md").read_text()
+
+
 def test_the_extras_that_it_names_are_those_there_are() -> None:
     (line,) = (line for line in README.read_text().split("\n\n") if "Extras: " in line)
     named = re.findall(r"`(\w+)`", line.partition("Extras: ")[2].partition(".")[0])
@@ -64,9 +69,20 @@ def test_its_two_commands_are_those_of_make_and_of_ci() -> None:
     assert re.search(r"^run test \d+ make test$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
 
 
+def leads_somewhere(link: str) -> bool:
+    """To a file, and to a heading of it where one is named."""
+    path, _, heading = link.partition("#")
+    if not (ROOT / path).is_file():
+        return (ROOT / path).exists() and not heading
+    headings = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(), re.MULTILINE)
+    slugs = {re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings}
+    return not heading or heading in slugs
+
+
 def test_what_it_links_is_there() -> None:
+    assert not leads_somewhere("docs/failure_model.md#when-nothing-dies")
     links = re.findall(r"\]\(([^)]+)\)|^\[[\w-]+\]: (\S+)$", README.read_text(), re.MULTILINE)
-    missing = [here or below for here, below in links if not (ROOT / (here or below)).exists()]
+    missing = [here or below for here, below in links if not leads_somewhere(here or below)]
     assert len(links) > 10
     assert missing == []
 

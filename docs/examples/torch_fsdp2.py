@@ -140,6 +140,7 @@ def state_of(model: Gpt, optimizer: torch.optim.Optimizer, batches: Batches) -> 
         "optimizer": optimizer.state_dict(),
         "batches": batches,
         "dropout": {str(dist.get_rank()): torch.get_rng_state()},
+        "world_size": dist.get_world_size(),
     }
 
 
@@ -155,11 +156,16 @@ def resume(
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
-    state = state_of(model, optimizer, batches)
-    step = ckpt_torch.load(state, checkpoint_id=f"{run}/{newest[0]}", store=store)
+    checkpoint = f"{run}/{newest[0]}"
+    state, saved = state_of(model, optimizer, batches), {"world_size": 0}
+    ckpt_torch.load(saved, checkpoint_id=checkpoint, store=store)
+    if dist.get_rank() >= saved["world_size"]:
+        del state["dropout"]  # A rank that was not there then begins with its own.
+    step = ckpt_torch.load(state, checkpoint_id=checkpoint, store=store)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["dropout"][str(dist.get_rank())])
+    if "dropout" in state:
+        torch.set_rng_state(state["dropout"][str(dist.get_rank())])
     return step
 
 

@@ -235,3 +235,8 @@ def test_a_gpt_that_is_killed_at_random_steps_learns_the_same_bits(
     (last,) = fewer.losses()[steps + 2]
     assert np.isfinite(float.fromhex(last))
     assert float.fromhex(last) < float.fromhex(next(iter(reference[1])))
+
+    more = Training(warm, cluster, f"wild-{kills}", tmp_path / "more", 3, steps + 3)
+    more.finish()  # The third rank finds no random state of its own in what two have saved.
+    assert [line["start"] for line in more.starts()] == [steps + 2] * 3
+    assert list(more.losses()) == [steps + 3]

@@ -1,4 +1,5 @@
-"""What must be true, checked from outside the machines; the promises are DESIGN's P1 to P14.
+"""What must be true, checked from outside the machines; the promises are P1 to P14 of
+docs/failure_model.md.
 
 Each method is told something that happened and raises Violation when a promise is broken. The
 oracles look at the fake disks' durable bytes and at their own history, never at a machine's opinion
