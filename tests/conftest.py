@@ -6,6 +6,7 @@ hangs later and is cut off has no summary.
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 from typing import Final
 
@@ -60,6 +61,10 @@ class Herald:
             terminal.write_line(f"{report.nodeid} failed ({report.when}), its last lines:")
             for line in text[-TOLD_LINES:]:
                 terminal.write_line(f"    {line}")
+
+
+# numpy's thread pool costs each of the processes that tests start a third of its import.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:

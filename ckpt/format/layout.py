@@ -77,9 +77,7 @@ class Layout(Struct, frozen=True, gc=False):
     @property
     def column_bytes(self) -> int:
         """Fragment bytes of one column, without header and trailer."""
-        if not self.payload_bytes:
-            return 0
-        return (self.stripe_count - 1) * self.cell_bytes + self.tail_cell_bytes
+        return _column_bytes(self)
 
     @property
     def padded_bytes(self) -> int:
@@ -130,6 +128,13 @@ def _tail_cell_bytes(layout: Layout) -> int:
     k, stripe_bytes = layout.code.k, layout.stripe_bytes
     before_tail = (layout.payload_bytes - 1) // stripe_bytes * stripe_bytes
     return align_up(-(-(layout.payload_bytes - before_tail) // k), PAGE_BYTES)
+
+
+@lru_cache(maxsize=1024)
+def _column_bytes(layout: Layout) -> int:
+    if not layout.payload_bytes:
+        return 0
+    return (layout.stripe_count - 1) * layout.cell_bytes + layout.tail_cell_bytes
 
 
 def blocks_of(cell_bytes: int) -> int:

@@ -67,10 +67,12 @@ class RemoteCluster:
     """I start and end daemons below one directory; nothing of me runs behind `end`."""
 
     def __init__(
-        self, directory: Path, flags: Iterable[str] = (), target_flags: Iterable[str] = ()
-    ) -> None:
+        self, directory: Path, flags: Iterable[str] = (), target_flags: Iterable[str] = (),
+        *, hosts: int = HOSTS, code: str = CODE,
+    ) -> None:  # fmt: skip
         """`flags`: more of the coordinator's."""
         self.directory = directory
+        self._hosts, self._code = hosts, code
         self._flags = tuple(flags)
         self._target_flags = tuple(target_flags)
         self.secret = secrets.token_bytes(32)
@@ -91,7 +93,7 @@ class RemoteCluster:
     def start(self) -> None:
         """Everything runs and is live on return."""
         self.start_coordinator()
-        for host in range(HOSTS):
+        for host in range(self._hosts):
             self.start_host(host)
         self.wait_live()
 
@@ -99,7 +101,7 @@ class RemoteCluster:
         """Always on the port of the first start."""
         self.coordinator = Daemon(
             "coordinator", "--directory", str(self.coordinator_directory),
-            "--listen", self._listen, "--code", CODE, "--level", "host", "--max-per-domain", "2",
+            "--listen", self._listen, "--code", self._code, "--level", "host", "--max-per-domain", "2",
             "--secret-file", str(self.secret_file), *self._flags,
             log=self.log_of(self.coordinator_directory.name),
             environment=self.environment(self.coordinator_directory),

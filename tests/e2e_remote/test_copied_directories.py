@@ -6,17 +6,19 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import ckpt
 from ckpt.base.ids import TargetId
 from ckpt.format.messages.asking import ReplaceTarget, TargetReplaced
 from ckpt.protocol.coordinator.reading.answers import TargetView
 from tests.client.clikit import environment, run
 from tests.e2e_remote.cluster import Daemon, RemoteCluster
+from tests.e2e_remote.conftest import started
 from tests.waiting import ASKED_S, wait_until
 
 RUN = "llama/7b"
@@ -24,7 +26,7 @@ COPIED = "h0d0"
 
 
 class House:
-    """A cluster of eight targets with a saved step, and what an operator starts besides."""
+    """A small cluster with a saved step, and what an operator starts besides."""
 
     def __init__(self, cluster: RemoteCluster) -> None:
         self.cluster = cluster
@@ -34,12 +36,9 @@ class House:
         self._others: list[Daemon] = []
 
     def save(self, *steps: int) -> None:
-        script = (
-            "import ckpt, numpy as np\n"
-            f"for step in {steps!r}:\n"
-            f"    ckpt.save({RUN!r}, step, {{'w': np.full(300_000, step)}}).wait(60)"
-        )
-        subprocess.run([sys.executable, "-c", script], env=self.environ, check=True, timeout=120)
+        with ckpt.open(self.cluster.url) as store:
+            for step in steps:
+                store.save(RUN, step, {"w": np.full(300_000, step)}).wait(60)
 
     def start(self, directory: Path, id: str = COPIED) -> Daemon:
         made = Daemon(
@@ -83,13 +82,15 @@ class House:
 
 
 @pytest.fixture
-def house(fresh: RemoteCluster) -> Iterator[House]:
-    made = House(fresh)
-    try:
-        made.save(1)
-        yield made
-    finally:
-        made.end()
+def house(tmp_path: Path) -> Iterator[House]:
+    """Four targets, of which a save takes three: one may be away."""
+    with started(RemoteCluster(tmp_path, hosts=2, code="2+1")) as cluster:
+        made = House(cluster)
+        try:
+            made.save(1)
+            yield made
+        finally:
+            made.end()
 
 
 def copy_of(house: House) -> Path:

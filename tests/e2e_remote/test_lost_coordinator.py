@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 import ckpt
 from tests.e2e.cluster import command
 from tests.e2e_remote.cluster import RemoteCluster
+from tests.e2e_remote.conftest import started
 from tests.waiting import ASKED_S, wait_until
 
 RUN = "lost"
 WAIT_S = 60.0
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[RemoteCluster]:
+    """Four targets say as much of a catalog as eight."""
+    with started(RemoteCluster(tmp_path, hosts=2, code="2+1")) as made:
+        yield made
 
 
 def save(url: str) -> None:
@@ -32,35 +43,35 @@ def check_is_back(cluster: RemoteCluster) -> None:
 
 
 def test_a_catalog_that_is_gone_is_missed_and_status_names_what_mends_it(
-    fresh: RemoteCluster,
+    small: RemoteCluster,
 ) -> None:
-    save(fresh.url)
-    fresh.lose_catalog()
-    fresh.start_coordinator()
+    save(small.url)
+    small.lose_catalog()
+    small.start_coordinator()
 
     def said() -> dict[str, str]:
-        return {check.name: check.command for check in fresh.status().checks}
+        return {check.name: check.command for check in small.status().checks}
 
     wait_until(lambda: "CATALOG_OLD" in said(), "targets prove it old", poll_s=ASKED_S)
     _, *words = shlex.split(said()["CATALOG_OLD"])
     assert "TOO_FEW_TARGETS" not in said()
-    fresh.coordinator.end()
+    small.coordinator.end()
     command(*words)
-    check_is_back(fresh)
+    check_is_back(small)
 
 
-def test_targets_outlive_a_coordinator_that_has_lost_its_directory(fresh: RemoteCluster) -> None:
+def test_targets_outlive_a_coordinator_that_has_lost_its_directory(small: RemoteCluster) -> None:
     """To them it is another cluster's; what they hold is needed to make its catalog again."""
-    save(fresh.url)
-    fresh.coordinator.end()
-    shutil.rmtree(fresh.coordinator_directory)
-    fresh.start_coordinator()
-    addresses = " ".join(target.address for target in fresh.targets.values())
-    logs = [fresh.log_of(id) for id in fresh.targets]
+    save(small.url)
+    small.coordinator.end()
+    shutil.rmtree(small.coordinator_directory)
+    small.start_coordinator()
+    addresses = " ".join(target.address for target in small.targets.values())
+    logs = [small.log_of(id) for id in small.targets]
     wait_until(
         lambda: all("this is cluster" in log.read_text() for log in logs), "all have knocked"
     )
-    fresh.coordinator.end()
-    command("catalog", "rebuild", str(fresh.coordinator_directory), "--targets", addresses)
-    check_is_back(fresh)
-    assert all(target.process.poll() is None for target in fresh.targets.values())
+    small.coordinator.end()
+    command("catalog", "rebuild", str(small.coordinator_directory), "--targets", addresses)
+    check_is_back(small)
+    assert all(target.process.poll() is None for target in small.targets.values())

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from tests.e2e_remote.cluster import HOSTS, Daemon, RemoteCluster
+from tests.e2e_remote.cluster import CODE, HOSTS, Daemon, RemoteCluster
 from tests.machines.clock import LIBRARY, Clock
 from tests.machines.losing import lose_unsynced
 from tests.machines.recorder import Recorder
@@ -25,10 +25,15 @@ EVERYTHING: Final = (COORDINATOR, *TARGETS)
 class MachineCluster(RemoteCluster):
     """A daemon is named by its directory. My owner ends me as any RemoteCluster."""
 
-    def __init__(self, directory: Path, library: Path, flags: Iterable[str] = ()) -> None:
+    def __init__(
+        self, directory: Path, library: Path, flags: Iterable[str] = (), *,
+        hosts: int = HOSTS, code: str = CODE,
+    ) -> None:  # fmt: skip
         """`flags`: more of the coordinator's."""
-        super().__init__(directory, flags)
+        super().__init__(directory, flags, hosts=hosts, code=code)
         self._library = library
+        self.everything = EVERYTHING[: 1 + 2 * hosts]
+        """The coordinator and its targets."""
         self.lying: set[str] = set()
         """Daemons that are started from now on with a disk that only says it has synced."""
 

@@ -24,12 +24,27 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cluster(library: Path, tmp_path: Path) -> Iterator[MachineCluster]:
-    with started(MachineCluster(tmp_path, library)) as made:
+    """Four machines of targets, 2+1: each more is a process that starts with every power loss."""
+    with started(MachineCluster(tmp_path, library, hosts=2, code="2+1")) as made:
         yield made
 
 
 @pytest.fixture
 def store(cluster: MachineCluster) -> Iterator[ckpt.Store]:
     opened = ckpt.open(cluster.url)
+    yield opened
+    opened.close(0.0)
+
+
+@pytest.fixture
+def wide_cluster(library: Path, tmp_path: Path) -> Iterator[MachineCluster]:
+    """Eight of them, 4+2."""
+    with started(MachineCluster(tmp_path, library)) as made:
+        yield made
+
+
+@pytest.fixture
+def wide_store(wide_cluster: MachineCluster) -> Iterator[ckpt.Store]:
+    opened = ckpt.open(wide_cluster.url)
     yield opened
     opened.close(0.0)

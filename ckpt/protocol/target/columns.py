@@ -433,7 +433,9 @@ class Columns:
     def check(self) -> None:
         """Assert the invariants that the module states."""
         self._credit.check()
+        using = []
         for stream in self._streams.values():
-            assert stream.received_count == sum(stream.received)
-        using = [s for s in self._streams.values() if s.state is not StreamState.WAITING]
-        assert len({stream.reservation.id for stream in using}) == len(using)
+            assert stream.received_count == stream.received.count(1)
+            if stream.state is not StreamState.WAITING:
+                using.append(stream.reservation.id)
+        assert len(set(using)) == len(using)

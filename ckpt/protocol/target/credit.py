@@ -98,10 +98,15 @@ class Credit:
             self._grant(stream, self._amount(stream, self._free_bytes))
 
     def _next(self) -> Stream | None:
+        """The first that may get some among those with most left."""
         for waiting in self._thirsty.values():
-            able = [each for each in waiting if self._amount(each, self._free_bytes)]
-            if able:
-                return max(able, key=_left)
+            found, most = None, 0
+            for each in waiting:
+                left = each.left_bytes
+                if left > most and self._amount(each, self._free_bytes):
+                    found, most = each, left
+            if found is not None:
+                return found
         return None
 
     def forget(self, stream: Stream) -> None:
@@ -198,11 +203,8 @@ class Credit:
 
     def check(self) -> None:
         """Assert that nothing is lost or given twice."""
-        taken = sum(stream.taken_bytes for stream in self._streams.values())
-        assert taken + self._free_bytes == self._limits.credit_pool_bytes
+        taken = 0
         for stream in self._streams.values():
+            taken += stream.taken_bytes
             assert 0 <= stream.dormant_bytes <= stream.credit_bytes
-
-
-def _left(stream: Stream) -> int:
-    return stream.left_bytes
+        assert taken + self._free_bytes == self._limits.credit_pool_bytes
