@@ -38,8 +38,8 @@ def store(cluster: MachineCluster) -> Iterator[ckpt.Store]:
 
 @pytest.fixture
 def wide_cluster(library: Path, tmp_path: Path) -> Iterator[MachineCluster]:
-    """Eight of them, 4+2."""
-    with started(MachineCluster(tmp_path, library)) as made:
+    """Six, 4+2: each of them holds a column of every payload."""
+    with started(MachineCluster(tmp_path, library, hosts=3)) as made:
         yield made
 
 
