@@ -185,9 +185,9 @@ class RankNode:
 
     @property
     def joining(self) -> bool:
-        """It asked for a launch and was not answered yet."""
+        """It asked for a launch and was not answered yet, or is about to ask."""
         run = self.machine.runs.get(self.job.run)
-        return self.up and run is not None and run.number is None
+        return self.up and (self.trainer_alive if run is None else run.number is None)
 
     def kill_trainer(self) -> None:
         if self.trainer_alive and self.up:
