@@ -74,3 +74,10 @@ def test_every_command_stands_on_a_module_of_the_wheel(wheel: zipfile.Path) -> N
 
 def test_the_licence_travels_with_it(wheel: zipfile.Path) -> None:
     assert any(name.endswith("/LICENSE") for name in names_in(wheel))
+
+
+def test_each_package_says_that_it_has_types(wheel: zipfile.Path) -> None:
+    names = names_in(wheel)
+    packages = {name.partition("/")[0] for name in names if "dist-info" not in name}
+    assert packages
+    assert {f"{package}/py.typed" for package in packages} <= names

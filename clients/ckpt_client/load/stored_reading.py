@@ -31,6 +31,7 @@ class StoredReading:
     """One attempt; see ckpt_client.load.reading.Reading. Closes the checkpoint that it reads."""
 
     def __init__(self, stored: StoredCheckpoint, together: Together | None = None) -> None:
+        """Raises Corrupt, Unavailable; it is closed then."""
         self._stored = stored
         self._together = together
         self.name = str(stored.header)
@@ -39,7 +40,11 @@ class StoredReading:
         self.sources: set[str] = set()
         self.tier_statistics: tuple[ReceiverStatistics, ...] = ()
         self.store_statistics: StoreStatistics | None = None
-        self._trees = stored.trees()
+        try:
+            self._trees = stored.trees()
+        except BaseException:
+            stored.close()
+            raise
 
     def ranks(self) -> list[Rank]:
         return sorted(self._trees)

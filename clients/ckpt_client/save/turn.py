@@ -41,7 +41,8 @@ class SaveTurn:
         save = turn.stage()
 
     An Exception that leaves the `with` refuses the step. What `stage` and `hand_over` raise has
-    refused it already. A call out of order is an error of the adapter's, and an AssertionError.
+    refused it already, unless there is no stager that could. A call out of order is an error of the
+    adapter's, and an AssertionError.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class SaveTurn:
         """
         packing = self._expect(_At.PACKED)._packing
         assert packing is not None
-        # What this raises is about the stager: it could carry no refusal either.
+        # Without a stager nobody could hear a refusal either.
         self._at = _At.OVER
         self._staging = self._stagers.staging(self._run, self._step, self._place, packing)
         self._at = _At.COPIED

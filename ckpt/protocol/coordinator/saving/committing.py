@@ -14,7 +14,6 @@ Each step only begins when the one before it is on stable storage (DESIGN 3.6). 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from ckpt.base.errors import Aborted, Refused, Unavailable
@@ -33,7 +32,7 @@ from ckpt.format.messages.saving import (
 )
 from ckpt.format.record import CommitRecord, encode_record
 from ckpt.plan.coverage import Merged, Overlap
-from ckpt.plan.placement import Level, survivable
+from ckpt.plan.placement import survivable
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.desk import Then
 from ckpt.protocol.coordinator.facts import AttemptDropped, AttemptRecorded, TargetVouched
@@ -44,7 +43,6 @@ from ckpt.protocol.coordinator.keeping.documents import (
     store_document,
 )
 from ckpt.protocol.coordinator.keeping.placements import encode_placement
-from ckpt.protocol.coordinator.policy import SpreadRule
 from ckpt.protocol.coordinator.saving.attempts import Attempt, AttemptState, Payload, count_columns
 from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.coordinator.saving.ending import Ending
@@ -60,16 +58,6 @@ from ckpt.protocol.coordinator.saving.reservations import Reservations
 
 RECOUNT_GRACE_US = 3 * LEASE_US
 """How long a payload may stay below the floor with no place that takes a column; then it aborts."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommitPolicy:
-    """What the second count demands."""
-
-    cluster: str
-    rule: SpreadRule
-    report_level: Level
-    """What `domains_survivable` counts: `device`, `host`, `rack` or `power`."""
 
 
 class Confirmation(Protocol):
@@ -92,13 +80,13 @@ class Committer:
         confirmation: Confirmation,
         wall_s: Callable[[], float],
     ) -> None:
-        policy = context.policy
         self._desk = context.desk
         self._book = context.book
         self._members = context.members
         self._reservations = context.reservations
         self._homes = context.homes
-        self._policy = CommitPolicy(policy.cluster, policy.spread, policy.report_level)
+        self._policy = context.policy
+        self._rule = context.policy.spread
         self._ending = ending
         self._confirmation = confirmation
         self._wall_s = wall_s
@@ -195,7 +183,7 @@ class Committer:
         """The second count; True when every payload has its floor. Others go back to streaming."""
         enough = True
         for payload in attempt.payloads.values():
-            counted = count_columns(payload, self._members, self._policy.rule)
+            counted = count_columns(payload, self._members, self._rule)
             if len(counted) >= payload.layout.code.floor:
                 continue
             enough = False
@@ -356,7 +344,7 @@ class Committer:
         )  # fmt: skip
 
     def _accepted(self, payload: Payload) -> tuple[TargetId | None, ...]:
-        counted = set(count_columns(payload, self._members, self._policy.rule))
+        counted = set(count_columns(payload, self._members, self._rule))
         return tuple(
             payload.proofs[ColumnNumber(j)].target if j in counted else None
             for j in range(payload.layout.code.n)
@@ -400,7 +388,7 @@ class Committer:
         """The index names these targets: enough of them must count at this very moment."""
         for rank, columns in attempt.placement.items():
             payload = attempt.payloads[rank]
-            counted = set(count_columns(payload, self._members, self._policy.rule))
+            counted = set(count_columns(payload, self._members, self._rule))
             proofs = payload.proofs
             named = [
                 j
