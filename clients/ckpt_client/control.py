@@ -142,10 +142,10 @@ class Control:
     def _joined(self, seat: Seat) -> LaunchJoined:
         known = self._launches.get(seat)
         joined, _ = self.call(self._joining(seat), LaunchJoined)
-        if known is not None and known.launch == joined.launch:
-            joined = replace(joined, turn=max(joined.turn, known.turn))
-        else:
+        if known is None:
             self._came_us[seat] = now_us()
+        else:
+            joined = replace(joined, turn=max(joined.turn, known.turn))
         self._launches[seat] = joined
         return joined
 

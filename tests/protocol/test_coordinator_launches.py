@@ -155,23 +155,28 @@ def test_a_key_finds_its_launch_again_after_a_restart_once_it_has_saved() -> Non
     assert RankFake(bench, 1, 2, key="job/0").launch == old.launch
 
 
-@pytest.mark.parametrize("saved", [True, False], ids=["saved", "joined"])
-def test_a_key_finds_its_launch_again_in_a_catalog_that_was_made_from_the_targets(
-    saved: bool,
-) -> None:
-    """Such a catalog knows the launch's records, if any. Ranks that come back say number and key;
-    a new stager knows the key alone, and that must not begin a launch which fences the others.
-    """
-    bench = Bench()
-    first, second = team(bench, 2, key="job/0")
-    if saved:
-        first.open(1)
+def _make_catalog_anew(bench: Bench) -> None:
+    """As from the targets: it knows the launches' records, if any, without their keys."""
     bench.durable = [
         replace(entry, launch_key=None) if isinstance(entry, AttemptOpened) else entry
         for entry in bench.durable
         if not isinstance(entry, LaunchNumbered | LaunchEntered)
     ]
     bench.restart(*bench.targets)
+
+
+@pytest.mark.parametrize("saved", [True, False], ids=["saved", "joined"])
+def test_a_key_finds_its_launch_again_in_a_catalog_that_was_made_from_the_targets(
+    saved: bool,
+) -> None:
+    """Ranks that come back say number and key; a new stager knows the key alone, and that must not
+    begin a launch which fences the others.
+    """
+    bench = Bench()
+    first, second = team(bench, 2, key="job/0")
+    if saved:
+        first.open(1)
+    _make_catalog_anew(bench)
     first.reconnect()
     assert RankFake(bench, 1, 2, key="job/0", process=second.process).launch == first.launch
     numbered = [entry for entry in bench.durable if isinstance(entry, LaunchNumbered)]
@@ -179,6 +184,53 @@ def test_a_key_finds_its_launch_again_in_a_catalog_that_was_made_from_the_target
     bench.restart(*bench.targets)
     assert RankFake(bench, 0, 2, key="job/0", process=first.process).launch == first.launch
     assert bench.durable.count(numbered[0]) == 1
+
+
+@pytest.mark.parametrize("saved", [True, False], ids=["saved", "joined"])
+def test_a_rank_that_joins_first_behind_a_lost_catalog_begins_no_launch_of_its_own(
+    saved: bool,
+) -> None:
+    """It knows the key alone. Peers that come behind it, with their old number, get its number."""
+    bench = Bench()
+    first, second = team(bench, 2, key="job/0")
+    if saved:
+        first.open(1)
+    _make_catalog_anew(bench)
+    fresh = RankFake(bench, 1, 2, key="job/0", process="again")
+    first.reconnect()
+    assert first.launch == fresh.launch != second.launch
+    known = bench.machine.launches.get(first.run, second.launch)
+    assert known is not None
+    assert known.number == fresh.launch
+    first.open(2)
+    fresh.open(2)
+    bench.restart(*bench.targets)
+    first.reconnect()
+    assert first.launch == fresh.launch
+
+
+def test_a_launch_that_has_saved_keeps_its_number_when_a_reader_comes_back_with_an_older_one() -> (
+    None
+):
+    """The catalog was lost twice: a trainer that was away meanwhile still says its first number,
+    its stager the one that the launch has saved under.
+    """
+    bench = Bench()
+    trainer, _ = team(bench, 2, key="job/0")
+    _make_catalog_anew(bench)
+    stager = RankFake(bench, 0, 2, key="job/0")
+    stager.open(1)
+    assert stager.launch > trainer.launch
+    _make_catalog_anew(bench)
+    trainer.reconnect()
+    stager.reconnect()
+    assert trainer.launch < stager.launch
+    known = bench.machine.launches.get(trainer.run, trainer.launch)
+    assert known is not None
+    assert known.number == stager.launch
+    stager.open(2)
+    bench.restart(*bench.targets)
+    assert RankFake(bench, 1, 2, key="job/0").launch == stager.launch
 
 
 def test_a_forgotten_launch_whose_rank_comes_back_is_not_written_down_again(

@@ -132,6 +132,8 @@ class Oracles:
     deleted: set[CheckpointId] = field(default_factory=set)
     begun: dict[str, LaunchNumber] = field(default_factory=dict)
     """Run -> the newest launch with a durable opening."""
+    jobs: dict[LaunchNumber, Job] = field(default_factory=dict)
+    """Launch -> the job whose ranks were given its number, now or before its catalog was lost."""
     handed: set[tuple[str, int, int]] = field(default_factory=set)
     """(launch name, step, rank) that was staged whole."""
     failed: dict[tuple[LaunchNumber, int], str] = field(default_factory=dict)
@@ -328,6 +330,9 @@ class Oracles:
     def _attempts_of(self, node: WatchedRank, save: int) -> list[CheckpointId]:
         step, launch = node.step_of(save), node.launch_number
         return [id for id, o in self.opened.items() if id.step == step and o.launch == launch]
+
+    def launch_given(self, number: LaunchNumber, job: Job) -> None:
+        self.jobs.setdefault(number, job)
 
     def handed_over(self, job: Job, step: int, rank: int) -> None:
         self.handed.add((job.launch_name, step, rank))

@@ -11,6 +11,7 @@ from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.launches import LaunchJoined
 from ckpt.format.messages.saving import Place, ReplicaPolicy
 from ckpt.format.messages.writing import (
     AbandonColumn,
@@ -234,6 +235,8 @@ class RankNode:
 
     def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
         if session not in self._by_session:
+            if isinstance(message, LaunchJoined):
+                self._oracles.launch_given(message.launch, self.job)
             self._handle(Received(self._clock.now_us, session, request, message, bulk))
             return
         payload = self._stream_payload.get(request)

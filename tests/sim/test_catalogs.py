@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from ckpt.base.ids import CheckpointId, LaunchNumber
+from ckpt.base.ids import CheckpointId
 from ckpt.format.messages import Message
 from ckpt.format.messages.launches import LaunchJoined
 from ckpt.format.messages.loading import Resolved
@@ -88,13 +88,18 @@ def _is_old(world: World) -> bool:
     return coordinator.up and bool(coordinator.machine.vouching.reason)
 
 
-def _rebuild(world: World) -> None:
-    """What a person does who reads the error: everything is stopped, and read."""
+def _rebuild(world: World, nodes: list[RankNode]) -> None:
+    """What a person does who reads the error: everything is stopped, and read. A rank may have
+    died meanwhile: the one that comes in its place may be the first to join.
+    """
     coordinator = world.coordinator
     coordinator.crash()
     for target in world.targets.values():
         target.crash()
     found = rebuild(CLUSTER, [DiskSource(t) for t in world.targets.values() if not t.lost])
+    if nodes[0].job.key is not None and world.clock.rng.random() < 0.5:
+        node = world.clock.rng.choice(nodes)
+        nodes[nodes.index(node)] = world.start_again(node)
     coordinator.begin_from(found.image)
     world.heal()
 
@@ -123,7 +128,7 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     world.clock.run(lambda: _is_old(world) or world.coordinator.machine.vouching.serves, 30_000_000)
     ends = [f"{how} {'old' if _is_old(world) else 'served'}"]
     if _is_old(world):
-        _rebuild(world)
+        _rebuild(world, nodes)
         _start_one_again(world, nodes)
     for node in nodes:
         node.crash()
@@ -135,22 +140,22 @@ def _start_one_again(world: World, nodes: list[RankNode]) -> None:
     """A rank whose stager is new says its launch's key alone, and is of the launch that its peers
     come back to: a catalog that was made from the targets hears of it from them.
     """
-    numbers = {node.launch_number for node in nodes if node.up} - {None}
-    if nodes[0].job.key is None or not numbers:
+    if nodes[0].job.key is None:
         return
-    (number,) = numbers
-
-    def is_back() -> bool:
-        launch = world.coordinator.machine.launches.get(RUN, LaunchNumber(number or 0))
-        return launch is not None and any(member.here for member in launch.members.values())
-
-    if world.clock.run(is_back, SETTLE_US):
+    if world.clock.run(lambda: any(_is_back(node) for node in nodes), SETTLE_US):
         node = world.clock.rng.choice(nodes)
         node.job = replace(node.job, steps=(60,))
-        again = world.start_again(node)
-        world.clock.run(lambda: again.launch_number is not None, SETTLE_US)
-        if again.launch_number != number:
-            raise Violation(f"P10: launch {number} became {again.launch_number} for one rank")
+        again = nodes[nodes.index(node)] = world.start_again(node)
+        world.clock.run(lambda: _is_back(again), SETTLE_US)
+        numbers = {node.launch_number for node in nodes if _is_back(node)}
+        if len(numbers) != 1:
+            raise Violation(f"P10: one start of the run became several launches: {numbers}")
+
+
+def _is_back(node: RankNode) -> bool:
+    """It has joined under the coordinator that it is connected to."""
+    run = node.machine.runs.get(RUN)
+    return node.up and run is not None and run.joined_on == node.machine.session is not None
 
 
 def _check_next_launch(world: World) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ckpt.base.ids import Domain, PayloadId, RunName, Step, TargetId
+from ckpt.base.ids import Domain, LaunchNumber, PayloadId, RunName, Step, TargetId
 from ckpt.erasure.code import Code
 from ckpt.format.messages.targets import Reserve
 from ckpt.protocol.coordinator.cluster.membership import Target
@@ -179,12 +179,12 @@ class World:
         """Attempts that have not ended, as the running coordinator sees them."""
         return self.coordinator.machine.book.open() if self.coordinator.up else []
 
-    def job_of_launch(self, number: int) -> Job:
+    def job_of_launch(self, number: LaunchNumber) -> Job:
         """The job whose ranks were given this launch number."""
-        for node in self.ranks:
-            if node.launch_number == number:
-                return node.job
-        raise Violation(f"P10: nobody was ever given launch {number}")
+        job = self.oracles.jobs.get(number)
+        if job is None:
+            raise Violation(f"P10: nobody was ever given launch {number}")
+        return job
 
     # ----------------------------------------------------------------------- what lives beside
 

@@ -251,22 +251,15 @@ class StagerMachine(StagerEndings):
                 self._report("warning", "unexpected message", type(message).__name__)
 
     def _launch_joined(self, request: int, joined: LaunchJoined) -> None:
-        number = joined.launch
+        """Under another number than before it is the same launch: a catalog that was made from the
+        targets gave it one anew, and what was saved under the old one is resumed or unknown there.
+        """
         for run in self.runs.values():
             if run.errand.request != request:
                 continue
-            bound = any(s.plan is not None for s in self._pending() if self._is_of(s, run))
-            if run.number is not None and run.number != number and bound:
-                self._fence(
-                    run,
-                    e.SaveFailed(
-                        "fenced", f"launch {run.number} of run {run.run!r} is unknown now"
-                    ),
-                )
-                continue
-            if run.number != number:
-                run.came_us, run.last = self._now_us, None
-            run.number, run.joined_on = number, self.session
+            if run.number is None:
+                run.came_us = self._now_us
+            run.number, run.joined_on = joined.launch, self.session
             run.references = joined.references
 
     def _planned(self, request: int, plan: PayloadPlanned) -> None:

@@ -6,8 +6,13 @@ is durable before a rank gets its number: otherwise a coordinator that restarts 
 join would split the launch in two. Which launch has begun is read from the attempts that it opened.
 A process that joins again says itself since when it is here and what it saved last.
 
+A catalog that was made from the targets knows no launch's key. Ranks that had joined before say it
+again, and their old number; one that joins for the first time may have come before them, and have
+begun a launch of a new number. One key is one launch: they get that one's number, and `get` finds
+it under either.
+
 Invariants: ranks of one launch share one world size; a rank has one live process; `begun` only
-grows.
+grows; no two launches of a run have one key.
 """
 
 from __future__ import annotations
@@ -200,6 +205,8 @@ class Run:
     """The launches of one run, oldest first."""
 
     launches: dict[LaunchNumber, Launch] = field(default_factory=dict)
+    renumbered: dict[LaunchNumber, LaunchNumber] = field(default_factory=dict)
+    """Numbers that some ranks may still say, of launches that are in `launches` under another."""
     begun: LaunchNumber = LaunchNumber(0)
 
 
@@ -226,7 +233,8 @@ class Launches:
         if not 0 <= message.rank < message.world_size:
             raise Refused(f"rank {message.rank} does not fit world size {message.world_size}")
         run = self.runs.setdefault(message.run, Run())
-        found = self._find(run, message)
+        entries: list[CatalogEntry] = []
+        found = self._find(run, message, entries)
         launch = found or self._new(run, message)
         if launch.world_size != message.world_size:
             raise Refused(
@@ -241,7 +249,6 @@ class Launches:
             entered = False
         else:
             entered = self._enter(launch, session, message, now_us, from_stager)
-        entries: list[CatalogEntry] = []
         if found is None or self._learns_key(launch, message):
             entries.append(
                 catalog.LaunchNumbered(message.run, launch.number, launch.key, launch.world_size)
@@ -288,8 +295,11 @@ class Launches:
         return known.begun if known is not None else LaunchNumber(0)
 
     def get(self, run: RunName, number: LaunchNumber) -> Launch | None:
+        """By its number, or by another one that it had before its catalog was lost."""
         known = self.runs.get(run)
-        return known.launches.get(number) if known is not None else None
+        if known is None:
+            return None
+        return known.launches.get(known.renumbered.get(number, number))
 
     def trainer_left(self, session: Session, message: TrainerLeft, now_us: int) -> bool:
         """Note how a process left; True when the rank's current one has ended. That also ends the
@@ -318,12 +328,12 @@ class Launches:
 
     # ----------------------------------------------------------------------- inside
 
-    def _find(self, run: Run, message: JoinLaunch) -> Launch | None:
+    def _find(self, run: Run, message: JoinLaunch, entries: list[CatalogEntry]) -> Launch | None:
         if message.launch is not None:
-            return run.launches.get(message.launch) or self._adopted(run, message)
-        newest_first = sorted(run.launches.values(), key=lambda launch: -launch.number)
+            return self._returned(run, message, message.launch, entries)
         if message.key is not None:
-            return next((one for one in newest_first if one.key == message.key), None)
+            return _of_key(run, message.key)
+        newest_first = sorted(run.launches.values(), key=lambda launch: -launch.number)
         keyless = next(
             (
                 one
@@ -337,13 +347,43 @@ class Launches:
         member = keyless.members.get(message.rank)
         return keyless if member is None or member.process == message.process else None
 
-    def _adopted(self, run: Run, message: JoinLaunch) -> Launch:
-        assert message.launch is not None
-        if message.launch >> 32 >= self._term:
-            raise Refused(f"launch {message.launch} was never given out by this coordinator")
-        launch = Launch(
-            message.launch, message.key, message.world_size, closed=True, numbered=False
-        )
+    def _returned(
+        self, run: Run, message: JoinLaunch, said: LaunchNumber, entries: list[CatalogEntry]
+    ) -> Launch:
+        """The launch of a rank that has joined before, under the number `said`."""
+        number = run.renumbered.get(said, said)
+        known = run.launches.get(number)
+        if known is None and number >> 32 >= self._term:
+            raise Refused(f"launch {number} was never given out by this coordinator")
+        keyless = known is None or not known.numbered
+        same = _of_key(run, message.key) if keyless and message.key is not None else None
+        if same is None or same is known:
+            return known or self._adopted(run, message, number)
+        if same.world_size != message.world_size:
+            return same  # Which refuses it.
+        if known is not None and run.begun == number > same.number:
+            # It has saved; the other's number is older, and only a reader still said that one.
+            entries.append(catalog.LaunchForgotten(message.run, same.number))
+            return self._merge(run, known, same)
+        return self._merge(run, same, known or Launch(number, None, message.world_size))
+
+    def _merge(self, run: Run, kept: Launch, gone: Launch) -> Launch:
+        """One start that was known as two launches: all of its ranks get `kept`'s number."""
+        run.launches.pop(gone.number, None)
+        for old, now in run.renumbered.items():
+            if now == gone.number:
+                run.renumbered[old] = kept.number
+        run.renumbered[gone.number] = kept.number
+        kept.members = gone.members | kept.members
+        kept.saved = gone.saved | kept.saved
+        kept.all_saved |= gone.all_saved
+        for session in gone.readers:
+            kept.readers.add(session)
+            self._reading[session].append(kept)
+        return kept
+
+    def _adopted(self, run: Run, message: JoinLaunch, number: LaunchNumber) -> Launch:
+        launch = Launch(number, message.key, message.world_size, closed=True, numbered=False)
         run.launches[launch.number] = launch
         return launch
 
@@ -370,6 +410,7 @@ class Launches:
         empty = [n for n in sorted(run.launches) if n != run.begun and not run.launches[n].live]
         for number in empty[:surplus]:
             del run.launches[number]
+        run.renumbered = {old: now for old, now in run.renumbered.items() if now in run.launches}
         return [catalog.LaunchForgotten(name, number) for number in empty[:surplus]]
 
     def _enter(
@@ -403,6 +444,10 @@ class Launches:
         member.joined(session, from_stager=from_stager)
         self._by_session.setdefault(session, []).append(member)
         return entered
+
+
+def _of_key(run: Run, key: str) -> Launch | None:
+    return next((launch for launch in run.launches.values() if launch.key == key), None)
 
 
 def check_not_fenced(run: RunName, number: LaunchNumber, begun: LaunchNumber) -> None:
