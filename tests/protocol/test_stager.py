@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from ckpt.base.ids import (
     BootId,
@@ -346,26 +345,6 @@ def test_a_new_session_joins_resumes_and_certifies_again() -> None:
     actions = rig.receive(planned(10), request_in(actions, OpenPayload), S2)
     assert actions[0] == e.AddSpares(payload_of(10), None, (place(10),))
     assert sent(actions) == [certify()]
-
-
-def test_a_launch_that_comes_back_under_another_number_goes_on() -> None:
-    """A catalog was made from the targets, and a new peer came first: what this stager saves is
-    resumed, as under its old number, and what it says of itself stays true.
-    """
-    rig = certified()
-    rig.do(SessionClosed(0, S1))
-    rig.now_us = RETRY_US
-    actions = rig.open_session(S2)
-    number = LaunchNumber(LAUNCH + 1)
-    actions = rig.receive(LaunchJoined(number), request_in(actions, JoinLaunch), S2)
-    resumed = opened(10, 1, payload_of(10).checkpoint)
-    assert sent(actions) == [replace(resumed, launch=number)]
-    rig.do(SessionClosed(0, S2))
-    rig.now_us = 2 * RETRY_US
-    (again,) = sent(rig.open_session(Session(3)))
-    assert isinstance(again, JoinLaunch)
-    assert (again.launch, again.came_ago_us) == (number, 2 * RETRY_US)
-    assert (again.saved_step, again.saved_ago_us) == (Step(10), 2 * RETRY_US)
 
 
 def test_messages_of_a_closed_session_change_nothing() -> None:

@@ -1,13 +1,18 @@
-"""A newer launch has begun: a stager saves no more; what it handed over before has its own end."""
+"""A newer launch has begun: a stager saves no more; what it handed over before has its own end.
+Another number for its own launch fences nobody.
+"""
 
 from __future__ import annotations
 
-from ckpt.base.ids import ColumnNumber
+from msgspec.structs import replace
+
+from ckpt.base.ids import ColumnNumber, LaunchNumber, Step
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
 from ckpt.format.messages.saving import AttemptCommitted, ColumnsLost, OpenPayload
-from ckpt.protocol.events import SessionClosed
+from ckpt.protocol.events import Session, SessionClosed
 from ckpt.protocol.stager import events as e
+from ckpt.protocol.stager.records import RETRY_US
 from tests.protocol.test_stager import (
     LAUNCH,
     S1,
@@ -15,6 +20,7 @@ from tests.protocol.test_stager import (
     certified,
     info_of,
     joined,
+    opened,
     payload_of,
     request_in,
     sent,
@@ -47,3 +53,23 @@ def test_a_fence_leaves_earlier_saves_to_their_own_end() -> None:
     assert [type(message) for message in sent(resumed)] == [OpenPayload]
     committed = rig.receive(AttemptCommitted(info_of(10)), 0, S2)
     assert e.TellTrainer(1, e.SaveCommitted(info_of(10))) in committed
+
+
+def test_a_launch_that_comes_back_under_another_number_goes_on() -> None:
+    """A catalog was made from the targets, and a new peer came first: what this stager saves is
+    resumed, as under its old number, and what it says of itself stays true.
+    """
+    rig = certified()
+    rig.do(SessionClosed(0, S1))
+    rig.now_us = RETRY_US
+    actions = rig.open_session(S2)
+    number = LaunchNumber(LAUNCH + 1)
+    actions = rig.receive(LaunchJoined(number), request_in(actions, JoinLaunch), S2)
+    resumed = opened(10, 1, payload_of(10).checkpoint)
+    assert sent(actions) == [replace(resumed, launch=number)]
+    rig.do(SessionClosed(0, S2))
+    rig.now_us = 2 * RETRY_US
+    (again,) = sent(rig.open_session(Session(3)))
+    assert isinstance(again, JoinLaunch)
+    assert (again.launch, again.came_ago_us) == (number, 2 * RETRY_US)
+    assert (again.saved_step, again.saved_ago_us) == (Step(10), 2 * RETRY_US)

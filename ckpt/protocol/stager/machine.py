@@ -252,7 +252,7 @@ class StagerMachine(StagerEndings):
 
     def _launch_joined(self, request: int, joined: LaunchJoined) -> None:
         """Under another number than before it is the same launch: a catalog that was made from the
-        targets gave it one anew, and what was saved under the old one is resumed or unknown there.
+        targets did not know the old one. What was saved under that is resumed, or unknown there.
         """
         for run in self.runs.values():
             if run.errand.request != request:
