@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ckpt.base.limits import BEAT_US, HEDGE_US
 from ckpt.base.units import MiB
 from ckpt.format.messages.writing import TargetPace
@@ -211,6 +213,55 @@ def test_a_link_that_lets_little_pass_loses_its_column_and_one_that_fills_in_tur
     actions = writer.handle(Ticked(600_000))
     assert [type(action) for action in actions] == [w.AbandonStream, w.OpenStream]
     assert actions[0].column == 3  # type: ignore[union-attr]
+
+
+def test_a_link_whose_turn_has_not_come_is_not_slower_than_those_that_had_one() -> None:
+    """In a crowd sockets take much at first, and are full then for all: a target, or a host, takes
+    from one stream after the other. What passed before says nothing about that.
+    """
+    writer = new_writer("2+2", stripes=64, spares=1)
+    writer.begin()
+    for column in writer.columns:
+        accept(writer, column.number, credit=64 * MiB)
+        for _ in range(8):
+            writer.handle(w.FragmentSent(10_000, column.stream, column.next_stripe))
+    for column in writer.columns:
+        writer.handle(w.SendBlocked(20_000, column.stream))
+    for now_us in range(40_000, 2_000_000, 20_000):
+        for column in writer.columns[:3]:
+            writer.handle(w.SendMoved(now_us, column.stream))
+            if now_us in (300_000, 600_000):
+                writer.handle(w.FragmentSent(now_us, column.stream, column.next_stripe))
+            writer.handle(w.SendBlocked(now_us, column.stream))
+        last = writer.columns[3]
+        writer.handle(w.SendMoved(now_us, last.stream))
+        writer.handle(w.SendBlocked(now_us, last.stream))
+        assert writer.handle(Ticked(now_us)) == []
+
+
+@pytest.mark.parametrize("stripes", [2, 12])
+def test_a_link_that_is_the_last_one_is_judged_by_the_pace_of_the_others(stripes: int) -> None:
+    writer = new_writer("2+2", stripes=stripes, spares=1)
+    writer.begin()
+    for column in writer.columns:
+        accept(writer, column.number, credit=64 * MiB)
+    last = writer.columns[3]
+    writer.handle(w.FragmentSent(1_000, last.stream, 0))
+    writer.handle(w.SendBlocked(1_000, last.stream))
+    manifest(writer, 1_000)
+    for column in writer.columns[:3]:
+        for stripe in range(stripes):
+            writer.handle(w.FragmentSent(2_000 + 8_000 * stripe, column.stream, stripe))
+        seal(writer, column.number, now_us=100_000)
+    moved_us = None
+    for now_us in range(110_000, 1_000_000, 20_000):
+        writer.handle(w.SendMoved(now_us, last.stream))
+        writer.handle(w.SendBlocked(now_us, last.stream))
+        if writer.handle(Ticked(now_us)):
+            moved_us = now_us
+            break
+    assert moved_us is not None
+    assert moved_us <= 600_000
 
 
 def test_links_that_all_let_nothing_pass_are_nobodys_fault() -> None:

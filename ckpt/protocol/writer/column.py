@@ -73,8 +73,8 @@ class Column:
     """how long that took."""
     blocked_since_us: int | None = None
     """Since when its socket is full; moments in which it was not do not count."""
-    blocked_at_bytes: int = 0
-    """What had been sent by then."""
+    had_stripes: tuple[int, ...] = ()
+    """How many each column of the payload had sent by then."""
     moved_us: int = -1
     """When the socket took bytes last."""
     slow_since_us: int | None = None
@@ -121,12 +121,13 @@ class Column:
         """Its socket took bytes: somebody reads them."""
         self.moved_us, self.asked_us = now_us, None
 
-    def blocked(self, now_us: int) -> None:
-        """Its socket takes no more."""
+    def blocked(self, now_us: int, columns: Sequence[Column]) -> None:
+        """Its socket takes no more; `columns`, all of its payload, show whether theirs do."""
         if self.waiting_since_us is None:
             self.waiting_since_us = now_us
         if self.blocked_since_us is None or now_us - self.moved_us > REFILL_US:
-            self.blocked_since_us, self.blocked_at_bytes = now_us, self.sent_bytes
+            self.blocked_since_us = now_us
+            self.had_stripes = tuple([c.next_stripe for c in columns])
         self.moved_us = now_us
 
     def is_on(self, place: Place) -> bool:

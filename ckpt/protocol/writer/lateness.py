@@ -4,8 +4,8 @@
                                    that is LATE_FACTOR times what the payload's other targets say,
                                    and more than a good device ever takes; once all others are done,
                                    more than this run's columns can stand
-    waits for a full socket        slow when the link lets SLOW_FRACTION times less pass than the
-                                   others had in all, queues included
+    waits for a full socket        slow when the link lets SLOW_FRACTION times less pass than those
+                                   of the others meanwhile, or than they had when they are done
     hears nothing at all           mute: its peers have answered, and it has not (questions.py);
                                    silent: a target beats to whoever waits for it (BEAT_US)
 
@@ -42,6 +42,9 @@ SLOW_AFTER_US: Final = 500_000
 SLOW_AFTER_US_MIN: Final = 150_000
 """And where a run's columns are there in no time."""
 SLOW_FRACTION: Final = 4
+"""Of what passed with the others; they"""
+TURNS: Final = 8
+"""have sent so many stripes meanwhile: targets, and hosts, take from one stream after the other."""
 LATE_FACTOR: Final = 8
 """Devices of one cluster differ by less, those that fail by more."""
 GOOD_WRITE_US: Final = 40_000
@@ -108,7 +111,7 @@ def is_slow(
     peers = _peers(column, columns)
     if column.state is ColumnState.STREAMING and column.blocked_since_us is not None:
         span_us = now_us - column.blocked_since_us
-        return span_us >= slow_after_us(usual_us) and _link_is_slow(column, span_us, peers)
+        return span_us >= slow_after_us(usual_us) and _link_is_slow(column, now_us, peers)
     if column.pace is None or column.state not in (ColumnState.STREAMING, ColumnState.SEALING):
         return False
     writes_us, seals_us = (
@@ -170,7 +173,28 @@ def _seal_us(column: Column) -> int:
     return told or column.seal_us or 0
 
 
-def _link_is_slow(column: Column, span_us: int, peers: list[Column]) -> bool:
-    rates = sorted(c.sent_bytes / max(1, c.sent_us - c.opened_us) for c in peers)
-    passed = (column.sent_bytes - column.blocked_at_bytes) / span_us
-    return bool(rates) and passed * SLOW_FRACTION < rates[len(rates) // 2]
+def _link_is_slow(column: Column, now_us: int, peers: list[Column]) -> bool:
+    """While its socket was full, SLOW_FRACTION times fewer stripes passed than with half of its
+    peers, of which so many passed that it is no matter of whose turn it was.
+    """
+    assert column.blocked_since_us is not None
+    span_us = now_us - column.blocked_since_us
+    last = _holds_up(column, peers, now_us)
+    passed, *others = (
+        _stripes_passed(c, column.had_stripes[c.number], span_us, last=last and c is not column)
+        for c in (column, *peers)
+    )
+    median = sorted(others)[len(others) // 2] if others else 0.0
+    return median >= TURNS and passed * SLOW_FRACTION < median
+
+
+def _stripes_passed(peer: Column, had_stripes: int, span_us: int, *, last: bool) -> float:
+    """In that span; of who is done what it had, or, beside the last one, what it would have sent
+    at its pace.
+    """
+    passed = peer.next_stripe - had_stripes
+    is_under_way = passed > 0 or peer.waiting_since_us is not None
+    if peer.state is ColumnState.OPENING or (peer.state is ColumnState.STREAMING and is_under_way):
+        return passed
+    at_its_pace = peer.next_stripe * span_us / max(1, peer.sent_us - peer.opened_us)
+    return at_its_pace if last else min(at_its_pace, peer.next_stripe)

@@ -154,7 +154,7 @@ class PayloadWriter:
                 self._credited(event)
             case SendBlocked(now_us, stream):
                 if (column := self._streams.get(stream)) is not None:
-                    column.blocked(now_us)
+                    column.blocked(now_us, self.columns)
                 return actions
             case SendMoved(now_us, stream):
                 column = self._streams.get(stream)
