@@ -95,7 +95,7 @@ class Rank:
             with checkpoint:
                 try:
                     state = checkpoint.load()
-                except Unavailable as error:
+                except (Unavailable, Corrupt) as error:
                     self.tell_away(error, attempt)
                     continue
                 by = check_own(state, plan.seed, plan.rank, checkpoint.step)
@@ -135,6 +135,8 @@ class Rank:
     def tell_away(self, error: ckpt.CkptError, attempt: int) -> None:
         refuse_damage(error)
         say("unavailable", text=str(error), attempt=attempt)
+        if isinstance(error, Corrupt):
+            _never.wait(MENDS_S)
 
     def tell(self, step: int, error: ckpt.CkptError) -> None:
         if isinstance(error, Fenced):
