@@ -254,6 +254,11 @@ def parse_checkpoint(text: str) -> tuple[RunName, Step]:
     return check_run_name(run), check_step(int(step))
 
 
+def parse_newest(text: str) -> tuple[RunName, Step | None]:
+    """RUN@STEP, or RUN alone for its newest step (None). Raises Refused."""
+    return parse_checkpoint(text) if "@" in text else (check_run_name(text), None)
+
+
 def is_running(pid: int | None) -> bool:
     """Whether there is such a process, one that has ended and waits for its parent not counted."""
     return process_state(pid) != ""

@@ -14,17 +14,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from ckpt.base.errors import Refused
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.objects.source import Source
-from ckpt_client.cli.cluster import conversation, parse_checkpoint
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, counted
-from ckpt_client.locate import client_name
+from ckpt_client.cli.source import opened_source
 
 EXAMPLE = "ckpt export llama/7b@12500 --format safetensors --prefix model /scratch/llama-7b"
 FORMATS = ("safetensors", "npz", "zarr", "dcp")
@@ -50,7 +47,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise Refused(
             "nothing is written to standard output", hint="name a file; ./- for one of that name"
         )
-    with opened_source(arguments, output) as source:
+    with opened_source(arguments, output, arguments.checkpoint) as source:
         begun_s = time.monotonic()
         with output.waiting(f"exporting {source.header}"):
             count, size = _write(arguments, source)
@@ -73,32 +70,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         f"{format_bytes(size)} in {format_seconds(seconds)}"
     )
     return ExitCode.OK
-
-
-@contextmanager
-def opened_source(arguments: argparse.Namespace, output: Output) -> Iterator[Source]:
-    """The checkpoint that the arguments name, in the cluster or in a store."""
-    if "://" in arguments.checkpoint:
-        from ckpt_client.load.from_store import open_url
-
-        stored = open_url(arguments.checkpoint)
-        try:
-            yield stored
-        finally:
-            stored.close()
-        return
-    from ckpt.objects.tier_source import TierSource
-
-    run_name, step = parse_checkpoint(arguments.checkpoint)
-    with conversation(arguments, output) as talk:
-        secret, address = talk.control.secret, talk.address
-        source = TierSource.open(
-            address, run_name, step, secret=secret, name=client_name(), timeout_s=talk.timeout_s
-        )
-        try:
-            yield source
-        finally:
-            source.close()
 
 
 def _write(arguments: argparse.Namespace, source: Source) -> tuple[int, int]:

@@ -41,6 +41,14 @@ VERBS: Final = {
         "ckpt_client.cli.show",
         "everything about one checkpoint, column by column",
     ),
+    "cat": (
+        "ckpt_client.cli.cat",
+        "the values of one tensor, or what they are like",
+    ),
+    "diff": (
+        "ckpt_client.cli.diff",
+        "how two checkpoints differ, and where values moved",
+    ),
     "verify": (
         "ckpt_client.cli.verify",
         "read every byte of a checkpoint and compare",

@@ -7,7 +7,7 @@ is exported form by form, and plain values not at all: formats for weights have 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +20,7 @@ from ckpt.format.dtypes import dtype_of
 from ckpt.format.index_pages import IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.objects.grid import cut
-from ckpt.objects.source import Source, Wish
+from ckpt.objects.source import Array, Source, Wish
 from ckpt.objects.trees import leaf_names
 
 PIECE_BYTES: Final = 16 * MiB
@@ -89,6 +89,39 @@ def pieces(
             memory = np.empty(region.shape[:axes], array.dtype)
             source.read([Wish(array.tensor, array.rank, region.offset[:axes], memory)])
             yield memory.reshape(-1).view(np.uint8).data
+
+
+def values(
+    source: Source, arrays: Iterable[NamedArray], batch_bytes: int = PIECE_BYTES
+) -> Iterator[tuple[NamedArray, Array]]:
+    """Every array's elements in C order, in one or several parts, each of one dimension; small
+    arrays are read together. A part is valid until the next is asked for. Arrays of the same shapes
+    and dtypes give the same parts.
+    """
+    small: list[NamedArray] = []
+    waiting = 0
+    for array in arrays:
+        if waiting + array.byte_count > batch_bytes:
+            yield from _together(source, small)
+            small, waiting = [], 0
+        if array.byte_count <= batch_bytes:
+            small.append(array)
+            waiting += array.byte_count
+            continue
+        for piece in pieces(source, array, batch_bytes):
+            yield array, np.frombuffer(piece, array.dtype)
+    yield from _together(source, small)
+
+
+def _together(source: Source, arrays: Sequence[NamedArray]) -> Iterator[tuple[NamedArray, Array]]:
+    memories = [np.empty(array.shape, array.dtype) for array in arrays]
+    source.read([
+        Wish(array.tensor, array.rank, (0,) * len(array.shape), memory)
+        for array, memory in zip(arrays, memories, strict=True)
+        if array.byte_count
+    ])  # fmt: skip
+    for array, memory in zip(arrays, memories, strict=True):
+        yield array, memory.reshape(-1)
 
 
 def _arrays_of(name: str, tensor: IndexTensor) -> Sequence[NamedArray]:

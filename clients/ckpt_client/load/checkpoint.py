@@ -42,6 +42,7 @@ from ckpt_client.warn import warn
 
 if TYPE_CHECKING:
     from ckpt.objects.reader import StoreStatistics
+    from ckpt_client.load.tensor_info import TensorInfo
 
 RESOLVE_COUNT_MAX: Final = 64
 """Times one load may be resolved again."""
@@ -171,6 +172,15 @@ class Checkpoint:
     def skipped(self) -> tuple[str, ...]:
         """Newer steps that were passed over, each with its reason."""
         return self._pinned.resolved.skipped
+
+    def tensors(self) -> list[TensorInfo]:
+        """All tensors that it holds, ascending by name: dtype, shape, shards, whose they are. Reads
+        its index, and no tensor. Raises Unavailable and Lost.
+        """
+        from ckpt_client.load.tensor_info import tensor_infos
+
+        self._check_open()
+        return self._try(lambda r: tensor_infos(r.index.tensors(), r.documents))
 
     # ----------------------------------------------------------------------- loading
 

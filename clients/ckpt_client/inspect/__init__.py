@@ -1,0 +1,1 @@
+"""Looking into checkpoints: what tensors they have, what values, and how two of them differ."""
