@@ -159,7 +159,9 @@ def too_many_columns_that_are_gone(folder: Path) -> None:
         assert (listed.code, "unreachable" in listed.out) == (3, True)
         case.prove("CHECKPOINT_UNREACHABLE", f"^ckpt verify {RUN_NAME}@1$", "1 checkpoints are out")
         assert case.check("CHECKPOINT_LOST") is not None
-        assert run("ls", environ=case.environ).code == 4
+        listed = run("ls", "--json", environ=case.environ)
+        (one, _) = listed.document()["steps"]
+        assert (listed.code, one["state"]) == (4, "lost")
 
 
 def a_checkpoint_that_is_lost(folder: Path) -> None:

@@ -9,6 +9,7 @@ the targets that are up; 4: one is lost.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from ckpt.base.errors import NotFound
 from ckpt.base.ids import check_run_name
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         known_runs = talk.runs()
         status = talk.status()
         names = [view.run for view in known_runs] if wanted is None else [wanted]
-        steps = [view for name in names for view in talk.steps(check_run_name(name))]
+        steps = [as_shown(view) for name in names for view in talk.steps(check_run_name(name))]
     attempts = [view for view in status.attempts if wanted in (None, view.run)]
     if wanted is not None and not steps and not attempts:
         known = ", ".join(view.run for view in known_runs) or "none"
@@ -56,13 +57,18 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 def _exit_code(steps: list[StepView]) -> ExitCode:
     """Of what is listed: a step that cannot be read is no success."""
-    states = {state_text(view) for view in steps}
+    states = {view.state for view in steps}
     if "lost" in states:
         return ExitCode.LOST
     return ExitCode.DEGRADED if "unreachable" in states else ExitCode.OK
 
 
-def state_text(view: StepView) -> str:
+def as_shown(view: StepView) -> StepView:
+    """With the state as the table and `--json` say it; the coordinator's is its catalog's."""
+    return replace(view, state=_state_word(view))
+
+
+def _state_word(view: StepView) -> str:
     """In one word: what can be done with it now."""
     if view.state != "committed":
         return "lost" if view.state == "damaged" else view.state
@@ -87,7 +93,7 @@ def _step_row(view: StepView) -> tuple[str, ...]:
         view.run,
         str(view.step),
         "*" if view.newest else "",
-        state_text(view),
+        view.state,
         format_bytes(view.bytes),
         survives_text(view),
         str(view.columns_missing),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.protocol.coordinator.reading.answers import ColumnsView, StepView
 from ckpt_client.cli.cluster import conversation, parse_checkpoint
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.ls import state_text, survives_text
+from ckpt_client.cli.ls import as_shown, survives_text
 from ckpt_client.cli.output import Output, age_text, counted
 
 EXAMPLE = "ckpt show llama/7b@12500"
@@ -22,12 +23,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     run_name, step = parse_checkpoint(arguments.checkpoint)
     with conversation(arguments, output) as talk:
         view = talk.show(run_name, step)
+    view = replace(view, generations=tuple(map(as_shown, view.generations)))
     output.document(view)
     newest = view.generations[-1]
     _print_generation(newest, output)
     for older in view.generations[:-1]:
         output.line(
-            f"older generation {older.generation}: {state_text(older)}, {format_bytes(older.bytes)}"
+            f"older generation {older.generation}: {older.state}, {format_bytes(older.bytes)}"
         )
     output.line()
     _print_columns(view.columns, output)
@@ -43,7 +45,7 @@ def _print_generation(view: StepView, output: Output) -> None:
     rows = [
         ("checkpoint", f"{view.run}@{view.step}" + (f" ({', '.join(marks)})" if marks else "")),
         ("generation", view.generation),
-        ("state", state_text(view) + (f": {view.reason}" if view.reason else "")),
+        ("state", view.state + (f": {view.reason}" if view.reason else "")),
         ("size", f"{format_bytes(view.bytes)} from {counted(view.world_size, 'rank')}"),
         *_references(view),
         ("code", view.code),
