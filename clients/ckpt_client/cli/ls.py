@@ -1,8 +1,9 @@
 """Checkpoints, the newest of each run marked with `*`: what can be resumed from.
 
 Redundancy is what it is now, not what it was at the write: how many more targets
-and failure domains, any of them, may be lost, and how many columns are missing.
-Saves under way are listed with their state. Exit code 3: a step cannot be read from
+and failure domains, any of them, may be lost, and how many columns are missing,
+and documents, which are copies of the index and of the commit record. Saves under
+way are listed with their state. Exit code 3: a step cannot be read from
 the targets that are up; 4: one is lost.
 """
 
@@ -74,7 +75,14 @@ def _state_word(view: StepView) -> str:
         return "lost" if view.state == "damaged" else view.state
     if not view.readable:
         return "unreachable"
-    return "degraded" if view.columns_missing else "committed"
+    return "degraded" if view.columns_missing or view.documents_missing else "committed"
+
+
+def _missing_text(view: StepView) -> str:
+    """Columns; and copies of its index and record, which rarely go alone."""
+    if not view.documents_missing:
+        return str(view.columns_missing)
+    return f"{view.columns_missing} + {counted(view.documents_missing, 'document')}"
 
 
 def survives_text(view: StepView) -> str:
@@ -96,7 +104,7 @@ def _step_row(view: StepView) -> tuple[str, ...]:
         view.state,
         format_bytes(view.bytes),
         survives_text(view),
-        str(view.columns_missing),
+        _missing_text(view),
         format_seconds(view.commit_s),
         format_seconds(view.stall_s),
         age_text(view.committed_at_s),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -67,6 +68,11 @@ class Checkpoint:
         return Code.parse(self.info.code)
 
     @property
+    def document_copies(self) -> int:
+        """So many targets should hold its index, and so many its record: m may be lost."""
+        return self.code.m + 1
+
+    @property
     def targets(self) -> set[TargetId]:
         """Every target that its placement or its index names."""
         named = {t for columns in self.placement.values() for t in columns if t is not None}
@@ -87,6 +93,13 @@ class Redundancy:
     targets: int
     domains: int
     columns_missing: int
+    documents_missing: int
+    """Copies of index and record. `targets` counts the index alone: while the catalog stands, the
+    record is not asked for."""
+
+
+GONE: Final = Redundancy(-1, 0, 0, 0)
+"""Of a home that is not there."""
 
 
 class Checkpoints:
@@ -190,11 +203,12 @@ class Checkpoints:
         """Redundancy now, not at write: the least of what it holds itself and its homes hold."""
         found = [self.own_redundancy(one) for one in (checkpoint, *self.homes_of(checkpoint))]
         if len(found) <= len(checkpoint.homes):
-            found.append(Redundancy(-1, 0, 0))
+            found.append(GONE)
         return Redundancy(
             min(one.targets for one in found),
             min(one.domains for one in found),
             sum(one.columns_missing for one in found),
+            sum(one.documents_missing for one in found),
         )
 
     def own_redundancy(self, checkpoint: Checkpoint) -> Redundancy:
@@ -217,7 +231,15 @@ class Checkpoints:
         targets = min(targets, len(copies) - 1)
         domains_left = min((chance.domains for _, chance in chances), default=0)
         domains_left = min(domains_left, len(spread) - 1)
-        return Redundancy(targets, max(0, domains_left), missing)
+        held = (len(copies), len(self.record_copies(checkpoint)))
+        lacking = sum(max(0, checkpoint.document_copies - count) for count in held)
+        return Redundancy(targets, max(0, domains_left), missing, lacking)
+
+    def record_copies(self, checkpoint: Checkpoint) -> list[Target]:
+        """Live targets that have its commit record; nothing says where else one was put."""
+        size = len(checkpoint.record_bytes)
+        record = DocumentSummary(DocumentKind.RECORD, checkpoint.id, size)
+        return [target for target in self._members.live() if record in target.documents]
 
     def index_copies(self, checkpoint: Checkpoint) -> list[Target]:
         """Live targets that have its index."""

@@ -23,6 +23,7 @@ from ckpt.protocol.coordinator.reading.drain_views import UNSERVED_US
 
 START_THEM = "start them on their hosts"
 REPLACE_THEM = "bring the old directories back; when they are gone for good: replace them"
+LEFT_ALONE = "what is missing does not come back by itself"
 NAMED_MAX = 3
 """So many checkpoints are named in one message."""
 
@@ -129,14 +130,17 @@ class Health:
     def _redundancy(self, address: str) -> Iterator[Check]:
         unreadable: list[Checkpoint] = []
         degraded: list[Checkpoint] = []
+        columns = documents = 0
         for checkpoint in self._checkpoints.all():
             if checkpoint.state is not RowState.COMMITTED:
                 continue
             now = self._checkpoints.redundancy(checkpoint)
             if now.targets < 0:
                 unreadable.append(checkpoint)
-            elif now.columns_missing:
+            elif now.columns_missing or now.documents_missing:
                 degraded.append(checkpoint)
+                columns += now.columns_missing
+                documents += now.documents_missing
         if unreadable:
             text = f"{len(unreadable)} checkpoints are out of reach: {_some(unreadable)}"
             remedy = "their columns are not on their targets, which are up: see what is left"
@@ -145,8 +149,9 @@ class Health:
                 "CHECKPOINT_UNREACHABLE", text, unreadable, address, remedy, command
             )
         if degraded:
-            text = f"{len(degraded)} checkpoints have less redundancy: {_some(degraded)}"
-            remedy = "columns of theirs are gone: the next save has all of its own, then drop these"
+            lack = _missing(columns, documents)
+            text = f"{len(degraded)} checkpoints have less redundancy ({lack}): {_some(degraded)}"
+            remedy = f"{LEFT_ALONE}: the next save has all of its own, then drop these"
             # The oldest; `ckpt rm` removes the only one of a run only with --force.
             command = f"ckpt rm {_step(degraded[0])}"
             yield self._with_away("REDUNDANCY_LOW", text, degraded, address, remedy, command)
@@ -156,12 +161,25 @@ class Health:
         command: str,
     ) -> Check:  # fmt: skip
         """The advice is to start what is down; where all are up, `remedy` and `command`."""
-        away = sorted({id for each in harmed for id in self._checkpoints.unreachable(each)})
-        known = [id for id in away if id in self._members.targets]
+        away = {id for each in harmed for id in self._checkpoints.unreachable(each)}
+        if not away and any(self._lacks_records(each) for each in harmed):
+            away = {t.id for t in self._members.targets.values() if t.state is TargetState.DOWN}
+        known = sorted(id for id in away if id in self._members.targets)
         if known:
             text = f"{text}; on {', '.join(known)}, which are down"
             return check(name, text, *self._bring_back(known, address))
         return check(name, text, remedy, command)
+
+    def _lacks_records(self, checkpoint: Checkpoint) -> bool:
+        """Nothing says where they were put: any target that is down may have one."""
+        return len(self._checkpoints.record_copies(checkpoint)) < checkpoint.document_copies
+
+
+def _missing(columns: int, documents: int) -> str:
+    texts = [f"{columns} column{'s' * (columns != 1)}"] if columns else []
+    if documents:
+        texts.append(f"{documents} cop{'y' if documents == 1 else 'ies'} of index or record")
+    return f"{', '.join(texts)} missing"
 
 
 def _away(target: Target, now_us: int) -> str:
