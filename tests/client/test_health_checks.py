@@ -128,6 +128,23 @@ def too_few_targets(folder: Path) -> None:
         )
 
 
+def a_device_that_is_nearly_full(folder: Path) -> None:
+    filling(folder, "TARGET_NEARFULL", "nearfull_percent = 26")
+
+
+def a_device_that_is_full(folder: Path) -> None:
+    filling(folder, "TARGET_FULL", "nearfull_percent = 25\nfull_percent = 26")
+
+
+def filling(folder: Path, name: str, marks: str) -> None:
+    """Above the mark with three steps, below it with two."""
+    (folder / "burst").mkdir()
+    (folder / "burst" / "coordinator.toml").write_text(f"{marks}\n")
+    with made(folder, "targets=3&code=2+1&capacity=18MiB") as case:
+        fill(case.url, RUN_NAME, (3,), ranks=1)
+        case.prove(name, f"^ckpt rm {RUN_NAME}@1$", r"\d% taken; ckpt's columns \d.* other files 0")
+
+
 def columns_on_a_target_that_is_down(folder: Path) -> None:
     with made(folder) as case:
         holder = case.columns(1)[0].parents[1].name
@@ -390,6 +407,8 @@ PROOFS: dict[str, list[Callable[[Path], None]]] = {
         a_failing_device_and_a_new_coordinator,
     ],
     "TOO_FEW_TARGETS": [too_few_targets],
+    "TARGET_NEARFULL": [a_device_that_is_nearly_full],
+    "TARGET_FULL": [a_device_that_is_full],
     "REDUNDANCY_LOW": [
         columns_on_a_target_that_is_down, columns_that_are_gone,
         copies_of_index_and_record_that_are_gone,

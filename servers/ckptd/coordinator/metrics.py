@@ -17,6 +17,7 @@ from ckpt.base.units import US_PER_S
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.cluster.devices import device_spaces
 from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
@@ -158,8 +159,24 @@ def _targets(members: Membership) -> Iterator[Family]:
                 family = family_of_counter(name)
                 counters.setdefault(family.name, family).add(value, target=target.id)
     capacity.add(used, state="used").add(free, state="free")
-    yield from (up, capacity, columns, *devices)
+    yield from (up, capacity, _device_bytes(members), columns, *devices)
     yield from (counters[name] for name in sorted(counters)[:COUNTERS_LABELED_MAX])
+
+
+def _device_bytes(members: Membership) -> Family:
+    family = Family(
+        "ckpt_device_bytes",
+        Kind.GAUGE,
+        "Of each device with live targets, less its reserve: columns and documents, space reserved "
+        "for saves, files that are not ckpt's, and what may still be taken.",
+    )
+    for space in device_spaces(members.live()):
+        device = str(space.domain)
+        family.add(space.columns_bytes, device=device, state="columns")
+        family.add(space.reserved_bytes, device=device, state="reserved")
+        family.add(space.other_bytes, device=device, state="other")
+        family.add(space.free_bytes, device=device, state="free")
+    return family
 
 
 def _drains(stores: Sequence[StoreStatus]) -> Iterator[Family]:

@@ -7,16 +7,23 @@ targets have to be started for the check to go.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from ckpt.base.ids import TargetId
 from ckpt.base.units import US_PER_S
-from ckpt.erasure.code import Code
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.claims import Claim
+from ckpt.protocol.coordinator.cluster.devices import (
+    OTHERS_HOLD,
+    OWN_HOLD,
+    DeviceSpace,
+    device_spaces,
+    devices_text,
+)
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
 from ckpt.protocol.coordinator.cluster.vouching import Standing, Vouching
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.answers import Check, StoreStatus
 from ckpt.protocol.coordinator.reading.checks import check, connections_full, quoted
 from ckpt.protocol.coordinator.reading.drain_views import UNSERVED_US
@@ -32,12 +39,14 @@ class Health:
     """I look; I change nothing."""
 
     def __init__(
-        self, members: Membership, checkpoints: Checkpoints, code: Code, vouching: Vouching
-    ) -> None:
+        self, members: Membership, checkpoints: Checkpoints, policy: CoordinatorPolicy,
+        vouching: Vouching,
+    ) -> None:  # fmt: skip
         self._vouching = vouching
         self._members = members
         self._checkpoints = checkpoints
-        self._code = code
+        self._code = policy.code
+        self._marks = policy.fill
 
     def checks(self, stores: Sequence[StoreStatus], address: str, now_us: int) -> Iterator[Check]:
         """All that stand now. `address`: of this coordinator, for commands."""
@@ -56,6 +65,7 @@ class Health:
             yield from self._too_few(down, address)
         full = [t for t in self._members.live() if t.counters.get("connections_full")]
         yield from map(_full_check, full)
+        yield from self._filling(address)
         yield from self._lost(stores)
         yield from self._redundancy(address)
         yield from _drain_checks(stores)
@@ -113,6 +123,37 @@ class Health:
         else:
             command = f"ckptd target --directory NEW_DIR --coordinator {address}"
             yield check("TOO_FEW_TARGETS", text, "add targets, each with a directory", command)
+
+    def _filling(self, address: str) -> Iterator[Check]:
+        """Devices that are full, and that soon will be, the fullest first."""
+        spaces = device_spaces(self._members.live())
+        spaces.sort(key=lambda device: device.taken, reverse=True)
+        full = [each for each in spaces if each.taken >= self._marks.full]
+        near = [each for each in spaces if self._marks.near <= each.taken < self._marks.full]
+        for name, found in (("TARGET_FULL", full), ("TARGET_NEARFULL", near)):
+            if found:
+                yield check(name, devices_text(found), *self._make_room(found, address))
+
+    def _make_room(self, devices: Sequence[DeviceSpace], address: str) -> tuple[str, str]:
+        """Remedy and command; no command removes the files of others."""
+        if devices[0].is_held_by_others:
+            return OTHERS_HOLD, ""
+        oldest = self._oldest_on({id for device in devices for id in device.targets})
+        if oldest is None:
+            remedy = "the newest step of each run holds it: add targets, each with a directory"
+            return remedy, f"ckptd target --directory NEW_DIR --coordinator {address}"
+        remedy = f"{OWN_HOLD}; the oldest that is not the newest of its run"
+        return remedy, f"ckpt rm {_step(oldest)}"
+
+    def _oldest_on(self, targets: Set[TargetId]) -> Checkpoint | None:
+        """The oldest commit there whose removal frees space, and that no restart would want."""
+        found = [
+            one
+            for run in self._checkpoints.runs()
+            for one in self._checkpoints.of_run(run, RowState.COMMITTED)[:-1]
+            if not one.users and not targets.isdisjoint(one.targets)
+        ]
+        return min(found, key=lambda one: (one.info.committed_at_s, one.id), default=None)
 
     def _lost(self, stores: Sequence[StoreStatus]) -> Iterator[Check]:
         lost = [c for c in self._checkpoints.all() if c.state is RowState.DAMAGED]

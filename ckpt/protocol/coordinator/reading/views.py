@@ -61,7 +61,7 @@ class Views:
         self._files = files
         self._drains = drains
         self._vouching = vouching
-        self._health = Health(context.members, checkpoints, context.policy.code, vouching)
+        self._health = Health(context.members, checkpoints, context.policy, vouching)
         self.coordinator = CoordinatorView()
         self.own_checks: Callable[[], tuple[Check, ...]] = tuple
         """What the coordinator's shell says of its own process."""
