@@ -69,6 +69,7 @@ def coordinator_families(
     yield from _cluster(machine.members, sessions, tickets_waiting)
     yield from _commits(statistics)
     yield from _runs(machine.checkpoints)
+    yield from _survival(machine.checkpoints)
     yield from _targets(machine.members)
     yield from _drains(stores)
     yield from _evictions(machine.evictor)
@@ -138,6 +139,27 @@ def _runs(checkpoints: Checkpoints) -> Iterator[Family]:
         steps.add(checkpoint.id.step, run=run)
         times.add(checkpoint.info.committed_at_s, run=run)
     yield from (steps, times)
+
+
+def _survival(checkpoints: Checkpoints) -> Iterator[Family]:
+    degraded = Family(
+        "ckpt_checkpoints_degraded",
+        Kind.GAUGE,
+        "Committed checkpoints that lack columns, or copies of their index or record, now; also "
+        "those that cannot be read.",
+    )
+    least = Family(
+        "ckpt_targets_survivable_min",
+        Kind.GAUGE,
+        "How many more targets, whichever they are, may be lost before any committed checkpoint "
+        "cannot be read from the tier; -1 when one cannot be read now; absent without any.",
+    )
+    committed = (one for one in checkpoints.all() if one.state is RowState.COMMITTED)
+    found = [checkpoints.redundancy(one) for one in committed]
+    degraded.add(sum(bool(now.columns_missing or now.documents_missing) for now in found))
+    if found:
+        least.add(max(-1, min(now.targets for now in found)))
+    yield from (degraded, least)
 
 
 def _targets(members: Membership) -> Iterator[Family]:
