@@ -19,7 +19,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final, cast, get_args
@@ -214,11 +214,13 @@ async def _serve(
     plane = served(config.http, shell, answers=shell, secret=secret, directory=config.directory)
     try:
         catalog.start(shell.durable, shell.failed)
-        shell.machine.views.coordinator = CoordinatorView(f"{host}:{server.port}", os.getpid())
+        view = CoordinatorView(f"{host}:{server.port}", os.getpid())
+        shell.machine.views.coordinator = view
         shell.begin(server)
         ready = {"ready": "coordinator", "address": f"{host}:{server.port}", "pid": os.getpid()}
         ready |= {"cluster": catalog.cluster, "boot": f"{boot:016x}", "term": catalog.image.term}
         async with plane as http:
+            shell.machine.views.coordinator = replace(view, http=http)
             ready |= {"http": http} if http else {}
             os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
             await shell.run()

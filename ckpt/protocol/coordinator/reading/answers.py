@@ -180,6 +180,8 @@ class CoordinatorView:
 
     address: str = ""
     pid: int = 0
+    http: str = ""
+    """HOST:PORT of its page and metrics, as it is bound; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)
