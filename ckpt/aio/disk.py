@@ -348,7 +348,9 @@ class RealDisk:
 
     def space(self) -> DiskSpace:
         found = os.statvfs(self.directory)
-        return DiskSpace(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+        # As `df` counts: what is kept for root alone is no part of it.
+        total = found.f_blocks - found.f_bfree + found.f_bavail
+        return DiskSpace(total * found.f_frsize, found.f_bavail * found.f_frsize)
 
     # ----------------------------------------------------------------------- reading
 

@@ -88,7 +88,8 @@ def test_it_answers_on_both_planes_alike_and_stops_cleanly(
         }  # fmt: skip
     assert status["cluster"] == daemon.ready["cluster"]
     pid, address = daemon.ready["pid"], daemon.ready["address"]
-    assert status["coordinator"] == {"address": address, "pid": pid}
+    http = daemon.ready["http"]
+    assert status["coordinator"] == {"address": address, "pid": pid, "http": http}
     assert daemon.end()[0] == 0
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 
 from ckpt.base.errors import NotFound
 from ckpt.base.ids import RunName, Step
+from ckpt.protocol.page_pass import PAGE_PASS_LIFE_S, page_pass
 from ckptd.http import server as http_module
 from ckptd.http.auth import (
     CHALLENGE_HEADER,
@@ -131,8 +133,14 @@ def test_livez_and_readyz_are_open_and_say_nothing_else(plane: Plane) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/v1/status", "/v1/nothing", "/absent"])
 def test_without_a_credential_every_other_path_is_refused_alike(plane: Plane, path: str) -> None:
-    status, _, body = plane.get(path)
-    assert (status, body) == (401, b"unauthorized\n")
+    status, headers, body = plane.get(path)
+    assert (status, body) == (401, plane.get("/nothing")[2])
+    assert headers["Content-Type"].startswith("text/plain")
+    assert body.startswith(b"unauthorized\n")
+    # How to get in, of each path.
+    assert b"`ckpt status` prints an address that opens the page" in body
+    assert b"metrics.token" in body
+    assert b"--json" in body
 
 
 def test_a_signed_request_is_answered_and_the_answer_is_signed(plane: Plane) -> None:
@@ -188,6 +196,26 @@ def test_the_token_opens_metrics_and_the_page_but_no_question(plane: Plane) -> N
     assert b"2 KiB" in page
     assert b"<t0>" not in page
     assert b"TARGET_DOWN<td>&lt;t1&gt;<td>kill -CONT 7" in page
+
+
+def test_a_pass_opens_the_page_alone_and_for_a_short_time(plane: Plane) -> None:
+    now_s = time.time()
+    good = page_pass(SECRET, now_s)
+    status, headers, body = plane.get(f"/?token={good}")
+    assert (status, b"TARGET_DOWN" in body) == (200, True)
+    assert (headers["Referrer-Policy"], headers["Cache-Control"]) == ("no-referrer", "no-store")
+    assert plane.get(f"/?token={good}")[0] == 200, "as often as it is asked"
+    assert plane.get("/", {"Authorization": f"Bearer {good}"})[0] == 200
+    over = page_pass(SECRET, now_s - PAGE_PASS_LIFE_S - 1)
+    ends, _, mac = good.partition(".")
+    longer = f"{int(ends) + 60}.{mac}"
+    early = page_pass(SECRET, now_s + 10 * PAGE_PASS_LIFE_S)
+    for bad in (over, longer, early, page_pass(b"x" * 32, now_s), f"{ends}.", f"x.{mac}", "."):
+        assert plane.get(f"/?token={bad}")[0] == 401, bad
+    for path in ("/metrics", "/v1/status"):
+        assert plane.get(path, {"Authorization": f"Bearer {good}"})[0] == 401
+        assert plane.get(f"{path}?token={good}")[0] == 401
+    assert SECRET.hex() not in good
 
 
 def test_a_wrong_question_is_an_error_in_json(plane: Plane) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,9 @@ from ckpt.base.errors import Refused
 from ckpt.format.messages.asking import Ask
 from ckpt.format.messages.hello import Role
 from ckpt_client.local.cluster import is_supervised
+from ckptd.http.client import HttpAsker
 from ckptd.local.cluster_file import ClusterOptions, load_or_create, read_cluster
+from ckptd.local.supervisor import IDLE_POLL_S
 from tests.waiting import WAIT_S, wait_until
 
 Ready = dict[str, object]
@@ -250,6 +253,26 @@ def test_it_stops_when_nobody_was_connected_for_the_linger_time(
     assert local.process.wait(timeout=30) == 0
     assert all(is_gone(pid) for pid in pids)
     assert not (tmp_path / "d" / "ready.json").exists()
+
+
+def test_a_service_stays_without_a_client_whatever_its_directory_says_of_rest(
+    tmp_path: Path, locals_: list[Local]
+) -> None:
+    """Of a cluster that an open made, and that rests at once."""
+    options = ClusterOptions(targets=1, linger_s=0.0, unprotected=True)
+    (tmp_path / "d").mkdir()
+    load_or_create(tmp_path / "d", options, socket.gethostname(), "test")
+    local = start(locals_, tmp_path)
+    asker = HttpAsker(str(local.ready()["http"]), read_secret(local.directory / "secret"))
+
+    def rest_s() -> float:
+        told = asker.ask("/v1/sessions")
+        assert isinstance(told, dict)
+        return float(told["idle_s"])
+
+    wait_until(lambda: rest_s() > 3 * IDLE_POLL_S, "nobody was there for long")
+    assert local.process.poll() is None
+    assert local.stop() == 0
 
 
 def test_options_that_contradict_the_directory_are_refused_naming_both(tmp_path: Path) -> None:

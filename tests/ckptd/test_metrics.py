@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from ckpt.aio.server_limits import Pressure
-from ckpt.base.ids import BootId, TargetId
+from ckpt.base.ids import BootId, Rank, TargetId
 from ckpt.erasure.code import Code
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.targets import DEVICE_ERROR_KINDS, DeviceReport
@@ -18,6 +18,7 @@ from ckpt.protocol.coordinator.catalog import CatalogImage, StoreRow, TargetSeen
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
 from ckptd.coordinator.metrics import CommitStatistics, coordinator_families
 from ckptd.http.exposition import Family, Histogram, Kind, render
+from tests.protocol.coordinating import Bench
 
 LINE = re.compile(
     r"(# HELP [a-z_]+ .+)|(# TYPE [a-z_]+ (counter|gauge|histogram))"
@@ -87,16 +88,7 @@ def test_a_coordinator_speaks_the_format_and_drops_counters_with_hostile_names()
     target.boot = BootId(1)
     target.device = DeviceReport({"write": 3, "space": 9}, 3, "write: EIO")
     target.counters = {"bytes_written": 5, 'x"} 1\nckpt_evil': 1, "streams": 2}
-    families = coordinator_families(
-        version="1",
-        machine=machine,
-        statistics=CommitStatistics(),
-        sessions=Counter({Role.STAGER: 3}),
-        tickets_waiting=0,
-        stores=machine.views.stores(),
-        pressure=Pressure("it is full", 3, 2, 1),
-    )
-    text = render(families)
+    text = told(machine)
     assert all(LINE.fullmatch(line) for line in text.splitlines())
     lines = text.splitlines()
     assert 'ckpt_build_info{version="1"} 1' in lines
@@ -119,3 +111,54 @@ def test_a_coordinator_speaks_the_format_and_drops_counters_with_hostile_names()
     for reason, count in away.items():
         assert f'ckpt_peers_turned_away_total{{reason="{reason}"}} {count}' in lines
     assert "evil" not in text
+
+
+def told(machine: CoordinatorMachine) -> str:
+    families = coordinator_families(
+        version="1",
+        machine=machine,
+        statistics=CommitStatistics(),
+        sessions=Counter({Role.STAGER: 3}),
+        tickets_waiting=0,
+        stores=machine.views.stores(),
+        pressure=Pressure("it is full", 3, 2, 1),
+    )
+    return render(families)
+
+
+def sample(bench: Bench, name: str) -> float | None:
+    """Its value; None when it is not there."""
+    lines = (line.rsplit(" ", 1) for line in told(bench.machine).splitlines())
+    found = [float(value) for known, value in lines if known == name]
+    return found[0] if found else None
+
+
+def test_how_much_the_weakest_checkpoint_survives_and_how_many_are_degraded() -> None:
+    bench = Bench(6, "2+2")
+    degraded, least = "ckpt_checkpoints_degraded", "ckpt_targets_survivable_min"
+    assert (sample(bench, degraded), sample(bench, least)) == (0, None), "there is none yet"
+    bench.save(1)
+    bench.save(2)
+    assert (sample(bench, degraded), sample(bench, least)) == (0, 2)
+    checkpoint = next(bench.machine.checkpoints.all())
+    holders = sorted(id for id in checkpoint.placement[Rank(0)] if id is not None)
+    bench.stop(holders[0])
+    now = bench.machine.checkpoints.redundancy(checkpoint)
+    assert (sample(bench, degraded), sample(bench, least)) in ((1, now.targets), (2, now.targets))
+    bench.stop(*holders[1:3])
+    assert sample(bench, least) == -1, "one cannot be read now"
+    for holder in holders[:3]:
+        bench.start(holder)
+    assert (sample(bench, degraded), sample(bench, least)) == (0, 2)
+
+
+def test_a_device_s_bytes_are_told_by_who_holds_them() -> None:
+    bench = Bench(2, "1+1")
+    bench.targets[TargetId("t0")].bytes_free = 700
+    bench.targets[TargetId("t0")].counters = {
+        "usable_bytes": 1000, "reserved_bytes": 50, "device_used_bytes": 300,
+    }  # fmt: skip
+    bench.tick()
+    for state, count in (("columns", 0), ("reserved", 50), ("other", 250), ("free", 700)):
+        name = f'ckpt_device_bytes{{device="p/r/h0/d0",state="{state}"}}'
+        assert sample(bench, name) == count

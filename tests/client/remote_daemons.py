@@ -32,6 +32,7 @@ class Remote:
         self._daemons: list[subprocess.Popen[bytes]] = []
         ready = self.start(
             f"ckptd coordinator --directory {folder}/c --listen 127.0.0.1:0 --code 1+1"
+            " --http 127.0.0.1:0"
         )
         address = re.search(r'"address": "([^"]+)"', ready)
         assert address is not None

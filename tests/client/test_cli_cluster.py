@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from ckpt.format.column import FRAGMENTS_OFFSET
 from ckpt_client.cli.cluster import is_running
 from ckpt_client.store import Store
 from tests.client.clikit import environment, fill, on_terminal, run
+from tests.client.remote_daemons import remote
 from tests.waiting import wait_until
 
 TARGETS = ("t0", "t1", "t2", "t3")
@@ -104,6 +107,37 @@ def test_status_for_people_has_one_line_for_each_target_and_run(store: str) -> N
         assert any(line.startswith(f"{id}  ") and " live " in line for line in lines)
     assert any(line.startswith("llama/7b") for line in lines)
     assert max(map(len, lines)) <= 140
+
+
+def test_status_prints_an_address_that_opens_the_page(directory: Path, store: str) -> None:
+    text = run("status", "--store", store).out
+    address = page_of(text)
+    assert "llama/7b" in opened_page(address)
+    assert (directory / "secret").read_text().strip() not in text
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        opened_page(address.partition("?")[0])
+    with refused.value as answer:
+        assert answer.code == 401
+        assert "`ckpt status` prints an address" in answer.read().decode()
+    in_logs = json.dumps(status_of(store))
+    assert address.partition("token=")[2] not in in_logs, "monitoring keeps what it reads"
+
+
+def test_status_of_another_host_prints_the_address_of_its_page_as_well(tmp_path: Path) -> None:
+    with remote(tmp_path) as case:
+        text = run("status", environ=case.environ).out
+        assert "llama/7b" in opened_page(page_of(text))
+
+
+def page_of(text: str) -> str:
+    found = re.search(r"^page +(http://\S+)  \(opens for 10 min\)$", text, re.MULTILINE)
+    assert found is not None, text
+    return found[1]
+
+
+def opened_page(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=10) as page:
+        return str(page.read(), "utf-8")
 
 
 def test_ls_marks_the_newest_of_each_run(store: str) -> None:
@@ -237,6 +271,8 @@ def test_a_killed_target_shows_in_status_ls_and_show(directory: Path, store: str
     if missing:
         assert "(t1)" in run("show", "llama/7b@3", "--store", store).out
         assert "degraded" in run("ls", "llama/7b", "--store", store).out
+        listed = run("ls", "llama/7b", "--json", "--store", store).document()["steps"]
+        assert (listed[-1]["state"], generation["state"]) == ("degraded", "degraded")
     restart(directory)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.base.limits import DEVICE_FAILURES_MAX
+from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import FRAGMENTS_OFFSET
 from ckpt.format.messages.drains import ForgetStore
 from ckpt.format.messages.targets import RenewLease
@@ -127,6 +128,23 @@ def too_few_targets(folder: Path) -> None:
         )
 
 
+def a_device_that_is_nearly_full(folder: Path) -> None:
+    filling(folder, "TARGET_NEARFULL", "nearfull_percent = 26")
+
+
+def a_device_that_is_full(folder: Path) -> None:
+    filling(folder, "TARGET_FULL", "nearfull_percent = 25\nfull_percent = 26")
+
+
+def filling(folder: Path, name: str, marks: str) -> None:
+    """Above the mark with three steps, below it with two."""
+    (folder / "burst").mkdir()
+    (folder / "burst" / "coordinator.toml").write_text(f"{marks}\n")
+    with made(folder, "targets=3&code=2+1&capacity=18MiB") as case:
+        fill(case.url, RUN_NAME, (3,), ranks=1)
+        case.prove(name, f"^ckpt rm {RUN_NAME}@1$", r"\d% taken; ckpt's columns \d.* other files 0")
+
+
 def columns_on_a_target_that_is_down(folder: Path) -> None:
     with made(folder) as case:
         holder = case.columns(1)[0].parents[1].name
@@ -141,6 +159,26 @@ def columns_that_are_gone(folder: Path) -> None:
         case.rested(case.columns(1)[0].unlink)
         case.prove(
             "REDUNDANCY_LOW", f"^ckpt rm {RUN_NAME}@1$", "1 checkpoints have less redundancy"
+        )
+
+
+def copies_of_index_and_record_that_are_gone(folder: Path) -> None:
+    with made(folder) as case:
+        shown = run("show", f"{RUN_NAME}@1", "--json", environ=case.environ).document()
+        index, record = shown["documents"]
+        assert (index["kind"], index["live"], index["copies"]) == ("index", [True, True], 2)
+        assert (record["kind"], record["targets"]) == ("record", index["targets"])
+        holder, other = index["targets"]
+        prefix = xxh3_128(RUN_NAME.encode()).hex()
+        files = [*case.directory.glob(f"targets/{holder}/documents/*{prefix}-1*")]
+        assert len(files) == 2
+        case.rested(lambda: [path.unlink() for path in files] and None)
+        text = run("show", f"{RUN_NAME}@1", environ=case.environ).out
+        assert f"record        {other}; 1 of 2 copies\n" in text
+        assert f"({holder})" in text
+        assert " 0 + 2 documents " in run("ls", environ=case.environ).out
+        case.prove(
+            "REDUNDANCY_LOW", f"^ckpt rm {RUN_NAME}@1$", "(2 copies of index or record missing)"
         )
 
 
@@ -159,7 +197,9 @@ def too_many_columns_that_are_gone(folder: Path) -> None:
         assert (listed.code, "unreachable" in listed.out) == (3, True)
         case.prove("CHECKPOINT_UNREACHABLE", f"^ckpt verify {RUN_NAME}@1$", "1 checkpoints are out")
         assert case.check("CHECKPOINT_LOST") is not None
-        assert run("ls", environ=case.environ).code == 4
+        listed = run("ls", "--json", environ=case.environ)
+        (one, _) = listed.document()["steps"]
+        assert (listed.code, one["state"]) == (4, "lost")
 
 
 def a_checkpoint_that_is_lost(folder: Path) -> None:
@@ -306,6 +346,8 @@ def a_catalog_that_was_removed(folder: Path) -> None:
         case.prove("CATALOG_OLD", "&& ckpt catalog rebuild ", "older than its targets")
         listed = run("ls", "--json", environ=case.environ).document()["steps"]
         assert [each["step"] for each in listed] == [1, 2]
+        well = lambda: case.status().document()["checks"] == []  # noqa: E731
+        wait_until(well, "nothing is missing", PATIENCE_S, ASKED_S)
 
 
 def a_catalog_for_which_too_few_vouch(folder: Path) -> None:
@@ -365,7 +407,12 @@ PROOFS: dict[str, list[Callable[[Path], None]]] = {
         a_failing_device_and_a_new_coordinator,
     ],
     "TOO_FEW_TARGETS": [too_few_targets],
-    "REDUNDANCY_LOW": [columns_on_a_target_that_is_down, columns_that_are_gone],
+    "TARGET_NEARFULL": [a_device_that_is_nearly_full],
+    "TARGET_FULL": [a_device_that_is_full],
+    "REDUNDANCY_LOW": [
+        columns_on_a_target_that_is_down, columns_that_are_gone,
+        copies_of_index_and_record_that_are_gone,
+    ],
     "CHECKPOINT_UNREACHABLE": [
         too_many_columns_on_targets_that_are_down, too_many_columns_that_are_gone,
     ],

@@ -67,7 +67,7 @@ def test_a_new_directory_is_checked_before_anything_is_started(tmp_path: Path) -
 def test_the_supervisor_is_told_what_the_url_says(tmp_path: Path) -> None:
     options = LocalOptions(code="8+2", linger=2.5, pretend_domains=True, unprotected=False)
     assert start_arguments(tmp_path, options) == [
-        "-m", "ckptd.cli", "local", str(tmp_path), "--json",
+        "-m", "ckptd.cli", "local", str(tmp_path), "--json", "--ends-idle",
         "--targets", "10", "--code", "8+2", "--linger-s", "2.5", "--pretend-domains",
     ]  # fmt: skip
 

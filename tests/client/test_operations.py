@@ -18,7 +18,7 @@ from ckpt_client.cli.exits import MEANINGS
 from tests.client.clikit import TIMEOUT_S, environment, run
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
-FOLDERS = ("/scratch", "/etc/ckpt", "/var/lib", "/mnt")
+FOLDERS = ("/scratch", "/etc", "/var/lib", "/mnt")
 
 
 def commands_of(page: str) -> list[str]:

@@ -44,6 +44,7 @@ from ckpt.format.messages.targets import (
     ListColumns,
     PutDocument,
     ReleaseReservation,
+    RenewLease,
     Reserve,
     Reserved,
     TargetRegistered,
@@ -73,6 +74,8 @@ class FakeTarget:
     bytes_free: int = 1 << 40
     device: DeviceReport | UnsetType = UNSET
     """What its renewals say."""
+    counters: dict[str, int] = field(default_factory=dict)
+    """Likewise."""
     session: Session | None = None
     columns: dict[ColumnId, ColumnProof] = field(default_factory=dict)
     documents: dict[tuple[DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
@@ -153,6 +156,12 @@ class FakeTarget:
             return self.bytes_free, 0
         used = COLUMN_BYTES * len(self.columns)
         return self.capacity_bytes - used, used
+
+    @property
+    def renewal(self) -> RenewLease:
+        return RenewLease(
+            self.id, self.boot, *self.space, device=self.device, counters=self.counters
+        )
 
     def summaries(self) -> tuple[DocumentSummary, ...]:
         held = sorted(self.documents.items(), key=lambda item: (item[0][0].value, item[0][1]))

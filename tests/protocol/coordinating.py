@@ -40,12 +40,13 @@ from ckpt.format.messages.saving import (
     Place,
     ReplicaPolicy,
 )
-from ckpt.format.messages.targets import RegisterTarget, RenewLease
+from ckpt.format.messages.targets import RegisterTarget
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
 from ckpt.protocol.coordinator.catalog import CatalogImage, Persist, Persisted
 from ckpt.protocol.coordinator.desk import Action
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
+from ckpt.protocol.coordinator.policy import FillMarks
 from ckpt.protocol.events import (
     CloseSession,
     Received,
@@ -79,10 +80,12 @@ class Bench:
         targets_live: bool = True,
         max_per_domain: int = 1,
         keep: int | None = None,
+        fill: FillMarks | None = None,
     ) -> None:
         self.policy = CoordinatorPolicy(
-            CLUSTER, Code.parse(code), max_per_domain=max_per_domain, keep=keep
-        )
+            CLUSTER, Code.parse(code), max_per_domain=max_per_domain, keep=keep,
+            fill=fill or FillMarks(),
+        )  # fmt: skip
         self.now_us = START_US
         self.term = 1
         self.process = b""
@@ -121,8 +124,7 @@ class Bench:
             self.now_us = min(end_us, self.now_us + SECOND_US)
             for target in self.targets.values():
                 if target.session is not None:
-                    renew = RenewLease(target.id, target.boot, *target.space, device=target.device)
-                    self.tell(target.session, renew)
+                    self.tell(target.session, target.renewal)
             self.feed(Ticked(self.now_us))
             if self.now_us >= end_us:
                 return

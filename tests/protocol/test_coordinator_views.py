@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from ckpt.base.ids import PayloadId, Rank, Step, TargetId
+from typing import Any
+
+from ckpt.base.ids import CheckpointId, PayloadId, Rank, Step, TargetId
 from ckpt.format.messages.asking import Ask
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import ReportDamage, Resolve
-from ckpt.format.messages.reading import ByteRange
+from ckpt.format.messages.reading import ByteRange, DocumentKind
 from ckpt.format.messages.targets import RenewLease
 from tests.protocol.coordinating import RUN, Bench, RankFake
 
@@ -62,7 +64,7 @@ def test_a_step_is_shown_with_what_may_be_lost_now_and_where_its_columns_are() -
         "stall_s": 5e-06, "commit_s": 0.0, "fault_in_s": 0.0, "committed_at_s": 1.5,
         "slowest_rank": 0, "slowest_target": "t0", "pinned": False, "reason": "",
         "targets_survivable_at_commit": 1, "domains_survivable_at_commit": 1, "warnings": [],
-        "referenced_bytes": 0, "homes": [],
+        "referenced_bytes": 0, "homes": [], "documents_missing": 0,
     }  # fmt: skip
     (columns,) = view["columns"]
     where = dict(zip(columns["targets"], columns["live"], strict=True))
@@ -88,6 +90,68 @@ def test_health_names_what_is_down_degraded_out_of_reach_and_lost() -> None:
     bench.stop("t0", "t1")
     assert checks(bench)["CHECKPOINT_LOST"] == "error"
     assert "CHECKPOINT_UNREACHABLE" not in checks(bench), "it is lost wherever they are"
+
+
+def test_lost_copies_of_index_and_record_are_told_with_what_to_do() -> None:
+    bench = Bench(5)
+    id = bench.save(1)
+    holder = lose_documents(bench, id, (DocumentKind.INDEX, DocumentKind.RECORD))
+    (check,) = named(bench, "REDUNDANCY_LOW")
+    assert (
+        "1 checkpoints have less redundancy (2 copies of index or record missing): run@1"
+        in (check["message"])
+    )
+    assert check["command"] == "ckpt rm run@1"
+    view = asked(bench, "show", RUN, 1)
+    assert isinstance(view, dict)
+    (generation,) = view["generations"]
+    missing = (generation["columns_missing"], generation["documents_missing"])
+    assert (missing, generation["targets_survivable"]) == ((0, 2), 0)
+    index, record = view["documents"]
+    assert dict(zip(index["targets"], index["live"], strict=True))[holder] is False
+    assert (index["kind"], sum(index["live"]), index["copies"]) == ("index", 1, 2)
+    assert (record["kind"], record["live"], record["copies"]) == ("record", [True], 2)
+
+
+def test_a_lost_copy_of_the_record_alone_is_told_and_costs_no_promise() -> None:
+    bench = Bench(4)
+    lose_documents(bench, bench.save(1), (DocumentKind.RECORD,))
+    (check,) = named(bench, "REDUNDANCY_LOW")
+    assert "(1 copy of index or record missing)" in check["message"]
+    (step,) = asked(bench, "steps", RUN)  # type: ignore[misc]
+    # The catalog names the checkpoint: what is lost is a way to make the catalog again.
+    assert (step["targets_survivable"], step["documents_missing"]) == (1, 1)
+
+
+def test_targets_that_are_down_may_hold_the_copies_that_are_missing() -> None:
+    bench = Bench(5)
+    id = bench.save(1)
+    record = bench.machine.checkpoints.get(id)
+    assert record is not None
+    (*_, holder) = record.index_targets
+    bench.stop(holder)
+    (check,) = named(bench, "REDUNDANCY_LOW")
+    assert "2 copies of index or record missing" in check["message"]
+    assert check["message"].endswith(f"on {holder}, which are down")
+    assert check["targets"] == [holder]
+
+
+def lose_documents(bench: Bench, id: CheckpointId, kinds: tuple[DocumentKind, ...]) -> TargetId:
+    """One of their holders, which comes back without them."""
+    checkpoint = bench.machine.checkpoints.get(id)
+    assert checkpoint is not None
+    holder = checkpoint.index_targets[0]
+    for kind in kinds:
+        del bench.targets[holder].documents[kind, id]
+    bench.stop(holder)
+    bench.start(holder)
+    return holder
+
+
+def named(bench: Bench, name: str) -> list[dict[str, Any]]:
+    view = status(bench)["checks"]
+    assert isinstance(view, list)
+    return [check for check in view if check["name"] == name]
 
 
 def test_a_target_without_room_for_connections_is_named_with_its_limit() -> None:

@@ -27,7 +27,7 @@ from tests.reference.blocks import table
 
 _COUNTERS: Final = docstrings(Counters)
 _HEAD: Final = ("metric", "type, unit", "labels", "meaning")
-_OPEN: Final = ("target", "run", "store")
+_OPEN: Final = ("target", "run", "store", "device")
 """Labels that a cluster gives their values."""
 _UNITS: Final = (
     ("_timestamp_seconds", "Unix time"),

@@ -22,6 +22,17 @@ class Watermarks:
 
 
 @dataclass(frozen=True, slots=True)
+class FillMarks:
+    """Shares of a device, less its reserve, at which its checks begin to stand."""
+
+    near: float = 0.85
+    full: float = 0.95
+
+    def __post_init__(self) -> None:
+        assert 0.0 < self.near <= self.full
+
+
+@dataclass(frozen=True, slots=True)
 class SpreadRule:
     """How the columns of one payload are spread (P13)."""
 
@@ -49,6 +60,7 @@ class CoordinatorPolicy:
     mend: str = "ckpt catalog rebuild DIR"
     """The command that rebuilds an old catalog; `{targets}` becomes the targets' addresses."""
     watermarks: Watermarks = field(default_factory=Watermarks)
+    fill: FillMarks = field(default_factory=FillMarks)
 
     @property
     def spread(self) -> SpreadRule:

@@ -149,13 +149,24 @@ class Counters:
     """Peers that proved themselves and heard that there is no room."""
     strangers_evicted: int = 0
     """Connections without proof that gave their seat to others."""
+    usable_bytes: int = 0
+    """What it may use in all: its capacity, else the whole device, less the reserve of 5%."""
+    reserved_bytes: int = 0
+    """Space that is held for saves under way and for the next ones."""
+    device_used_bytes: int = 0
+    """What is used of the file system, whoever uses it."""
 
     def as_dict(self) -> dict[str, int]:
         """Field name to value."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
-LEVELS = frozenset({"reservations", "streams", "connections_full", "descriptor_limit"})
+LEVELS = frozenset(
+    {
+        "reservations", "streams", "connections_full", "descriptor_limit", "usable_bytes",
+        "reserved_bytes", "device_used_bytes",
+    }
+)  # fmt: skip
 """Among the counters, what also falls."""
 
 
@@ -386,6 +397,10 @@ class Space:
             self.promises.pop(file, None)
         self.settled.clear()
         self.bytes_total, self.bytes_free = bytes_total, bytes_free
+        levels = self.core.counters
+        levels.usable_bytes = self._total - self._reserve
+        levels.reserved_bytes = self.held_bytes
+        levels.device_used_bytes = bytes_total - bytes_free
 
     @property
     def available(self) -> int:
@@ -409,9 +424,12 @@ class Space:
 
     @property
     def _reserve(self) -> int:
+        return int(self._total * RESERVE_FRACTION)
+
+    @property
+    def _total(self) -> int:
         capacity = self.core.limits.capacity_bytes
-        total = self.bytes_total if capacity is None else min(self.bytes_total, capacity)
-        return int(total * RESERVE_FRACTION)
+        return self.bytes_total if capacity is None else min(self.bytes_total, capacity)
 
     def promise(self, file: str, bytes_count: int) -> bool:
         """Hold space for a file; False, and nothing changed, when there is not enough."""

@@ -1,14 +1,16 @@
 """Checkpoints, the newest of each run marked with `*`: what can be resumed from.
 
 Redundancy is what it is now, not what it was at the write: how many more targets
-and failure domains, any of them, may be lost, and how many columns are missing.
-Saves under way are listed with their state. Exit code 3: a step cannot be read from
+and failure domains, any of them, may be lost, and how many columns are missing,
+and documents, which are copies of the index and of the commit record. Saves under
+way are listed with their state. Exit code 3: a step cannot be read from
 the targets that are up; 4: one is lost.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from ckpt.base.errors import NotFound
 from ckpt.base.ids import check_run_name
@@ -37,7 +39,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         known_runs = talk.runs()
         status = talk.status()
         names = [view.run for view in known_runs] if wanted is None else [wanted]
-        steps = [view for name in names for view in talk.steps(check_run_name(name))]
+        steps = [as_shown(view) for name in names for view in talk.steps(check_run_name(name))]
     attempts = [view for view in status.attempts if wanted in (None, view.run)]
     if wanted is not None and not steps and not attempts:
         known = ", ".join(view.run for view in known_runs) or "none"
@@ -56,19 +58,31 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 def _exit_code(steps: list[StepView]) -> ExitCode:
     """Of what is listed: a step that cannot be read is no success."""
-    states = {state_text(view) for view in steps}
+    states = {view.state for view in steps}
     if "lost" in states:
         return ExitCode.LOST
     return ExitCode.DEGRADED if "unreachable" in states else ExitCode.OK
 
 
-def state_text(view: StepView) -> str:
+def as_shown(view: StepView) -> StepView:
+    """With the state as the table and `--json` say it; the coordinator's is its catalog's."""
+    return replace(view, state=_state_word(view))
+
+
+def _state_word(view: StepView) -> str:
     """In one word: what can be done with it now."""
     if view.state != "committed":
         return "lost" if view.state == "damaged" else view.state
     if not view.readable:
         return "unreachable"
-    return "degraded" if view.columns_missing else "committed"
+    return "degraded" if view.columns_missing or view.documents_missing else "committed"
+
+
+def _missing_text(view: StepView) -> str:
+    """Columns; and copies of its index and record, which rarely go alone."""
+    if not view.documents_missing:
+        return str(view.columns_missing)
+    return f"{view.columns_missing} + {counted(view.documents_missing, 'document')}"
 
 
 def survives_text(view: StepView) -> str:
@@ -87,10 +101,10 @@ def _step_row(view: StepView) -> tuple[str, ...]:
         view.run,
         str(view.step),
         "*" if view.newest else "",
-        state_text(view),
+        view.state,
         format_bytes(view.bytes),
         survives_text(view),
-        str(view.columns_missing),
+        _missing_text(view),
         format_seconds(view.commit_s),
         format_seconds(view.stall_s),
         age_text(view.committed_at_s),

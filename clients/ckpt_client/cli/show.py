@@ -1,14 +1,21 @@
-"""Everything about one checkpoint: generations, cost, and where each column is now."""
+"""Everything about one checkpoint: generations, cost, and where each column is now, and each copy
+of its index and commit record.
+"""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from ckpt.base.units import format_bytes, format_seconds
-from ckpt.protocol.coordinator.reading.answers import ColumnsView, StepView
+from ckpt.protocol.coordinator.reading.answers import (
+    ColumnsView,
+    DocumentView,
+    StepView,
+)
 from ckpt_client.cli.cluster import conversation, parse_checkpoint
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.ls import state_text, survives_text
+from ckpt_client.cli.ls import as_shown, survives_text
 from ckpt_client.cli.output import Output, age_text, counted
 
 EXAMPLE = "ckpt show llama/7b@12500"
@@ -22,15 +29,21 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     run_name, step = parse_checkpoint(arguments.checkpoint)
     with conversation(arguments, output) as talk:
         view = talk.show(run_name, step)
+    view = replace(view, generations=tuple(map(as_shown, view.generations)))
     output.document(view)
     newest = view.generations[-1]
     _print_generation(newest, output)
+    for document in view.documents:
+        output.line(_document_text(document))
     for older in view.generations[:-1]:
         output.line(
-            f"older generation {older.generation}: {state_text(older)}, {format_bytes(older.bytes)}"
+            f"older generation {older.generation}: {older.state}, {format_bytes(older.bytes)}"
         )
     output.line()
     _print_columns(view.columns, output)
+    parts = [each.live for each in view.columns] + [each.live for each in view.documents]
+    if not all(map(all, parts)):
+        output.line("(in parentheses: out of reach now)")
     return ExitCode.OK
 
 
@@ -43,13 +56,14 @@ def _print_generation(view: StepView, output: Output) -> None:
     rows = [
         ("checkpoint", f"{view.run}@{view.step}" + (f" ({', '.join(marks)})" if marks else "")),
         ("generation", view.generation),
-        ("state", state_text(view) + (f": {view.reason}" if view.reason else "")),
+        ("state", view.state + (f": {view.reason}" if view.reason else "")),
         ("size", f"{format_bytes(view.bytes)} from {counted(view.world_size, 'rank')}"),
         *_references(view),
         ("code", view.code),
         (
             "survives now",
-            f"{survives_text(view)}; {counted(view.columns_missing, 'column')} missing",
+            f"{survives_text(view)}; {counted(view.columns_missing, 'column')} and "
+            f"{counted(view.documents_missing, 'document')} missing",
         ),
         ("at the commit", at_commit),
         ("committed", f"{age_text(view.committed_at_s)}, in {format_seconds(view.commit_s)}"),
@@ -70,6 +84,14 @@ def _references(view: StepView) -> list[tuple[str, str]]:
     return [("unchanged", f"{format_bytes(view.referenced_bytes)} of it lie in {kind} {steps}")]
 
 
+def _document_text(view: DocumentView) -> str:
+    """`index         t0, (t1); 1 of 2 copies`, the parentheses as for columns."""
+    copies = f"{sum(view.live)} of {view.copies} copies"
+    held = zip(view.targets, view.live, strict=True)
+    places = ", ".join(target if live else f"({target})" for target, live in held)
+    return f"{view.kind:<14}{places}; {copies}" if places else f"{view.kind:<14}{copies}"
+
+
 def _print_columns(columns: tuple[ColumnsView, ...], output: Output) -> None:
     """A target in parentheses cannot be read now; a dash: this column was never placed."""
     count = max((len(view.targets) for view in columns), default=0)
@@ -81,5 +103,3 @@ def _print_columns(columns: tuple[ColumnsView, ...], output: Output) -> None:
         ]
         rows.append((str(view.rank), *cells, *[""] * (count - len(cells))))
     output.table((">rank", *(f"column {number}" for number in range(count))), rows)
-    if any(not live for view in columns for live in view.live):
-        output.line("(in parentheses: out of reach now)")

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.secret import find_secret_file, read_secret
 from ckpt.base.errors import Unavailable
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.protocol.coordinator.reading.answers import (
@@ -26,6 +28,7 @@ from ckpt.protocol.coordinator.reading.answers import (
 )
 from ckpt.protocol.coordinator.reading.checks import check as health_check
 from ckpt.protocol.coordinator.reading.checks import exit_code
+from ckpt.protocol.page_pass import PAGE_PASS_LIFE_S, page_pass
 from ckpt_client.cli.advice import Local, TargetProcess, is_corrupt, with_store
 from ckpt_client.cli.cluster import (
     HOLD_NAME,
@@ -114,18 +117,21 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     url = parse_url(arguments.store)
     if isinstance(url, LocalUrl):
         status = _local_status(Path(url.directory), arguments, output)
+        secret_file = find_secret_file(Path(url.directory))
     else:
+        secret_file = find_secret_file()
         with conversation(arguments, output) as talk:
             view = talk.status()
             place = CoordinatorStatus(talk.address, None)
             targets = tuple(_target(target, target.pid, held=False) for target in view.targets)
-            status = _status(view, place, targets)
+            http = _reached(view.coordinator.http, talk.address) if view.coordinator.http else None
+        status = _status(view, place, targets, http=http)
     checks = tuple(with_store(each, arguments.store) for each in status.checks)
     status = replace(status, checks=checks)
     if output.json:
         output.document(status)
     else:
-        _print(status, output)
+        _print(status, secret_file, output)
     return exit_code(checks, strict=arguments.check)
 
 
@@ -198,6 +204,12 @@ def _status(
         epoch=view.epoch,
         stores=view.stores,
     )
+
+
+def _reached(http: str, address: str) -> str:
+    """Bound to every address of its host, it is where the coordinator is."""
+    host, _, port = http.rpartition(":")
+    return f"{address.rpartition(':')[0]}:{port}" if host in ("0.0.0.0", "::") else http
 
 
 def _target(view: TargetView, pid: int | None, *, held: bool) -> TargetStatus:
@@ -287,7 +299,7 @@ def _folder(directory: Path, id: str) -> Path:
 # --------------------------------------------------------------------------- for people
 
 
-def _print(status: Status, output: Output) -> None:
+def _print(status: Status, secret_file: Path, output: Output) -> None:
     health = output.tone(status.health, _TONES.get(status.health, Tone.BAD))
     output.line(f"cluster  {status.cluster}  {health}")
     for check in status.checks:
@@ -297,6 +309,8 @@ def _print(status: Status, output: Output) -> None:
             if line:
                 output.line(f"         {'':<{len(check.name)}}  {line}")
     output.line(f"served   {_served(status)}")
+    if status.http and status.term is not None:
+        output.line(f"page     {_page(status.http, secret_file)}")
     up = sum(target.state == "live" for target in status.targets)
     output.line(f"targets  {up}/{len(status.targets)} live, code {status.code}")
     output.line()
@@ -317,8 +331,13 @@ def _served(status: Status) -> str:
     if place.address is None:
         return "not running"
     process = f", process {place.pid}" if place.pid is not None else ""
-    page = f", page http://{status.http}/" if status.http else ""
-    return f"{place.address}{process}{page}"
+    return f"{place.address}{process}"
+
+
+def _page(http: str, secret_file: Path) -> str:
+    """An address that opens it, for a while; only for people: `--json` is logged."""
+    given = page_pass(read_secret(secret_file), time.time())
+    return f"http://{http}/?token={given}  (opens for {PAGE_PASS_LIFE_S // 60} min)"
 
 
 def _print_targets(status: Status, output: Output) -> None:

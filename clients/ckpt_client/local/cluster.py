@@ -134,10 +134,10 @@ def check_options(directory: Path, options: LocalOptions) -> None:
 
 
 def start_arguments(directory: Path, options: LocalOptions) -> list[str]:
-    """The supervisor's command: `ckptd local DIR` with what the URL says;
-    DIR remembers the rest.
+    """The supervisor's command: `ckptd local DIR` with what the URL says; DIR remembers the rest.
+    Nobody has to end what an open starts.
     """
-    arguments = ["-m", "ckptd.cli", "local", str(directory), "--json"]
+    arguments = ["-m", "ckptd.cli", "local", str(directory), "--json", "--ends-idle"]
     for option, _, flag in _KEYS:
         value = getattr(options, option)
         if option == "targets" and value is None and not (directory / CLUSTER_NAME).exists():

@@ -19,7 +19,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final, cast, get_args
@@ -49,7 +49,7 @@ from ckpt.protocol.coordinator import catalog as entries
 from ckpt.protocol.coordinator.catalog import Persist, Persisted
 from ckpt.protocol.coordinator.desk import Action
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
-from ckpt.protocol.coordinator.policy import Watermarks
+from ckpt.protocol.coordinator.policy import FillMarks, Watermarks
 from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorView
 from ckpt.protocol.coordinator.reading.checks import connections_full
 from ckpt.protocol.events import (
@@ -120,6 +120,10 @@ class CoordinatorConfig:
     does by itself."""
     evict_below_percent: int = 70
     """It evicts down to this."""
+    nearfull_percent: int = 85
+    """TARGET_NEARFULL stands while so much of a device, less its reserve, is taken."""
+    full_percent: int = 95
+    """TARGET_FULL, likewise."""
     loop: Annotated[str, "asyncio|uvloop"] = "asyncio"
     """The event loop."""
     log_level: Annotated[str, "info|warning|error"] = "info"
@@ -141,6 +145,8 @@ class CoordinatorConfig:
             raise Refused("spare_count, orphan_grace_s and keep are at least 0")
         if not 0 <= self.evict_below_percent <= self.evict_above_percent <= 100:
             raise Refused("0 <= evict_below_percent <= evict_above_percent <= 100")
+        if not 0 < self.nearfull_percent <= self.full_percent <= 100:
+            raise Refused("0 < nearfull_percent <= full_percent <= 100")
 
     def policy(self, cluster: str) -> CoordinatorPolicy:
         """As the machine wants it."""
@@ -154,6 +160,7 @@ class CoordinatorConfig:
             orphan_grace_us=self.orphan_grace_s * US_PER_S,
             keep=self.keep or None,
             watermarks=Watermarks(self.evict_below_percent / 100, self.evict_above_percent / 100),
+            fill=FillMarks(self.nearfull_percent / 100, self.full_percent / 100),
             mend=mending_command(self.directory, "{targets}"),
         )
 
@@ -207,11 +214,13 @@ async def _serve(
     plane = served(config.http, shell, answers=shell, secret=secret, directory=config.directory)
     try:
         catalog.start(shell.durable, shell.failed)
-        shell.machine.views.coordinator = CoordinatorView(f"{host}:{server.port}", os.getpid())
+        view = CoordinatorView(f"{host}:{server.port}", os.getpid())
+        shell.machine.views.coordinator = view
         shell.begin(server)
         ready = {"ready": "coordinator", "address": f"{host}:{server.port}", "pid": os.getpid()}
         ready |= {"cluster": catalog.cluster, "boot": f"{boot:016x}", "term": catalog.image.term}
         async with plane as http:
+            shell.machine.views.coordinator = replace(view, http=http)
             ready |= {"http": http} if http else {}
             os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
             await shell.run()

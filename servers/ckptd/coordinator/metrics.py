@@ -17,6 +17,7 @@ from ckpt.base.units import US_PER_S
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.cluster.devices import device_spaces
 from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
@@ -68,6 +69,7 @@ def coordinator_families(
     yield from _cluster(machine.members, sessions, tickets_waiting)
     yield from _commits(statistics)
     yield from _runs(machine.checkpoints)
+    yield from _survival(machine.checkpoints)
     yield from _targets(machine.members)
     yield from _drains(stores)
     yield from _evictions(machine.evictor)
@@ -139,6 +141,27 @@ def _runs(checkpoints: Checkpoints) -> Iterator[Family]:
     yield from (steps, times)
 
 
+def _survival(checkpoints: Checkpoints) -> Iterator[Family]:
+    degraded = Family(
+        "ckpt_checkpoints_degraded",
+        Kind.GAUGE,
+        "Committed checkpoints that lack columns, or copies of their index or record, now; also "
+        "those that cannot be read.",
+    )
+    least = Family(
+        "ckpt_targets_survivable_min",
+        Kind.GAUGE,
+        "How many more targets, whichever they are, may be lost before any committed checkpoint "
+        "cannot be read from the tier; -1 when one cannot be read now; absent without any.",
+    )
+    committed = (one for one in checkpoints.all() if one.state is RowState.COMMITTED)
+    found = [checkpoints.redundancy(one) for one in committed]
+    degraded.add(sum(bool(now.columns_missing or now.documents_missing) for now in found))
+    if found:
+        least.add(max(-1, min(now.targets for now in found)))
+    yield from (degraded, least)
+
+
 def _targets(members: Membership) -> Iterator[Family]:
     up = Family("ckpt_target_up", Kind.GAUGE, "1 when the target is live.")
     capacity = Family("ckpt_capacity_bytes", Kind.GAUGE, "Space of live targets, by state.")
@@ -158,8 +181,24 @@ def _targets(members: Membership) -> Iterator[Family]:
                 family = family_of_counter(name)
                 counters.setdefault(family.name, family).add(value, target=target.id)
     capacity.add(used, state="used").add(free, state="free")
-    yield from (up, capacity, columns, *devices)
+    yield from (up, capacity, _device_bytes(members), columns, *devices)
     yield from (counters[name] for name in sorted(counters)[:COUNTERS_LABELED_MAX])
+
+
+def _device_bytes(members: Membership) -> Family:
+    family = Family(
+        "ckpt_device_bytes",
+        Kind.GAUGE,
+        "Of each device with live targets, less its reserve: columns and documents, space reserved "
+        "for saves, files that are not ckpt's, and what may still be taken.",
+    )
+    for space in device_spaces(members.live()):
+        device = str(space.domain)
+        family.add(space.columns_bytes, device=device, state="columns")
+        family.add(space.reserved_bytes, device=device, state="reserved")
+        family.add(space.other_bytes, device=device, state="other")
+        family.add(space.free_bytes, device=device, state="free")
+    return family
 
 
 def _drains(stores: Sequence[StoreStatus]) -> Iterator[Family]:

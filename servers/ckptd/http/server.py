@@ -5,7 +5,7 @@
 
 and, of a coordinator, which has answers to questions:
 
-    /                 a status page; the token, also as ?token=
+    /                 a status page; the token or a pass (page_pass.py), also as ?token=
     /v1/status /v1/runs /v1/steps?run= /v1/show?run=&step= /v1/sessions    JSON; signed (http_auth)
 
 Every request is bounded: its size, its time, and how many connections there are. A connection that
@@ -24,6 +24,7 @@ import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import RunName, Step, check_run_name, check_step
 from ckpt.base.limits import UNAUTHENTICATED_LIFE_US
 from ckpt.base.units import US_PER_S
+from ckpt.protocol.page_pass import PAGE_PASS_LIFE_S, opens_page, page_key
 from ckptd.http.auth import (
     CHALLENGE_HEADER,
     MAC_HEADER,
@@ -61,6 +63,14 @@ TOKEN_NAME: Final = "metrics.token"
 _RESERVE_COUNT: Final = 4
 _LIFE_S: Final = UNAUTHENTICATED_LIFE_US / US_PER_S
 _STATUS_OF_CODE: Final = {"refused": 400, "not_found": 404, "unavailable": 503, "busy": 409}
+
+#: Of every path alike, also of those that there are not: strangers learn nothing else.
+_HOW_TO_GET_IN: Final = f"""unauthorized
+
+/         `ckpt status` prints an address that opens the page, for {PAGE_PASS_LIFE_S // 60} minutes
+/metrics  the token of the daemon's directory: Authorization: Bearer $(cat {TOKEN_NAME})
+/v1/...   signed requests: `ckpt status --json`, `ckpt ls --json` and the like ask the same
+"""
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -91,6 +101,7 @@ class HttpPlane:
         self._reports = reports
         self._answers = answers
         self._key = http_key(secret)
+        self._page_key = page_key(secret)
         self._token = token
         self._verifier = Verifier(self._key, secrets.token_bytes)
         #: Every connection that has said something, until it is lost, by aiohttp's half of it.
@@ -228,8 +239,10 @@ class HttpPlane:
         given = authorization.removeprefix("Bearer ")
         if request.path == "/" and not authorization:
             given = request.query.get("token", "")
-        if token_matches(self._token, given) or self._verifier.accepts(
-            request.method, request.raw_path, body, authorization
+        if (
+            token_matches(self._token, given)
+            or (request.path == "/" and opens_page(self._page_key, given, time.time()))
+            or self._verifier.accepts(request.method, request.raw_path, body, authorization)
         ):
             self._recognize(request)
             return await handler(request)
@@ -248,7 +261,7 @@ class HttpPlane:
 
     def _unauthorized(self, scheme: str) -> web.Response:
         headers = {"WWW-Authenticate": scheme, CHALLENGE_HEADER: self._verifier.challenge}
-        return web.Response(status=401, text="unauthorized\n", headers=headers)
+        return web.Response(status=401, text=_HOW_TO_GET_IN, headers=headers)
 
     # ----------------------------------------------------------------------- answers
 

@@ -58,7 +58,7 @@ class ClusterFile:
     restart: str
     """Whether targets that have exited are started again: "always" or "never"."""
     linger_s: float
-    """The supervisor stops after so long without a client."""
+    """One that an open has started stops after so long without a client."""
     capacity_bytes: int
     """Space of all targets together; 0 is what the device has."""
     pretend_domains: bool

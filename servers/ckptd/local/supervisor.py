@@ -11,8 +11,9 @@
     DIR/coordinator.toml  options of `ckptd coordinator` that DIR does not fix, such as watermarks
 
 Life: LOCKED -> coordinator ready -> each target ready, or given up -> READY (ready.json) -> STOPPED
-on SIGTERM, SIGINT, SIGHUP, or after `linger_s` without a client. The coordinator is always started
-again, on the same port; a target unless `restart=never` or while `targets/<id>/held` exists.
+on SIGTERM, SIGINT, SIGHUP; one that an open has started also after `linger_s` without a client: a
+service stays until somebody ends it. The coordinator is always started again, on the same port; a
+target unless `restart=never` or while `targets/<id>/held` exists.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from typing import Annotated, Final
 
 from ckpt.aio.durable import write_aside
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
-from ckpt.base.errors import Busy, CkptError, Refused
+from ckpt.base.errors import CkptError, Refused
 from ckpt.erasure.code import Code
 from ckptd import cli
 from ckptd import config as options
-from ckptd.directory import close_to_others, make_directory, open_lock
+from ckptd.directory import close_to_others, make_directory
 from ckptd.http.client import HttpAsker
 from ckptd.local.children import Child, ChildPlan, ChildState, RestartPolicy, Supervisor
 from ckptd.local.cluster_file import (
@@ -47,18 +48,16 @@ from ckptd.local.cluster_file import (
     device_of,
     load_or_create,
 )
+from ckptd.local.directory_lock import LOCK_NAME, lock_directory
 from ckptd.local.last_words import why_it_ended
 from ckptd.log import Reporter, configure, reporter
 
 READY_NAME: Final = "ready.json"
-LOCK_NAME: Final = "supervisor.lock"
 OPEN_LOCK_NAME: Final = "lock"
 HOLD_NAME: Final = "held"
 COORDINATOR: Final = "coordinator"
 DRAIN: Final = "drain"
 
-PREDECESSOR_WAIT_S: Final = 10.0
-"""For the children of a supervisor that was killed: the kernel is ending them."""
 JOIN_WAIT_S: Final = 15.0
 """For started targets to be live in the coordinator's map before ready.json is written."""
 JOIN_LAST_S: Final = 45.0
@@ -68,14 +67,15 @@ JOIN_POLL_S: Final = 0.05
 IDLE_POLL_S: Final = 1.0
 CATALOG_OLD: Final = "old"
 """What the coordinator's `/v1/sessions` says of a catalog that it does not serve."""
-LOCK_POLL_S: Final = 0.02
 
 TARGET: Final = "target"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalConfig:
-    """What `ckptd local DIR` is given. All but `directory` count only when DIR is made."""
+    """What `ckptd local DIR` is given. All but `directory`, `ends_idle` and `log_level` count only
+    when DIR is made.
+    """
 
     directory: Path
     """Everything lies in it; may be given without --directory, as the first word."""
@@ -88,7 +88,10 @@ class LocalConfig:
     restart: Annotated[str, "always|never"] = ""
     """Whether to start targets again that have exited; always by default."""
     linger_s: float = -1.0
-    """Stop after so many seconds without a client; 300 by default."""
+    """End after so many seconds without a client. Not given: 300, in a cluster that an open of DIR
+    starts, and never otherwise."""
+    ends_idle: bool = False
+    """End after the seconds of rest that DIR was made with: an open of DIR starts it so."""
     capacity_bytes: int | None = None
     """Space of all targets together; by default what the device has."""
     pretend_domains: bool = False
@@ -123,8 +126,8 @@ def main(argv: Sequence[str]) -> int:
     loaded = options.load(
         LocalConfig,
         program="local",
-        description="Run a whole ckpt cluster of this machine in one directory. All options but"
-        " --log-level count only when DIR is made.",
+        description="Run a whole ckpt cluster of this machine in one directory, until SIGTERM. All"
+        " options but --ends-idle and --log-level count only when DIR is made.",
         example="ckptd local /scratch/burst --targets 7 --code 4+2",
         argv=given,
     )
@@ -163,6 +166,7 @@ def run_local(config: LocalConfig, *, report: Reporter, secret_named: Path | Non
         secret_file=secret_file,
         secret=read_secret(secret_file),
         report=report,
+        ends_idle=config.ends_idle or config.linger_s >= 0,
     ).run()
 
 
@@ -187,9 +191,10 @@ class LocalCluster:
 
     def __init__(
         self, directory: Path, cluster: ClusterFile, *, lock: int, secret_file: Path, secret: bytes,
-        report: Reporter,
+        report: Reporter, ends_idle: bool,
     ) -> None:  # fmt: skip
         self._directory = directory
+        self._ends_idle = ends_idle
         self._lock = lock
         self._cluster = cluster
         self._secret_file = secret_file
@@ -326,7 +331,7 @@ class LocalCluster:
                 return
             if self._unwritten:
                 self._write_ready()
-            if self._is_idle():
+            if self._ends_idle and self._is_idle():
                 self._stop_when_idle()
 
     def _wait_for_targets(self, now_s: float) -> None:
@@ -429,48 +434,10 @@ class LocalCluster:
             os.close(descriptor)
 
 
-def lock_directory(directory: Path) -> int:
-    """Become DIR's supervisor; the descriptor holds the lock. Raises Busy when another one lives.
-
-    A killed supervisor's children share its lock; they are waited for.
-    """
-    descriptor = open_lock(directory / LOCK_NAME)
-    deadline_s = time.monotonic() + PREDECESSOR_WAIT_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            holder = os.pread(descriptor, 64, 0).decode(errors="replace")
-            if _is_alive(holder) or time.monotonic() >= deadline_s:
-                os.close(descriptor)
-                pid = holder.partition(" ")[0] or "?"
-                raise Busy(f"process {pid} runs the cluster in {directory}") from None
-            time.sleep(LOCK_POLL_S)
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, _incarnation(os.getpid()).encode(), 0)
-    return descriptor
-
-
 def _named(sessions: Mapping[str, object], what: str) -> list[object]:
     """Targets that the coordinator's `/v1/sessions` names."""
     found = sessions.get(what)
     return found if isinstance(found, list) else []
-
-
-def _is_alive(holder: str) -> bool:
-    """Whether the process that wrote this into the lock still runs."""
-    pid = holder.partition(" ")[0]
-    return pid.isascii() and pid.isdigit() and _incarnation(int(pid)) == holder
-
-
-def _incarnation(pid: int) -> str:
-    """`PID START`, which no later process repeats; empty when there is none, or only a zombie."""
-    try:
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except OSError:
-        return ""
-    return "" if after_name[0] in "ZX" else f"{pid} {after_name[19]}"
 
 
 def _is_held(child: Child) -> bool:

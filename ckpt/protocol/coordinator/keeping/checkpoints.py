@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -67,6 +68,11 @@ class Checkpoint:
         return Code.parse(self.info.code)
 
     @property
+    def document_copies(self) -> int:
+        """So many targets should hold its index, and so many its record: m may be lost."""
+        return self.code.m + 1
+
+    @property
     def targets(self) -> set[TargetId]:
         """Every target that its placement or its index names."""
         named = {t for columns in self.placement.values() for t in columns if t is not None}
@@ -87,6 +93,13 @@ class Redundancy:
     targets: int
     domains: int
     columns_missing: int
+    documents_missing: int
+    """Copies of index and record. `targets` counts the index alone: while the catalog stands, the
+    record is not asked for."""
+
+
+GONE: Final = Redundancy(-1, 0, 0, 0)
+"""Of a home that is not there."""
 
 
 class Checkpoints:
@@ -101,8 +114,12 @@ class Checkpoints:
         self._by_run: dict[RunName, dict[CheckpointId, Checkpoint]] = {}
         #: Records of deleted checkpoints whose rows stay: a stager may have missed the commit.
         self._deleted: dict[CheckpointId, bytes] = {}
+        #: The columns' redundancy of each, with the version of the map under which it was counted.
+        #: Of a checkpoint that is here a target gains or loses columns only with a new version.
+        self._counted: dict[CheckpointId, tuple[int, Redundancy]] = {}
 
     def add(self, checkpoint: Checkpoint) -> None:
+        self._counted.pop(checkpoint.id, None)
         of_run = self._by_run.setdefault(checkpoint.id.run, {})
         of_run[checkpoint.id] = checkpoint
         self._by_run[checkpoint.id.run] = dict(sorted(of_run.items()))
@@ -125,6 +142,7 @@ class Checkpoints:
     def forget(self, checkpoint: Checkpoint) -> None:
         """It is deleted: only the fact that it was committed stays, as long as its row does."""
         self._by_run[checkpoint.id.run].pop(checkpoint.id, None)
+        self._counted.pop(checkpoint.id, None)
         self._deleted[checkpoint.id] = checkpoint.record_bytes
 
     def recover_deleted(self, row: CatalogRow) -> None:
@@ -188,17 +206,44 @@ class Checkpoints:
 
     def redundancy(self, checkpoint: Checkpoint) -> Redundancy:
         """Redundancy now, not at write: the least of what it holds itself and its homes hold."""
-        found = [self.own_redundancy(one) for one in (checkpoint, *self.homes_of(checkpoint))]
+        known = (checkpoint, *self.homes_of(checkpoint))
+        found = [self._with_documents(one, self._columns_of_map(one)) for one in known]
         if len(found) <= len(checkpoint.homes):
-            found.append(Redundancy(-1, 0, 0))
+            found.append(GONE)
         return Redundancy(
             min(one.targets for one in found),
             min(one.domains for one in found),
             sum(one.columns_missing for one in found),
+            sum(one.documents_missing for one in found),
         )
 
     def own_redundancy(self, checkpoint: Checkpoint) -> Redundancy:
         """Of what it holds itself, now: columns, and copies of its index, one of which stays."""
+        return self._with_documents(checkpoint, self._columns(checkpoint))
+
+    def _with_documents(self, checkpoint: Checkpoint, columns: Redundancy) -> Redundancy:
+        copies = self.index_copies(checkpoint)
+        spread = {domain_key(one.id, one.domain, self._level) for one in copies}
+        held = (len(copies), len(self.record_copies(checkpoint)))
+        lacking = sum(max(0, checkpoint.document_copies - count) for count in held)
+        return Redundancy(
+            min(columns.targets, len(copies) - 1),
+            max(0, min(columns.domains, len(spread) - 1)),
+            columns.columns_missing,
+            lacking,
+        )
+
+    def _columns_of_map(self, checkpoint: Checkpoint) -> Redundancy:
+        """As `_columns`, counted once for each version of the map: whoever watches asks often, and
+        of every checkpoint.
+        """
+        counted = self._counted.get(checkpoint.id)
+        if counted is None or counted[0] != self._members.version:
+            counted = self._members.version, self._columns(checkpoint)
+            self._counted[checkpoint.id] = counted
+        return counted[1]
+
+    def _columns(self, checkpoint: Checkpoint) -> Redundancy:
         chances = []
         missing = 0
         for rank, columns in checkpoint.placement.items():
@@ -211,13 +256,15 @@ class Checkpoints:
             chances.append(
                 (len(now) - checkpoint.code.k, survivable(checkpoint.code, domains, self._level))
             )
-        copies = self.index_copies(checkpoint)
-        spread = {domain_key(one.id, one.domain, self._level) for one in copies}
         targets = min((spare for spare, _ in chances), default=0)
-        targets = min(targets, len(copies) - 1)
         domains_left = min((chance.domains for _, chance in chances), default=0)
-        domains_left = min(domains_left, len(spread) - 1)
-        return Redundancy(targets, max(0, domains_left), missing)
+        return Redundancy(targets, domains_left, missing, 0)
+
+    def record_copies(self, checkpoint: Checkpoint) -> list[Target]:
+        """Live targets that have its commit record; nothing says where else one was put."""
+        size = len(checkpoint.record_bytes)
+        record = DocumentSummary(DocumentKind.RECORD, checkpoint.id, size)
+        return [target for target in self._members.live() if record in target.documents]
 
     def index_copies(self, checkpoint: Checkpoint) -> list[Target]:
         """Live targets that have its index."""

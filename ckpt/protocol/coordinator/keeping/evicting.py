@@ -21,7 +21,8 @@ from ckpt.base.ids import Domain
 from ckpt.base.limits import LEASE_US
 from ckpt.base.units import US_PER_S
 from ckpt.protocol.coordinator.catalog import RowState
-from ckpt.protocol.coordinator.cluster.membership import Membership, Target
+from ckpt.protocol.coordinator.cluster.devices import device_spaces
+from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.keeping.deletion import Deleter
@@ -83,7 +84,8 @@ class Evictor:
         self._look_at_us = now_us + LOOK_US
         wanted, self._wanted_bytes = self._wanted_bytes, 0
         goals: dict[Domain, float] = {}  # Bytes that shall go from each device.
-        for device, used, free in self._devices():
+        for space in device_spaces(self._members.live()):
+            device, used, free = space.domain, space.columns_bytes, space.free_bytes
             is_over = used > self._marks.high * (used + free)
             surplus = used - self._marks.low * (used + free) if is_over else 0.0
             payload = sum(self._payload_on(one, device) for one in self._committed())
@@ -142,16 +144,6 @@ class Evictor:
                 if not used and key not in needed and self._queue.holding(one.id):
                     found.append(one)
         yield from sorted(found, key=lambda one: (one.info.committed_at_s, one.id))
-
-    def _devices(self) -> Iterator[tuple[Domain, int, int]]:
-        """Of live targets: the device, bytes used there by ckpt, bytes that may still be."""
-        by_device: dict[Domain, list[Target]] = {}
-        for target in self._members.live():
-            by_device.setdefault(target.domain, []).append(target)
-        for device, targets in by_device.items():
-            used = sum(target.bytes_used for target in targets)
-            shared = max(target.device_bytes_free for target in targets)
-            yield device, used, min(shared, sum(target.bytes_free for target in targets))
 
     def _payload_on(self, checkpoint: Checkpoint, device: Domain) -> int:
         """About so many bytes of its payloads lie there, parity counted."""

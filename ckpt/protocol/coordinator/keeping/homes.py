@@ -24,7 +24,12 @@ from ckpt.protocol.coordinator.facts import (
     CheckpointReleased,
     ReferencesDropped,
 )
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints, Redundancy
+from ckpt.protocol.coordinator.keeping.checkpoints import (
+    GONE,
+    Checkpoint,
+    Checkpoints,
+    Redundancy,
+)
 
 TOO_MANY: Final = f"a checkpoint may refer to {HOMES_MAX} earlier ones"
 
@@ -124,9 +129,7 @@ class Homes:
         ids = [home.id(run) for home in sorted(homes)]
         known = [self._checkpoints.get(id) for id in ids]
         return [
-            Redundancy(-1, 0, 0)
-            if one is None or not _stays(one)
-            else self._checkpoints.own_redundancy(one)
+            GONE if one is None or not _stays(one) else self._checkpoints.own_redundancy(one)
             for one in known
         ]
 

@@ -97,6 +97,8 @@ class StepView:
     """Of `bytes`, what earlier generations hold, its homes."""
     homes: tuple[int, ...] = ()
     """Their steps."""
+    documents_missing: int = 0
+    """Copies of its index and commit record, and of its homes', that are not there now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +111,26 @@ class ColumnsView:
 
 
 @dataclass(frozen=True, slots=True)
+class DocumentView:
+    """Where the copies of an index or of a commit record are; `live` says which can be read now."""
+
+    kind: str
+    """`index` or `record`."""
+    targets: tuple[str, ...]
+    """Where it was put; a record only where it is, which nothing else says."""
+    live: tuple[bool, ...]
+    copies: int
+    """How many there should be."""
+
+
+@dataclass(frozen=True, slots=True)
 class ShowView:
     """Everything of one step."""
 
     generations: tuple[StepView, ...]
     columns: tuple[ColumnsView, ...]
+    """Of the newest generation."""
+    documents: tuple[DocumentView, ...] = ()
     """Of the newest generation."""
 
 
@@ -163,6 +180,8 @@ class CoordinatorView:
 
     address: str = ""
     pid: int = 0
+    http: str = ""
+    """HOST:PORT of its page and metrics, as it is bound; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,14 +103,35 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         clears="when there is room again, because the limit was raised or others have left; of a"
         " target a second later",
     ),
+    "TARGET_NEARFULL": CheckKind(
+        WARNING,
+        OK_CODE,
+        means="saves and loads go on; at this rate saves will be refused soon",
+        cause="of a device, less the 5% that are never given away, more is taken than"
+        " `nearfull_percent` (85), by ckpt or by other files",
+        mend="the message says who holds it: remove other files, or `ckpt rm RUN@STEP`, keep fewer"
+        " steps (`keep`), or add targets; what is drained goes by itself",
+        clears="a second or two after there is room again, or when the mark is raised",
+    ),
+    "TARGET_FULL": CheckKind(
+        ERROR,
+        DEGRADED_CODE,
+        means="saves go to other targets while enough have room, and are refused otherwise;"
+        " what is here is read",
+        cause="of a device, less the 5% that are never given away, more is taken than"
+        " `full_percent` (95), by ckpt or by other files",
+        mend="the same as for TARGET_NEARFULL",
+        clears="a second or two after there is room again, or when the mark is raised",
+    ),
     "REDUNDANCY_LOW": CheckKind(
         WARNING,
         OK_CODE,
         means="all can be read, and fewer losses are survived than the save's answer said",
-        cause="columns of checkpoints are on targets that are down, or are gone from their targets",
-        mend="the same as for TARGET_DOWN; columns that are gone do not come back: the next save"
-        " has all of its own, then `ckpt rm RUN@STEP`",
-        clears="when the targets are back with these columns, or the checkpoints are deleted",
+        cause="columns of checkpoints, or copies of their index or commit record, are on targets"
+        " that are down, or are gone from their targets",
+        mend="the same as for TARGET_DOWN; what is gone does not come back: the next save has all"
+        " of its own, then `ckpt rm RUN@STEP`",
+        clears="when the targets are back with all of it, or the checkpoints are deleted",
     ),
     "CHECKPOINT_UNREACHABLE": CheckKind(
         ERROR,

@@ -7,22 +7,30 @@ targets have to be started for the check to go.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from ckpt.base.ids import TargetId
 from ckpt.base.units import US_PER_S
-from ckpt.erasure.code import Code
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.claims import Claim
+from ckpt.protocol.coordinator.cluster.devices import (
+    OTHERS_HOLD,
+    OWN_HOLD,
+    DeviceSpace,
+    device_spaces,
+    devices_text,
+)
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
 from ckpt.protocol.coordinator.cluster.vouching import Standing, Vouching
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.answers import Check, StoreStatus
 from ckpt.protocol.coordinator.reading.checks import check, connections_full, quoted
 from ckpt.protocol.coordinator.reading.drain_views import UNSERVED_US
 
 START_THEM = "start them on their hosts"
 REPLACE_THEM = "bring the old directories back; when they are gone for good: replace them"
+LEFT_ALONE = "what is missing does not come back by itself"
 NAMED_MAX = 3
 """So many checkpoints are named in one message."""
 
@@ -31,12 +39,14 @@ class Health:
     """I look; I change nothing."""
 
     def __init__(
-        self, members: Membership, checkpoints: Checkpoints, code: Code, vouching: Vouching
-    ) -> None:
+        self, members: Membership, checkpoints: Checkpoints, policy: CoordinatorPolicy,
+        vouching: Vouching,
+    ) -> None:  # fmt: skip
         self._vouching = vouching
         self._members = members
         self._checkpoints = checkpoints
-        self._code = code
+        self._code = policy.code
+        self._marks = policy.fill
 
     def checks(self, stores: Sequence[StoreStatus], address: str, now_us: int) -> Iterator[Check]:
         """All that stand now. `address`: of this coordinator, for commands."""
@@ -55,6 +65,7 @@ class Health:
             yield from self._too_few(down, address)
         full = [t for t in self._members.live() if t.counters.get("connections_full")]
         yield from map(_full_check, full)
+        yield from self._filling(address)
         yield from self._lost(stores)
         yield from self._redundancy(address)
         yield from _drain_checks(stores)
@@ -113,6 +124,37 @@ class Health:
             command = f"ckptd target --directory NEW_DIR --coordinator {address}"
             yield check("TOO_FEW_TARGETS", text, "add targets, each with a directory", command)
 
+    def _filling(self, address: str) -> Iterator[Check]:
+        """Devices that are full, and that soon will be, the fullest first."""
+        spaces = device_spaces(self._members.live())
+        spaces.sort(key=lambda device: device.taken, reverse=True)
+        full = [each for each in spaces if each.taken >= self._marks.full]
+        near = [each for each in spaces if self._marks.near <= each.taken < self._marks.full]
+        for name, found in (("TARGET_FULL", full), ("TARGET_NEARFULL", near)):
+            if found:
+                yield check(name, devices_text(found), *self._make_room(found, address))
+
+    def _make_room(self, devices: Sequence[DeviceSpace], address: str) -> tuple[str, str]:
+        """Remedy and command; no command removes the files of others."""
+        if devices[0].is_held_by_others:
+            return OTHERS_HOLD, ""
+        oldest = self._oldest_on({id for device in devices for id in device.targets})
+        if oldest is None:
+            remedy = "the newest step of each run holds it: add targets, each with a directory"
+            return remedy, f"ckptd target --directory NEW_DIR --coordinator {address}"
+        remedy = f"{OWN_HOLD}; the oldest that is not the newest of its run"
+        return remedy, f"ckpt rm {_step(oldest)}"
+
+    def _oldest_on(self, targets: Set[TargetId]) -> Checkpoint | None:
+        """The oldest commit there whose removal frees space, and that no restart would want."""
+        found = [
+            one
+            for run in self._checkpoints.runs()
+            for one in self._checkpoints.of_run(run, RowState.COMMITTED)[:-1]
+            if not one.users and not targets.isdisjoint(one.targets)
+        ]
+        return min(found, key=lambda one: (one.info.committed_at_s, one.id), default=None)
+
     def _lost(self, stores: Sequence[StoreStatus]) -> Iterator[Check]:
         lost = [c for c in self._checkpoints.all() if c.state is RowState.DAMAGED]
         if not lost:
@@ -129,14 +171,17 @@ class Health:
     def _redundancy(self, address: str) -> Iterator[Check]:
         unreadable: list[Checkpoint] = []
         degraded: list[Checkpoint] = []
+        columns = documents = 0
         for checkpoint in self._checkpoints.all():
             if checkpoint.state is not RowState.COMMITTED:
                 continue
             now = self._checkpoints.redundancy(checkpoint)
             if now.targets < 0:
                 unreadable.append(checkpoint)
-            elif now.columns_missing:
+            elif now.columns_missing or now.documents_missing:
                 degraded.append(checkpoint)
+                columns += now.columns_missing
+                documents += now.documents_missing
         if unreadable:
             text = f"{len(unreadable)} checkpoints are out of reach: {_some(unreadable)}"
             remedy = "their columns are not on their targets, which are up: see what is left"
@@ -145,8 +190,9 @@ class Health:
                 "CHECKPOINT_UNREACHABLE", text, unreadable, address, remedy, command
             )
         if degraded:
-            text = f"{len(degraded)} checkpoints have less redundancy: {_some(degraded)}"
-            remedy = "columns of theirs are gone: the next save has all of its own, then drop these"
+            lack = _missing(columns, documents)
+            text = f"{len(degraded)} checkpoints have less redundancy ({lack}): {_some(degraded)}"
+            remedy = f"{LEFT_ALONE}: the next save has all of its own, then drop these"
             # The oldest; `ckpt rm` removes the only one of a run only with --force.
             command = f"ckpt rm {_step(degraded[0])}"
             yield self._with_away("REDUNDANCY_LOW", text, degraded, address, remedy, command)
@@ -156,12 +202,25 @@ class Health:
         command: str,
     ) -> Check:  # fmt: skip
         """The advice is to start what is down; where all are up, `remedy` and `command`."""
-        away = sorted({id for each in harmed for id in self._checkpoints.unreachable(each)})
-        known = [id for id in away if id in self._members.targets]
+        away = {id for each in harmed for id in self._checkpoints.unreachable(each)}
+        if not away and any(self._lacks_records(each) for each in harmed):
+            away = {t.id for t in self._members.targets.values() if t.state is TargetState.DOWN}
+        known = sorted(id for id in away if id in self._members.targets)
         if known:
             text = f"{text}; on {', '.join(known)}, which are down"
             return check(name, text, *self._bring_back(known, address))
         return check(name, text, remedy, command)
+
+    def _lacks_records(self, checkpoint: Checkpoint) -> bool:
+        """Nothing says where they were put: any target that is down may have one."""
+        return len(self._checkpoints.record_copies(checkpoint)) < checkpoint.document_copies
+
+
+def _missing(columns: int, documents: int) -> str:
+    texts = [f"{columns} column{'s' * (columns != 1)}"] if columns else []
+    if documents:
+        texts.append(f"{documents} cop{'y' if documents == 1 else 'ies'} of index or record")
+    return f"{', '.join(texts)} missing"
 
 
 def _away(target: Target, now_us: int) -> str:

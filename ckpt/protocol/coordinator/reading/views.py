@@ -23,6 +23,7 @@ from ckpt.protocol.coordinator.reading.answers import (
     Check,
     ColumnsView,
     CoordinatorView,
+    DocumentView,
     FilesView,
     MembersView,
     MemberView,
@@ -60,7 +61,7 @@ class Views:
         self._files = files
         self._drains = drains
         self._vouching = vouching
-        self._health = Health(context.members, checkpoints, context.policy.code, vouching)
+        self._health = Health(context.members, checkpoints, context.policy, vouching)
         self.coordinator = CoordinatorView()
         self.own_checks: Callable[[], tuple[Check, ...]] = tuple
         """What the coordinator's shell says of its own process."""
@@ -137,7 +138,7 @@ class Views:
         if not held:
             raise NotFound(f"{run}@{step} has no committed checkpoint", hint="see ckpt ls")
         views = tuple(view for view in self.steps(run) if view.step == step)
-        return ShowView(views, self._columns(held[-1]))
+        return ShowView(views, self._columns(held[-1]), self._documents(held[-1]))
 
     def files(self, below: RunName | None) -> tuple[FilesView, ...]:
         """Checkpoints of files: of the run `below` and of those whose names begin with it and a
@@ -202,6 +203,7 @@ class Views:
             warnings=info.warnings,
             referenced_bytes=info.referenced_bytes,
             homes=tuple(home.step for home in info.homes),
+            documents_missing=now.documents_missing,
         )
 
     def _columns(self, checkpoint: Checkpoint) -> tuple[ColumnsView, ...]:
@@ -211,6 +213,13 @@ class Views:
             live = tuple(j in now for j in range(len(columns)))
             views.append(ColumnsView(rank, columns, live))
         return tuple(views)
+
+    def _documents(self, checkpoint: Checkpoint) -> tuple[DocumentView, ...]:
+        named, wanted = checkpoint.index_targets, checkpoint.document_copies
+        having = {target.id for target in self._checkpoints.index_copies(checkpoint)}
+        index = DocumentView("index", named, tuple(id in having for id in named), wanted)
+        records = tuple(target.id for target in self._checkpoints.record_copies(checkpoint))
+        return index, DocumentView("record", records, (True,) * len(records), wanted)
 
 
 def _target_view(target: Target) -> TargetView:

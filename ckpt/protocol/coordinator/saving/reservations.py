@@ -30,6 +30,12 @@ from ckpt.format.messages.saving import Place
 from ckpt.format.messages.targets import ReleaseReservation, Reserve, Reserved
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.plan.placement import Holder, pick_replacement, place
+from ckpt.protocol.coordinator.cluster.devices import (
+    OTHERS_HOLD,
+    OWN_HOLD,
+    device_spaces,
+    devices_text,
+)
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.desk import NO_ANSWER, Desk
 from ckpt.protocol.coordinator.facts import TargetLeft
@@ -424,12 +430,18 @@ class Reservations:
         ]
 
     def _no_space(self, allotment: Allotment, full: list[TargetId]) -> NoSpace:
+        spaces = [
+            d for d in device_spaces(self._members.live()) if not set(full).isdisjoint(d.targets)
+        ]
+        spaces.sort(key=lambda device: device.taken, reverse=True)
         text = f"no space for columns of {format_bytes(allotment.file_bytes)} on {', '.join(full)}"
+        if any(device.usable_bytes for device in spaces):
+            text = f"{text}: {devices_text(spaces)}"
         on_device = max(Counter(target.domain for target in self._members.live()).values())
         room = self._evictor.no_room(allotment.file_bytes * min(allotment.layout.code.n, on_device))
         return NoSpace(
             f"{text}; {room.reason}" if room.reason else text,
-            hint="delete steps (ckpt rm RUN@STEP) or add targets",
+            hint=OTHERS_HOLD if spaces[0].is_held_by_others else OWN_HOLD,
             retry_after_s=room.retry_s,
         )
 

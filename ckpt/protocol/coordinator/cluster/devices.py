@@ -1,0 +1,89 @@
+"""Who holds the space of each device, as its targets say: columns, reservations, other files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ckpt.base.ids import Domain, TargetId
+from ckpt.base.units import format_bytes
+from ckpt.protocol.coordinator.cluster.membership import Target
+
+OTHERS_HOLD: Final = "other files hold most of it: remove them, or add targets"
+OWN_HOLD: Final = "delete steps (ckpt rm RUN@STEP) or add targets"
+NAMED_MAX: Final = 3
+"""So many devices are named in one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpace:
+    """One device, with all live targets that lie there."""
+
+    domain: Domain
+    targets: tuple[TargetId, ...]
+    columns_bytes: int
+    """Of sealed columns and documents."""
+    reserved_bytes: int
+    """Held for saves under way and for the next ones."""
+    other_bytes: int
+    """Of files that are not these targets', as far as they take what these may use."""
+    free_bytes: int
+    """What its targets may still take together: the reserve is not in it."""
+    usable_bytes: int
+    """What they may take in all; 0 while they have not said."""
+
+    @property
+    def taken(self) -> float:
+        """The share of it that is not free, whoever holds it; 0 while nothing is known."""
+        return 1.0 - self.free_bytes / self.usable_bytes if self.usable_bytes else 0.0
+
+    @property
+    def is_held_by_others(self) -> bool:
+        """Whether files that are not ckpt's hold more of it than ckpt does."""
+        return self.other_bytes > self.columns_bytes + self.reserved_bytes
+
+    def __str__(self) -> str:
+        """As people read it in a check or an error."""
+        return (
+            f"{', '.join(self.targets)} ({self.domain}): {100 * self.taken:.0f}% taken; "
+            f"ckpt's columns {format_bytes(self.columns_bytes)}, "
+            f"reserved for saves {format_bytes(self.reserved_bytes)}, "
+            f"other files {format_bytes(self.other_bytes)}, {format_bytes(self.free_bytes)} free"
+        )
+
+
+def device_spaces(live: Iterable[Target]) -> list[DeviceSpace]:
+    """Of all devices of these targets, in the order of their first ones."""
+    by_device: dict[Domain, list[Target]] = {}
+    for target in live:
+        by_device.setdefault(target.domain, []).append(target)
+    return [_space(domain, targets) for domain, targets in by_device.items()]
+
+
+def devices_text(spaces: Sequence[DeviceSpace]) -> str:
+    """The first of them, each with who holds it."""
+    named = "; ".join(map(str, spaces[:NAMED_MAX]))
+    more = len(spaces) - NAMED_MAX
+    return f"{named}; and {more} more" if more > 0 else named
+
+
+def _space(domain: Domain, targets: list[Target]) -> DeviceSpace:
+    columns = sum(target.bytes_used for target in targets)
+    reserved = sum(target.counters.get("reserved_bytes", 0) for target in targets)
+    shared = max(target.device_bytes_free for target in targets)
+    used = max(target.counters.get("device_used_bytes", 0) for target in targets)
+    own = sum(target.counters.get("usable_bytes", 0) for target in targets)
+    free = min(shared, sum(target.bytes_free for target in targets))
+    # Of targets with a capacity that is what they may use, of others the device.
+    usable = min(own, used + shared)
+    return DeviceSpace(
+        domain,
+        tuple(target.id for target in targets),
+        columns,
+        reserved,
+        # Space is promised before it is allocated, so the sum may be ahead of the device.
+        other_bytes=max(0, usable - free - columns - reserved),
+        free_bytes=free,
+        usable_bytes=usable,
+    )

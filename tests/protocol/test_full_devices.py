@@ -1,0 +1,110 @@
+"""A device that fills: told before it is full, with who holds it and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckpt.base.ids import TargetId
+from ckpt.base.units import MiB
+from ckpt.protocol.coordinator.policy import FillMarks
+from tests.protocol.coordinating import Bench, RankFake
+
+USABLE: int = 1000 * MiB
+
+
+def fill(bench: Bench, *targets: str, taken: float, reserved: int = 0) -> None:
+    """So much of what each may use is taken, all else by other files; they say so at once."""
+    for name in targets:
+        target = bench.targets[TargetId(name)]
+        target.bytes_free = round(USABLE * (1 - taken))
+        target.counters = {
+            "usable_bytes": USABLE, "reserved_bytes": reserved,
+            "device_used_bytes": USABLE - target.bytes_free,
+        }  # fmt: skip
+    bench.tick()
+
+
+def checks(bench: Bench) -> dict[str, Any]:
+    view = bench.ask("status")
+    assert isinstance(view, dict)
+    return {check["name"]: check for check in view["checks"]}
+
+
+def test_a_device_is_nearly_full_then_full_with_who_holds_it() -> None:
+    bench = Bench(4)
+    fill(bench, "t1", taken=0.84)
+    assert checks(bench) == {}
+    fill(bench, "t1", taken=0.86, reserved=60 * MiB)
+    found = checks(bench)
+    assert set(found) == {"TARGET_NEARFULL"}
+    near = found["TARGET_NEARFULL"]
+    assert near["severity"] == "warning"
+    assert near["message"] == (
+        "t1 (p/r/h1/d1): 86% taken; ckpt's columns 0 B, reserved for saves 60 MiB, "
+        "other files 800 MiB, 140 MiB free"
+    )
+    fill(bench, "t1", taken=0.95)
+    found = checks(bench)
+    assert {name: check["severity"] for name, check in found.items()} == {"TARGET_FULL": "error"}
+    fill(bench, "t1", taken=0.1)
+    assert checks(bench) == {}
+
+
+def test_a_device_full_of_other_files_wants_them_removed() -> None:
+    bench = Bench(4)
+    bench.save(1)
+    bench.save(2)
+    fill(bench, "t1", taken=0.99)
+    full = checks(bench)["TARGET_FULL"]
+    assert "other files hold most of it: remove them" in full["remedy"]
+
+
+def test_a_device_full_of_columns_wants_the_oldest_step_that_is_not_the_newest_removed() -> None:
+    bench = Bench(3)
+    for step in (1, 2):
+        bench.save(step)
+    fill(bench, "t0", taken=0.99, reserved=600 * MiB)
+    assert checks(bench)["TARGET_FULL"]["command"] == "ckpt rm run@1"
+
+
+def test_a_device_full_of_the_newest_step_of_each_run_wants_more_targets() -> None:
+    bench = Bench(3)
+    bench.save(1)
+    fill(bench, "t0", taken=0.99, reserved=600 * MiB)
+    full = checks(bench)["TARGET_FULL"]
+    assert full["command"].startswith("ckptd target --directory NEW_DIR --coordinator ")
+
+
+def test_targets_of_one_device_are_told_as_one() -> None:
+    bench = Bench(4, hosts=1, max_per_domain=4)
+    for name in ("t1", "t2"):
+        target = bench.targets[TargetId(name)]
+        bench.stop(name)
+        target.domain = "p/r/h0/d9"
+        bench.start(name)
+    fill(bench, "t1", "t2", taken=0.9)
+    assert checks(bench)["TARGET_NEARFULL"]["message"].startswith("t1, t2 (p/r/h0/d9): 90% taken")
+
+
+def test_the_marks_are_the_cluster_s() -> None:
+    bench = Bench(3, fill=FillMarks(near=0.5, full=0.6))
+    fill(bench, "t0", taken=0.55)
+    fill(bench, "t1", taken=0.65)
+    assert set(checks(bench)) == {"TARGET_NEARFULL", "TARGET_FULL"}
+
+
+def test_a_save_without_space_hears_who_holds_the_devices_and_what_to_do_next() -> None:
+    bench = Bench(3)
+    bench.save(1)
+    rank = RankFake(bench)
+    rank.payload_bytes = 400 * MiB
+    fill(bench, "t0", "t1", "t2", taken=0.9, reserved=100 * MiB)
+    rank.open(2)
+    (abort,) = rank.aborts()
+    assert abort.code == "no_space"
+    assert "t0 (p/r/h0/d0): 90% taken" in abort.message
+    assert "reserved for saves 100 MiB, other files 800 MiB, 100 MiB free" in abort.message
+    assert abort.hint == "other files hold most of it: remove them, or add targets"
+    fill(bench, "t0", "t1", "t2", taken=0.9, reserved=900 * MiB)
+    rank.open(3)
+    assert rank.aborts()[-1].hint == "delete steps (ckpt rm RUN@STEP) or add targets"
