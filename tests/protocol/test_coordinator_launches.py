@@ -14,6 +14,7 @@ from ckpt.format.messages.saving import PayloadPlanned
 from ckpt.protocol.coordinator.catalog import AttemptOpened, LaunchEntered, LaunchNumbered
 from ckpt.protocol.coordinator.cluster import launches
 from tests.protocol.coordinating import Bench, RankFake, team
+from tests.protocol.numbered import STEP, ByNumber
 
 
 def failure(answer: list[Message]) -> Failed:
@@ -231,6 +232,25 @@ def test_a_launch_that_has_saved_keeps_its_number_when_a_reader_comes_back_with_
     stager.open(2)
     bench.restart(*bench.targets)
     assert RankFake(bench, 1, 2, key="job/0").launch == stager.launch
+
+
+def test_a_load_whose_launch_has_not_come_back_yet_is_told_to_try_again() -> None:
+    """A reader's own connection may be there before its trainer's, behind a lost catalog: that
+    ended a job with "was never joined".
+    """
+    bench = Bench()
+    first = bench.save(STEP)
+    rank, _ = team(bench, 2, key="job/0")
+    loading = ByNumber(rank)
+    loading.begin()
+    _make_catalog_anew(bench)
+    loading.reconnect()
+    early = failure(loading.finish())
+    assert (early.code, early.message) == (
+        "unavailable", f"launch {rank.launch} of run 'run' has not come back yet"
+    )  # fmt: skip
+    rank.reconnect()
+    assert loading.load() == first
 
 
 def test_a_forgotten_launch_whose_rank_comes_back_is_not_written_down_again(

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ckpt.base.errors import Busy, Fenced, Refused
+from ckpt.base.errors import Busy, Fenced, Refused, Unavailable
 from ckpt.base.ids import LaunchNumber, Rank, RunName, Step, check_run_name
 from ckpt.base.limits import WORLD_SIZE_MAX
 from ckpt.format.messages.launches import Departure, JoinLaunch, TrainerLeft
@@ -300,6 +300,17 @@ class Launches:
         if known is None:
             return None
         return known.launches.get(known.renumbered.get(number, number))
+
+    def joined(self, run: RunName, number: LaunchNumber) -> Launch:
+        """The launch that somebody says to have joined. Raises Unavailable for one of an earlier
+        term, whose ranks may be about to come back to a catalog that does not know them; Refused for others.
+        """
+        launch = self.get(run, number)
+        if launch is not None:
+            return launch
+        if 0 < number >> 32 < self._term:
+            raise Unavailable(f"launch {number} of run {run!r} has not come back yet")
+        raise Refused(f"launch {number} of run {run!r} was never joined")
 
     def trainer_left(self, session: Session, message: TrainerLeft, now_us: int) -> bool:
         """Note how a process left; True when the rank's current one has ended. That also ends the

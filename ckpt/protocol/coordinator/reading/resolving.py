@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
+from ckpt.base.errors import CkptError, Lost, NotFound, Unavailable
 from ckpt.base.ids import Generation, LaunchNumber, Rank, RunName, Step
 from ckpt.base.limits import RESOLVE_WAIT_US, STAGER_AWAY_US
 from ckpt.format.messages.hello import Failed
@@ -116,10 +116,9 @@ class Resolver:
             self.rounds.began(session, launch, message)
 
     def confirm(self, session: Session, request: int, message: ConfirmLoad) -> None:
-        """A rank has loaded what its launch resolved. Raises Refused for an unknown launch."""
-        launch = self._launches.get(message.run, message.launch)
-        if launch is None:
-            raise Refused(f"launch {message.launch} of run {message.run!r} was never joined")
+        """A rank has loaded what its launch resolved. Raises Unavailable or Refused for an unknown
+        launch."""
+        launch = self._launches.joined(message.run, message.launch)
         self.rounds.confirm(session, request, launch, message)
 
     def session_closed(self, session: Session) -> None:

@@ -111,9 +111,7 @@ class Opening:
         check_step(message.step)
         if not 0 <= message.payload_bytes <= PAYLOAD_BYTES_MAX:
             raise Refused(f"payload of {message.payload_bytes} bytes is out of bounds")
-        launch = self._launches.get(message.run, message.launch)
-        if launch is None:
-            raise Refused(f"launch {message.launch} of run {message.run!r} was never joined")
+        launch = self._launches.joined(message.run, message.launch)
         if message.world_size != launch.world_size or not 0 <= message.rank < launch.world_size:
             raise Refused(
                 f"rank {message.rank} of {message.world_size} does not fit launch {launch.key!r} "
