@@ -76,7 +76,7 @@ def test_the_top_help_names_every_command(capsys: pytest.CaptureFixture[str]) ->
 def test_help_loads_no_command_and_no_third_party_module_but_msgspec() -> None:
     script = (
         "import sys\nfrom ckpt_client.cli.main import main\nmain(['--help'])\n"
-        "unwanted = {'numpy', 'rich', 'asyncio', 'socket', 'ckpt_client.cli.status'}\n"
+        "unwanted = {'numpy', 'rich', 'asyncio', 'socket', 'ckpt_client.cli.verbs.status'}\n"
         "sys.exit(' '.join(unwanted & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -96,8 +96,8 @@ def test_nothing_said_is_wrong_usage() -> None:
     [
         (["lst"], "there is no command 'lst'"),
         (["ls", "--nope"], "unrecognized arguments: --nope"),
-        (["show"], "the following arguments are required: RUN@STEP"),
-        (["show", "run"], "'run' is not of the form RUN@STEP"),
+        (["verify"], "the following arguments are required: RUN@STEP"),
+        (["verify", "run"], "'run' is not of the form RUN@STEP"),
         (["show", "run@-1"], "'run@-1' is not of the form RUN@STEP"),
         (["ls", "--timeout", "soon"], "argument --timeout: 'soon' is not a number of seconds"),
         (["ls"], "no store is named"),
@@ -210,7 +210,7 @@ def test_a_mistake_of_ours_shows_its_traceback_only_with_debug(
     def fail(*_: object) -> int:
         raise ZeroDivisionError("half of nothing")
 
-    monkeypatch.setattr("ckpt_client.cli.ls.run", fail)
+    monkeypatch.setattr("ckpt_client.cli.verbs.ls.run", fail)
     assert main(["ls"]) == 1
     quiet = capsys.readouterr().err
     assert "ZeroDivisionError: half of nothing" in quiet

@@ -101,7 +101,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_whoever_only_asks_the_coordinator_loads_none_of_its_machines() -> None:
     """Nor numpy: a command of the shell is there at once."""
     probe = (
-        "import json, sys, ckpt_client.cli.ls, ckpt_client.cli.status\n"
+        "import json, sys, ckpt_client.cli.verbs.ls, ckpt_client.cli.verbs.status\n"
         "print(json.dumps(sorted(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=True, text=True)

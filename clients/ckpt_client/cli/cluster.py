@@ -119,6 +119,15 @@ class Conversation:
         """Ascending; none for a run that never committed."""
         return self._ask(list[StepView], "steps", run)
 
+    def newest(self, run: RunName) -> Step:
+        """The step that a load without a number gets, else the last one that is known. Raises
+        NotFound for a run that never committed.
+        """
+        steps = self.steps(run)
+        if not steps:
+            raise NotFound(f"there is no checkpoint of run {run!r}", hint="see ckpt ls")
+        return Step(next((view.step for view in steps if view.newest), steps[-1].step))
+
     def show(self, run: RunName, step: Step) -> ShowView:
         return self._ask(ShowView, "show", run, step)
 

@@ -26,67 +26,67 @@ from ckpt_client.cli.output import Output, show_error
 
 VERBS: Final = {
     "demo": (
-        "ckpt_client.cli.demo",
+        "ckpt_client.cli.verbs.demo",
         "train a small model on a cluster that loses targets and trainers",
     ),
     "status": (
-        "ckpt_client.cli.status",
+        "ckpt_client.cli.verbs.status",
         "the cluster on one screen: health, targets, runs, saves under way",
     ),
     "ls": (
-        "ckpt_client.cli.ls",
+        "ckpt_client.cli.verbs.ls",
         "checkpoints: state, size, redundancy now, time to commit",
     ),
     "show": (
-        "ckpt_client.cli.show",
+        "ckpt_client.cli.verbs.show",
         "everything about one checkpoint, column by column",
     ),
     "cat": (
-        "ckpt_client.cli.cat",
+        "ckpt_client.cli.verbs.cat",
         "the values of one tensor, or what they are like",
     ),
     "diff": (
-        "ckpt_client.cli.diff",
+        "ckpt_client.cli.verbs.diff",
         "how two checkpoints differ, and where values moved",
     ),
     "verify": (
-        "ckpt_client.cli.verify",
+        "ckpt_client.cli.verbs.verify",
         "read every byte of a checkpoint and compare",
     ),
     "rm": (
-        "ckpt_client.cli.rm",
+        "ckpt_client.cli.verbs.rm",
         "delete a checkpoint",
     ),
     "export": (
-        "ckpt_client.cli.export",
+        "ckpt_client.cli.verbs.export",
         "write a checkpoint as safetensors, npz, DCP or Zarr, without a GPU",
     ),
     "import": (
-        "ckpt_client.cli.import_",
+        "ckpt_client.cli.verbs.import_",
         "take in safetensors, npz, DCP or Zarr, without a GPU",
     ),
     "fetch": (
-        "ckpt_client.cli.fetch",
+        "ckpt_client.cli.verbs.fetch",
         "bring a checkpoint back from an object store",
     ),
     "drain": (
-        "ckpt_client.cli.drain",
+        "ckpt_client.cli.verbs.drain",
         "forget: let nothing wait for an object store any more",
     ),
     "gc": (
-        "ckpt_client.cli.gc",
+        "ckpt_client.cli.verbs.gc",
         "end uploads to an object store that never ended",
     ),
     "catalog": (
-        "ckpt_client.cli.catalog",
+        "ckpt_client.cli.verbs.catalog",
         "rebuild, restore: make a lost catalog again from the targets; backup: copy it",
     ),
     "local": (
-        "ckpt_client.cli.local",
+        "ckpt_client.cli.verbs.local",
         "stop: end the cluster that runs in a directory",
     ),
     "target": (
-        "ckpt_client.cli.target",
+        "ckpt_client.cli.verbs.target",
         "hold, release: keep a local target from being started; replace: it has another directory",
     ),
 }

@@ -1,4 +1,4 @@
-"""Whose bytes does a command read? A checkpoint of the cluster, or of an object store by its URL."""
+"""Whose bytes does a command read? The cluster's, or an object store's, by its URL."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ckpt_client.locate import client_name
 def opened_source(
     arguments: argparse.Namespace, output: Output, checkpoint: str
 ) -> Iterator[Source]:
-    """RUN@STEP, or RUN for its newest, in the cluster that the arguments name; or the same behind
-    the URL of a store. Raises Refused, NotFound, Unavailable, Lost.
+    """RUN@STEP, or RUN for its newest, in the cluster that the arguments name; or the same in an
+    object store, by its URL. Raises Refused, NotFound, Unavailable, Lost.
     """
     if "://" in checkpoint:
         from ckpt_client.load.from_store import open_url

@@ -19,7 +19,7 @@ from ckpt_client.exchange.tensors import NamedArray, values
 from ckpt_client.inspect.statistics import Values, as_reals
 
 
-class Change(Enum):
+class DifferenceKind(Enum):
     """From the first checkpoint to the second."""
 
     SAME = "same"
@@ -33,7 +33,7 @@ class Change(Enum):
 
 
 @dataclass(slots=True)
-class Moved:
+class Shift:
     """How far the values of one array have gone, added part by part. NaN and infinities are left
     out of the sums."""
 
@@ -65,10 +65,10 @@ class Difference:
     """Of one name."""
 
     name: str
-    change: Change
+    change: DifferenceKind
     before: NamedArray | None
     after: NamedArray | None
-    moved: Moved | None = None
+    moved: Shift | None = None
     """Of numbers that changed."""
 
 
@@ -79,7 +79,7 @@ class Comparison:
     before: Source
     after: Source
     bytes_read: int = 0
-    _moved: dict[str, Moved] = field(default_factory=dict)
+    _moved: dict[str, Shift] = field(default_factory=dict)
 
     def run(
         self,
@@ -95,17 +95,19 @@ class Comparison:
         olds, news = ({array.name: array for array in arrays} for arrays in (before, after))
         alike = [name for name in sorted(olds.keys() & news.keys())
                  if _form(olds[name]) == _form(news[name])]  # fmt: skip
-        self._moved = {name: Moved() for name in alike}
+        self._moved = {name: Shift() for name in alike}
         if read_values:
             self._compare([olds[name] for name in alike], [news[name] for name in alike])
         for name in sorted(olds.keys() | news.keys()):
             old, new, moved = olds.get(name), news.get(name), self._moved.get(name)
             if old is None or new is None:
-                yield Difference(name, Change.REMOVED if new is None else Change.ADDED, old, new)
+                yield Difference(
+                    name, DifferenceKind.REMOVED if new is None else DifferenceKind.ADDED, old, new
+                )
             elif moved is None:
-                yield Difference(name, Change.RESHAPED, old, new)
+                yield Difference(name, DifferenceKind.RESHAPED, old, new)
             else:
-                change = Change.CHANGED if moved.changed_count else Change.SAME
+                change = DifferenceKind.CHANGED if moved.changed_count else DifferenceKind.SAME
                 yield Difference(name, change, old, new, moved)
 
     def _compare(self, olds: Sequence[NamedArray], news: Sequence[NamedArray]) -> None:
@@ -119,7 +121,7 @@ def _form(array: NamedArray) -> tuple[tuple[int, ...], str]:
     return array.shape, array.tensor.dtype
 
 
-def _add(moved: Moved, old: Values, new: Values) -> None:
+def _add(moved: Shift, old: Values, new: Values) -> None:
     width = old.dtype.itemsize
     differs = (old.view(f"V{width}") != new.view(f"V{width}")) if width else np.zeros(0, bool)
     moved.changed_count += int(np.count_nonzero(differs))
@@ -128,11 +130,13 @@ def _add(moved: Moved, old: Values, new: Values) -> None:
     except Refused:  # Text has no distance.
         return
     finite = np.isfinite(was) & np.isfinite(now)
-    moved.before_square_sum += float(np.square(was[finite]).sum())
-    if moved.changed_count:
-        apart = np.abs(now[finite] - was[finite])
-        moved.square_sum += float(np.square(apart).sum())
-        moved.largest = max(moved.largest, float(apart.max(initial=0.0)))
+    # Beyond float64 a square is infinite, which says enough.
+    with np.errstate(over="ignore"):
+        moved.before_square_sum += float(np.square(was[finite]).sum())
+        if moved.changed_count:
+            apart = np.abs(now[finite] - was[finite])
+            moved.square_sum += float(np.square(apart).sum())
+            moved.largest = max(moved.largest, float(apart.max(initial=0.0)))
 
 
 def _parts(values: Values) -> Values:

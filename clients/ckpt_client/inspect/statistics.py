@@ -45,7 +45,7 @@ class Statistics:
     @property
     def norm(self) -> float:
         """Square root of the sum of squares of the finite values."""
-        return math.sqrt(self.square_sum + self.finite_count * self.mean**2)
+        return math.sqrt(self.square_sum + self.finite_count * self.mean * self.mean)
 
     def add(self, values: Values) -> None:
         """Of one dimension. Raises Refused for values that are no numbers."""
@@ -61,15 +61,17 @@ class Statistics:
         self.zero_count += int(finite.size - np.count_nonzero(finite))
         self.minimum = min(self.minimum, float(finite.min()))
         self.maximum = max(self.maximum, float(finite.max()))
-        mean = float(finite.mean(dtype=np.float64))
-        square_sum = float(np.square(finite - mean, dtype=np.float64).sum())
+        # Beyond float64 a square is infinite, which says enough.
+        with np.errstate(over="ignore"):
+            mean = float(finite.mean(dtype=np.float64))
+            square_sum = float(np.square(finite - mean, dtype=np.float64).sum())
         both, apart = known + finite.size, mean - self.mean
-        self.square_sum += square_sum + apart**2 * known * finite.size / both
+        self.square_sum += square_sum + apart * apart * known * finite.size / both
         self.mean += apart * finite.size / both
 
 
 @dataclass(slots=True)
-class Histogram:
+class ValueHistogram:
     """How many values lie in each of equal parts of [minimum, maximum]; the last one is closed."""
 
     minimum: float
@@ -77,7 +79,7 @@ class Histogram:
     counts: npt.NDArray[np.int64]
 
     @classmethod
-    def between(cls, minimum: float, maximum: float, bins: int) -> Histogram:
+    def between(cls, minimum: float, maximum: float, bins: int) -> ValueHistogram:
         """Empty. One bin where both are the same."""
         return cls(minimum, maximum, np.zeros(bins if minimum < maximum else 1, np.int64))
 

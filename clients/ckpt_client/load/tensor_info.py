@@ -30,7 +30,7 @@ class TensorInfo:
     shards: int
     """Parts in which it was declared; 1 for a whole tensor."""
     ranks: tuple[int, ...]
-    """Who declared them, ascending."""
+    """Who declared them, ascending; of what is the same on all ranks, one of them."""
     per_rank: bool
     """Each of `ranks` has one of its own under this name."""
 
@@ -50,7 +50,7 @@ def tensor_infos(
     Raises Refused for a dtype that is unknown here, and what `documents` raises.
     """
     found = list(tensors)
-    # A plain value that all ranks share is stored as bytes under its name, too: trees tell.
+    # A plain value that all ranks share is also stored as bytes under its name: trees tell.
     bytes_of_all = [t for t in found if t.meaning is Meaning.REPLICATED and t.dtype == "|u1"]
     trees = documents({tensor.boxes[0].rank for tensor in bytes_of_all})
     leaves = {name for tree in trees.values() for name in leaf_names(tree)}

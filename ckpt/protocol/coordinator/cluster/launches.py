@@ -302,8 +302,8 @@ class Launches:
         return known.launches.get(known.renumbered.get(number, number))
 
     def joined(self, run: RunName, number: LaunchNumber) -> Launch:
-        """The launch that somebody says to have joined. Raises Unavailable for one of an earlier
-        term, whose ranks may be about to come back to a catalog that does not know them; Refused for others.
+        """The launch that somebody says to have joined. Raises Refused, but for one of an earlier
+        term Unavailable: its ranks may be about to come back to a catalog that does not know them.
         """
         launch = self.get(run, number)
         if launch is not None:

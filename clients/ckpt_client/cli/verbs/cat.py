@@ -25,7 +25,7 @@ from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output
 from ckpt_client.cli.source import opened_source
 from ckpt_client.exchange.tensors import NamedArray, named_arrays, values
-from ckpt_client.inspect.statistics import Histogram, Statistics
+from ckpt_client.inspect.statistics import Statistics, ValueHistogram
 
 EXAMPLE = "ckpt cat llama/7b@12500/model/embed.weight --stats"
 BINS_DEFAULT: Final = 20
@@ -94,7 +94,7 @@ def _find(source: Source, name: str) -> NamedArray:
     raise NotFound(f"{source.header} has no tensor {name!r}", hint=hint)
 
 
-def _look(source: Source, array: NamedArray, bins: int) -> tuple[Statistics, Histogram | None]:
+def _look(source: Source, array: NamedArray, bins: int) -> tuple[Statistics, ValueHistogram | None]:
     """Reads it twice where it is larger than what is held in memory at once."""
     parts = _parts_of(source, array)
     found = Statistics()
@@ -102,7 +102,7 @@ def _look(source: Source, array: NamedArray, bins: int) -> tuple[Statistics, His
         found.add(part)
     if not found.finite_count:
         return found, None
-    histogram = Histogram.between(found.minimum, found.maximum, bins)
+    histogram = ValueHistogram.between(found.minimum, found.maximum, bins)
     for part in parts():
         histogram.add(part)
     return found, histogram
@@ -128,7 +128,7 @@ def _read_whole(source: Source, array: NamedArray) -> np.ndarray:
     return np.concatenate(parts).reshape(array.shape)
 
 
-def _document_of(found: Statistics, histogram: Histogram | None) -> dict[str, object]:
+def _document_of(found: Statistics, histogram: ValueHistogram | None) -> dict[str, object]:
     finite = found.finite_count > 0
     statistics = {
         "count": found.count,
@@ -147,7 +147,7 @@ def _document_of(found: Statistics, histogram: Histogram | None) -> dict[str, ob
     return {"statistics": statistics, "histogram": counted}
 
 
-def _print_statistics(found: Statistics, histogram: Histogram | None, output: Output) -> None:
+def _print_statistics(found: Statistics, histogram: ValueHistogram | None, output: Output) -> None:
     rows = [("elements", f"{found.count:,}")]
     if found.finite_count:
         rows += [
@@ -166,7 +166,7 @@ def _print_statistics(found: Statistics, histogram: Histogram | None, output: Ou
         output.table((">from", ">to", ">count", ""), list(_bars(histogram)))
 
 
-def _bars(histogram: Histogram) -> Iterator[tuple[str, str, str, str]]:
+def _bars(histogram: ValueHistogram) -> Iterator[tuple[str, str, str, str]]:
     edges, most = histogram.edges, int(histogram.counts.max())
     for low, high, count in zip(edges[:-1], edges[1:], histogram.counts, strict=True):
         # Whatever is there shows.

@@ -1,5 +1,9 @@
 """Everything about one checkpoint: generations, cost, and where each column is now, and each copy
 of its index and commit record.
+
+RUN alone is its newest step. --tensors shows what is in it instead: names, dtypes, shapes and sizes
+as a tree, and which ranks saved them; with a pattern ('model/*.weight') only what fits. A URL
+(s3://bucket/run@500) can be looked into like that without any cluster.
 """
 
 from __future__ import annotations
@@ -13,22 +17,29 @@ from ckpt.protocol.coordinator.reading.answers import (
     DocumentView,
     StepView,
 )
-from ckpt_client.cli.cluster import conversation, parse_checkpoint
+from ckpt_client.cli.cluster import conversation, parse_newest
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.ls import as_shown, survives_text
 from ckpt_client.cli.output import Output, age_text, counted
+from ckpt_client.cli.verbs.ls import as_shown, survives_text
 
 EXAMPLE = "ckpt show llama/7b@12500"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", metavar="RUN@STEP", help="which one")
+    parser.add_argument("checkpoint", metavar="RUN[@STEP]", help="which one")
+    parser.add_argument(
+        "--tensors", metavar="PATTERN", nargs="?", const="*", help="what is in it [all]"
+    )
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    run_name, step = parse_checkpoint(arguments.checkpoint)
+    if arguments.tensors is not None:
+        from ckpt_client.cli.verbs import tensors_tree
+
+        return tensors_tree.run(arguments, output)
+    run_name, step = parse_newest(arguments.checkpoint)
     with conversation(arguments, output) as talk:
-        view = talk.show(run_name, step)
+        view = talk.show(run_name, talk.newest(run_name) if step is None else step)
     view = replace(view, generations=tuple(map(as_shown, view.generations)))
     output.document(view)
     newest = view.generations[-1]

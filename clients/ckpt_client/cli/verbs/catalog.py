@@ -27,8 +27,8 @@ from ckpt_client.cli.cluster import (
     read_made,
 )
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.local import cluster_directory
 from ckpt_client.cli.output import Output, Tone, counted
+from ckpt_client.cli.verbs.local import cluster_directory
 from ckpt_client.local.children import PIPE, end_children, start_child
 from ckpt_client.local.cluster import CLUSTER_NAME, is_supervised
 from ckpt_client.local.detach import child_environment

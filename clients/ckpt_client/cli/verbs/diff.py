@@ -1,7 +1,8 @@
 """How two checkpoints differ: names, shapes, dtypes, and how far values have moved.
 
 Every value of both is read, a few MiB at a time. `moved` is the norm of the difference as a part of
-the norm before, `largest` the greatest distance of one element; what has moved most comes first.
+the norm before, `largest` the greatest distance of one element. What came, went or has another
+form stands first, then what has moved most.
 --names compares names, shapes and dtypes alone and reads no value. --prefix model compares only
 what lies below it in the state. URLs (s3://bucket/run@500) are read from an object store, without
 any cluster: a checkpoint can be compared with its drained copy.
@@ -19,7 +20,7 @@ from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, counted
 from ckpt_client.cli.source import opened_source
 from ckpt_client.exchange.tensors import NamedArray, named_arrays
-from ckpt_client.inspect.differences import Change, Comparison, Difference
+from ckpt_client.inspect.differences import Comparison, Difference, DifferenceKind
 
 EXAMPLE = "ckpt diff llama/7b@12000 llama/7b@12500"
 SHOWN_DEFAULT: Final = 40
@@ -55,25 +56,29 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     output.document({
         "before": names[0],
         "after": names[1],
-        "counts": {change.value: counts[change] for change in Change},
-        "tensors": [_document_of(one) for one in found if one.change is not Change.SAME],
+        "counts": {change.value: counts[change] for change in DifferenceKind},
+        "tensors": [_document_of(one) for one in found if one.change is not DifferenceKind.SAME],
     })  # fmt: skip
     _print(found, arguments.top or len(found), output)
     output.line(_summary(counts, read_values=not arguments.names))
     return ExitCode.OK
 
 
-def _summary(counts: Counter[Change], *, read_values: bool) -> str:
-    same = "same" if read_values else "alike"
-    words = [(Change.CHANGED, "changed"), (Change.SAME, same), (Change.RESHAPED, "reshaped"),
-             (Change.ADDED, "added"), (Change.REMOVED, "removed")]  # fmt: skip
-    told = [f"{counts[change]:,} {word}" for change, word in words if counts[change]]
-    return f"{counted(counts.total(), 'tensor')}: {', '.join(told)}"
+def _summary(counts: Counter[DifferenceKind], *, read_values: bool) -> str:
+    words = {
+        DifferenceKind.CHANGED: "changed",
+        DifferenceKind.SAME: "same" if read_values else "alike",
+        DifferenceKind.RESHAPED: "reshaped",
+        DifferenceKind.ADDED: "added",
+        DifferenceKind.REMOVED: "removed",
+    }
+    parts = [f"{counts[change]:,} {word}" for change, word in words.items() if counts[change]]
+    return f"{counted(counts.total(), 'tensor')}: {', '.join(parts)}"
 
 
 def _print(found: Sequence[Difference], shown: int, output: Output) -> None:
-    other = [one for one in found if one.change is not Change.SAME]
-    other.sort(key=lambda one: (-one.moved.relative if one.moved else -float("inf"), one.name))
+    other = [one for one in found if one.change is not DifferenceKind.SAME]
+    other.sort(key=_rank_of)
     if not other:
         return
     output.table(
@@ -85,11 +90,18 @@ def _print(found: Sequence[Difference], shown: int, output: Output) -> None:
     output.line()
 
 
+def _rank_of(one: Difference) -> tuple[str, float, str]:
+    """What is no change of values alone stands first, by its kind."""
+    if one.change is DifferenceKind.CHANGED and one.moved is not None:
+        return "~", -one.moved.relative, one.name
+    return one.change.value, 0.0, one.name
+
+
 def _row(one: Difference) -> tuple[str, str, str, str, str, str]:
     forms = list(dict.fromkeys(_form(array) for array in (one.before, one.after) if array))
-    if one.moved is None:
-        return one.change.value, one.name, " -> ".join(forms), "", "", ""
     moved = one.moved
+    if moved is None:
+        return one.change.value, one.name, " -> ".join(forms), "", "", ""
     return (
         one.change.value, one.name, forms[0], f"{moved.relative:.3g}", f"{moved.largest:.3g}",
         f"{moved.changed_count:,}",

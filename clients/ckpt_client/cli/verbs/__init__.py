@@ -1,0 +1,1 @@
+"""The verbs of `ckpt`, a module each: its help, its arguments, what it does."""
