@@ -129,11 +129,11 @@ def too_few_targets(folder: Path) -> None:
 
 
 def a_device_that_is_nearly_full(folder: Path) -> None:
-    filling(folder, "TARGET_NEARFULL", "nearfull_percent = 26")
+    filling(folder, "TARGET_NEARFULL", "nearfull_percent = 19")
 
 
 def a_device_that_is_full(folder: Path) -> None:
-    filling(folder, "TARGET_FULL", "nearfull_percent = 25\nfull_percent = 26")
+    filling(folder, "TARGET_FULL", "nearfull_percent = 18\nfull_percent = 19")
 
 
 def filling(folder: Path, name: str, marks: str) -> None:

@@ -72,6 +72,7 @@ class FakeTarget:
     domain: str
     boot: BootId
     bytes_free: int = 1 << 40
+    bytes_used: int = 0
     device: DeviceReport | UnsetType = UNSET
     """What its renewals say."""
     counters: dict[str, int] = field(default_factory=dict)
@@ -153,7 +154,7 @@ class FakeTarget:
     def space(self) -> tuple[int, int]:
         """Bytes free and used, as a renewal says."""
         if self.capacity_bytes is None:
-            return self.bytes_free, 0
+            return self.bytes_free, self.bytes_used
         used = COLUMN_BYTES * len(self.columns)
         return self.capacity_bytes - used, used
 

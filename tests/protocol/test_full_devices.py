@@ -12,11 +12,12 @@ from tests.protocol.coordinating import Bench, RankFake
 USABLE: int = 1000 * MiB
 
 
-def fill(bench: Bench, *targets: str, taken: float, reserved: int = 0) -> None:
-    """So much of what each may use is taken, all else by other files; they say so at once."""
+def fill(bench: Bench, *targets: str, taken: float, reserved: int = 0, columns: int = 0) -> None:
+    """So much of what each may use is taken, by columns and by other files; they say so at once."""
     for name in targets:
         target = bench.targets[TargetId(name)]
-        target.bytes_free = round(USABLE * (1 - taken))
+        target.bytes_free = round(USABLE * (1 - taken)) - reserved
+        target.bytes_used = columns
         target.counters = {
             "usable_bytes": USABLE, "reserved_bytes": reserved,
             "device_used_bytes": USABLE - target.bytes_free,
@@ -40,8 +41,8 @@ def test_a_device_is_nearly_full_then_full_with_who_holds_it() -> None:
     near = found["TARGET_NEARFULL"]
     assert near["severity"] == "warning"
     assert near["message"] == (
-        "t1 (p/r/h1/d1): 86% taken; ckpt's columns 0 B, reserved for saves 60 MiB, "
-        "other files 800 MiB, 140 MiB free"
+        "t1 (p/r/h1/d1): 86% taken; ckpt's columns 0 B, other files 860 MiB, "
+        "reserved for saves 60 MiB, 80 MiB free"
     )
     fill(bench, "t1", taken=0.95)
     found = checks(bench)
@@ -63,14 +64,14 @@ def test_a_device_full_of_columns_wants_the_oldest_step_that_is_not_the_newest_r
     bench = Bench(3)
     for step in (1, 2):
         bench.save(step)
-    fill(bench, "t0", taken=0.99, reserved=600 * MiB)
+    fill(bench, "t0", taken=0.99, columns=600 * MiB)
     assert checks(bench)["TARGET_FULL"]["command"] == "ckpt rm run@1"
 
 
 def test_a_device_full_of_the_newest_step_of_each_run_wants_more_targets() -> None:
     bench = Bench(3)
     bench.save(1)
-    fill(bench, "t0", taken=0.99, reserved=600 * MiB)
+    fill(bench, "t0", taken=0.99, columns=600 * MiB)
     full = checks(bench)["TARGET_FULL"]
     assert full["command"].startswith("ckptd target --directory NEW_DIR --coordinator ")
 
@@ -86,6 +87,12 @@ def test_targets_of_one_device_are_told_as_one() -> None:
     assert checks(bench)["TARGET_NEARFULL"]["message"].startswith("t1, t2 (p/r/h0/d9): 90% taken")
 
 
+def test_what_is_reserved_for_the_saves_to_come_fills_nothing() -> None:
+    bench = Bench(3)
+    fill(bench, "t0", taken=0.8, reserved=200 * MiB)
+    assert checks(bench) == {}
+
+
 def test_the_marks_are_the_cluster_s() -> None:
     bench = Bench(3, fill=FillMarks(near=0.5, full=0.6))
     fill(bench, "t0", taken=0.55)
@@ -98,13 +105,13 @@ def test_a_save_without_space_hears_who_holds_the_devices_and_what_to_do_next() 
     bench.save(1)
     rank = RankFake(bench)
     rank.payload_bytes = 400 * MiB
-    fill(bench, "t0", "t1", "t2", taken=0.9, reserved=100 * MiB)
+    fill(bench, "t0", "t1", "t2", taken=0.85, columns=50 * MiB, reserved=50 * MiB)
     rank.open(2)
     (abort,) = rank.aborts()
     assert abort.code == "no_space"
-    assert "t0 (p/r/h0/d0): 90% taken" in abort.message
-    assert "reserved for saves 100 MiB, other files 800 MiB, 100 MiB free" in abort.message
+    assert "t0 (p/r/h0/d0): 85% taken; ckpt's columns 50 MiB, other files 800 MiB" in abort.message
+    assert "reserved for saves 50 MiB, 100 MiB free" in abort.message
     assert abort.hint == "other files hold most of it: remove them, or add targets"
-    fill(bench, "t0", "t1", "t2", taken=0.9, reserved=900 * MiB)
+    fill(bench, "t0", "t1", "t2", taken=0.9, columns=900 * MiB)
     rank.open(3)
     assert rank.aborts()[-1].hint == "delete steps (ckpt rm RUN@STEP) or add targets"

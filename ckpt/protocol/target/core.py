@@ -397,10 +397,14 @@ class Space:
             self.promises.pop(file, None)
         self.settled.clear()
         self.bytes_total, self.bytes_free = bytes_total, bytes_free
+        self.count()
+
+    def count(self) -> None:
+        """Into the counters, for whoever is about to see them beside what is `available`."""
         levels = self.core.counters
         levels.usable_bytes = self._total - self._reserve
         levels.reserved_bytes = self.held_bytes
-        levels.device_used_bytes = bytes_total - bytes_free
+        levels.device_used_bytes = self.bytes_total - self.bytes_free
 
     @property
     def available(self) -> int:

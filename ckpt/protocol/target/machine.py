@@ -455,6 +455,7 @@ class TargetMachine:
         self._renewed_us, self._told = self._core.now_us, self._seen
         device = self._core.device
         self._told_failing = device.is_failing
+        self._space.count()
         renew = RenewLease(
             target=self._core.identity.target,
             boot=self._core.identity.boot,

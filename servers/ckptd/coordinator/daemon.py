@@ -121,7 +121,8 @@ class CoordinatorConfig:
     evict_below_percent: int = 70
     """It evicts down to this."""
     nearfull_percent: int = 85
-    """TARGET_NEARFULL stands while so much of a device, less its reserve, is taken."""
+    """TARGET_NEARFULL stands while columns and other files hold so much of a device, less its
+    reserve."""
     full_percent: int = 95
     """TARGET_FULL, likewise."""
     loop: Annotated[str, "asyncio|uvloop"] = "asyncio"

@@ -35,8 +35,14 @@ class DeviceSpace:
 
     @property
     def taken(self) -> float:
-        """The share of it that is not free, whoever holds it; 0 while nothing is known."""
-        return 1.0 - self.free_bytes / self.usable_bytes if self.usable_bytes else 0.0
+        """The share of it that columns and other files hold; 0 while nothing is known.
+
+        What is reserved counts as free: it is for the saves to come, and for others of them when
+        there is no other room.
+        """
+        if not self.usable_bytes:
+            return 0.0
+        return 1.0 - (self.free_bytes + self.reserved_bytes) / self.usable_bytes
 
     @property
     def is_held_by_others(self) -> bool:
@@ -48,8 +54,9 @@ class DeviceSpace:
         return (
             f"{', '.join(self.targets)} ({self.domain}): {100 * self.taken:.0f}% taken; "
             f"ckpt's columns {format_bytes(self.columns_bytes)}, "
+            f"other files {format_bytes(self.other_bytes)}, "
             f"reserved for saves {format_bytes(self.reserved_bytes)}, "
-            f"other files {format_bytes(self.other_bytes)}, {format_bytes(self.free_bytes)} free"
+            f"{format_bytes(self.free_bytes)} free"
         )
 
 

@@ -107,8 +107,8 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         WARNING,
         OK_CODE,
         means="saves and loads go on; at this rate saves will be refused soon",
-        cause="of a device, less the 5% that are never given away, more is taken than"
-        " `nearfull_percent` (85), by ckpt or by other files",
+        cause="of a device, less the 5% that are never given away, ckpt's columns and other files"
+        " hold `nearfull_percent` (85) or more",
         mend="the message says who holds it: remove other files, or `ckpt rm RUN@STEP`, keep fewer"
         " steps (`keep`), or add targets; what is drained goes by itself",
         clears="a second or two after there is room again, or when the mark is raised",
@@ -118,8 +118,8 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         DEGRADED_CODE,
         means="saves go to other targets while enough have room, and are refused otherwise;"
         " what is here is read",
-        cause="of a device, less the 5% that are never given away, more is taken than"
-        " `full_percent` (95), by ckpt or by other files",
+        cause="of a device, less the 5% that are never given away, ckpt's columns and other files"
+        " hold `full_percent` (95) or more",
         mend="the same as for TARGET_NEARFULL",
         clears="a second or two after there is room again, or when the mark is raised",
     ),
