@@ -68,7 +68,7 @@ def written(directory: Path, columns: int) -> Written:
 def check_crowd(
     store: ckpt.Store, directory: Path, ranks: int, mib: int, steps: int, wait_s: float
 ) -> None:
-    """No save of the crowd lacks a column, and none was sent twice."""
+    """No save of the crowd lacks a column, and at most 0.5 % of it was sent twice."""
     rng = np.random.default_rng(ranks)
     arrays = [rng.integers(0, 255, mib * MiB, "u1") for _ in range(ranks)]
     for step in range(1, steps + 1):
@@ -76,7 +76,7 @@ def check_crowd(
             assert (commit.columns_missing, commit.targets_survivable) == (0, 2)
     columns = 6 * ranks * steps
     done = written(directory, columns)
-    assert done.columns_sealed == columns
+    assert columns <= done.columns_sealed <= 1.005 * columns
     assert done.columns_refused == 0
     planned = 6 * ranks * steps * (mib * MiB // 4)
     assert planned <= done.fragment_bytes <= 1.005 * planned

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.parametrize(("ranks", "mib"), [(24, 80), (48, 40), (96, 20)])
-def test_a_crowd_lacks_no_column_and_sends_none_twice(
+def test_a_crowd_lacks_no_column_and_sends_next_to_none_twice(
     mark: str, tmp_path: Path, ranks: int, mib: int
 ) -> None:
     cluster = Cluster(tmp_path, "targets=7&code=4+2")
