@@ -183,12 +183,15 @@ def test_a_begin_that_is_not_answered_goes_to_the_spare_at_hand() -> None:
     assert pass_time(writer, dict.fromkeys(range(3), BUSY), 2 * TICK_US, 6 * TICK_US) == []
 
 
-def test_a_begin_that_is_late_as_its_peers_were_is_waited_for() -> None:
+@pytest.mark.parametrize("opened_us", [200_000, 600_000])
+def test_a_begin_that_is_late_as_its_peers_were_is_waited_for(opened_us: int) -> None:
     writer = new_writer("2+2", stripes=4, spares=1)
     writer.begin()
     for column in range(3):
-        writer.handle(w.StreamAccepted(200_000, writer.columns[column].stream, 0))
-    assert pass_time(writer, dict.fromkeys(range(3), BUSY), 0, 1_500_000) == []
+        writer.handle(w.StreamAccepted(opened_us, writer.columns[column].stream, 0))
+    waits_us = 7 * opened_us
+    assert pass_time(writer, dict.fromkeys(range(3), BUSY), opened_us, waits_us) == []
+    assert pass_time(writer, dict.fromkeys(range(3), BUSY), waits_us, 2 * waits_us) != []
 
 
 def test_a_link_that_lets_little_pass_loses_its_column_and_one_that_fills_in_turn_does_not() -> (

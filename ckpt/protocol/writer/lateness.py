@@ -65,13 +65,17 @@ LAST_SHARE: Final = 8
 def is_silent(column: Column, columns: Sequence[Column], now_us: int) -> bool:
     """Its target owes something and says nothing: for HEDGE_US while its peers do, or for
     HEDGE_LAST_US. A column without a place waits for the coordinator, which may be busy as well.
+    In a crowd it takes long until a target comes to a new stream: as long as with the others.
     """
     if column.waiting_since_us is None or column.place is None:
         return False
     since_us = max(column.waiting_since_us, column.heard_us)
-    if now_us - since_us < HEDGE_US:
-        return False
     peers = _peers(column, columns)
+    limit_us = HEDGE_US
+    if column.state is ColumnState.OPENING:
+        limit_us = max(HEDGE_US, OPEN_FACTOR * max((c.open_us or 0 for c in peers), default=0))
+    if now_us - since_us < min(limit_us, HEDGE_LAST_US):
+        return False
     moving = sum(
         c.state is ColumnState.SEALED or max(c.progress_us, c.heard_us) > since_us for c in peers
     )
