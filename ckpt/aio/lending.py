@@ -30,8 +30,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from ckpt.aio.net.send_queue import Sent
 from ckpt.aio.sealed_memory import mapped
-from ckpt.aio.send_queue import Sent
 from ckpt.base.errors import PeerError, Unavailable
 from ckpt.base.units import KiB, MiB
 from ckpt.format.frame import LentPlace

@@ -17,7 +17,7 @@ from ckpt.base.ids import Generation, RunName, Step
 from ckpt.objects import names
 from ckpt.objects.documents import Plan, decode
 from ckpt.objects.reader import stored_steps, unfinished
-from ckpt.objects.sink import Sink
+from ckpt.objects.sinks.sink import Sink
 from ckpt.objects.writer import abort_uploads, clear_drain
 
 LOOKS: Final = 10

@@ -6,7 +6,7 @@ from __future__ import annotations
 import secrets
 
 from ckpt.base.errors import Refused
-from ckpt.objects.sink import Sink
+from ckpt.objects.sinks.sink import Sink
 
 
 def probe_conditional(sink: Sink) -> bool:

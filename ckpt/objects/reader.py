@@ -39,7 +39,7 @@ from ckpt.objects.documents import (
 )
 from ckpt.objects.elements import native_dtype
 from ckpt.objects.grid import Region
-from ckpt.objects.sink import Sink, at_once
+from ckpt.objects.sinks.sink import Sink, at_once
 from ckpt.objects.source import Array, Wish
 from ckpt.objects.stored_chunk import StoredChunk
 from ckpt.objects.trees import decode_trees

@@ -14,7 +14,7 @@ from ckpt.base.ids import Rank
 from ckpt.format.index_pages import IndexTensor
 from ckpt.format.tree import Node
 from ckpt.objects.documents import Header
-from ckpt.objects.sink import at_once
+from ckpt.objects.sinks.sink import at_once
 
 Array = npt.NDArray[np.generic]
 

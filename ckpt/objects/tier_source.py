@@ -16,7 +16,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from ckpt.aio.rpc import RpcClient
+from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError, Corrupt, Lost, PeerError, Unavailable
 from ckpt.base.ids import CheckpointId, Rank, RunName, Step
 from ckpt.base.units import US_PER_S
@@ -27,7 +27,7 @@ from ckpt.format.record import CommitRecord, decode_record
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node, decode_tree
 from ckpt.objects.documents import Header
-from ckpt.objects.sink import at_once
+from ckpt.objects.sinks.sink import at_once
 from ckpt.objects.source import Wish
 from ckpt.transfer.damage import have_judged
 from ckpt.transfer.index_source import IndexUnreadable

@@ -58,7 +58,7 @@ from ckpt.objects.documents import (
 from ckpt.objects.pace import Pace
 from ckpt.objects.planning import WriteOptions, make_plan
 from ckpt.objects.sampling import sampled
-from ckpt.objects.sink import PIECE_BYTES, PendingUpload, Sink, Upload, create_once
+from ckpt.objects.sinks.sink import PIECE_BYTES, PendingUpload, Sink, Upload, create_once
 from ckpt.objects.source import Source
 from ckpt.objects.trees import encode_trees
 from ckpt.objects.zarr_layout import group_documents, shard_key

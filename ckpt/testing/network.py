@@ -1,9 +1,9 @@
 """Sessions without sockets: servers and dialers in one thread, delivered one frame at a time.
 
-What `ckpt.aio.server` and `ckpt.aio.dial` promise to their handlers holds here too; one contract
-suite (`ckpt.testing.session_contract`) runs against both. Frames are really encoded and checked. A
-bulk is read when it is delivered, so a sender that changes it before its `sent` was called fails
-its checksum here, as it would on a socket.
+What `ckpt.aio.net.server` and `ckpt.aio.net.dial` promise to their handlers holds here too; one
+contract suite (`ckpt.testing.session_contract`) runs against both. Frames are really encoded and
+checked. A bulk is read when it is delivered, so a sender that changes it before its `sent` was
+called fails its checksum here, as it would on a socket.
 
 Which connection moves next is drawn from the seed; within one direction of one connection the order
 is kept.
@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from ckpt.aio.channel import Bulk, SessionHandler, next_session
-from ckpt.aio.send_queue import Sent
+from ckpt.aio.net.channel import Bulk, SessionHandler, next_session
+from ckpt.aio.net.send_queue import Sent
 from ckpt.base.ids import BootId, Epoch
 from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter
 from ckpt.format.messages import Message

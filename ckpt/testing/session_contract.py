@@ -9,7 +9,7 @@ from typing import Protocol
 
 import pytest
 
-from ckpt.aio.send_queue import Sent
+from ckpt.aio.net.send_queue import Sent
 from ckpt.base.ids import BootId, Epoch
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import Answer, Ask

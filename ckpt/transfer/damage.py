@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ckpt.aio.rpc import RpcClient
+from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError, PeerError
 from ckpt.base.ids import CheckpointId, PayloadId, Rank
 from ckpt.format.messages.loading import DamageJudged, ReportDamage

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from ckpt.aio.rpc import RpcClient
+from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError, Corrupt, PeerError, Unavailable
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.units import MiB

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ckpt.aio.link import Link, LinkState
+from ckpt.aio.net.link import Link, LinkState
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import ColumnId, ColumnNumber, TargetId
 from ckpt.base.units import US_PER_S

@@ -21,9 +21,9 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from ckpt.aio.channel import Bulk
 from ckpt.aio.clock import now_us
-from ckpt.aio.link import (
+from ckpt.aio.net.channel import Bulk
+from ckpt.aio.net.link import (
     Link,
     LinkClosed,
     LinkDrained,

@@ -24,7 +24,7 @@ from typing import Final
 
 from ckpt.aio.clock import now_us
 from ckpt.aio.lending import Lendable
-from ckpt.aio.link import (
+from ckpt.aio.net.link import (
     Link,
     LinkClosed,
     LinkDrained,

@@ -22,9 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from ckpt.aio.address import TcpAddress
-from ckpt.aio.channel import Bulk
-from ckpt.aio.server import Server, serve
+from ckpt.aio.net.address import TcpAddress
+from ckpt.aio.net.channel import Bulk
+from ckpt.aio.net.server import Server, serve
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import BootId, ColumnNumber, PayloadId, TargetId

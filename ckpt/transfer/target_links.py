@@ -6,7 +6,7 @@ import os
 import stat
 from dataclasses import dataclass, field
 
-from ckpt.aio.link import Link, LinkLoop, LinkState
+from ckpt.aio.net.link import Link, LinkLoop, LinkState
 from ckpt.base.ids import BootId, TargetId
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import TargetAddress

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ckpt.aio.link import Link
+from ckpt.aio.net.link import Link
 from ckpt.base.ids import ColumnNumber, TargetId
 from ckpt.format.messages import Message
 from ckpt.protocol.reader.events import ReadStatistics

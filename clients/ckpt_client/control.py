@@ -11,7 +11,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from ckpt.aio.clock import now_us
-from ckpt.aio.rpc import RpcClient
+from ckpt.aio.net.rpc import RpcClient
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import Busy, PeerError, Refused, Unavailable, error_from_wire
 from ckpt.base.ids import Rank, RunName, Step

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.aio.socketpath import socket_path
+from ckpt.aio.net.socketpath import socket_path
 from tests.aio.lendkit import Keeper, Memory
 from tests.aio.netkit import ServerThread, serving
 

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import uvloop
 
-from ckpt.aio.server import Server, serve
-from ckpt.aio.server_limits import ServerLimits
+from ckpt.aio.net.server import Server, serve
+from ckpt.aio.net.server_limits import ServerLimits
 from ckpt.aio.slots import SlotPool
 from ckpt.base.ids import BootId
 from ckpt.base.units import MiB

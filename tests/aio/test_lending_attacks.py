@@ -12,7 +12,7 @@ import pytest
 from ckpt.aio.lending import (
     REGIONS_MAX,
 )
-from ckpt.aio.socketpath import socket_path
+from ckpt.aio.net.socketpath import socket_path
 from ckpt.base.errors import PeerError
 from ckpt.format.checksum import crc32
 from ckpt.format.frame import FrameReader, FrameWriter, LentPlace

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.aio.clock import now_us
-from ckpt.aio.link import (
+from ckpt.aio.net.link import (
     LINK_QUEUED_BYTES_MAX,
     Link,
     LinkClosed,
@@ -21,7 +21,7 @@ from ckpt.aio.link import (
     LinkState,
     Sink,
 )
-from ckpt.aio.socketpath import socket_path
+from ckpt.aio.net.socketpath import socket_path
 from ckpt.base.errors import PeerError, Refused, Unauthorized, Unavailable
 from ckpt.base.units import MiB
 from ckpt.format.checksum import crc32

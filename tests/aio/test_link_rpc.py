@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ckpt.aio.rpc import RpcClient
+from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import NoSpace, Refused, Unauthorized, Unavailable
 from ckpt.base.ids import BootId
 from ckpt.format.messages import Message

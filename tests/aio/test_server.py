@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.aio.channel import Bulk
-from ckpt.aio.server_limits import ServerLimits
-from ckpt.aio.socketpath import socket_path
+from ckpt.aio.net.channel import Bulk
+from ckpt.aio.net.server_limits import ServerLimits
+from ckpt.aio.net.socketpath import socket_path
 from ckpt.base.errors import Busy, Refused
 from ckpt.base.ids import Epoch
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, UNAUTHENTICATED_BYTES_MAX

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.aio.dial import Dialer
-from ckpt.aio.server import Server, serve
+from ckpt.aio.net.dial import Dialer
+from ckpt.aio.net.server import Server, serve
+from ckpt.aio.net.socketpath import socket_path
 from ckpt.aio.slots import SlotPool
-from ckpt.aio.socketpath import socket_path
 from ckpt.base.units import MiB
 from ckpt.format.messages.hello import Role
 from ckpt.testing.network import FakeEndpoint, FakeNetwork, RecordingHandler

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ckpt.aio.net.socketpath import socket_path
 from ckpt.aio.slots import Slot, SlotPool
-from ckpt.aio.socketpath import socket_path
 from ckpt.base.errors import Refused
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import KiB, MiB

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ckpt.aio.descriptors import RESERVE_COUNT, DescriptorReserve, limit, raise_limit
-from ckpt.aio.rpc import RpcClient
-from ckpt.aio.server_limits import ServerLimits
-from ckpt.aio.socketpath import socket_path
+from ckpt.aio.net.rpc import RpcClient
+from ckpt.aio.net.server_limits import ServerLimits
+from ckpt.aio.net.socketpath import socket_path
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
 from tests.aio.netkit import LOOPS, SECRET, RawPeer, ServerThread, serving

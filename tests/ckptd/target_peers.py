@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from ckpt.aio.channel import Bulk
-from ckpt.aio.dial import Dialer
-from ckpt.aio.server import Server, serve
+from ckpt.aio.net.channel import Bulk
+from ckpt.aio.net.dial import Dialer
+from ckpt.aio.net.server import Server, serve
 from ckpt.aio.slots import SlotPool
 from ckpt.base.ids import BootId, Epoch, ReservationId
 from ckpt.base.units import MiB

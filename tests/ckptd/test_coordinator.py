@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ckpt.aio.rpc import RpcClient
+from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import Corrupt, Refused, Unauthorized, Unavailable
 from ckpt.base.ids import BootId, TargetId
 from ckpt.format.messages.asking import Answer, Ask

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ckpt.aio.rpc import RpcClient
+from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import Unavailable
 from ckpt.format.messages.asking import Ask
 from ckpt.format.messages.hello import Role

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import ckpt
-from ckpt.aio.rpc import RpcClient
+from ckpt.aio.net.rpc import RpcClient
 from ckpt.aio.secret import make_secret, read_secret
 from ckpt.base.errors import Refused
 from ckpt.format.messages.asking import Ask

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from ckpt.aio.server_limits import Pressure
+from ckpt.aio.net.server_limits import Pressure
 from ckpt.base.ids import BootId, Rank, TargetId
 from ckpt.erasure.code import Code
 from ckpt.format.messages.hello import Role

@@ -22,7 +22,7 @@ import ckpt
 from ckpt.base.errors import NotFound
 from ckpt.base.ids import RunName
 from ckpt.objects.reader import open_stored
-from ckpt.objects.stores import open_sink
+from ckpt.objects.sinks.stores import open_sink
 from tests.e2e.cluster import Cluster
 from tests.e2e.states import form_of
 from tests.waiting import wait_until

@@ -17,7 +17,7 @@ import pytest
 import ckpt
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import MiB
-from ckpt.objects.file_sink import FileSink
+from ckpt.objects.sinks.file_sink import FileSink
 from tests.e2e.cluster import OPTIONS, Cluster, command, runs
 from tests.objects.drainkit import Drain, wait_drained
 from tests.objects.sources import same_bits

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ckpt
-from ckpt.aio.rpc import RpcClient
+from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.ids import RunName, Step
 from ckpt.format.messages.asking import Ask, DeleteStep, StepDeleted
 from ckpt.format.messages.hello import Role

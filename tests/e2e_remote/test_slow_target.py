@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import ckpt
-from ckpt.aio.rpc import RpcClient
+from ckpt.aio.net.rpc import RpcClient
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
 from ckpt.protocol.coordinator.reading.answers import StatusView

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt.objects.file_sink import FileSink
+from ckpt.objects.sinks.file_sink import FileSink
 from tests.e2e.conftest import cluster, cluster_options, mark, runtime, store
 
 __all__ = ["cluster", "cluster_options", "mark", "runtime", "store"]

@@ -15,7 +15,7 @@ import numpy as np
 import ckpt
 from ckpt.base.ids import RunName, Step
 from ckpt.objects.reader import open_stored, stored_steps
-from ckpt.objects.sink import Sink
+from ckpt.objects.sinks.sink import Sink
 from tests.e2e.cluster import Cluster
 from tests.objects.sources import same_bits
 from tests.waiting import wait_until

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ckpt.base.errors import NotFound
-from ckpt.objects.sink import Sink, create_once
+from ckpt.objects.sinks.sink import Sink, create_once
 
 PART = 6 << 20
 """More than S3 asks of a part, less than one of ours."""

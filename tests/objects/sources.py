@@ -13,7 +13,7 @@ from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node, Scalar, ScalarNode
 from ckpt.objects.documents import Header
-from ckpt.objects.sink import at_once
+from ckpt.objects.sinks.sink import at_once
 from ckpt.objects.source import Array, Wish
 
 HEADER = Header(

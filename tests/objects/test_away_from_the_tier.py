@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from ckpt.objects.file_sink import FileSink
+from ckpt.objects.sinks.file_sink import FileSink
 from tests.e2e.cluster import Cluster
 from tests.e2e.ranks import done, end_with_stagers, every, launched, save_and_wait
 from tests.objects.drainkit import FILLER_BYTES, draining, wait_drained

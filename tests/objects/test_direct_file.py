@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.objects import direct_file
-from ckpt.objects.direct_file import BLOCK_BYTES, Blocks, DirectWriter, checksum, read_range
-from ckpt.objects.sink import at_once
+from ckpt.objects.sinks import direct_file
+from ckpt.objects.sinks.direct_file import BLOCK_BYTES, Blocks, DirectWriter, checksum, read_range
+from ckpt.objects.sinks.sink import at_once
 
 CONTENT = bytes(range(251)) * (2 * BLOCK_BYTES // 251) + b"the end"
 

@@ -17,9 +17,9 @@ import pytest
 
 import ckpt
 from ckpt.base.units import MiB
-from ckpt.objects.file_sink import FileSink
 from ckpt.objects.grid import CHUNK_BYTES
 from ckpt.objects.pace import IDLE_CREDIT_S
+from ckpt.objects.sinks.file_sink import FileSink
 from tests.e2e.cluster import Cluster, command
 from tests.objects.drainkit import (
     DRAIN_TIMEOUT_S,

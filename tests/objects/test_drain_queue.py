@@ -21,8 +21,8 @@ import ckpt
 from ckpt.base.ids import RunName, Step
 from ckpt.base.units import MiB
 from ckpt.objects.documents import Receipt, decode
-from ckpt.objects.file_sink import FileSink
 from ckpt.objects.reader import open_stored
+from ckpt.objects.sinks.file_sink import FileSink
 from tests.e2e.cluster import Cluster, command
 from tests.objects.drainkit import (
     DRAIN_TIMEOUT_S,

@@ -15,8 +15,8 @@ import zarr
 
 import ckpt
 from ckpt.base.errors import Corrupt, NotFound, Refused
-from ckpt.objects.file_sink import FileSink
 from ckpt.objects.planning import WriteOptions
+from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from ckpt_client.cli.main import main
 from ckpt_client.exchange.safetensors_file import read_directory, write_safetensors

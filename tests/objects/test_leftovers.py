@@ -12,10 +12,10 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import Generation, Rank, RunName, Step
 from ckpt.format.tree import Node
 from ckpt.objects import names
-from ckpt.objects.file_sink import FileSink
 from ckpt.objects.leftovers import Leftovers, delete_unfinished, tidy_committed
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import open_stored
+from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.writer import WriteJob, WriteLimits, write_checkpoint
 from tests.objects.sources import HEADER, MemorySource
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ckpt
-from ckpt.objects.file_sink import FileSink
 from ckpt.objects.planning import WriteOptions
+from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from tests.objects.sources import MemorySource, same_bits
 

@@ -8,7 +8,7 @@ import pytest
 
 import ckpt
 from ckpt.base.ids import Rank
-from ckpt.objects.file_sink import FileSink
+from ckpt.objects.sinks.file_sink import FileSink
 from tests.e2e.cluster import Cluster, command
 from tests.e2e.ranks import done, end_with_stagers, every, launched, save_and_wait
 from tests.objects.drainkit import (

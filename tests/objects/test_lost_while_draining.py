@@ -9,7 +9,7 @@ import pytest
 
 import ckpt
 from ckpt.base.limits import PAGE_BYTES
-from ckpt.objects.file_sink import FileSink
+from ckpt.objects.sinks.file_sink import FileSink
 from tests.e2e.cluster import Cluster, command
 from tests.objects.drainkit import DRAIN_TIMEOUT_S, Drain, rot, save, wait_drained
 from tests.waiting import wait_until

@@ -10,7 +10,7 @@ import pytest
 
 from ckpt.base.errors import Aborted, NotFound, Unavailable
 from ckpt.objects.pace import Pace
-from ckpt.objects.retry import Patience, retried
+from ckpt.objects.sinks.retry import Patience, retried
 
 
 @dataclass

@@ -11,9 +11,9 @@ import pytest
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId
 from ckpt.format.messages.reading import ByteRange
-from ckpt.objects.file_sink import FileSink
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import StoredCheckpoint, open_stored
+from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.source import Array, Wish
 from ckpt.objects.stored_chunk import StoredChunk
 from ckpt.objects.writer import WriteLimits, write_checkpoint

@@ -11,10 +11,10 @@ from threading import Thread
 import pytest
 
 from ckpt.base.errors import NotFound, Refused
-from ckpt.objects.file_sink import FileSink
-from ckpt.objects.fsspec_sink import FsspecSink
-from ckpt.objects.sink import Sink
-from ckpt.objects.stores import open_sink
+from ckpt.objects.sinks.file_sink import FileSink
+from ckpt.objects.sinks.fsspec_sink import FsspecSink
+from ckpt.objects.sinks.sink import Sink
+from ckpt.objects.sinks.stores import open_sink
 from tests.objects.sink_contract import SinkContract
 
 

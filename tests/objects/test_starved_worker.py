@@ -20,7 +20,7 @@ import pytest
 import ckpt
 from ckpt.base.errors import CkptError
 from ckpt.base.units import MiB
-from ckpt.objects.file_sink import FileSink
+from ckpt.objects.sinks.file_sink import FileSink
 from ckptd.drain.daemon import DrainConfig, run_drain
 from ckptd.drain.worker import StoreWorker
 from tests.e2e.cluster import Cluster, command

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import ckpt
-from ckpt.objects.file_sink import FileSink
 from ckpt.objects.names import COMMITTED, MANIFEST, TREES
+from ckpt.objects.sinks.file_sink import FileSink
 from tests.e2e.cluster import Cluster, command
 from tests.e2e.ranks import Answer, done, every, launched
 from tests.e2e.states import digests_of

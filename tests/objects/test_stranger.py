@@ -16,8 +16,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from ckpt.objects.file_sink import FileSink
 from ckpt.objects.planning import WriteOptions
+from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from tests.objects.sources import MemorySource, many_kinds, same_bits
 

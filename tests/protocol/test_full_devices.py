@@ -8,6 +8,8 @@ from ckpt.base.ids import TargetId
 from ckpt.base.units import MiB
 from ckpt.protocol.coordinator.policy import FillMarks
 from tests.protocol.coordinating import Bench, RankFake
+from tests.protocol.test_coordinator_draining import WorkerFake
+from tests.protocol.test_coordinator_evicting import drain_all
 
 USABLE: int = 1000 * MiB
 
@@ -49,6 +51,21 @@ def test_a_device_is_nearly_full_then_full_with_who_holds_it() -> None:
     assert {name: check["severity"] for name, check in found.items()} == {"TARGET_FULL": "error"}
     fill(bench, "t1", taken=0.1)
     assert checks(bench) == {}
+
+
+def test_what_goes_by_itself_is_room() -> None:
+    """Beside a store a tier is always as full as its watermarks allow."""
+    bench = Bench(3)
+    worker = WorkerFake(bench)
+    for step in range(1, 6):
+        bench.save(step)
+    targets = [str(id) for id in bench.targets]
+    freed = 5 * 10_000 / 2
+    share = freed / USABLE
+    fill(bench, *targets, taken=0.95 + share / 2)
+    assert set(checks(bench)) == {"TARGET_FULL"}, "nothing is drained yet"
+    drain_all(worker)
+    assert set(checks(bench)) == {"TARGET_NEARFULL"}
 
 
 def test_a_device_full_of_other_files_wants_them_removed() -> None:

@@ -14,7 +14,7 @@ from typing import Self
 
 from ckpt.base.errors import NotFound, Unavailable
 from ckpt.format.checksum import Buffer
-from ckpt.objects.sink import PendingUpload, at_once
+from ckpt.objects.sinks.sink import PendingUpload, at_once
 
 Strike = Callable[[str, bool], None]
 """Called around every operation, with what it is about and whether it has had its effect; may raise

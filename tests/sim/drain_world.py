@@ -25,7 +25,7 @@ from ckpt.format.tree import DictNode, LeafNode, Node
 from ckpt.objects import names, planning
 from ckpt.objects.documents import Header
 from ckpt.objects.reader import open_stored, stored_steps, unfinished
-from ckpt.objects.sink import at_once
+from ckpt.objects.sinks.sink import at_once
 from ckpt.objects.source import Source, Wish
 from ckpt.plan.drains import Committed, StorePolicy, due
 from ckpt.protocol.coordinator import catalog

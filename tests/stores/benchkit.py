@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ckpt.objects.fsspec_sink import FsspecSink
+from ckpt.objects.sinks.fsspec_sink import FsspecSink
 from tests.stores.gateway import S3
 
 JOBS = Path(__file__).parents[2] / "benchmarks" / "jobs"

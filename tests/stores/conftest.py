@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.objects.fsspec_sink import FsspecSink
-from ckpt.objects.retry import Patience
+from ckpt.objects.sinks.fsspec_sink import FsspecSink
+from ckpt.objects.sinks.retry import Patience
 from tests.e2e.conftest import cluster, cluster_options, mark, runtime, store
 from tests.stores.gateway import S3, shared_gateway, why_not
 

@@ -14,8 +14,8 @@ import numpy as np
 import ckpt
 from ckpt.base.ids import RunName, Step
 from ckpt.objects.reader import open_stored
-from ckpt.objects.sink import Sink
-from ckpt.objects.stores import OBSTORE
+from ckpt.objects.sinks.sink import Sink
+from ckpt.objects.sinks.stores import OBSTORE
 from tests.e2e.cluster import Cluster
 from tests.objects.drainkit import (
     ROWS,

@@ -13,10 +13,10 @@ import pytest
 
 import ckpt
 from ckpt.base.errors import CkptError, NotFound, Unauthorized, Unavailable
-from ckpt.objects.fsspec_sink import FsspecSink
-from ckpt.objects.obstore_sink import ObstoreSink
-from ckpt.objects.retry import Patience
-from ckpt.objects.sink import Sink
+from ckpt.objects.sinks.fsspec_sink import FsspecSink
+from ckpt.objects.sinks.obstore_sink import ObstoreSink
+from ckpt.objects.sinks.retry import Patience
+from ckpt.objects.sinks.sink import Sink
 from tests.e2e.cluster import Cluster
 from tests.objects.sink_contract import SinkContract
 from tests.stores.azurite import Azure, start, why_not

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import ckpt
-from ckpt.objects.fsspec_sink import FsspecSink
+from ckpt.objects.sinks.fsspec_sink import FsspecSink
 from tests.e2e.cluster import Cluster
 from tests.objects.drainkit import Drain, assert_once_and_whole, assert_same, save, wait_drained
 from tests.stores.gateway import S3

@@ -17,12 +17,12 @@ from urllib.error import URLError
 import pytest
 
 import ckpt
-from ckpt.objects.fsspec_sink import FsspecSink
-from ckpt.objects.obstore_sink import ObstoreSink
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import open_stored
-from ckpt.objects.retry import Patience
-from ckpt.objects.sink import Sink
+from ckpt.objects.sinks.fsspec_sink import FsspecSink
+from ckpt.objects.sinks.obstore_sink import ObstoreSink
+from ckpt.objects.sinks.retry import Patience
+from ckpt.objects.sinks.sink import Sink
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from tests.objects.sink_contract import SinkContract
 from tests.objects.sources import HEADER, MemorySource, many_kinds, same_bits

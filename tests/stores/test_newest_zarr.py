@@ -12,8 +12,8 @@ from zlib import crc32
 import pytest
 
 from ckpt.objects import names
-from ckpt.objects.file_sink import FileSink
 from ckpt.objects.planning import WriteOptions
+from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from tests.objects.sources import HEADER, MemorySource, many_kinds
 

@@ -10,9 +10,9 @@ import pytest
 
 import ckpt.objects.dtypes  # noqa: F401  # zarr 3.1 loads no entry points
 from ckpt.objects import names
-from ckpt.objects.file_sink import FileSink
-from ckpt.objects.fsspec_sink import FsspecSink
 from ckpt.objects.planning import WriteOptions
+from ckpt.objects.sinks.file_sink import FileSink
+from ckpt.objects.sinks.fsspec_sink import FsspecSink
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from tests.objects.sources import HEADER, MemorySource, many_kinds, same_bits
 from tests.stores.gateway import S3

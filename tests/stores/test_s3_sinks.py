@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt.objects.fsspec_sink import FsspecSink
-from ckpt.objects.obstore_sink import ObstoreSink
-from ckpt.objects.retry import Patience
-from ckpt.objects.sink import Sink
+from ckpt.objects.sinks.fsspec_sink import FsspecSink
+from ckpt.objects.sinks.obstore_sink import ObstoreSink
+from ckpt.objects.sinks.retry import Patience
+from ckpt.objects.sinks.sink import Sink
 from tests.objects.sink_contract import SinkContract
 from tests.stores.gateway import S3
 

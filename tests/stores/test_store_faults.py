@@ -13,14 +13,14 @@ import pytest
 from ckpt.base.errors import Corrupt, Unauthorized, Unavailable
 from ckpt.base.ids import RunName
 from ckpt.objects import names
-from ckpt.objects.fsspec_sink import FsspecSink
-from ckpt.objects.obstore_sink import ObstoreSink
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import open_stored
-from ckpt.objects.retry import Patience
-from ckpt.objects.s3_upload import PART_BYTES
-from ckpt.objects.sink import Sink, create_once
-from ckpt.objects.stores import open_sink
+from ckpt.objects.sinks.fsspec_sink import FsspecSink
+from ckpt.objects.sinks.obstore_sink import ObstoreSink
+from ckpt.objects.sinks.retry import Patience
+from ckpt.objects.sinks.s3_upload import PART_BYTES
+from ckpt.objects.sinks.sink import Sink, create_once
+from ckpt.objects.sinks.stores import open_sink
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from tests.objects.sources import HEADER, MemorySource, random_bits
 from tests.stores.gateway import S3

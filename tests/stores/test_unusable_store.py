@@ -11,10 +11,10 @@ import pytest
 
 import ckpt
 from ckpt.base.errors import CkptError, NotFound, Unauthorized, Unavailable
-from ckpt.objects.fsspec_sink import FsspecSink
-from ckpt.objects.obstore_sink import ObstoreSink
-from ckpt.objects.retry import Patience
-from ckpt.objects.sink import Sink
+from ckpt.objects.sinks.fsspec_sink import FsspecSink
+from ckpt.objects.sinks.obstore_sink import ObstoreSink
+from ckpt.objects.sinks.retry import Patience
+from ckpt.objects.sinks.sink import Sink
 from tests.e2e.cluster import Cluster, command
 from tests.objects.drainkit import Drain, assert_once_and_whole, save, wait_drained
 from tests.stores.gateway import S3, free_port

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckpt.base.ids import Rank, check_run_name, check_step
 from ckpt.objects.reader import StoredCheckpoint, open_stored
-from ckpt.objects.stores import open_sink
+from ckpt.objects.sinks.stores import open_sink
 from ckpt_client.load.reading import load_tree
 from ckpt_client.load.stored_reading import StoredReading
 from ckpt_client.save.again import save_again

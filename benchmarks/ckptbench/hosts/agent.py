@@ -20,8 +20,8 @@ from typing import Final
 
 import msgspec
 
-from ckpt.aio.channel import Bulk
-from ckpt.aio.server import Server, serve
+from ckpt.aio.net.channel import Bulk
+from ckpt.aio.net.server import Server, serve
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import BootId

@@ -17,7 +17,7 @@ from typing import Final, Self, TypeVar
 
 import msgspec
 
-from ckpt.aio.rpc import RpcClient
+from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError, PeerError
 from ckpt.format.messages.asking import Answer as AnswerMessage
 from ckpt.format.messages.asking import Ask

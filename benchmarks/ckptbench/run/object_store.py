@@ -27,8 +27,8 @@ from ckpt.base.ids import check_run_name, check_step
 from ckpt.base.units import MiB
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.probe import probe_conditional
-from ckpt.objects.retry import Patience
-from ckpt.objects.stores import open_sink
+from ckpt.objects.sinks.retry import Patience
+from ckpt.objects.sinks.stores import open_sink
 from ckpt.objects.tier_source import TierSource
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from ckpt.protocol.coordinator.reading.answers import StoreStatus

@@ -125,7 +125,9 @@ class CoordinatorMachine:
         self._make_saving_parts(context, secret, wall_s)
         self.sharing = SharedReads(desk)
         self.resolver = Resolver(desk, self.checkpoints, self.launches, self.book, self.drains)
-        self.views = Views(context, self.checkpoints, self.files, self.drains, self.vouching)
+        self.views = Views(
+            context, self.checkpoints, self.files, self.drains, self.vouching, self.evictor
+        )
         self._introduce()
         recover(
             image, self.launches, self.opening, self.book, self.checkpoints, self.homes,

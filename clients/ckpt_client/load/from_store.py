@@ -19,8 +19,8 @@ from ckpt.format.tree import (
 )
 from ckpt.objects.names import parse_stored
 from ckpt.objects.reader import StoredCheckpoint, open_stored
+from ckpt.objects.sinks.stores import open_sink
 from ckpt.objects.source import Source
-from ckpt.objects.stores import open_sink
 from ckpt_client.environment import find_place
 from ckpt_client.load.reading import load_tree
 from ckpt_client.load.stored_reading import SourceIndex, StoredReading, WishList

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from ckpt.aio.rpc import RpcClient
+from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError, Lost, PeerError
 from ckpt.base.ids import CheckpointId, Step
 from ckpt.base.printable import printable

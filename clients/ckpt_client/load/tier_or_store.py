@@ -82,7 +82,7 @@ def _first_holding(
     checkpoint: CheckpointId, stores: Sequence[str], reason: CkptError
 ) -> StoredCheckpoint:
     from ckpt.objects.reader import StoredCheckpoint
-    from ckpt.objects.stores import open_sink
+    from ckpt.objects.sinks.stores import open_sink
 
     run, step, generation = checkpoint.run, checkpoint.step, checkpoint.generation
     for url in stores:
@@ -119,7 +119,7 @@ def load_unresolved(
     if not settings.durable or (step is None and isinstance(reason, Lost)):
         raise reason
     from ckpt.objects.reader import open_stored
-    from ckpt.objects.stores import open_sink
+    from ckpt.objects.sinks.stores import open_sink
     from ckpt_client.load.stored_reading import StoredReading
     from ckpt_client.load.together.chunks import StoreTogether
 

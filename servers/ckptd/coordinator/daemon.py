@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Annotated, Final, cast, get_args
 
 from ckpt.aio.catalog import Catalog
-from ckpt.aio.channel import Bulk
 from ckpt.aio.clock import now_us
+from ckpt.aio.net.channel import Bulk
+from ckpt.aio.net.server import Server, serve
+from ckpt.aio.net.server_limits import Pressure
 from ckpt.aio.secret import read_secret
-from ckpt.aio.server import Server, serve
-from ckpt.aio.server_limits import Pressure
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import BootId, CheckpointId, RunName, Step

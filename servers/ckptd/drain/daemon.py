@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Annotated, Final
 
-from ckpt.aio.rpc import RpcClient
+from ckpt.aio.net.rpc import RpcClient
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.units import MiB
 from ckpt.format.messages.hello import Role
 from ckpt.objects.pace import Pace
 from ckpt.objects.planning import WriteOptions
-from ckpt.objects.retry import Patience
-from ckpt.objects.stores import open_sink
+from ckpt.objects.sinks.retry import Patience
+from ckpt.objects.sinks.stores import open_sink
 from ckpt.objects.writer import WriteLimits
 from ckpt.plan.drains import StorePolicy, parse_policies
 from ckptd import config as options

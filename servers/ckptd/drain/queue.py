@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Final, TypeVar
 
-from ckpt.aio.rpc import RpcClient
+from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import Aborted, CkptError, Fenced, PeerError
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.format.messages import Message

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from ckpt.aio.rpc import RpcClient
+from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import RunName
 from ckpt.format.messages.asking import Ask

@@ -24,7 +24,7 @@ from ckpt.objects.leftovers import Leftovers, delete_unfinished, tidy_committed
 from ckpt.objects.names import COMMITTED, generation_prefix
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import remains, stored_by, stored_steps
-from ckpt.objects.sink import Sink
+from ckpt.objects.sinks.sink import Sink
 from ckpt.objects.tier_source import TierSource
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from ckpt.plan.drains import StorePolicy, surplus

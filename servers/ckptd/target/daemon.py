@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from ckpt.aio.dial import Dialer
 from ckpt.aio.disk import DirectoryLock, RealDisk
+from ckpt.aio.net.dial import Dialer
+from ckpt.aio.net.server import serve
+from ckpt.aio.net.socketpath import socket_path
 from ckpt.aio.secret import read_secret
-from ckpt.aio.server import serve
 from ckpt.aio.slots import SlotPool
-from ckpt.aio.socketpath import socket_path
 from ckpt.base.errors import Refused
 from ckpt.base.ids import BootId, Domain, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from ckpt.aio.channel import Bulk
-from ckpt.aio.dial import Dialer
 from ckpt.aio.durable import write_aside
+from ckpt.aio.net.channel import Bulk
+from ckpt.aio.net.dial import Dialer
 from ckpt.base.errors import Refused
 from ckpt.base.limits import INCARNATION_BYTES, TARGET_ID_BYTES_MAX
 from ckpt.format.messages import Message

@@ -12,7 +12,7 @@ from ckpt.protocol.target.core import LEVELS
 from ckptd.http.exposition import Family, Histogram, Kind
 
 if TYPE_CHECKING:
-    from ckpt.aio.server_limits import ServerStatistics
+    from ckpt.aio.net.server_limits import ServerStatistics
     from ckpt.protocol.target.core import Space
     from ckpt.protocol.target.machine import TargetMachine
 

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from typing import Final
 
 from ckpt.aio import descriptors
-from ckpt.aio.channel import Bulk
 from ckpt.aio.clock import now_us
-from ckpt.aio.dial import Dialer
 from ckpt.aio.disk import Disk, perform, scan
-from ckpt.aio.server import Server
+from ckpt.aio.net.channel import Bulk
+from ckpt.aio.net.dial import Dialer
+from ckpt.aio.net.server import Server
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role

@@ -94,6 +94,10 @@ class Evictor:
                 goals[device] = max(surplus, wanted - free) * min(1.0, payload / max(1, used))
         self._make_room(goals)
 
+    def may_free(self, device: Domain) -> int:
+        """About so many bytes there go by themselves when a save needs the room."""
+        return sum(self._payload_on(one, device) for one in self._evictable())
+
     def no_room(self, device_bytes: int) -> NoRoom:
         """A save needs so many bytes on each device and found less."""
         may_go = any(True for _ in self._evictable())

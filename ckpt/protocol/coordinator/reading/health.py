@@ -23,6 +23,7 @@ from ckpt.protocol.coordinator.cluster.devices import (
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
 from ckpt.protocol.coordinator.cluster.vouching import Standing, Vouching
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.answers import Check, StoreStatus
 from ckpt.protocol.coordinator.reading.checks import check, connections_full, quoted
@@ -40,13 +41,14 @@ class Health:
 
     def __init__(
         self, members: Membership, checkpoints: Checkpoints, policy: CoordinatorPolicy,
-        vouching: Vouching,
+        vouching: Vouching, evictor: Evictor,
     ) -> None:  # fmt: skip
         self._vouching = vouching
         self._members = members
         self._checkpoints = checkpoints
         self._code = policy.code
         self._marks = policy.fill
+        self._evictor = evictor
 
     def checks(self, stores: Sequence[StoreStatus], address: str, now_us: int) -> Iterator[Check]:
         """All that stand now. `address`: of this coordinator, for commands."""
@@ -128,11 +130,19 @@ class Health:
         """Devices that are full, and that soon will be, the fullest first."""
         spaces = device_spaces(self._members.live())
         spaces.sort(key=lambda device: device.taken, reverse=True)
-        full = [each for each in spaces if each.taken >= self._marks.full]
-        near = [each for each in spaces if self._marks.near <= each.taken < self._marks.full]
+        full = [each for each in spaces if self._taken(each) >= self._marks.full]
+        near = [each for each in spaces if self._marks.near <= self._taken(each) < self._marks.full]
         for name, found in (("TARGET_FULL", full), ("TARGET_NEARFULL", near)):
             if found:
                 yield check(name, devices_text(found), *self._make_room(found, address))
+
+    def _taken(self, device: DeviceSpace) -> float:
+        """What goes by itself, since an object store has it, counts as free: beside a store a tier
+        is as full as its watermarks allow, and well.
+        """
+        if device.taken < self._marks.near:
+            return device.taken
+        return device.taken - self._evictor.may_free(device.domain) / device.usable_bytes
 
     def _make_room(self, devices: Sequence[DeviceSpace], address: str) -> tuple[str, str]:
         """Remedy and command; no command removes the files of others."""

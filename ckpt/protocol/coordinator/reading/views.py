@@ -18,6 +18,7 @@ from ckpt.protocol.coordinator.cluster.membership import Target
 from ckpt.protocol.coordinator.cluster.vouching import Vouching
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
+from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.reading.answers import (
     AttemptView,
     Check,
@@ -51,6 +52,7 @@ class Views:
         files: Members,
         drains: DrainQueue,
         vouching: Vouching,
+        evictor: Evictor,
     ) -> None:
         self._desk = context.desk
         self._cluster = context.policy.cluster
@@ -61,7 +63,7 @@ class Views:
         self._files = files
         self._drains = drains
         self._vouching = vouching
-        self._health = Health(context.members, checkpoints, context.policy, vouching)
+        self._health = Health(context.members, checkpoints, context.policy, vouching, evictor)
         self.coordinator = CoordinatorView()
         self.own_checks: Callable[[], tuple[Check, ...]] = tuple
         """What the coordinator's shell says of its own process."""

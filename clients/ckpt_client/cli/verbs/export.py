@@ -96,7 +96,7 @@ def _write(arguments: argparse.Namespace, source: Source) -> tuple[int, int]:
 def _write_zarr(arguments: argparse.Namespace, source: Source) -> tuple[int, int]:
     from ckpt.objects.planning import WriteOptions
     from ckpt.objects.reader import StoredCheckpoint
-    from ckpt.objects.stores import open_sink
+    from ckpt.objects.sinks.stores import open_sink
     from ckpt.objects.writer import WriteLimits, write_checkpoint
 
     url = arguments.destination

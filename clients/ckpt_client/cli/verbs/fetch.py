@@ -19,7 +19,7 @@ from contextlib import suppress
 from ckpt.base.errors import Busy, NotFound
 from ckpt.base.units import format_seconds
 from ckpt.objects.reader import StoredCheckpoint, open_stored
-from ckpt.objects.stores import open_sink
+from ckpt.objects.sinks.stores import open_sink
 from ckpt_client.cli.cluster import Conversation, conversation, parse_checkpoint
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, counted

@@ -12,7 +12,7 @@ import time
 
 from ckpt.base.errors import Refused
 from ckpt.base.units import format_seconds
-from ckpt.objects.stores import open_sink
+from ckpt.objects.sinks.stores import open_sink
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, counted
 

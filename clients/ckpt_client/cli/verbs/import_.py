@@ -95,7 +95,7 @@ def _save(
 
 def _write(arguments: argparse.Namespace, source: MappedSource) -> None:
     from ckpt.objects.planning import WriteOptions
-    from ckpt.objects.stores import open_sink
+    from ckpt.objects.sinks.stores import open_sink
     from ckpt.objects.writer import WriteLimits, write_checkpoint
 
     options = WriteOptions(portable=arguments.portable_dtypes)

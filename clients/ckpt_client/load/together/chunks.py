@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from ckpt.aio.rpc import RpcClient
+from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError, PeerError
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Rank
 from ckpt.base.limits import CELL_BYTES_MAX, PAYLOAD_BYTES_MAX

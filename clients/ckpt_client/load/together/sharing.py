@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from ckpt.aio.address import TcpAddress, endpoint_by_resolver, parse_address
+from ckpt.aio.net.address import TcpAddress, endpoint_by_resolver, parse_address
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import CheckpointId, Rank
 from ckpt.base.units import US_PER_S, MiB

@@ -20,8 +20,8 @@ from typing import Final, Self, TypeVar
 from ckpt.aio.durable import sync_directory
 from ckpt.base.errors import NotFound, Refused, Unauthorized, Unavailable
 from ckpt.format.checksum import Buffer
-from ckpt.objects.direct_file import Blocks, DirectWriter, checksum, read_range
-from ckpt.objects.sink import PendingUpload, Upload, at_once
+from ckpt.objects.sinks.direct_file import Blocks, DirectWriter, checksum, read_range
+from ckpt.objects.sinks.sink import PendingUpload, Upload, at_once
 
 PART: Final = ".part-"
 FOLDER_TRIES: Final = 64

@@ -26,7 +26,7 @@ import socket
 from typing import Final, Protocol
 
 from ckpt.aio.lending import Borrower, Lendable, Lendables, Lender, Loan
-from ckpt.aio.send_queue import SendQueue, Sent
+from ckpt.aio.net.send_queue import SendQueue, Sent
 from ckpt.aio.slots import Slot
 from ckpt.base.errors import CkptError, PeerError, Refused, Unavailable
 from ckpt.base.ids import Epoch

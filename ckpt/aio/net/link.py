@@ -26,12 +26,12 @@ from enum import Enum
 from types import TracebackType
 from typing import Final, Self
 
-from ckpt.aio.address import UnixAddress, endpoint_by_resolver, parse_address
-from ckpt.aio.channel import Bulk, Channel
 from ckpt.aio.clock import now_us
 from ckpt.aio.lending import LENT_BYTES_MAX, Lendable, Lendables
-from ckpt.aio.send_queue import Sent
-from ckpt.aio.sockets import tune
+from ckpt.aio.net.address import UnixAddress, endpoint_by_resolver, parse_address
+from ckpt.aio.net.channel import Bulk, Channel
+from ckpt.aio.net.send_queue import Sent
+from ckpt.aio.net.sockets import tune
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import Epoch
 from ckpt.base.units import US_PER_S, MiB

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ckpt.aio.channel import Channel
+from ckpt.aio.net.channel import Channel
 from ckpt.base.errors import CkptError
 
 OnFailure = Callable[[Channel, CkptError], None]

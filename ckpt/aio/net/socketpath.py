@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from ckpt.aio.address import UNIX_PATH_BYTES_MAX
+from ckpt.aio.net.address import UNIX_PATH_BYTES_MAX
 from ckpt.aio.private import make_private_directory
 from ckpt.base.errors import Refused
 

@@ -18,12 +18,12 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from ckpt.aio.address import endpoint_by_resolver, endpoint_nowait, parse_address
-from ckpt.aio.channel import Bulk, Channel, SessionHandler
 from ckpt.aio.clock import draw, now_us
-from ckpt.aio.send_queue import Sent
-from ckpt.aio.sockets import tune
-from ckpt.aio.watch import Watch
+from ckpt.aio.net.address import endpoint_by_resolver, endpoint_nowait, parse_address
+from ckpt.aio.net.channel import Bulk, Channel, SessionHandler
+from ckpt.aio.net.send_queue import Sent
+from ckpt.aio.net.sockets import tune
+from ckpt.aio.net.watch import Watch
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import Epoch
 from ckpt.base.rests import Rests

@@ -36,17 +36,17 @@ from dataclasses import replace
 from typing import Final
 
 from ckpt.aio import descriptors
-from ckpt.aio.accepting import Door
-from ckpt.aio.address import UNIX_PATH_BYTES_MAX
-from ckpt.aio.channel import Bulk, Channel, SessionHandler
 from ckpt.aio.clock import now_us
 from ckpt.aio.lending import Borrower
-from ckpt.aio.seats import BACKLOG
-from ckpt.aio.send_queue import Sent
-from ckpt.aio.server_limits import Cut, Pressure, ServerLimits, ServerStatistics
+from ckpt.aio.net.accepting import Door
+from ckpt.aio.net.address import UNIX_PATH_BYTES_MAX
+from ckpt.aio.net.channel import Bulk, Channel, SessionHandler
+from ckpt.aio.net.seats import BACKLOG
+from ckpt.aio.net.send_queue import Sent
+from ckpt.aio.net.server_limits import Cut, Pressure, ServerLimits, ServerStatistics
+from ckpt.aio.net.sockets import tune
+from ckpt.aio.net.watch import Watch
 from ckpt.aio.slots import Slot, SlotPool
-from ckpt.aio.sockets import tune
-from ckpt.aio.watch import Watch
 from ckpt.base.errors import Busy, CkptError, PeerError, Refused, Unauthorized, Unavailable
 from ckpt.base.limits import DESCRIPTORS_REMEDY
 from ckpt.base.units import US_PER_S

@@ -13,9 +13,9 @@ from typing import Final
 from urllib.parse import unquote
 
 from ckpt.base.errors import Refused
-from ckpt.objects.file_sink import FileSink
-from ckpt.objects.retry import Patience
-from ckpt.objects.sink import Sink
+from ckpt.objects.sinks.file_sink import FileSink
+from ckpt.objects.sinks.retry import Patience
+from ckpt.objects.sinks.sink import Sink
 
 OBSTORE: Final = "obstore+"
 
@@ -44,12 +44,12 @@ def open_sink(
             raise Refused(f"object store {url!r}: the directory must be absolute")
         return FileSink(Path(unquote(rest)))
     if scheme.startswith(OBSTORE):
-        from ckpt.objects.obstore_sink import ObstoreSink
+        from ckpt.objects.sinks.obstore_sink import ObstoreSink
 
         return ObstoreSink(url.removeprefix(OBSTORE), options, patience)
     if scheme.startswith("ckpt"):
         raise Refused(f"{url!r} is a cluster, no object store")
-    from ckpt.objects.fsspec_sink import FsspecSink
-    from ckpt.objects.s3_upload import Checksum
+    from ckpt.objects.sinks.fsspec_sink import FsspecSink
+    from ckpt.objects.sinks.s3_upload import Checksum
 
     return FsspecSink(url, options, patience, Checksum(checksum or Checksum.CRC32))

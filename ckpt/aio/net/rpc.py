@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
-from ckpt.aio.address import parse_address
 from ckpt.aio.clock import draw, now_us
-from ckpt.aio.link import Link, LinkClosed, LinkDrained, LinkLoop, LinkOpened, LinkReceived
+from ckpt.aio.net.address import parse_address
+from ckpt.aio.net.link import Link, LinkClosed, LinkDrained, LinkLoop, LinkOpened, LinkReceived
 from ckpt.base.errors import CkptError, Refused, Unauthorized, Unavailable, error_from_wire
 from ckpt.base.rests import Rests
 from ckpt.base.units import US_PER_S

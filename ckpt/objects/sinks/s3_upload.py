@@ -45,7 +45,7 @@ class Checksum(Enum):
 
 
 class S3Upload:
-    """One object in parts; see ckpt.objects.sink.Upload."""
+    """One object in parts; see ckpt.objects.sinks.sink.Upload."""
 
     def __init__(
         self, call: CallS3, bucket: str, key: str, checksum: Checksum = Checksum.CRC32

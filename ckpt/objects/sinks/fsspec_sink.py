@@ -17,11 +17,11 @@ from typing import Final, TypeVar
 
 from ckpt.base.errors import CkptError, NotFound, Refused, Unauthorized, Unavailable
 from ckpt.format.checksum import Buffer
-from ckpt.objects.gathering import GatheredUpload, Gatherings
 from ckpt.objects.probe import probe_conditional
-from ckpt.objects.retry import Patience, retried
-from ckpt.objects.s3_upload import Checksum, S3Upload, abort_upload, pending_uploads
-from ckpt.objects.sink import (
+from ckpt.objects.sinks.gathering import GatheredUpload, Gatherings
+from ckpt.objects.sinks.retry import Patience, retried
+from ckpt.objects.sinks.s3_upload import Checksum, S3Upload, abort_upload, pending_uploads
+from ckpt.objects.sinks.sink import (
     NO_BUCKET,
     PendingUpload,
     Upload,

@@ -1,0 +1,1 @@
+"""Framed, authenticated connections: who dials, who listens, who is let in."""
