@@ -30,6 +30,8 @@ from tests.sim import (
     test_references,
 )
 from tests.sim.drain_world import small_items
+from tests.sim.histories import LEAST, check_share
+from tests.sim.oracles import Violation
 
 MAIN: Final = "main"
 TURN: Final = 6
@@ -46,6 +48,16 @@ def _saved(seed: int) -> object:
     steps, ends = test_closed_stores.run_seed(seed)
     assert set(ends) == {"SaveCommitted"}, ends
     return steps, ends
+
+
+def _ends(ended: object) -> list[str]:
+    """How each save or load of a history ended, where it says so."""
+    match ended:
+        case scenario.Report():
+            return ended.ends
+        case (int(), list(ends)):
+            return ends
+    return []
 
 
 KINDS: Final[dict[str, Callable[[int], object]]] = {
@@ -79,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known: Path | None = chosen.known
     before = known.read_text().splitlines() if known is not None and known.exists() else None
     lines: list[str] = []
+    ends: dict[str, list[str]] = {kind: [] for kind in KINDS}
     cpu_s = dict.fromkeys(KINDS, 0.0)
     for kind, seed in in_turn(chosen.seeds):
         gc.collect()
@@ -90,6 +103,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         cpu_s[kind] += time.process_time() - begun
         lines.append(f"{kind} {seed} {ended}")
+        ends[kind] += _ends(ended)
+    for kind in LEAST:
+        try:
+            check_share(kind, ends[kind])
+        except Violation as error:
+            sys.stdout.write(f"broken by all {len(lines)}: {error}\n")
+            return 1
     if known is not None and before is None:
         known.write_text("\n".join(lines))
     told = " ".join(f"{kind} {spent:.1f}" for kind, spent in cpu_s.items())

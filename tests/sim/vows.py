@@ -2,7 +2,8 @@
 
     a file gets its name                  after all its bytes were synced
     a column is sealed, a document kept   under its name, which no crash can take away
-    a column, a generation is dropped     no name of it comes back after a crash
+    a column, a generation is dropped     no name of it comes back after a crash, and nothing of a
+                                          generation is taken in again
     a command of a term is obeyed         that term is durable, and no lower one is obeyed again
 
 One watcher for each boot. Whether a crash strikes in between is left to chance and to aims
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Rank
 from ckpt.format.messages import Message
+from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import (
     Attest,
     Attested,
@@ -52,6 +54,8 @@ class Vows:
         self._name, self._disk = name, disk
         #: Commands that were not answered, by who asked.
         self._asked: dict[tuple[Session, int], Command] = {}
+        #: Generations that it said are gone.
+        self._dropped: set[CheckpointId] = set()
 
     def heard(self, session: Session, request: int, command: Command) -> None:
         """One of COMMANDS."""
@@ -78,12 +82,16 @@ class Vows:
         match action.message:
             case ColumnSealed(proof) if fresh:
                 self._check_kept(f"columns/{column_name(proof.column)}")
+                self._check_new(proof.column.payload.checkpoint)
             case DocumentStored(kind, checkpoint) if fresh:
                 self._check_kept(f"documents/{document_name(kind.value, checkpoint)}")
+                if kind is not DocumentKind.TOMBSTONE:
+                    self._check_new(checkpoint)
             case Dropped() if isinstance(command, DropColumn):
                 self._check_gone(column_name(command.column))
             case Dropped() if isinstance(command, DropGeneration):
                 self._check_gone(_prefix_of(command.checkpoint))
+                self._dropped.add(command.checkpoint)
             case RegisterTarget(term_seen=term, catalog=position):
                 self._check_term(term)
                 note = self._disk.durable(CATALOG_FILE)
@@ -99,6 +107,10 @@ class Vows:
     def _check_kept(self, file: str) -> None:
         if self._disk.durable_ends(file) is None:
             raise Violation(f"P1: {self._name} tells of {file} before its name is durable")
+
+    def _check_new(self, checkpoint: CheckpointId) -> None:
+        if checkpoint in self._dropped:
+            raise Violation(f"P10: {self._name} takes in {checkpoint} again, which it dropped")
 
     def _check_gone(self, prefix: str) -> None:
         left = [name for name in self._disk.durable_names("columns") if name.startswith(prefix)]
