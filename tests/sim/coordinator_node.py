@@ -79,25 +79,27 @@ class CoordinatorNode:
     def start(self) -> None:
         self._term += 1
         self._starts += 1
-        image = self._image()
+        image = self.image()
         image.process = f"{self.name}/{self._starts}".encode().ljust(16)[:16]
         self._oracles.coordinator_started(image)
-        self.machine = self._machine_from(image)
+        self.machine = self.machine_from(image)
         self._conduct = Conduct(self.name)
         self.up, self.stopped = True, False
         self._tick(self._term)
 
-    def started_again(self) -> CoordinatorMachine | None:
-        """As a start would make it now; None while something is on its way to the catalog."""
-        return None if self._pending else self._machine_from(self._image())
+    @property
+    def is_writing(self) -> bool:
+        """Something is on its way to the catalog."""
+        return bool(self._pending)
 
-    def _image(self) -> CatalogImage:
+    def image(self) -> CatalogImage:
+        """The catalog, as a start would find it now."""
         image = copy.deepcopy(self._base)
         image.term = self._term
         apply_all(image, self.durable)
         return image
 
-    def _machine_from(self, image: CatalogImage) -> CoordinatorMachine:
+    def machine_from(self, image: CatalogImage) -> CoordinatorMachine:
         return CoordinatorMachine(self.machine_policy, image, secret=SECRET, wall_s=self._wall_s)
 
     def _wall_s(self) -> float:

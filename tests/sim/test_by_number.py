@@ -12,6 +12,7 @@ import os
 import pytest
 
 from ckpt.base.ids import Step
+from ckpt.protocol.coordinator.cluster.launches import Launch
 from tests.sim import faults
 from tests.sim.histories import check_share, ends_of
 from tests.sim.last_checks import SETTLE_US
@@ -120,3 +121,12 @@ def test_a_planted_bug_is_found(plant: Plant) -> None:
 
     with plant.planted(), pytest.raises(Violation, match=r"P2"):
         run_until_found()
+
+
+def test_loads_that_fail_more_often_than_they_must_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a launch has loaded is let go of while it lives: each failure alone is honest."""
+    monkeypatch.setattr(Launch, "live", property(lambda launch: bool(launch.readers)))
+    with pytest.raises(Violation, match="by number: only"):
+        check_share("by number", ends_of(run_seed, 20))
