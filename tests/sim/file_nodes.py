@@ -247,9 +247,14 @@ class WriterNode(RankNode):
         self._pass(number)
 
     def _check_may_go(self, number: int, outcome: se.SaveFailed) -> None:
-        """I live, and whoever commits waits for what I bring."""
-        name = self._members[number].name
-        if outcome.code == "aborted" and not name.endswith((SHARED, LEFT_OUT)):
+        """I live, and whoever commits waits for what I bring. What a target has lost for good I am
+        asked to write again.
+        """
+        name, oracles = self._members[number].name, self._oracles
+        kept = not name.endswith((SHARED, LEFT_OUT)) and not any(
+            map(oracles.is_harmed, oracles.targets)
+        )
+        if outcome.code == "aborted" and kept:
             raise Violation(f"{self.name} lives, its file {name} is given up: {outcome.message}")
 
     def _pass(self, number: int) -> None:
