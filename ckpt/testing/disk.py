@@ -256,6 +256,15 @@ class FakeDisk:
         inode = directory.durable.get(name) if directory is not None else None
         return inode.durable_ends() if inode is not None else None
 
+    def durable_names(self, directory: str) -> list[str]:
+        """What no crash can take away of a directory."""
+        return sorted(self._directories[directory].durable)
+
+    def is_synced(self, file: str) -> bool:
+        """Whether a crash would leave a file's bytes as they are, wherever its name goes."""
+        inode = self._inode(file)
+        return not inode.dirty and not inode.resized
+
     # ----------------------------------------------------------------------- inside
 
     def _survives(self, keep: Keep) -> bool:

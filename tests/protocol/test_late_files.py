@@ -10,10 +10,12 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.saving import (
     AttemptAborted,
     AttemptCommitted,
+    Certified,
     CommitMembers,
     PayloadGivenUp,
     PayloadPlanned,
 )
+from ckpt.format.messages.targets import PutDocument
 from ckpt.protocol.events import Received
 from tests.protocol.coordinating import Bench
 from tests.protocol.test_coordinator_members import Writer, committed, resolved_ranks
@@ -80,3 +82,34 @@ def test_a_file_cannot_be_taken_back_while_its_commit_waits_for_targets() -> Non
     (end,) = [one for one in bench.to(asker) if isinstance(one, AttemptCommitted)]
     assert end.info.checkpoint == kept.checkpoint
     assert resolved_ranks(bench, kept.checkpoint) == [0, 1]
+
+
+def test_a_file_of_a_decided_commit_is_no_discarded_one_after_a_restart() -> None:
+    """Its writer was asked to write it again, and it was being committed (files, seed 200)."""
+    bench = Bench()
+    writer = Writer(bench)
+    left_out, file = writer.write("y"), writer.write("x")
+    for target in bench.targets.values():
+        target.silent.add(PutDocument)
+    writer.commit(file.checkpoint, file)
+    bench.persist_at_once = False
+    for id in bench.targets:
+        bench.let_answer(str(id))  # The index is stored; the decision follows.
+    for target in bench.targets.values():
+        target.silent.add(PutDocument)
+    bench.sync()
+    bench.persist_at_once = True
+    bench.restart("t0", "t1", "t2", "t3")
+    writer.reconnect()
+    assert isinstance(file.resume()[0], PayloadPlanned)
+    for target in bench.targets.values():
+        target.columns.clear()  # It is rolled forward all the same.
+    (answer,) = file.certify()
+    assert isinstance(answer, Certified)
+    (answer,) = left_out.resume()
+    assert isinstance(answer, Failed)
+    assert "was discarded" in answer.message
+    for id in bench.targets:
+        bench.let_answer(str(id))  # The record is stored.
+    (end,) = [one for one in bench.to(writer.session) if isinstance(one, AttemptCommitted)]
+    assert end.info.checkpoint == file.checkpoint

@@ -332,6 +332,30 @@ def test_a_drop_waits_for_a_seal_that_is_on_its_way() -> None:
     assert world.disk.list_directory("columns") == []
 
 
+@pytest.mark.parametrize("again", ["generation", "column"])
+@pytest.mark.parametrize("fault", ["", "sync_directory"])
+def test_a_drop_waits_for_an_earlier_one_that_is_on_its_way(again: str, fault: str) -> None:
+    """It was said to be gone while a crash could bring it back (by number, seed 16)."""
+    world, column = _ready(), Column()
+    store(world, column)
+    world.messages(COORDINATOR)
+    world.held = deque()
+    world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    world.step()
+    message = DropGeneration(1, CHECKPOINT) if again == "generation" else DropColumn(1, column.id)
+    world.tell(COORDINATOR, message, request=10)
+    if fault:
+        world.disk.faults.append(Fault(fault))
+    said = _answers(world)
+    while world.held:
+        assert not any(isinstance(each, Dropped) for each in said)
+        world.step()
+        said += _answers(world)
+    assert [type(each) for each in said] == [Failed if fault else Dropped, Dropped]
+    assert world.disk.durable_names("columns") == []
+    assert world.machine.bytes_used == 0
+
+
 @pytest.mark.parametrize("kind", [DocumentKind.INDEX, DocumentKind.RECORD])
 @pytest.mark.parametrize("fault", ["", "sync"])
 def test_a_drop_waits_for_a_document_that_is_on_its_way(kind: DocumentKind, fault: str) -> None:

@@ -78,18 +78,29 @@ class CoordinatorNode:
 
     def start(self) -> None:
         self._term += 1
-        image = copy.deepcopy(self._base)
-        image.term = self._term
         self._starts += 1
+        image = self.image()
         image.process = f"{self.name}/{self._starts}".encode().ljust(16)[:16]
-        apply_all(image, self.durable)
         self._oracles.coordinator_started(image)
-        self.machine = CoordinatorMachine(
-            self.machine_policy, image, secret=SECRET, wall_s=self._wall_s
-        )
+        self.machine = self.machine_from(image)
         self._conduct = Conduct(self.name)
         self.up, self.stopped = True, False
         self._tick(self._term)
+
+    @property
+    def is_writing(self) -> bool:
+        """Something is on its way to the catalog."""
+        return bool(self._pending)
+
+    def image(self) -> CatalogImage:
+        """The catalog, as a start would find it now."""
+        image = copy.deepcopy(self._base)
+        image.term = self._term
+        apply_all(image, self.durable)
+        return image
+
+    def machine_from(self, image: CatalogImage) -> CoordinatorMachine:
+        return CoordinatorMachine(self.machine_policy, image, secret=SECRET, wall_s=self._wall_s)
 
     def _wall_s(self) -> float:
         return self._clock.now_us / 1e6 + self.wall_jump_s

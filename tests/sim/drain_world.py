@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self, TypeVar
 
 import numpy as np
 import pytest
@@ -47,8 +48,29 @@ def small_items(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank's payload is an array of its own, and each array an item."""
     monkeypatch.setattr(planning, "ITEM_BYTES", ITEM_BYTES)
     monkeypatch.setattr(planning, "PACK_BELOW_BYTES", 16)
-    # The small documents one after the other: the order of operations follows from the seed.
-    monkeypatch.setattr("ckpt.objects.writer.FILES_AT_ONCE", 1)
+    monkeypatch.setattr("ckpt.objects.writer.ThreadPoolExecutor", OneAfterAnother)
+
+
+Item = TypeVar("Item")
+Done = TypeVar("Done")
+
+
+class OneAfterAnother:
+    """A pool without threads: the order of operations follows from the seed, also where one
+    fails.
+    """
+
+    def __init__(self, workers: int, thread_name_prefix: str) -> None:
+        """As the real one; there are no workers."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left to wait for."""
+
+    def map(self, work: Callable[[Item], Done], items: Iterable[Item]) -> Iterable[Done]:
+        return map(work, items)
 
 
 def unfinished_in(

@@ -40,6 +40,10 @@ FILES_MAX = 16
 HALF_BYTES = 1 << 17
 RETRY_US = 700_000
 WRITERS = 3
+SHARED = "shared"
+"""Each writes one of this name: the newest stays."""
+LEFT_OUT = "w0-1"
+"""Nobody commits it."""
 END_US = 90_000_000
 """Within this, after healing, every commit has an answer, and then every attempt its end."""
 
@@ -118,7 +122,7 @@ class FileWorld(World):
         files = [
             (step, f"{step}/{name}")
             for step in job.steps
-            for name in (f"w{number}-0", "shared", f"w{number}-1")
+            for name in (f"w{number}-0", SHARED, f"w{number}-1")
         ]
         return WriterNode(
             self.clock, self.network, self.oracles, self.coordinator,
@@ -133,7 +137,7 @@ class FileWorld(World):
             alive = [writer for writer in self.writers if writer.up]
             brought = [name for writer in alive for name in writer.brought]
             mine = {name for name in brought if name.startswith(f"{step}/")}
-            return mine - {f"{step}/w0-1"}
+            return mine - {f"{step}/{LEFT_OUT}"}
 
         return CommitterNode(
             self.clock, self.network, self.file_oracles, self.coordinator, run, step, wanted,
@@ -238,8 +242,20 @@ class WriterNode(RankNode):
     def _tell(self, number: int, outcome: se.Outcome) -> None:
         super()._tell(number, outcome)
         if isinstance(outcome, se.SaveFailed):
+            self._check_may_go(number, outcome)
             self.certified.pop(number, None)
         self._pass(number)
+
+    def _check_may_go(self, number: int, outcome: se.SaveFailed) -> None:
+        """I live, and whoever commits waits for what I bring. What a target has lost for good I am
+        asked to write again.
+        """
+        name, oracles = self._members[number].name, self._oracles
+        kept = not name.endswith((SHARED, LEFT_OUT)) and not any(
+            map(oracles.is_harmed, oracles.targets)
+        )
+        if outcome.code == "aborted" and kept:
+            raise Violation(f"{self.name} lives, its file {name} is given up: {outcome.message}")
 
     def _pass(self, number: int) -> None:
         if number not in self._passed:

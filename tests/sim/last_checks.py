@@ -14,6 +14,7 @@ from tests.sim.oracles import Announced, Violation
 from tests.sim.payloads import encode_cells
 from tests.sim.rank_node import RankNode
 from tests.sim.reader_node import CRASHED
+from tests.sim.restarts import check_restart
 from tests.sim.world import RUN, World
 from tests.sim.worst_losses import check_worst_losses
 
@@ -47,6 +48,7 @@ def check_end(world: World, last: list[RankNode]) -> None:
     check_no_leak(world)
     _check_nothing_held(world)
     check_books(world)
+    check_restart(world)
 
 
 def _check_launches(world: World) -> None:

@@ -8,6 +8,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, RunName, Step, TargetId
@@ -34,7 +35,7 @@ from ckpt.format.record import CommitRecord, decode_record
 from ckpt.protocol.events import Send, Session, Ticked
 from ckpt.protocol.reader import events as re
 from ckpt.protocol.reader.payload_reader import PayloadReader
-from ckpt.protocol.runs.run_sets import RunSet, is_plain
+from ckpt.protocol.runs.run_sets import Owed, RunSet, is_plain
 from ckpt.protocol.runs.wire_runs import from_wire, to_wire
 from ckpt.transfer.assembly import Assembly
 from ckpt.transfer.landings import Landings
@@ -62,6 +63,31 @@ class _Reading:
     """What is wanted of it."""
     documents: dict[int, bytearray] = field(default_factory=dict)
     """Manifest parts by request."""
+    finished: set[int] = field(default_factory=set)
+    """Stripes whose memory is decoded, or the caller's again."""
+
+    def store(self, column: int, runs: RunSet, bulk: bytes, crc: int) -> bool:
+        """Bytes land where they belong, and nowhere in a stripe that is finished."""
+        stripe = runs[0][0] // self.machine.wish.layout.cell_bytes
+        if stripe in self.finished:
+            raise Violation(f"P3: bytes of {self.machine.wish.payload} land in finished {stripe=}")
+        return _store(self.assembly, column, runs, bulk, crc)
+
+    def finish(self, action: re.FinishStripe) -> tuple[int, ...]:
+        """Columns that are wrong there; they are asked again."""
+        wrong = self.assembly.finish(action)
+        if not wrong:
+            self.finished.add(action.stripe)
+        return wrong
+
+
+class _Question(NamedTuple):
+    """What was asked of a column and is not answered."""
+
+    payload: PayloadId
+    column: ColumnNumber
+    owed: Owed | None
+    """None: its manifest."""
 
 
 def parts_of(size: int, rng: random.Random) -> list[tuple[int, int]]:
@@ -107,8 +133,8 @@ class ReaderNode:
         self._links: dict[TargetId, Session] = {}
         self._dialing: dict[TargetId, list[tuple[int, Message]]] = {}
         self._readings: dict[PayloadId, _Reading] = {}
-        #: Request -> what it reads; a cancelled one leaves, and what still comes lands nowhere.
-        self._asked: dict[int, tuple[PayloadId, ColumnNumber]] = {}
+        #: By request; one that is cancelled or answered leaves, and what still comes lands nowhere.
+        self._asked: dict[int, _Question] = {}
 
     @property
     def reading(self) -> bool:
@@ -174,7 +200,7 @@ class ReaderNode:
             case DocumentData():
                 self._index_part(message, bulk)
             case _ if request in self._asked:
-                self._answer(*self._asked[request], request, message, bulk)
+                self._answer(self._asked[request], request, message, bulk)
             case Failed() if not self._readings:
                 self._next_index_copy()
 
@@ -253,10 +279,11 @@ class ReaderNode:
             match action:
                 case re.AskRanges(request, column, runs):
                     reading.asked.asks(action)
-                    question = ReadRanges(ColumnId(id, column), to_wire(runs))
-                    self._ask(id, request, column, question)
+                    message = ReadRanges(ColumnId(id, column), to_wire(runs))
+                    self._ask(request, _Question(id, column, Owed(runs)), message)
                 case re.AskManifest(request, column):
-                    self._ask(id, request, column, ReadManifest(ColumnId(id, column)))
+                    message = ReadManifest(ColumnId(id, column))
+                    self._ask(request, _Question(id, column, None), message)
                 case re.CancelAsk(request, _):
                     self._asked.pop(request, None)
                     reading.asked.ended(request)
@@ -264,7 +291,7 @@ class ReaderNode:
                     reading.asked.left(column)
                     self._cut(reading.columns[column])
                 case re.FinishStripe(stripe):
-                    wrong = reading.assembly.finish(action)
+                    wrong = reading.finish(action)
                     finished = re.StripeFinished(self._clock.now_us, stripe, wrong)
                     self._clock.after(20, self._feed, id, finished)
                 case re.ReadCompleted():
@@ -272,36 +299,40 @@ class ReaderNode:
                 case re.ReadFailed():
                     self._failed(id, action)
 
-    def _ask(self, id: PayloadId, request: int, column: ColumnNumber, message: Message) -> None:
-        target = self._readings[id].columns[column]
+    def _ask(self, request: int, question: _Question, message: Message) -> None:
+        target = self._readings[question.payload].columns[question.column]
         assert target is not None
-        self._asked[request] = id, column
+        self._asked[request] = question
         self._send_to(target, request, message)
 
-    def _answer(
-        self, id: PayloadId, column: ColumnNumber, request: int, message: Message, bulk: bytes
-    ) -> None:
+    def _answer(self, question: _Question, request: int, message: Message, bulk: bytes) -> None:
+        id, column, owed = question
         reading, now_us = self._readings[id], self._clock.now_us
         match message:
             case RangeData(wire, crc):
                 runs = from_wire(wire)
                 assert runs, "targets here are honest"
                 reading.asked.came(request, len(bulk))
-                whole = _store(reading.assembly, column, runs, bulk, crc)
+                # What comes twice lands once.
+                fits = owed is not None and owed.take(runs)
+                whole = fits and reading.store(column, runs, bulk, crc)
                 kind = re.RangesStored if whole else re.RangesBroken
                 self._feed(id, kind(now_us, request, runs))
             case RangeDamaged(start, end, reason):
                 reading.asked.came(request, end - start)
                 self._feed(id, re.RangeErased(now_us, request, start, end, reason))
             case RangesDone():
+                del self._asked[request]
                 reading.asked.ended(request)
                 self._feed(id, re.AskAnswered(now_us, request))
             case ManifestData(total, _):
                 document = reading.documents.setdefault(request, bytearray())
                 document += bulk
                 if len(document) == total:
+                    del self._asked[request]
                     self._manifest(id, request, bytes(document))
             case Failed(code, text):
+                del self._asked[request]
                 reading.asked.ended(request)
                 self._feed(id, re.AskRefused(now_us, request, code, text))
 

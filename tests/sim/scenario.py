@@ -59,6 +59,11 @@ class Report:
     committed: int = 0
     steps: int = 0
 
+    @property
+    def ends(self) -> list[str]:
+        """Of its attempts."""
+        return ["committed"] * self.committed + ["ended"] * (self.generations - self.committed)
+
 
 # --------------------------------------------------------------------------- phases
 

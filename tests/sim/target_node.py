@@ -41,6 +41,7 @@ from tests.sim.conduct import Conduct
 from tests.sim.coordinator_node import CLUSTER, SECRET, TICK_US
 from tests.sim.memory import ABOUT_CREDIT, TargetMemory
 from tests.sim.network import STOPPED_US, Network, Node
+from tests.sim.vows import COMMANDS, VOWS, Vows
 from tests.sim.windows import TELLS, TargetSteps, Windows
 
 DISK_BYTES = 1 << 23
@@ -118,6 +119,7 @@ class TargetNode:
         self.machine = TargetMachine(identity, SECRET, self._limits)
         self.memory = TargetMemory(self.name, self._limits, lambda: self._clock.now_us)
         self._conduct = Conduct(self.name)
+        self._vows = Vows(self.name, self.disk)
         self._steps = TargetSteps()
         self._measured = None
         self._readers.clear()
@@ -155,6 +157,7 @@ class TargetNode:
     def session_closed(self, session: Session) -> None:
         self._readers.pop(session, None)
         self.memory.session_closed(session)
+        self._vows.session_closed(session)
         if session == self._coordinator_session:
             self._coordinator_session = None
             self._clock.after(100_000, self._dial, self._boots)
@@ -166,6 +169,8 @@ class TargetNode:
             self.memory.fragment_came((session, request), len(bulk))
         elif kind is AbandonColumn:
             self.memory.stream_ended((session, request))
+        elif kind in COMMANDS:
+            self._vows.heard(session, request, message)
         self._handle(Received(self._clock.now_us, session, request, message, bulk))
 
     def _dial(self, boots: int) -> None:
@@ -223,6 +228,8 @@ class TargetNode:
                         return
                     if told in ABOUT_CREDIT:
                         memory.says(action)
+                    if told in VOWS:
+                        self._vows.says(action, each)
                     send(action)
                     if action.bulk:
                         memory.sends(action.session, len(action.bulk))
@@ -283,6 +290,8 @@ class TargetNode:
 
     def _perform(self, action: DiskAction) -> DiskDone | DiskFailed | None:
         """None when I was struck down just before, or just behind a step of which nobody hears."""
+        if type(action) is RenameFile:
+            self._vows.renames(action.old)
         window = self._steps.of(action.op)
         if window is None:
             return perform(self.disk, action, self._clock.now_us)

@@ -27,6 +27,7 @@ from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Oracles, Violation
 from tests.sim.rank_node import RankNode
+from tests.sim.restarts import check_restart
 from tests.sim.world import RUN, World
 
 SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 4
@@ -133,6 +134,7 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     for node in nodes:
         node.crash()
     _check_next_launch(world)
+    check_restart(world)
     return world.clock.steps, ends
 
 

@@ -26,6 +26,7 @@ from tests.sim.drain_world import DrainOracles, DrainWorld, small_items
 from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Violation
+from tests.sim.restarts import check_restart
 
 SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 10
 SEEDS_SOAK = 500
@@ -80,6 +81,7 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     world.clock.run(world.is_idle, 2 * SETTLE_US)
     world.pass_until_tidy(int(QUIET_S * US_PER_S))
     world.check_end()
+    check_restart(world)
     kinds = ["drained"] * sum(len(world.held(url)) for url in world.buckets)
     return world.clock.steps, kinds + ["evicted"] * len(world.evicted)
 

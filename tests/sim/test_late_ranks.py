@@ -20,6 +20,7 @@ from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Oracles, Violation
 from tests.sim.rank_node import RankNode
+from tests.sim.restarts import check_restart
 from tests.sim.world import World
 
 SEEDS = max(40, int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 20)
@@ -67,6 +68,7 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
         raise Violation(f"P4: {late.name} waits without an end: {open_now}")
     world.clock.pass_time(1_000_000)
     _check_next_launch(world)
+    check_restart(world)
     return world.clock.steps, [_name(late.outcomes[step]) for step in STEPS]
 
 

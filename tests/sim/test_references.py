@@ -14,9 +14,10 @@ from ckpt.base.ids import CheckpointId
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint
 from ckpt.protocol.coordinator.keeping.homes import Homes
 from tests.sim import faults
-from tests.sim.histories import ends_of, run_each
+from tests.sim.histories import check_share, ends_of, run_each
 from tests.sim.last_checks import SETTLE_US, check_nothing_is_left, read_everything
 from tests.sim.reference_nodes import built
+from tests.sim.restarts import check_restart
 from tests.sim.scenario import settle
 
 SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 10
@@ -66,6 +67,7 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
         node.crash()
     read_everything(world)
     check_nothing_is_left(world)
+    check_restart(world)
     committed = [id for id in world.oracles.announced if id not in world.oracles.deleted]
     refer = [bool(world.oracles.announced[id].info.homes) for id in committed]
     return world.clock.steps, ["referring" if one else "whole" for one in refer]
@@ -77,8 +79,7 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
 
 @pytest.mark.timeout(1500)
 def test_what_refers_to_other_checkpoints_can_always_be_read() -> None:
-    ends = ends_of(run_seed, SEEDS)
-    assert ends.count("referring") > SEEDS, ends
+    check_share("references", ends_of(run_seed, SEEDS))
 
 
 @pytest.mark.slow

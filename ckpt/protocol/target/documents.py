@@ -95,7 +95,9 @@ class Documents:
         self._assemblies: dict[tuple[Session, DocumentKey], Assembly] = {}
         #: Documents from their first part until they are stored, or what came of them is removed.
         self._coming: list[Assembly] = []
-        #: Drops that wait for a seal, or a document, which is on its way to the disk.
+        #: Generations of which a drop is on its way to the disk; one at a time.
+        self._dropping: set[CheckpointId] = set()
+        #: Drops that wait for a seal, a document or an earlier drop, which is on its way there.
         self._waiting_drops: list[tuple[Session, int, DropGeneration | DropColumn]] = []
 
     # ----------------------------------------------------------------------- put
@@ -330,7 +332,8 @@ class Documents:
 
     def drop(self, session: Session, request: int, message: DropGeneration | DropColumn) -> None:
         """Remove a generation, or one column, durably. What is on its way to the disk is waited
-        for: it would come after the drop, and nobody would look for it.
+        for: it would come after the drop, and nobody would look for it. So is an earlier drop: what
+        it removes is not known any more, and a crash may bring it back.
         """
         if isinstance(message, DropGeneration):
             checkpoint, only = message.checkpoint, None
@@ -339,7 +342,8 @@ class Documents:
         else:
             checkpoint, only = message.column.payload.checkpoint, message.column
         self._columns.drop(checkpoint, only)
-        if self._columns.sealing(checkpoint) or (only is None and self._coming_of(checkpoint)):
+        comes = self._columns.sealing(checkpoint) or (only is None and self._coming_of(checkpoint))
+        if comes or checkpoint in self._dropping:
             self._waiting_drops.append((session, request, message))
             return
         columns = [
@@ -363,9 +367,13 @@ class Documents:
             self._tables.forget(column.header.column)
         for document in documents:
             self._core.remove_document(document)
-        self._core.chain(
-            steps, lambda failure: self._dropped(session, request, columns, documents, failure)
-        )
+        self._dropping.add(checkpoint)
+
+        def ended(failure: DiskFailed | None) -> None:
+            self._dropping.remove(checkpoint)
+            self._dropped(session, request, columns, documents, failure)
+
+        self._core.chain(steps, ended)
 
     def _coming_of(self, checkpoint: CheckpointId) -> list[Assembly]:
         """Of what a drop removes."""
@@ -406,7 +414,7 @@ class Documents:
         self._core.send(session, request, disk_failure("drop", failure))
 
     def retry_drops(self) -> None:
-        """A disk operation ended: drops that waited for a seal may go on."""
+        """A disk operation ended: drops that waited for it may go on."""
         if not self._waiting_drops:
             return
         waiting, self._waiting_drops = self._waiting_drops, []

@@ -81,7 +81,8 @@ class Certifying:
             return
         self._check_certify(attempt, payload, message)
         table = self._decoded(attempt, payload)
-        if not (attempt.recovered and attempt.of_members):
+        is_decided = attempt.record is not None  # Nothing of it is left out any more.
+        if is_decided or not (attempt.recovered and attempt.of_members):
             self._accept(request, attempt, payload, message, table, message.proofs)
             return
 

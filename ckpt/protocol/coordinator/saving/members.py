@@ -138,7 +138,9 @@ class Members:
             return
         payload = attempt.payloads.get(message.rank)
         if payload is None:
-            known = attempt.state in ENDED or (attempt.recovered and not attempt.closed)
+            # After a restart: of an open list any, of a decided one those that the index names.
+            named = not attempt.closed or message.rank in attempt.placement
+            known = attempt.state in ENDED or (attempt.recovered and named)
             if not known or not 0 <= message.rank < attempt.world_size:
                 raise discarded(PayloadId(checkpoint, message.rank))
             payload = self._opening.enter(attempt, session, message)

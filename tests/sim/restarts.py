@@ -1,0 +1,72 @@
+"""A coordinator that starts again knows what it knew (P1, P10): nobody saves, loads or deletes any
+more, so what its catalog says is all that it thinks.
+"""
+
+from __future__ import annotations
+
+from ckpt.format.members import NO_LAUNCH
+from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
+from ckpt.protocol.coordinator.machine import CoordinatorMachine
+from tests.sim.oracles import Violation
+from tests.sim.world import World
+
+
+def check_restart(world: World) -> None:
+    """Of the coordinator that runs, and of another one that begins from its catalog."""
+    node = world.coordinator
+    if node.is_writing:
+        return
+    image = node.image()
+    known, found = _known(node.machine), _known(node.machine_from(image))
+    differ = [name for name, value in known.items() if value != found[name]]
+    if differ:
+        told = "; ".join(f"{name}: {known[name]}, then {found[name]}" for name in differ)
+        raise Violation(f"P10: a coordinator that starts again knows otherwise: {told}")
+    _check_repairs(node.machine, image)
+
+
+def _check_repairs(machine: CoordinatorMachine, image: CatalogImage) -> None:
+    """What a checkpoint lacks since its commit is written down, for whoever makes it again."""
+    for one in machine.checkpoints.all():
+        for rank, columns in one.placement.items():
+            missing = tuple(j for j, target in enumerate(columns) if target is None)
+            if image.repairs.get((one.id, rank), ()) != missing:
+                raise Violation(f"P1: {one.id} lacks columns {missing} of rank {rank}: not noted")
+
+
+def _known(machine: CoordinatorMachine) -> dict[str, object]:
+    """What must outlive a process."""
+    runs, rounds = machine.launches.runs, machine.resolver.rounds._rounds
+    return {
+        "checkpoints": {
+            one.id: (one.state, one.info, one.placement, one.index_targets)
+            for one in machine.checkpoints.all()
+        },
+        "users": {one.id: sorted(one.users) for one in machine.checkpoints.all()},
+        "ended": {
+            id: state
+            for id, state in sorted(machine.deleter.gone.items())
+            if state is not RowState.TOMBSTONED  # Its columns go; a start sees to that anew.
+        },
+        "begun": {run: known.begun for run, known in sorted(runs.items()) if known.begun},
+        "launches": {
+            (run, number): (launch.key, launch.world_size, launch.numbered)
+            for run, known in sorted(runs.items())
+            for number, launch in sorted(known.launches.items())
+            if number != NO_LAUNCH
+        },
+        "loaded": {
+            (run, number, step, turn): one.id
+            for (run, number, step), turns in sorted(rounds.items(), key=str)
+            for turn, one in sorted(turns.items())
+            if one.settled
+        },
+        "stores": {
+            url: {run: sorted(found) for run, found in sorted(store.row.stored.items())}
+            for url, store in sorted(machine.drains.stores.items())
+        },
+        "targets": {
+            id: (str(target.domain), target.directory)
+            for id, target in sorted(machine.members.targets.items())
+        },
+    }
