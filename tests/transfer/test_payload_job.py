@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from ckpt.aio.link import Link, LinkState
+from ckpt.aio.net.link import Link, LinkState
 from ckpt.base.ids import BootId, ReservationId, TargetId
 from ckpt.format.messages import Message
 from ckpt.format.messages.saving import Place
