@@ -150,7 +150,7 @@ def columns_on_a_target_that_is_down(folder: Path) -> None:
         holder = case.columns(1)[0].parents[1].name
         case.kill(holder)
         case.prove(
-            "REDUNDANCY_LOW", f"^ckpt target release {holder}$", f"on {holder}, which are down"
+            "REDUNDANCY_LOW", f"^ckpt target release {holder}$", f"on {holder}, which is down"
         )
 
 

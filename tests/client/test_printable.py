@@ -90,7 +90,7 @@ def test_errors_show_a_name_written_out(url: str) -> None:
 
 
 def test_the_page_shows_a_name_written_out() -> None:
-    page = render_page({"name": "a\u202eb"}, [{"run": RUN}])
+    page = render_page({"cluster": "a\u202eb"}, [{"run": RUN}])
     assert "\u202e" not in page
     assert SHOWN in page
 

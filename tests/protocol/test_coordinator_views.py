@@ -132,7 +132,7 @@ def test_targets_that_are_down_may_hold_the_copies_that_are_missing() -> None:
     bench.stop(holder)
     (check,) = named(bench, "REDUNDANCY_LOW")
     assert "2 copies of index or record missing" in check["message"]
-    assert check["message"].endswith(f"on {holder}, which are down")
+    assert check["message"].endswith(f"on {holder}, which is down")
     assert check["targets"] == [holder]
 
 

@@ -1,78 +1,155 @@
-"""What does a person see in a browser? One page, without scripts or outside parts."""
+"""What does a person see in a browser? One page, without scripts or outside parts: health and what
+to do about it, devices and how full they are, runs, saves under way, object stores.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from html import escape
 from typing import Final
 
 from ckpt.base.printable import printable
 from ckpt.base.units import format_bytes
 
-Json = dict[str, object]
+Json = Mapping[str, object]
+Cell = Callable[[Json], str]
+"""The HTML of one cell of a row."""
 
 _STYLE: Final = """
-body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem; color: #222; }
+:root { color-scheme: light dark; --line: #8884; --good: #1b7f3b; --warn: #a15c00; --bad: #b00020; }
+@media (prefers-color-scheme: dark) { :root { --good: #5fd38a; --warn: #f0b04f; --bad: #ff6b7d; } }
+body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem; }
+section { overflow-x: auto; }
 table { border-collapse: collapse; margin: 0 0 2rem; }
-th, td { padding: .2rem .9rem .2rem 0; text-align: left; border-bottom: 1px solid #ddd; }
+th, td { padding: .2rem .9rem .2rem 0; text-align: left; border-bottom: 1px solid var(--line); }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
-.down { color: #b00020; } .live { color: #1b7f3b; }
+.live, .ok { color: var(--good); } .warning { color: var(--warn); }
+.down, .error { color: var(--bad); }
+.bar { display: inline-block; width: 8rem; height: .6rem; background: var(--line); }
+.bar i { display: block; height: 100%; background: var(--good); }
+.bar i.warning { background: var(--warn); } .bar i.error { background: var(--bad); }
+code { user-select: all; }
 """
+HEALTH: Final = {"HEALTH_OK": "ok", "HEALTH_WARN": "warning", "HEALTH_ERR": "error"}
+NEAR, FULL = 0.85, 0.95
+"""From here on a bar has another colour. Checks have the marks that are in force."""
 
 
 def render_page(status: Json, runs: object) -> str:
-    """HTML of what /v1/status and /v1/runs give; unknown fields are shown as they are."""
-    targets = _rows(status.get("targets"))
-    facts = {key: value for key, value in status.items() if not isinstance(value, list | dict)}
+    """HTML of what /v1/status and /v1/runs give; what one of them lacks is left out."""
+    health = str(status.get("health", ""))
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>ckpt</title>",
-        f"<style>{_STYLE}</style><h1>ckpt</h1>",
-        _facts(facts),
-        "<h2>Checks</h2>",
-        _table(_rows(status.get("checks"))),
-        "<h2>Targets</h2>",
-        _table(targets),
-        "<h2>Runs</h2>",
-        _table(_rows(runs)),
+        f"<style>{_STYLE}</style><h1>ckpt <span class={HEALTH.get(health, 'warning')}>"
+        f"{_text(health)}</span></h1>",
+        f"<p>cluster {_text(status.get('cluster'))}, code {_text(status.get('code'))}, "
+        f"term {_text(status.get('term'))}",
+        _table("Checks", _rows(status.get("checks")), _CHECK),
+        _table("Targets", _rows(status.get("targets")), _TARGET),
+        _table("Runs", _rows(runs), _RUN),
+        _table("Saves under way", _rows(status.get("attempts")), _ATTEMPT),
+        _table("Object stores", _rows(status.get("stores")), _STORE),
     ]
     return "".join(parts)
 
 
 def _rows(value: object) -> list[Json]:
-    """The rows of a list, or of the first list inside an object."""
-    if isinstance(value, dict):
-        value = next((inner for inner in value.values() if isinstance(inner, list)), [])
-    if not isinstance(value, list):
-        return []
-    return [row if isinstance(row, dict) else {"name": row} for row in value]
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
-def _facts(facts: Json) -> str:
-    rows = "".join(
-        f"<tr><th>{escape(str(name))}<td>{_cell(name, value)}" for name, value in facts.items()
-    )
-    return f"<table>{rows}</table>"
+def _table(title: str, rows: Iterable[Json], columns: Mapping[str, Cell]) -> str:
+    """Nothing of it when there is no row."""
+    body = "".join("<tr>" + "".join(f"<td{cell(row)}" for cell in columns.values()) for row in rows)
+    if not body:
+        return f"<h2>{title}</h2><p>none"
+    head = "".join(f"<th>{escape(name)}" for name in columns)
+    return f"<h2>{title}</h2><section><table><tr>{head}{body}</table></section>"
 
 
-def _table(rows: list[Json]) -> str:
-    if not rows:
-        return "<p>none</p>"
-    names = [name for name, value in rows[0].items() if not isinstance(value, list | dict)]
-    head = "".join(f"<th>{escape(name)}" for name in names)
-    body = "".join("<tr>" + "".join(_data(name, row.get(name)) for name in names) for row in rows)
-    return f"<table><tr>{head}{body}</table>"
+# --------------------------------------------------------------------------- cells
 
 
-def _data(name: str, value: object) -> str:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return f"<td class=number>{_cell(name, value)}"
-    if value in ("live", "down"):
-        return f"<td class={value}>{value}"
-    return f"<td>{_cell(name, value)}"
+def _text(value: object) -> str:
+    return "&ndash;" if value is None or value == "" else escape(printable(str(value)))
 
 
-def _cell(name: str, value: object) -> str:
-    if value is None:
+def _plain(name: str) -> Cell:
+    return lambda row: f">{_text(row.get(name))}"
+
+
+def _number(name: str) -> Cell:
+    return lambda row: f" class=number>{_text(row.get(name))}"
+
+
+def _bytes(name: str) -> Cell:
+    return lambda row: f" class=number>{_text(format_bytes(_float(row.get(name))))}"
+
+
+def _time(name: str) -> Cell:
+    return lambda row: f" class=number>{_utc(_float(row.get(name)))}"
+
+
+def _float(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _utc(seconds: float) -> str:
+    if not seconds:
         return "&ndash;"
-    if "bytes" in name and isinstance(value, int | float):
-        return escape(format_bytes(value))
-    return escape(printable(str(value)))
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _toned(name: str) -> Cell:
+    """Its word is also its colour's name."""
+    return lambda row: f' class="{_text(row.get(name))}">{_text(row.get(name))}'
+
+
+def _code(name: str) -> Cell:
+    return lambda row: f"><code>{_text(row.get(name))}</code>" if row.get(name) else ">&ndash;"
+
+
+def _fill(row: Json) -> str:
+    """How much of the device is taken, by whomever."""
+    total = _float(row.get("bytes_total"))
+    taken = 1.0 - _float(row.get("bytes_free")) / total if total else 0.0
+    taken = min(1.0, max(0.0, taken))
+    tone = "error" if taken >= FULL else "warning" if taken >= NEAR else "ok"
+    percent = f"{100 * taken:.0f}%"
+    return f'><span class=bar><i class={tone} style="width:{percent}"></i></span> {percent}'
+
+
+def _latest(row: Json) -> str:
+    step = row.get("latest")
+    return f" class=number>{'none committed' if step is None else _text(step)}"
+
+
+def _device(row: Json) -> str:
+    failing = bool(row.get("device_failing"))
+    return f"{' class=error' if failing else ''}>{_text(row.get('device_error'))}"
+
+
+_CHECK: Final[Mapping[str, Cell]] = {
+    "check": _plain("name"), "severity": _toned("severity"), "what is wrong": _plain("message"),
+    "what to do": _plain("remedy"), "command": _code("command"),
+}  # fmt: skip
+_TARGET: Final[Mapping[str, Cell]] = {
+    "target": _plain("id"), "state": _toned("state"), "device taken": _fill,
+    "by columns": _bytes("bytes_used"), "free": _bytes("bytes_free"),
+    "columns": _number("columns"), "address": _plain("address"), "domain": _plain("domain"),
+    "directory": _plain("directory"), "last error of its device": _device,
+}  # fmt: skip
+_RUN: Final[Mapping[str, Cell]] = {
+    "run": _plain("run"), "newest step": _latest, "steps": _number("steps"),
+    "size": _bytes("bytes"), "committed": _time("committed_at_s"),
+}  # fmt: skip
+_ATTEMPT: Final[Mapping[str, Cell]] = {
+    "run": _plain("run"), "step": _number("step"), "state": _plain("state"),
+    "ranks staged": _number("ranks_handed_over"), "certified": _number("ranks_certified"),
+    "of": _number("world_size"), "size": _bytes("bytes"),
+}  # fmt: skip
+_STORE: Final[Mapping[str, Cell]] = {
+    "store": _plain("url"), "state": _plain("state"), "drained": _number("drained"),
+    "last": _plain("last"), "waiting": _number("backlog"), "bytes": _bytes("backlog_bytes"),
+    "oldest of these": _plain("oldest_undrained"), "committed": _time("oldest_undrained_at_s"),
+}  # fmt: skip

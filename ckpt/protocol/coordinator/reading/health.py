@@ -217,7 +217,8 @@ class Health:
             away = {t.id for t in self._members.targets.values() if t.state is TargetState.DOWN}
         known = sorted(id for id in away if id in self._members.targets)
         if known:
-            text = f"{text}; on {', '.join(known)}, which are down"
+            verb = "is" if len(known) == 1 else "are"
+            text = f"{text}; on {', '.join(known)}, which {verb} down"
             return check(name, text, *self._bring_back(known, address))
         return check(name, text, remedy, command)
 
