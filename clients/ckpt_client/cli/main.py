@@ -29,6 +29,10 @@ VERBS: Final = {
         "ckpt_client.cli.verbs.demo",
         "train a small model on a cluster that loses targets and trainers",
     ),
+    "doctor": (
+        "ckpt_client.cli.verbs.doctor",
+        "what would fail before a training starts, seen from this host",
+    ),
     "status": (
         "ckpt_client.cli.verbs.status",
         "the cluster on one screen: health, targets, runs, saves under way",
