@@ -311,6 +311,8 @@ class RunResult:
     shared: Mapping[str, str]
     """fio's "global options"."""
     finished_at_s: float
+    passed_over: tuple[str, ...] = ()
+    """Options of fio that the jobs said and that have no meaning here."""
 
     @property
     def errors(self) -> list[str]:

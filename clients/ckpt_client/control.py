@@ -70,6 +70,12 @@ class Control:
             peer = self._connection().peer
         return peer.cluster if peer is not None else ""
 
+    @property
+    def protocol(self) -> int:
+        """The version that both sides speak, once a question was answered; 0 while none stands."""
+        peer = self._connection().peer
+        return peer.version if peer is not None else 0
+
     def call(
         self,
         message: Message,

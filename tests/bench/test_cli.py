@@ -53,7 +53,7 @@ def test_every_flag_of_a_job_stands_above_the_presets() -> None:
         (["none.fio"], "cannot read the job file"),
         (["save", "--size=1m", "--output-format=xml"], "not one of normal"),
         (["save", "--size=1m", "--ioengine=posix", "--plot=x.gif"], "none of .svg, .html and .png"),
-        (["save", "--size=1m", "--directory=/no/such/place"], "is no directory"),
+        (["save", "--size=1m", "--directory=/dev/null/place"], "cannot be made"),
         (["plan", "--gpus=8", "--mtbf=1h", "--target-rate=1GB"], "give --model="),
         (["compare", "no.json", "no.json"], "cannot read no.json"),
         (["reshard", "--size=1m", "--ioengine=torch_save"], "torch"),
@@ -84,6 +84,23 @@ def test_help_and_the_checks_of_a_file_run_nothing(
     path.write_text("[save]\nrw=write\nsize=1q\n")
     assert main(["--parse-only", str(path)]) == 2
     assert f"{path}:3: size=1q" in capsys.readouterr().err
+
+
+def test_the_job_file_of_a_fio_user_runs_and_names_what_it_did_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, data = tmp_path / "a.fio", tmp_path / "not" / "yet"
+    path.write_text(
+        f"[global]\nioengine=libaio\niodepth=32\ndirect=0\nrandrepeat=0\ngroup_reporting\n"
+        f"directory={data}\n[write]\nrw=write\nbs=1m\nsize=1m\nthread\nfallocate=none\n"
+    )
+    assert main([str(path), "--output-format=json"]) == 0
+    found = capsys.readouterr()
+    passed_over = ["iodepth", "randrepeat", "thread", "fallocate"]
+    assert json.loads(found.out)["checkpoint"]["passed_over"] == passed_over
+    (line,) = found.err.splitlines()
+    assert ", ".join(passed_over) in line
+    assert data.is_dir()
 
 
 def test_a_plan_is_text_or_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
+import threading
 import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import replace
@@ -14,7 +17,7 @@ import pytest
 from ckpt.base.errors import Refused
 from ckptbench.cli import main
 from ckptbench.compare import compare, compare_text, read_report, unlike
-from ckptbench.report import numbers
+from ckptbench.report import numbers, plot
 from ckptbench.report.bandwidth_log import log_lines, write_logs
 from ckptbench.report.bars import bars
 from ckptbench.report.document import encode, run_document
@@ -162,6 +165,24 @@ def test_a_drawing_is_the_slowest_checkpoint_and_its_svg_is_well_formed() -> Non
 def test_a_lane_has_the_mean_of_each_stretch_and_all_bytes() -> None:
     samples = [Sample("t0", at * made.MS, at * made.MB) for at in range(1, 8)]
     assert rates(samples, 2 * made.MS) == ((3.0, 1000.0), (6.0, 1000.0), (7.0, 1000.0))
+
+
+def test_a_picture_that_takes_long_says_what_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = threading.Event()
+
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            if "ckptbench: drawing" in text and "1 checkpoints" in text:
+                said.set()
+            return len(text)
+
+    monkeypatch.setattr(sys, "stderr", Screen())
+    monkeypatch.setattr(plot, "SLOW_S", 0.01)
+    monkeypatch.setattr(plot, "svg_file", lambda drawings: str(said.wait(30)))
+    write_plot(made.run(made.job(made.save(0))), tmp_path / "burst.svg")
+    assert (tmp_path / "burst.svg").read_text() == "True"
 
 
 def test_a_file_shows_all_jobs_and_which_target_was_struck(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Final
 
 from ckpt.base.errors import Refused
-from ckptbench.commands.run import execute, main, reserved_words
+from ckptbench.commands.run import execute, main, reserved_words, show_passed_over
+from ckptbench.job import fio
 from ckptbench.job.flags import parse_flags
 from ckptbench.job.grammar import Section, Setting
 from ckptbench.job.jobs import JobList, build_jobs
@@ -36,7 +37,7 @@ def goal_jobs(program: str, argv: Sequence[str]) -> JobList:
         Section(name, settings_of(f"{COMMON} {text}", program), program)
         for name, text in PRESETS[program]
     ]
-    given = {find_option(one.key) for one in line.everywhere}
+    given = {find_option(one.key) for one in fio.kept(line.everywhere)}
     sections = [
         replace(one, settings=tuple(s for s in one.settings if find_option(s.key) not in given))
         for one in sections
@@ -49,7 +50,9 @@ def run_preset(program: str, argv: Sequence[str]) -> int:
     if "--help" in argv or any(one.startswith("--cmdhelp") for one in argv):
         return main(argv)
     words = reserved_words(os.environ)
-    return execute(goal_jobs(program, argv), parse_flags(argv, words))
+    jobs = goal_jobs(program, argv)
+    show_passed_over(jobs.passed_over)
+    return execute(jobs, parse_flags(argv, words))
 
 
 def settings_of(text: str, where: str) -> tuple[Setting, ...]:

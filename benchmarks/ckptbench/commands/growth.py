@@ -16,8 +16,9 @@ from ckpt.base.errors import CkptError
 from ckpt.base.printable import printable
 from ckptbench import proc
 from ckptbench.commands.goals import settings_of
-from ckptbench.commands.run import local_ranks, reserved_words
+from ckptbench.commands.run import local_ranks, reserved_words, show_passed_over
 from ckptbench.growth import AXES, Growth, Point, growth_rows, growth_text
+from ckptbench.job import fio
 from ckptbench.job.flags import parse_flags
 from ckptbench.job.grammar import Section, Setting
 from ckptbench.job.jobs import build_jobs
@@ -45,6 +46,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--strict", action="store_true", help="exit code 1 at a cliff")
     options, flags = parser.parse_known_args(argv)
     everywhere = parse_flags(flags, reserved_words(os.environ)).everywhere
+    show_passed_over(fio.passed_over(everywhere))
     isolated = proc.isolate_loopback()
     found = []
     for axis in options.axis or AXES:

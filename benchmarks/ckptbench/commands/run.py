@@ -50,10 +50,18 @@ def main(argv: Sequence[str]) -> int:
     files = [parse_file(path, _read, words) for path in line.files]
     files += [line.sections] if line.sections else []
     jobs = build_jobs(files, line.everywhere, line.tool.get("section", []))
+    show_passed_over(jobs.passed_over)
     if "showcmd" in line.tool:
         print("\n".join(show_command(files, line.everywhere)))
         return 0
     return 0 if "parse-only" in line.tool else execute(jobs, line)
+
+
+def show_passed_over(names: Sequence[str]) -> None:
+    """A line of what stands in the job and was not used."""
+    if names:
+        text = f"of fio, without meaning here, passed over: {', '.join(names)}"
+        print(f"ckptbench: {text} (--cmdhelp=OPTION says why)", file=sys.stderr)
 
 
 def execute(jobs: JobList, line: CommandLine) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ckpt.base.errors import Refused
+from ckptbench.job import fio
 from ckptbench.job.grammar import Section, Setting, Words
 from ckptbench.job.options import MISSING_VERBS, NAMES, TABLE, VERBS, find_option
 
@@ -77,7 +78,7 @@ def _take(found: CommandLine, name: str, value: str | None, left: list[str], wor
     """A flag with a value: of the tool, `--name`, or of a job."""
     spelled = name if name in NAMES else name.replace("-", "_")
     of_tool = name in TOOL_FLAGS or name == "name"
-    needs = of_tool or TABLE[find_option(spelled)].kind.empty is None
+    needs = of_tool or _needs_value(spelled)
     if value is None and needs:
         if not left:
             raise Refused(f"--{name} needs a value")
@@ -96,3 +97,9 @@ def _take(found: CommandLine, name: str, value: str | None, left: list[str], wor
             found.sections[-1] = Section(last.name, (*last.settings, setting), last.where)
         else:
             found.everywhere.append(setting)
+
+
+def _needs_value(name: str) -> bool:
+    if name in fio.PASSED_OVER:
+        return name not in fio.SWITCHES
+    return TABLE[find_option(name)].kind.empty is None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from fractions import Fraction
+from typing import Final
 
 from ckpt.base.units import exact_bytes
+from ckptbench.job import fio
 from ckptbench.job.flags import TOOL_FLAGS, TOOL_SWITCHES
 from ckptbench.job.options import DEFAULTS, TABLE, VERBS, find_option
 
+HELP_COLUMNS: Final = 100
 HEAD = """\
 usage: ckptbench JOB.fio [FLAGS]          run a job file
        ckptbench VERB [FLAGS]             one job: {verbs}
@@ -20,7 +24,7 @@ usage: ckptbench JOB.fio [FLAGS]          run a job file
 
 Every option of a job is also a flag: --size=1Gi --numjobs=4. Ki Mi Gi are binary, KB MB GB decimal,
 bare letters binary (fio's kb_base swaps the first two). --cmdhelp lists all options,
---cmdhelp=OPTION explains one.
+--cmdhelp=OPTION explains one. Words of fio without meaning here are named and passed over.
 """
 TAIL = """\
 exit codes: 0 all jobs ran and everything adds up; 1 a checkpoint failed, bytes differ, a figure is
@@ -42,8 +46,17 @@ def help_text() -> str:
 def command_help(word: str) -> str:
     """One option as fio explains it, or all of them in a line each. Raises Refused."""
     if word in ("", "all"):
-        return "\n".join(f"{name:<26}: {one.help}" for name, one in TABLE.items())
+        lines = [f"{name:<26}: {one.help}" for name, one in TABLE.items()]
+        return "\n".join([*lines, *_of_fio()])
+    if word in fio.PASSED_OVER:
+        return f"{word:>20}: of fio, passed over: {fio.PASSED_OVER[word]}"
     return "\n".join(_explain(find_option(word)))
+
+
+def _of_fio() -> Iterator[str]:
+    """What is taken from a fio user's job file without being an option."""
+    text = f"of fio, passed over: {', '.join(fio.PASSED_OVER)}"
+    yield from ("", *textwrap.wrap(text, HELP_COLUMNS, break_on_hyphens=False))
 
 
 def _explain(name: str) -> Iterator[str]:

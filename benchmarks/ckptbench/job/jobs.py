@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ckpt.base.errors import Refused
 from ckpt.erasure.code import Code
 from ckptbench import models
 from ckptbench.faults import words as fault_words
+from ckptbench.job import fio
 from ckptbench.job.grammar import Section, Setting
 from ckptbench.job.options import (
     DEFAULTS,
@@ -57,6 +58,8 @@ class JobList:
     jobs: tuple[Job, ...]
     shared: Mapping[str, str]
     """Settings of the global sections, as text."""
+    passed_over: tuple[str, ...] = ()
+    """Options of fio that they say and that have no meaning here."""
 
     @property
     def groups(self) -> list[list[Job]]:
@@ -74,8 +77,12 @@ def build_jobs(
 ) -> JobList:
     """Jobs of all files (a file waits for the one before it), or of the chosen sections.
 
-    Raises Refused for an unknown option, a value that cannot be, options that do not fit together.
+    Options of fio without a meaning here are passed over. Raises Refused for an unknown option, a
+    value that cannot be, options that do not fit together.
     """
+    passed_over = fio.passed_over([*_used(files, chosen), *everywhere])
+    files = [[replace(one, settings=fio.kept(one.settings)) for one in file] for file in files]
+    everywhere = fio.kept(everywhere)
     jobs: list[Job] = []
     shared: dict[str, str] = {}
     for sections in files:
@@ -103,7 +110,7 @@ def build_jobs(
         raise Refused(f"no section is called {missing[0]!r}", hint=hint)
     if not jobs:
         raise Refused("no job is defined", hint="name a job file, or a verb: ckptbench save")
-    return JobList(tuple(jobs), shared | _texts(everywhere))
+    return JobList(tuple(jobs), shared | _texts(everywhere), passed_over)
 
 
 def resolve(settings: Iterable[Setting]) -> JobOptions:
@@ -140,6 +147,14 @@ def show_command(
 
 
 # --------------------------------------------------------------------------- inside
+
+
+def _used(files: Sequence[Sequence[Section]], chosen: Sequence[str]) -> Iterable[Setting]:
+    """What the sections say that count when these are chosen."""
+    for sections in files:
+        for one in sections:
+            if one.is_global or not chosen or one.name in chosen:
+                yield from one.settings
 
 
 def _value(setting: Setting, name: str) -> object:

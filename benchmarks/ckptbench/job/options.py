@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 from ckpt.base.errors import Refused
 from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.base.units import MiB
+from ckptbench.job import fio
 from ckptbench.job.values import (
     ValueKind,
     choice_kind,
@@ -70,16 +71,6 @@ SHORT_MODELS: Final = {name.removeprefix("llama3-"): name for name in MODELS}
 DTYPES: Final = {
     "bfloat16": "2 bytes", "float16": "2 bytes", "float32": "4 bytes", "uint8": "1 byte",
 }  # fmt: skip
-FIO_ONLY: Final = {
-    "iodepth": "each engine decides how much it keeps in flight",
-    "filename": "files are named by the engine below directory=",
-    "nrfiles": "say tensor_size=",
-    "io_size": "say loops= or runtime=",
-    "thread": "ranks are processes, as in training",
-    "verify_pattern": "every byte is compared with what was saved",
-    "unlink": "a run removes what it made",
-}
-"""Words of fio that have no meaning here, with what to do instead."""
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0, 99.9)
 VERIFY: Final = {
     "0": "nothing is compared",
@@ -116,7 +107,7 @@ class JobOptions:
     rw: str = option(
         "save", choice_kind(VERBS, FIO_VERBS, MISSING_VERBS), "what the ranks do", "readwrite"
     )
-    ioengine: str = option("ckpt", choice_kind(ENGINES), "what they do it with")
+    ioengine: str = option("ckpt", choice_kind(ENGINES, fio.ENGINES), "what they do it with")
     numjobs: int = option(
         0, count_kind(most=4096), "ranks on each host; 0: one, or as many as the model has"
     )
@@ -195,7 +186,9 @@ class JobOptions:
     )  # fmt: skip
 
     # --- where
-    directory: str = option("", text_kind(), "on the device to measure; empty: temporary")
+    directory: str = option(
+        "", text_kind(), "on the device to measure, made when it is missing; empty: temporary"
+    )
     url: str = option(
         "", text_kind(),
         "ckpt: an existing cluster, ckpt://HOST:PORT; fsspec, s3: where to write",
@@ -300,8 +293,10 @@ def find_option(word: str) -> str:
     """The option of this spelling. Raises Refused that names the nearest one."""
     if word in NAMES:
         return NAMES[word]
-    if word in FIO_ONLY:
-        raise Refused(f"option {word}= of fio has no meaning for checkpoints", hint=FIO_ONLY[word])
-    near = difflib.get_close_matches(word, NAMES, n=1)
+    if word in fio.REFUSED:
+        raise Refused(
+            f"option {word}= of fio has no meaning for checkpoints", hint=fio.REFUSED[word]
+        )
+    near = difflib.get_close_matches(word, [*NAMES, *fio.PASSED_OVER], n=1)
     hint = f"did you mean {near[0]}?" if near else "ckptbench --cmdhelp lists all of them"
     raise Refused(f"no option is called {word!r}", hint=hint)

@@ -40,6 +40,7 @@ def run_document(found: RunResult, *, plus: bool) -> Document:
         "checkpoint": {
             "machine": msgspec.to_builtins(found.machine),
             "errors": found.errors,
+            "passed_over": list(found.passed_over),
             "mlperf": [
                 {**msgspec.to_builtins(one), "valid": one.is_valid} for one in submissions(found)
             ],

@@ -71,8 +71,8 @@ def check_all(jobs: JobList, *, isolated: bool, hosts: int = 1) -> None:
                 raise Refused(f"[{job.name}]: ranks of ckpt_mode=torch meet on one host")
         if options.rw in STORE_VERBS and options.durable:
             check_store(options.durable)
-        if options.directory and not Path(options.directory).is_dir():
-            raise Refused(f"[{job.name}]: directory={options.directory} is no directory")
+        if options.directory and not _is_or_can_be_made(Path(options.directory)):
+            raise Refused(f"[{job.name}]: directory={options.directory} cannot be made")
         check_netem(wanted_faults(options), isolated=isolated)
         reshards = options.rw == "reshard" or (
             job.loads and options.readers not in (0, options.ranks)
@@ -97,13 +97,21 @@ def check_all(jobs: JobList, *, isolated: bool, hosts: int = 1) -> None:
             )
 
 
+def _is_or_can_be_made(directory: Path) -> bool:
+    """Whether the part of the path that is there lets the rest be made."""
+    there = next(one for one in (directory, *directory.absolute().parents) if one.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
 def run_jobs(jobs: JobList, context: Context) -> RunResult:
     """All of it. Raises CkptError when a piece does not come up; a checkpoint that fails is in the
     result.
     """
     with Session(context) as session:
         found = [result for group in jobs.groups for result in session.run_group(group)]
-    return RunResult(describe_machine(), tuple(found), dict(jobs.shared), time.time())
+    return RunResult(
+        describe_machine(), tuple(found), dict(jobs.shared), time.time(), jobs.passed_over
+    )
 
 
 @dataclass(slots=True)
@@ -225,6 +233,8 @@ class Session:
     def _shelf(self, options: JobOptions) -> StepShelf:
         key = _key(options)
         if key not in self._shelves:
+            if options.directory:
+                Path(options.directory).mkdir(parents=True, exist_ok=True)
             self._shelves[key] = StepShelf(self._stack.enter_context(make_storage(options)))
         return self._shelves[key]
 

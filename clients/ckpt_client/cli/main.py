@@ -29,6 +29,10 @@ VERBS: Final = {
         "ckpt_client.cli.verbs.demo",
         "train a small model on a cluster that loses targets and trainers",
     ),
+    "doctor": (
+        "ckpt_client.cli.verbs.doctor",
+        "what would fail before a training starts, seen from this host",
+    ),
     "status": (
         "ckpt_client.cli.verbs.status",
         "the cluster on one screen: health, targets, runs, saves under way",
@@ -88,6 +92,10 @@ VERBS: Final = {
     "target": (
         "ckpt_client.cli.verbs.target",
         "hold, release: keep a local target from being started; replace: it has another directory",
+    ),
+    "completion": (
+        "ckpt_client.cli.verbs.completion",
+        "a script for bash, zsh or fish that completes commands and options",
     ),
 }
 """Verb -> its module, and what it does."""
@@ -207,12 +215,12 @@ def _run_verb(given: list[str], output: Output) -> int:
         allow_abbrev=False,
     )
     verb.configure(own)
-    _add_common(own)
+    add_common(own)
     return verb.run(own.parse_args(arguments.rest, arguments), output)
 
 
 def _top_parser() -> CommandParser:
-    lines = "\n".join(f"  {name:<9} {text}" for name, (_, text) in VERBS.items())
+    lines = "\n".join(f"  {name:<11} {text}" for name, (_, text) in VERBS.items())
     parser = CommandParser(
         prog="ckpt",
         usage="ckpt COMMAND [options]",
@@ -228,11 +236,11 @@ def _top_parser() -> CommandParser:
     parser.add_argument("verb", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.add_argument("--version", action=ShowVersion, help="print the version and exit")
-    _add_common(parser)
+    add_common(parser)
     return parser
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def add_common(parser: argparse.ArgumentParser) -> None:
     """Options that stand before or after the verb; neither takes back what the other said."""
     common = parser.add_argument_group("common options")
     suppress_default = argparse.SUPPRESS

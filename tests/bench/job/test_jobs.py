@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ckpt.base.errors import Refused
 from ckpt.base.units import GiB, MiB
+from ckptbench.job import fio
 from ckptbench.job.flags import parse_flags
 from ckptbench.job.grammar import Section, Setting, Words, parse_file
 from ckptbench.job.guide import command_help, help_text
@@ -102,7 +103,8 @@ def test_the_mlperf_preset_is_ten_writes_then_ten_reads_on_another_host() -> Non
     [
         ("size=1m\nfoo=1", "job:3: no option is called 'foo'"),
         ("size=1m\nnumjob=1", "did you mean numjobs"),
-        ("size=1m\niodepth=4", "iodepth= of fio has no meaning"),
+        ("size=1m\nfilename=/dev/sda", "filename= of fio has no meaning"),
+        ("size=1m\niodept=4", "did you mean iodepth"),
         ("size=1x", "job:2: size=1x: suffix 'x'"),
         ("size", "job:2: size needs a value"),
         ("loops=1", "no size"),
@@ -129,6 +131,22 @@ def test_the_mlperf_preset_is_ten_writes_then_ten_reads_on_another_host() -> Non
 def test_what_cannot_be_is_refused_by_place_and_cause(text: str, cause: str) -> None:
     with pytest.raises(Refused, match=cause):
         jobs(f"[a]\n{text}\n")
+
+
+def test_words_of_fio_without_meaning_are_named_and_passed_over() -> None:
+    text = "[global]\nthread\nsize=1m\n[a]\niodepth=4\nloops=2\nthread\n[b]\nfallocate=none\n"
+    found = jobs(text, "--norandommap", "--iodepth", "8", chosen=["a"])
+    assert found.passed_over == ("thread", "iodepth", "norandommap")
+    assert [(one.name, one.options.loops) for one in found.jobs] == [("a", 2)]
+    assert "in flight" in command_help("iodepth")
+    assert not set(fio.PASSED_OVER) & set(NAMES)
+    assert set(fio.PASSED_OVER) >= fio.SWITCHES
+
+
+@pytest.mark.parametrize("engine", sorted(fio.ENGINES))
+def test_an_engine_of_fio_is_the_one_that_writes_files(engine: str) -> None:
+    (job,) = jobs(f"[a]\nsize=1m\nioengine={engine}\ndirect=1\n").jobs
+    assert job.options.ioengine == "posix"
 
 
 def test_no_job_is_an_error_too() -> None:
@@ -173,7 +191,8 @@ def _built(files: list[list[Section]]) -> JobList | str:
 
 def test_every_option_is_explained_and_every_default_is_a_value_of_its_kind() -> None:
     listed = command_help("all").splitlines()
-    assert len(listed) == len(TABLE) == len(DEFAULTS)
+    assert listed.index("") == len(TABLE) == len(DEFAULTS)
+    assert "iodepth, " in listed[len(TABLE) + 1]
     for name, one in TABLE.items():
         assert one.help
         explained = command_help(name)
