@@ -25,6 +25,10 @@ LOAD_US = 3_000
 """About what a load takes: where in it a fault strikes is left to chance."""
 
 
+BACK_US = 30_000_000
+"""For a target that lost its session after all had healed: longer than it rests between dials."""
+
+
 def let_orphans_go(world: World) -> None:
     """A coordinator that has just started lets streams use what an earlier one gave out."""
     world.clock.pass_time(100_000)
@@ -33,17 +37,25 @@ def let_orphans_go(world: World) -> None:
         world.clock.pass_time(100_000)
 
 
+def _all_are_back(world: World) -> bool:
+    """Every target that runs is live, but for directories that nobody accepts."""
+    live = {target.id for target in world.known_targets}
+    running = [target for target in world.targets.values() if target.up]
+    return all(target.id in live or target.machine._refusal for target in running)
+
+
 def check_end(world: World, last: list[RankNode]) -> None:
     for node in last:
         for step, outcome in node.outcomes.items():
             if type(outcome).__name__ != "SaveCommitted":
                 raise Violation(f"after healing, {node.name} cannot save step {step}: {outcome}")
+    # A lease may have run out since: that target dials again, and hears then what goes back.
+    world.clock.run(lambda: _all_are_back(world), BACK_US)
     for id, announced in world.oracles.announced.items():
         if id not in world.oracles.deleted:
             check_readable(world, id, announced)
     check_worst_losses(world)
     _check_launches(world)
-    # A lease may have run out since: that target dials again, and hears then what goes back.
     let_orphans_go(world)
     check_no_leak(world)
     _check_nothing_held(world)
