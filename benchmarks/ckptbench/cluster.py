@@ -73,6 +73,8 @@ class BenchCluster:
         self.plan = plan
         self.mark = secrets.token_hex(8)
         self.directory = Path(tempfile.mkdtemp(prefix="ckptbench-", dir=plan.directory))
+        #: For sockets, whose paths are short, however deep the other one lies.
+        self._sockets = Path(tempfile.mkdtemp(prefix="ckptbench-"))
         self.url = ""
         self._data = self.directory
         self._processes: dict[str, Child] = {}
@@ -105,8 +107,8 @@ class BenchCluster:
             MARK_NAME: self.mark,
             "CKPT_SECRET_FILE": str(self.directory / "secret"),
             KEEP_NAME: str(self.keep_file),
-            # Stagers make their sockets under it, so that nothing of ours is left elsewhere.
-            "XDG_RUNTIME_DIR": str(self.directory),
+            # Stagers and targets make their sockets there, and nothing of ours is left elsewhere.
+            "XDG_RUNTIME_DIR": str(self._sockets),
             **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
         }
 
@@ -221,7 +223,7 @@ class BenchCluster:
             self._control = None
         end_children(list(self._processes.values()))
         end_marked(self.mark, END_TIMEOUT_S)
-        for directory in {self.directory, self._data}:
+        for directory in {self.directory, self._data, self._sockets}:
             shutil.rmtree(directory, ignore_errors=True)
 
     # ----------------------------------------------------------------------- inside

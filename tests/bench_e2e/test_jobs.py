@@ -235,6 +235,17 @@ def test_an_interrupted_benchmark_leaves_no_process_and_no_file(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_directory_may_lie_deeper_than_a_socket_can(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    plan = ClusterPlan(Code(1, 1), targets=2, discard=False, tcp=False, directory=deep)
+    with BenchCluster(plan) as cluster:
+        sockets = Path(cluster.environment["XDG_RUNTIME_DIR"])
+        assert len(list(sockets.rglob("*"))) >= 2
+    assert not sockets.exists()
+    assert list(deep.iterdir()) == []
+
+
 def test_interleaved_jobs_take_turns_and_stand_side_by_side(tmp_path: Path) -> None:
     text = f"""
         [global]

@@ -169,6 +169,8 @@ def perform(job: Job) -> Any:
         "gloo", init_method=job.rendezvous, rank=job.rank, world_size=job.world_size
     )
     try:
+        # A rank that has nothing to do would leave while its peer still connects to it.
+        dist.barrier()
         with warnings.catch_warnings():
             return target(*job.arguments)
     finally:
